@@ -1,0 +1,85 @@
+# Everything a clean machine needs is installed here, into .venv; only python3 >= 3.10 has to be there.
+# Targets: demo, test, lint, bench, clean. Stamp files in .venv make repeated calls quick.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+MCORE19 ?= megatron-core==0.19.2
+VENV := .venv
+BIN := $(VENV)/bin
+MCORE19_DIR := .venvs/mcore19
+PYTEST_ARGS ?=
+
+export OMP_NUM_THREADS ?= 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help demo test lint bench venv venv-mcore19 system-packages clean
+
+help:
+	@echo "make demo   a real Megatron run with a planted fault, found by the probe"
+	@echo "make test   lint, types, import contracts and all tests"
+	@echo "make lint   lint, types and import contracts only"
+	@echo "make bench  cost of the probe, side by side with no tool"
+	@echo "make clean  remove the environments and everything generated"
+
+venv: $(VENV)/.installed
+
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+	  || { echo "$(PYTHON) is older than 3.10; name another one: make PYTHON=python3.11 ..." >&2; exit 1; }
+	@# Debian and Ubuntu ship python3 without what venv needs.
+	@if ! $(PYTHON) -c 'import ensurepip' 2>/dev/null && command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends python3-venv >/dev/null; \
+	fi
+	@$(PYTHON) -m venv $(VENV) \
+	  || { echo "no environment could be made; on Debian and Ubuntu install python3-venv" >&2; rm -rf $(VENV); exit 1; }
+	@touch $@
+
+# torch first and alone: a changed pyproject.toml must not fetch it again.
+$(VENV)/.torch-$(TORCH): $(VENV)/.created
+	$(BIN)/python -m pip install --quiet '$(TORCH)'
+	@rm -f $(VENV)/.torch-*; touch '$@'
+
+$(VENV)/.installed: $(VENV)/.torch-$(TORCH) pyproject.toml $(wildcard msprobe_engine/*.c)
+	$(BIN)/python -m pip install --quiet '$(TORCH)' -e '.[test]'
+	@touch $@
+
+# A second megatron-core, with megatron.training, outside the environment; tests put it first on the path of a child process.
+venv-mcore19: $(MCORE19_DIR)/.installed
+
+$(MCORE19_DIR)/.installed: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --target $(MCORE19_DIR) --no-deps --ignore-requires-python --upgrade '$(MCORE19)'
+	$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/python -m pip install --quiet triton
+	$(BIN)/python -c 'import typing_extensions, packaging' || $(BIN)/python -m pip install --quiet typing_extensions packaging
+	@touch $@
+
+# The real prometheus and promtool, where they can be installed; without them the tests that need them are skipped with that reason.
+system-packages:
+	@if ! command -v promtool >/dev/null && command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+	  echo "installing the Debian package prometheus"; \
+	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends prometheus >/dev/null; } \
+	    || echo "prometheus could not be installed; its tests will be skipped" >&2; \
+	fi
+
+demo: $(VENV)/.installed
+	$(BIN)/python examples/megatron/demo.py
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: system-packages venv-mcore19 lint
+	MSPROBE_MCORE19='$(CURDIR)/$(MCORE19_DIR)' $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+bench: $(VENV)/.installed
+	$(BIN)/python benchmarks/overhead.py
+
+clean:
+	rm -rf $(VENV) .venvs build dist *.egg-info demo_output msprobe_output .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

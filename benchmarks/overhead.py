@@ -1,0 +1,115 @@
+"""Step-time ratio of the probe to no tool, side by side and alternating with the existing tool.
+
+    python benchmarks/overhead.py                                     # ours against no tool
+    python benchmarks/overhead.py --existing /path/to/venv/bin/python  # and the existing tool from its own environment
+    python benchmarks/overhead.py --workload host-bound --modes L0 mix --rounds 15 --threads 1
+
+Every tool runs in a process of its own; the processes take turns, a few steps each, and only one runs at a time. A ratio is taken per
+round (median step of the tool / median step of no tool in the same round); the table gives the median of the rounds and the
+10 % and 90 % quantiles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).parent
+MODES = ["idle", "L0", "L1", "mix", "digest-L0", "digest-L1", "md5-L0", "md5-L1", "gradients"]
+ONLY_OURS = {"digest-L0", "digest-L1"}
+ONLY_EXISTING = {"md5-L0", "md5-L1"}
+
+
+class Worker:
+    """One tool in one mode, stopped until asked to run."""
+
+    def __init__(self, python: str, tool: str, mode: str, a: argparse.Namespace, out: Path) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": str(a.threads), "MSPROBE_LOG_LEVEL": "3"}
+        command = [python, str(HERE / "overhead_worker.py"), "--tool", tool, "--mode", mode, "--workload", a.one_workload]
+        command += ["--threads", str(a.threads), "--device", a.device, "--out", str(out)]
+        self.out = out
+        self.log = open(out.parent / f"{out.name}.log", "w")  # noqa: SIM115 - lives as long as the process
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True, env=environment, cwd=out.parent
+        )
+
+    def run(self, steps: int) -> float:
+        """Median step time in seconds."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"run {steps}\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit(f"{self.process.args} ended; its messages are in {self.log.name}")
+        for child in self.out.glob("step*"):
+            shutil.rmtree(child, ignore_errors=True)
+        return statistics.median(json.loads(line))
+
+    def quit(self) -> None:
+        """End the process."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("quit\n")
+        self.process.stdin.close()
+        self.process.wait(60)
+
+
+def quantiles(ratios: list[float]) -> str:
+    """Median and the 10 % and 90 % quantiles."""
+    ratios = sorted(ratios)
+    low, high = ratios[len(ratios) // 10], ratios[-1 - len(ratios) // 10]
+    return f"{statistics.median(ratios):.3f} ({low:.3f} - {high:.3f})"
+
+
+def measure(mode: str, a: argparse.Namespace, root: Path) -> tuple[str, str, float]:
+    """Ratios of ours and of the existing tool in one mode, and the step without a tool in milliseconds."""
+    workers = {"none": Worker(sys.executable, "none", mode, a, root / "none")}
+    if mode not in ONLY_EXISTING:
+        workers["ours"] = Worker(sys.executable, "ours", mode, a, root / "ours")
+    if a.existing and mode not in ONLY_OURS:
+        workers["existing"] = Worker(a.existing, "existing", mode, a, root / "existing")
+    times: dict[str, list[float]] = {name: [] for name in workers}
+    try:
+        for worker in workers.values():
+            worker.run(3)
+        for _ in range(a.rounds):
+            for name, worker in workers.items():
+                times[name].append(worker.run(a.steps))
+    finally:
+        for worker in workers.values():
+            worker.quit()
+    ratios = {n: quantiles([t / b for t, b in zip(times[n], times["none"])]) for n in workers if n != "none"}
+    return ratios.get("ours", "-"), ratios.get("existing", "-"), statistics.median(times["none"]) * 1e3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--existing", help="interpreter of an environment that holds the existing tool")
+    parser.add_argument("--workload", nargs="*", default=["host-bound", "compute-bound"])
+    parser.add_argument("--modes", nargs="*", default=MODES)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
+    a = parser.parse_args()
+    for workload in a.workload:
+        a.one_workload = workload
+        print(f"\n{a.one_workload}, {a.threads} thread(s), {a.device}; step time over no tool, median (10 % - 90 %), {a.rounds} rounds\n")
+        print("| mode | ours | existing tool | step without a tool, ms |\n|---|---|---|---|", flush=True)
+        for mode in a.modes:
+            if mode in ONLY_EXISTING and not a.existing:
+                continue
+            with tempfile.TemporaryDirectory() as root:
+                ours, existing, base = measure(mode, a, Path(root))
+            print(f"| {mode} | {ours} | {existing} | {base:.1f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

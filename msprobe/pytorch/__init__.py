@@ -1,0 +1,14 @@
+"""PyTorch names of the existing tool. Re-exports only."""
+
+from importlib.util import find_spec
+
+from msprobe_engine.errors import MissingExtraError
+
+if find_spec("torch") is None:
+    raise MissingExtraError("torch", "torch", "msprobe.pytorch")
+
+from msprobe_integrations.torch.debugger import PrecisionDebugger
+from msprobe_integrations.torch.probe import TorchProbe
+from msprobe_integrations.torch.seeds import seed_all
+
+__all__ = ["PrecisionDebugger", "TorchProbe", "seed_all"]

@@ -1,0 +1,433 @@
+/* Text of dump.json, fast: what `msprobe_engine.dump.text` does in Python, with the same results.
+ *
+ * same_layout(new, old, rows, floats)  two lists of records.Entry, equal but for row indices and float scalars?
+ * render(template, ops, slots, rows, floats)  substitutes numbers into the text; holds no GIL while it works
+ * set_powers(table)  617 128-bit powers of ten (high and low word), 10**-292 .. 10**324, rounded up to 128 bits
+ *
+ * Shortest decimal that reads back as the same double: the Schubfach algorithm, R. Giulietti, "The Schubfach way to render
+ * doubles", 2021. Its text form is that of Python's repr.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+enum { NUMERIC = 0, BOOLEAN = 1, TAIL = 2, SCALAR = 3 };
+enum { WORDS = 16, COUNT = 0, NANS = 1, POS_INF = 2, NEG_INF = 3, DIGEST = 5 };
+enum { MIN = 6, MAX = 7, SUM = 8, SUMSQ = 9, IMIN = 10, IMAX = 11, FLAGS = 12 };
+enum { HAS_DIGEST = 1, HAS_INTEGERS = 2 };
+enum { MAX_DEPTH = 64, FIRST_POWER = -292, POWERS = 617 };
+#define OP_BYTES (4 * (MAX_DEPTH + 40))
+
+static uint64_t powers[POWERS][2];
+static int have_powers = 0;
+
+/* ---- numbers ------------------------------------------------------------------------------------------------------------ */
+
+static uint64_t round_to_odd(const uint64_t g[2], uint64_t cp) {
+    unsigned __int128 x = (unsigned __int128)g[1] * cp;
+    unsigned __int128 y = (unsigned __int128)g[0] * cp + (uint64_t)(x >> 64);
+    return (uint64_t)(y >> 64) | ((uint64_t)y > 1);
+}
+
+static int floor_log2_pow10(int e) { return (e * 1741647) >> 19; }
+
+/* Decimal digits and exponent of a positive finite double: value = digits * 10**exponent. */
+static uint64_t shortest(uint64_t bits, int *exponent) {
+    uint64_t fraction = bits & 0xFFFFFFFFFFFFFull;
+    int biased = (int)(bits >> 52) & 0x7FF;
+    uint64_t c = biased ? fraction | 0x10000000000000ull : fraction;
+    int q = biased ? biased - 1075 : -1074;
+    int odd = (int)(c & 1), closer = fraction == 0 && biased > 1;
+    uint64_t cb = 4 * c, cbl = cb - 2 + closer, cbr = cb + 2;
+    int k = closer ? (q * 1262611 - 524031) >> 22 : (q * 1262611) >> 22;
+    int h = q + floor_log2_pow10(-k) + 1;
+    const uint64_t *g = powers[-k - FIRST_POWER];
+    uint64_t lower = round_to_odd(g, cbl << h) + odd, v = round_to_odd(g, cb << h), upper = round_to_odd(g, cbr << h) - odd;
+    uint64_t s = v / 4;
+    if (s >= 10) {
+        uint64_t sp = s / 10;
+        int up = lower <= 40 * sp, wp = 40 * sp + 40 <= upper;
+        if (up != wp) {
+            *exponent = k + 1;
+            return sp + wp;
+        }
+    }
+    int u = lower <= 4 * s, w = 4 * s + 4 <= upper;
+    *exponent = k;
+    if (u != w) return s + w;
+    uint64_t mid = 4 * s + 2;
+    return s + (v > mid || (v == mid && (s & 1)));
+}
+
+static char *put(char *p, const char *text, size_t n) {
+    memcpy(p, text, n);
+    return p + n;
+}
+#define PUT(p, literal) put(p, literal, sizeof(literal) - 1)
+
+static char *put_unsigned(char *p, uint64_t v) {
+    char buffer[20];
+    int n = 0;
+    do buffer[19 - n++] = (char)('0' + v % 10);
+    while (v /= 10);
+    return put(p, buffer + 20 - n, (size_t)n);
+}
+
+static char *put_int(char *p, int64_t v) {
+    if (v < 0) *p++ = '-';
+    return put_unsigned(p, v < 0 ? 0 - (uint64_t)v : (uint64_t)v);
+}
+
+static char *put_double(char *p, double value) {
+    if (isnan(value)) return PUT(p, "NaN");
+    if (signbit(value)) *p++ = '-';
+    if (isinf(value)) return PUT(p, "Infinity");
+    uint64_t bits;
+    memcpy(&bits, &value, 8);
+    bits &= 0x7FFFFFFFFFFFFFFFull;
+    if (!bits) return PUT(p, "0.0");
+    int exponent;
+    uint64_t digits = shortest(bits, &exponent);
+    while (digits % 10 == 0) digits /= 10, exponent++;
+    char text[20];
+    int n = (int)(put_unsigned(text, digits) - text);
+    int point = n + exponent; /* position of the decimal point relative to the first digit */
+    if (point > 16 || point < -3) {
+        *p++ = text[0];
+        if (n > 1) {
+            *p++ = '.';
+            p = put(p, text + 1, (size_t)n - 1);
+        }
+        *p++ = 'e';
+        *p++ = point - 1 < 0 ? '-' : '+';
+        int e = point - 1 < 0 ? 1 - point : point - 1;
+        if (e < 10) *p++ = '0';
+        return put_unsigned(p, (uint64_t)e);
+    }
+    if (point <= 0) {
+        p = PUT(p, "0.");
+        for (int i = point; i < 0; i++) *p++ = '0';
+        return put(p, text, (size_t)n);
+    }
+    if (point >= n) {
+        p = put(p, text, (size_t)n);
+        for (int i = n; i < point; i++) *p++ = '0';
+        return PUT(p, ".0");
+    }
+    p = put(p, text, (size_t)point);
+    *p++ = '.';
+    return put(p, text + point, (size_t)(n - point));
+}
+
+/* ---- statistics of one row, as rows.read derives them --------------------------------------------------------------------- */
+
+static char *put_key(char *p, int depth, const char *key, size_t n) {
+    memset(p, ' ', (size_t)depth);
+    return put(p + depth, key, n);
+}
+#define KEY(p, depth, literal) put_key(p, depth, literal, sizeof(literal) - 1)
+
+static char *put_statistics(char *p, int kind, int depth, const double *row) {
+    int64_t words[WORDS];
+    if (row) memcpy(words, row, sizeof(words));
+    if (!row || words[COUNT] == 0) {
+        p = KEY(p, depth, "\"Max\": null,\n");
+        p = KEY(p, depth, "\"Min\": null,\n");
+        p = KEY(p, depth, "\"Mean\": null,\n");
+        return KEY(p, depth, "\"Norm\": null");
+    }
+    int64_t nans = words[NANS], pos = words[POS_INF], neg = words[NEG_INF], finite = words[COUNT] - nans - pos - neg;
+    int integers = (words[FLAGS] & HAS_INTEGERS) != 0;
+    if (kind == BOOLEAN) {
+        int top = integers ? words[IMAX] != 0 : row[MAX] != 0, bottom = integers ? words[IMIN] != 0 : row[MIN] != 0;
+        p = top ? KEY(p, depth, "\"Max\": true,\n") : KEY(p, depth, "\"Max\": false,\n");
+        p = bottom ? KEY(p, depth, "\"Min\": true,\n") : KEY(p, depth, "\"Min\": false,\n");
+        p = KEY(p, depth, "\"Mean\": null,\n");
+        return KEY(p, depth, "\"Norm\": null");
+    }
+    double top = row[MAX], bottom = row[MIN], mean = finite ? row[SUM] / (double)finite : NAN, norm = sqrt(row[SUMSQ]);
+    if (nans) {
+        top = bottom = mean = norm = NAN;
+        integers = 0;
+    } else if (pos || neg) {
+        if (pos) top = INFINITY;
+        else if (!finite) top = -INFINITY;
+        if (neg) bottom = -INFINITY;
+        else if (!finite) bottom = INFINITY;
+        mean = pos && neg ? NAN : pos ? INFINITY : -INFINITY;
+        norm = INFINITY;
+        integers = 0;
+    }
+    p = KEY(p, depth, "\"Max\": ");
+    p = integers ? put_int(p, words[IMAX]) : put_double(p, top);
+    p = PUT(p, ",\n");
+    p = KEY(p, depth, "\"Min\": ");
+    p = integers ? put_int(p, words[IMIN]) : put_double(p, bottom);
+    p = PUT(p, ",\n");
+    p = KEY(p, depth, "\"Mean\": ");
+    p = put_double(p, mean);
+    p = PUT(p, ",\n");
+    p = KEY(p, depth, "\"Norm\": ");
+    return put_double(p, norm);
+}
+
+static char *put_tail(char *p, int depth, const double *row) {
+    int64_t words[WORDS];
+    if (!row) return p;
+    memcpy(words, row, sizeof(words));
+    if (words[NANS]) {
+        p = PUT(p, ",\n");
+        p = KEY(p, depth, "\"nan_count\": ");
+        p = put_int(p, words[NANS]);
+    }
+    if (words[POS_INF] || words[NEG_INF]) {
+        p = PUT(p, ",\n");
+        p = KEY(p, depth, "\"inf_count\": ");
+        p = put_int(p, (int64_t)((uint64_t)words[POS_INF] + (uint64_t)words[NEG_INF]));
+    }
+    if (words[FLAGS] & HAS_DIGEST) {
+        p = PUT(p, ",\n");
+        p = KEY(p, depth, "\"digest\": \"");
+        for (int shift = 60; shift >= 0; shift -= 4) *p++ = "0123456789abcdef"[((uint64_t)words[DIGEST] >> shift) & 15];
+        *p++ = '"';
+    }
+    return p;
+}
+
+/* ---- render --------------------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    const char *text;
+    Py_ssize_t length;
+    const int32_t *ops; /* [n_ops, 4]: offset, kind, depth, index into slots or floats */
+    Py_ssize_t n_ops;
+    const int32_t *slots;
+    Py_ssize_t n_slots;
+    const double *rows;
+    Py_ssize_t n_rows;
+    const double *floats;
+    Py_ssize_t n_floats;
+} Job;
+
+static const char *check(const Job *job) {
+    Py_ssize_t last = 0;
+    for (Py_ssize_t i = 0; i < job->n_ops; i++) {
+        const int32_t *op = job->ops + 4 * i;
+        if (op[0] < last || op[0] > job->length) return "offsets of the template must grow and stay inside it";
+        if (op[2] < 0 || op[2] > MAX_DEPTH) return "depth out of range";
+        if (op[1] == SCALAR ? op[3] < 0 || op[3] >= job->n_floats : op[1] < 0 || op[1] > SCALAR || op[3] < 0 || op[3] >= job->n_slots)
+            return "slot or kind out of range";
+        last = op[0];
+    }
+    for (Py_ssize_t i = 0; i < job->n_slots; i++)
+        if (job->slots[i] >= job->n_rows) return "a slot refers to a row that does not exist";
+    return NULL;
+}
+
+static char *run(const Job *job, char *p) {
+    Py_ssize_t done = 0;
+    for (Py_ssize_t i = 0; i < job->n_ops; i++) {
+        const int32_t *op = job->ops + 4 * i;
+        p = put(p, job->text + done, (size_t)(op[0] - done));
+        done = op[0];
+        if (op[1] == SCALAR) {
+            p = put_double(p, job->floats[op[3]]);
+            continue;
+        }
+        int32_t slot = job->slots[op[3]];
+        const double *row = slot < 0 ? NULL : job->rows + (Py_ssize_t)WORDS * slot;
+        p = op[1] == TAIL ? put_tail(p, op[2], row) : put_statistics(p, op[1], op[2], row);
+    }
+    return put(p, job->text + done, (size_t)(job->length - done));
+}
+
+static PyObject *render(PyObject *self, PyObject *args) {
+    (void)self;
+    Py_buffer text, ops, slots, rows, floats;
+    if (!PyArg_ParseTuple(args, "y*y*y*y*y*", &text, &ops, &slots, &rows, &floats)) return NULL;
+    Job job = {text.buf, text.len, ops.buf, ops.len / 16, slots.buf, slots.len / 4, rows.buf, rows.len / (8 * WORDS), floats.buf, floats.len / 8};
+    PyObject *out = NULL;
+    const char *wrong = have_powers ? NULL : "set_powers has not been called";
+    if (!wrong && (text.len > INT32_MAX || job.n_ops > (PY_SSIZE_T_MAX - text.len) / OP_BYTES)) wrong = "template too long";
+    if (!wrong) {
+        Py_BEGIN_ALLOW_THREADS wrong = check(&job);
+        Py_END_ALLOW_THREADS
+    }
+    if (wrong) {
+        PyErr_SetString(PyExc_ValueError, wrong);
+    } else if ((out = PyBytes_FromStringAndSize(NULL, text.len + job.n_ops * OP_BYTES))) {
+        char *start = PyBytes_AS_STRING(out), *end;
+        Py_BEGIN_ALLOW_THREADS end = run(&job, start);
+        Py_END_ALLOW_THREADS
+        _PyBytes_Resize(&out, end - start);
+    }
+    PyBuffer_Release(&text);
+    PyBuffer_Release(&ops);
+    PyBuffer_Release(&slots);
+    PyBuffer_Release(&rows);
+    PyBuffer_Release(&floats);
+    return out;
+}
+
+static PyObject *set_powers(PyObject *self, PyObject *arg) {
+    (void)self;
+    Py_buffer table;
+    if (PyObject_GetBuffer(arg, &table, PyBUF_SIMPLE) < 0) return NULL;
+    int ok = table.len == (Py_ssize_t)sizeof(powers);
+    if (ok) {
+        memcpy(powers, table.buf, sizeof(powers));
+        have_powers = 1;
+    } else {
+        PyErr_Format(PyExc_ValueError, "the table must have %zd bytes, got %zd", (Py_ssize_t)sizeof(powers), table.len);
+    }
+    PyBuffer_Release(&table);
+    if (!ok) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *format_double(PyObject *self, PyObject *arg) {
+    (void)self;
+    double value = PyFloat_AsDouble(arg);
+    if (value == -1.0 && PyErr_Occurred()) return NULL;
+    if (!have_powers) {
+        PyErr_SetString(PyExc_ValueError, "set_powers has not been called");
+        return NULL;
+    }
+    char text[40];
+    return PyUnicode_FromStringAndSize(text, put_double(text, value) - text);
+}
+
+/* ---- same_layout: 1 equal, 0 different, -1 exception ------------------------------------------------------------------------ */
+
+typedef struct {
+    int32_t *rows;
+    Py_ssize_t n_rows, max_rows;
+    double *floats;
+    Py_ssize_t n_floats, max_floats;
+} Seen;
+
+static int equal(PyObject *a, PyObject *b) { return a == b ? 1 : PyObject_RichCompareBool(a, b, Py_EQ); }
+
+/* Equal as JSON text: 1, 1.0 and True differ, 0.0 and -0.0 differ, NaN equals NaN. */
+static int same_json(PyObject *a, PyObject *b, int depth) {
+    if (a == b) return 1;
+    if (Py_TYPE(a) != Py_TYPE(b) || depth > MAX_DEPTH) return 0;
+    if (PyFloat_CheckExact(a)) return memcmp(&((PyFloatObject *)a)->ob_fval, &((PyFloatObject *)b)->ob_fval, 8) == 0;
+    if (PyList_Check(a) || PyTuple_Check(a)) {
+        Py_ssize_t n = PySequence_Fast_GET_SIZE(a);
+        if (n != PySequence_Fast_GET_SIZE(b)) return 0;
+        for (Py_ssize_t i = 0; i < n; i++) {
+            int same = same_json(PySequence_Fast_GET_ITEM(a, i), PySequence_Fast_GET_ITEM(b, i), depth + 1);
+            if (same != 1) return same;
+        }
+        return 1;
+    }
+    if (PyDict_Check(a)) {
+        PyObject *ka, *va, *kb, *vb;
+        Py_ssize_t pa = 0, pb = 0;
+        if (PyDict_GET_SIZE(a) != PyDict_GET_SIZE(b)) return 0;
+        while (PyDict_Next(a, &pa, &ka, &va) && PyDict_Next(b, &pb, &kb, &vb)) {
+            int same = Py_TYPE(ka) == Py_TYPE(kb) ? equal(ka, kb) : 0;
+            if (same == 1) same = same_json(va, vb, depth + 1);
+            if (same != 1) return same;
+        }
+        return 1;
+    }
+    return equal(a, b);
+}
+
+static PyObject *key_type, *key_value;
+
+/* The value of an Opaque that is a plain float scalar: {"type": "float", "value": 0.5}; else NULL. */
+static PyObject *scalar(PyObject *json) {
+    if (!PyDict_CheckExact(json) || PyDict_GET_SIZE(json) != 2) return NULL;
+    PyObject *value = PyDict_GetItemWithError(json, key_value); /* the key is a str: no exception */
+    if (!value || !PyFloat_CheckExact(value)) return NULL;
+    PyObject *type = PyDict_GetItemWithError(json, key_type);
+    if (!type || !PyUnicode_Check(type)) return NULL;
+    return PyUnicode_CompareWithASCIIString(type, "float") == 0 ? value : NULL;
+}
+
+static int walk(PyObject *a, PyObject *b, Seen *seen, int depth) {
+    if (Py_TYPE(a) != Py_TYPE(b) || depth > MAX_DEPTH) return 0;
+    if (PyTuple_Check(a)) {
+        Py_ssize_t n = PyTuple_GET_SIZE(a);
+        if (n != PyTuple_GET_SIZE(b)) return 0;
+        if (n == 1) { /* Opaque */
+            PyObject *ja = PyTuple_GET_ITEM(a, 0), *jb = PyTuple_GET_ITEM(b, 0), *value = scalar(ja);
+            if (!value) return scalar(jb) ? 0 : same_json(ja, jb, 0);
+            if (!scalar(jb) || seen->n_floats >= seen->max_floats) return 0;
+            seen->floats[seen->n_floats++] = PyFloat_AS_DOUBLE(value);
+            return 1;
+        }
+        if (n != 2) return 0;
+        long row = PyLong_AsLong(PyTuple_GET_ITEM(a, 0)); /* TensorRef */
+        if (row == -1 && PyErr_Occurred()) return -1;
+        if (row > INT32_MAX || seen->n_rows >= seen->max_rows) return 0;
+        seen->rows[seen->n_rows++] = row < 0 ? -1 : (int32_t)row;
+        return equal(PyTuple_GET_ITEM(a, 1), PyTuple_GET_ITEM(b, 1));
+    }
+    if (PyList_Check(a)) {
+        Py_ssize_t n = PyList_GET_SIZE(a);
+        if (n != PyList_GET_SIZE(b)) return 0;
+        for (Py_ssize_t i = 0; i < n; i++) {
+            int same = walk(PyList_GET_ITEM(a, i), PyList_GET_ITEM(b, i), seen, depth + 1);
+            if (same != 1) return same;
+        }
+        return 1;
+    }
+    if (PyDict_Check(a)) {
+        PyObject *ka, *va, *kb, *vb;
+        Py_ssize_t pa = 0, pb = 0;
+        if (PyDict_GET_SIZE(a) != PyDict_GET_SIZE(b)) return 0;
+        while (PyDict_Next(a, &pa, &ka, &va) && PyDict_Next(b, &pb, &kb, &vb)) {
+            int same = Py_TYPE(ka) == Py_TYPE(kb) ? equal(ka, kb) : 0;
+            if (same == 1) same = walk(va, vb, seen, depth + 1);
+            if (same != 1) return same;
+        }
+        return 1;
+    }
+    return same_json(a, b, depth);
+}
+
+static PyObject *same_layout(PyObject *self, PyObject *args) {
+    (void)self;
+    PyObject *new, *old;
+    Py_buffer rows, floats;
+    if (!PyArg_ParseTuple(args, "O!O!w*w*", &PyList_Type, &new, &PyList_Type, &old, &rows, &floats)) return NULL;
+    Seen seen = {rows.buf, 0, rows.len / 4, floats.buf, 0, floats.len / 8};
+    Py_ssize_t n = PyList_GET_SIZE(new);
+    int same = n == PyList_GET_SIZE(old);
+    for (Py_ssize_t i = 0; same == 1 && i < n; i++) {
+        PyObject *a = PyList_GET_ITEM(new, i), *b = PyList_GET_ITEM(old, i);
+        same = PyTuple_Check(a) && PyTuple_Check(b) && PyTuple_GET_SIZE(a) == 6 && PyTuple_GET_SIZE(b) == 6;
+        /* name, sections, parent, stack, micro_step, tags */
+        if (same == 1) same = equal(PyTuple_GET_ITEM(a, 0), PyTuple_GET_ITEM(b, 0));
+        for (int field = 2; same == 1 && field < 5; field++) same = equal(PyTuple_GET_ITEM(a, field), PyTuple_GET_ITEM(b, field));
+        if (same == 1) same = same_json(PyTuple_GET_ITEM(a, 5), PyTuple_GET_ITEM(b, 5), 0);
+        if (same == 1) same = walk(PyTuple_GET_ITEM(a, 1), PyTuple_GET_ITEM(b, 1), &seen, 0);
+    }
+    if (same == 1 && (seen.n_rows != seen.max_rows || seen.n_floats != seen.max_floats)) same = 0;
+    PyBuffer_Release(&rows);
+    PyBuffer_Release(&floats);
+    if (same < 0) return NULL;
+    return PyBool_FromLong(same);
+}
+
+static PyMethodDef methods[] = {
+    {"render", render, METH_VARARGS, "render(template, ops, slots, rows, floats) -> bytes"},
+    {"same_layout", same_layout, METH_VARARGS, "same_layout(new, old, rows_out, floats_out) -> bool"},
+    {"set_powers", set_powers, METH_O, "set_powers(table)"},
+    {"format_double", format_double, METH_O, "format_double(x) -> str"},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_dumptext", "Text of dump.json.", -1, methods, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__dumptext(void) {
+    key_type = PyUnicode_InternFromString("type");
+    key_value = PyUnicode_InternFromString("value");
+    return key_type && key_value ? PyModule_Create(&module) : NULL;
+}

@@ -1,0 +1,46 @@
+"""Alerts on the console: the first lines in full, then counts. A NaN that spreads makes a thousand alerts in a step, and keeps
+making them in every step that follows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from msprobe_engine.log import get_logger
+from msprobe_engine.rules.base import Alert
+
+_log = get_logger()
+
+LINES_PER_STEP = 3
+STEPS_IN_FULL = 2
+REPEAT_EVERY = 100
+
+
+class Announcer:
+    """Says what the rules found.
+
+    The first `STEPS_IN_FULL` steps with alerts of a rule show `LINES_PER_STEP` lines each; after that one line for every
+    `REPEAT_EVERY` further steps. A step without alerts of the rule starts it anew. Files and metrics hold every alert.
+    """
+
+    def __init__(self) -> None:
+        self._running: dict[str, int] = {}
+
+    def say(self, alerts: Sequence[Alert]) -> None:
+        """Announce the alerts of one step."""
+        by_rule: dict[str, list[Alert]] = {}
+        for alert in alerts:
+            by_rule.setdefault(alert.rule, []).append(alert)
+        self._running = {rule: count for rule, count in self._running.items() if rule in by_rule}
+        for rule, found in by_rule.items():
+            steps = self._running[rule] = self._running.get(rule, 0) + 1
+            level = logging.ERROR if any(a.severity == "critical" for a in found) else logging.WARNING
+            if steps <= STEPS_IN_FULL:
+                for alert in found[:LINES_PER_STEP]:
+                    _log.log(level, "ALERT %s", alert.message)
+                if len(found) > LINES_PER_STEP:
+                    _log.log(level, "ALERT %s: and %d more lines like these in step %d", rule, len(found) - LINES_PER_STEP, found[0].step)
+                if steps == STEPS_IN_FULL:
+                    _log.log(level, "ALERT %s goes on; from now on one line every %d steps", rule, REPEAT_EVERY)
+            elif (steps - STEPS_IN_FULL) % REPEAT_EVERY == 0:
+                _log.log(level, "ALERT %s in step %d too, the step number %d in a row: %s", rule, found[0].step, steps, found[0].message)

@@ -1,0 +1,33 @@
+"""Check a settings file (probe.yaml, or the existing config.json and monitor_config.json) and print the tree it resolves to:
+all values with the defaults filled in and the environment applied. Mistakes are printed one per line; remarks
+are about keys that are accepted and have no effect."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of ``msprobe check-config``."""
+    parser.add_argument("path", nargs="?", help="the settings file; without it the one that MSPROBE_CONFIG names")
+    parser.add_argument("--kind", choices=("probe", "dump", "monitor"), help="kind of the file; default: recognised by its keys")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of YAML")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the resolved settings."""
+    import yaml
+
+    from msprobe_engine.rules.build import build_rules
+    from msprobe_engine.settings.load import read_settings
+    from msprobe_engine.settings.tree import to_tree
+
+    settings, warnings = read_settings(args.path, kind=args.kind)
+    for line in warnings:
+        print(f"remark: {line}", file=sys.stderr)
+    build_rules(settings)  # the arguments of rules are known to the rules alone
+    tree = to_tree(settings)
+    print(json.dumps(tree, indent=2) if args.json else yaml.safe_dump(tree, sort_keys=False).rstrip())
+    return 0

@@ -1,0 +1,160 @@
+"""Entry point of ``msprobe``: finds the sub-command, imports its file only then, and turns errors into one clean message.
+
+Nothing heavy is imported here, so that ``msprobe --help`` answers at once; sub-commands import what they need in `run`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from msprobe_engine.errors import ProbeError
+from msprobe_engine.log import printable
+
+DONE, FOUND, WRONG, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 130
+
+
+class Command(NamedTuple):
+    """Where a sub-command lives and what it does, in one line."""
+
+    module: str
+    help: str
+
+
+COMMANDS = {
+    "check-config": Command("check_config", "check a settings file and print what it resolves to"),
+    "nan_analyze": Command("nan_analyze", "find the operator where the first NaN or Inf was born, over all ranks of a step"),
+    "show": Command("show", "list what an output directory holds: dumps, steps, ranks, incidents, files"),
+}
+ALIASES = {"overflow_check": "nan_analyze"}
+"""Names of the existing tool's other versions."""
+
+EXAMPLES = """\
+examples:
+  msprobe check-config probe.yaml
+  msprobe show msprobe_output
+  msprobe nan_analyze -i msprobe_output/dump/step12
+  msprobe nan_analyze --help"""
+
+EXIT_CODES = """\
+exit codes:
+  0    done
+  1    done, and something was found (nan_analyze)
+  2    wrong usage, settings or input; the message says what to do
+  3    a bug in this tool; please report it with the output of --debug
+  130  interrupted"""
+
+
+def _top_parser() -> argparse.ArgumentParser:
+    width = max(map(len, COMMANDS)) + 2
+    table = "\n".join(f"  {name:{width}}{command.help}" for name, command in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog="msprobe",
+        usage="msprobe [-h] [--version] [--debug] [-f FRAMEWORK] COMMAND ...",
+        description="Finds where the numbers of a large training run go wrong: which step, rank, module and operator.",
+        epilog=f"commands:\n{table}\n\n{EXAMPLES}\n\n{EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.add_argument(
+        "-f", "--framework", choices=("pytorch", "mindspore"), help="accepted for existing scripts; a dump says itself what it is of"
+    )
+    return parser
+
+
+def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Global options, and the command with all that follows it."""
+    i = 0
+    while i < len(argv) and argv[i].startswith("-"):
+        i += 2 if argv[i] in ("-f", "--framework") else 1
+    return list(argv[:i]), list(argv[i:])
+
+
+def sub_parser(name: str) -> argparse.ArgumentParser:
+    """The parser of one sub-command; imports its file."""
+    module = importlib.import_module(f"msprobe_engine.cli.{COMMANDS[name].module}")
+    parser = argparse.ArgumentParser(
+        prog=f"msprobe {name}",
+        description=module.__doc__,
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    module.add_arguments(parser)
+    parser.set_defaults(run=module.run)
+    return parser
+
+
+def version() -> str:
+    """The installed version."""
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed
+
+    try:
+        return installed("msprobe")
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (default: that of the process) and return the exit code.
+
+    Raises:
+        SystemExit: ``--help`` and usage errors, as argparse does.
+    """
+    before, rest = _split(sys.argv[1:] if argv is None else argv)
+    top = _top_parser()
+    options = top.parse_args(before)
+    if options.version:
+        print(f"msprobe {version()}")
+        return DONE
+    if not rest:
+        top.print_help(sys.stderr)
+        return WRONG
+    name = ALIASES.get(rest[0], rest[0])
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name.replace("-", "_"), [*COMMANDS, *ALIASES], n=1)
+        hint = f"did you mean '{near[0]}'? " if near else ""
+        print(f"msprobe: unknown command '{rest[0]}'; {hint}Commands: {', '.join(COMMANDS)}", file=sys.stderr)
+        return WRONG
+    debug = options.debug
+    try:
+        args = sub_parser(name).parse_args(rest[1:])
+        debug = debug or args.debug
+        code = int(args.run(args))
+        sys.stdout.flush()
+        return code
+    except ProbeError as error:
+        if debug:
+            raise
+        print(printable(f"msprobe {name}: {error}"), file=sys.stderr)
+        return WRONG
+    except KeyboardInterrupt:
+        print(f"msprobe {name}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of a pipe (head, less) has gone; what Python would flush at exit goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
+    except Exception as error:
+        if debug:
+            raise
+        print(
+            printable(
+                f"msprobe {name}: unexpected {type(error).__name__}: {error}. This is a bug; run again with --debug for the traceback"
+            ),
+            file=sys.stderr,
+        )
+        return INTERNAL
+
+
+if __name__ == "__main__":
+    sys.exit(main())

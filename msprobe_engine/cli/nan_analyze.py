@@ -1,0 +1,40 @@
+"""Find the operator or module where the first NaN or Inf was born: its output holds one, its inputs do not. Reads the dumps of all
+ranks; collectives and pipeline sends order the ranks."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+EPILOG = """\
+examples:
+  msprobe nan_analyze -i msprobe_output/dump               every step in order, stops at the first bad one
+  msprobe nan_analyze -i msprobe_output/dump/step12 -o out
+  msprobe nan_analyze -i msprobe_output/incidents/step12-nan_inf
+
+exit codes: 0 nothing found, 1 found, 2 no data or wrong usage"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of the existing tool: -i, -o."""
+    parser.add_argument(
+        "-i", "--input_path", required=True, metavar="DIR", help="dump root, step directory (with rank directories) or incident directory"
+    )
+    parser.add_argument(
+        "-o", "--output_path", default="./output", metavar="DIR", help="where anomaly_analyze_<time>.json goes (default: ./output)"
+    )
+    parser.epilog = EPILOG
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 nothing found, 1 found; errors are raised as `ProbeError`, which the entry point turns into 2."""
+    from msprobe_engine.diagnose.nan_analyze import nan_analyze
+    from msprobe_engine.log import printable
+
+    result = nan_analyze(args.input_path, args.output_path)
+    print(printable(result.text))
+    for problem in result.problems:
+        print(printable(f"warning: {problem}"), file=sys.stderr)
+    if result.path is not None:
+        print(f"Details: {result.path}")
+    return 1 if result.findings else 0

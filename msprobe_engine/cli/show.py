@@ -1,0 +1,23 @@
+"""List what an output directory holds: dumped steps by rank (with marks of what is incomplete), incidents, CSV tables, TensorBoard
+event files."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of ``msprobe show``."""
+    parser.add_argument("path", type=Path, help="output directory of a run")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the listing."""
+    from msprobe_engine.overview import look
+
+    overview = look(args.path)
+    print(json.dumps(overview.to_json(), indent=2) if args.json else overview.text())
+    return 0

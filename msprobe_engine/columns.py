@@ -1,0 +1,138 @@
+"""Whole columns of statistics rows: one numpy array per statistic instead of one `Statistics` object per tensor.
+
+The values are those of `msprobe_engine.rows.read`, with NaN where `read` gives None.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from msprobe_engine.rows import (
+    COUNT,
+    DIGEST,
+    FLAGS,
+    HAS_DIGEST,
+    HAS_INTEGERS,
+    IMAX,
+    IMIN,
+    MAX,
+    MIN,
+    NANS,
+    NEG_INF,
+    POS_INF,
+    SUM,
+    SUMSQ,
+    ZEROS,
+    Rows,
+    as_int64,
+    nonfinite,
+)
+
+Column = npt.NDArray[np.float64]
+
+OPS = ("norm", "min", "max", "mean", "zeros", "nans", "infs", "rms")
+"""Statistics that are numbers. `digest` is text, `shape` and `dtype` are known without a row."""
+
+
+def column(rows: Rows, op: str) -> Column:
+    """One statistic of every row, NaN-propagating, [n] float64.
+
+    `zeros` is the share of exact zeros (0 to 1), as the monitor's files have it; `nans` and `infs` are counts; `rms` is
+    norm / sqrt(count). NaN where a row has no elements (counts are 0 there).
+
+    Raises:
+        KeyError: `op` is none of `OPS`.
+    """
+    return _COLUMNS[op](rows)
+
+
+def finite_norm(rows: Rows) -> Column:
+    """Norm over the finite elements of every row, [n] float64."""
+    return np.sqrt(rows[:, SUMSQ])
+
+
+def absmax(rows: Rows) -> Column:
+    """Largest absolute finite value of every row, 0 where there is none, [n] float64."""
+    return np.maximum(np.maximum(rows[:, MAX], -rows[:, MIN]), 0.0)
+
+
+def exact_integers(rows: Rows) -> npt.NDArray[np.bool_]:
+    """True for rows whose smallest and largest value are exact in the words IMIN and IMAX, [n]."""
+    ints = as_int64(rows)
+    exact: npt.NDArray[np.bool_] = ((ints[:, FLAGS] & HAS_INTEGERS) != 0) & (ints[:, COUNT] > 0)
+    return exact
+
+
+def integer_bounds(rows: Rows) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Exact smallest and largest values, meaningful where `exact_integers` is True."""
+    ints = as_int64(rows)
+    return ints[:, IMIN], ints[:, IMAX]
+
+
+def digests(rows: Rows) -> list[str]:
+    """The 64-bit digest of every row as 16 hexadecimal digits, empty where none was taken."""
+    ints = as_int64(rows)
+    words = ints[:, DIGEST].astype(np.uint64).tolist()
+    return [f"{word:016x}" if flags & HAS_DIGEST else "" for word, flags in zip(words, ints[:, FLAGS].tolist())]
+
+
+def _norm(rows: Rows) -> Column:
+    out = np.sqrt(rows[:, SUMSQ])
+    return _spoil(rows, out, np.inf)
+
+
+def _rms(rows: Rows) -> Column:
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(_norm(rows) / np.sqrt(as_int64(rows)[:, COUNT]))
+
+
+def _mean(rows: Rows) -> Column:
+    ints = as_int64(rows)
+    finite = ints[:, COUNT] - nonfinite(rows)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        out: Column = rows[:, SUM] / finite
+    plus, minus = ints[:, POS_INF] > 0, ints[:, NEG_INF] > 0
+    out[plus] = np.inf
+    out[minus] = -np.inf
+    out[(plus & minus) | (ints[:, NANS] > 0) | (ints[:, COUNT] == 0)] = np.nan
+    return out
+
+
+def _max(rows: Rows) -> Column:
+    # A row without finite values holds -Inf here, which is also the maximum of a tensor of -Inf.
+    out = rows[:, MAX].copy()
+    out[as_int64(rows)[:, POS_INF] > 0] = np.inf
+    return _spoil(rows, out, None)
+
+
+def _min(rows: Rows) -> Column:
+    out = rows[:, MIN].copy()
+    out[as_int64(rows)[:, NEG_INF] > 0] = -np.inf
+    return _spoil(rows, out, None)
+
+
+def _spoil(rows: Rows, out: Column, inf: float | None) -> Column:
+    ints = as_int64(rows)
+    if inf is not None:
+        out[(ints[:, POS_INF] > 0) | (ints[:, NEG_INF] > 0)] = inf
+    out[(ints[:, NANS] > 0) | (ints[:, COUNT] == 0)] = np.nan
+    return out
+
+
+def _zeros(rows: Rows) -> Column:
+    ints = as_int64(rows)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(ints[:, ZEROS] / ints[:, COUNT])
+
+
+def _nans(rows: Rows) -> Column:
+    return as_int64(rows)[:, NANS].astype(np.float64)
+
+
+def _infs(rows: Rows) -> Column:
+    ints = as_int64(rows)
+    return (ints[:, POS_INF] + ints[:, NEG_INF]).astype(np.float64)
+
+
+_COLUMNS = {"norm": _norm, "min": _min, "max": _max, "mean": _mean, "zeros": _zeros, "nans": _nans, "infs": _infs, "rms": _rms}

@@ -1,0 +1,210 @@
+"""From the JSON of one rank (dump.json, stack.json, construct.json) to a `Trace`.
+
+Formats of the existing tool 8.1.1 and 26.2.0 and of this project; record names follow `Module.path.Class.forward.N` and
+`Prefix.api.N.forward`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msprobe_engine.diagnose.model import NONFINITE, Call, Trace, flags_of
+
+WRITE_ONLY: dict[str, tuple[int, str]] = {
+    "recv": (0, "tensor"),
+    "irecv": (0, "tensor"),
+    "recvanysource": (0, "tensor"),
+    "allgather": (0, "tensor_list"),
+    "gather": (1, "gather_list"),
+    "scatter": (0, "tensor"),
+    "reducescatter": (0, "output"),
+    "reducescatterbase": (0, "output"),
+    "allgatherbase": (0, "output_tensor"),
+    "alltoall": (0, "output_tensor_list"),
+    "alltoallsingle": (0, "output"),
+    "alltoallbase": (0, "output"),
+    "allgatherintotensor": (0, "output_tensor"),
+    "allgatherintotensorcoalesced": (0, "output_tensors"),
+    "reducescattertensor": (0, "output"),
+    "reducescattertensorcoalesced": (0, "outputs"),
+}
+"""Buffers that a communication call only writes to: argument position and keyword. What they hold before is not an input."""
+
+
+def normal_op(op: str) -> str:
+    """``all_reduce``, ``allreduce_`` and ``_allgather_base_`` style names in one spelling: lower case, no underscores."""
+    return op.replace("_", "").lower()
+
+
+def _split(name: str) -> tuple[str, str, str]:
+    """(kind, direction, op) of a record name."""
+    head, _, last = name.rpartition(".")
+    if last in ("forward", "backward"):
+        parts = head.split(".")
+        op = parts[-2] if len(parts) >= 2 else head
+        kind = "collective" if parts[0] in ("Distributed", "MintDistributed") else "api"
+        return kind, last, op
+    rest, _, middle = head.rpartition(".")
+    if middle in ("forward", "backward"):
+        return "module", middle, rest.rpartition(".")[2]
+    if last == "parameters_grad":
+        return "gradient", "backward", head.rpartition(".")[2]
+    if middle == "parameters_grad":
+        return "gradient", "backward", rest.rpartition(".")[2]
+    return "api", "forward", head or name
+
+
+def module_path(name: str) -> str:
+    """``Module.decoder.layers.0.mlp.MLP.forward.0`` -> ``decoder.layers.0.mlp``; "" for names that are no module."""
+    kind, _, _ = _split(name)
+    parts = name.split(".")
+    if parts[0] not in ("Module", "Cell"):
+        return ""
+    if kind == "gradient":
+        cut = parts.index("parameters_grad")
+        return ".".join(parts[1 : cut - 1])
+    return ".".join(parts[1:-3]) if kind == "module" else ""
+
+
+def _ins(kind: str, op: str, record: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    pairs: list[tuple[str, Any]] = []
+    # our own observer records real inputs only and tags its records; the existing tool records the arguments as they come
+    foreign = kind == "collective" and "group_ranks" not in record
+    skip = WRITE_ONLY.get(normal_op(op)) if foreign else None
+    for key, place in (("input_args", "input"), ("input", "input"), ("input_kwargs", "kwargs")):
+        node = record.get(key)
+        if node is None:
+            continue
+        if skip is not None:
+            if isinstance(node, list) and key == "input_args" and len(node) > skip[0]:
+                node = [None if i == skip[0] else child for i, child in enumerate(node)]
+            elif isinstance(node, dict):
+                node = {k: v for k, v in node.items() if k != skip[1]}
+        pairs.append((place, node))
+    return pairs
+
+
+def _parent_of(value: Any) -> str | None:
+    if isinstance(value, (list, tuple)):  # Megatron runs of 26.2.0: [parent, micro step]
+        value = value[0] if value else None
+    return value if isinstance(value, str) and value else None
+
+
+def forward_twin(name: str) -> str:
+    """Record name of the forward call that a backward record belongs to."""
+    return name.replace(".backward", ".forward", 1) if ".backward" in name else name
+
+
+def stack_lines(stack: Mapping[str, Any]) -> dict[str, list[str]]:
+    """stack.json in either layout -> record name to lines."""
+    out: dict[str, list[str]] = {}
+    for key, value in stack.items():
+        if isinstance(value, list) and len(value) == 2 and isinstance(value[0], list):
+            names, lines = value
+            text = [str(line) for line in lines] if isinstance(lines, list) else [str(lines)]
+            for name in names:
+                out[str(name)] = text
+        elif isinstance(value, list):
+            out[key] = [str(line) for line in value]
+    return out
+
+
+def trace(
+    data: Mapping[str, Mapping[str, Any]],
+    construct: Mapping[str, Any] | None = None,
+    stack: Mapping[str, Any] | None = None,
+    *,
+    step: int,
+    rank: int,
+    complete: bool = True,
+    path: str = "",
+) -> Trace:
+    """Build the trace of one rank.
+
+    Args:
+        data: the ``data`` object of dump.json, in file order, which is order of completion.
+        construct: construct.json, child to parent (or to ``[parent, micro step]``).
+        stack: stack.json, either layout.
+    """
+    parents: dict[str, str | None] = {
+        name: _parent_of(value) for name, value in (construct or {}).items() if name != "megatron_micro_step_number"
+    }
+    calls: list[Call] = []
+    for name, record in data.items():
+        if not isinstance(record, dict):
+            continue
+        kind, direction, op = _split(name)
+        if kind == "gradient":
+            call = Call(0, name, kind, direction, op, [], None, [("", dict(record))], 0, 0, flags_of(record), parents.get(name), record)
+            calls.append(call)
+            continue
+        ins = _ins(kind, op, record)
+        parameters = record.get("parameters")
+        outs = [("output", record.get("output"))]
+        in_flags = 0
+        for _, node in ins:
+            in_flags |= flags_of(node)
+        parent = parents.get(name)
+        call = Call(
+            len(calls), name, kind, direction, op, ins, parameters, outs,
+            in_flags, flags_of(parameters) if parameters else 0, flags_of(outs[0][1]), parent, record,
+        )  # fmt: skip
+        calls.append(call)
+    if any(call.kind == "gradient" for call in calls):
+        calls = _place_gradients(calls)
+    for index, call in enumerate(calls):
+        call.index = index
+    result = Trace(step, rank, calls, stack_lines(stack or {}), complete, path)
+    result.parents = _with_backward_parents(calls, parents)
+    return result
+
+
+def _place_gradients(calls: list[Call]) -> list[Call]:
+    """Parameter gradients where they became known: not before the backward call of their module, whose inputs they share.
+
+    8.1.1 puts their placeholder right after the module's forward and fills it later; 26.2.0 writes them in time.
+    """
+    backward: dict[str, int] = {}
+    for place, call in enumerate(calls):
+        if call.kind == "module" and call.direction == "backward":
+            backward[call.name.partition(".backward")[0]] = place
+    keys: list[tuple[int, int]] = []
+    for place, call in enumerate(calls):
+        key = (place, 0)
+        if call.kind == "gradient":
+            source = backward.get(call.name.partition(".parameters_grad")[0])
+            if source is None:
+                key = (len(calls), place)
+            else:
+                call.ins, call.in_flags = calls[source].ins, calls[source].in_flags
+                key = (max(place, source), 1)
+        keys.append(key)
+    return [calls[i] for i in sorted(range(len(calls)), key=keys.__getitem__)]
+
+
+def _with_backward_parents(calls: Sequence[Call], parents: Mapping[str, str | None]) -> dict[str, str | None]:
+    """construct.json often has forward nodes only; a backward call then hangs under the backward of its forward's parent."""
+    names = {call.name for call in calls}
+    full = dict(parents)
+    for call in calls:
+        if call.parent is None and call.direction == "backward" and call.kind != "gradient" and call.name not in parents:
+            up = parents.get(forward_twin(call.name))
+            if up:
+                twin = up.replace(".forward", ".backward", 1)
+                call.parent = twin if twin in names else up
+                full[call.name] = call.parent
+    for name in list(full):
+        if ".backward" in name and full[name] is None:
+            up = parents.get(forward_twin(name))
+            if up and up.replace(".forward", ".backward", 1) in names:
+                full[name] = up.replace(".forward", ".backward", 1)
+    for call in calls:
+        if call.parent is None:
+            call.parent = full.get(call.name)
+    return full
+
+
+def is_interesting(call: Call) -> bool:
+    """Does the call hold anything non-finite?"""
+    return bool((call.in_flags | call.out_flags | call.parameter_flags) & NONFINITE)

@@ -1,0 +1,78 @@
+"""Reads what `nan_analyze` is pointed at, by the project's dump reader: a dump root, a step or rank directory, or an incident."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from msprobe_engine.diagnose import facts
+from msprobe_engine.diagnose.model import Trace
+from msprobe_engine.dump import framelog, layout
+from msprobe_engine.dump.reader import DumpDirectory, parse_json, read_bytes, read_json
+from msprobe_engine.errors import DumpFormatError
+
+
+def load_step(dump: DumpDirectory, step: int) -> tuple[dict[int, Trace], list[str]]:
+    """All ranks of one step, and what could not be read. Directories without a rank get the free numbers from 0."""
+    traces: dict[int, Trace] = {}
+    problems: list[str] = []
+    ranks = dump.ranks(step)
+    taken = {rank for rank in ranks if isinstance(rank, int)}
+    for key in ranks:
+        rank = key if isinstance(key, int) else next(n for n in range(len(ranks) + 1) if n not in taken)
+        taken.add(rank)
+        try:
+            traces[rank] = load_rank(step, rank, dump.path(step, key))
+        except DumpFormatError as error:
+            problems.append(str(error))
+    return traces, problems
+
+
+def load_rank(step: int, rank: int, path: Path) -> Trace:
+    """The trace of one rank directory; of a killed process from its frame log.
+
+    The JSON is taken as it is, without the reader's typed objects: most calls are clean and are looked at once.
+
+    Raises:
+        DumpFormatError: a file is damaged, or there is nothing yet in the directory.
+    """
+    marked = (path / layout.MARKER).exists()
+    file, log = path / layout.DUMP, path / layout.FRAME_LOG
+    if file.exists() and not (marked and log.exists()):
+        document, stack, construct = read_json(file), _optional(path / layout.STACK), _optional(path / layout.CONSTRUCT)
+        complete = not marked
+    elif log.exists():
+        logged = framelog.decode(read_bytes(log), str(log))
+        document = parse_json(logged.dump_json(str(log)), log)
+        stack, construct = parse_json(logged.stack or b"{}", log), parse_json(logged.construct or b"{}", log)
+        complete = True
+    else:
+        raise DumpFormatError(f"{path}: the step was never finished on this rank (killed?); nothing of it can be read")
+    if not isinstance(document, dict) or not isinstance(document.get("data"), dict):
+        raise DumpFormatError(f"{file}: no 'data' object; this is no dump file")
+    complete = complete and document.get("complete", True) is not False
+    return facts.trace(
+        document["data"],
+        construct if isinstance(construct, dict) else {},
+        stack if isinstance(stack, dict) else {},
+        step=step, rank=rank, complete=complete, path=str(path),
+    )  # fmt: skip
+
+
+def _optional(path: Path) -> Any:
+    return read_json(path) if path.is_file() else {}
+
+
+@contextmanager
+def no_gc() -> Iterator[None]:
+    """Building millions of small dicts is much slower while the cycle collector looks at them again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

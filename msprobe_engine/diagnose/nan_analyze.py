@@ -1,0 +1,126 @@
+"""The whole of ``msprobe nan_analyze`` as one function: steps in order, stop at the first bad one, report it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from msprobe_engine.diagnose import first_bad, load, report, samples
+from msprobe_engine.diagnose.model import Trace
+from msprobe_engine.dump.layout import RERUN
+from msprobe_engine.dump.reader import DumpDirectory, open_dump
+from msprobe_engine.errors import DumpFormatError, NothingCapturedError
+
+
+@dataclass
+class Result:
+    """What `nan_analyze` found.
+
+    Attributes:
+        findings: suspects of the first bad step, most likely first (see `report.finding` for the keys); empty when clean.
+        text: console report.
+        steps: steps that were looked at.
+        problems: files that could not be read.
+        path: the JSON file, None when there was nothing to write.
+    """
+
+    findings: Sequence[Mapping[str, Any]]
+    text: str
+    steps: list[int]
+    problems: list[str] = field(default_factory=list)
+    path: Path | None = None
+
+
+def nan_analyze(source: str | Path, output: str | Path | None = None) -> Result:
+    """Find the first NaN/Inf over all ranks.
+
+    Args:
+        source: dump root, ``step<N>`` directory, or incident directory.
+        output: directory for ``anomaly_analyze_<time>.json``; None: no file.
+
+    Raises:
+        DumpFormatError: there is no dump at `source`.
+        NothingCapturedError: there is one, and nothing in it can be read.
+    """
+    with load.no_gc():
+        return _nan_analyze(Path(source), output)
+
+
+def _nan_analyze(root: Path, output: str | Path | None) -> Result:
+    sampled = samples.load(root)
+    again = _rerun(root)
+    try:
+        dump = open_dump(root)
+        dumped = set(dump.steps)
+    except DumpFormatError:
+        if not sampled and again is None:
+            raise
+        dump, dumped = None, set()
+    reruns = set(again.steps) if again is not None else set()
+    note = ""
+    result = Result([], "", [])
+    texts: list[str] = []
+    for step in sorted(dumped | set(sampled) | reruns):
+        if again is not None and step in reruns and not result.findings:
+            # The step ran a second time with everything captured: that says more than what is always on.
+            seen, unread = load.load_step(again, step)
+            result.problems += unread
+            _look(result, texts, step, seen, {})
+            if result.findings:
+                note = f"Read from the second run of step {step}, with everything captured."
+                break
+            if seen:
+                texts.pop()
+                note = f"The second run of step {step} was clean: it did not reproduce, see summary.md."
+        traces: dict[int, Trace] = {}
+        if dump is not None and step in dumped:
+            traces, unread = load.load_step(dump, step)
+            result.problems += unread
+        if not result.findings:
+            _look(result, texts, step, traces, sampled.get(step, {}))
+        elif traces:
+            # Only samples were bad so far: a later captured step may show the operator.
+            later = first_bad.analyse(traces)
+            finer = [report.finding(later, n) for n, origin in enumerate(later.suspects) if origin.cause in _OPERATOR_LEVEL]
+            if finer:
+                texts.append("In a step that was captured later:\n" + report.text(later, finer))
+                result.findings = [*result.findings, *finer]
+                break
+        if result.findings and any(item["cause"] != "sample" for item in result.findings):
+            break
+    if not result.steps:
+        raise NothingCapturedError(f"{root}: no readable dump of any rank" + "".join(f"\n  {problem}" for problem in result.problems))
+    result.text = "\n".join([*texts, note] if note else texts)
+    if result.findings and output is not None:
+        result.path = report.write_json(result.findings, Path(output))
+    return result
+
+
+def _rerun(root: Path) -> DumpDirectory | None:
+    """The dumps of a step that ran twice, in an incident directory."""
+    try:
+        return open_dump(root / RERUN) if (root / RERUN).is_dir() else None
+    except DumpFormatError:
+        return None
+
+
+_OPERATOR_LEVEL = ("operator", "module", "gradient", "collective", "unrecorded", "missing")
+
+
+def _look(result: Result, texts: list[str], step: int, traces: Mapping[int, Trace], sampled: Mapping[int, Trace]) -> None:
+    """One step: its calls, and its samples when the calls show nothing."""
+    for chosen, analyse in ((traces, first_bad.analyse), (sampled, samples.analyse)):
+        if not chosen:
+            continue
+        if step not in result.steps:
+            result.steps.append(step)
+        verdict = analyse(chosen)
+        findings = [report.finding(verdict, n) for n in range(len(verdict.suspects))]
+        if findings or chosen is traces or not traces:
+            texts.append(report.text(verdict, findings))
+        if findings:
+            texts[:] = texts[-1:]  # the finding comes first; clean steps before it are in `steps`
+            result.findings = findings
+            return

@@ -1,0 +1,88 @@
+"""Monitor samples of an incident directory (``samples_rank{R}.jsonl``): what is known of steps whose calls were not recorded."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from msprobe_engine.diagnose.first_bad import Verdict
+from msprobe_engine.diagnose.model import NONFINITE, Call, Trace, flags_of
+from msprobe_engine.diagnose.scan import Origin
+
+_FILE = re.compile(r"samples_rank(\d{1,9})\.jsonl")
+_PHASES = ("param_origin", "actv", "loss", "actv_grad", "grad_unreduced", "grad_reduced", "other", "param_updated", "exp_avg", "exp_avg_sq")
+"""Families in the order in which a step makes them; what comes first is closer to the origin."""
+_WORDS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+
+
+def load(directory: Path) -> dict[int, dict[int, Trace]]:
+    """Step to rank to trace; every sample is a call with an output only. Lines that cannot be read are left out."""
+    out: dict[int, dict[int, Trace]] = {}
+    for path in sorted(directory.iterdir()) if directory.is_dir() else ():
+        hit = _FILE.fullmatch(path.name)
+        if hit is None:
+            continue
+        rank = int(hit.group(1))
+        for text in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
+            try:
+                line = json.loads(text)
+                step = line["step"]
+            except (ValueError, KeyError, TypeError, RecursionError):
+                continue
+            if not isinstance(step, int):
+                continue
+            trace = out.setdefault(step, {}).setdefault(rank, Trace(step, rank, [], path=str(path)))
+            for family, name, item in _items(line):
+                direction = "backward" if "grad" in family else "forward"
+                flags = flags_of(item)
+                call = Call(
+                    len(trace.calls), f"{family}/{name}", "sample", direction, family, [], None, [("", item)], 0, 0, flags, None, {}
+                )
+                trace.calls.append(call)
+    return dict(sorted(out.items()))
+
+
+def _items(line: Mapping[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
+    if isinstance(line.get("scalars"), dict):
+        return [
+            ("loss" if "loss" in name else "other", str(name), _tensor("float", [], {"max": value, "min": value}))
+            for name, value in line["scalars"].items()
+        ]
+    statistics = line.get("statistics")
+    if not isinstance(statistics, dict):
+        return []
+    return [(str(line.get("family")), str(line.get("name")), _tensor(str(line.get("dtype")), line.get("shape") or [], statistics))]
+
+
+def _tensor(dtype: str, shape: Any, s: Mapping[str, Any]) -> dict[str, Any]:
+    item = {"type": "torch.Tensor", "dtype": dtype, "shape": shape}
+    item |= {key: _WORDS.get(str(s.get(k)), s.get(k)) for key, k in (("Max", "max"), ("Min", "min"), ("Mean", "mean"), ("Norm", "norm"))}
+    return item | {"nan_count": s.get("nans"), "inf_count": s.get("infs")}
+
+
+def analyse(traces: Mapping[int, Trace]) -> Verdict:
+    """The samples of the earliest phase that is bad, first one per rank."""
+    verdict = Verdict(next(iter(traces.values())).step, traces)
+    found: list[tuple[int, Origin]] = []
+    for rank, trace in traces.items():
+        bad = [call for call in trace.calls if call.out_flags & NONFINITE]
+        if not bad:
+            continue
+        first = min(bad, key=lambda call: (_phase(call), call.index))
+        same = sum(_phase(call) == _phase(first) for call in bad)
+        of = sum(_phase(call) == _phase(first) for call in trace.calls)
+        facts = [fact for fact in first.outputs() if fact.flags & NONFINITE]
+        note = f"{same} of {of} samples of the family {first.op} are bad on this rank"
+        found.append((_phase(first), Origin(rank, first.index, "sample", first, first.out_flags & NONFINITE, facts, [note])))
+    earliest = min((phase for phase, _ in found), default=0)
+    verdict.suspects = [origin for phase, origin in found if phase == earliest]
+    verdict.ordered = len(verdict.suspects) <= 1
+    verdict.spread = [[] for _ in verdict.suspects]
+    return verdict
+
+
+def _phase(call: Call) -> int:
+    return _PHASES.index(call.op) if call.op in _PHASES else _PHASES.index("other")

@@ -1,0 +1,29 @@
+"""The two early calls of a dump sink, made on the training thread so that a killed process loses no finished step.
+
+Both only add safety. What they cannot write, `DumpSink.write` tries again on the writer thread, where a failure is counted and said.
+"""
+
+from __future__ import annotations
+
+from msprobe_engine.dump.writer import DumpSink
+from msprobe_engine.errors import SinkError
+from msprobe_engine.log import get_logger
+from msprobe_engine.records import Frame
+
+_log = get_logger()
+
+
+def begin(sink: DumpSink, step: int) -> None:
+    """Mark `step` as begun."""
+    try:
+        sink.begin_step(step)
+    except SinkError as error:
+        _log.debug("step %d could not be marked: %s", step, error)
+
+
+def log(sink: DumpSink, frame: Frame) -> None:
+    """Save a finished frame in raw form."""
+    try:
+        sink.write_log(frame)
+    except SinkError as error:
+        _log.debug("step %d could not be logged: %s", frame.step, error)

@@ -1,0 +1,137 @@
+"""Where things are in a dump directory, and how files get there.
+
+{root}/step{N}/rank{R}/    of a distributed run; without a rank: proc{pid} (26.2.0 and this tool), rank (8.1.1)
+    dump.json  stack.json  construct.json    level debug: debug.json only
+    dump_tensor_data/                        one file per saved tensor
+    .incomplete                              there while the step is not finished
+    .frame.bin                               frame log, there until dump.json is (see `msprobe_engine.dump.framelog`)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+from pathlib import Path
+
+from msprobe_engine.errors import SinkError
+
+DUMP, STACK, CONSTRUCT, DEBUG = "dump.json", "stack.json", "construct.json", "debug.json"
+TENSORS = "dump_tensor_data"
+RERUN = "rerun"
+"""In an incident directory: the dump of the second run of a step, laid out like any other."""
+MARKER, FRAME_LOG = ".incomplete", ".frame.bin"
+OWN_FILES = (DUMP, DEBUG, STACK, CONSTRUCT, FRAME_LOG, MARKER)
+"""What a new run replaces in a step/rank directory that it writes, besides `TENSORS`."""
+
+_STEP = re.compile(r"step([0-9]{1,18})")
+_RANK = re.compile(r"rank([0-9]{1,9})?")
+_PROCESS = re.compile(r"proc([0-9]{1,18})")
+FILE_MODE, DIRECTORY_MODE = 0o640, 0o750
+
+
+def step_of(name: str) -> int | None:
+    """N of ``step{N}``, else None."""
+    m = _STEP.fullmatch(name)
+    return int(m[1]) if m else None
+
+
+def rank_of(name: str) -> int | None:
+    """R of ``rank{R}``, else None."""
+    m = _RANK.fullmatch(name)
+    return int(m[1]) if m and m[1] else None
+
+
+def process_of(name: str) -> int | None:
+    """The process id of ``proc{pid}``, else None."""
+    m = _PROCESS.fullmatch(name)
+    return int(m[1]) if m else None
+
+
+def is_rank_directory(name: str) -> bool:
+    """True for ``rank{R}``, ``rank`` and ``proc{pid}``."""
+    return _RANK.fullmatch(name) is not None or _PROCESS.fullmatch(name) is not None
+
+
+def rank_directory(rank: int | None) -> str:
+    """Name of this process' directory: ``rank{R}``, without a rank ``proc{pid}`` as 26.2.0 has it."""
+    return f"proc{os.getpid()}" if rank is None else f"rank{rank}"
+
+
+_ADVICE = {
+    errno.ENOSPC: "the disk is full: free space or set dump_path to another disk",
+    errno.EDQUOT: "the disk quota is used up: free space or set dump_path to another disk",
+    errno.EACCES: "no permission: check the owner and mode of the directory or set dump_path to one you may write",
+    errno.EPERM: "no permission: check the owner and mode of the directory or set dump_path to one you may write",
+    errno.EROFS: "the file system is read-only: set dump_path to another one",
+    errno.ENOTDIR: "a file is where a directory is needed: remove it or set another dump_path",
+    errno.ENAMETOOLONG: "the path is too long: set a shorter dump_path",
+}
+
+
+class DumpWriteError(SinkError):
+    """A file of a dump directory cannot be written: `path`, `errno` and, in the message, what to do."""
+
+    def __init__(self, error: OSError, path: Path | str) -> None:
+        code = errno.errorcode.get(error.errno or 0, "no errno")
+        advice = _ADVICE.get(error.errno or 0, "check that the directory exists and can be written")
+        super().__init__(f"cannot write {path}: {error.strerror or error} ({code}); {advice}. Steps written before are untouched")
+        self.path = str(path)
+        self.errno = error.errno
+
+
+def make_directories(path: str) -> None:
+    """Create a directory and its parents, all with `DIRECTORY_MODE` (``os.makedirs`` gives its mode to the last one only).
+
+    Raises:
+        OSError: as the system says.
+    """
+    try:
+        os.mkdir(path, DIRECTORY_MODE)
+    except FileNotFoundError:
+        parent = os.path.dirname(path)
+        if parent in ("", path):
+            raise
+        make_directories(parent)
+        make_directories(path)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
+
+
+def write_all(fd: int, parts: list[bytes | memoryview]) -> None:
+    """All of `parts` into `fd`, in one system call unless the kernel takes less."""
+    left = [memoryview(p).cast("B") for p in parts if len(p)]
+    while left:
+        done = os.writev(fd, left[:64])
+        while left and done >= len(left[0]):
+            done -= len(left.pop(0))
+        if left and done:
+            left[0] = left[0][done:]
+
+
+def write_file(path: Path | str, parts: list[bytes | memoryview]) -> None:
+    """Write a file so that it is there whole or not at all: under a temporary name, then renamed.
+
+    Raises:
+        OSError: as the system says; the temporary file is removed.
+    """
+    head, tail = os.path.split(path)
+    temporary = os.path.join(head, f".{tail}.{os.getpid()}.tmp")
+    try:
+        write_plain(temporary, parts)
+        os.rename(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def write_plain(path: Path | str, parts: list[bytes | memoryview]) -> None:
+    """Write a file in place. A link in its place is not followed."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
+    try:
+        write_all(fd, parts)
+    finally:
+        os.close(fd)

@@ -1,0 +1,308 @@
+"""Reads dump directories: those of this tool and of the existing one, versions 8.1.1 and 26.2.0.
+
+>>> dump = open_dump("out")                    # doctest: +SKIP
+>>> step = dump.load(dump.steps[0], 0)         # doctest: +SKIP
+>>> step.entries["Module.fc.Linear.forward.0"] # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from msprobe_engine.dump import framelog, layout
+from msprobe_engine.dump.parsed import DumpedEntry, DumpedTensor, EntryParser, StepDump
+from msprobe_engine.errors import DumpFormatError, UsageError
+
+__all__ = ["DumpDirectory", "DumpedEntry", "DumpedTensor", "StepDump", "load_rank_directory", "open_dump"]
+
+Rank = int | str
+"""A rank, or the name of a directory that does not say its rank (``rank``, ``proc{pid}``)."""
+
+_DATA_DIRECTORY = re.compile(rb'"dump_data_dir": *"[^"]*?(proc[0-9]+)/')
+
+
+def open_dump(root: Path | str) -> DumpDirectory:
+    """Open a dump by any of its paths: the root, a step directory, a rank directory, or its dump.json or debug.json.
+
+    Raises:
+        DumpFormatError: there is no dump at this path.
+    """
+    path = Path(root)
+    if path.name in (layout.DUMP, layout.DEBUG) and not path.is_dir():
+        path = path.parent
+    if not path.is_dir():
+        raise DumpFormatError(f"{root}: no such directory; give the dump_path of the run, one of its step directories or a rank directory")
+    found: dict[int | None, dict[str, Path]] = {}
+    if _has_dump(path):
+        step = layout.step_of(path.resolve().parent.name)
+        found[step] = {path.resolve().name if not layout.is_rank_directory(path.name) else path.name: path}
+    elif layout.step_of(path.resolve().name) is not None or any(layout.is_rank_directory(p.name) for p in _children(path)):
+        found[layout.step_of(path.resolve().name)] = _ranks(path)
+    else:
+        for child in _children(path):
+            step = layout.step_of(child.name)
+            if step is not None:
+                found[step] = _ranks(child)
+    found = {step: ranks for step, ranks in found.items() if ranks}
+    if not found:
+        listing = ", ".join(sorted(p.name for p in _children(path))[:8]) or "nothing"
+        raise DumpFormatError(f"{root}: no dump here; expected step{{N}}/rank{{R}}/dump.json, found directories: {listing}")
+    return DumpDirectory(path, found)
+
+
+def _children(path: Path) -> list[Path]:
+    try:
+        return [Path(entry.path) for entry in os.scandir(path) if entry.is_dir()]
+    except OSError as error:
+        raise DumpFormatError(f"{path}: cannot be listed ({error.strerror}); check owner and mode") from None
+
+
+def _has_dump(path: Path) -> bool:
+    return any((path / name).exists() for name in (layout.DUMP, layout.DEBUG, layout.FRAME_LOG, layout.MARKER))
+
+
+def _ranks(path: Path) -> dict[str, Path]:
+    return {p.name: p for p in _children(path) if layout.is_rank_directory(p.name) and _has_dump(p)}
+
+
+class DumpDirectory:
+    """The steps and ranks of one dump; files are read by `load`.
+
+    26.2.0 leaves later steps in ``proc{pid}`` when the dump began before the process group, and renames the first one to
+    ``rank{R}``: where the header of the renamed one still names the process, the other steps get their rank too.
+    """
+
+    def __init__(self, root: Path, found: Mapping[int | None, Mapping[str, Path]]) -> None:
+        self.root = root
+        process_ranks = _process_ranks(found)
+        self._found: dict[int | None, dict[Rank, Path]] = {}
+        for step, ranks in found.items():
+            self._found[step] = {}
+            for name, path in ranks.items():
+                rank = layout.rank_of(name)
+                key: Rank = name if rank is None else rank
+                self._found[step][process_ranks.get(name, key) if rank is None else key] = path
+
+    @property
+    def steps(self) -> list[int]:
+        """Steps, ascending. A rank directory outside a step directory counts as step 0."""
+        return sorted(step or 0 for step in self._found)
+
+    def ranks(self, step: int) -> list[Rank]:
+        """Ranks of a step, ascending; directories that do not say their rank come last, by name.
+
+        Raises:
+            UsageError: no such step.
+        """
+        return sorted(self._ranks(step), key=lambda r: (isinstance(r, str), r if isinstance(r, int) else 0, str(r)))
+
+    def _ranks(self, step: int) -> dict[Rank, Path]:
+        if step in self._found:
+            return self._found[step]
+        if step == 0 and None in self._found:
+            return self._found[None]
+        raise UsageError(f"{self.root}: step {step} was not dumped; there are steps {_some(self.steps)}")
+
+    def path(self, step: int, rank: Rank | None = None) -> Path:
+        """The rank directory. `rank` None: the only one.
+
+        Raises:
+            UsageError: no such step or rank.
+        """
+        ranks = self._ranks(step)
+        if rank is None and len(ranks) == 1:
+            return next(iter(ranks.values()))
+        if rank is None or rank not in ranks:
+            raise UsageError(
+                f"{self.root}: step {step} has ranks {_some(self.ranks(step))}; {'choose one' if rank is None else f'not {rank!r}'}"
+            )
+        return ranks[rank]
+
+    def load(self, step: int, rank: Rank | None = None) -> StepDump:
+        """Read one rank of one step. `rank` None: the only one.
+
+        A step that was never finished is returned with ``complete`` False and what there is of it.
+
+        Raises:
+            DumpFormatError: a file is damaged and cannot be recovered; file and line are named.
+            UsageError: no such step or rank.
+        """
+        return load_rank_directory(self.path(step, rank), step, rank if isinstance(rank, int) else None)
+
+
+def _some(values: list[Any]) -> str:
+    texts = [str(v) for v in values]
+    return ", ".join(texts if len(texts) <= 12 else [*texts[:10], "...", texts[-1]])
+
+
+def _process_ranks(found: Mapping[int | None, Mapping[str, Path]]) -> dict[str, int]:
+    """``proc{pid}`` to rank, from headers of renamed directories that still name their process."""
+    if not any(layout.process_of(name) is not None for ranks in found.values() for name in ranks):
+        return {}
+    known: dict[str, int] = {}
+    for ranks in found.values():
+        for name, path in ranks.items():
+            rank = layout.rank_of(name)
+            if rank is None:
+                continue
+            try:
+                with open(path / layout.DUMP, "rb") as file:
+                    m = _DATA_DIRECTORY.search(file.read(4096))
+            except OSError:
+                continue
+            if m:
+                known[m[1].decode()] = rank
+    return known
+
+
+def load_rank_directory(path: Path | str, step: int | None = None, rank: int | None = None) -> StepDump:
+    """Read the dump in one rank directory; see `DumpDirectory.load`."""
+    path = Path(path)
+    step = layout.step_of(path.resolve().parent.name) if step is None else step
+    rank = layout.rank_of(path.name) if rank is None else rank
+    marked = (path / layout.MARKER).exists()
+    file = path / (layout.DUMP if (path / layout.DUMP).exists() else layout.DEBUG)
+    problem: DumpFormatError | None = None
+    if file.exists():
+        try:
+            document = _object(read_json(file), file)
+            complete = document.get("complete", True) is not False and not (marked and _older(file, path / layout.MARKER))
+            stack, construct = _optional(path / layout.STACK), _optional(path / layout.CONSTRUCT)
+            return _step_dump(path, step, rank, document, stack, construct, complete)
+        except DumpFormatError as error:
+            problem = error
+    try:
+        logged = framelog.decode(read_bytes(path / layout.FRAME_LOG), str(path / layout.FRAME_LOG))
+        document = _object(parse_json(logged.dump_json(str(path / layout.FRAME_LOG)), path / layout.FRAME_LOG), path / layout.FRAME_LOG)
+        stack = parse_json(logged.stack or b"{}", path / layout.FRAME_LOG)
+        construct = parse_json(logged.construct or b"{}", path / layout.FRAME_LOG)
+        complete = document.get("complete", True) is not False
+        return _step_dump(path, step, rank, document, stack, construct, complete, recovered=True)
+    except (OSError, DumpFormatError, ValueError) as error:
+        if problem is not None:
+            raise problem from None
+        if marked:
+            return StepDump(path, step, rank, {}, {}, complete=False)
+        if isinstance(error, DumpFormatError):
+            raise
+        raise DumpFormatError(
+            f"{path}: neither {layout.DUMP} nor {layout.DEBUG} is here; give a directory that a dump was written to"
+        ) from None
+
+
+def _older(file: Path, marker: Path) -> bool:
+    """True when `file` was left by an earlier run whose directory is being replaced."""
+    try:
+        return file.stat().st_mtime_ns < marker.stat().st_mtime_ns
+    except OSError:
+        return False
+
+
+def _step_dump(
+    path: Path,
+    step: int | None,
+    rank: int | None,
+    document: dict[str, Any],
+    stack: Any,
+    construct: Any,
+    complete: bool,
+    recovered: bool = False,
+) -> StepDump:
+    where = str(path / layout.DUMP)
+    data = document.get("data")
+    if not isinstance(data, dict):
+        raise DumpFormatError(f"{where}: key 'data' is {'missing' if data is None else 'no JSON object'}; this is no dump file")
+    header = {key: value for key, value in document.items() if key != "data"}
+    stacks = _stacks(stack, path / layout.STACK)
+    nodes = _object(construct, path / layout.CONSTRUCT)
+    parser = EntryParser(where, stacks, nodes, header)
+    try:
+        entries = {name: parser.entry(name, value) for name, value in data.items()}
+    except RecursionError:
+        raise DumpFormatError(f"{where}: nested too deeply; no dump of a training looks so, do not trust it") from None
+    parents = {name: _parent(node) for name, node in nodes.items() if not isinstance(node, (int, float))}
+    return StepDump(path, step, rank, header, entries, stacks, parents, complete, recovered)
+
+
+def _parent(node: Any) -> str | None:
+    """The parent in a value of construct.json: text, null, ``""`` (8.1.1, first call) or ``[parent, micro step]`` (26.2.0)."""
+    if isinstance(node, list):
+        node = node[0] if node else None
+    return node if isinstance(node, str) and node else None
+
+
+def _stacks(document: Any, file: Path) -> dict[str, tuple[str, ...]]:
+    """Both layouts: ``{number: [[names], [lines]]}`` and the older ``{name: [lines]}``."""
+    stacks: dict[str, tuple[str, ...]] = {}
+    for key, value in _object(document, file).items():
+        if not isinstance(value, list):
+            raise DumpFormatError(f"{file}: the value of {key[:80]!r} is no list; it must be a list of lines, or of names and lines")
+        if len(value) == 2 and isinstance(value[0], list):
+            lines = tuple(str(line) for line in (value[1] if isinstance(value[1], list) else [value[1]]))
+            stacks.update((str(name), lines) for name in value[0])
+        else:
+            stacks[key] = tuple(str(line) for line in value)
+    return stacks
+
+
+def _object(document: Any, file: Path) -> dict[str, Any]:
+    if not isinstance(document, dict):
+        raise DumpFormatError(f"{file}: holds a {type(document).__name__}; a JSON object is needed")
+    return document
+
+
+def _optional(file: Path) -> Any:
+    return read_json(file) if file.exists() else {}
+
+
+def read_json(file: Path) -> Any:
+    """The JSON of a dump file; NaN and Infinity are accepted, as the format has them.
+
+    Raises:
+        DumpFormatError: it cannot be read or is no JSON; file, line and what to do are named.
+    """
+    try:
+        data = read_bytes(file)
+    except FileNotFoundError:
+        raise DumpFormatError(f"{file}: is not there any more; does the run still write?") from None
+    return parse_json(data, file)
+
+
+def read_bytes(file: Path) -> bytes:
+    """The content of a file of a dump.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        DumpFormatError: it cannot be read, or is a pipe or a device, which would never end.
+    """
+    try:
+        if file.exists() and not file.is_file():
+            raise DumpFormatError(f"{file}: is no regular file; no dump has such a file, do not trust it")
+        return file.read_bytes()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise DumpFormatError(f"{file}: cannot be read ({error.strerror}); check owner and mode") from None
+
+
+def parse_json(data: bytes, file: Path) -> Any:
+    """`read_json` of bytes; `file` is named in errors."""
+    if not data.strip():
+        raise DumpFormatError(f"{file}: is empty; the run was stopped before it wrote this step. Leave the step out or dump it again")
+    try:
+        return json.loads(data)
+    except json.JSONDecodeError as error:
+        cut = error.pos >= len(data.rstrip()) - 1 or not data.rstrip().endswith(b"}")
+        cause = "it was cut off while being written (killed process or full disk)" if cut else "it is damaged or was edited"
+        raise DumpFormatError(f"{file}: line {error.lineno}: {error.msg}; {cause}. Leave the step out or dump it again") from None
+    except UnicodeDecodeError as error:
+        raise DumpFormatError(f"{file}: byte {error.start} is not UTF-8; it is damaged or no dump file") from None
+    except RecursionError:
+        raise DumpFormatError(f"{file}: nested too deeply; no dump of a training looks so, do not trust it") from None
+    except ValueError as error:  # a number of thousands of digits
+        raise DumpFormatError(f"{file}: {error}; no dump of a training looks so, do not trust it") from None

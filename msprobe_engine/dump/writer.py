@@ -1,0 +1,268 @@
+"""Writes dump directories in the layout that the existing tool and its `compare` read."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from msprobe_engine.dump import framelog, layout
+from msprobe_engine.dump import text as _text
+from msprobe_engine.dump.layout import DumpWriteError
+from msprobe_engine.dump.template import Layout, LayoutCache, Options
+from msprobe_engine.dump.text import Float64, Int32
+from msprobe_engine.errors import UsageError
+from msprobe_engine.records import Frame
+from msprobe_engine.rows import Rows
+from msprobe_engine.rules.base import Alert
+
+_log = logging.getLogger("msprobe.dump")
+_MODES = ("all", "input", "output", "forward", "backward")
+
+
+class _Prepared(NamedTuple):
+    """A frame that only needs its numbers filled in."""
+
+    frame: Frame
+    layout: Layout
+    slots: Int32
+    floats: Float64
+    rows: Rows
+    head: bytes
+
+
+class DumpSink:
+    """The sink that writes ``{root}/step{N}/rank{R}/{dump.json, stack.json, construct.json}``.
+
+    A step may pass through three calls: `begin_step` when its capture starts (the directory gets its marker), `write_log` at its
+    end (optional, on the training thread: from then on a killed process loses nothing), `write` (on the writer thread: the files).
+    Only `write` is needed. A directory that an earlier run left is replaced, which is said once.
+
+    Args:
+        root: ``dump_path``.
+        level: ``L0``, ``L1``, ``mix`` or ``debug``, for frames that do not say; at L1 construct.json is ``{}``, at level debug
+            debug.json is the only file.
+        task: ``statistics``, ``tensor`` or ``structure`` (dump.json without data).
+        framework: ``pytorch`` or ``mindspore``, for frames that do not say.
+        extra_info: write stack.json and construct.json.
+        rank: global rank, None outside a distributed run (the directory is then ``proc{pid}``).
+        data_mode: subset of ``input``, ``output``, ``forward``, ``backward``; ``("all",)`` is everything.
+        summary_mode: ``statistics`` or ``digest``; the digest is written whenever a row has one.
+        construct_micro_steps: construct.json as 26.2.0 writes it for Megatron, ``{node: [parent, micro step]}``. 8.1.1 cannot read that.
+
+    Raises:
+        UsageError: an argument has a value that is not allowed.
+    """
+
+    name = "dump"
+
+    def __init__(
+        self,
+        root: Path | str,
+        *,
+        level: str,
+        task: str = "statistics",
+        framework: str = "pytorch",
+        extra_info: bool = True,
+        rank: int | None = None,
+        data_mode: Sequence[str] = ("all",),
+        summary_mode: str = "statistics",
+        construct_micro_steps: bool = False,
+    ) -> None:
+        for value, allowed, what in ((level, ("L0", "L1", "mix", "debug"), "level"), (task, ("statistics", "tensor", "structure"), "task")):
+            if value not in allowed:
+                raise UsageError(f"DumpSink: {what} {value!r}; allowed: {', '.join(allowed)}")
+        unknown = [m for m in data_mode if m not in _MODES]
+        if unknown or ("all" in data_mode and len(data_mode) > 1):
+            raise UsageError(f"DumpSink: data_mode {list(data_mode)!r}; allowed: ['all'] or a subset of {', '.join(_MODES[1:])}")
+        if summary_mode not in ("statistics", "digest"):
+            raise UsageError(f"DumpSink: summary_mode {summary_mode!r}; this writer knows 'statistics' and 'digest'")
+        self.root = Path(root)
+        self.level = level
+        self.task = task
+        self.framework = framework
+        self._suffix = ".pt" if framework == "pytorch" else ".npy"
+        self._extra_info = extra_info
+        self._rank_directory = layout.rank_directory(rank)
+        self._rank = rank
+        self._cache = LayoutCache(Options(tuple(data_mode), task == "tensor", self._suffix), construct_micro_steps)
+        self._lock = threading.Lock()
+        self._begun: dict[int, str] = {}
+        self._prepared: dict[int, _Prepared] = {}
+        self._packed: tuple[Layout, str, framelog.PackedLayout] | None = None
+        self._said_replaced = False
+
+    def directory(self, step: int) -> Path:
+        """Where the files of a step are (created by `begin_step`)."""
+        return self.root / f"step{step}" / self._rank_directory
+
+    def begin_step(self, step: int) -> Path:
+        """Create the directory of a step, with the marker of an unfinished one.
+
+        Raises:
+            SinkError: it cannot be created.
+        """
+        path = str(self.directory(step))
+        marker = f"{path}/{layout.MARKER}"
+        start = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        line = json.dumps({"step": step, "rank": self._rank, "pid": os.getpid(), "start": start}) + "\n"
+        try:
+            try:
+                os.mkdir(path, layout.DIRECTORY_MODE)
+            except FileNotFoundError:
+                layout.make_directories(path)
+            except FileExistsError:
+                # The marker first: a process killed in the middle must not leave half of the old run as a finished step.
+                layout.write_plain(marker, [line.encode()])
+                self._remove_old(path, known=step in self._begun)
+            layout.write_plain(marker, [line.encode()])
+        except OSError as error:
+            raise DumpWriteError(error, marker) from error
+        with self._lock:
+            self._begun[step] = path
+            self._prepared.pop(step, None)
+        return Path(path)
+
+    def _remove_old(self, path: str, known: bool) -> None:
+        removed = False
+        for file in os.listdir(path):
+            if (file in layout.OWN_FILES and file != layout.MARKER) or (file.startswith(".") and file.endswith(".tmp")):
+                os.unlink(f"{path}/{file}")
+                removed = True
+        tensors = f"{path}/{layout.TENSORS}"
+        if os.path.isdir(tensors) and not os.path.islink(tensors):
+            shutil.rmtree(tensors)
+            removed = True
+        if removed and not known and not self._said_replaced:
+            self._said_replaced = True
+            _log.warning("%s holds a dump of an earlier run; the steps that this run writes replace it, other steps stay", path)
+
+    def write_log(self, frame: Frame) -> None:
+        """Save the frame in raw form by one write, at once; `write` makes the files of it later. Cheap enough for the training
+        thread. After a kill the reader makes dump.json, stack.json and construct.json from it.
+
+        Raises:
+            SinkError: it cannot be written; nothing partial stays.
+        """
+        path = self._begun.get(frame.step) or str(self.begin_step(frame.step))
+        ready = self._prepare(frame)
+        stack = ready.layout.stack(frame.stacks) if self._extra_info else ""
+        construct = ready.layout.construct if self._extra_info else ""
+        packed = self._packed
+        if packed is None or packed[0] is not ready.layout or packed[1] is not stack:
+            packed = ready.layout, stack, framelog.pack(ready.layout.data, stack.encode(), construct.encode())
+            self._packed = packed
+        file = f"{path}/{layout.FRAME_LOG}"
+        parts = framelog.encode(packed[2], frame.step, frame.rank, ready.head, ready.slots, ready.floats, ready.rows)
+        try:
+            layout.write_plain(file, parts)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.unlink(file)
+            raise DumpWriteError(error, file) from error
+        with self._lock:
+            self._prepared[frame.step] = ready
+            while len(self._prepared) > 64:  # the writer dropped frames; they are in their logs
+                del self._prepared[next(iter(self._prepared))]
+
+    def _prepare(self, frame: Frame) -> _Prepared:
+        level = frame.level or self.level
+        header: dict[str, object] = {"task": self.task, "level": level, "framework": frame.framework or self.framework}
+        header["dump_data_dir"] = str(self.directory(frame.step) / layout.TENSORS) if self.task == "tensor" else None
+        header["nonfinite_counts"] = True  # a tensor without nan_count or inf_count has none
+        if not frame.complete:
+            header["complete"] = False
+        if frame.lost:
+            header["lost"] = dict(frame.lost)
+        with self._lock:
+            found, slots, floats = self._cache.find(frame.entries, level)
+        if found.micro_steps > 1:
+            header["micro_steps"] = found.micro_steps
+        head = (json.dumps(header, indent=1)[:-2] + ',\n "data": ').encode()
+        return _Prepared(frame, found, slots, floats, np.ascontiguousarray(frame.rows), head)
+
+    def write(self, frame: Frame, alerts: Sequence[Alert] = ()) -> None:  # noqa: ARG002 - alerts go to incident.json, not here
+        """Write the files of a frame. A frame without entries is left out unless its step was begun.
+
+        Raises:
+            SinkError: a file cannot be written; temporary files are removed, the marker (and the frame log) stay, earlier steps
+                are untouched.
+        """
+        with self._lock:
+            ready = self._prepared.pop(frame.step, None)
+            path = self._begun.get(frame.step)
+        if path is None:
+            if not frame.entries:
+                return
+            path = str(self.begin_step(frame.step))
+        if ready is None or ready.frame is not frame:
+            ready = self._prepare(frame)
+        level = frame.level or self.level
+        data = b"{}" if self.task == "structure" else _text.render(ready.layout.data, ready.slots, ready.rows, ready.floats)
+        file = path
+        try:
+            if self._extra_info and level != "debug":
+                file = f"{path}/{layout.STACK}"
+                layout.write_file(file, [ready.layout.stack(frame.stacks).encode("ascii")])
+                file = f"{path}/{layout.CONSTRUCT}"
+                layout.write_file(file, [ready.layout.construct.encode("ascii")])
+            # Last, so that a dump.json means that everything is there.
+            file = f"{path}/{layout.DEBUG if level == 'debug' else layout.DUMP}"
+            layout.write_file(file, [ready.head, data, b"\n}"])
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{path}/{layout.FRAME_LOG}")
+            if frame.complete:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(f"{path}/{layout.MARKER}")
+        except OSError as error:
+            raise DumpWriteError(error, file) from error
+        with self._lock:
+            while len(self._begun) > 1024:
+                del self._begun[next(iter(self._begun))]
+
+    def save_tensor(self, step: int, name: str, data: bytes | Callable[[Path], None]) -> Path:
+        """Save one tensor into ``dump_tensor_data`` of a step.
+
+        Args:
+            name: file name as `msprobe_engine.names.tensor_file` makes it.
+            data: the content, or a function that writes it to the path it is given.
+
+        Raises:
+            SinkError: it cannot be written; nothing partial stays.
+            UsageError: `name` is no plain file name.
+        """
+        if os.sep in name or "\0" in name or name.startswith("."):
+            raise UsageError(f"save_tensor: {name!r} is no plain file name; make it with msprobe_engine.names.tensor_file")
+        folder = (Path(self._begun[step]) if step in self._begun else self.begin_step(step)) / layout.TENSORS
+        path, temporary = folder / name, folder / f".{name}.tmp"
+        try:
+            folder.mkdir(mode=layout.DIRECTORY_MODE, exist_ok=True)
+            if callable(data):
+                data(temporary)
+                os.chmod(temporary, layout.FILE_MODE)
+            else:
+                layout.write_plain(temporary, [data])
+            os.rename(temporary, path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise DumpWriteError(error, path) from error
+        return path
+
+    def flush(self) -> None:
+        """Nothing waits in this process: every finished `write` has handed its bytes to the system."""
+
+    def close(self) -> None:
+        """Forget everything held for speed."""
+        with self._lock:
+            self._prepared.clear()
+            self._packed = None

@@ -1,0 +1,51 @@
+"""Every error of this project derives from `ProbeError`.
+
+ProbeError
+|- SettingsError      a settings file or argument (file, key, value, what is allowed)
+|- UsageError         the API was called in a way that cannot work
+|- DumpFormatError    a dump directory or file cannot be read
+|- SinkError          a sink cannot write (disk full, port taken); training goes on unless strict
+|- MissingExtraError  an optional package is not installed; the message holds the pip command
+|- NothingCapturedError  a job finished and there is nothing to show
+"""
+
+from __future__ import annotations
+
+
+class ProbeError(Exception):
+    """Base of all errors. The message names what, where, the value seen, what is allowed and what to do."""
+
+
+class SettingsError(ProbeError):
+    """A setting is unknown, of the wrong type or out of range."""
+
+
+class UsageError(ProbeError):
+    """A call that cannot work: wrong argument, wrong order."""
+
+
+class DumpFormatError(ProbeError):
+    """A dump directory or one of its files cannot be read."""
+
+
+class SinkError(ProbeError):
+    """A sink cannot write."""
+
+
+class NothingCapturedError(ProbeError):
+    """A job finished and nothing was captured."""
+
+
+class MissingExtraError(ProbeError):
+    """An optional package is missing.
+
+    Args:
+        package: what to import, for example ``"tensorboard"``.
+        extra: the extra of this project that brings it.
+        purpose: what it is needed for, one noun phrase.
+    """
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(f"{purpose} needs the package '{package}': pip install 'msprobe[{extra}]'")
+        self.package = package
+        self.extra = extra

@@ -1,0 +1,66 @@
+"""A fault inside the probe disables the part it happened in, says so once, and the training goes on."""
+
+from __future__ import annotations
+
+import traceback
+from types import TracebackType
+
+from msprobe_engine.log import get_logger
+
+_log = get_logger()
+
+
+class Faults:
+    """What failed in this process. One instance per probe.
+
+    Args:
+        strict: raise instead of disabling (``strict: true`` in the settings; for tests).
+    """
+
+    def __init__(self, strict: bool = False) -> None:
+        self.strict = strict
+        self.disabled: dict[str, str] = {}
+        self.counts: dict[str, int] = {}
+
+    def enabled(self, part: str) -> bool:
+        """False once `part` has failed."""
+        return part not in self.disabled
+
+    def guard(self, part: str) -> Guard:
+        """Context manager around one part of the probe; swallows and records exceptions unless strict."""
+        return Guard(self, part)
+
+    def fail(self, part: str, error: BaseException, *, disable: bool = True, hint: str = "") -> None:
+        """Record a failure of `part`; the first one is said aloud. Never raises, except the error itself when strict."""
+        self.counts[part] = self.counts.get(part, 0) + 1
+        if self.strict:
+            raise error
+        if part in self.disabled:
+            return
+        if disable:
+            self.disabled[part] = f"{type(error).__name__}: {error}"
+        elif self.counts[part] > 1:
+            return
+        what = "is switched off" if disable else "lost data"
+        advice = hint or "set strict: true to stop here with the full traceback"
+        _log.error("%s %s, training goes on: %s: %s (%s)", part, what, type(error).__name__, error, advice)
+        _log.debug("%s", "".join(traceback.format_exception(type(error), error, error.__traceback__)))
+
+
+class Guard:
+    """See `Faults.guard`."""
+
+    __slots__ = ("_faults", "_part")
+
+    def __init__(self, faults: Faults, part: str) -> None:
+        self._faults = faults
+        self._part = part
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+        if error is None or not isinstance(error, Exception):
+            return False  # KeyboardInterrupt and SystemExit are the user's
+        self._faults.fail(self._part, error)
+        return True

@@ -1,0 +1,192 @@
+"""Statistics rows of host memory: the C kernel when it was built, otherwise numpy with the same results (slow, but exact).
+
+The kernel is an optional part of the installation; `available` says which one runs. Both write rows as `msprobe_engine.rows`
+defines them and digests as `msprobe_engine.digest` does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from msprobe_engine import digest as _digest
+from msprobe_engine import rows as _rows
+from msprobe_engine.errors import UsageError
+
+_kernel: Any
+try:
+    _kernel = importlib.import_module("msprobe_engine._rowstats")
+except ImportError:
+    _kernel = None
+
+available: bool = _kernel is not None
+"""True when the C kernel is there."""
+
+NAMES = (
+    "float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool",
+    "complex64", "complex128", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu",
+)  # fmt: skip
+CODES: dict[str, int] = {name: code for code, name in enumerate(NAMES)}
+"""Element type, as frameworks call it, to the kernel's dtype code."""
+
+ITEMSIZE = (4, 8, 2, 2, 1, 2, 4, 8, 1, 2, 4, 8, 1, 8, 16, 1, 1, 1, 1, 1)
+_INTEGERS = range(CODES["int8"], CODES["bool"] + 1)
+_FP8 = CODES["float8_e4m3fn"]
+_PLAIN = {c: np.dtype(n) for n, c in CODES.items() if not n.startswith(("bfloat", "float8"))}
+_ROW_BYTES = 8 * _rows.WORDS
+
+
+def reduce(ptr: int, numel: int, code: int, out_ptr: int, want_digest: int, index0: int) -> None:
+    """Write the row of `numel` contiguous elements at address `ptr` to the 128 bytes at `out_ptr`.
+
+    Args:
+        code: element type, a value of `CODES`.
+        want_digest: 1 to fill DIGEST, 0 to leave it.
+        index0: global index of the first element, for the digest of a shard.
+    """
+    if _kernel is not None:
+        _kernel.reduce(ptr, numel, code, out_ptr, want_digest, index0)
+        return
+    raw = np.ctypeslib.as_array((ctypes.c_uint8 * (numel * ITEMSIZE[code])).from_address(ptr)) if numel else np.empty(0, np.uint8)
+    _address(out_ptr)[:] = row_of(raw, code, bool(want_digest), index0)
+
+
+def functions() -> tuple[Callable[..., None], Callable[..., None]]:
+    """`reduce` and `reduce_strided` without the Python frame around the kernel, for hot paths that call by position."""
+    return (_kernel.reduce, _kernel.reduce_strided) if _kernel is not None else (reduce, reduce_strided)
+
+
+def reduce_strided(
+    ptr: int, shape: tuple[int, ...], strides: tuple[int, ...], code: int, out_ptr: int, want_digest: int, index0: int
+) -> None:
+    """Like `reduce` for memory with any strides, counted in elements; positions are those of the logical C order."""
+    if _kernel is not None:
+        _kernel.reduce_strided(ptr, shape, strides, code, out_ptr, want_digest, index0)
+        return
+    if math.prod(shape) == 0:
+        reduce(ptr, 0, code, out_ptr, want_digest, index0)
+        return
+    item = ITEMSIZE[code]
+    last = sum((n - 1) * s for n, s in zip(shape, strides)) + 1
+    memory = np.ctypeslib.as_array((ctypes.c_uint8 * (last * item)).from_address(ptr)).view(f"V{item}")
+    packed = np.ascontiguousarray(np.lib.stride_tricks.as_strided(memory, shape, [s * item for s in strides]))
+    _address(out_ptr)[:] = row_of(packed.reshape(-1).view(np.uint8), code, bool(want_digest), index0)
+
+
+def reduce_into(rows: _rows.Rows, row: int, data: npt.NDArray[Any], dtype: str = "", *, digest: bool = False, index0: int = 0) -> None:
+    """Write the statistics of an array to ``rows[row]``.
+
+    Args:
+        rows: [n, 16] float64, C order.
+        data: any strides. Its bits are read as `dtype`; without `dtype` as its own numpy type.
+        dtype: a name of `NAMES`, for types numpy does not have (``bfloat16`` in a uint16 array, ``float8_e5m2`` in a uint8 one).
+
+    Raises:
+        UsageError: the type is unknown or its size is not that of the elements of `data`.
+    """
+    name = dtype or data.dtype.name
+    code = CODES.get(name)
+    if code is None or ITEMSIZE[code] != data.dtype.itemsize:
+        raise UsageError(f"reduce_into: no kernel for '{name}' in elements of {data.dtype.itemsize} bytes; known types: {', '.join(NAMES)}")
+    packed = np.ascontiguousarray(data)
+    reduce(packed.ctypes.data, packed.size, code, rows.ctypes.data + row * _ROW_BYTES, int(digest), index0)
+
+
+def digest_runs(data: npt.NDArray[Any], runs: _digest.Runs) -> int:
+    """Digest of a shard with global indices (`msprobe_engine.digest.shard_runs`), by the kernel where there is one."""
+    if _kernel is None or data.dtype.name not in CODES or runs.length == 0:
+        return _digest.digest_shard(data, runs)
+    flat = np.ascontiguousarray(data)
+    value: int = _kernel.digest_runs(flat.ctypes.data, flat.size, CODES[data.dtype.name], runs.first, runs.length, runs.stride)
+    return value
+
+
+def set_threads(n: int) -> None:
+    """Let the kernel split tensors over 1 MiB into up to `n` parts (1 to 64; 1 at the start). Nothing to do without the kernel."""
+    if _kernel is not None:
+        _kernel.set_threads(n)
+
+
+def row_of(raw: npt.NDArray[np.uint8], code: int, want_digest: bool, index0: int) -> npt.NDArray[np.float64]:
+    """The numpy version: row ([16] float64) of the elements whose bytes are `raw`."""
+    row = _rows.empty(1)
+    ints = _rows.as_int64(row)[0]
+    count = raw.size // ITEMSIZE[code]
+    ints[_rows.COUNT] = count
+    ints[_rows.FLAGS] = _rows.WRITTEN | (_rows.HAS_DIGEST if want_digest else 0)
+    if want_digest:
+        words: npt.NDArray[Any] = raw.view({1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}[ITEMSIZE[code]])
+        row.view(np.uint64)[0, _rows.DIGEST] = _digest.digest_array(words, index0)
+    values = decode(raw, code)
+    if code in _INTEGERS:
+        ints[_rows.FLAGS] |= _rows.HAS_INTEGERS
+        if count:
+            low, high = int(values.min()), int(values.max())
+            if high > np.iinfo(np.int64).max:
+                ints[_rows.FLAGS] &= ~_rows.HAS_INTEGERS
+            else:
+                ints[_rows.IMIN], ints[_rows.IMAX] = low, high
+        values = values.astype(np.float64)
+    elif values.dtype.kind == "c":
+        with np.errstate(invalid="ignore", over="ignore"):
+            size = np.hypot(values.real.astype(np.float64), values.imag.astype(np.float64))
+        values = np.where(np.isnan(values.real) | np.isnan(values.imag), np.nan, size)
+    ints[_rows.NANS] = np.isnan(values).sum()
+    ints[_rows.POS_INF] = np.isposinf(values).sum()
+    ints[_rows.NEG_INF] = np.isneginf(values).sum()
+    ints[_rows.ZEROS] = (values == 0).sum()
+    finite = values[np.isfinite(values)].astype(np.float64)
+    if finite.size:
+        with np.errstate(over="ignore", invalid="ignore"):
+            row[0, _rows.MIN], row[0, _rows.MAX] = finite.min(), finite.max()
+            row[0, _rows.SUM], row[0, _rows.SUMSQ] = finite.sum(), np.square(finite).sum()
+    first: npt.NDArray[np.float64] = row[0]
+    return first
+
+
+def decode(raw: npt.NDArray[np.uint8], code: int) -> npt.NDArray[Any]:
+    """The elements whose bytes are `raw`, as an array of a type numpy has and that holds every value exactly."""
+    if code == CODES["bfloat16"]:
+        wide: npt.NDArray[np.uint32] = np.left_shift(raw.view(np.uint16), 16, dtype=np.uint32)
+        return wide.view(np.float32)
+    if code >= _FP8:
+        values: npt.NDArray[np.float32] = fp8_table(code)[raw]
+        return values
+    if code == CODES["bool"]:
+        truth: npt.NDArray[np.uint8] = np.not_equal(raw, 0).astype(np.uint8)
+        return truth
+    return raw.view(_PLAIN[code])
+
+
+@lru_cache(None)
+def fp8_table(code: int) -> npt.NDArray[np.float32]:
+    """Value of each of the 256 bytes of an 8-bit float type, [256] float32. Formats: OCP OFP8 and MX specifications, and the
+    ``fnuz`` variants (https://onnx.ai/onnx/technical/float8.html)."""
+    name = NAMES[code]
+    if name == "float8_e8m0fnu":
+        return np.array([math.ldexp(1.0, b - 127) for b in range(255)] + [math.nan], np.float32)
+    mantissa = 3 if "e4m3" in name else 2
+    bias = (1 << (6 - mantissa)) - (0 if name.endswith("fnuz") else 1)
+    table = np.empty(256, np.float32)
+    for b in range(256):
+        exponent, fraction = (b & 127) >> mantissa, b & ((1 << mantissa) - 1)
+        value = math.ldexp(fraction + ((1 << mantissa) if exponent else 0), max(exponent, 1) - bias - mantissa)
+        if name.endswith("fnuz"):
+            value = math.nan if b == 128 else value
+        elif name == "float8_e4m3fn":
+            value = math.nan if (b & 127) == 127 else value
+        elif exponent == 31:
+            value = math.nan if fraction else math.inf
+        table[b] = -value if b & 128 else value
+    return table
+
+
+def _address(out_ptr: int) -> npt.NDArray[np.float64]:
+    return np.ctypeslib.as_array((ctypes.c_double * _rows.WORDS).from_address(out_ptr))

@@ -1,0 +1,211 @@
+"""How ranks learn of an incident without a collective.
+
+A rank that raises an event at the end of step k announces it before it goes on; the event says ``capture_step = k + 2``. Every
+rank polls at the end of each step. If the ranks are coupled by at least one collective per step (they are, in synchronous data,
+tensor or pipeline parallel training), a rank can only end step k+1 after the announcing rank has entered step k+1, that is after
+its announcement: the poll at the end of step k+1 sees it, and all ranks capture step k+2. A rank that sees it later, because the
+store was slow or the ranks are not coupled, captures its next step and says so in its rank file.
+
+Neither call may hold the training: the work is done by one daemon thread, and the caller waits for it at most `patience` seconds.
+Once it had to give up, it does not wait again until the thread has answered, so a dead store costs one `patience`, not one per step.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from msprobe_engine.dump.layout import make_directories
+
+_log = logging.getLogger("msprobe")
+PATIENCE_SECONDS = 0.05
+MAX_BYTES = 16_384
+"""An event is about 300 bytes; anything longer is not one."""
+GIVE_UP_AFTER = 3
+
+
+@runtime_checkable
+class Notifier(Protocol):
+    """Carries events between ranks. Both calls return at once and never raise."""
+
+    def announce(self, event: Mapping[str, Any]) -> None: ...
+
+    def poll(self) -> list[dict[str, Any]]:
+        """Events announced by any rank (this one too) that this call sees for the first time."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Store(Protocol):
+    """The part of `torch.distributed.Store` that is used; TCPStore, FileStore, HashStore and PrefixStore have it."""
+
+    def set(self, key: str, value: str) -> Any: ...
+
+    def get(self, key: str) -> bytes: ...
+
+    def add(self, key: str, amount: int) -> int: ...
+
+    def check(self, keys: list[str]) -> bool: ...
+
+
+class SilentNotifier:
+    """For one process: nobody to tell."""
+
+    def announce(self, event: Mapping[str, Any]) -> None:  # noqa: ARG002 - the protocol's signature
+        return None
+
+    def poll(self) -> list[dict[str, Any]]:
+        return []
+
+    def close(self) -> None:
+        return None
+
+
+class _ThreadedNotifier:
+    """Runs `_publish` and `_fetch` on one daemon thread with bounded waiting."""
+
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], None], threading.Event] | None] = queue.SimpleQueue()
+        self._arrived: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._pending: threading.Event | None = None
+        self._failures = 0
+        self.failed = ""
+
+    def announce(self, event: Mapping[str, Any]) -> None:
+        text = json.dumps(event)
+        self._run(lambda: self._publish(text), always=True)
+
+    def poll(self) -> list[dict[str, Any]]:
+        self._run(self._fetch_all, always=False)
+        out: list[dict[str, Any]] = []
+        while not self._arrived.empty():
+            out.append(self._arrived.get())
+        return out
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join(timeout=1.0)
+            self._thread = None
+
+    def _publish(self, text: str) -> None:
+        raise NotImplementedError
+
+    def _fetch(self) -> list[str | bytes]:
+        raise NotImplementedError
+
+    def _fetch_all(self) -> None:
+        for text in self._fetch():
+            if len(text) > MAX_BYTES:
+                continue
+            try:
+                value = json.loads(text)
+            except ValueError:
+                continue
+            if isinstance(value, dict):
+                self._arrived.put(value)
+
+    def _run(self, job: Callable[[], None], *, always: bool) -> None:
+        if self.failed:
+            return
+        busy = self._pending is not None and not self._pending.is_set()
+        if busy and not always:
+            return  # the last question is still open: do not queue up another one
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._work, name="msprobe-notify", daemon=True)
+            self._thread.start()
+        done = threading.Event()
+        self._pending = done
+        self._jobs.put((job, done))
+        if not busy:
+            done.wait(self._patience)
+
+    def _work(self) -> None:
+        while (item := self._jobs.get()) is not None:
+            job, done = item
+            try:
+                job()
+                self._failures = 0
+            except Exception as error:
+                self._failures += 1
+                if self._failures >= GIVE_UP_AFTER and not self.failed:
+                    self.failed = f"{type(error).__name__}: {error}"
+                    _log.error("incidents are no longer announced between ranks, training goes on: %s", self.failed)
+            finally:
+                done.set()
+
+
+class StoreNotifier(_ThreadedNotifier):
+    """Events in a torch.distributed-like store; one ``add(key, 0)`` per poll while nothing happens.
+
+    Keys: ``{prefix}/count`` counts announcements, ``{prefix}/{n}`` (n from 1) holds the n-th as JSON. The counter goes up before
+    the value is there, so a reader asks ``check`` first and comes back at its next poll; ``get`` never waits.
+    """
+
+    def __init__(self, store: Store, prefix: str = "msprobe/incident", patience: float = PATIENCE_SECONDS) -> None:
+        super().__init__(patience)
+        self._store = store
+        self._prefix = prefix
+        self._known = 0
+        self._open: set[int] = set()
+
+    def _publish(self, text: str) -> None:
+        number = self._store.add(f"{self._prefix}/count", 1)
+        self._store.set(f"{self._prefix}/{number}", text)
+
+    def _fetch(self) -> list[str | bytes]:
+        count = int(self._store.add(f"{self._prefix}/count", 0))
+        self._open.update(range(self._known + 1, min(count, self._known + 1000) + 1))
+        self._known = max(self._known, min(count, self._known + 1000))
+        out: list[str | bytes] = []
+        for number in sorted(self._open):
+            key = f"{self._prefix}/{number}"
+            if self._store.check([key]):
+                out.append(self._store.get(key))
+                self._open.discard(number)
+        return out
+
+
+class DirectoryNotifier(_ThreadedNotifier):
+    """Events as files in a directory that all ranks share; a file appears whole (written aside, then renamed).
+
+    Events that are there before the notifier is made belong to an earlier run and are not reported.
+    """
+
+    def __init__(self, directory: Path, rank: int, patience: float = PATIENCE_SECONDS) -> None:
+        super().__init__(patience)
+        self._directory = directory
+        self._rank = rank
+        make_directories(str(directory))
+        self._seen = set(self._names())
+
+    def _names(self) -> list[str]:
+        return sorted(entry.name for entry in os.scandir(self._directory) if entry.name.startswith("event-"))
+
+    def _publish(self, text: str) -> None:
+        name = f"event-{self._rank}-{uuid.uuid4().hex}.json"
+        aside = self._directory / f".{name}"
+        with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o640), "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(aside, self._directory / name)
+
+    def _fetch(self) -> list[str | bytes]:
+        out: list[str | bytes] = []
+        for name in self._names():
+            if name in self._seen:
+                continue
+            self._seen.add(name)
+            path = self._directory / name
+            if path.stat().st_size <= MAX_BYTES:
+                out.append(path.read_text(encoding="utf-8"))
+        return out

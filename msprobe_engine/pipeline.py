@@ -1,0 +1,250 @@
+"""From observations to frames: collects a step, resolves its rows once, runs the rules, and passes the frame on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from msprobe_engine import rows as _rows
+from msprobe_engine.announce import Announcer
+from msprobe_engine.backend import Backend, PendingRows
+from msprobe_engine.errors import UsageError
+from msprobe_engine.guard import Faults
+from msprobe_engine.records import Entry, Frame, Sample, TensorRef
+from msprobe_engine.rules.base import Alert, Rule
+from msprobe_engine.writer import Writer
+
+FrameListener = Callable[[Frame, Sequence[Alert]], None]
+RowsEdit = Callable[[_rows.Rows], None]
+"""Changes the rows of a step after they have arrived: used to put merged rows of several ranks in place of local ones. An edit may
+have `start(rows)`, called once when the rows are on the host, `ready()`, asked at step boundaries until it says True, and
+`wait(seconds)`, called at the end of the run; then the frame waits for it and the training does not."""
+
+CLOSE_PATIENCE = 10.0
+"""Seconds that `Pipeline.close` waits for edits."""
+
+
+class Seen(NamedTuple):
+    """What a step has shown so far; see `Pipeline.exchange`."""
+
+    entries: list[Entry]
+    samples: list[Sample]
+    scalars: dict[str, TensorRef | float]
+    edits: list[RowsEdit]
+    lost: dict[str, int]
+    level: str
+
+
+class _Waiting:
+    """A step whose rows, or whose edits, are not there yet."""
+
+    __slots__ = ("build", "early", "edits", "pending", "rows")
+
+    def __init__(
+        self, pending: PendingRows, build: Callable[[_rows.Rows], Frame], edits: list[RowsEdit], early: Sequence[Alert] = ()
+    ) -> None:
+        self.pending = pending
+        self.build = build
+        self.edits = edits
+        self.early = early
+        self.rows: _rows.Rows | None = None
+
+    def arrive(self, wait: bool) -> bool:
+        """Take the rows over if they are there; True when they are."""
+        if self.rows is None:
+            if not (wait or self.pending.ready()):
+                return False
+            self.rows = self.pending.rows()
+            for edit in self.edits:
+                if (start := getattr(edit, "start", None)) is not None:
+                    start(self.rows)
+        return True
+
+    def edited(self, wait: bool) -> bool:
+        """True when every edit can be called without a wait."""
+        for edit in self.edits:
+            if wait and (finish := getattr(edit, "wait", None)) is not None:
+                finish(CLOSE_PATIENCE)
+            elif (ready := getattr(edit, "ready", None)) is not None and not ready():
+                return False
+        return True
+
+
+class Pipeline:
+    """One per probe. All methods are called on the training thread.
+
+    Args:
+        backend: where tensors are reduced.
+        rules: alert rules, called at step boundaries.
+        writer: receives every finished frame.
+        faults: isolation of failures.
+        listeners: called with each finished frame and its alerts, on the training thread, before the writer (ring, incidents).
+    """
+
+    def __init__(
+        self, backend: Backend, rules: Sequence[Rule], writer: Writer, faults: Faults, listeners: Sequence[FrameListener] = ()
+    ) -> None:
+        self.backend = backend
+        self.rules = list(rules)
+        self.writer = writer
+        self.faults = faults
+        self.listeners = list(listeners)
+        self.entries: list[Entry] = []
+        self.samples: list[Sample] = []
+        self.level = ""
+        self.lost: dict[str, int] = {}
+        self._edits: list[RowsEdit] = []
+        self._scalars: dict[str, TensorRef | float] = {}
+        self._waiting: list[_Waiting] = []
+        self._advancing = False
+        self._early: list[Alert] = []
+        self._step_started = time.monotonic()
+        self._announcer = Announcer()
+        self.rank_info: dict[str, Any] = {}
+
+    def sample(
+        self,
+        family: str,
+        name: str,
+        tensor: Any,
+        *,
+        phase: str = "",
+        micro_step: int = -1,
+        vpp_stage: int = 0,
+        extra: Mapping[str, Any] | None = None,
+    ) -> TensorRef:
+        """Start the reduction of one tensor and note it as a sample of this step. No wait."""
+        ref = self.backend.reduce(tensor)
+        self.samples.append(Sample(family, name, ref, phase, micro_step, vpp_stage, extra or {}))
+        return ref
+
+    def scalar(self, name: str, value: Any) -> None:
+        """Note a number of this step; a tensor (0-dim or one element) is read at the step boundary, not now. What is no number is
+        left out and said once: it must not cost the step."""
+        if self.backend.is_tensor(value):
+            self._scalars[name] = self.backend.reduce(value)
+        elif value is not None:
+            try:
+                self._scalars[name] = float(value)
+            except (TypeError, ValueError, OverflowError):
+                self.lose(f"scalar {name}")
+                problem = UsageError(f"end_step: {name!r} is a {type(value).__name__}; allowed: a number or a tensor with one element")
+                self.faults.fail(f"scalar {name}", problem, disable=False, hint="give numbers to end_step")
+
+    def edit_rows(self, edit: RowsEdit) -> None:
+        """Call `edit` with this step's rows once they are on the host."""
+        self._edits.append(edit)
+
+    def lose(self, reason: str, count: int = 1) -> None:
+        """Count something that was observed and could not be kept."""
+        self.lost[reason] = self.lost.get(reason, 0) + count
+
+    def alert(self, alerts: Sequence[Alert]) -> None:
+        """Note alerts of this step that were raised before its end. The step's own rules do not repeat them."""
+        self._early.extend(alerts)
+
+    def exchange(self, seen: Seen | None = None) -> Seen:
+        """Put what this step has shown so far aside and go on with `seen` (None: nothing). For a step that runs more than once;
+        the caller does the same with the backend's rows."""
+        new = seen or Seen([], [], {}, [], {}, self.level)
+        old = Seen(self.entries, self.samples, self._scalars, self._edits, self.lost, self.level)
+        self.entries, self.samples, self._scalars, self._edits, self.lost, self.level = new
+        return old
+
+    @property
+    def empty(self) -> bool:
+        """True when nothing was observed since the last step boundary."""
+        return not (self.entries or self.samples or self._scalars)
+
+    def end_step(self, step: int, stacks: list[list[str]] | None = None, complete: bool = True) -> None:
+        """Close the current step: start the one copy, finish every step whose copy has arrived.
+
+        Args:
+            complete: False when the step was cut off.
+        """
+        now = time.monotonic()
+        scalars, self._scalars = self._scalars, {}
+        entries, self.entries = self.entries, []
+        samples, self.samples = self.samples, []
+        lost, self.lost = self.lost, {}
+        edits, self._edits = self._edits, []
+        early, self._early = self._early, []
+        level, rank = self.level, self.backend.rank() or 0
+        seconds, self._step_started = now - self._step_started, now
+        framework = self.backend.framework
+        pending = self.backend.finish_step()
+
+        def build(rows: _rows.Rows) -> Frame:
+            numbers = {"step_seconds": seconds}
+            for name, value in scalars.items():
+                if isinstance(value, TensorRef):
+                    if value.row < 0:
+                        continue
+                    numbers[name] = _mean(rows, value.row)
+                else:
+                    numbers[name] = value
+            return Frame(
+                step=step,
+                rank=rank,
+                rows=rows,
+                entries=entries,
+                samples=samples,
+                scalars=numbers,
+                stacks=stacks or [],
+                level=level,
+                framework=framework,
+                complete=complete,
+                lost=lost,
+            )
+
+        self._waiting.append(_Waiting(pending, build, edits, early))
+        self.advance()
+
+    def advance(self, wait: bool = False) -> None:
+        """Finish the steps whose rows have arrived; with `wait`, all of them."""
+        if self._advancing:
+            return
+        self._advancing = True
+        try:
+            while self._waiting:
+                # rows of later steps go on their way while an earlier frame waits, in step order
+                for step in self._waiting:
+                    if not step.arrive(wait):
+                        break
+                head = self._waiting[0]
+                if head.rows is None or not head.edited(wait):
+                    return
+                del self._waiting[0]
+                for edit in head.edits:
+                    with self.faults.guard("merge over ranks"):
+                        edit(head.rows)
+                self._finish(head.build(head.rows), head.early)
+        finally:
+            self._advancing = False
+
+    def close(self) -> None:
+        """Finish all steps, flush and close the sinks."""
+        self.advance(wait=True)
+        self.writer.close()
+
+    def _finish(self, frame: Frame, early: Sequence[Alert] = ()) -> None:
+        alerts: list[Alert] = list(early)
+        known = {(alert.rule, alert.name) for alert in early}
+        for rule in self.rules:
+            part = f"rule {rule.name}"
+            if self.faults.enabled(part):
+                with self.faults.guard(part):
+                    found = rule.check(frame)
+                    alerts.extend([a for a in found if (a.rule, a.name) not in known] if known else found)
+        self._announcer.say(alerts)
+        for listener in self.listeners:
+            with self.faults.guard(f"listener {getattr(listener, '__qualname__', listener)}"):
+                listener(frame, alerts)
+        with self.faults.guard("writer"):
+            self.writer.submit(frame, alerts)
+
+
+def _mean(rows: _rows.Rows, row: int) -> float:
+    mean = _rows.read(rows[row]).mean
+    return float("nan") if mean is None else float(mean)

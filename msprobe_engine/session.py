@@ -1,0 +1,137 @@
+"""What every probe has, whatever the framework: settings, output directory, rules, sinks, incidents, and the step boundary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from msprobe_engine.backend import Backend
+from msprobe_engine.guard import Faults
+from msprobe_engine.incident.manager import CaptureRequest, IncidentManager
+from msprobe_engine.incident.notify import Notifier, SilentNotifier
+from msprobe_engine.log import get_logger, set_rank
+from msprobe_engine.pipeline import Pipeline
+from msprobe_engine.records import Frame
+from msprobe_engine.rules.base import Alert
+from msprobe_engine.settings.schema import ProbeSettings, RuleSettings
+from msprobe_engine.sinks.base import Sink
+from msprobe_engine.writer import Writer
+
+_log = get_logger()
+
+
+class Session:
+    """Life of one probe in one process.
+
+    Attributes:
+        armed: the dump that an alert (of this or another rank) has ordered, None when there is none.
+    """
+
+    def __init__(
+        self,
+        settings: ProbeSettings,
+        backend: Backend,
+        *,
+        local_rank: int = 0,
+        local_world_size: int = 1,
+        notifier: Notifier | None = None,
+        extra_sinks: Sequence[Sink] = (),
+    ) -> None:
+        from msprobe_engine.rules.build import build_rules
+        from msprobe_engine.sinks.build import build_sinks
+        from msprobe_engine.sinks.prometheus import PrometheusSink
+
+        self.settings = settings
+        self.backend = backend
+        self.faults = Faults(settings.strict)
+        self.output_dir = Path(settings.output_dir)
+        self.rank = backend.rank()
+        self.armed: CaptureRequest | None = None
+        self._now = 0
+        if self.rank is not None:
+            set_rank(self.rank)
+        rank = self.rank or 0
+        with_rules = settings
+        if settings.monitor is not None or settings.incident.level:
+            with_rules = settings if settings.rules else replace(settings, rules=(RuleSettings(),))
+        sinks, errors = build_sinks(
+            settings,
+            output_dir=self.output_dir,
+            rank=rank,
+            local_rank=local_rank,
+            local_world_size=local_world_size,
+            monitor=settings.monitor,
+        )
+        for error in errors:
+            # Every message begins with the name of its sink.
+            self.faults.fail(str(error).partition(":")[0], error, hint="the other sinks work")
+        self.writer = Writer([*sinks, *extra_sinks], self.faults)
+        self.pipeline = Pipeline(backend, build_rules(with_rules), self.writer, self.faults)
+        self.incidents: IncidentManager | None = None
+        if settings.incident.enabled and with_rules.rules:
+            self.incidents = IncidentManager(
+                settings.incident,
+                output_dir=self.output_dir,
+                rank=rank,
+                world_size=backend.world_size(),
+                notifier=notifier or SilentNotifier(),
+                submit=self._submit,
+            )
+            self.pipeline.listeners.append(self._incident)
+        for sink in self.writer.sinks:  # sinks that export the probe's own losses
+            if isinstance(sink, PrometheusSink):
+                sink.watch_losses(self.writer.lost)
+                sink.watch_info(self.pipeline.rank_info)
+
+    def say_what_is_on(self) -> None:
+        """One line on rank 0: that the probe is there, what it watches and where it writes."""
+        if self.rank:
+            return
+        settings = self.settings
+        parts = []
+        if settings.monitor is not None:
+            parts.append("monitor")
+        if settings.dump is not None:
+            parts.append(f"dump {settings.dump.level}")
+        if self.incidents is not None:
+            parts.append(f"incidents (last {settings.incident.ring_steps} steps, level {settings.incident.level or 'of the monitor'})")
+        if not parts:
+            _log.warning("the probe has nothing to do: the settings have no monitor, dump or incident.level section")
+            return
+        ports = {s: getattr(s, "port", None) for s in self.writer.sinks}
+        sinks = ", ".join(f"{s.name} on port {port}" if port else s.name for s, port in ports.items())
+        _log.info("msprobe is on: %s; writing to %s%s", ", ".join(parts), self.output_dir, f" ({sinks})" if sinks else "")
+
+    def end_step(
+        self, step: int, scalars: Mapping[str, Any] | None = None, stacks: list[list[str]] | None = None, complete: bool = True
+    ) -> None:
+        """Close a step; `complete` False: it was cut off."""
+        self._now = step
+        with self.faults.guard("step boundary"):
+            for name, value in (scalars or {}).items():
+                self.pipeline.scalar(name, value)
+            self.pipeline.end_step(step, stacks, complete)
+
+    def close(self) -> None:
+        """Finish all steps and close every sink. Safe to call twice."""
+        with self.faults.guard("closing"):
+            self.pipeline.close()
+        if self.incidents is not None:
+            with self.faults.guard("incidents"):
+                self.incidents.close()
+
+    def _incident(self, frame: Frame, alerts: Sequence[Alert]) -> None:
+        assert self.incidents is not None
+        request = self.incidents.on_frame(frame, alerts, self._now)
+        if request is not None:
+            self._arm(request)
+
+    def _arm(self, request: CaptureRequest) -> None:
+        if self.armed is None:
+            self.armed = request
+            _log.warning("capture of level %s armed for step %d", request.level, request.first_step)
+
+    def _submit(self, job: Any, what: str) -> None:
+        self.writer.call(job, what)

@@ -1,0 +1,39 @@
+"""Rules that concern more than one key."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from msprobe_engine.settings.schema import DumpSettings, ProbeSettings
+from msprobe_engine.settings.tree import Report, join, show
+
+
+def check(settings: ProbeSettings, report: Report, dump_section: str = "dump") -> ProbeSettings:
+    """`settings` with what follows from combinations. What cannot go together is reported with `dump_section` as the place of dump keys."""
+    if settings.dump is not None:
+        settings = replace(settings, dump=_dump(settings.dump, dump_section, report))
+    prometheus = settings.sinks.prometheus
+    if prometheus.enabled and prometheus.mode == "textfile" and not prometheus.textfile_dir:
+        report.error("sinks.prometheus.textfile_dir", "is empty, but mode 'textfile' writes there; give the collector's directory")
+    if prometheus.enabled and prometheus.mode == "push" and not prometheus.push_url:
+        report.error("sinks.prometheus.push_url", "is empty, but mode 'push' sends there; give the gateway's URL")
+    if bool(prometheus.tls_cert) != bool(prometheus.tls_key):
+        report.error("sinks.prometheus.tls_cert", "and tls_key belong together; give both files or none")
+    return settings
+
+
+def _dump(dump: DumpSettings, section: str, report: Report) -> DumpSettings:
+    if len(dump.scope) not in (0, 2):
+        report.error(
+            join(section, "scope"), f"{show(list(dump.scope))} is not allowed; allowed: [] or two names, the first and the last record"
+        )
+    if "all" in dump.data_mode and len(dump.data_mode) > 1:
+        report.error(
+            join(section, "data_mode"), f"{show(list(dump.data_mode))}: 'all' stands alone; leave it out to choose, or write ['all']"
+        )
+    if not dump.data_mode:
+        dump = replace(dump, data_mode=("all",))
+    if dump.task == "structure" and dump.level == "L1":
+        report.warning(join(section, "level"), "task 'structure' needs modules: 'mix' is used instead of 'L1'")
+        dump = replace(dump, level="mix")
+    return dump

@@ -1,0 +1,152 @@
+"""The settings tree: what ``probe.yaml`` may hold, with types, defaults and allowed values.
+
+Every class is one section; field metadata holds the rule of a value (`choices`, `minimum`, `maximum`) and one line of help.
+The loader (`msprobe_engine.settings.load`) turns YAML or JSON into these objects and knows nothing about single keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+def _rule(default: Any, help: str, **rule: Any) -> Any:
+    if isinstance(default, (list, dict)):
+        return field(default_factory=lambda: type(default)(default), metadata={"help": help, **rule})
+    return field(default=default, metadata={"help": help, **rule})
+
+
+LEVELS = ("L0", "L1", "mix", "L2", "debug")
+TASKS = ("statistics", "tensor", "structure")
+OPS = ("norm", "min", "max", "mean", "zeros", "nans", "infs", "rms", "shape", "dtype", "digest")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DumpSettings:
+    """What a dump directory gets; keys and meaning of the existing ``config.json``."""
+
+    task: str = _rule("statistics", "what is recorded", choices=TASKS)
+    dump_path: str = _rule("", "root of the output; empty: <output_dir>/dump")
+    level: str = _rule("L1", "L0 modules, L1 APIs, mix both, debug only save()", choices=LEVELS)
+    rank: tuple[int, ...] = _rule((), "ranks to dump, [] is all; ranges like '4-6'", ranges=True, minimum=0, maximum=1_000_000)
+    step: tuple[int, ...] = _rule((), "steps to dump, [] is all; ranges like '10-19'", ranges=True, minimum=0, maximum=1_000_000)
+    async_dump: bool = _rule(False, "accepted for compatibility; writing never blocks the training here")
+    extra_info: bool = _rule(True, "write stack.json and construct.json")
+    scope: tuple[str, ...] = _rule((), "range of record names, [first, last]")
+    list: tuple[str, ...] = _rule((), "keep records whose name contains one of these")
+    tensor_list: tuple[str, ...] = _rule((), "records whose tensors are saved too, task statistics")
+    data_mode: tuple[str, ...] = _rule(
+        ("all",), "subset of input, output, forward, backward", choices=("all", "input", "output", "forward", "backward")
+    )
+    summary_mode: str = _rule(
+        "statistics", "statistics; md5 adds a CRC-32; digest adds our 64-bit digest", choices=("statistics", "md5", "xor", "digest")
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MonitorSettings:
+    """What is watched all the time, as flat samples."""
+
+    targets: tuple[str, ...] = _rule((), "module or parameter names (whole path components, * and ? allowed); [] is all")
+    activations: bool = _rule(False, "module inputs and outputs (forward)")
+    activation_gradients: bool = _rule(False, "gradients of module inputs and outputs")
+    gradients: bool = _rule(True, "reduced gradients, just before the optimizer step")
+    gradient_phases: tuple[str, ...] = _rule(
+        ("reduced",),
+        "where reduced gradients are taken; unscaled and clipped, under Megatron only, cost one more pass each",
+        choices=("reduced", "unscaled", "clipped"),
+    )
+    unreduced_gradients: bool = _rule(False, "local gradients before data-parallel reduction")
+    micro_batch_gradients: bool = _rule(False, "unreduced gradients of every micro batch")
+    parameters: bool = _rule(False, "parameters before and after the optimizer step")
+    optimizer_states: bool = _rule(False, "exp_avg and exp_avg_sq after the step")
+    collectives: bool = _rule(False, "inputs and outputs of collectives")
+    start_step: int = _rule(0, "first step", minimum=0)
+    interval: int = _rule(1, "every so many steps", minimum=1)
+    collect_times: int = _rule(100_000_000, "stop after so many monitored steps", minimum=0)
+    rank: tuple[int, ...] = _rule((), "ranks that monitor, [] is all", ranges=True, minimum=0, maximum=1_000_000)
+    ops: tuple[str, ...] = _rule(
+        ("norm", "min", "max", "mean", "nans", "zeros"),
+        "statistics that files show",
+        choices=OPS,
+    )
+    digest: bool = _rule(False, "also take the 64-bit digest of every tensor")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleSettings:
+    """One alert rule."""
+
+    rule: str = _rule("nan_inf", "name of the rule", choices=("nan_inf", "turbulence", "extreme_value", "no_progress"))
+    severity: str = _rule("", "warning or critical; empty: the rule's own", choices=("", "warning", "critical"))
+    kinds: tuple[str, ...] = _rule((), "only these kinds of tensors, [] is all the rule is made for")
+    args: Mapping[str, Any] = _rule({}, "arguments of the rule (threshold, warmup, patience, ...)", free=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CsvSettings:
+    enabled: bool = _rule(True, "write CSV files")
+    path: str = _rule("", "directory; empty: MONITOR_OUTPUT_DIR or <output_dir>/monitor")
+    steps_per_file: int = _rule(100, "steps per CSV file", minimum=1, maximum=1_000_000)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorBoardSettings:
+    enabled: bool = _rule(False, "write TensorBoard event files")
+    path: str = _rule("", "log directory; empty: <output_dir>/tensorboard")
+    ops: tuple[str, ...] = _rule(("norm", "max", "min", "mean", "nans"), "statistics per series", choices=OPS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrometheusSettings:
+    enabled: bool = _rule(False, "export metrics")
+    mode: str = _rule("http", "http endpoint, textfile for the node exporter, or push to a gateway", choices=("http", "textfile", "push"))
+    address: str = _rule("127.0.0.1", "address the endpoint listens on; loopback unless told otherwise")
+    port: int = _rule(9464, "port of local rank 0; local rank r listens on port + r (see per_node)", minimum=0, maximum=65535)
+    per_node: bool = _rule(True, "one endpoint per node: local rank 0 serves what all local ranks wrote")
+    textfile_dir: str = _rule("", "directory of the node exporter's textfile collector, mode textfile")
+    push_url: str = _rule("", "URL of a push gateway, mode push")
+    job: str = _rule("msprobe", "job label, mode push")
+    max_series: int = _rule(2000, "upper bound of series per process; what is cut is counted", minimum=1)
+    layers: bool = _rule(True, "per-layer gauges besides the rank-level ones")
+    tls_cert: str = _rule("", "certificate file: the endpoint speaks TLS")
+    tls_key: str = _rule("", "key file of tls_cert")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkSettings:
+    csv: CsvSettings = field(default_factory=CsvSettings)
+    tensorboard: TensorBoardSettings = field(default_factory=TensorBoardSettings)
+    prometheus: PrometheusSettings = field(default_factory=PrometheusSettings)
+    memory: bool = _rule(False, "keep frames in memory (tests, notebooks)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class IncidentSettings:
+    """What happens when a critical alert fires."""
+
+    enabled: bool = _rule(True, "write an incident directory")
+    ring_steps: int = _rule(20, "how many past steps are kept in memory and written", minimum=1, maximum=1000)
+    level: str = _rule("", "always-on capture level kept in the ring; empty: monitor samples only", choices=("", "L0", "L1", "mix"))
+    capture_level: str = _rule("mix", "dump level armed after an alert; empty: nothing is armed", choices=("", "L0", "L1", "mix"))
+    capture_steps: int = _rule(1, "how many steps are dumped after an alert", minimum=1)
+    path: str = _rule("", "directory; empty: <output_dir>/incidents")
+    max_incidents: int = _rule(10, "no more directories than this per run", minimum=1)
+    cooldown_steps: int = _rule(20, "no new incident within so many steps of the last", minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeSettings:
+    """Root of ``probe.yaml``."""
+
+    output_dir: str = _rule("msprobe_output", "root of everything that is written")
+    strict: bool = _rule(False, "raise instead of disabling a part that failed (tests)")
+    log_level: str = _rule("info", "console messages", choices=("debug", "info", "warning", "error", "silent"))
+    dump: DumpSettings | None = _rule(None, "dump directories while training; absent: none", section=DumpSettings)
+    monitor: MonitorSettings | None = _rule(None, "always-on samples; absent: none", section=MonitorSettings)
+    rules: tuple[RuleSettings, ...] = _rule((), "alert rules; [] with a monitor: nan_inf", items=RuleSettings)
+    sinks: SinkSettings = field(default_factory=SinkSettings, metadata={"help": "where data goes", "section": SinkSettings})
+    incident: IncidentSettings = field(
+        default_factory=IncidentSettings, metadata={"help": "alert, then capture", "section": IncidentSettings}
+    )

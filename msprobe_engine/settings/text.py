@@ -1,0 +1,92 @@
+"""Settings files as plain data: YAML and JSON with duplicate keys refused. Nothing in a file is ever executed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from msprobe_engine.errors import SettingsError
+
+MAX_BYTES = 1 << 20
+SUFFIXES = (".yaml", ".yml", ".json")
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """The safe loader of PyYAML; it would keep the last of two equal keys without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            key = self.construct_object(key_node, deep=True)
+            try:
+                repeated = key in seen
+                seen.add(key)
+            except TypeError:
+                raise yaml.constructor.ConstructorError(None, None, "a key must be a plain value", key_node.start_mark) from None
+            if repeated:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} appears twice", key_node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in out:
+            raise ValueError(f"the key {key!r} appears twice")
+        out[key] = value
+    return out
+
+
+def parse_yaml(text: str) -> Any:
+    """YAML text as plain data."""
+    return yaml.load(text, Loader=_UniqueKeyLoader)
+
+
+def parse_json(text: str) -> Any:
+    """JSON text (NaN and Infinity allowed) as plain data."""
+    return json.loads(text, object_pairs_hook=_unique)
+
+
+def read_file(path: Path) -> Any:
+    """The content of a settings file.
+
+    Raises:
+        SettingsError: the file is missing, too large (1 MiB), of another kind, or not valid YAML or JSON.
+    """
+    if path.suffix.lower() not in SUFFIXES:
+        raise SettingsError(f"{path}: a settings file ends in {', '.join(SUFFIXES)}; this one ends in '{path.suffix}'")
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise SettingsError(f"{path}: the settings file cannot be read: {reason}") from error
+    if len(raw) > MAX_BYTES:
+        raise SettingsError(f"{path}: larger than {MAX_BYTES} bytes; a settings file is small, is this another kind of file?")
+    return parse(raw, path)
+
+
+def parse(raw: bytes, path: Path) -> Any:
+    """Plain data of the bytes of a settings file; `path` gives the format and stands in messages.
+
+    Raises:
+        SettingsError: not valid YAML or JSON.
+    """
+    is_json = path.suffix.lower() == ".json"
+    try:
+        text = raw.decode("utf-8-sig")
+        return parse_json(text) if is_json else parse_yaml(text)
+    except Exception as error:  # PyYAML lets ValueError, IndexError, AttributeError, RecursionError through on damaged input
+        raise SettingsError(f"{path}: not valid {'JSON' if is_json else 'YAML'}: {_one_line(error)}") from error
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f"{error.problem or error.context} (line {mark.line + 1}, column {mark.column + 1})"
+    return " ".join(str(error).split()) or type(error).__name__

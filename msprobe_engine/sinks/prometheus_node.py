@@ -1,0 +1,112 @@
+"""One endpoint per node: every local rank leaves its families in a small file, local rank 0 serves them all.
+
+The files are JSON (``{"written": seconds, "rank": R, "families": [...]}``), replaced as a whole. They are read as data: whatever
+is not exactly of this form is counted and left out. The file of a rank that died stays and is still served; its age tells.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from msprobe_engine.sinks.files import replace_file
+from msprobe_engine.sinks.prometheus_metrics import PREFIX, Family, Labels
+
+_MAX_BYTES = 16 * 1024 * 1024
+_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,199}")
+_SUFFIXES = ("", "_total", "_bucket", "_count", "_sum")
+_TYPES = ("gauge", "counter", "histogram")
+
+
+def snapshot_path(directory: Path, rank: int) -> Path:
+    """Where a rank leaves its snapshot."""
+    return directory / f"rank{rank}.json"
+
+
+def write_snapshot(directory: Path, rank: int, families: list[Family], now: float) -> None:
+    """Replace the snapshot of `rank`.
+
+    Raises:
+        SinkError: it cannot be written.
+    """
+    data = json.dumps({"written": now, "rank": rank, "families": families}, separators=(",", ":"), allow_nan=False)
+    replace_file(snapshot_path(directory, rank), data.encode())
+
+
+def read_snapshot(path: Path, rank: int) -> tuple[float, list[Family]]:
+    """When the snapshot was written, and its families.
+
+    Raises:
+        OSError: there is none, or it cannot be read.
+        ValueError: it is not of the form that `write_snapshot` gives, or of another rank.
+    """
+    with path.open("rb") as file:
+        data = file.read(_MAX_BYTES + 1)
+    if len(data) > _MAX_BYTES:
+        raise ValueError(f"{path}: more than {_MAX_BYTES} bytes")
+    whole: Any = json.loads(data)
+    if not isinstance(whole, dict) or whole.get("rank") != rank or not isinstance(whole.get("families"), list):
+        raise ValueError(f"{path}: not a snapshot of rank {rank}")
+    return _number(whole.get("written")), [_family(family) for family in whole["families"]]
+
+
+def node_families(own: list[Family], directory: Path, others: range, now: float) -> list[Family]:
+    """The families of this rank and of the ranks `others`, merged by name, with the age of each snapshot."""
+    merged: dict[str, Family] = {family.name + family.type: family._replace(samples=list(family.samples)) for family in own}
+    ages: list[tuple[str, Labels, float]] = []
+    missing = unreadable = 0
+    for rank in others:
+        try:
+            written, families = read_snapshot(snapshot_path(directory, rank), rank)
+        except OSError:
+            missing += 1
+            continue
+        except (ValueError, TypeError, KeyError, RecursionError):
+            unreadable += 1
+            continue
+        ages.append(("", (("rank", str(rank)),), max(0.0, now - written)))
+        for family in families:
+            key = family.name + family.type
+            if key in merged:
+                merged[key].samples.extend(family.samples)
+            else:
+                merged[key] = family
+    out = list(merged.values())
+    out.append(_own("snapshot_age_seconds", "Age of what another rank of this node left; it grows when the rank is dead.", ages))
+    out.append(_own("snapshots_missing", "Ranks of this node that left nothing.", [("", (), float(missing))]))
+    out.append(_own("snapshots_unreadable", "Ranks of this node whose snapshot is damaged.", [("", (), float(unreadable))]))
+    return [family for family in out if family.samples]
+
+
+def _own(name: str, text: str, samples: list[tuple[str, Labels, float]]) -> Family:
+    return Family(PREFIX + name, "gauge", text, samples)
+
+
+def _family(raw: Any) -> Family:
+    name, kind, text, samples = raw
+    if not (isinstance(name, str) and name.startswith(PREFIX) and _NAME.fullmatch(name) and kind in _TYPES and isinstance(text, str)):
+        raise ValueError(f"not a metric family: {str(name)[:80]!r}")
+    return Family(name, kind, text, [_sample(sample) for sample in samples])
+
+
+def _sample(raw: Any) -> tuple[str, Labels, float]:
+    suffix, labels, value = raw
+    if suffix not in _SUFFIXES:
+        raise ValueError(f"not a suffix: {str(suffix)[:80]!r}")
+    return suffix, tuple(_label(label) for label in labels), _number(value)
+
+
+def _label(raw: Any) -> tuple[str, str]:
+    key, value = raw
+    if not (isinstance(key, str) and _NAME.fullmatch(key) and isinstance(value, str)):
+        raise ValueError("not a label")
+    return key, value
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ValueError("not a number")
+    return float(value)

@@ -1,0 +1,132 @@
+"""TensorBoard event files: one event per step with all values of the step.
+
+Tags are those of the existing tool, so that dashboards keep working::
+
+    {vpp}:{name}[:{micro step}]/rank{R}/{word}_{statistic}
+
+with the words actv, actv_grad, acc_grad or pre_grad (unreduced gradients, accumulated or of one micro batch), post_grad (reduced),
+param_origin, param_updated, exp_avg, exp_avg_sq. Ours are ``unscaled_grad`` and ``clipped_grad``, ``scalars/{name}`` and
+``alerts/{rule}`` (alerts in this step).
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import struct
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from msprobe_engine.columns import OPS, column
+from msprobe_engine.errors import MissingExtraError, SinkError
+from msprobe_engine.records import Frame, Sample
+from msprobe_engine.rules.base import Alert
+from msprobe_engine.settings.schema import TensorBoardSettings
+from msprobe_engine.sinks.crc32c import masked_crc32c
+from msprobe_engine.sinks.files import AppendFile, make_directory
+
+
+class TensorBoardSink:
+    """Writes samples, scalars and alert counts. One directory per rank, because TensorBoard reads one file per directory.
+
+    Args:
+        settings: section ``sinks.tensorboard``.
+        output_dir: root of the run's output.
+        rank: global rank.
+
+    Raises:
+        MissingExtraError: the package tensorboard is not installed.
+        SinkError: an unknown statistic, or the directory cannot be created.
+    """
+
+    name = "tensorboard"
+
+    def __init__(self, settings: TensorBoardSettings, *, output_dir: Path, rank: int) -> None:
+        try:
+            from tensorboard.compat.proto import event_pb2, summary_pb2
+        except ImportError as error:
+            raise MissingExtraError("tensorboard", "tensorboard", "tensorboard sink: writing event files") from error
+        self._event: Any = event_pb2.Event
+        self._summary: Any = summary_pb2.Summary
+        unknown = [op for op in settings.ops if op not in OPS]
+        if unknown:
+            raise SinkError(f"sinks.tensorboard.ops: {unknown[0]!r} is no number to plot; allowed: {', '.join(OPS)}")
+        self._ops = tuple(dict.fromkeys(settings.ops))
+        self._rank = rank
+        self.directory = Path(settings.path or output_dir / "tensorboard") / f"rank{rank}"
+        """Where the event file is."""
+        make_directory(self.directory, "tensorboard sink")
+        # TensorBoard looks for "tfevents" in the name and sorts by it; the host name that others put there tells nothing more.
+        name = f"events.out.tfevents.{int(time.time()):010d}.rank{rank}.{os.getpid()}.{secrets.token_hex(2)}"
+        self._file = AppendFile(self.directory / name, exclusive=True)
+        self._rules: set[str] = set()
+        self._tags: dict[tuple[Any, ...], tuple[str, ...]] = {}
+        self._append(self._event(wall_time=time.time(), file_version="brain.Event:2"))
+
+    def write(self, frame: Frame, alerts: Sequence[Alert]) -> None:
+        """Append one event.
+
+        Raises:
+            SinkError: it could not be written; the file ends with the event before it.
+        """
+        summary = self._summary()
+        add = summary.value.add
+        for name, value in frame.scalars.items():
+            add(tag=_utf8(f"scalars/{name}"), simple_value=value)
+        fired = Counter(alert.rule for alert in alerts)
+        self._rules |= fired.keys()
+        for rule in sorted(self._rules):
+            add(tag=f"alerts/{rule}", simple_value=float(fired[rule]))
+        samples = [s for s in frame.samples if s.ref.row >= 0]
+        if samples:
+            rows = frame.rows[[s.ref.row for s in samples]]
+            empty = (rows.view("int64")[:, 0] == 0).tolist()
+            values = [column(rows, op).tolist() for op in self._ops]
+            for i, sample in enumerate(samples):
+                if empty[i]:
+                    continue
+                for tag, series in zip(self._tags_of(sample), values):
+                    add(tag=tag, simple_value=series[i])
+        if len(summary.value):
+            self._append(self._event(wall_time=time.time(), step=frame.step, summary=summary))
+
+    def flush(self) -> None:
+        """Nothing waits here: every event is with the operating system when `write` returns."""
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _tags_of(self, sample: Sample) -> tuple[str, ...]:
+        key = (sample.family, sample.name, sample.phase, sample.micro_step, sample.vpp_stage)
+        tags = self._tags.get(key)
+        if tags is None:
+            tags = self._tags[key] = tuple(_utf8(f"{tag_of(sample, self._rank)}_{op}") for op in self._ops)
+        return tags
+
+    def _append(self, event: Any) -> None:
+        data: bytes = event.SerializeToString()
+        # TFRecord: length, masked CRC of the length, data, masked CRC of the data.
+        length = struct.pack("<Q", len(data))
+        self._file.append(b"".join((length, struct.pack("<I", masked_crc32c(length)), data, struct.pack("<I", masked_crc32c(data)))))
+
+
+def _utf8(tag: str) -> str:
+    """A name that UTF-8 cannot hold would cost the whole event."""
+    return tag if tag.isascii() else tag.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def tag_of(sample: Sample, rank: int) -> str:
+    """The tag of a sample without ``_{statistic}``."""
+    micro = f":{sample.micro_step}" if sample.micro_step >= 0 else ":0" if sample.family in ("actv", "actv_grad") else ""
+    return f"{sample.vpp_stage}:{sample.name}{micro}/rank{rank}/{_word(sample)}"
+
+
+def _word(sample: Sample) -> str:
+    if sample.family == "grad_unreduced":
+        return "acc_grad" if sample.phase == "accumulated" else "pre_grad"
+    if sample.family == "grad_reduced":
+        return "post_grad" if sample.phase in ("", "reduced") else f"{sample.phase}_grad"
+    return sample.family

@@ -1,0 +1,48 @@
+"""When and where something is wanted: ranks, steps, interval, number of times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class Window:
+    """A set of steps on a set of ranks.
+
+    Args:
+        ranks: ranks that take part, empty is all. A run without ranks counts as rank 0.
+        steps: listed steps, empty is all.
+        start: first step.
+        interval: every so many steps from `start`.
+        times: stop after so many wanted steps that were `taken`.
+    """
+
+    def __init__(
+        self, ranks: Sequence[int] = (), steps: Sequence[int] = (), *, start: int = 0, interval: int = 1, times: int | None = None
+    ) -> None:
+        self._ranks = frozenset(ranks)
+        self._steps = frozenset(steps)
+        self._last = max(self._steps) if self._steps else None
+        self._start = start
+        self._interval = interval
+        self._times = times
+        self._taken = 0
+
+    def wanted(self, step: int, rank: int | None) -> bool:
+        """Is this step wanted on this rank?"""
+        if self._ranks and (rank or 0) not in self._ranks:
+            return False
+        if self._times is not None and self._taken >= self._times:
+            return False
+        if self._steps:
+            return step in self._steps
+        return step >= self._start and (step - self._start) % self._interval == 0
+
+    def take(self) -> None:
+        """Count one step as taken."""
+        self._taken += 1
+
+    def over(self, step: int) -> bool:
+        """True when no step from `step` on can be wanted."""
+        if self._times is not None and self._taken >= self._times:
+            return True
+        return self._last is not None and step > self._last

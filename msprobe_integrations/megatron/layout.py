@@ -1,0 +1,196 @@
+"""What a Megatron model is made of on this rank: chunks, parameters, bucket shards, places in the parallel layout.
+
+Attribute names hold for megatron-core 0.9 to 0.19; what is missing in a version reads as "not sharded".
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from msprobe_integrations.torch.gradients import Piece, layer_numbers, layer_of
+from msprobe_integrations.torch.merge import RowExchange
+from msprobe_integrations.torch.watch import matches
+
+if TYPE_CHECKING:
+    from msprobe_engine.settings.schema import MonitorSettings
+
+_log = logging.getLogger("msprobe")
+
+
+def as_list(model: Any) -> list[Any]:
+    """Model chunks as a list."""
+    return list(model) if isinstance(model, (list, tuple)) else [model]
+
+
+def unwrapped(chunk: Any) -> torch.nn.Module:
+    """The model inside of DDP and mixed-precision wrappers."""
+    while isinstance(getattr(chunk, "module", None), torch.nn.Module):
+        chunk = chunk.module
+    inner: torch.nn.Module = chunk
+    return inner
+
+
+def model_config(chunk: Any) -> Any:
+    """The model's TransformerConfig, None when it has none."""
+    return getattr(chunk, "config", None) or getattr(unwrapped(chunk), "config", None)
+
+
+class Place(NamedTuple):
+    """Where a parameter's gradient lies: its bucket, the group that shares the bucket's reduction, and this rank's part of it."""
+
+    bucket: Any
+    start: int
+    lo: int
+    hi: int
+    sharded: bool
+    group: Any
+
+
+def bucket_groups(chunk: Any) -> list[Any]:
+    """All bucket groups of a DDP chunk, dense ones first."""
+    return [*getattr(chunk, "bucket_groups", ()), *getattr(chunk, "expert_parallel_bucket_groups", ())]
+
+
+def places(chunk: Any) -> Iterator[tuple[torch.Tensor, Place]]:
+    """Every parameter of the chunk's buckets with its place.
+
+    Under the distributed optimizer the collective is a reduce-scatter into a view of the bucket: rank r of n holds the reduced
+    gradient of elements [r * size / n, (r + 1) * size / n), the rest still holds local numbers. The parameter's own range is read
+    from its view of the buffer: `bucket.param_to_index` ignores order and padding before 0.17, and from 0.17 on parameters with
+    separate main gradients keep the communicated view in `main_grad_copy_in_grad_buffer`.
+    """
+    for group in bucket_groups(chunk):
+        config = getattr(group, "ddp_config", None) or getattr(chunk, "ddp_config", None)
+        sharded = bool(getattr(config, "use_distributed_optimizer", False))
+        n = (
+            int(getattr(group, "intra_distributed_optimizer_instance_size", 0) or getattr(group, "data_parallel_world_size", 1))
+            if sharded
+            else 1
+        )
+        rank = int(getattr(group, "intra_distributed_optimizer_instance_rank", 0) or 0) if sharded else 0
+        members = getattr(group, "intra_distributed_optimizer_instance_group", None) or getattr(group, "data_parallel_group", None)
+        if sharded and not hasattr(group, "intra_distributed_optimizer_instance_rank") and members is not None:
+            rank = dist.get_rank(members)
+        for bucket in group.buckets:
+            size = bucket.grad_data.numel() // n
+            for parameter in bucket.params:
+                view = getattr(parameter, "main_grad_copy_in_grad_buffer", None)
+                view = parameter.main_grad if view is None else view
+                start = view.storage_offset() - bucket.grad_data.storage_offset()
+                lo = min(max(rank * size - start, 0), parameter.numel())
+                hi = min(max((rank + 1) * size - start, 0), parameter.numel())
+                yield parameter, Place(bucket, start, lo, hi, sharded and n > 1, members)
+
+
+class Layout:
+    """Parameters of all chunks of this rank, in an order that is the same on all ranks of a data-parallel group.
+
+    Args:
+        chunks: model chunks (one per virtual pipeline stage), wrapped or not.
+        monitor: its targets choose the parameters; its ranks decide whether rows of shards can be merged.
+
+    Building it is a collective call when parameters are sharded (see `RowExchange`).
+    """
+
+    def __init__(self, chunks: Sequence[Any], monitor: MonitorSettings) -> None:
+        self.chunks = list(chunks)
+        self.pieces: list[Piece] = []
+        self.places: dict[torch.Tensor, Place] = {}
+        for chunk in self.chunks:
+            self.places.update(places(chunk))
+        exchanges = self._exchanges(monitor)
+        for vpp_stage, chunk in enumerate(self.chunks):
+            model = unwrapped(chunk)
+            numbers = layer_numbers(list(model.named_modules()))
+            for name, parameter in model.named_parameters():
+                if parameter.requires_grad and matches(name, monitor.targets):
+                    self.pieces.append(self._piece(name, parameter, vpp_stage, numbers, exchanges))
+        self.of_parameter = {piece.parameter: piece for piece in self.pieces}
+
+    def close(self) -> None:
+        """Take the exchanges apart."""
+        for exchange in {piece.exchange for piece in self.pieces if piece.exchange is not None}:
+            exchange.close()
+
+    def reduced(self, piece: Piece) -> torch.Tensor | None:
+        """The reduced gradient that this rank holds: the whole tensor, or its part under the distributed optimizer."""
+        place = self.places.get(piece.parameter)
+        if place is None:
+            found = getattr(piece.parameter, "main_grad", None)
+            return piece.parameter.grad if found is None else found
+        data: torch.Tensor = place.bucket.grad_data
+        if piece.sharded:
+            return data[place.start + piece.lo : place.start + piece.hi]
+        return data[place.start : place.start + piece.parameter.numel()].view(piece.parameter.shape)
+
+    def local(self, piece: Piece) -> torch.Tensor | None:
+        """The whole accumulation buffer of this rank; unreduced numbers before the reduction."""
+        found = getattr(piece.parameter, "main_grad", None)
+        return piece.parameter.grad if found is None else found
+
+    def _piece(
+        self, name: str, parameter: torch.Tensor, vpp_stage: int, numbers: dict[str, int], exchanges: dict[tuple[int, ...], Any]
+    ) -> Piece:
+        facts: dict[str, Any] = {}
+        if getattr(parameter, "tensor_model_parallel", False):
+            facts["tensor_parallel"] = "shard"
+            facts["partition_dim"] = int(getattr(parameter, "partition_dim", -1))
+        layer = layer_of(name, numbers)
+        if layer is not None:
+            facts["layer"] = layer
+        if getattr(parameter, "allreduce", True) is False:
+            facts["expert"] = True
+        if getattr(parameter, "shared", False):
+            facts["shared"] = True
+        place = self.places.get(parameter)
+        if place is None or not place.sharded:
+            return Piece(name, parameter, vpp_stage, 0, parameter.numel(), facts)
+        facts["of"] = parameter.numel()
+        ranks = tuple(dist.get_process_group_ranks(place.group))
+        return Piece(name, parameter, vpp_stage, place.lo, place.hi, facts, exchanges.get(ranks))
+
+    def _exchanges(self, monitor: MonitorSettings) -> dict[tuple[int, ...], RowExchange]:
+        wants = monitor.gradients or monitor.parameters or monitor.optimizer_states
+        groups = {tuple(dist.get_process_group_ranks(p.group)): p.group for p in self.places.values() if p.sharded} if wants else {}
+        made: dict[tuple[int, ...], RowExchange] = {}
+        for ranks in sorted(groups):
+            if monitor.rank and not set(ranks) <= set(monitor.rank):
+                _log.warning(
+                    "monitor.rank leaves out some of the ranks %s that share one optimizer: sharded statistics are those of each rank's "
+                    "shard (marked scope: shard); leave monitor.rank empty to get whole parameters",
+                    list(ranks),
+                )
+                continue
+            try:
+                made[ranks] = RowExchange(groups[ranks])
+            except Exception as error:
+                _log.error("statistics of sharded tensors stay those of this rank's shard (marked scope: shard): %s", error)
+        return made
+
+
+def rank_info() -> dict[str, int]:
+    """This rank's place: ``dp``, ``tp``, ``pp``, ``cp``, ``ep`` where Megatron's parallel state knows them."""
+    from megatron.core import parallel_state as state
+
+    found: dict[str, int] = {}
+    if not state.model_parallel_is_initialized():
+        return found
+    for key, name in (
+        ("dp", "get_data_parallel_rank"),
+        ("tp", "get_tensor_model_parallel_rank"),
+        ("pp", "get_pipeline_model_parallel_rank"),
+        ("cp", "get_context_parallel_rank"),
+        ("ep", "get_expert_model_parallel_rank"),
+    ):
+        ask = getattr(state, name, None)
+        if ask is not None:
+            try:
+                found[key] = int(ask())
+            except (AssertionError, RuntimeError):  # the group was not made
+                continue
+    return found

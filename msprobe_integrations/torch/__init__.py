@@ -1,0 +1,1 @@
+"""PyTorch: hooks, statistics kernels, probe."""

@@ -1,0 +1,156 @@
+"""API level (L1): every torch call of the training thread, by a `TorchFunctionMode`.
+
+A mode sees calls below the Python names, so there is no list of functions and ``from torch import matmul`` before the probe was
+built does not escape. Nested calls of a composite function are its own business, as in the existing format: only the outermost is an
+entry. Calls of custom ``autograd.Function`` classes are no torch functions; they are seen through `_SingleLevelFunction`, the class
+below ``Function`` in the method resolution order, so bound methods taken earlier (``f = MyFunction.apply``) are seen too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd import function as autograd_function
+from torch.overrides import TorchFunctionMode
+
+from msprobe_integrations.torch.apinames import ApiNames, as_called
+from msprobe_integrations.torch.calls import Call
+from msprobe_integrations.torch.raw import ignored_argument, raw_results
+from msprobe_integrations.torch.recorder import Recorder
+
+_DEPTH = 3  # recorder.begin, _begin, handler
+_DATA: Any = torch.Tensor.data.__get__  # type: ignore[attr-defined]
+_autograd: Any = torch.autograd  # its engine function is not exported
+_compiling = torch.compiler.is_compiling
+_PLUMBING = ("torch.nn.modules._functions",)
+
+
+class ApiCapture(TorchFunctionMode):
+    """The mode; `install` and `remove` put it on this thread's stack and take it off.
+
+    Args:
+        recorder: makes entries.
+        is_on: one cheap call that says whether the current moment is inside the capture window.
+    """
+
+    def __init__(self, recorder: Recorder, is_on: Callable[[], bool]) -> None:
+        super().__init__()
+        self._recorder = recorder
+        self._on = is_on
+        self._names = ApiNames()
+        self.installed = False
+        self._engine: Any = None
+
+    def install(self) -> None:
+        """Start seeing calls."""
+        if not self.installed:
+            torch.overrides._push_mode(self)
+            setattr(autograd_function._SingleLevelFunction, "apply", classmethod(_apply_through(self)))  # noqa: B010 - not in torch's type information
+            self._engine = _autograd._engine_run_backward
+            _autograd._engine_run_backward = self._run_backward
+            self.installed = True
+
+    def remove(self) -> None:
+        """Stop seeing calls; other modes that were entered meanwhile stay."""
+        if not self.installed:
+            return
+        self.installed = False
+        if _autograd._engine_run_backward == self._run_backward:
+            _autograd._engine_run_backward = self._engine
+        if "apply" in autograd_function._SingleLevelFunction.__dict__:
+            delattr(autograd_function._SingleLevelFunction, "apply")
+        above = []
+        while torch._C._len_torch_function_stack():
+            mode = torch.overrides._pop_mode()
+            if mode is self:
+                break
+            above.append(mode)
+        for mode in reversed(above):
+            torch.overrides._push_mode(mode)
+
+    def _run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        """The autograd engine, with this mode on: torch takes a mode off the stack while it handles ``backward()``, and what runs inside
+        (recomputation, custom backward code) would not be seen."""
+        if not self._on() or self in torch.overrides._get_current_function_mode_stack():
+            return self._engine(*args, **kwargs)
+        with self:
+            return self._engine(*args, **kwargs)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _compiling() or not self._on():  # torch.compile would trace the probe, and compile it again for every new stack
+            return func(*args, **kwargs) if kwargs else func(*args)
+        named = self._names.resolve(func)
+        if named is None:
+            if func == _DATA:  # writes through .data leave the version counter as it is
+                self._recorder.pipeline.backend.forget(args[0])
+                alias = func(*args)
+                self._recorder.raw.alias(alias)
+                return alias
+            return func(*args, **kwargs) if kwargs else func(*args)
+        prefix, api = named
+        if prefix == "Tensor":
+            api = self._names.operator(api, sys._getframe(1))
+        call = self._begin(prefix, api, *as_called(func, args, kwargs or {}), ignored_argument(api, args, kwargs or {}))
+        try:
+            result = func(*args, **kwargs) if kwargs else func(*args)
+            for made in raw_results(api, result):
+                self._recorder.raw.add(made)
+        except BaseException:
+            self._end(call, None, failed=True)
+            raise
+        self._end(call, result)
+        return result
+
+    def _begin(self, prefix: str, api: str, args: Any, kwargs: dict[str, Any], ignored: int = -1) -> Call | None:
+        recorder = self._recorder
+        try:
+            base = f"{prefix}.{api}"
+            n = recorder.numbers.take(base)
+            calls = recorder.stack.calls
+            call = Call(f"{base}.{n}.forward", f"{base}.{n}.backward", self, calls[-1] if calls else None)
+            recorder.begin(call, args, kwargs, _DEPTH, ignored)
+            return call
+        except Exception as error:
+            self._fail(error)
+            return None
+
+    def _end(self, call: Call | None, result: Any, failed: bool = False) -> None:
+        if call is None:
+            return
+        try:
+            calls = self._recorder.stack.calls
+            if call in calls:
+                del calls[calls.index(call) :]
+            self._recorder.end(call, result, None, failed=failed)
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self._recorder.pipeline.faults.fail("API capture", error)
+        self._on = _never
+
+
+def _never() -> bool:
+    return False
+
+
+def _apply_through(capture: ApiCapture) -> Callable[..., Any]:
+    level = autograd_function._SingleLevelFunction
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        original = super(level, cls).apply
+        if _compiling() or not capture._on() or cls.__module__ in _PLUMBING:
+            return original(*args, **kwargs)
+        call = capture._begin("Autograd", cls.__name__, args, kwargs)
+        try:
+            result = original(*args, **kwargs)
+        except BaseException:
+            capture._end(call, None, failed=True)
+            raise
+        capture._end(call, result)
+        return result
+
+    return apply

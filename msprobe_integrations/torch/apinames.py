@@ -1,0 +1,288 @@
+"""Which name a torch callable has in records: ``Functional.linear``, ``Tensor.__matmul__``, ``Torch.norm``.
+
+Prefixes and names follow the existing dump format (spec of record names): the last segment of the public name, methods that were
+called through an operator under the operator's name.
+"""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import sys
+from collections.abc import Callable
+from types import CodeType, FrameType, FunctionType
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+# Answers about a tensor, not operations on its data; `detach_` and friends are operations.
+_METADATA = frozenset(
+    [
+        "__get__",
+        "__set__",
+        "__delete__",
+        "size",
+        "dim",
+        "ndimension",
+        "stride",
+        "storage_offset",
+        "numel",
+        "nelement",
+        "element_size",
+        "data_ptr",
+        "is_contiguous",
+        "is_floating_point",
+        "is_complex",
+        "is_signed",
+        "is_set_to",
+        "is_same_size",
+        "is_nonzero",
+        "is_tensor",
+        "is_storage",
+        "is_pinned",
+        "is_shared",
+        "is_distributed",
+        "is_inference",
+        "is_neg",
+        "is_conj",
+        "is_coalesced",
+        "is_sparse",
+        "get_device",
+        "layout",
+        "storage",
+        "untyped_storage",
+        "type_as_",
+        "requires_grad_",
+        "retain_grad",
+        "register_hook",
+        "register_post_accumulate_grad_hook",
+        "has_names",
+        "dense_dim",
+        "sparse_dim",
+        "result_type",
+        "can_cast",
+        "promote_types",
+        "broadcast_shapes",
+        "__len__",
+        "__hash__",
+        "__repr__",
+        "__format__",
+        "__str__",
+        "__reduce_ex__",
+        "__reduce__",
+        "__setstate__",
+        "__dir__",
+        "__deepcopy__",
+        "__array__",
+        "__array_wrap__",
+        "__dlpack__",
+        "__dlpack_device__",
+        "__cuda_array_interface__",
+        "__bool__",
+        "__int__",
+        "__float__",
+        "__index__",
+        "__complex__",
+        "__contains__",
+        "item",
+        "tolist",
+        "numpy",
+        "data_ptr",
+        "backward",
+        "set_",
+        "record_stream",
+        "share_memory_",
+        "get_default_dtype",
+        "set_default_dtype",
+        "is_grad_enabled",
+        "is_inference_mode_enabled",
+        "finfo",
+        "iinfo",
+        "manual_seed",
+        "seed",
+        "initial_seed",
+        "get_rng_state",
+        "set_rng_state",
+        "_is_view",
+        "_base",
+        "_version",
+        "_nested_tensor_size",
+        "_has_compatible_shallow_copy_type",
+        "__torch_function__",
+        "unflatten_names",
+        "is_autocast_enabled",
+        "get_autocast_dtype",
+        "typename",
+        "is_deterministic_algorithms_enabled",
+        "dtype",
+        "shape",
+        "device",
+        "grad",
+        "grad_fn",
+        "__setattr__",
+        "__getattribute__",
+        "type",
+        "is_cpu",
+        "is_cuda_enabled",
+        "rename_",
+        "refine_names",
+        "__iter__",
+        "_set_grad_enabled",
+        "_record_function_enter_new",
+        "_record_function_exit",
+        "allclose",
+        "equal",
+        "sym_size",
+        "sym_numel",
+        "sym_stride",
+        "sym_storage_offset",
+        "_typed_storage",
+        "__cuda_array_interface__",
+    ]
+)
+# `numpy`, `item`, `tolist` and `__iter__` give no tensors; what they lead to is seen at the next call.
+
+_OPERATORS: dict[str, tuple[str, str]] = {
+    "+": ("__add__", "add"),
+    "-": ("__sub__", "sub"),
+    "*": ("__mul__", "mul"),
+    "/": ("__truediv__", "div"),
+    "//": ("__floordiv__", "floor_divide"),
+    "%": ("__mod__", "remainder"),
+    "**": ("__pow__", "pow"),
+    "@": ("__matmul__", "matmul"),
+    "&": ("__and__", "__and__"),
+    "|": ("__or__", "__or__"),
+    "^": ("__xor__", "__xor__"),
+    "+=": ("__iadd__", "add_"),
+    "-=": ("__isub__", "sub_"),
+    "*=": ("__imul__", "mul_"),
+    "/=": ("__itruediv__", "div_"),
+    "//=": ("__ifloordiv__", "floor_divide_"),
+    "%=": ("__imod__", "remainder_"),
+    "**=": ("__ipow__", "pow_"),
+    "<": ("__lt__", "lt"),
+    "<=": ("__le__", "le"),
+    "==": ("__eq__", "eq"),
+    "!=": ("__ne__", "ne"),
+    ">": ("__gt__", "gt"),
+    ">=": ("__ge__", "ge"),
+}
+# Python 3.10 has one opcode per operator; from 3.11 on BINARY_OP names it in its argument.
+_OPCODES_310 = {
+    "ADD": "+", "SUBTRACT": "-", "MULTIPLY": "*", "TRUE_DIVIDE": "/",
+    "FLOOR_DIVIDE": "//", "MODULO": "%", "POWER": "**", "MATRIX_MULTIPLY": "@",
+}  # fmt: skip
+_BY_METHOD = {method: None for _, method in _OPERATORS.values()} | {"true_divide": None, "true_divide_": None}
+
+
+_VF = frozenset(("lstm",))  # nn.LSTM calls torch._VF.lstm; the same object is torch.lstm
+
+
+_parameters: dict[Any, tuple[str, ...]] = {}
+
+
+def as_called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments as user code gives them. Python functions of ``torch.nn.functional`` hand theirs on by keyword
+    (``weight=weight``); those that follow the positional ones, up to the last tensor, are put back in their place."""
+    if not kwargs or not isinstance(func, FunctionType) or func.__module__ != "torch.nn.functional":
+        return args, kwargs
+    names = _parameters.get(func)
+    if names is None:
+        names = _parameters[func] = tuple(inspect.signature(func).parameters)
+    following: list[str] = []
+    for name in names[len(args) :]:
+        if name not in kwargs or not (kwargs[name] is None or isinstance(kwargs[name], torch.Tensor)):
+            break
+        following.append(name)
+    while following and kwargs[following[-1]] is None:
+        following.pop()
+    if not following:
+        return args, kwargs
+    return (*args, *(kwargs[n] for n in following)), {k: v for k, v in kwargs.items() if k not in following}
+
+
+class ApiNames:
+    """Names of torch callables, resolved once each."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, tuple[str, str] | None] = {}
+        self._sites: dict[tuple[CodeType, int], str | None] = {}
+        self._custom: dict[Any, str] = {}
+
+    def resolve(self, func: Callable[..., Any]) -> tuple[str, str] | None:
+        """(prefix, api) of `func`, None for what is no operation on data."""
+        try:
+            return self._known[func]
+        except KeyError:
+            found = self._known[func] = self._search(func)
+            return found
+        except TypeError:  # unhashable callable
+            return self._search(func)
+
+    def operator(self, api: str, caller: FrameType) -> str:
+        """The name of a method that may have been called through an operator (``x * y`` is ``__mul__``, ``x.mul(y)`` is ``mul``)."""
+        if api not in _BY_METHOD:
+            return api
+        site = (caller.f_code, caller.f_lasti)
+        try:
+            name = self._sites[site]
+        except KeyError:
+            name = self._sites[site] = _operator_at(caller)
+        return name if name is not None and _plain(api) == _plain(dict(_OPERATORS.values()).get(name, api)) else api
+
+    def _search(self, func: Callable[..., Any]) -> tuple[str, str] | None:
+        name = getattr(func, "__name__", None) or type(func).__name__
+        if name in _METADATA or (getattr(func, "__module__", None) or "").startswith("torch.distributed"):
+            return None  # collectives are seen at their dispatch key, once, with their outputs
+        if isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+            packet = func.overloadpacket if isinstance(func, torch._ops.OpOverload) else func
+            space, _, op = packet._qualified_op_name.partition("::")
+            if space in ("c10d", "_c10d_functional", "_c10d_functional_autograd", "profiler"):
+                return None
+            return ("Aten" if space == "aten" else space), op
+        owner = getattr(func, "__objclass__", None)
+        if owner is not None and issubclass(owner, torch._C.TensorBase):
+            return "Tensor", name
+        if getattr(functional, name, None) is func:
+            return "Functional", name
+        if name in _VF:
+            return "VF", name
+        if getattr(torch.Tensor, name, None) is func:
+            return "Tensor", name
+        if getattr(torch, name, None) is func:
+            return "Torch", name
+        if getattr(torch._C._VariableFunctions, name, None) is func:  # also when something wraps torch.<name>
+            return "Torch", name
+        module = getattr(func, "__module__", None) or ""
+        for space in ("linalg", "fft", "special"):
+            if module in (f"torch._C._{space}", f"torch.{space}"):
+                return "Torch", name.removeprefix(f"{space}_")
+        if module.startswith("torch.nn.functional") or module == "torch._C._nn":
+            return "Functional", name
+        if module.startswith("torch"):
+            return "Torch", name
+        return module or "Unknown", name
+
+
+def _plain(api: str) -> str:
+    return "div" + ("_" if api.endswith("_") else "") if api.startswith("true_divide") else api
+
+
+def _operator_at(frame: FrameType) -> str | None:
+    for instruction in dis.get_instructions(frame.f_code):
+        if instruction.offset == frame.f_lasti:
+            break
+    else:
+        return None
+    symbol: str | None = None
+    if instruction.opname in ("BINARY_OP", "COMPARE_OP"):
+        # 3.13 prints `bool(<)` for comparisons whose result is used as a condition
+        symbol = instruction.argrepr.removeprefix("bool(").removesuffix(")")
+    elif sys.version_info < (3, 11):
+        kind, _, op = instruction.opname.partition("_")
+        if kind in ("BINARY", "INPLACE") and op in _OPCODES_310:
+            symbol = _OPCODES_310[op] + ("=" if kind == "INPLACE" else "")
+    entry = _OPERATORS.get(symbol or "")
+    return entry[0] if entry else None

@@ -1,0 +1,385 @@
+"""The torch side of `msprobe_engine.backend.Backend`: statistics of tensors without waiting for the device."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from weakref import ref as weak
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from msprobe_engine import hostkernel
+from msprobe_engine.records import TensorDescription, TensorRef
+from msprobe_engine.rows import Rows
+from msprobe_integrations.torch import describe as _describe
+from msprobe_integrations.torch.statistics import CODES, DeviceRows, MemoryPool, RowBuffer, host_flags, reduce_cpu, reduce_device
+
+_function_modes = torch._C._len_torch_function_stack
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_NoFunction = torch._C.DisableTorchFunction
+_new = tuple.__new__
+_kernel_reduce, _kernel_reduce_strided = hostkernel.functions()
+_FIRST_CAPACITY = 1024
+_PAGE = 1 << 16
+_FAR = 1 << 40  # no offset reaches so far
+_NO_FLOAT64 = ("mps",)
+
+
+class _Step:
+    """Everything of one step. A late thread that still holds an old step writes where nobody else does."""
+
+    def __init__(self, pool: MemoryPool, capacity: int) -> None:
+        self.numbers: Iterator[int] = itertools.count()
+        self.host = RowBuffer(pool, capacity)
+        self.devices: dict[Any, DeviceRows] = {}
+        self.seen: dict[int, tuple[Any, int, TensorRef]] = {}
+        self.lock = threading.Lock()
+
+
+class _Copy:
+    """One device's rows on their way to the host."""
+
+    def __init__(self, source: DeviceRows) -> None:
+        self.source = source
+        self.event: Any = None
+        self.host: torch.Tensor | None = None
+        self.device_rows: torch.Tensor | None = source.filled()
+        module = getattr(torch, source.device.type, None)
+        if source.device.type != "cpu" and hasattr(module, "Stream") and not getattr(type(self.device_rows), "probe_device", False):
+            self._start(module)
+
+    def _start(self, module: Any) -> None:
+        """Pinned copy on a side stream that follows every stream the rows were written on."""
+        source, rows = self.source, self.device_rows
+        assert rows is not None
+        with module.device(source.device):
+            side = _side_stream(module, source.device)
+            for stream in {*source.streams, module.current_stream(source.device)}:
+                side.wait_stream(stream)
+            self.host = torch.empty(rows.shape, dtype=torch.float64, device="cpu", pin_memory=True)
+            with module.stream(side):
+                self.host.copy_(rows, non_blocking=True)
+                self.event = module.Event()
+                self.event.record(side)
+            rows.record_stream(side)
+            for chunk in source.chunks:
+                chunk.record_stream(side)
+
+    def ready(self) -> bool:
+        return self.event is None or bool(self.event.query())
+
+    def arrive(self) -> Rows:
+        if self.event is not None:
+            self.event.synchronize()
+        if self.host is None:
+            assert self.device_rows is not None
+            self.host = self.device_rows.cpu()
+        host, self.device_rows = self.host, None
+        self.source.chunks.clear()
+        array: Rows = host.numpy()
+        return array
+
+
+_side_streams: dict[Any, Any] = {}
+
+
+def _side_stream(module: Any, device: torch.device) -> Any:
+    if device not in _side_streams:
+        _side_streams[device] = module.Stream(device=device)
+    return _side_streams[device]
+
+
+class TorchPendingRows:
+    """`PendingRows` of one step."""
+
+    def __init__(self, step: _Step, n: int) -> None:
+        self._rows: Rows | None = None
+        self._step: _Step | None = step
+        self._n = n
+        self._copies = [_Copy(rows) for rows in step.devices.values() if rows.places]
+
+    def ready(self) -> bool:
+        """True when `rows` will not wait."""
+        return all(copy.ready() for copy in self._copies)
+
+    def rows(self) -> Rows:
+        """[n, 16] float64. The memory is not used again while the array, or a view of it, exists."""
+        if self._rows is None:
+            assert self._step is not None
+            out = self._step.host.rows(self._n)
+            if self._copies:
+                with _quiet():
+                    for copy in self._copies:
+                        copy.source.scatter(copy.arrive(), out)
+            self._rows, self._step, self._copies = out, None, []
+        return self._rows
+
+
+def _freed(data: torch.Tensor) -> bool:
+    return data.data_ptr() <= data.storage_offset() * data.element_size()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Run operators unseen: by autograd, by function and dispatch modes of the user and by our own capture."""
+    with _NoFunction(), torch.no_grad():
+        if _dispatch_modes():
+            with _disable_current_modes():
+                yield
+        else:
+            yield
+
+
+class TorchBackend:
+    """Statistics, files and ranks for torch. One per process; `reduce` may be called from any thread.
+
+    Attributes:
+        want_digest: also fill the DIGEST word.
+        unsupported: how often a tensor got no row, reason to count (``meta``, ``pending``, ``freed``, ``no kernel: <dtype>``, ...).
+    """
+
+    name = "torch"
+    framework = "pytorch"
+
+    def __init__(self, *, digest: bool = False) -> None:
+        self.want_digest = digest
+        self.unsupported: dict[str, int] = {}
+        self._known: dict[tuple[Any, ...], tuple[TensorDescription, int, int]] = {}
+        self._pool = MemoryPool()
+        self._capacity = _FIRST_CAPACITY
+        self._step = _Step(self._pool, self._capacity)
+
+    def is_tensor(self, value: Any) -> bool:
+        """True for torch tensors, subclasses too."""
+        return isinstance(value, torch.Tensor)
+
+    def describe(self, tensor: Any) -> TensorDescription:
+        """Description without touching data; equal descriptions are the same object."""
+        return self._described(tensor)
+
+    def _described(self, tensor: Any) -> TensorDescription:
+        if _function_modes():
+            with _NoFunction():
+                return _describe.describe(tensor)
+        return _describe.describe(tensor)
+
+    def reduce(self, tensor: Any) -> TensorRef:
+        """Start the reduction of one tensor; row -1 when it has no data to read. Never waits for a device, never raises.
+
+        The same tensor object in the same version gives the same row within a step. Versions do not count everything: writes
+        through ``.data``, fused optimizers, and most in-place collectives leave them as they are; call `forget` after those.
+        """
+        if _function_modes():
+            with _NoFunction():
+                return self.reduce_unshielded(tensor)
+        return self.reduce_unshielded(tensor)
+
+    def reduce_unshielded(self, tensor: Any) -> TensorRef:
+        """`reduce` for callers that have taken torch function modes off themselves."""
+        step = self._step
+        try:
+            found = step.seen.get(id(tensor))
+            version = tensor._version
+            if found is not None and found[1] == version and found[0]() is tensor:
+                return found[2]
+            description, numel, code = self._known[(type(tensor), tensor.dtype, tensor.shape, tensor.requires_grad, tensor.device)]
+            # raises for functorch wrappers and sparse tensors, is 0 for freed and functional ones: they look plain otherwise
+            pointer = tensor.data_ptr()
+            # of freed memory a view still has an address: its offset
+            there = pointer > _FAR or pointer > tensor.storage_offset() * tensor.element_size()
+            if there and not tensor.is_neg():
+                row = next(step.numbers)
+                first, end, base = step.host.window
+                address = base + row * 128 if first <= row < end else step.host.address(row)
+                if tensor.is_contiguous():
+                    _kernel_reduce(pointer, numel, code, address, self.want_digest, 0)
+                else:
+                    _kernel_reduce_strided(pointer, tensor.shape, tensor.stride(), code, address, self.want_digest, 0)
+                made: TensorRef = _new(TensorRef, (row, description))
+                step.seen[id(tensor)] = (weak(tensor), version, made)
+                return made
+        except Exception:
+            pass
+        return self._reduce_any(step, tensor)
+
+    def reduce_part(self, part: torch.Tensor, index0: int) -> TensorRef:
+        """`reduce` for a flat range of a plain tensor that starts at element `index0` of it: the digest is taken with positions in
+        the whole, so that the digests of all parts add up to that of the whole. Every call gives a row of its own."""
+        if not self.want_digest or index0 == 0:
+            return self.reduce(part)
+        step, row = self._step, -1
+        with _quiet():
+            description = _describe.describe(part)
+            try:
+                if why := self._unfit(part):
+                    return self._without(description, why)
+                row = next(step.numbers)
+                self._launch(step, part, row, index0)
+                return TensorRef(row, description)
+            except Exception as error:
+                if row >= 0:
+                    step.host.clear(row)
+                return self._without(description, f"{type(error).__name__}: {str(error)[:80]}")
+
+    def _reduce_any(self, step: _Step, tensor: Any) -> TensorRef:
+        """Every tensor that is not plain, contiguous and known; and the first of each kind that is."""
+        if tensor is None:
+            return TensorRef(-1, _describe.intern("NoneType", "", (), None, ""))
+        row = -1
+        try:
+            with _quiet():
+                data, description, why = _describe.resolve(tensor)
+                if data is not None:
+                    why = self._unfit(data)
+                if data is None or why:
+                    return self._without(description, why)
+                row = next(step.numbers)
+                self._launch(step, data, row)
+                made = TensorRef(row, description)
+                if type(tensor) in _describe._PLAIN and data is tensor:
+                    self._learn(tensor, description)
+                if not tensor.is_inference():
+                    step.seen[id(tensor)] = (weak(tensor), tensor._version, made)
+                return made
+        except Exception as error:
+            if row >= 0:
+                step.host.clear(row)
+            return self._without(self._described(tensor), f"{type(error).__name__}: {str(error)[:80]}")
+
+    def _unfit(self, data: torch.Tensor) -> str:
+        if data.dtype not in CODES:
+            return f"no kernel: {data.dtype}"
+        if data.device.type in _NO_FLOAT64:
+            return f"no float64: {data.device.type}"
+        if data.device.type != "cpu" and getattr(getattr(torch, data.device.type, None), "is_current_stream_capturing", bool)():
+            return "graph capture"  # a replay would write to rows of a step long gone
+        if data.device.type == "cpu" and data.numel() and _freed(data) and not getattr(type(data), "probe_device", False):
+            return "no memory"
+        return ""
+
+    def _without(self, description: TensorDescription, why: str) -> TensorRef:
+        self.unsupported[why] = self.unsupported.get(why, 0) + 1
+        return TensorRef(-1, description)
+
+    def _launch(self, step: _Step, data: torch.Tensor, row: int, index0: int = 0) -> None:
+        device_like = getattr(type(data), "probe_device", False)
+        if data.device.type == "cpu" and not device_like and hostkernel.available:
+            reduce_cpu(data, step.host.address(row), self.want_digest, index0)
+            return
+        step.host.clear(row)
+        key = (type(data) if device_like else None, data.device)
+        rows = step.devices.get(key)
+        if rows is None:
+            with step.lock:
+                rows = step.devices.setdefault(key, DeviceRows(data, _FIRST_CAPACITY))
+        module = getattr(torch, data.device.type, None)
+        if module is not None and data.device.type != "cpu" and hasattr(module, "current_stream"):
+            rows.streams.add(module.current_stream(data.device))
+        out = rows.take(data, row, data.numel(), host_flags(data.dtype, self.want_digest))
+        reduce_device(data, out, self.want_digest, index0)
+
+    def _learn(self, tensor: torch.Tensor, description: TensorDescription) -> None:
+        """From now on tensors that look like this one take the fast path."""
+        code = CODES[tensor.dtype]
+        if hostkernel.available and tensor.device.type == "cpu" and not tensor.dtype.is_complex:
+            if len(self._known) > _PAGE:
+                self._known.clear()
+            key = (type(tensor), tensor.dtype, tensor.shape, tensor.requires_grad, tensor.device)
+            self._known[key] = (description, tensor.numel(), code)
+
+    def forget(self, tensor: Any = None) -> None:  # noqa: ARG002
+        """Data may have changed without a new version (collective, ``.data``, fused optimizer): nothing reduced so far in this
+        step is taken for the present value of any tensor. `tensor` says which one changed; views of it count too, so all go."""
+        self._step.seen.clear()
+
+    def finish_step(self) -> TorchPendingRows:
+        """Hand over the rows since the last call: one copy per device, started here and not waited for."""
+        step = self._step
+        n = next(step.numbers)
+        self._capacity = max(_FIRST_CAPACITY, min(2 * n, n + 4096))
+        self._step = _Step(self._pool, self._capacity)
+        step.seen.clear()
+        if not step.devices:
+            return TorchPendingRows(step, n)
+        with _quiet():
+            return TorchPendingRows(step, n)
+
+    def so_far(self) -> Rows:
+        """A copy of the rows of the step in progress, [n, 16]. Waits for the device."""
+        step = self._step
+        n = next(step.numbers)
+        step.host.clear(n)  # this number is taken now
+        out: Rows = np.array(step.host.rows(n))
+        with _quiet():
+            for source in step.devices.values():
+                if source.places:
+                    for stream in source.streams:
+                        stream.synchronize()
+                    source.scatter(np.array(source.filled().cpu().numpy()), out)
+        return out
+
+    def exchange(self, kept: Any = None) -> Any:
+        """Put the rows of the step in progress aside and go on with `kept`, a former result of this call (None: with none)."""
+        old, self._step = self._step, kept or _Step(self._pool, self._capacity)
+        old.seen.clear()  # what it has seen may change before it comes back
+        return old
+
+    def save(self, tensor: Any, path: Path) -> None:
+        """Write a detached, contiguous CPU copy with ``torch.save``; mode 0640. Waits for the device."""
+        with _quiet():
+            data = _describe.resolve(tensor)[0]
+            if data is None:
+                data = tensor
+            copy = data.detach().to("cpu").contiguous()
+            if copy.untyped_storage().nbytes() != copy.numel() * copy.element_size():
+                copy = copy.clone()  # a view would take its whole storage into the file
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o640)
+            with os.fdopen(descriptor, "wb") as file:
+                torch.save(copy, file)
+
+    def load(self, path: Path) -> Any:
+        """A tensor written by `save`, on the CPU. Executes nothing of the file."""
+        return torch.load(path, weights_only=True, map_location="cpu")
+
+    def rank(self) -> int | None:
+        """Rank of the process group, else the environment's RANK, else None."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return torch.distributed.get_rank()
+        text = os.environ.get("RANK", "")
+        return int(text) if text.isdecimal() else None
+
+    def world_size(self) -> int:
+        """Size of the process group, else the environment's WORLD_SIZE, else 1."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return torch.distributed.get_world_size()
+        text = os.environ.get("WORLD_SIZE", "")
+        return int(text) if text.isdecimal() else 1
+
+    def random_state(self) -> dict[str, Any]:
+        """States of the random streams of Python, numpy, torch and every initialised device."""
+        state: dict[str, Any] = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
+        for kind in ("cuda", "npu"):
+            module = getattr(torch, kind, None)
+            if module is not None and getattr(module, "is_initialized", lambda: False)():
+                state[kind] = module.get_rng_state_all()
+        return state
+
+    def set_random_state(self, state: Any) -> None:
+        """Put back what `random_state` gave."""
+        random.setstate(state["python"])
+        np.random.set_state(state["numpy"])
+        torch.set_rng_state(state["torch"])
+        for kind in ("cuda", "npu"):
+            if kind in state:
+                getattr(torch, kind).set_rng_state_all(state[kind])
+
+
+__all__ = ["TorchBackend", "TorchPendingRows"]

@@ -1,0 +1,251 @@
+"""Gradients of one call (module or API) without touching the autograd graph.
+
+Torch's own full backward hooks insert identity nodes, which changes the order in which gradients are added up and with it the last
+bits of the training. Here the graph stays as it is: after the forward call the nodes between the call's outputs and its inputs are
+walked once (only nodes that the call itself made, told by their sequence number), and post hooks on them read
+
+* the gradients with respect to the outputs, where they arrive, and
+* the contribution of exactly this call to the gradient of each input, where it is produced. An input that is used several times
+  inside the call has several contributions; the probe adds them up on its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.autograd.graph import Node
+
+from msprobe_engine.records import TensorRef
+
+sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
+"""Sequence number the next autograd node of this thread will get."""
+
+_graph_task: Callable[[], int] = torch._C._current_graph_task_id
+"""Number of the backward pass that runs on this thread."""
+
+MAX_NODES = 20_000
+"""Nodes walked for one call at most (a whole model in one module); a call with more has no gradients of its inputs recorded."""
+
+_ACCUMULATE_GRAD: Any = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]  # a C++ class without type information
+_NO_PARTS: dict[int, int] = {}  # shared by all watches whose inputs have one contribution each: never written to
+_NO_SUMS: dict[int, torch.Tensor | None] = {}
+
+Edge = tuple[Any, int]
+Refs = list["TensorRef | None"]
+Done = Callable[["GradientWatch", Refs, Refs], None]
+Reduce = Callable[[torch.Tensor], TensorRef]
+
+
+def edge(tensor: torch.Tensor) -> Edge | None:
+    """Where the gradient of `tensor` goes, taken before the call (an in-place call changes it); None when there is none."""
+    if not tensor.requires_grad:
+        return None
+    node = tensor.grad_fn
+    return (tensor, -1) if node is None else (node, tensor.output_nr)
+
+
+class GradientWatch:
+    """Collects the gradients of one call and reports them when all have arrived.
+
+    Gradients are reduced the moment they are seen and not kept: a kept one would stay in memory and would stop autograd from
+    handing its buffer on. Only an input with several contributions needs their running sum.
+
+    Args:
+        tag: whatever the owner wants to find back.
+        n_inputs, n_outputs: how many inputs and outputs the call has.
+        reduce: takes the statistics of one gradient.
+        done: called with (watch, gradients of inputs, gradients of outputs) once per backward pass.
+        failed: told of an error inside the watch; the watch is off then.
+
+    Attributes:
+        passes: how many backward passes were reported so far.
+        active: False: gradients that still come are ignored.
+    """
+
+    __slots__ = (
+        "_awaited",
+        "_done",
+        "_expected",
+        "_inputs",
+        "_missing",
+        "_outputs",
+        "_parts",
+        "_reduce",
+        "_sums",
+        "_task",
+        "active",
+        "failed",
+        "passes",
+        "tag",
+    )
+
+    def __init__(self, tag: Any, n_inputs: int, n_outputs: int, reduce: Reduce, done: Done, failed: Callable[[Exception], None]) -> None:
+        self.tag = tag
+        self.failed = failed
+        self.passes = 0
+        self.active = True
+        self._reduce = reduce
+        self._done = done
+        self._inputs: Refs = [None] * n_inputs
+        self._outputs: Refs = [None] * n_outputs
+        self._expected = 0
+        self._missing = 0
+        self._task = -1
+        self._parts = self._awaited = _NO_PARTS
+        self._sums = _NO_SUMS
+
+    def start(self, input_edges: Sequence[Edge | None], outputs: Sequence[torch.Tensor | None], since: int) -> bool:
+        """Hook the nodes of the call. False when no gradient can come.
+
+        Args:
+            input_edges: `edge` of every input, taken before the call.
+            outputs: results of the call, None for what is no tensor.
+            since: `sequence_number()` taken before the call.
+        """
+        actions: dict[Node, list[tuple[bool, int, int]]] = {}
+        roots: list[Node] = []
+        for slot, output in enumerate(outputs):
+            if output is not None and output.requires_grad and (node := output.grad_fn) is not None:
+                actions.setdefault(node, []).append((True, output.output_nr, slot))
+                roots.append(node)
+        if not roots:
+            return False
+        targets: dict[tuple[Node, int], int] = {}
+        leaves: dict[int, int] = {}
+        for slot, found in enumerate(input_edges):
+            if found is None:
+                continue
+            if found[1] < 0:
+                leaves.setdefault(id(found[0]), slot)
+            else:
+                targets.setdefault((found[0], found[1]), slot)
+        if targets or leaves:
+            self._walk(roots, targets, leaves, since, actions)
+        slots: list[int] = []
+        for node, todo in actions.items():
+            for action in todo:
+                if not action[0]:
+                    slots.append(action[2])
+            node.register_hook(_Hook(self, tuple(todo)))
+        if len(slots) > 1 and len(set(slots)) < len(slots):
+            self._parts = {slot: slots.count(slot) for slot in slots if slots.count(slot) > 1}
+        self._expected = len(actions)
+        self._rewind()
+        return True
+
+    def _rewind(self) -> None:
+        self._missing = self._expected
+        self._inputs = [None] * len(self._inputs)
+        self._outputs = [None] * len(self._outputs)
+        if self._parts:
+            self._awaited = dict(self._parts)
+            self._sums = dict.fromkeys(self._parts)
+
+    def _walk(
+        self,
+        roots: list[Node],
+        targets: dict[tuple[Node, int], int],
+        leaves: dict[int, int],
+        since: int,
+        actions: dict[Node, list[tuple[bool, int, int]]],
+    ) -> None:
+        seen = set(roots)
+        # an output that is an input passed through has a node older than the call: its consumers lie outside
+        todo = [n for n in roots if n._sequence_nr() >= since]
+        while todo:
+            node = todo.pop()
+            index = -1
+            step: Any
+            for step in node.next_functions:  # (following node, number of its output)
+                index += 1
+                slot = targets.get(step)
+                if slot is None:
+                    following = step[0]
+                    if following is None:
+                        continue
+                    if type(following) is _ACCUMULATE_GRAD:  # its sequence number is the largest, but it is not the call's
+                        slot = leaves.get(id(following.variable)) if leaves else None
+                    elif following not in seen and following._sequence_nr() >= since:
+                        seen.add(following)
+                        todo.append(following)
+                        if len(seen) > MAX_NODES:
+                            return
+                    if slot is None:
+                        continue
+                found = actions.get(node)
+                if found is None:
+                    actions[node] = [(False, index, slot)]
+                else:
+                    found.append((False, index, slot))
+
+    def arrived(self, todo: tuple[tuple[bool, int, int], ...], grad_inputs: Any, grad_outputs: Any) -> None:
+        """Called by the hooks: note what one node saw."""
+        task = _graph_task()
+        if task != self._task:  # another backward pass through the same graph; the last one may have used only some outputs
+            if 0 < self._missing < self._expected:
+                self.report()
+            self._task = task
+            self._rewind()
+        for is_output, index, slot in todo:
+            gradient = grad_outputs[index] if is_output else grad_inputs[index]
+            if is_output:
+                if gradient is not None:
+                    self._outputs[slot] = self._reduce(gradient)
+            elif slot in self._parts:
+                self._contribute(slot, gradient)
+            elif gradient is not None:
+                self._inputs[slot] = self._reduce(gradient)
+        self._missing -= 1
+        if self._missing == 0:
+            self.report()
+
+    def _contribute(self, slot: int, gradient: torch.Tensor | None) -> None:
+        before = self._sums[slot]
+        if gradient is not None:
+            self._sums[slot] = gradient if before is None else _add(before, gradient)
+        self._awaited[slot] -= 1
+        if self._awaited[slot] == 0:
+            total, self._sums[slot] = self._sums[slot], None
+            if total is not None:
+                self._inputs[slot] = self._reduce(total)
+
+    def report(self) -> None:
+        """Report what has arrived and was not reported yet; called by the owner at the end of a step, for calls whose outputs were
+        only partly used."""
+        for slot, total in self._sums.items():
+            if total is not None:
+                self._inputs[slot] = self._reduce(total)
+        self._sums = _NO_SUMS
+        if not any(self._inputs) and not any(self._outputs):  # a reference is a tuple with fields: always true
+            return
+        inputs, outputs = self._inputs, self._outputs
+        self._inputs, self._outputs = [None] * len(inputs), [None] * len(outputs)
+        self._missing = 0
+        self._done(self, inputs, outputs)
+        self.passes += 1
+
+
+class _Hook:
+    """Post hook of one node. An object instead of a closure: thousands live at a time, and each costs the garbage collector."""
+
+    __slots__ = ("todo", "watch")
+
+    def __init__(self, watch: GradientWatch, todo: tuple[tuple[bool, int, int], ...]) -> None:
+        self.watch = watch
+        self.todo = todo
+
+    def __call__(self, grad_inputs: Any, grad_outputs: Any) -> None:
+        watch = self.watch
+        if watch.active:
+            try:
+                watch.arrived(self.todo, grad_inputs, grad_outputs)
+            except Exception as error:  # autograd would raise it out of the user's backward()
+                watch.active = False
+                watch.failed(error)
+
+
+def _add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad(), torch._C.DisableTorchFunction():
+        return a + b

@@ -1,0 +1,95 @@
+"""Calls in progress: names, numbering, parents. Shared by module hooks and API capture."""
+
+from __future__ import annotations
+
+import threading
+from types import FrameType
+from typing import Any
+
+import torch
+
+current_graph_task = torch._C._current_graph_task_id
+"""-1 outside a backward pass."""
+
+
+class Call:
+    """One call of a module or an API between its start and the end of the step."""
+
+    __slots__ = (
+        "backward_name",
+        "edges",
+        "frame",
+        "inputs",
+        "keep",
+        "keywords",
+        "micro_step",
+        "name",
+        "owner",
+        "parent",
+        "parent_name",
+        "recompute",
+        "since",
+        "stack",
+    )
+
+    def __init__(self, name: str, backward_name: str, owner: Any, parent: Call | None) -> None:
+        self.name = name
+        self.backward_name = backward_name
+        self.owner = owner
+        self.parent = parent
+        self.parent_name = parent.name if parent is not None else None
+        self.inputs: list[Any] | None = None
+        self.keywords: dict[str, Any] | None = None
+        self.edges: list[Any] = []
+        self.frame: FrameType | None = None
+        self.since = 0
+        self.keep = False
+        self.stack = -1
+        self.recompute = False
+        self.micro_step = -1
+
+
+class CallStack(threading.local):
+    """The calls in progress on this thread (backward passes of accelerators run on threads of their own)."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+
+    def pop(self, owner: Any) -> Call | None:
+        """Remove the innermost call of `owner` and whatever an exception left above it; None when there is none."""
+        calls = self.calls
+        for i in range(len(calls) - 1, -1, -1):
+            if calls[i].owner is owner:
+                call = calls[i]
+                del calls[i:]
+                return call
+        return None
+
+
+class Numbering:
+    """Call numbers within a step, from 0 per base name."""
+
+    def __init__(self) -> None:
+        self._next: dict[str, int] = {}
+        self._backward: dict[str, int] = {}
+
+    def take(self, base: str) -> int:
+        """Number of the next call of `base`."""
+        n = self._next.get(base, 0)
+        self._next[base] = n + 1
+        return n
+
+    def last(self, base: str) -> int:
+        """Number of the last call of `base`, -1 when there was none."""
+        return self._next.get(base, 0) - 1
+
+    def again(self, base: str) -> int:
+        """Number for one more backward pass through an old call of `base`: after all numbers taken so far."""
+        n = max(self._next.get(base, 0), self._backward.get(base, 0))
+        self._backward[base] = n + 1
+        return n
+
+    def reset(self) -> None:
+        """A new step begins."""
+        self._next.clear()
+        self._backward.clear()

@@ -1,0 +1,158 @@
+"""One capture level put on and taken off a model: modules, APIs and collectives together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from msprobe_engine.collector import StepCollection
+from msprobe_engine.errors import UsageError
+from msprobe_engine.pipeline import Pipeline
+from msprobe_engine.records import Entry, TensorDescription, TensorRef
+from msprobe_integrations.torch.api import ApiCapture
+from msprobe_integrations.torch.modules import ModuleCapture
+from msprobe_integrations.torch.recorder import Recorder
+
+
+class Capture:
+    """Everything a dump of one level sees.
+
+    Args:
+        pipeline: where entries go.
+        level: ``L0`` modules, ``L1`` APIs, ``mix`` both.
+        stacks, data_mode, wanted: see `Recorder`.
+        record_collectives: make entries of collectives; None: at L1 and mix. They are watched at every level, because they change
+            tensors without telling.
+        optimizer_calls: see the torch calls inside ``optimizer.step()`` too.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        level: str,
+        *,
+        stacks: bool = True,
+        data_mode: Sequence[str] = ("all",),
+        wanted: Callable[[str], bool] | None = None,
+        record_collectives: bool | None = None,
+        optimizer_calls: bool = True,
+    ) -> None:
+        if level not in ("L0", "L1", "mix"):
+            raise UsageError(f"capture level is '{level}'; allowed: L0, L1, mix")
+        self.level = level
+        self.on = False
+        self._collecting = False
+        self._optimizer_hooks: list[Any] = []
+        self._collector = StepCollection()
+        self.recorder = Recorder(pipeline, stacks=stacks, data_mode=data_mode, wanted=wanted)
+        self.modules = ModuleCapture(self.recorder, self._is_on, self._is_collecting) if level in ("L0", "mix") else None
+        self.api = ApiCapture(self.recorder, self._is_on) if level in ("L1", "mix") else None
+        self.collectives: Any = None
+        self._pipeline = pipeline
+        self._optimizer_calls = optimizer_calls
+        self._in_optimizer = False
+        self._record_collectives = level != "L0" if record_collectives is None else record_collectives
+
+    def attach(self, models: nn.Module | Sequence[nn.Module]) -> None:
+        """Name the modules of the model (or of a list of models)."""
+        if self.modules is not None:
+            self.modules.attach(models)
+
+    def open(self) -> None:
+        """Put hooks on (nothing happens when they are) and start seeing calls."""
+        self.on = self._collecting = True
+        self._collector.begin()
+        self._pipeline.level = self.level
+        if self.modules is not None:
+            self.modules.install()
+        if self.api is not None:
+            self.api.install()
+        self._observe_collectives()
+        if not self._optimizer_hooks:
+            self._optimizer_hooks = [
+                register_optimizer_step_pre_hook(self._before_optimizer),
+                register_optimizer_step_post_hook(self._after_optimizer),
+            ]
+
+    def pause(self) -> None:
+        """Stop seeing new calls; hooks stay for the next `open`, and gradients of calls already seen still come."""
+        self.on = False
+        if self.api is not None:
+            self.api.remove()
+
+    def close(self) -> None:
+        """Take everything off: what is left costs nothing."""
+        self.pause()
+        self._collector.end()
+        for hook in self._optimizer_hooks:
+            hook.remove()
+        self._optimizer_hooks = []
+        if self.modules is not None:
+            self.modules.remove()
+        if self.collectives is not None:
+            self.collectives.remove()
+            self.collectives = None
+
+    def end_step(self) -> list[list[str]]:
+        """Close the step's numbering; returns the texts of all stacks."""
+        self._collecting = self._in_optimizer = False
+        self.recorder.end_step()
+        self._collector.end()
+        if self.modules is not None:
+            self.modules.end_step()
+        if self.collectives is not None:
+            self.collectives.end_step()
+        return self.recorder.stacks.texts() if self.recorder.stacks is not None else []
+
+    def _is_on(self) -> bool:
+        return self.on and not self._in_optimizer
+
+    def _is_collecting(self) -> bool:
+        return self._collecting
+
+    def _before_optimizer(self, *_: Any) -> None:
+        self._in_optimizer = not self._optimizer_calls
+
+    def _after_optimizer(self, *_: Any) -> None:
+        self._in_optimizer = False
+        # fused and `.data` updates leave version counters as they are: what was reduced before is no longer true
+        self._pipeline.backend.forget()
+
+    def _observe_collectives(self) -> None:
+        if self.collectives is not None:
+            return
+        with self._pipeline.faults.guard("collective capture"):
+            from msprobe_integrations.torch.collectives import CollectiveObserver
+
+            observer = CollectiveObserver(
+                self.recorder.reduce if self._record_collectives else _unread,
+                self._collective if self._record_collectives else _unrecorded,
+                is_on=self._is_on,
+                forget=self._written,
+                where=self.recorder.where,
+                fail=lambda error: self._pipeline.faults.fail("collective capture", error),
+            )
+            observer.install()
+            self.collectives = observer
+
+    def _written(self, tensor: torch.Tensor) -> None:
+        self._pipeline.backend.forget(tensor)
+        self.recorder.raw.forget(tensor)
+
+    def _collective(self, entry: Entry) -> None:
+        self._pipeline.entries.append(entry)
+
+
+_UNREAD = TensorRef(-1, TensorDescription("torch.Tensor", "", (), None))
+
+
+def _unread(_: torch.Tensor) -> TensorRef:
+    return _UNREAD
+
+
+def _unrecorded(_: Entry) -> None:
+    return None

@@ -1,0 +1,398 @@
+"""The statistics row of a tensor on an accelerator: one pass over the data by a Triton kernel, no wait, no copy.
+
+`reduce` launches `_row_kernel` on up to `MAX_PROGRAMS` programs. Each walks over tiles of 1024 32-bit words and ends with one row in
+the layout of `msprobe_engine.rows`; when there is more than one, `_merge_kernel` merges them. Small tensors are one launch, all
+others two. No atomic operations: the same bits give the same row in every run.
+
+* Data are loaded as unsigned bits and decoded here, so every GPU reads every type, also the 8-bit floats it has no instructions for.
+* SUM and SUMSQ: each element is converted to float64 and added in float64, per lane, then as a tree. Relative error of SUMSQ, and
+  error of SUM relative to the sum of absolute values: below (elements / lanes + 30) * 2**-53, about 1e-12 for a billion elements.
+* Offsets are 64 bits. COUNT and FLAGS are left to the host, which knows them; for uint64 FLAGS says (HAS_INTEGERS) that the values do
+  not fit int64.
+* A tensor that is not contiguous is copied on the device first, unless it is a permutation of dense memory and no digest is asked
+  for: then its memory is read as it lies, the statistics do not depend on the order.
+
+Importing this module imports Triton; `msprobe_integrations.torch.statistics` does so at the first tensor on an accelerator. With
+``TRITON_INTERPRET=1`` set before the import the kernels run on CPU tensors in Triton's interpreter: that is how the tests run them.
+"""
+
+# mypy: allow-untyped-decorators, allow-untyped-defs, allow-untyped-calls, allow-incomplete-defs
+# Triton has no types, and its kernels take none.
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from msprobe_engine import hostkernel
+from msprobe_engine import rows as _rows
+
+TILE_WORDS = 1024
+"""32-bit words per tile: one block of the digest, so that a lane has the same word weight in every tile."""
+TILES_PER_PROGRAM = 8
+MAX_PROGRAMS = 1024
+STAGES = 4
+"""Tiles that are loaded ahead."""
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+KINDS: dict[torch.dtype, str] = {
+    getattr(torch, name): name for name in hostkernel.NAMES if hasattr(torch, name) and not name.startswith("complex")
+}
+"""Types the kernel reads, and their names in it."""
+
+_T = tl.constexpr(TILE_WORDS)
+_W = tl.constexpr(_rows.WORDS)
+_PARTS = tl.constexpr(MAX_PROGRAMS)
+_MOST = tl.constexpr(2**63 - 1)
+_LEAST = tl.constexpr(-(2**63))
+_XOR = tl.constexpr(0x9E3779B9)
+_SEED = tl.constexpr(0x6D7370726F626500)
+_GAMMA = tl.constexpr(0x9E3779B97F4A7C15)
+_MIX1 = tl.constexpr(0xBF58476D1CE4E5B9)
+_MIX2 = tl.constexpr(0x94D049BB133111EB)
+
+
+@triton.jit
+def _splitmix64(x):
+    """Of `msprobe_engine.digest`; uint64 in and out."""
+    z = x + _GAMMA
+    z = (z ^ (z >> 30)) * _MIX1
+    z = (z ^ (z >> 27)) * _MIX2
+    return z ^ (z >> 31)
+
+
+@triton.jit
+def _float8(bits, KIND: tl.constexpr):
+    """Values (float32) of 8-bit floats, by integer arithmetic; formats as in `msprobe_engine.hostkernel.fp8_table`."""
+    b = bits.to(tl.int32)
+    if KIND == "float8_e8m0fnu":
+        normal = tl.where(b == 0, 0x00400000, b << 23).to(tl.float32, bitcast=True)
+        value = tl.where(b == 255, float("nan"), normal)
+    else:
+        M: tl.constexpr = 3 if KIND == "float8_e4m3fn" or KIND == "float8_e4m3fnuz" else 2
+        FNUZ: tl.constexpr = KIND == "float8_e4m3fnuz" or KIND == "float8_e5m2fnuz"
+        BIAS: tl.constexpr = (1 << (6 - M)) - (0 if FNUZ else 1)
+        UNIT: tl.constexpr = 2.0 ** (1 - BIAS - M)
+        exponent = (b & 127) >> M
+        fraction = b & ((1 << M) - 1)
+        normal = (((exponent + (127 - BIAS)) << 23) | (fraction << (23 - M))).to(tl.float32, bitcast=True)
+        size = tl.where(exponent == 0, fraction.to(tl.float32) * UNIT, normal)
+        if KIND == "float8_e4m3fn":
+            size = tl.where((b & 127) == 127, float("nan"), size)
+        elif KIND == "float8_e5m2":
+            size = tl.where(exponent == 31, tl.where(fraction == 0, float("inf"), float("nan")), size)
+        else:
+            size = tl.where(b == 128, float("nan"), size)
+        value = tl.where(b > 127, -size, size)
+    return value
+
+
+@triton.jit
+def _values(bits, KIND: tl.constexpr):
+    """The elements whose bits are `bits`: float32, float64 for float64, int64, uint64 for uint64."""
+    if KIND == "float32":
+        value = bits.to(tl.float32, bitcast=True)
+    elif KIND == "float64":
+        value = bits.to(tl.float64, bitcast=True)
+    elif KIND == "float16":
+        value = bits.to(tl.float16, bitcast=True).to(tl.float32)
+    elif KIND == "bfloat16":
+        value = (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    elif KIND == "int8":
+        value = bits.to(tl.int8, bitcast=True).to(tl.int64)
+    elif KIND == "uint16":
+        value = bits.to(tl.uint16, bitcast=True).to(tl.int64)
+    elif KIND == "uint32":
+        value = bits.to(tl.uint32, bitcast=True).to(tl.int64)
+    elif KIND == "uint64":
+        value = bits.to(tl.uint64, bitcast=True)
+    elif KIND == "bool":
+        value = (bits != 0).to(tl.int64)
+    elif KIND == "uint8" or KIND == "int16" or KIND == "int32" or KIND == "int64":
+        value = bits.to(tl.int64)
+    else:
+        value = _float8(bits, KIND)
+    return value
+
+
+@triton.jit
+def _unsigned(bits, SIZE: tl.constexpr):
+    """`bits` zero-extended to uint64."""
+    if SIZE == 2:
+        wide = bits.to(tl.uint16, bitcast=True).to(tl.uint64)
+    elif SIZE == 4:
+        wide = bits.to(tl.uint32, bitcast=True).to(tl.uint64)
+    elif SIZE == 8:
+        wide = bits.to(tl.uint64, bitcast=True)
+    else:
+        wide = bits.to(tl.uint64)
+    return wide
+
+
+@triton.jit
+def _store(row, nans, pos, neg, zeros, digest, low, high, total, squares, imin, imax, flags):
+    """Words 1 to 12 of a row at `row` (int64 pointer); `low` to `squares` are float64."""
+    tl.store(row + 1, nans)
+    tl.store(row + 2, pos)
+    tl.store(row + 3, neg)
+    tl.store(row + 4, zeros)
+    tl.store(row + 5, digest)
+    tl.store(row + 6, low.to(tl.int64, bitcast=True))
+    tl.store(row + 7, high.to(tl.int64, bitcast=True))
+    tl.store(row + 8, total.to(tl.int64, bitcast=True))
+    tl.store(row + 9, squares.to(tl.int64, bitcast=True))
+    tl.store(row + 10, imin)
+    tl.store(row + 11, imax)
+    tl.store(row + 12, flags)
+
+
+@triton.jit
+def _add(bits, inside, zeros, nans, pos, neg, low, high, total, squares, KIND: tl.constexpr, INTEGER: tl.constexpr):
+    """Lane-wise sums and extremes with one more tile."""
+    value = _values(bits, KIND)
+    zeros += (inside & (value == 0)).to(tl.int32)
+    if INTEGER:
+        counted = inside
+    else:
+        counted = inside & (tl.abs(value) < float("inf"))
+        nans += (inside & (value != value)).to(tl.int32)
+        pos += (inside & (value == float("inf"))).to(tl.int32)
+        neg += (inside & (value == float("-inf"))).to(tl.int32)
+    low = tl.minimum(low, tl.where(counted, value, low))
+    high = tl.maximum(high, tl.where(counted, value, high))
+    real = tl.where(counted, value, 0).to(tl.float64)
+    total += real
+    squares += real * real
+    return zeros, nans, pos, neg, low, high, total, squares
+
+
+@triton.jit
+def _add_digest(bits, inside, digest, word, place, weight, weight_up, SIZE: tl.constexpr):
+    """Lane-wise digests with one more tile, whose first word has global number `word`."""
+    block = (word // _T).to(tl.uint64)
+    first = _splitmix64(block) | 1
+    second = _splitmix64(block + 1) | 1
+    wide = _unsigned(bits, SIZE)
+    part = ((wide & 0xFFFFFFFF) ^ _XOR) * weight * tl.where(place >= _T, second, first)
+    if SIZE == 8:
+        part += ((wide >> 32) ^ _XOR) * weight_up * tl.where(place + 1 >= _T, second, first)
+    return digest + tl.where(inside, part, 0)
+
+
+@triton.jit(do_not_specialize=["n", "index0"])
+def _row_kernel(
+    data,
+    out,
+    n: tl.int64,
+    index0: tl.int64,
+    KIND: tl.constexpr,
+    INTEGER: tl.constexpr,
+    SIZE: tl.constexpr,
+    DIGEST: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Row number p of `out` ([programs, 16] int64): the tiles p, p + programs, ... of the `n` elements whose bits are at `data`."""
+    PER: tl.constexpr = 2 if SIZE == 8 else 1  # digest words per element
+    TILE: tl.constexpr = _T // PER
+    program = tl.program_id(0).to(tl.int64)
+    programs = tl.num_programs(0).to(tl.int64)
+    lane = tl.arange(0, TILE)
+    none = tl.zeros([TILE], tl.int32)
+    zeros, nans, pos, neg = none, none, none, none
+    total = tl.zeros([TILE], tl.float64)
+    squares = tl.zeros([TILE], tl.float64)
+    if KIND == "uint64":
+        low = tl.full([TILE], 2**64 - 1, tl.uint64)
+        high = tl.full([TILE], 0, tl.uint64)
+    elif INTEGER:
+        low = tl.full([TILE], _MOST, tl.int64)
+        high = tl.full([TILE], _LEAST, tl.int64)
+    elif KIND == "float64":
+        low = tl.full([TILE], float("inf"), tl.float64)
+        high = tl.full([TILE], float("-inf"), tl.float64)
+    else:
+        low = tl.full([TILE], float("inf"), tl.float32)
+        high = tl.full([TILE], float("-inf"), tl.float32)
+    digest = tl.zeros([TILE], tl.uint64)
+    word0 = index0 * PER
+    place = (word0 % _T) + lane * PER  # of the lane's (first) word, from the start of the tile's first block: below two blocks
+    weight = (_splitmix64((place % _T).to(tl.uint64) + _SEED) >> 32) | 1
+    weight_up = (_splitmix64(((place + 1) % _T).to(tl.uint64) + _SEED) >> 32) | 1
+    # Whole tiles have no mask: a mask that depends on `n` would keep the loads from being 16 bytes wide.
+    whole = n // TILE * TILE
+    every = tl.full([TILE], 1, tl.int1)
+    for start in tl.range(program * TILE, whole, programs * TILE, num_stages=STAGES):
+        bits = tl.load(data + (start + lane))
+        zeros, nans, pos, neg, low, high, total, squares = _add(
+            bits, every, zeros, nans, pos, neg, low, high, total, squares, KIND, INTEGER
+        )
+        if DIGEST:
+            digest = _add_digest(bits, every, digest, word0 + start * PER, place, weight, weight_up, SIZE)
+    rest = whole + lane < tl.where(n // TILE % programs == program, n, whole)
+    bits = tl.load(data + (whole + lane), mask=rest, other=0)
+    zeros, nans, pos, neg, low, high, total, squares = _add(bits, rest, zeros, nans, pos, neg, low, high, total, squares, KIND, INTEGER)
+    if DIGEST:
+        digest = _add_digest(bits, rest, digest, word0 + whole * PER, place, weight, weight_up, SIZE)
+    least = tl.min(low, 0)
+    most = tl.max(high, 0)
+    imin = tl.full([], _MOST, tl.int64)
+    imax = tl.full([], _LEAST, tl.int64)
+    flags = tl.full([], 0, tl.int64)
+    if KIND == "uint64":
+        over = most > _MOST
+        imin = tl.where(over, imin, least.to(tl.int64, bitcast=True))
+        imax = tl.where(over, imax, most.to(tl.int64, bitcast=True))
+        flags = tl.where(over, 2, flags)
+    elif INTEGER:
+        imin = least
+        imax = most
+    _store(
+        out + program * _W,
+        tl.sum(nans.to(tl.int64), 0),
+        tl.sum(pos.to(tl.int64), 0),
+        tl.sum(neg.to(tl.int64), 0),
+        tl.sum(zeros.to(tl.int64), 0),
+        tl.sum(digest, 0).to(tl.int64, bitcast=True),
+        least.to(tl.float64),
+        most.to(tl.float64),
+        tl.sum(total, 0),
+        tl.sum(squares, 0),
+        imin,
+        imax,
+        flags,
+    )
+
+
+@triton.jit
+def _word(parts, inside, WORD: tl.constexpr, neutral):
+    """Word `WORD` of every row, `neutral` behind the end."""
+    return tl.load(parts + tl.arange(0, _PARTS) * _W + WORD, mask=inside, other=neutral)
+
+
+@triton.jit
+def _real(parts, inside, WORD: tl.constexpr, neutral):
+    """Word `WORD` of every row as float64, `neutral` behind the end."""
+    return tl.where(inside, _word(parts, inside, WORD, 0).to(tl.float64, bitcast=True), neutral)
+
+
+@triton.jit(do_not_specialize=["programs"])
+def _merge_kernel(parts, out, programs: tl.int32):
+    """`msprobe_engine.rows.merge` of the rows `parts` ([programs, 16] int64) into the row `out`."""
+    inside = tl.arange(0, _PARTS) < programs
+    flags = tl.max(_word(parts, inside, 12, 0), 0)
+    _store(
+        out,
+        tl.sum(_word(parts, inside, 1, 0), 0),
+        tl.sum(_word(parts, inside, 2, 0), 0),
+        tl.sum(_word(parts, inside, 3, 0), 0),
+        tl.sum(_word(parts, inside, 4, 0), 0),
+        tl.sum(_word(parts, inside, 5, 0), 0),
+        tl.min(_real(parts, inside, 6, float("inf")), 0),
+        tl.max(_real(parts, inside, 7, float("-inf")), 0),
+        tl.sum(_real(parts, inside, 8, 0.0), 0),
+        tl.sum(_real(parts, inside, 9, 0.0), 0),
+        tl.where(flags > 0, _MOST, tl.min(_word(parts, inside, 10, _MOST), 0)),
+        tl.where(flags > 0, _LEAST, tl.max(_word(parts, inside, 11, _LEAST), 0)),
+        flags,
+    )
+
+
+@lru_cache(None)
+def constants(dtype: torch.dtype, want_digest: bool) -> dict[str, Any]:
+    """Compile-time arguments of `_row_kernel`: one compilation per type, with or without digest."""
+    name = KINDS[dtype]
+    integer = name.startswith(("int", "uint", "bool"))
+    return {"KIND": name, "INTEGER": integer, "SIZE": dtype.itemsize, "DIGEST": bool(want_digest), "STAGES": STAGES}
+
+
+def reduce(tensor: torch.Tensor, row: torch.Tensor, want_digest: bool, index0: int = 0) -> None:
+    """Write the row of `tensor` to `row` ([16] float64 on the same device), on the current stream of that device.
+
+    Args:
+        tensor: plain, strided, of a type in `KINDS`, with at least one element; any strides.
+        index0: global index of the first element, for the digest of a shard.
+    """
+    data = tensor.detach()
+    if not data.is_contiguous() and (want_digest or not torch.ops.aten.is_non_overlapping_and_dense.default(data)):
+        data = data.contiguous()
+    n, size = data.numel(), data.element_size()
+    bits, out = data.view(_BITS[size]), row.view(torch.int64)
+    tile = TILE_WORDS // 2 if size == 8 else TILE_WORDS
+    programs = min(MAX_PROGRAMS, -(-n // (tile * TILES_PER_PROGRAM)))
+    parts = out if programs == 1 else out.new_empty(programs * _rows.WORDS)
+    with _current(tensor.device):
+        _row_kernel[(programs,)](bits, parts, n, index0, **constants(tensor.dtype, want_digest))
+        if programs > 1:
+            _merge_kernel[(1,)](parts, out, programs)
+
+
+class _Nothing:
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+_nothing = _Nothing()
+
+
+def _current(device: torch.device) -> Any:
+    """Makes `device` the current one, where Triton launches, when it is not."""
+    module = getattr(torch, device.type)
+    if device.type == "cpu" or device.index is None or module.current_device() == device.index:
+        return _nothing
+    return module.device(device)
+
+
+def check(device: torch.device, dtype: torch.dtype, want_digest: bool) -> str:
+    """Run the kernel on known numbers and compare with the numpy reference, once per type before it is trusted on a device.
+
+    Waits for these launches only: they run on a stream of their own, which depends on nothing that the training has queued.
+
+    Returns:
+        what is wrong, "" when nothing is.
+    """
+    raw = _known_bits(dtype)
+    want = hostkernel.row_of(raw, hostkernel.CODES[KINDS[dtype]], want_digest, 5)
+    module = getattr(torch, device.type)
+    if device.type == "cpu":
+        got = _run(torch.from_numpy(raw).view(dtype), want_digest)
+    else:
+        with module.device(device), module.stream(module.Stream(device=device)):
+            got = _run(torch.from_numpy(raw).to(device).view(dtype), want_digest)
+    words = [_rows.NANS, _rows.POS_INF, _rows.NEG_INF, _rows.ZEROS, _rows.DIGEST, _rows.IMIN, _rows.IMAX]
+    for word in words:
+        if got.view(np.int64)[word] != want.view(np.int64)[word]:
+            return f"word {word} of the known row is {got.view(np.int64)[word]} instead of {want.view(np.int64)[word]}"
+    if (got[6:8] != want[6:8]).any() or not np.allclose(got[8:10], want[8:10], rtol=1e-9, atol=0.0):
+        return f"the known row has {got[6:10].tolist()} instead of {want[6:10].tolist()}"
+    return ""
+
+
+def _run(tensor: torch.Tensor, want_digest: bool) -> Any:
+    row = torch.zeros(_rows.WORDS, dtype=torch.float64, device=tensor.device)
+    reduce(tensor, row, want_digest, 5)
+    return row.cpu().numpy()
+
+
+def _known_bits(dtype: torch.dtype) -> Any:
+    """Bytes of 20 000 elements, enough for several programs: integers of any bits; floats between 1 and 2, and special ones."""
+    n, name = 20_000, KINDS[dtype]
+    random = np.random.default_rng(1)
+    if name == "bool":
+        return random.integers(0, 2, n, np.uint8)
+    if not name.startswith("float") and name != "bfloat16":
+        return random.integers(0, 256, n * dtype.itemsize, np.uint8)
+    values = torch.from_numpy(random.uniform(1.0, 2.0, n)).to(dtype)
+    raw: Any = values.view(torch.uint8).numpy()
+    raw[: 64 * dtype.itemsize] = random.integers(0, 256, 64 * dtype.itemsize, np.uint8) if dtype.itemsize == 1 else 0
+    if dtype.itemsize > 1:
+        special = torch.tensor(
+            [float("nan"), float("inf"), float("-inf"), -0.0, torch.finfo(dtype).tiny / 2, -torch.finfo(dtype).tiny], dtype=torch.float64
+        )
+        raw[: 6 * dtype.itemsize] = special.to(dtype).view(torch.uint8).numpy()
+    return raw

@@ -1,0 +1,158 @@
+"""Which capture is on in a step: an armed dump, the configured dump, or the ring's level. One at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from torch import nn
+
+from msprobe_engine.dump import early
+from msprobe_engine.dump.writer import DumpSink
+from msprobe_engine.records import Frame
+from msprobe_engine.rules.base import Alert
+from msprobe_engine.session import Session
+from msprobe_engine.settings.schema import DumpSettings
+from msprobe_engine.sinks.select import SelectSink
+from msprobe_engine.window import Window
+from msprobe_integrations.torch.capture import Capture
+
+
+class Plans:
+    """The captures of one probe.
+
+    Args:
+        session: settings, pipeline and writer.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._models: nn.Module | Sequence[nn.Module] | None = None
+        self._armed: Capture | None = None
+        self._armed_until = -1
+        self._ring: Capture | None = None
+        self._dump: Capture | None = None
+        self._window: Window | None = None
+        self.current: Capture | None = None
+        self._kept: Capture | None = None
+        self._sinks: list[tuple[DumpSink, Callable[[int], bool]]] = []
+        session.pipeline.listeners.append(self._log_frame)
+        settings = session.settings
+        if settings.incident.enabled and settings.incident.level:
+            self._ring = Capture(session.pipeline, settings.incident.level, record_collectives=True, optimizer_calls=False)
+        if settings.dump is not None and settings.dump.level in ("L0", "L1", "mix"):
+            self._plan_dump(settings.dump)
+
+    def _plan_dump(self, dump: DumpSettings) -> None:
+        window = self._window = Window(dump.rank, dump.step)
+        self._dump = Capture(self._session.pipeline, dump.level, stacks=dump.extra_info, data_mode=dump.data_mode)
+        root = Path(dump.dump_path) if dump.dump_path else self._session.output_dir / "dump"
+        rank = self._session.rank
+        if window.wanted(min(dump.step, default=0), rank):
+            self._add_sink(root, dump.level, lambda step: window.wanted(step, rank), dump)
+
+    def attach(self, models: nn.Module | Sequence[nn.Module]) -> None:
+        """Name the modules in every capture."""
+        self._models = models
+        for capture in (self._ring, self._dump):
+            if capture is not None:
+                capture.attach(models)
+
+    def open(self, step: int) -> None:
+        """Put the step's capture on; captures that are not wanted in this step are taken off."""
+        self._arm(step)
+        chosen: Capture | None = None
+        if self._armed is not None:
+            chosen = self._armed
+        elif self._dump is not None and self._window is not None and self._window.wanted(step, self._session.rank):
+            chosen = self._dump
+        elif self._ring is not None:
+            chosen = self._ring
+        if self.current is not None and self.current is not chosen:
+            self.current.close()
+        self.current = chosen
+        if chosen is not None:
+            for sink in self._sinks_of(step):
+                early.begin(sink, step)
+            chosen.open()
+        else:
+            self._session.pipeline.level = ""
+
+    def end_step(self, step: int) -> list[list[str]] | None:
+        """Close the step; returns the texts of its call stacks."""
+        stacks = None
+        if self.current is not None:
+            self.current.pause()
+            stacks = self.current.end_step()
+        if self._armed is not None and step + 1 >= self._armed_until:
+            self._armed.close()
+            if self.current is self._armed:
+                self.current = None
+            self._armed = None
+            self._session.armed = None
+        return stacks
+
+    def begin_again(self, level: str) -> None:
+        """A second run of the step begins: a capture of its own, of this level, in place of the step's."""
+        self._kept = self.current
+        if self._kept is not None:
+            self._kept.close()  # its numbering stays
+        self.current = Capture(self._session.pipeline, level)
+        if self._models is not None:
+            self.current.attach(self._models)
+        self.current.open()
+
+    def end_again(self) -> list[list[str]]:
+        """The second run is over; the step's own capture is on again after `resume`. Returns the texts of the call stacks."""
+        capture = self.current
+        self.current, self._kept = self._kept, None
+        if capture is None:
+            return []
+        capture.pause()
+        stacks = capture.end_step()
+        capture.close()
+        return stacks
+
+    def pause(self) -> None:
+        """See nothing until the next `resume`."""
+        if self.current is not None:
+            self.current.pause()
+
+    def resume(self) -> None:
+        """See again what the step's capture sees."""
+        if self.current is not None:
+            self.current.open()
+
+    def close(self) -> None:
+        """Take everything off."""
+        for capture in (self._armed, self._dump, self._ring):
+            if capture is not None:
+                capture.close()
+        self.current = None
+
+    def _arm(self, step: int) -> None:
+        request = self._session.armed
+        if request is None or self._armed is not None or step < request.first_step or self._models is None:
+            return
+        self._armed = Capture(self._session.pipeline, request.level, record_collectives=True)
+        self._armed.attach(self._models)
+        first, until = step, step + request.steps
+        self._armed_until = until
+        self._add_sink(request.directory, request.level, lambda s: first <= s < until)
+
+    def _add_sink(self, root: Path, level: str, wanted: Callable[[int], bool], dump: DumpSettings | None = None) -> None:
+        rank = self._session.rank
+        if dump is None and rank is None:
+            rank = 0  # an incident directory has ranks, also in a run of one process
+        options = {} if dump is None else {"extra_info": dump.extra_info, "data_mode": dump.data_mode, "summary_mode": dump.summary_mode}
+        sink = DumpSink(root, level=level, framework=self._session.backend.framework, rank=rank, **options)  # type: ignore[arg-type]
+        self._sinks.append((sink, wanted))
+        self._session.writer.sinks.append(SelectSink(sink, wanted))
+
+    def _sinks_of(self, step: int) -> list[DumpSink]:
+        return [sink for sink, wanted in self._sinks if wanted(step)]
+
+    def _log_frame(self, frame: Frame, _alerts: Sequence[Alert]) -> None:
+        if frame.entries:
+            for sink in self._sinks_of(frame.step):
+                early.log(sink, frame)

@@ -1,0 +1,262 @@
+"""`TorchProbe`: the always-on probe of a PyTorch training run. Framework integrations drive it; people who own their loop use it directly.
+
+probe = TorchProbe.from_config("probe.yaml")
+probe.attach(model, optimizer)
+for step, batch in enumerate(data):
+    probe.begin_step(step)
+    loss = train(batch)
+    probe.end_step({"loss": loss})
+probe.close()
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from msprobe_engine.guard import Guard
+from msprobe_engine.log import get_logger, set_rank
+from msprobe_engine.records import Entry, Sample, TensorRef
+from msprobe_engine.session import Session
+from msprobe_engine.settings.load import load_settings
+from msprobe_engine.settings.schema import MonitorSettings, ProbeSettings
+from msprobe_engine.sinks.base import Sink
+from msprobe_engine.window import Window
+from msprobe_integrations.torch.attempts import Attempts
+from msprobe_integrations.torch.backend import TorchBackend
+from msprobe_integrations.torch.notify import find_notifier
+from msprobe_integrations.torch.plans import Plans
+from msprobe_integrations.torch.watch import TensorWatch
+
+_log = get_logger()
+
+
+class TorchProbe:
+    """Monitor, rules, sinks and incidents around a training loop.
+
+    All methods are safe to call at any time: a fault inside disables the part it happened in and the training goes on.
+    """
+
+    def __init__(self, settings: ProbeSettings, *, extra_sinks: Sequence[Sink] = ()) -> None:
+        self.settings = settings
+        self.backend = TorchBackend()
+        self.backend.want_digest = bool(settings.monitor and settings.monitor.digest)
+        self.session = Session(
+            settings,
+            self.backend,
+            local_rank=int(os.environ.get("LOCAL_RANK", 0)),
+            local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", 1)),
+            notifier=find_notifier(Path(settings.output_dir)),
+            extra_sinks=extra_sinks,
+        )
+        self.pipeline = self.session.pipeline
+        self.faults = self.session.faults
+        self.step = 0
+        self._micro_step = -1
+        self._paused = 0
+        self._closed = False
+        self._said = False
+        self._in_step = False
+        self._alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
+        rank = self.backend.rank()
+        self._rank = rank
+        m = settings.monitor
+        self._window = Window(m.rank, (), start=m.start_step, interval=m.interval, times=m.collect_times) if m else None
+        self._due = False
+        self._models: list[nn.Module] = []
+        self.plans = Plans(self.session)
+        self._attempts: Attempts | None = None
+        self._watch = TensorWatch(self) if m and (m.activations or m.activation_gradients) else None
+        atexit.register(self.close)
+        this = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _forked(this()))
+
+    @classmethod
+    def from_config(cls, path: str | Path, **arguments: Any) -> TorchProbe:
+        """Build from a settings file; raises `SettingsError` when it is wrong."""
+        return cls(load_settings(path), **arguments)
+
+    @property
+    def monitor(self) -> MonitorSettings | None:
+        """The monitor section, None when nothing is monitored."""
+        return self.settings.monitor
+
+    @property
+    def micro_step(self) -> int:
+        """Current micro batch, -1 outside."""
+        return self._micro_step
+
+    @micro_step.setter
+    def micro_step(self, value: int) -> None:
+        self._micro_step = value
+        if self.plans.current is not None:
+            self.plans.current.recorder.micro_step = value
+
+    def attach(self, models: nn.Module | Sequence[nn.Module], optimizer: Any = None) -> None:
+        """Name the modules of the model (or of a list: virtual pipeline chunks) and, with a plain optimizer, watch its gradients."""
+        with self.guard("attach"):
+            self._models = [models] if isinstance(models, nn.Module) else list(models)
+            one = self._models if len(self._models) > 1 else self._models[0]
+            self.plans.attach(one)
+            if self._watch is not None:
+                self._watch.attach(self._models)
+            if optimizer is not None and self.monitor is not None:
+                from msprobe_integrations.torch.optimizer import OptimizerWatch
+
+                self._optimizer = OptimizerWatch(self, self._models, optimizer)
+
+    def begin_step(self, step: int) -> None:
+        """A step begins; hooks are put on where they are wanted."""
+        if self._closed:
+            return
+        self.step = step
+        self._in_step = True
+        if not self._said:
+            self._said = True
+            self.session.say_what_is_on()
+        if self._rank is None and (rank := self.backend.rank()) is not None:
+            self._rank = rank
+            set_rank(rank)
+            if rank:
+                _log.warning(
+                    "the process group came up after the probe: this rank's files are named as if it had none; build the probe after it"
+                )
+        if self._alone and torch.distributed.is_available() and torch.distributed.is_initialized():
+            self._alone = False
+            with self.guard("incidents"):
+                self._meet()
+        self._due = self._window is not None and self._window.wanted(step, self._rank)
+        if self._paused or not self.faults.enabled("capture"):
+            return
+        with self.guard("capture"):
+            self.plans.open(step)
+            if self._watch is not None and self._due:
+                self._watch.install()
+
+    def _meet(self) -> None:
+        """The process group came up after the probe: from now on incidents are announced between the ranks."""
+        incidents, notifier = self.session.incidents, find_notifier(Path(self.settings.output_dir))
+        if incidents is not None and notifier is not None:
+            incidents.notifier.close()
+            incidents.notifier = notifier
+            incidents.world_size = self.backend.world_size()
+
+    def attempts(self, step: int, reset: Callable[[], Any] | None = None) -> Iterator[int]:
+        """Begin a step whose forward and backward pass may run a second time, with everything captured, when a critical alert of a
+        rule without history (``nan_inf``, ``extreme_value``) is raised on any rank. Yields 0, and then 1 for the second run.
+
+        All ranks have to use it; each step costs one read of the gradients, a wait for the statistics and a tiny all-reduce.
+
+        Args:
+            step: as in `begin_step`, which this replaces.
+            reset: takes back what the body adds up, called before the second run: ``optimizer.zero_grad``. None when the body itself
+                begins with it.
+        """
+        self.begin_step(step)
+        if self._attempts is None and not self._closed and self.session.incidents is not None and self.faults.enabled("attempts"):
+            with self.guard("attempts"):
+                self._attempts = Attempts(self, self._models)
+        if self._attempts is None or self._closed:
+            yield 0
+        else:
+            yield from self._attempts.run(reset)
+
+    def end_step(self, scalars: Mapping[str, Any] | None = None) -> None:
+        """A step is over: everything seen becomes a frame."""
+        if not self._closed:
+            self._finish_step(scalars)
+
+    def _finish_step(self, scalars: Mapping[str, Any] | None = None, complete: bool = True) -> None:
+        self._in_step = False
+        self.micro_step = -1
+        stacks: list[list[str]] | None = None
+        with self.guard("capture"):
+            stacks = self.plans.end_step(self.step)
+            if self._watch is not None:
+                self._watch.end_step()
+            if self._due and self._window is not None:
+                self._window.take()
+        self.session.end_step(self.step, scalars, stacks, complete)
+        self._due = False
+
+    def sample(
+        self,
+        family: str,
+        name: str,
+        tensor: Any,
+        *,
+        phase: str = "",
+        micro_step: int = -1,
+        vpp_stage: int = 0,
+        extra: Mapping[str, Any] | None = None,
+    ) -> TensorRef:
+        """Start the reduction of one tensor and note it as a sample of this step; no wait."""
+        with torch._C.DisableTorchFunction():
+            return self.pipeline.sample(family, name, tensor, phase=phase, micro_step=micro_step, vpp_stage=vpp_stage, extra=extra)
+
+    def add_sample(self, family: str, name: str, ref: TensorRef, *, micro_step: int | None = None, vpp_stage: int = 0) -> None:
+        """Note a tensor that was reduced already."""
+        at = self._micro_step if micro_step is None else micro_step
+        self.pipeline.samples.append(Sample(family, name, ref, "", at, vpp_stage))
+
+    def add_entry(self, entry: Entry) -> None:
+        """Add a call to this step."""
+        self.pipeline.entries.append(entry)
+
+    def wanted(self, part: str) -> bool:
+        """Is ``monitor.<switch>`` on and due in this step? (``monitor.gradients``, ``monitor.parameters``, ...)"""
+        section, _, switch = part.partition(".")
+        if section != "monitor" or not self._due or self._paused:
+            return False
+        return bool(getattr(self.monitor, switch)) and self.faults.enabled(part)
+
+    def guard(self, part: str) -> Guard:
+        """Context manager: an exception inside switches `part` off with one message; strict settings re-raise."""
+        return self.faults.guard(part)
+
+    def pause(self) -> None:
+        """Evaluation begins: nothing is seen until `resume`."""
+        self._paused += 1
+        self.plans.pause()
+
+    def resume(self) -> None:
+        """Evaluation is over."""
+        self._paused = max(0, self._paused - 1)
+        if not self._paused:
+            with self.guard("capture"):
+                self.plans.resume()
+
+    def close(self) -> None:
+        """Finish, flush, take all hooks off. Called at interpreter exit too."""
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        if self._in_step and not self.pipeline.empty:  # cut off by an exception: what was seen may say why
+            self._finish_step(complete=False)
+        with self.guard("capture"):
+            self.plans.close()
+        if self._watch is not None:
+            self._watch.remove()
+        if self._attempts is not None:
+            self._attempts.close()
+        self.session.close()
+
+
+def _forked(probe: TorchProbe | None) -> None:
+    """In a forked child (a worker of a data loader): it is not the training, nothing is seen or written there."""
+    if probe is not None and not probe._closed:
+        probe._closed = True
+        probe._due = False
+        atexit.unregister(probe.close)
+        if probe.plans.current is not None:
+            probe.plans.current.on = False
+        if probe._watch is not None:
+            probe._watch.remove()

@@ -1,0 +1,89 @@
+"""Call stacks at the price of a dictionary look-up: frames are told apart by code object and instruction, texts are made once."""
+
+from __future__ import annotations
+
+import linecache
+from types import CodeType, FrameType
+from typing import Any
+
+_SKIP_PARTS = ("msprobe_integrations", "msprobe_engine")
+_LIBRARY_PARTS = ("torch/nn/modules/module.py", "torch/overrides.py", "torch/utils/_contextlib.py")
+
+
+class Stacks:
+    """Interns the call stacks of one process.
+
+    A stack's text has the form of the existing ``stack.json``: ``File {path}, line {n}, in {function}, \\n {source}``, innermost
+    frame first. Frames of this package and torch's own module plumbing are left out, so the first line is the user's.
+    """
+
+    def __init__(self) -> None:
+        self._ids: dict[tuple[Any, ...], int] = {}
+        self._keys: list[tuple[tuple[CodeType, int], ...]] = []
+        self._hidden: dict[CodeType, bool] = {}
+        self._texts: list[list[str]] = []
+        self._lines: dict[tuple[CodeType, int], str] = {}
+
+    def capture(self, frame: FrameType | None, outer: FrameType | None = None, outer_stack: int = -1) -> int:
+        """Number of the stack that starts at `frame`.
+
+        Args:
+            outer: a frame further out whose own stack is known (that of the enclosing call): the walk may end there.
+            outer_stack: its number, -1 when it is not known.
+        """
+        key: list[Any] = []
+        hidden = self._hidden
+        end = outer if outer_stack >= 0 else None
+        while frame is not end and frame is not None:
+            code = frame.f_code
+            try:
+                hide = hidden[code]
+            except KeyError:
+                hide = hidden[code] = _is_plumbing(code)
+            if not hide:
+                key.append((code, frame.f_lasti))
+            frame = frame.f_back
+        known = end is not None and frame is end
+        if known:
+            key.append(outer_stack)
+        found = tuple(key)
+        number = self._ids.get(found)
+        if number is None:
+            parts = (*key[:-1], *self._keys[outer_stack]) if known else found
+            # the same stack may have been met whole or from another enclosing call
+            number = self._ids.setdefault(parts, len(self._keys))
+            self._ids[found] = number
+            if number == len(self._keys):
+                self._keys.append(parts)
+        return number
+
+    def texts(self) -> list[list[str]]:
+        """The lines of all stacks, by number. The list is replaced, not changed, when stacks are added."""
+        if len(self._texts) < len(self._keys):
+            self._texts = self._texts + [[self._line(part) for part in key] for key in self._keys[len(self._texts) :]]
+        return self._texts
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def _line(self, part: tuple[CodeType, int]) -> str:
+        try:
+            return self._lines[part]
+        except KeyError:
+            code, instruction = part
+            number = _line_number(code, instruction)
+            source = linecache.getline(code.co_filename, number).strip()
+            text = self._lines[part] = f"File {code.co_filename}, line {number}, in {code.co_name}, \n {source}"
+            return text
+
+
+def _is_plumbing(code: CodeType) -> bool:
+    path = code.co_filename.replace("\\", "/")
+    return any(p in path for p in _SKIP_PARTS) or path.endswith(_LIBRARY_PARTS)
+
+
+def _line_number(code: CodeType, instruction: int) -> int:
+    for start, end, line in code.co_lines():
+        if start <= instruction < end and line is not None:
+            return line
+    return code.co_firstlineno

@@ -1,0 +1,356 @@
+"""Rows of one step: where they lie until the step ends, and the two ways to fill them.
+
+`RowBuffer` is host memory that the C kernel writes to. `DeviceRows` is the same on another device, filled by `reduce_device` with
+torch operators only: nothing is read from the device, no branch depends on its values. Words that the host knows (COUNT, FLAGS)
+are put in when the rows have arrived.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+import torch
+
+from msprobe_engine import digest as _digest
+from msprobe_engine import hostkernel
+from msprobe_engine import rows as _rows
+from msprobe_engine.log import warn_once
+from msprobe_engine.rows import Rows
+
+ROW_BYTES = 8 * _rows.WORDS
+PIECE = 1 << 22  # elements per pass of `reduce_device`: bounds its temporary memory to a few tens of MiB
+CODES: dict[torch.dtype, int] = {getattr(torch, name): code for name, code in hostkernel.CODES.items() if hasattr(torch, name)}
+"""torch dtype to the kernel's code; types that are missing have no statistics."""
+
+_INTEGER = frozenset(d for d, c in CODES.items() if hostkernel.NAMES[c].startswith(("int", "uint", "bool")))
+_FLOAT8 = frozenset(d for d, c in CODES.items() if hostkernel.NAMES[c].startswith("float8"))
+
+
+class _Memory:
+    """One piece of host memory; its array holds no reference to it, so that the end of the array can be noticed."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.bytes = bytearray(capacity * ROW_BYTES + 64)
+        address = np.frombuffer(self.bytes, np.uint8).ctypes.data
+        self.offset = -address % 64
+        self.address = address + self.offset
+
+    def array(self) -> Rows:
+        return np.frombuffer(self.bytes, np.float64, self.capacity * _rows.WORDS, self.offset).reshape(-1, _rows.WORDS)
+
+
+class MemoryPool:
+    """Row memory that comes back when the last array over it is gone: a frame kept by a ring or a sink is never overwritten."""
+
+    def __init__(self) -> None:
+        self._free: list[_Memory] = []
+
+    def take(self, capacity: int) -> tuple[_Memory, Rows]:
+        """Memory for at least `capacity` rows, and an array over it; the memory is reused when the array has been released."""
+        memory = None
+        while self._free and memory is None:
+            memory = self._free.pop()
+            if memory.capacity < capacity:
+                memory = None
+        memory = memory or _Memory(capacity)
+        array = memory.array()
+        weakref.finalize(array if array.base is None else _root(array), self._give, memory).atexit = False
+        return memory, array
+
+    def _give(self, memory: _Memory) -> None:
+        if len(self._free) < 4:
+            self._free.append(memory)
+
+
+def _root(array: Rows) -> Any:
+    """The array that all views of `array` keep alive."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+class RowBuffer:
+    """Host rows of one step. Row numbers are given out by `take`; memory grows by pieces, rows never move."""
+
+    def __init__(self, pool: MemoryPool, capacity: int) -> None:
+        self._pool = pool
+        self._lock = threading.Lock()
+        self._pieces: list[tuple[int, int, int, Rows]] = []  # first row, end row, address of row 0, array
+        self.window: tuple[int, int, int] = (0, 0, 0)
+        """First row, end row and the address row 0 would have, of the newest piece: rows inside are at address + row * 128."""
+        self._add(0, capacity)
+
+    def _add(self, first: int, capacity: int) -> None:
+        memory, array = self._pool.take(capacity)
+        base = memory.address - first * ROW_BYTES
+        self._pieces.append((first, first + memory.capacity, base, array))
+        self.window = (first, first + memory.capacity, base)
+
+    def address(self, row: int) -> int:
+        """Address of a row; memory is added when it lies behind the end."""
+        first, end, base = self.window
+        if first <= row < end:
+            return base + row * ROW_BYTES
+        with self._lock:
+            while row >= self.window[1]:
+                self._add(self.window[1], self.window[1] - self._pieces[0][0])
+            for first, end, base, _ in self._pieces:
+                if first <= row < end:
+                    return base + row * ROW_BYTES
+        raise AssertionError("unreachable")
+
+    def clear(self, row: int) -> None:
+        """Make a row that of an empty tensor: a reduction that failed half way."""
+        self.address(row)
+        for first, end, _, array in self._pieces:
+            if first <= row < end:
+                array[row - first] = _rows.empty(1)[0]
+
+    def rows(self, n: int) -> Rows:
+        """The first `n` rows: the memory itself when there is one piece, else a copy."""
+        self.address(n - 1) if n else None
+        if len(self._pieces) == 1:
+            return self._pieces[0][3][:n]
+        return np.concatenate([array for _, _, _, array in self._pieces])[:n]
+
+
+class DeviceRows:
+    """Rows of one step on one device, in the order of reduction.
+
+    Attributes:
+        places: row number in the step of each device row; counts, flags: its COUNT and FLAGS, known to the host.
+        streams: streams that wrote rows; the copy has to follow all of them.
+    """
+
+    def __init__(self, like: torch.Tensor, capacity: int) -> None:
+        self._like = weakref.ref(like)
+        self.device = like.device
+        self._capacity = capacity
+        self._lock = threading.Lock()
+        self._module: Any = None if self.device.type == "cpu" else getattr(torch, self.device.type, None)
+        self._made: Any = None
+        self._follow: set[Any] = set()
+        self.chunks: list[torch.Tensor] = [self._chunk(like)]
+        self.places: list[int] = []
+        self.counts: list[int] = []
+        self.flags: list[int] = []
+        self.streams: set[Any] = set()
+
+    def _chunk(self, like: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode(False), torch.no_grad():
+            made = like.new_zeros((self._capacity, _rows.WORDS), dtype=torch.float64)
+        if hasattr(self._module, "Event"):
+            stream = self._module.current_stream(self.device)
+            self._made = self._module.Event()
+            self._made.record(stream)
+            self._follow = {stream}
+        return made
+
+    def take(self, like: torch.Tensor, place: int, count: int, flags: int) -> torch.Tensor:
+        """The next device row, [16] float64, for row `place` of the step."""
+        with self._lock:
+            at = len(self.places)
+            self.places.append(place)
+            self.counts.append(count)
+            self.flags.append(flags)
+            if at >= len(self.chunks) * self._capacity:
+                self.chunks.append(self._chunk(like))
+            if self._made is not None:
+                stream = self._module.current_stream(self.device)
+                if stream not in self._follow:  # else zeros, or work on what was in this memory before, could come after the row
+                    stream.wait_event(self._made)
+                    self._follow.add(stream)
+            return self.chunks[at // self._capacity][at % self._capacity]
+
+    def filled(self) -> torch.Tensor:
+        """All rows taken, [n, 16] float64, still on the device."""
+        whole = self.chunks[0] if len(self.chunks) == 1 else torch.cat(self.chunks)
+        return whole[: len(self.places)]
+
+    def scatter(self, host: Rows, out: Rows) -> None:
+        """Put the rows that arrived (`host`, [n, 16]) to their places in the step's rows, with the words the host knows."""
+        ints = _rows.as_int64(host)
+        ints[:, _rows.COUNT] = self.counts
+        ints[:, _rows.FLAGS] = np.array(self.flags, np.int64) & ~(ints[:, _rows.FLAGS] & _rows.HAS_INTEGERS)
+        no_limits = ints[:, _rows.FLAGS] & _rows.HAS_INTEGERS == 0
+        ints[no_limits, _rows.IMIN], ints[no_limits, _rows.IMAX] = np.iinfo(np.int64).max, np.iinfo(np.int64).min
+        nothing = ints[:, _rows.COUNT] == 0
+        if nothing.any():
+            flags = ints[nothing, _rows.FLAGS]
+            host[nothing] = _rows.empty(1)
+            ints[nothing, _rows.FLAGS] = flags
+        out[self.places] = host
+
+
+def host_flags(dtype: torch.dtype, want_digest: bool) -> int:
+    """FLAGS of a row as far as the host knows them."""
+    return _rows.WRITTEN | (_rows.HAS_DIGEST if want_digest else 0) | (_rows.HAS_INTEGERS if dtype in _INTEGER else 0)
+
+
+def reduce_cpu(tensor: torch.Tensor, out_ptr: int, want_digest: bool, index0: int = 0) -> None:
+    """Row of a strided CPU tensor by the C kernel, written to address `out_ptr`. No operator of the framework runs."""
+    code = CODES[tensor.dtype]
+    if tensor.is_contiguous():
+        hostkernel.reduce(tensor.data_ptr(), tensor.numel(), code, out_ptr, want_digest, index0)
+    else:
+        hostkernel.reduce_strided(tensor.data_ptr(), tensor.shape, tensor.stride(), code, out_ptr, want_digest, index0)
+
+
+_KERNEL_DEVICES = ("cuda", "npu")
+_trusted: dict[tuple[str, torch.dtype, bool], bool] = {}
+"""Device type, dtype, with digest: whether the Triton kernel takes such tensors. Decided when the first one is seen."""
+
+
+def reduce_device(tensor: torch.Tensor, row: torch.Tensor, want_digest: bool, index0: int = 0) -> None:
+    """Row of a strided tensor on any device, written in place to `row` ([16] float64 on the same device): by the Triton kernel of
+    `device_kernel` on GPUs and NPUs where Triton works and reads the type, else by torch operators. Never waits for the tensor.
+    COUNT and FLAGS, and IMIN and IMAX of floats, are left to the host; for uint64 FLAGS says (HAS_INTEGERS) when the values do not
+    fit int64."""
+    with torch.no_grad():
+        n = tensor.numel()
+        if n == 0 or (tensor.device.type in _KERNEL_DEVICES and _by_kernel(tensor, row, want_digest, index0)):
+            return
+        flat = tensor.detach().reshape(-1)
+        if n <= PIECE:
+            _piece(flat, row, want_digest, index0)
+            return
+        starts = range(0, n, PIECE)
+        parts = row.new_zeros((len(starts), _rows.WORDS))
+        for part, at in enumerate(starts):
+            _piece(flat[at : at + PIECE], parts[part], want_digest, index0 + at)
+        _merge_parts(parts, row)
+
+
+def _by_kernel(tensor: torch.Tensor, row: torch.Tensor, want_digest: bool, index0: int) -> bool:
+    """Let the kernel write the row. False when it cannot: why is said once, and operators do this kind of tensor from then on."""
+    kind = tensor.device.type
+    key = (kind, tensor.dtype, want_digest)
+    try:
+        trusted = _trusted.get(key)
+        if trusted is False:
+            return False
+        from msprobe_integrations.torch import device_kernel  # imports Triton
+
+        if trusted is None:
+            wrong = device_kernel.check(tensor.device, tensor.dtype, want_digest) if tensor.dtype in device_kernel.KINDS else ""
+            if wrong:
+                raise RuntimeError(wrong)
+            _trusted[key] = trusted = tensor.dtype in device_kernel.KINDS
+        if trusted:
+            device_kernel.reduce(tensor, row, want_digest, index0)
+        return trusted
+    except torch.cuda.OutOfMemoryError:  # of the copy of a strided tensor; no reason to doubt the kernel, and operators need more
+        raise
+    except Exception as error:
+        _trusted[key] = False
+        why = f"{type(error).__name__}: {str(error)[:300]}"
+        warn_once(
+            f"device kernel on {kind}",
+            f"statistics of {tensor.dtype} tensors on '{kind}' take torch operators, many launches per tensor instead of one or two: "
+            f"the Triton kernel cannot be used ({why}). The numbers are the same. To get the kernel: a Triton for this device "
+            "(on Ascend: triton-ascend) and a C compiler",
+        )
+        return False
+
+
+def _merge_parts(parts: torch.Tensor, row: torch.Tensor) -> None:
+    """Merge the rows `parts` ([k, 16]) into `row`."""
+    ints, words = parts.view(torch.int64), row.view(torch.int64)
+    torch.sum(ints[:, _rows.NANS : _rows.MIN], 0, out=words[_rows.NANS : _rows.MIN])
+    torch.amin(parts[:, _rows.MIN], 0, out=row[_rows.MIN])
+    torch.amax(parts[:, _rows.MAX], 0, out=row[_rows.MAX])
+    torch.sum(parts[:, _rows.SUM : _rows.IMIN], 0, out=row[_rows.SUM : _rows.IMIN])
+    torch.amin(ints[:, _rows.IMIN], 0, out=words[_rows.IMIN])
+    torch.amax(ints[:, _rows.IMAX : _rows.FLAGS + 1], 0, out=words[_rows.IMAX : _rows.FLAGS + 1])
+
+
+def _piece(flat: torch.Tensor, row: torch.Tensor, want_digest: bool, index0: int) -> None:
+    """The row of at most `PIECE` elements. Results go to their words by ``out=``, without small tensors in between."""
+    dtype = flat.dtype
+    words = row.view(torch.int64)
+    if want_digest:
+        _digest_piece(flat, index0, words[_rows.DIGEST])
+    if dtype in _INTEGER:
+        _integers(flat, row, words)
+        return
+    if dtype.is_complex:
+        pair = torch.view_as_real(flat).to(torch.float64)
+        real = torch.hypot(pair[:, 0], pair[:, 1]).masked_fill((pair != pair).any(1), float("nan"))
+    else:
+        real = flat.to(torch.float32) if dtype in _FLOAT8 else flat
+    inf = float("inf")
+    marks = real.new_empty((4, real.shape[0]), dtype=torch.bool)
+    torch.ne(real, real, out=marks[0])
+    torch.eq(real, inf, out=marks[1])
+    torch.eq(real, -inf, out=marks[2])
+    torch.eq(real, 0, out=marks[3])
+    if flat.device.type == "cpu":  # where its vectorised counting takes a third of the time of a sum of truth values
+        words[_rows.NANS : _rows.DIGEST].copy_(torch.stack([torch.count_nonzero(mark) for mark in marks.unbind()]))
+    else:
+        torch.sum(marks, 1, out=words[_rows.NANS : _rows.DIGEST])
+    row[_rows.MIN].copy_(torch.nan_to_num(real, inf, inf, inf).amin())
+    row[_rows.MAX].copy_(torch.nan_to_num(real, -inf, -inf, -inf).amax())
+    kept = torch.nan_to_num(real, 0.0, 0.0, 0.0).to(torch.float64)
+    torch.sum(kept, 0, out=row[_rows.SUM])
+    torch.sum(kept.square_(), 0, out=row[_rows.SUMSQ])
+
+
+def _integers(flat: torch.Tensor, row: torch.Tensor, words: torch.Tensor) -> None:
+    unsigned = flat.dtype == torch.uint64
+    wide = flat.view(torch.int64) if unsigned else flat.to(torch.int64)
+    limits, extremes = words[_rows.IMIN : _rows.FLAGS], row[_rows.MIN : _rows.SUM]
+    torch.amin(wide, 0, out=limits[0])
+    torch.amax(wide, 0, out=limits[1])
+    real = wide.to(torch.float64)
+    if unsigned:  # the same bits: negative stands for 2**63 and more
+        real = torch.where(wide < 0, real + 2.0**64, real)
+        torch.amin(real, 0, out=extremes[0])
+        torch.amax(real, 0, out=extremes[1])
+        over = limits[0] < 0
+        words[_rows.FLAGS].copy_(over * _rows.HAS_INTEGERS)
+        limits[0].masked_fill_(over, torch.iinfo(torch.int64).max)
+        limits[1].masked_fill_(over, torch.iinfo(torch.int64).min)
+    else:
+        extremes.copy_(limits)
+    torch.sum(wide == 0, 0, out=words[_rows.ZEROS])
+    torch.sum(real, 0, out=row[_rows.SUM])
+    torch.sum(real * real, 0, out=row[_rows.SUMSQ])
+
+
+def _digest_piece(flat: torch.Tensor, index0: int, out: torch.Tensor) -> None:
+    """`msprobe_engine.digest` with int64 operators, which wrap, into `out` (0-dim int64). Temporary memory: 16 bytes per word."""
+    size = flat.dtype.itemsize
+    if flat.dtype.is_complex:
+        flat = torch.view_as_real(flat).reshape(-1)
+    if not flat.is_contiguous():  # an expanded dimension: bits can only be reread from real memory
+        flat = flat.contiguous()
+    if size == 1:
+        words = flat.view(torch.uint8).to(torch.int64)
+    elif size == 2:
+        words = flat.view(torch.int16).to(torch.int64) & 0xFFFF
+    else:
+        words = flat.view(torch.int32).to(torch.int64) & 0xFFFFFFFF
+    j0 = index0 * _digest.words_per_element(size)
+    head = j0 % _digest.BLOCK
+    blocks = -(-(head + words.shape[0]) // _digest.BLOCK)
+    grid = torch.nn.functional.pad(words ^ _digest.XOR, (head, blocks * _digest.BLOCK - head - words.shape[0])).view(blocks, _digest.BLOCK)
+    first = j0 // _digest.BLOCK
+    lanes = torch.arange(_digest.SEED, _digest.SEED + _digest.BLOCK, dtype=torch.int64, device=grid.device)
+    weights = _splitmix64(torch.cat([lanes, torch.arange(first, first + blocks, dtype=torch.int64, device=grid.device)]))
+    w32 = ((weights[: _digest.BLOCK] >> 32) & 0xFFFFFFFF) | 1
+    torch.sum((grid * w32).sum(1) * (weights[_digest.BLOCK :] | 1), 0, out=out)
+
+
+def _signed(x: int) -> int:
+    return x - (1 << 64) if x >> 63 else x
+
+
+def _splitmix64(x: torch.Tensor) -> torch.Tensor:
+    z = x + _signed(0x9E3779B97F4A7C15)
+    z = (z ^ ((z >> 30) & ((1 << 34) - 1))) * _signed(0xBF58476D1CE4E5B9)
+    z = (z ^ ((z >> 27) & ((1 << 37) - 1))) * _signed(0x94D049BB133111EB)
+    return z ^ ((z >> 31) & ((1 << 33) - 1))

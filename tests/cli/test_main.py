@@ -1,0 +1,128 @@
+"""The `msprobe` command as such: help, version, unknown commands, exit codes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from msprobe_engine.cli import main as cli
+from msprobe_engine.errors import ProbeError
+
+HEAVY = ("torch", "pandas", "tensorboard", "prometheus_client", "numpy", "mindspore", "megatron", "rich")
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """`msprobe --help` imports no framework, no numpy and no optional package: it answers at once."""
+    code = (
+        "import sys\nfrom msprobe_engine.cli.main import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit as end:\n    assert end.code == 0\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    for name in cli.COMMANDS:
+        assert name in done.stdout
+    assert "exit codes:" in done.stdout
+    assert "examples:" in done.stdout
+
+
+@pytest.mark.parametrize("name", sorted(cli.COMMANDS))
+def test_every_command_has_help_without_heavy_imports(name: str) -> None:
+    """The help of each sub-command explains it and imports no framework and no optional package."""
+    code = (
+        "import sys\nfrom msprobe_engine.cli.main import main\n"
+        f"try:\n    main([{name!r}, '--help'])\nexcept SystemExit as end:\n    assert end.code == 0\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert f"usage: msprobe {name}" in done.stdout
+
+
+def test_only_the_chosen_command_is_imported() -> None:
+    """Running one sub-command leaves the files of the others alone."""
+    code = (
+        "import sys\nfrom msprobe_engine.cli.main import main\nmain(['show', '.', '--json'])\n"
+        "print(sorted(n for n in sys.modules if n.startswith('msprobe_engine.cli.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parent)
+    assert done.stdout.splitlines()[-1] == "['msprobe_engine.cli.main', 'msprobe_engine.cli.show']"
+
+
+def test_version_is_the_installed_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """--version prints name and version and ends with 0."""
+    assert cli.main(["--version"]) == cli.DONE
+    assert capsys.readouterr().out == f"msprobe {cli.version()}\n"
+
+
+def test_without_a_command_the_help_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    """No command is wrong usage: help on stderr, exit code 2."""
+    assert cli.main([]) == cli.WRONG
+    assert "commands:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("typed", "near"), [("nan-analyse", "nan_analyze"), ("check_config", "check-config"), ("shwo", "show")])
+def test_an_unknown_command_names_the_nearest(typed: str, near: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A mistyped command is answered with the nearest known one and exit code 2."""
+    assert cli.main([typed]) == cli.WRONG
+    assert f"unknown command '{typed}'; did you mean '{near}'?" in capsys.readouterr().err
+
+
+def test_framework_option_before_the_command_is_accepted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`msprobe -f pytorch COMMAND`, as existing scripts write it, works."""
+    assert cli.main(["-f", "pytorch", "show", str(tmp_path)]) == cli.DONE
+    assert "nothing that msprobe writes" in capsys.readouterr().out
+
+
+def _fails_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def run(_: object) -> int:
+        raise error
+
+    monkeypatch.setattr(cli.importlib, "import_module", lambda _: SimpleNamespace(add_arguments=lambda _: None, run=run, __doc__="x"))
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [
+        (ProbeError("file x: broken"), cli.WRONG, "msprobe show: file x: broken\n"),
+        (ValueError("oops"), cli.INTERNAL, "unexpected ValueError: oops"),
+        (KeyboardInterrupt(), cli.INTERRUPTED, "msprobe show: interrupted\n"),
+    ],
+)
+def test_errors_become_one_message_and_a_code(
+    error: BaseException, code: int, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An error of this project is one clean message and exit code 2; a bug is 3; an interrupt is 130; no traceback."""
+    _fails_with(monkeypatch, error)
+    assert cli.main(["show"]) == code
+    err = capsys.readouterr().err
+    assert says in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("argv", [["--debug", "show"], ["show", "--debug"]])
+def test_debug_lets_the_error_through(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With --debug before or after the command the traceback is shown."""
+    _fails_with(monkeypatch, ProbeError("x"))
+    with pytest.raises(ProbeError):
+        cli.main(argv)
+
+
+def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
+    """When the reader of the output goes away the command ends quietly."""
+    for i in range(3000):
+        (tmp_path / f"step{i}" / "rank0").mkdir(parents=True)
+    child = subprocess.Popen(
+        [sys.executable, "-m", "msprobe_engine.cli", "show", str(tmp_path), "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert child.stdout is not None
+    assert child.stderr is not None
+    child.stdout.read(10)
+    child.stdout.close()
+    assert child.stderr.read() == b""
+    child.stderr.close()
+    assert child.wait() == 0

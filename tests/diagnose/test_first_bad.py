@@ -1,0 +1,350 @@
+"""The first NaN/Inf over ranks: hand-made steps whose truth is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msprobe_engine.diagnose.first_bad import Verdict, analyse
+
+
+def run(*ranks: Any) -> Verdict:
+    return analyse({i: r.trace(i) for i, r in enumerate(ranks)})
+
+
+def named(verdict: Verdict) -> list[tuple[int, str, str]]:
+    return [(o.rank, o.call.name, o.cause) for o in verdict.suspects]
+
+
+def test_clean_step(rank_dump: Any) -> None:
+    """A step without NaN or Inf has no suspect."""
+    r = rank_dump()
+    r.api("Functional.linear", ["ok", "ok"])
+    r.api("Functional.relu", ["ok"])
+    assert named(run(r)) == []
+
+
+def test_finest_operator_inside_module(rank_dump: Any) -> None:
+    """Of a module and the API call inside it, both with clean inputs and bad outputs, the API call is named."""
+    r = rank_dump()
+    m = "Module.block.Block.forward.0"
+    r.api("Functional.linear", ["ok"], ["ok"], parent=m)
+    r.api("Functional.softmax", ["ok"], ["nan"], parent=m)
+    r.api("Functional.dropout", ["nan"], ["nan"], parent=m)
+    r.module("block.Block", ["ok"], ["nan"])
+    verdict = run(r)
+    assert named(verdict) == [(0, "Functional.softmax.0.forward", "operator")]
+    assert [call.name for _, call in verdict.spread[0]] == ["Functional.dropout.0.forward", m]
+
+
+def test_modules_only(rank_dump: Any) -> None:
+    """At L0 the innermost module with clean inputs and a bad output is named."""
+    r = rank_dump()
+    r.module("block.fc1.Linear", ["ok"], ["ok"], parent="Module.block.Block.forward.0")
+    r.module("block.fc2.Linear", ["ok"], ["nan"], parent="Module.block.Block.forward.0")
+    r.module("block.Block", ["ok"], ["nan"])
+    assert named(run(r)) == [(0, "Module.block.fc2.Linear.forward.0", "module")]
+
+
+def test_unrecorded_operation(rank_dump: Any) -> None:
+    """A child with a bad input inside a parent with clean inputs means an operation of the parent that was not recorded."""
+    r = rank_dump()
+    r.module("block.fc1.Linear", ["ok"], ["ok"], parent="Module.block.Block.forward.0")
+    r.module("block.fc2.Linear", ["nan"], ["nan"], parent="Module.block.Block.forward.0")
+    r.module("block.Block", ["ok"], ["nan"])
+    verdict = run(r)
+    assert named(verdict) == [(0, "Module.block.Block.forward.0", "unrecorded")]
+    assert "Module.block.fc2.Linear.forward.0" in verdict.suspects[0].notes[0]
+
+
+def test_parameter(rank_dump: Any) -> None:
+    """A bad parameter is named as such, at module level and behind the API call that used it."""
+    r = rank_dump()
+    r.api("Functional.linear", ["ok", "nan"], ["nan"], parent="Module.fc.Linear.forward.0")
+    r.module("fc.Linear", ["ok"], ["nan"], params={"weight": "nan"})
+    assert named(run(r)) == [(0, "Module.fc.Linear.forward.0", "parameter")]
+    r = rank_dump()
+    r.module("fc.Linear", ["ok"], ["nan"], params={"weight": "nan"})
+    verdict = run(r)
+    assert named(verdict) == [(0, "Module.fc.Linear.forward.0", "parameter")]
+    assert verdict.suspects[0].facts[0].place == "parameters.weight"
+
+
+def test_data(rank_dump: Any) -> None:
+    """A bad input of the outermost module is bad data."""
+    r = rank_dump()
+    r.api("Functional.linear", ["nan", "ok"], ["nan"], parent="Module.net.Net.forward.0")
+    r.module("net.Net", ["nan"], ["nan"])
+    assert named(run(r)) == [(0, "Functional.linear.0.forward", "data")]
+
+
+def test_mask_is_no_fault(rank_dump: Any) -> None:
+    """-inf written by a mask and swallowed by softmax is neither an origin nor does it hide a later one."""
+
+    def body(r: Any, end: str) -> None:
+        m = "Module.attn.Attn.forward.0"
+        r.api("Tensor.masked_fill", ["ok", "ok", float("-inf")], ["-inf"], parent=m)
+        r.api("Functional.softmax", ["-inf"], ["ok"], parent=m)
+        r.module("attn.Attn", ["ok"], ["ok"])
+        r.api("Functional.linear", ["ok"], [end])
+
+    clean, bad = rank_dump(), rank_dump()
+    body(clean, "ok")
+    body(bad, "nan")
+    assert named(run(clean)) == []
+    assert named(run(bad)) == [(0, "Functional.linear.0.forward", "operator")]
+
+
+def test_mask_as_added_tensor(rank_dump: Any) -> None:
+    """A mask made by full and triu, added to the scores, is followed through the addition."""
+    r = rank_dump()
+    r.api("Torch.full", [], ["-inf"])
+    r.api("Torch.triu", ["-inf"], ["-inf"])
+    r.api("Tensor.__add__", ["ok", "-inf"], ["-inf"])
+    r.api("Functional.softmax", ["-inf"], ["ok"])
+    r.api("Functional.gelu", ["ok"], ["nan"])
+    assert named(run(r)) == [(0, "Functional.gelu.0.forward", "operator")]
+
+
+def test_row_masked_completely(rank_dump: Any) -> None:
+    """softmax that makes NaN of a mask is the origin, and the mask is mentioned."""
+    r = rank_dump()
+    r.api("Tensor.masked_fill", ["ok"], ["-inf"])
+    r.api("Functional.softmax", ["-inf"], ["nan"])
+    verdict = run(r)
+    assert named(verdict) == [(0, "Functional.softmax.0.forward", "operator")]
+    assert "mask" in verdict.suspects[0].notes[0]
+
+
+def test_mask_that_reaches_the_loss(rank_dump: Any) -> None:
+    """A mask that is not swallowed and makes the loss infinite is the origin after all."""
+    r = rank_dump()
+    r.api("Tensor.masked_fill", ["ok"], ["-inf"])
+    r.data[r.api("Tensor.sum", ["-inf"], ["-inf"])]["output"][0]["shape"] = []
+    assert named(run(r)) == [(0, "Tensor.masked_fill.0.forward", "operator")]
+
+
+def test_overflow_that_becomes_nan(rank_dump: Any) -> None:
+    """A computed infinity that turns into NaN later is the origin, even with masks about."""
+    r = rank_dump()
+    r.api("Tensor.masked_fill", ["ok"], ["-inf"])
+    r.api("Functional.softmax", ["-inf"], ["ok"])
+    r.api("Torch.matmul", ["ok", "ok"], ["inf"])
+    r.api("Functional.softmax", ["inf"], ["nan"])
+    assert named(run(r)) == [(0, "Torch.matmul.0.forward", "operator")]
+
+
+def test_swallowed_infinity(rank_dump: Any) -> None:
+    """log(0) followed by exp is harmless: not reported, but kept for the notes."""
+    r = rank_dump()
+    r.api("Torch.log", ["ok"], ["-inf"])
+    r.api("Torch.exp", ["-inf"], ["ok"])
+    r.api("Functional.linear", ["ok"], ["ok"])
+    verdict = run(r)
+    assert named(verdict) == []
+    assert [o.call.name for o in verdict.harmless] == ["Torch.log.0.forward"]
+
+
+def test_swallowed_nan_before_the_real_one(rank_dump: Any) -> None:
+    """A NaN that `where` threw away is not the origin of a later one."""
+    r = rank_dump()
+    r.api("Torch.div", ["ok", "ok"], ["nan"])
+    r.api("Torch.where", ["ok", "nan", "ok"], ["ok"])
+    r.api("Functional.linear", ["ok"], ["ok"])
+    r.api("Torch.sqrt", ["ok"], ["nan"])
+    r.api("Functional.linear", ["nan"], ["nan"])
+    assert named(run(r)) == [(0, "Torch.sqrt.0.forward", "operator")]
+
+
+def test_nested_output(rank_dump: Any) -> None:
+    """A NaN in a nested output is seen."""
+    r = rank_dump()
+    r.api("Torch.split", ["ok"], [["ok", ["nan"]]])
+    verdict = run(r)
+    assert verdict.suspects[0].facts[0].place == "output.0.1.0"
+
+
+def test_backward_birth(rank_dump: Any) -> None:
+    """A gradient that turns bad in a backward call is named there, not at the parameter gradient."""
+    r = rank_dump()
+    r.module("a.Linear", ["ok"], ["ok"], parent=None)
+    r.grads("a.Linear", weight="nan")  # 8.1.1 puts the placeholder here
+    r.module("b.Softmax", ["ok"], ["ok"])
+    r.module("b.Softmax", ["ok"], ["nan"], direction="backward")
+    r.module("a.Linear", ["nan"], ["nan"], direction="backward")
+    assert named(run(r)) == [(0, "Module.b.Softmax.backward.0", "module")]
+
+
+def test_weight_gradient_birth(rank_dump: Any) -> None:
+    """A weight gradient that is bad while the module's backward got and gave clean gradients is its own origin."""
+    r = rank_dump()
+    r.module("a.Linear", ["ok"], ["ok"])
+    r.module("a.Linear", ["ok"], ["ok"], direction="backward")
+    r.grads("a.Linear", weight="inf", bias="ok")
+    assert named(run(r)) == [(0, "Module.a.Linear.parameters_grad.0", "gradient")]
+
+
+def test_collective_chain_over_four_ranks(rank_dump: Any) -> None:
+    """A NaN of rank 3 that reaches rank 0 by two groups is followed back to rank 3."""
+    ranks = [rank_dump() for _ in range(4)]
+    for i, r in enumerate(ranks):
+        r.api("Functional.linear", ["ok"], ["nan" if i == 3 else "ok"])
+        first = [0, 1] if i < 2 else [2, 3]
+        r.comm("all_reduce", ["nan" if i == 3 else "ok"], ["nan" if i >= 2 else "ok"], group=first)
+        second = [0, 2] if i % 2 == 0 else [1, 3]
+        r.comm("all_reduce", ["nan" if i >= 2 else "ok"], ["nan"], group=second)
+        r.api("Functional.relu", ["nan"], ["nan"])
+    verdict = run(*ranks)
+    assert named(verdict) == [(3, "Functional.linear.0.forward", "operator")]
+    assert {rank for rank, _ in verdict.spread[0]} == {0, 1, 2, 3}
+
+
+def test_collective_inside_module(rank_dump: Any) -> None:
+    """A module whose inner all_reduce brought the NaN is explained by the peer."""
+    a, b = rank_dump(), rank_dump()
+    for r, own in ((a, "ok"), (b, "nan")):
+        m = "Module.row.RowParallelLinear.forward.0"
+        r.api("Functional.linear", ["ok"], [own], parent=m)
+        r.comm("all_reduce", [own], ["nan"])
+        r.construct["Distributed.all_reduce.0.forward"] = m
+        r.module("row.RowParallelLinear", ["ok"], ["nan"])
+    assert named(run(a, b)) == [(1, "Functional.linear.0.forward", "operator")]
+
+
+def test_birth_in_the_collective(rank_dump: Any) -> None:
+    """A collective with clean inputs on all ranks and a bad output is itself the origin, on all of them."""
+    ranks = [rank_dump(), rank_dump()]
+    for r in ranks:
+        r.comm("all_reduce", ["ok"], ["inf"])
+        r.api("Functional.softmax", ["inf"], ["nan"])
+    verdict = run(*ranks)
+    assert named(verdict) == [(0, "Distributed.all_reduce.0.forward", "collective"), (1, "Distributed.all_reduce.0.forward", "collective")]
+
+
+def test_pipeline(rank_dump: Any) -> None:
+    """A NaN that a pipeline stage received is followed to the sender; write-only receive buffers are no input."""
+    a, b = rank_dump(), rank_dump()
+    a.api("Functional.gelu", ["ok"], ["nan"])
+    a.comm("send", ["nan"], ["nan"], dst=1)
+    b.comm("recv", ["nan"], ["nan"], src=0)
+    b.module("layer.Layer", ["nan"], ["nan"])
+    assert named(run(a, b)) == [(0, "Functional.gelu.0.forward", "operator")]
+
+
+def test_pipeline_batched(rank_dump: Any) -> None:
+    """batch_isend_irecv pairs by the P2POp objects; the gradient coming back orders the other way."""
+    a, b = rank_dump(), rank_dump()
+
+    def p2p(op: str, peer: int, kind: str) -> dict[str, Any]:
+        from copy import deepcopy
+
+        r = rank_dump()
+        r.api("x.y", [kind])
+        return {
+            "class_type": "torch.distributed.P2POp",
+            "tensor": deepcopy(r.data["x.y.0.forward"]["input_args"][0]),
+            "op": op,
+            "peer": peer,
+            "tag": 0,
+        }
+
+    a.comm("batch_isend_irecv", [[p2p("isend", 1, "ok")]], [[p2p("isend", 1, "ok")]])
+    b.comm("batch_isend_irecv", [[p2p("irecv", 0, "ok")]], [[p2p("irecv", 0, "ok")]])
+    b.api("Functional.cross_entropy", ["ok"], ["ok"])
+    b.api("Functional.cross_entropy", ["ok"], ["nan"], direction="backward")
+    b.comm("batch_isend_irecv", [[p2p("isend", 0, "nan")]], [[p2p("isend", 0, "nan")]])
+    a.comm("batch_isend_irecv", [[p2p("irecv", 1, "ok")]], [[p2p("irecv", 1, "nan")]])
+    a.module("layer.Layer", ["nan"], ["nan"], direction="backward")
+    assert named(run(a, b)) == [(1, "Functional.cross_entropy.0.backward", "operator")]
+
+
+def test_missing_rank(rank_dump: Any) -> None:
+    """When the group holds a rank without a dump, the suspect says that the value may come from there."""
+    r = rank_dump()
+    r.comm("all_reduce", ["ok"], ["nan"], group=[0, 1])
+    verdict = run(r)
+    assert named(verdict) == [(0, "Distributed.all_reduce.0.forward", "missing")]
+    assert "1" in verdict.suspects[0].notes[0]
+
+
+def test_concurrent_births_are_both_suspects(rank_dump: Any) -> None:
+    """Births on two ranks with nothing between them are both reported."""
+    a, b = rank_dump(), rank_dump()
+    for r in (a, b):
+        r.api("Functional.linear", ["ok"], ["nan"])
+        r.comm("all_reduce", ["nan"], ["nan"])
+    verdict = run(a, b)
+    assert [rank for rank, _, _ in named(verdict)] == [0, 1]
+    assert not verdict.ordered
+
+
+def test_two_groups_of_the_existing_tools_failure(rank_dump: Any) -> None:
+    """Two process groups, birth between them on rank 3: rank 3's operator, not the world all_reduce of rank 0."""
+    ranks = [rank_dump() for _ in range(4)]
+    for i, r in enumerate(ranks):
+        r.comm("all_reduce", ["ok"], ["ok"], group=[0, 1] if i < 2 else [2, 3])
+        r.api("Torch.sqrt", ["ok"], ["nan" if i == 3 else "ok"])
+        r.comm("all_reduce", ["nan" if i == 3 else "ok"], ["nan"])
+    assert named(run(*ranks)) == [(3, "Torch.sqrt.0.forward", "operator")]
+
+
+def test_side_branch(rank_dump: Any) -> None:
+    """A NaN in a branch that feeds no collective is still found."""
+    ranks = [rank_dump(), rank_dump()]
+    for i, r in enumerate(ranks):
+        r.api("Functional.linear", ["ok"], ["nan" if i else "ok"])
+        r.comm("all_reduce", ["ok"], ["ok"])
+    assert named(run(*ranks)) == [(1, "Functional.linear.0.forward", "operator")]
+
+
+def test_pipeline_without_recorded_communication(rank_dump: Any) -> None:
+    """At L0 the second stage's bad input gives way to the first stage's birth."""
+    a, b = rank_dump(), rank_dump()
+    a.module("s0.Layer", ["ok"], ["nan"])
+    b.module("s1.Layer", ["nan"], ["nan"])
+    assert named(run(a, b)) == [(0, "Module.s0.Layer.forward.0", "module")]
+
+
+def test_uninitialised_memory_is_no_birth(rank_dump: Any) -> None:
+    """NaN in the output of torch.empty is not reported when nothing uses it."""
+    r = rank_dump()
+    r.api("Torch.empty", [], ["nan"])
+    r.api("Functional.linear", ["ok"], ["ok"])
+    assert named(run(r)) == []
+
+
+def test_missing_statistics(rank_dump: Any) -> None:
+    """Inputs without statistics do not count as bad; the suspect says that they are unknown."""
+    r = rank_dump()
+    r.api("Functional.linear", ["unknown"], ["nan"])
+    verdict = run(r)
+    assert named(verdict) == [(0, "Functional.linear.0.forward", "operator")]
+    assert "no statistics" in verdict.suspects[0].notes[0]
+
+
+def test_in_place(rank_dump: Any) -> None:
+    """An in-place operation whose input was read after it looks bad on both sides; it is still the place that is named."""
+    r = rank_dump()
+    r.api("Functional.linear", ["ok"], ["ok"])
+    r.api("Tensor.div_", ["nan"], ["nan"])
+    assert named(run(r))[0][1] == "Tensor.div_.0.forward"
+
+
+def test_unrecorded_operation_without_modules(rank_dump: Any) -> None:
+    """At L1 a bad input after clean calls means an operation that was not recorded; the next recorded call is named."""
+    r = rank_dump()
+    r.api("Functional.linear", ["ok"], ["ok"])
+    r.api("Functional.softmax", ["ok"], ["ok"])
+    r.api("Tensor.__matmul__", ["nan", "ok"], ["nan"])
+    assert named(run(r)) == [(0, "Tensor.__matmul__.0.forward", "unrecorded")]
+
+
+def test_replicas_without_recorded_communication(rank_dump: Any) -> None:
+    """At L0, ranks that ran the same calls are compared by position: bad data of rank 1 comes before the module that a hidden
+    all_reduce made bad on rank 0."""
+    a, b = rank_dump(), rank_dump()
+    for r, own in ((a, "ok"), (b, "nan")):
+        r.module("row.fc.Linear", [own], [own], parent="Module.row.Row.forward.0")
+        r.module("row.Row", [own], ["nan"])
+    verdict = run(a, b)
+    assert named(verdict)[0] == (1, "Module.row.fc.Linear.forward.0", "data")
+    assert not verdict.ordered

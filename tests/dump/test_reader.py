@@ -1,0 +1,242 @@
+"""Reading dumps: those of the existing tool, any path level, and damaged or hostile files."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import dump_frames as frames
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from msprobe_engine.dump import framelog
+from msprobe_engine.dump.reader import open_dump
+from msprobe_engine.dump.writer import DumpSink
+from msprobe_engine.errors import DumpFormatError, ProbeError, UsageError
+from msprobe_engine.records import Opaque
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+VERSIONS = ["8.1.1", "26.2.0"]
+
+
+TENSOR = '{"data": {"Torch.f.0.forward": {"output": [{"type": "t", "dtype": "d", "shape": [1], '
+
+
+def rank_directory(root: Path, dump: str, stack: str | None = None, construct: str | None = None) -> Path:
+    path = root / "step0" / "rank0"
+    path.mkdir(parents=True)
+    for name, text in (("dump.json", dump), ("stack.json", stack), ("construct.json", construct)):
+        if text is not None:
+            (path / name).write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("kind", ["L0", "L1", "mix", "tensor", "debug", "two_ranks"])
+def test_every_dump_of_the_existing_tool(version: str, kind: str) -> None:
+    """Every record and every tensor object in the files of both versions arrives with its statistics."""
+    dump = open_dump(FIXTURES / version / kind)
+    for step in dump.steps:
+        for rank in dump.ranks(step):
+            loaded = dump.load(step, rank)
+            path = dump.path(step, rank)
+            file = path / ("debug.json" if kind == "debug" else "dump.json")
+            raw = json.loads(file.read_text())
+            assert list(loaded.entries) == list(raw["data"])
+            expected: list[Any] = []
+
+            def collect(node: Any, found: list[Any] = expected) -> None:
+                if isinstance(node, dict) and "dtype" in node:
+                    found.append([node[k] for k in ("Max", "Min", "Mean", "Norm")])
+                elif isinstance(node, (dict, list)):
+                    for child in node.values() if isinstance(node, dict) else node:
+                        collect(child)
+
+            collect(raw["data"])
+            got = [[t.max, t.min, t.mean, t.norm] for e in loaded.entries.values() for _, t in e.tensors()]
+            assert len(got) > 2
+            np.testing.assert_equal(got, expected)
+            assert loaded.complete
+            assert not loaded.recovered
+            assert loaded.framework == "pytorch"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_values_of_the_existing_tool(version: str) -> None:
+    """Integers stay integers, bools bools, NaN NaN; counts are None because that tool does not count."""
+    dump = open_dump(FIXTURES / version / "L1").load(0)
+    nan = dict(dump.entries["Torch.mul.1.forward"].tensors())["input.0"]
+    assert math.isnan(float(nan.max or 0))
+    assert nan.nonfinite
+    assert nan.nan_count is None
+    flag = dict(dump.entries["Torch.isnan.0.forward"].tensors())["output.0"]
+    assert flag.max is False
+    assert dict(dump.entries["Torch.add.0.forward"].tensors())["input.1"].max == 2**40
+    assert dump.entries["Torch.mul.0.forward"].sections["input_args"][1] == Opaque({"type": "float", "value": 1e300})
+    assert dump.entries["Torch.add.0.forward"].stack[0].startswith("File ")
+    recompute = dump.entries["Torch.add.0.forward"].tags
+    assert recompute == ({"is_recompute": False} if version == "8.1.1" else {})
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_parents_and_tensor_files(version: str) -> None:
+    """Parents come from construct.json, and saved tensors are found next to the file whatever dump_data_dir says."""
+    mix = open_dump(FIXTURES / version / "mix").load(0)
+    assert mix.entries["Functional.linear.4.forward"].parent == "Module.head.Linear.forward.0"
+    assert mix.construct["optimizer"] is None
+    saved = open_dump(FIXTURES / version / "tensor").load(0)
+    paths = [saved.tensor_path(t) for e in saved.entries.values() for _, t in e.tensors()]
+    assert len(paths) == 8
+    assert all(p is not None and p.is_file() for p in paths)
+
+
+def test_renamed_process_directories() -> None:
+    """Steps that 26.2.0 left in proc{pid} get the rank that the renamed directory of the first step proves."""
+    dump = open_dump(FIXTURES / "26.2.0" / "late")
+    assert dump.ranks(0) == [0, 1]
+    assert dump.ranks(1) == [0, 1]
+    first = json.loads((dump.path(0, 1) / "dump.json").read_text())["dump_data_dir"]
+    assert dump.path(1, 1).name in first
+    assert dump.load(1, 1).rank == 1
+
+
+def test_every_path_level(tmp_path: Path) -> None:
+    """Root, step directory, rank directory and dump.json give the same records."""
+    DumpSink(tmp_path, level="mix", rank=2).write(frames.big_frame(7, 4))
+    expected = list(open_dump(tmp_path).load(7, 2).entries)
+    for path in ("step7", "step7/rank2", "step7/rank2/dump.json"):
+        dump = open_dump(tmp_path / path)
+        assert (dump.steps, dump.ranks(7)) == ([7], [2])
+        assert list(dump.load(7).entries) == expected
+
+
+def test_steps_and_ranks_sort_as_numbers(tmp_path: Path) -> None:
+    """Step 10 comes after step 9 and rank 10 after rank 2; wrong ones are refused with what there is."""
+    for step in (10, 9):
+        for rank in (2, 10):
+            DumpSink(tmp_path, level="mix", rank=rank).write(frames.big_frame(step, 2))
+    dump = open_dump(tmp_path)
+    assert (dump.steps, dump.ranks(9)) == ([9, 10], [2, 10])
+    with pytest.raises(UsageError, match="steps 9, 10"):
+        dump.load(3, 2)
+    with pytest.raises(UsageError, match="ranks 2, 10; choose one"):
+        dump.load(9)
+    with pytest.raises(UsageError, match="ranks 2, 10; not 5"):
+        dump.load(9, 5)
+
+
+def test_old_stack_layout_and_micro_steps(tmp_path: Path) -> None:
+    """The older stack.json, parents with micro steps, an empty parent, and statistics written as words are understood."""
+    tensor = {"type": "torch.Tensor", "dtype": "torch.float32", "shape": [1], "Max": "NaN", "Min": "-Infinity", "Mean": "N/A", "Norm": None}
+    doc = {"task": "statistics", "data": {"Torch.f.0.forward": {"input_args": [tensor], "output": [{}]}}}
+    stack, construct = (
+        {"Torch.f.0.forward": ["File a", "File b"]},
+        {"Torch.f.0.forward": ["Module.a.B.forward.0", 2], "Module.a.B.forward.0": ["", 0]},
+    )
+    rank_directory(tmp_path, json.dumps(doc), json.dumps(stack), json.dumps({**construct, "megatron_micro_step_number": 3}))
+    dump = open_dump(tmp_path).load(0, 0)
+    entry = dump.entries["Torch.f.0.forward"]
+    assert (entry.stack, entry.parent, entry.micro_step) == (("File a", "File b"), "Module.a.B.forward.0", 2)
+    assert dump.construct == {"Torch.f.0.forward": "Module.a.B.forward.0", "Module.a.B.forward.0": None}
+    ((_, found),) = entry.tensors()
+    assert math.isnan(float(found.max or 0))
+    assert found.min == -math.inf
+    assert found.mean is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is empty"),
+        ('{"task": "statistics",\n "data": {"Torch', r"dump\.json: line 2: .*cut off"),
+        ('{"data": {"Torch.f.0.forward": tru}}', "line 1: .*damaged"),
+        ("[]", "JSON object is needed"),
+        ("{}", "'data' is missing"),
+        ('{"data": []}', "no JSON object"),
+        ('{"data": {"Torch.f.0.forward": 3}}', "must be a JSON object"),
+        ('{"data": {"Torch.f.0.forward": {"output": ' + "[" * 200 + "]" * 200 + "}}}", "nested deeper"),
+        ('{"data": ' + "[" * 200_000, "nested too deeply|cut off"),
+        (TENSOR + '"Max": ' + "9" * 10_000 + "}]}}}", "trust|64 bits"),
+        (TENSOR + '"Max": ' + "9" * 100 + "}]}}}", "64 bits"),
+        ('{"data": {"Torch.f.0.forward": {"output": [{"type": "t", "dtype": "d", "shape": [1], "Max": "abc"}]}}}', "Max = 'abc'"),
+        ('{"data": {"Torch.f.0.forward": {"output": [{"type": "t", "dtype": "d", "shape": [-1]}]}}}', "shape"),
+        ('{"data": {"Torch.f.0.forward": {"output": [{"type": "t", "dtype": "d", "nan_count": -1}]}}}', "nan_count"),
+        ('{"data": {"Torch.f.0.forward": {"output": [{"type": "t", "dtype": "d", "data_name": "../../x.pt"}]}}}', "plain file name"),
+        ("\ufeff{}\x00\x01", "line 1|'data' is missing"),
+    ],
+)  # fmt: skip
+def test_damaged_files(tmp_path: Path, text: str, message: str) -> None:
+    """A damaged or hostile dump.json gives a DumpFormatError that names the file and what is wrong."""
+    path = rank_directory(tmp_path, text)
+    with pytest.raises(DumpFormatError, match=message) as caught:
+        open_dump(tmp_path).load(0, 0)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["[1]", '{"0": 3}', "{", '{"a": [1, 2'])
+def test_damaged_stack_file(tmp_path: Path, text: str) -> None:
+    """A damaged stack.json is named."""
+    rank_directory(tmp_path, '{"data": {}}', text)
+    with pytest.raises(DumpFormatError, match=r"stack\.json"):
+        open_dump(tmp_path).load(0, 0)
+
+
+KEYS = st.sampled_from(["type", "dtype", "shape", "Max", "value", "data_name", "k"])
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda c: st.lists(c, max_size=3) | st.dictionaries(KEYS, c, max_size=4),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@given(json_values, json_values, json_values)
+@settings(max_examples=150, deadline=None)
+def test_any_json_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, data: Any, stack: Any, construct: Any) -> None:
+    """Arbitrary JSON in the three files gives a StepDump or a ProbeError, nothing else."""
+    root = tmp_path_factory.mktemp("dump")
+    doc = {"data": {"Torch.f.0.forward": data, "Module.a.B.forward.0": {"input_args": [data]}, "x.0.debug": data}}
+    rank_directory(root, json.dumps(doc), json.dumps(stack), json.dumps(construct))
+    try:
+        loaded = open_dump(root).load(0, 0)
+    except ProbeError:
+        return
+    assert len(loaded.entries) == 3
+    assert all(isinstance(place, str) for e in loaded.entries.values() for place, _ in e.tensors())
+
+
+def test_no_dump_here(tmp_path: Path) -> None:
+    """A directory without a dump, or none at all, is refused with what is expected."""
+    (tmp_path / "logs").mkdir()
+    with pytest.raises(DumpFormatError, match=r"expected step.*logs"):
+        open_dump(tmp_path)
+    with pytest.raises(DumpFormatError, match="no such directory"):
+        open_dump(tmp_path / "nothing")
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> bytes:
+    sink = DumpSink(tmp_path, level="mix", rank=0)
+    sink.write_log(frames.big_frame(0, 4))
+    return (tmp_path / "step0/rank0/.frame.bin").read_bytes()
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_a_changed_byte_in_the_log_is_noticed(log: bytes, data: st.DataObject) -> None:
+    """Any changed byte of a frame log is noticed by its checksums."""
+    at, value = data.draw(st.integers(0, len(log) - 1)), data.draw(st.integers(1, 255))
+    changed = bytearray(log)
+    changed[at] ^= value
+    with pytest.raises(DumpFormatError):
+        framelog.decode(bytes(changed), "x")
+
+
+def test_the_log_decodes(log: bytes) -> None:
+    """An unchanged frame log gives the text of dump.json."""
+    frame = framelog.decode(log, "x")
+    assert (frame.step, frame.rank) == (0, 0)
+    assert len(json.loads(frame.dump_json())["data"]) == 4

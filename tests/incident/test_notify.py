@@ -1,0 +1,121 @@
+"""Events between ranks, over a real torch store and over a directory."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from msprobe_engine.incident.notify import DirectoryNotifier, Notifier, SilentNotifier, StoreNotifier
+
+
+def test_store_reaches_every_rank_once(store: Any) -> None:
+    """An event reaches every rank at its next poll, once, and the announcing rank too."""
+    a, b = StoreNotifier(store, patience=2), StoreNotifier(store, patience=2)
+    assert isinstance(a, Notifier)
+    assert b.poll() == []
+    a.announce({"id": "x"})
+    assert b.poll() == [{"id": "x"}]
+    assert b.poll() == []
+    assert a.poll() == [{"id": "x"}]
+    late = StoreNotifier(store, patience=2)
+    assert late.poll() == [{"id": "x"}]
+    for notifier in (a, b, late):
+        notifier.close()
+
+
+def test_store_counter_before_value(store: Any) -> None:
+    """A rank that sees the counter before the value comes back for it and does not wait in get."""
+    reader = StoreNotifier(store, patience=2)
+    store.add("msprobe/incident/count", 1)
+    start = time.monotonic()
+    assert reader.poll() == []
+    assert time.monotonic() - start < 1
+    store.set("msprobe/incident/1", '{"id": "y"}')
+    assert reader.poll() == [{"id": "y"}]
+    reader.close()
+
+
+class _Hanging:
+    """A store whose server does not answer."""
+
+    def __init__(self) -> None:
+        self.release = threading.Event()
+        self.calls = 0
+
+    def add(self, _key: str, _amount: int) -> int:
+        self.calls += 1
+        self.release.wait(30)
+        return 0
+
+    def set(self, _key: str, _value: str) -> None: ...
+
+    def get(self, _key: str) -> bytes:
+        return b""
+
+    def check(self, _keys: list[str]) -> bool:
+        return False
+
+
+def test_a_hanging_store_costs_one_patience() -> None:
+    """A store that does not answer holds the training once for `patience`, and never again while it hangs."""
+    store = _Hanging()
+    notifier = StoreNotifier(store, patience=0.05)
+    start = time.monotonic()
+    for _ in range(200):
+        assert notifier.poll() == []
+    assert time.monotonic() - start < 1
+    assert store.calls == 1
+    store.release.set()
+    notifier.close()
+
+
+def test_a_failing_store_is_given_up(caplog: Any) -> None:
+    """After three errors in a row the store is left alone and that is said once."""
+
+    class Broken(_Hanging):
+        def add(self, _key: str, _amount: int) -> int:
+            self.calls += 1
+            raise ConnectionError("gone")
+
+    store = Broken()
+    notifier = StoreNotifier(store, patience=1)
+    for _ in range(10):
+        assert notifier.poll() == []
+    assert store.calls == 3
+    assert caplog.text.count("no longer announced") == 1
+    notifier.close()
+
+
+def test_foreign_text_is_ignored(store: Any) -> None:
+    """What is no JSON object, or too long, is not delivered."""
+    notifier = StoreNotifier(store, patience=2)
+    for n, text in enumerate(["[1]", "{", "x" * 20_000, '{"id": "z"}'], 1):
+        store.add("msprobe/incident/count", 1)
+        store.set(f"msprobe/incident/{n}", text)
+    assert notifier.poll() == [{"id": "z"}]
+    notifier.close()
+
+
+def test_directory(tmp_path: Path) -> None:
+    """A shared directory carries events; those of an earlier run are not reported."""
+    old = DirectoryNotifier(tmp_path / "events", 0, patience=2)
+    old.announce({"id": "old"})
+    a, b = DirectoryNotifier(tmp_path / "events", 0, patience=2), DirectoryNotifier(tmp_path / "events", 1, patience=2)
+    assert a.poll() == b.poll() == []
+    a.announce({"id": "new"})
+    b.announce({"id": "too"})
+    assert sorted(e["id"] for e in b.poll()) == ["new", "too"]
+    assert sorted(e["id"] for e in a.poll()) == ["new", "too"]
+    assert a.poll() == []
+    assert all(p.stat().st_mode & 0o777 == 0o640 for p in (tmp_path / "events").iterdir())
+    for notifier in (old, a, b):
+        notifier.close()
+
+
+def test_silent() -> None:
+    """One process tells nobody and hears nothing."""
+    notifier = SilentNotifier()
+    notifier.announce({"id": "x"})
+    assert notifier.poll() == []

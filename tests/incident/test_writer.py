@@ -1,0 +1,113 @@
+"""The incident directory: rank files, samples, merge."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from pathlib import Path
+from typing import Any
+
+from msprobe_engine.incident.event import Event
+from msprobe_engine.incident.merge import combine, merge, read_pieces
+from msprobe_engine.incident.writer import Capture, write_incident
+from msprobe_engine.testing import frame_of
+
+EVENT = Event("step5-nan_inf", 5, "nan_inf", 1, 7, "rank 1 is NaN")
+
+
+def write(directory: Path, frame: Any, alert: Any, rank: int, *, world: int = 2, late: bool = False) -> None:
+    frames = [frame(step, rank, bad=step == 5) for step in (3, 4, 5)]
+    write_incident(
+        directory, frames, [alert(5, rank)], event=EVENT, rank=rank, world_size=world, capture=Capture("mix", 8 if late else 7, 1, late)
+    )
+
+
+def strict(path: Path) -> Any:
+    def refuse(text: str) -> None:
+        raise AssertionError(f"{text} is not JSON")
+
+    return json.loads(path.read_text(), parse_constant=refuse)
+
+
+def test_files_of_one_rank(tmp_path: Path, frame: Any, alert: Any) -> None:
+    """A rank writes its steps as dump directories, samples as strict JSON lines, its rank file and the merged files, mode 0640."""
+    write(tmp_path / "i", frame, alert, 0)
+    assert {p.name for p in (tmp_path / "i").iterdir()} == {
+        "step3", "step4", "step5", "samples_rank0.jsonl", "rank0.json", "incident.json", "summary.md",
+    }  # fmt: skip
+    dump = json.loads((tmp_path / "i/step5/rank0/dump.json").read_text())
+    assert list(dump["data"]) == ["Module.fc.Linear.forward.0"]
+    lines = [json.loads(line) for line in (tmp_path / "i/samples_rank0.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "name" in line] == [3, 4, 5]
+    assert lines[-1]["statistics"]["nans"] == 1
+    assert lines[-2]["scalars"]["loss"] == "NaN"
+    assert strict(tmp_path / "i/rank0.json")["state"] == "complete"
+    assert (tmp_path / "i/incident.json").stat().st_mode & 0o777 == 0o640
+
+
+def test_missing_and_late_ranks_are_named(tmp_path: Path, frame: Any, alert: Any) -> None:
+    """incident.json and summary.md name ranks that wrote nothing, that did not finish, and that were late."""
+    write(tmp_path, frame, alert, 0, world=4)
+    write(tmp_path, frame, alert, 2, world=4, late=True)
+    piece = json.loads((tmp_path / "rank0.json").read_text())
+    (tmp_path / "rank3.json").write_text(json.dumps({**piece, "rank": 3, "state": "writing"}))
+    merge(tmp_path)
+    incident = strict(tmp_path / "incident.json")
+    assert (incident["ranks_complete"], incident["ranks_writing"], incident["ranks_missing"]) == ([0, 2], [3], [1])
+    assert incident["ranks_late"] == [2]
+    assert incident["first_nonfinite"][0]["name"] == "Module.fc.Linear.forward.0.output.0"
+    assert incident["capture"]["first_step"] == 7
+    text = (tmp_path / "summary.md").read_text()
+    assert "ranks 1: wrote nothing" in text
+    assert "msprobe nan_analyze -i" in text
+
+
+def test_merge_is_idempotent(tmp_path: Path, frame: Any, alert: Any) -> None:
+    """Merging again changes no byte, and the order in which ranks came does not matter."""
+    write(tmp_path / "a", frame, alert, 0)
+    write(tmp_path / "a", frame, alert, 1)
+    write(tmp_path / "b", frame, alert, 1)
+    write(tmp_path / "b", frame, alert, 0)
+    before = (tmp_path / "a/incident.json").read_bytes()
+    merge(tmp_path / "a")
+    assert (tmp_path / "a/incident.json").read_bytes() == before == (tmp_path / "b/incident.json").read_bytes()
+
+
+def test_ranks_race(tmp_path: Path, frame: Any, alert: Any) -> None:
+    """Whatever the interleaving, the last merged file has seen all ranks."""
+    threads = [threading.Thread(target=write, args=(tmp_path, frame, alert, rank), kwargs={"world": 8}) for rank in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert strict(tmp_path / "incident.json")["ranks_complete"] == list(range(8))
+    assert not list(tmp_path.glob(".*.tmp"))
+
+
+def test_foreign_rank_files(tmp_path: Path, frame: Any, alert: Any) -> None:
+    """A torn or foreign rank file does not stop the merge."""
+    write(tmp_path, frame, alert, 0)
+    (tmp_path / "rank1.json").write_text('{"event": ')
+    merge(tmp_path)
+    assert list(read_pieces(tmp_path)) == [0]
+    assert combine(read_pieces(tmp_path))["ranks_missing"] == [1]
+
+
+def test_samples_only(tmp_path: Path, frame: Any, alert: Any) -> None:
+    """Frames without calls make no dump directory."""
+    write_incident(tmp_path, [frame(1, entries=False)], [alert(1)], event=EVENT, rank=0, world_size=1)
+    assert not (tmp_path / "step1").exists()
+    assert strict(tmp_path / "incident.json")["levels"] == []
+
+
+def test_a_mask_is_not_where_it_began(tmp_path: Path) -> None:
+    """The -Inf of an attention mask in an earlier step is passed over; the first NaN that the rule fires for is named."""
+    mask = {"Tensor.masked_fill.0.forward": [0.0, -math.inf]}
+    frames = [frame_of(entries=mask, step=4), frame_of(entries={**mask, "Torch.log.0.forward": [math.nan]}, step=5)]
+    write_incident(tmp_path, frames, [], event=EVENT, rank=1, world_size=2)
+    (first,) = strict(tmp_path / "incident.json")["first_nonfinite"]
+    assert (first["step"], first["name"]) == (5, "Torch.log.0.forward.output.0")
+    text = (tmp_path / "summary.md").read_text()
+    assert "- complete: 1 of 2 ranks (rank 1)" in text
+    assert f"msprobe nan_analyze -i {tmp_path}\n" in text

@@ -1,0 +1,80 @@
+"""Runs the example GPT in forked ranks, with the probe and without."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+for _place in (ROOT / "tests" / "frameworks", ROOT / "examples" / "megatron"):
+    if str(_place) not in sys.path:
+        sys.path.insert(0, str(_place))
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+import train_gpt  # noqa: E402
+
+from msprobe_engine.records import Frame  # noqa: E402
+from msprobe_engine.settings.schema import (  # noqa: E402
+    CsvSettings,
+    IncidentSettings,
+    MonitorSettings,
+    ProbeSettings,
+    SinkSettings,
+)
+from msprobe_integrations.megatron import patches  # noqa: E402
+from msprobe_integrations.megatron.observer import TrainingObserver  # noqa: E402
+from msprobe_integrations.torch.probe import TorchProbe  # noqa: E402
+
+
+class Frames:
+    """A sink that keeps frames."""
+
+    name = "frames"
+
+    def __init__(self) -> None:
+        self.frames: list[Frame] = []
+
+    def write(self, frame: Frame, _alerts: Any) -> None:
+        self.frames.append(frame)
+
+    def flush(self) -> None: ...
+    def close(self) -> None: ...
+
+
+def probe_settings(monitor: MonitorSettings | None, *, level: str = "", output: str = "unused", strict: bool = True) -> ProbeSettings:
+    return ProbeSettings(
+        output_dir=output,
+        strict=strict,
+        monitor=monitor,
+        sinks=SinkSettings(csv=CsvSettings(enabled=False)),
+        incident=IncidentSettings(enabled=bool(level), level=level),
+    )
+
+
+def observed(settings: ProbeSettings) -> tuple[TrainingObserver, Frames]:
+    """An observer whose frames are kept, hooked into Megatron as the launcher does it."""
+    sink = Frames()
+    observer = TrainingObserver(settings, lambda s: TorchProbe(s, extra_sinks=[sink]))
+    patches.observe(lambda: observer)
+    return observer, sink
+
+
+def run_gpt(argv: str, settings: ProbeSettings | None, after_build: Any = None) -> tuple[dict[str, Any], list[Frame]]:
+    """Train; returns what must not depend on the probe, and the frames."""
+    observer, sink = observed(settings) if settings is not None else (None, Frames())
+    a = train_gpt.arguments(["--quiet", *argv.split()])
+    _, chunks, optimizer = train_gpt.build(a)
+    state: dict[str, Any] = {}
+    if after_build is not None:
+        after_build(state, chunks, optimizer)
+    state["losses"] = train_gpt.train(a, chunks, optimizer)
+    if observer is not None:
+        observer.close()
+    state["weights"] = {n: p.detach().clone().view(torch.uint8).numpy().tobytes() for c in chunks for n, p in c.named_parameters()}
+    state["random"] = torch.get_rng_state().numpy().tobytes()
+    state["rank"] = dist.get_rank()
+    return state, sink.frames

@@ -1,0 +1,111 @@
+"""Merging rows over ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+from forkpool import run_ranks
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from msprobe_engine import rows as R
+from msprobe_engine.digest import digest_array
+from msprobe_integrations.torch.merge import MergeFailed, RowExchange
+
+KINDS = ("gather", "reduce")
+
+
+def row_of(data: np.ndarray, index0: int) -> np.ndarray:
+    row = R.empty(1)
+    ints = R.as_int64(row)
+    if data.size:
+        finite = data[np.isfinite(data)].astype(np.float64)
+        ints[0, R.COUNT] = data.size
+        ints[0, R.NANS] = np.isnan(data).sum()
+        ints[0, R.POS_INF] = (data == np.inf).sum()
+        ints[0, R.NEG_INF] = (data == -np.inf).sum()
+        ints[0, R.ZEROS] = (data == 0).sum()
+        row.view(np.uint64)[0, R.DIGEST] = digest_array(data, index0)
+        row[0, R.MIN] = finite.min(initial=np.inf)
+        row[0, R.MAX] = finite.max(initial=-np.inf)
+        row[0, R.SUM] = finite.sum()
+        row[0, R.SUMSQ] = (finite**2).sum()
+        ints[0, R.FLAGS] = R.HAS_DIGEST | R.WRITTEN
+    return row[0]
+
+
+def merged(limit: int, whole: np.ndarray, cuts: list[int], step_of_rank: list[int], patience: float) -> tuple[np.ndarray, str, dict]:
+    rank = dist.get_rank()
+    bounds = [0, *cuts, len(whole)]
+    exchange = RowExchange(None, gather_limit=limit, patience=patience)
+    rows = np.stack([row_of(whole[bounds[rank] : bounds[rank + 1]], bounds[rank]), row_of(whole[:0], 0)])
+    extra: dict = {"scope": "whole"}
+    edit = exchange.merge(step_of_rank[rank], ["a", "b"], [0, 1], [extra])
+    edit.start(rows)
+    edit.wait(5)
+    error = ""
+    try:
+        edit(rows)
+    except MergeFailed as e:
+        error = str(e)
+    return rows, error, extra
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_merged_rows_are_those_of_the_whole(kind: str) -> None:
+    """The merge of shard rows over the ranks equals the row of the whole tensor, digest included, in both ways of exchanging."""
+    whole = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
+    whole[[3, 500, 700]] = [np.nan, np.inf, 0]
+    limit = 1 << 30 if kind == "gather" else 0
+    for rows, error, _ in run_ranks(3, merged, limit, whole, [400, 400], [7, 7, 7], 30.0):
+        assert error == ""
+        expected = row_of(whole, 0)
+        assert rows[0].view(np.int64)[:6].tolist() == expected.view(np.int64)[:6].tolist()
+        np.testing.assert_allclose(rows[0][[R.MIN, R.MAX, R.SUM, R.SUMSQ]], expected[[R.MIN, R.MAX, R.SUM, R.SUMSQ]], rtol=1e-13)
+        assert R.read(rows[1]).count == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_different_steps_are_not_mixed(kind: str) -> None:
+    """Ranks that send rows of different steps get an error that says so, and their samples are marked as shards."""
+    limit = 1 << 30 if kind == "gather" else 0
+    for _, error, extra in run_ranks(2, merged, limit, np.ones(10, np.float32), [5], [1, 2], 30.0):
+        assert "different rows or steps" in error
+        assert extra["scope"] == "shard"
+
+
+def _one_sided() -> str:
+    exchange = RowExchange(None, patience=1.0)
+    error = ""
+    if dist.get_rank() == 0:
+        edit = exchange.merge(0, ["a"], [0])
+        rows = R.empty(1)
+        edit.start(rows)
+        edit.wait(3)
+        try:
+            edit(rows)
+        except MergeFailed as e:
+            error = str(e)
+        later = exchange.merge(1, ["a"], [0])
+        later.start(rows)
+        assert later.ready()
+        later(rows)
+    return error
+
+
+def test_a_rank_that_is_off_costs_a_message_and_no_hang() -> None:
+    """When a rank of the group does not send, the others say so once after the patience and go on with their own rows."""
+    assert run_ranks(2, _one_sided, timeout=20)[0]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(width=32), max_size=50), st.data())
+def test_merge_of_any_cut_is_exact_in_counts(values: list[float], data: st.DataObject) -> None:
+    """Wherever a tensor is cut, counts, bounds and digest of the merged rows are those of the whole."""
+    whole = np.asarray(values, np.float32)
+    cut = data.draw(st.integers(0, len(values)))
+    both = R.merge(row_of(whole[:cut], 0)[None], row_of(whole[cut:], cut)[None])[0]
+    expected = row_of(whole, 0)
+    assert both.view(np.int64)[:6].tolist() == expected.view(np.int64)[:6].tolist()
+    assert (both[R.MIN], both[R.MAX]) == (expected[R.MIN], expected[R.MAX])

@@ -1,0 +1,57 @@
+"""Where the tensors of a frame are, worked out once."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from msprobe_engine.records import Entry, Opaque, TensorRef
+from msprobe_engine.rules.layout import LayoutCache
+from msprobe_engine.testing import TENSOR, frame_of
+
+
+def test_same_object_while_frames_look_alike() -> None:
+    """Equal entries and samples give the very same layout object, also when a plain argument value changes."""
+    cache = LayoutCache()
+    frames = [frame_of({"w": [1.0]}, entries={"Functional.relu.0.forward": [2.0]}, step=s) for s in range(3)]
+    for s, frame in enumerate(frames):
+        frame.entries[0].sections["input_kwargs"] = {"n": Opaque({"type": "int", "value": s})}
+    layouts = [cache.of(frame) for frame in frames]
+    assert layouts[0] is layouts[1] is layouts[2]
+    assert layouts[0].names == ["Functional.relu.0.forward.output.0", "w"]
+    assert layouts[0].order.tolist() == [0, 1]
+
+
+def test_new_object_when_rows_move() -> None:
+    """A record that comes, goes or gets another row gives another layout with the right rows."""
+    cache = LayoutCache()
+    first = cache.of(frame_of({"a": [1.0], "b": [2.0]}))
+    assert cache.of(frame_of({"a": [1.0]})) is not first
+    swapped = frame_of({"a": [1.0], "b": [2.0]})
+    swapped.samples[0], swapped.samples[1] = (
+        swapped.samples[0]._replace(ref=TensorRef(1, TENSOR)),
+        swapped.samples[1]._replace(ref=TensorRef(0, TENSOR)),
+    )
+    moved = cache.of(swapped)
+    assert moved.rows.tolist() == [1, 0]
+    assert moved.take(swapped)[0].tobytes() == swapped.rows[1].tobytes()
+
+
+def test_shared_and_missing_rows() -> None:
+    """Two records may share one row; a record without statistics is not in the layout."""
+    frame = frame_of({"a": [1.0]})
+    frame.entries.append(Entry("Module.m.M.forward.0", {"output": [TensorRef(0, TENSOR), TensorRef(-1, TENSOR)]}))
+    layout = LayoutCache().of(frame)
+    assert layout.names == ["Module.m.M.forward.0.output.0", "a"]
+    assert layout.rows.tolist() == [0, 0]
+    assert layout.source(frame, 1) is frame.samples[0]
+
+
+def test_row_count_changes_under_an_equal_layout() -> None:
+    """Rows that nobody refers to do not shift what others refer to."""
+    cache = LayoutCache()
+    frame = frame_of({"a": [1.0]})
+    assert cache.of(frame).plain
+    import numpy as np
+
+    longer = dataclasses.replace(frame, rows=np.concatenate([frame.rows, frame.rows]))
+    assert len(cache.of(longer).take(longer)) == 1

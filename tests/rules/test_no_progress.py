@@ -1,0 +1,50 @@
+"""Rule no_progress."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from msprobe_engine.records import Frame
+from msprobe_engine.rules.no_progress import NoProgressArgs, NoProgressRule
+from msprobe_engine.testing import frame_of, row_of
+
+
+def test_loss_that_does_not_move() -> None:
+    """The same loss for `patience` steps fires once, and again after as many more; one change starts over."""
+    rule = NoProgressRule(NoProgressArgs(patience=3))
+    losses = [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0]
+    fired = [bool(rule.check(frame_of(scalars={"loss": x}, step=i))) for i, x in enumerate(losses)]
+    assert fired == [False, False, False, True, False, False, True, False, False, False]
+
+
+def test_all_gradients_zero() -> None:
+    """Reduced gradients that are all exactly zero fire; a single one that is not does not let it."""
+    rule = NoProgressRule(NoProgressArgs(patience=2))
+    assert rule.check(frame_of({"a": [0.0], "b": [0.0, 0.0]})) == []
+    (alert,) = rule.check(frame_of({"a": [0.0], "b": [0.0, 0.0]}))
+    assert (alert.name, alert.kind, alert.severity) == ("all reduced gradients", "grad", "warning")
+    rule = NoProgressRule(NoProgressArgs(patience=1))
+    assert rule.check(frame_of({"a": [0.0], "b": [0.0, 1e-30]})) == []
+
+
+def test_parameters_that_stay() -> None:
+    """Parameters with the same digests fire, even when every statistic but the digest is equal they do not."""
+
+    def params(digest: int | None, step: int, **scalars: float) -> Frame:
+        frame = frame_of({"w": [1.0, 2.0]}, family="param_updated", phase="", scalars=scalars, step=step)
+        return dataclasses.replace(frame, rows=np.concatenate([row_of([1.0, 2.0], digest)]))
+
+    for digests, count in (((5, 5, 5), 1), ((5, 6, 7), 0), ((None, None, None), 1)):
+        rule = NoProgressRule(NoProgressArgs(patience=2))
+        assert sum(len(rule.check(params(d, i))) for i, d in enumerate(digests)) == count
+    rule = NoProgressRule(NoProgressArgs(patience=1))
+    assert sum(len(rule.check(params(5, i, learning_rate=0.0))) for i in range(4)) == 0
+
+
+def test_what_is_not_there_is_not_judged() -> None:
+    """Frames without a loss, gradients or parameters, and steps cut off, never fire."""
+    rule = NoProgressRule(NoProgressArgs(patience=1))
+    assert all(rule.check(frame_of({"a": [1.0]}, family="actv", phase="")) == [] for _ in range(5))
+    assert all(rule.check(frame_of(scalars={"loss": 1.0}, complete=False)) == [] for _ in range(5))

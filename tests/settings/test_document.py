@@ -1,0 +1,20 @@
+"""The reference page of the settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from msprobe_engine.settings.document import key_paths, page
+
+PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
+
+
+def test_the_page_is_current() -> None:
+    """docs/settings.md is what the schema says today; `python -m msprobe_engine.settings.document > docs/settings.md` makes it so."""
+    assert PAGE.read_text(encoding="utf-8") == page()
+
+
+def test_every_key_is_on_the_page() -> None:
+    """Each key of the tree has a row."""
+    for path in key_paths():
+        assert f"| `{path.rpartition('.')[2]}` |" in page()

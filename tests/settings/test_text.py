@@ -1,0 +1,63 @@
+"""Settings files as plain data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from msprobe_engine.errors import SettingsError
+from msprobe_engine.settings.text import MAX_BYTES, parse, read_file
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.yaml", "x: 1\ny: 2\nx: 3\n", "'x' appears twice (line 3, column 1)"),
+        ("a.yaml", "a: {x: 1, x: 2}", "'x' appears twice"),
+        ("a.json", '{"a": {"x": 1, "x": 2}}', "'x' appears twice"),
+        ("a.yaml", "a: [1", "not valid YAML"),
+        ("a.json", "{", "not valid JSON"),
+        ("a.yaml", "a: !!python/object/apply:os.system ['true']", "not valid YAML"),
+        ("a.yaml", "? [1]\n: 2", "not valid YAML"),
+        ("a.yaml", "a: " + "[" * 5000, "not valid YAML"),
+        ("a.json", "[" * 100_000, "not valid JSON"),
+        ("a.json", "1" * 5000, "not valid JSON"),
+    ],
+)
+def test_damaged_files_are_refused_by_name(tmp_path: Path, name: str, content: str, says: str) -> None:
+    """Duplicate keys, broken syntax and Python tags are a SettingsError that names the file and the place."""
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises(SettingsError) as caught:
+        read_file(path)
+    assert says in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_merge_keys_and_byte_order_marks_are_understood() -> None:
+    """YAML's merge key may repeat what it overrides, and a byte order mark is no content."""
+    text = b"\xef\xbb\xbfbase: &b {x: 1}\nother:\n  <<: *b\n  x: 2\n"
+    assert parse(text, Path("a.yaml")) == {"base": {"x": 1}, "other": {"x": 2}}
+
+
+def test_other_kinds_of_files_are_refused(tmp_path: Path) -> None:
+    """A wrong suffix, a missing file, a directory and a huge file each give a SettingsError that says so."""
+    huge = tmp_path / "huge.json"
+    huge.write_bytes(b" " * (MAX_BYTES + 1))
+    (tmp_path / "dir.yaml").mkdir()
+    for path, says in [("a.toml", ".yaml"), ("missing.yaml", "No such file"), ("dir.yaml", "directory"), ("huge.json", "larger than")]:
+        with pytest.raises(SettingsError, match=says):
+            read_file(tmp_path / path)
+
+
+@given(st.binary(max_size=200), st.sampled_from(["a.yaml", "a.json"]))
+def test_any_bytes_parse_or_give_a_settings_error(raw: bytes, name: str) -> None:
+    """Whatever bytes a file holds, reading it gives data or a SettingsError that begins with its name."""
+    try:
+        parse(raw, Path(name))
+    except SettingsError as error:
+        assert str(error).startswith(name)  # noqa: PT017 - both outcomes are right

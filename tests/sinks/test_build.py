@@ -1,0 +1,44 @@
+"""From settings to sinks."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from msprobe_engine.errors import SinkError
+from msprobe_engine.settings.schema import MonitorSettings, ProbeSettings, PrometheusSettings, SinkSettings, TensorBoardSettings
+from msprobe_engine.sinks.base import Sink
+from msprobe_engine.sinks.build import build_sinks
+from msprobe_engine.testing import frame_of
+
+
+def test_all_of_them(tmp_path: Path) -> None:
+    """Every sink that is switched on is built, takes a frame and closes."""
+    wanted = SinkSettings(tensorboard=TensorBoardSettings(enabled=True), prometheus=PrometheusSettings(enabled=True, port=0), memory=True)
+    sinks, errors = build_sinks(ProbeSettings(sinks=wanted), output_dir=tmp_path, rank=0, monitor=MonitorSettings())
+    assert errors == []
+    assert [s.name for s in sinks] == ["csv", "tensorboard", "prometheus", "memory"]
+    for sink in sinks:
+        assert isinstance(sink, Sink)
+        sink.write(frame_of({"w": [1.0]}), [])
+        sink.flush()
+        sink.close()
+
+
+def test_nothing_to_write(tmp_path: Path) -> None:
+    """Without a monitor there are no samples and so no CSV files, not even a directory."""
+    assert build_sinks(ProbeSettings(), output_dir=tmp_path, rank=0) == ([], [])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_that_cannot_start_leaves_the_others(tmp_path: Path) -> None:
+    """A taken port costs Prometheus only; in strict mode it is raised."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        wanted = SinkSettings(prometheus=PrometheusSettings(enabled=True, port=taken.getsockname()[1]), memory=True)
+        sinks, errors = build_sinks(ProbeSettings(sinks=wanted), output_dir=tmp_path, rank=0, monitor=MonitorSettings())
+        assert [s.name for s in sinks] == ["csv", "memory"]
+        assert ["is taken" in str(e) for e in errors] == [True]
+        with pytest.raises(SinkError, match="is taken"):
+            build_sinks(ProbeSettings(sinks=wanted, strict=True), output_dir=tmp_path, rank=0)

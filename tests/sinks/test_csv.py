@@ -1,0 +1,198 @@
+"""CSV files of the monitor."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from msprobe_engine import rows as _rows
+from msprobe_engine.errors import SinkError
+from msprobe_engine.records import FAMILIES, TensorRef
+from msprobe_engine.settings.schema import CsvSettings, MonitorSettings
+from msprobe_engine.sinks.csv import CsvSink, safe_cell
+from msprobe_engine.testing import TENSOR, frame_of
+
+OPS = ("norm", "min", "max", "mean", "nans", "zeros")
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert all(None not in row and None not in row.values() for row in rows), "cells and columns differ in number"
+    return rows
+
+
+def test_directory_name_and_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`{MonDD}_{HH-MM-SS}-rank{R}-{8 hex}` under the settings' path, MONITOR_OUTPUT_DIR, or output_dir/monitor, in this order."""
+    first = CsvSink(CsvSettings(), None, output_dir=tmp_path, rank=12).directory
+    assert first.parent == tmp_path / "monitor"
+    assert re.fullmatch(r"[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d-rank12-[0-9a-f]{8}", first.name)
+    monkeypatch.setenv("MONITOR_OUTPUT_DIR", str(tmp_path / "env"))
+    assert CsvSink(CsvSettings(), None, output_dir=tmp_path, rank=0).directory.parent == tmp_path / "env"
+    assert CsvSink(CsvSettings(path=str(tmp_path / "own")), None, output_dir=tmp_path, rank=0).directory.parent == tmp_path / "own"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_columns_of_every_family(tmp_path: Path, family: str) -> None:
+    """The header has the columns of the existing tool, phase last for gradients, and every row as many cells."""
+    sink = CsvSink(CsvSettings(), MonitorSettings(ops=("norm", "shape", "max")), output_dir=tmp_path, rank=0)
+    sink.write(frame_of({"a.weight": [1.0, 2.0]}, family=family, step=3), [])
+    path = sink.directory / f"{family}_0-99.csv"
+    micro = ["micro_step"] if family in ("actv", "actv_grad") else []
+    phase = ["phase"] if family in ("grad_unreduced", "grad_reduced") else []
+    assert path.read_text().splitlines()[0].split(",") == ["vpp_stage", "name", "step", *micro, "norm", "max", "shape", "dtype", *phase]
+    (row,) = table(path)
+    assert (row["name"], row["step"], row["max"], row["shape"], row["dtype"]) == ("a.weight", "3", "2.0", "[4]", "torch.float32")
+
+
+def test_micro_steps_of_gradients_on_request(tmp_path: Path) -> None:
+    """Unreduced gradients have micro_step only when every micro batch is monitored."""
+    sink = CsvSink(CsvSettings(), MonitorSettings(micro_batch_gradients=True), output_dir=tmp_path, rank=0)
+    sink.write(frame_of({"w": [1.0]}, family="grad_unreduced", phase="local", micro_step=5), [])
+    (row,) = table(sink.directory / "grad_unreduced_0-99.csv")
+    assert (row["micro_step"], row["phase"]) == ("5", "local")
+
+
+def test_blocks_of_steps(tmp_path: Path) -> None:
+    """A file holds the steps a to b of its name, one header, and all steps are somewhere."""
+    sink = CsvSink(CsvSettings(steps_per_file=10), None, output_dir=tmp_path, rank=0)
+    for step in (0, 9, 10, 11, 25, 9):
+        sink.write(frame_of({"w": [1.0]}, step=step), [])
+    sink.close()
+    found = {path.name: [row["step"] for row in table(path)] for path in sink.directory.iterdir()}
+    assert found == {"grad_reduced_0-9.csv": ["0", "9", "9"], "grad_reduced_10-19.csv": ["10", "11"], "grad_reduced_20-29.csv": ["25"]}
+
+
+@given(st.lists(st.floats(width=32), max_size=4))
+def test_numbers_read_back_exactly(tmp_path: Path, values: list[float]) -> None:
+    """Every number is the float64 that `rows.read` gives; what does not exist is nan; counts are whole numbers."""
+    sink = CsvSink(CsvSettings(), MonitorSettings(ops=OPS), output_dir=tmp_path, rank=0)
+    frame = frame_of({"w": values})
+    sink.write(frame, [])
+    sink.close()
+    (row,) = table(sink.directory / "grad_reduced_0-99.csv")
+    wanted = _rows.read(frame.rows[0])
+    for op in ("norm", "min", "max", "mean"):
+        value = getattr(wanted, op)
+        assert row[op] == repr(math.nan if value is None else float(value))
+    assert row["nans"] == str(wanted.nans)
+
+
+def test_integers_above_2_to_the_53(tmp_path: Path) -> None:
+    """Minimum and maximum of integer tensors are exact."""
+    frame = frame_of({"w": [1.0]})
+    ints = _rows.as_int64(frame.rows)
+    ints[0, _rows.FLAGS] |= _rows.HAS_INTEGERS
+    ints[0, _rows.IMIN], ints[0, _rows.IMAX] = -(2**53) - 1, 2**53 + 1
+    sink = CsvSink(CsvSettings(), MonitorSettings(ops=("min", "max")), output_dir=tmp_path, rank=0)
+    sink.write(frame, [])
+    (row,) = table(sink.directory / "grad_reduced_0-99.csv")
+    assert (row["min"], row["max"]) == ("-9007199254740993", "9007199254740993")
+
+
+def test_sample_without_statistics(tmp_path: Path) -> None:
+    """A tensor without a row (meta tensor) has nan in every statistic, also when the frame has no row at all."""
+    frame = frame_of({"a": [1.0], "b": [2.0]})
+    frame.samples[1] = frame.samples[1]._replace(ref=TensorRef(-1, TENSOR))
+    sink = CsvSink(CsvSettings(), MonitorSettings(ops=OPS), output_dir=tmp_path, rank=0)
+    sink.write(frame, [])
+    sink.write(dataclasses.replace(frame, rows=_rows.empty(0), samples=frame.samples[1:]), [])
+    rows = table(sink.directory / "grad_reduced_0-99.csv")
+    assert [row["norm"] for row in rows] == ["1.0", "nan", "nan"]
+    assert all(rows[1][op] == "nan" for op in OPS)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20))
+def test_cells(text: str) -> None:
+    """Any name survives a CSV reader, and none begins with what a spreadsheet would run."""
+    cell = safe_cell(text)
+    ((back,),) = list(csv.reader(io.StringIO(cell + "\n", newline=""))) or [[""]] if cell else [[""]]
+    assert back == (f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") and text else text)
+    assert not back.startswith(("=", "+", "-", "@", "\t", "\r"))
+
+
+def test_pandas_reads_it(tmp_path: Path) -> None:
+    """pandas gets numbers, nan and text without help."""
+    import pandas as pd
+
+    sink = CsvSink(CsvSettings(), MonitorSettings(ops=(*OPS, "digest")), output_dir=tmp_path, rank=0)
+    sink.write(frame_of({"w": [1.0, math.nan], "=1+1": [3.0, 4.0]}), [])
+    data = pd.read_csv(sink.directory / "grad_reduced_0-99.csv")
+    assert data["norm"].isna().tolist() == [True, False]
+    assert data["norm"][1] == 5.0
+    assert data["nans"].tolist() == [1, 0]
+    assert data["name"].tolist() == ["w", "'=1+1"]
+
+
+def test_killed_process_leaves_whole_steps(tmp_path: Path) -> None:
+    """After kill -9 every step that was written is there, and no row is cut."""
+    code = f"""
+from pathlib import Path
+from msprobe_engine.testing import frame_of
+from msprobe_engine.sinks.csv import CsvSink
+from msprobe_engine.settings.schema import CsvSettings
+sink = CsvSink(CsvSettings(), None, output_dir=Path({str(tmp_path)!r}), rank=0)
+for step in range(10**9):
+    sink.write(frame_of({{f"p{{i}}": [1.0] for i in range(50)}}, step=step % 100), [])
+    print(step, flush=True)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        last = [int(process.stdout.readline()) for _ in range(20)][-1]
+        process.send_signal(signal.SIGKILL)
+    (path,) = tmp_path.glob("monitor/*/grad_reduced_0-99.csv")
+    rows = table(path)
+    assert path.read_text().endswith("\n")
+    assert len(rows) % 50 == 0
+    assert len(rows) >= 50 * (last + 1)
+
+
+def test_write_error_is_a_sink_error(tmp_path: Path) -> None:
+    """When the directory is gone, the error says which file could not be opened; nothing else breaks."""
+    sink = CsvSink(CsvSettings(steps_per_file=1), None, output_dir=tmp_path, rank=0)
+    sink.write(frame_of({"w": [1.0]}), [])
+    moved = sink.directory.with_name("moved")
+    os.rename(sink.directory, moved)
+    with pytest.raises(SinkError, match=r"grad_reduced_1-1\.csv"):
+        sink.write(frame_of({"w": [1.0]}, step=1), [])
+    os.rename(moved, sink.directory)
+    sink.write(frame_of({"w": [1.0]}, step=1), [])
+    sink.close()
+    sink.close()
+    assert len(list(sink.directory.iterdir())) == 2
+
+
+def test_cost(tmp_path: Path) -> None:
+    """Two thousand tensors are written in far less than a step takes (loose bound: machines differ)."""
+    sink = CsvSink(CsvSettings(), None, output_dir=tmp_path, rank=0)
+    frame = frame_of({f"p{i}": [1.0] for i in range(2000)})
+    sink.write(frame, [])
+    start = time.perf_counter()
+    sink.write(frame, [])
+    assert time.perf_counter() - start < 0.2
+
+
+def test_descriptions_with_lists_are_written(tmp_path: Path) -> None:
+    """A sharded tensor's description holds lists (placements, global shape) and costs no frame."""
+    from msprobe_engine.records import Frame, Sample, TensorDescription, TensorRef
+    from msprobe_engine.testing import row_of
+
+    description = TensorDescription("DTensor", "torch.float32", (2,), True, "cpu", (("placements", [{"Shard": {"dim": 0}}]),))
+    sink = CsvSink(CsvSettings(), None, output_dir=tmp_path, rank=0)
+    sink.write(Frame(step=0, rank=0, rows=row_of([1.0, 2.0]), samples=[Sample("other", "w", TensorRef(0, description))]), [])
+    sink.close()
+    (file,) = sink.directory.glob("other*.csv")
+    assert "w,0,2.23606797749979" in file.read_text()

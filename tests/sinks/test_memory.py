@@ -1,0 +1,23 @@
+"""Frames kept in memory."""
+
+from __future__ import annotations
+
+import math
+
+from msprobe_engine.rules.nan_inf import NanInfRule
+from msprobe_engine.sinks.base import Sink
+from msprobe_engine.sinks.memory import MemorySink
+from msprobe_engine.testing import frame_of
+
+
+def test_keeps_the_last_frames_and_their_alerts() -> None:
+    """The last `limit` frames and only their alerts are kept, also after close."""
+    sink = MemorySink(limit=2)
+    assert isinstance(sink, Sink)
+    for step in range(4):
+        frame = frame_of({"w": [math.nan]}, step=step)
+        sink.write(frame, NanInfRule().check(frame))
+    sink.flush()
+    sink.close()
+    assert [f.step for f in sink.frames] == [2, 3]
+    assert [a.step for a in sink.alerts] == [2, 3]

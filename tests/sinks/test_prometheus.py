@@ -1,0 +1,310 @@
+"""The Prometheus sink: endpoint, node, text file, push."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import math
+import socket
+import ssl
+import stat
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.openmetrics import parser as openmetrics_parser
+from prometheus_client.parser import text_string_to_metric_families as parse
+
+from msprobe_engine.errors import MissingExtraError, SinkError
+from msprobe_engine.rules.nan_inf import NanInfRule
+from msprobe_engine.settings.schema import PrometheusSettings
+from msprobe_engine.sinks.base import Sink
+from msprobe_engine.sinks.prometheus import PrometheusSink
+from msprobe_engine.sinks.prometheus_http import MetricsServer
+from msprobe_engine.testing import frame_of
+
+
+@pytest.fixture
+def sinks(tmp_path: Path) -> Iterator[Callable[..., PrometheusSink]]:
+    made: list[PrometheusSink] = []
+
+    def make(rank: int = 0, local_rank: int = 0, local_world_size: int = 1, **settings: object) -> PrometheusSink:
+        settings.setdefault("port", 0)
+        sink = PrometheusSink(
+            PrometheusSettings(**settings),  # type: ignore[arg-type]
+            output_dir=tmp_path,
+            rank=rank,
+            local_rank=local_rank,
+            local_world_size=local_world_size,
+        )
+        made.append(sink)
+        return sink
+
+    yield make
+    for sink in made:
+        sink.close()
+
+
+def parse_openmetrics(text: str) -> list[Any]:
+    return list(openmetrics_parser.text_string_to_metric_families(text))  # type: ignore[no-untyped-call]
+
+
+def scrape(sink: PrometheusSink, accept: str = "") -> str:
+    request = urllib.request.Request(f"http://127.0.0.1:{sink.port}/metrics", headers={"Accept": accept})
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        body: bytes = answer.read()
+    return body.decode()
+
+
+def values(text: str, name: str) -> dict[str, float]:
+    """Rank to value of one metric."""
+    return {s.labels["rank"]: s.value for f in parse(text) for s in f.samples if s.name == name}
+
+
+def feed(sink: PrometheusSink, step: int, value: float = 1.0, rank: int = 0) -> None:
+    frame = frame_of({"layers.0.w": [value]}, step=step, rank=rank, scalars={"loss": value, "step_seconds": 0.1})
+    sink.write(frame, NanInfRule().check(frame))
+
+
+def test_endpoint(sinks: Callable[..., PrometheusSink], binary: Callable[[str], str]) -> None:
+    """The endpoint answers on loopback with what promtool, and both parsers of the client library, accept."""
+    sink = sinks()
+    assert isinstance(sink, Sink)
+    feed(sink, 1)
+    feed(sink, 2, math.nan)
+    text = scrape(sink)
+    assert values(text, "msprobe_step") == {"0": 2.0}
+    checked = subprocess.run([binary("promtool"), "check", "metrics"], input=text, capture_output=True, text=True, timeout=60)
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
+    openmetrics = scrape(sink, "application/openmetrics-text; version=1.0.0")
+    names = [f.name for f in parse_openmetrics(openmetrics)]
+    assert "msprobe_nonfinite_elements" in names
+    assert len(names) == len(set(names))
+    assert all(math.isfinite(s.value) for f in parse(text) for s in f.samples)
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        urllib.request.urlopen(f"http://127.0.0.1:{sink.port}/secret", timeout=10)
+
+
+def test_endpoint_ends_with_close(sinks: Callable[..., PrometheusSink]) -> None:
+    """After close nobody listens, a second close does nothing, and the port is free again."""
+    sink = sinks()
+    port = sink.port
+    assert port is not None
+    sink.close()
+    sink.close()
+    with pytest.raises(OSError):  # noqa: PT011 - refused or reset, both are right
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+    assert sinks(port=port).port == port
+
+
+def test_port_taken(sinks: Callable[..., PrometheusSink]) -> None:
+    """A taken port is a SinkError that names it and says what to do; local rank r would use port + r."""
+    port = sinks().port
+    with pytest.raises(SinkError, match=rf"port {port} on 127\.0\.0\.1 is taken; set sinks\.prometheus\.port"):
+        sinks(port=port)
+    with pytest.raises(SinkError, match=f"port {port} "):
+        sinks(rank=1, local_rank=1, local_world_size=2, per_node=False, port=port - 1 if port else 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"address": "192.0.2.1", "port": 9464}, "cannot listen on 192.0.2.1"),
+        ({"mode": "textfile"}, "textfile_dir"),
+        ({"mode": "push"}, "push_url"),
+        ({"tls_cert": "/nonexistent"}, "needs both"),
+        ({"tls_cert": "/nonexistent", "tls_key": "/nonexistent"}, "cannot use tls_cert"),
+    ],
+)
+def test_what_cannot_start(sinks: Callable[..., PrometheusSink], settings: dict[str, object], text: str) -> None:
+    """Every setting that cannot work is a SinkError that names it."""
+    with pytest.raises(SinkError, match=text):
+        sinks(**settings)
+
+
+def test_missing_package(sinks: Callable[..., PrometheusSink], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the package the error holds the pip command."""
+    monkeypatch.setitem(sys.modules, "prometheus_client.exposition", None)
+    with pytest.raises(MissingExtraError, match=r"msprobe\[prometheus\]"):
+        sinks()
+
+
+def test_silent_client_holds_up_nobody(sinks: Callable[..., PrometheusSink]) -> None:
+    """A client that connects and says nothing does not keep others from scraping."""
+    sink = sinks()
+    with socket.create_connection(("127.0.0.1", sink.port or 0), timeout=5):
+        feed(sink, 1)
+        assert values(scrape(sink), "msprobe_step") == {"0": 1.0}
+
+
+def certificate(directory: Path, openssl: str) -> tuple[str, str]:
+    cert, key = str(directory / "cert.pem"), str(directory / "key.pem")
+    command = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    return cert, key
+
+
+def test_tls(sinks: Callable[..., PrometheusSink], tmp_path: Path, binary: Callable[[str], str]) -> None:
+    """With a certificate the endpoint speaks TLS that a client can verify, also while another client keeps silent."""
+    cert, key = certificate(tmp_path, binary("openssl"))
+    sink = sinks(tls_cert=cert, tls_key=key)
+    context = ssl.create_default_context(cafile=cert)
+    with (
+        socket.create_connection(("127.0.0.1", sink.port or 0), timeout=5),
+        urllib.request.urlopen(f"https://127.0.0.1:{sink.port}/metrics", timeout=10, context=context) as answer,
+    ):
+        assert b"msprobe_steps_total" in answer.read()
+
+
+def test_one_endpoint_per_node(sinks: Callable[..., PrometheusSink], tmp_path: Path) -> None:
+    """Local rank 0 serves all ranks of its node, says how old and how many they are, and leaves other nodes alone."""
+    served = sinks(rank=8, local_rank=0, local_world_size=4)
+    second = sinks(rank=9, local_rank=1, local_world_size=4)
+    third = sinks(rank=10, local_rank=2, local_world_size=4)
+    other_node = sinks(rank=13, local_rank=1, local_world_size=4)
+    assert second.port is None
+    for sink, rank, step in ((served, 8, 5), (second, 9, 6), (third, 10, 7), (other_node, 13, 9)):
+        feed(sink, step, rank=rank)
+        sink.flush()
+    text = scrape(served)
+    assert values(text, "msprobe_step") == {"8": 5.0, "9": 6.0, "10": 7.0}
+    assert set(values(text, "msprobe_snapshot_age_seconds")) == {"9", "10"}
+    assert "msprobe_snapshots_missing 1.0" in text
+    assert text.count("# TYPE msprobe_step ") == 1
+    parse_openmetrics(scrape(served, "application/openmetrics-text; version=1.0.0"))
+    # A rank that ended in order is gone; one that died stays, and ages.
+    second.close()
+    path = tmp_path / "prometheus" / "node8" / "rank10.json"
+    old = json.loads(path.read_text())
+    path.write_text(json.dumps({**old, "written": old["written"] - 1000.0}))
+    text = scrape(served)
+    assert set(values(text, "msprobe_step")) == {"8", "10"}
+    assert values(text, "msprobe_snapshot_age_seconds")["10"] >= 1000.0
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "{}",
+        "[" * 100_000,
+        '{"rank":1,"written":1,"families":[["evil_metric","gauge","",[]]]}',
+        '{"rank":1,"written":1,"families":[["msprobe_x","gauge","",[["",[["le{","1"]],1]]]]}',
+        '{"rank":1,"written":1,"families":[["msprobe_x","gauge","",[["",[],NaN]]]]}',
+        '{"rank":1,"written":1,"families":[["msprobe_x","gauge","",[["_evil",[],1]]]]}',
+        '{"rank":2,"written":1,"families":[]}',
+        '{"rank":1,"written":true,"families":[]}',
+        '{"rank":1,"written":1,"families":[5]}',
+    ],
+)
+def test_damaged_snapshot(sinks: Callable[..., PrometheusSink], tmp_path: Path, content: str) -> None:
+    """A snapshot that is not of the right form is counted and left out; the scrape goes on."""
+    served = sinks(rank=0, local_rank=0, local_world_size=2)
+    (tmp_path / "prometheus" / "node0" / "rank1.json").write_text(content)
+    feed(served, 1)
+    text = scrape(served)
+    assert "msprobe_snapshots_unreadable 1.0" in text
+    assert values(text, "msprobe_step") == {"0": 1.0}
+
+
+def test_textfile(sinks: Callable[..., PrometheusSink], tmp_path: Path, binary: Callable[[str], str]) -> None:
+    """Mode textfile keeps one whole file that others may read; it goes away with an orderly end."""
+    directory = tmp_path / "textfile"
+    sink = sinks(rank=2, mode="textfile", textfile_dir=str(directory))
+    feed(sink, 3, rank=2)
+    sink.flush()
+    (path,) = directory.iterdir()
+    assert (path.name, stat.S_IMODE(path.stat().st_mode)) == ("msprobe_rank2.prom", 0o644)
+    assert values(path.read_text(), "msprobe_step") == {"2": 3.0}
+    subprocess.run([binary("promtool"), "check", "metrics"], stdin=path.open(), check=True, timeout=60)
+    sink.close()
+    assert list(directory.iterdir()) == []
+
+
+def test_alerts_reach_files_at_once(sinks: Callable[..., PrometheusSink], tmp_path: Path) -> None:
+    """Files are replaced once a second at most, but an alert does not wait."""
+    sink = sinks(mode="textfile", textfile_dir=str(tmp_path / "t"))
+    path = tmp_path / "t" / "msprobe_rank0.prom"
+    feed(sink, 1)
+    feed(sink, 2, math.nan)
+    assert values(path.read_text(), "msprobe_step") == {"0": 2.0}
+    feed(sink, 3)
+    assert values(path.read_text(), "msprobe_step") == {"0": 2.0}
+
+
+class Gateway(http.server.ThreadingHTTPServer):
+    """Answers like a push gateway and remembers."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str, str]] = []
+        self.news = threading.Event()
+        super().__init__(("127.0.0.1", 0), Handler)
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    server: Gateway
+
+    def do_PUT(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
+        self.server.seen.append((self.command, self.path, body))
+        self.server.news.set()
+        self.send_response(202)
+        self.end_headers()
+
+    do_DELETE = do_PUT
+
+    def log_message(self, format: str, *args: object) -> None:
+        del format, args
+
+
+def test_push(sinks: Callable[..., PrometheusSink]) -> None:
+    """Mode push puts the metrics under job and rank, and deletes them at the end."""
+    with Gateway() as gateway:
+        threading.Thread(target=gateway.serve_forever, args=(0.05,), daemon=True).start()
+        sink = sinks(rank=4, mode="push", push_url=f"http://127.0.0.1:{gateway.server_address[1]}", job="run7")
+        feed(sink, 1, rank=4)
+        assert gateway.news.wait(10)
+        sink.close()
+        gateway.shutdown()
+    (first, *_, last) = gateway.seen
+    assert first[:2] == ("PUT", "/metrics/job/run7/rank/4")
+    assert values(first[2], "msprobe_step") == {"4": 1.0}
+    assert last[:2] == ("DELETE", "/metrics/job/run7/rank/4")
+
+
+def test_dead_gateway_holds_up_nobody(sinks: Callable[..., PrometheusSink]) -> None:
+    """Writing takes no time although the gateway accepts and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as dead:
+        sink = sinks(mode="push", push_url=f"http://127.0.0.1:{dead.getsockname()[1]}")
+        start = time.perf_counter()
+        for step in range(20):
+            feed(sink, step)
+        assert time.perf_counter() - start < 1.0
+
+
+def test_server_survives_a_failing_scrape() -> None:
+    """An error while rendering is a 500 for that scrape, and the next one is answered."""
+    answers: Iterator[Exception | tuple[str, bytes]] = iter([RuntimeError("broken"), ("text/plain", b"fine")])
+
+    def render(accept: str) -> tuple[str, bytes]:
+        del accept
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    server = MetricsServer("127.0.0.1", 0, render)
+    with pytest.raises(urllib.error.HTTPError, match="500"):
+        urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=10)
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=10) as answer:
+        assert answer.read() == b"fine"
+    server.close()

@@ -1,0 +1,197 @@
+"""What Prometheus is told about one rank."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from msprobe_engine.records import Frame
+from msprobe_engine.rules.base import Alert
+from msprobe_engine.rules.nan_inf import NanInfRule
+from msprobe_engine.sinks.prometheus_layers import layer_of
+from msprobe_engine.sinks.prometheus_metrics import RankMetrics
+from msprobe_engine.testing import frame_of
+
+Flat = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def metrics(max_series: int = 2000, layers: bool = True, clock: Clock | None = None) -> RankMetrics:
+    return RankMetrics(3, max_series=max_series, layers=layers, clock=clock or Clock())
+
+
+def flat(m: RankMetrics) -> Flat:
+    """Sample name and labels without the rank (which must be there) to value."""
+    out: Flat = {}
+    for family in m.families():
+        for suffix, labels, value in family.samples:
+            assert ("rank", "3") in labels
+            key = (family.name + suffix, tuple(x for x in labels if x[0] != "rank"))
+            assert key not in out, "the same series twice"
+            out[key] = value
+    return out
+
+
+def feed(m: RankMetrics, frame: Frame) -> None:
+    m.update(frame, NanInfRule().check(frame))
+
+
+def test_step_and_scalars() -> None:
+    """The last step, the number of steps and the numbers of the step are exported; a NaN loss leaves the last finite one."""
+    m = metrics()
+    feed(m, frame_of(step=10, scalars={"loss": 2.5, "grad_norm": 0.5, "loss_scale": 8.0, "learning_rate": 0.1, "tokens": 7.0}))
+    feed(m, frame_of(step=12, scalars={"loss": math.nan}, lost={"buffer": 4}, complete=False))
+    got = flat(m)
+    assert got["msprobe_step", ()] == 12
+    assert got["msprobe_steps_total", ()] == 2
+    assert got["msprobe_incomplete_steps_total", ()] == 1
+    assert got["msprobe_loss", ()] == 2.5
+    assert got["msprobe_grad_norm", ()] == 0.5
+    assert got["msprobe_scalar", (("name", "tokens"),)] == 7.0
+    assert got["msprobe_nonfinite_elements_total", (("kind", "loss"),)] == 1
+    assert got["msprobe_first_nonfinite_step", (("kind", "loss"),)] == 12
+    assert got["msprobe_records_lost_total", (("reason", "buffer"),)] == 4
+
+
+def test_nonfinite_elements_by_kind() -> None:
+    """NaN and Inf are counted by kind from zero on; masks (-Inf in activations) are not."""
+    m = metrics()
+    assert flat(m)["msprobe_nonfinite_elements_total", (("kind", "grad"),)] == 0
+    feed(m, frame_of({"w": [math.nan, math.inf, -math.inf]}, entries={"Functional.softmax.0.forward": [-math.inf, 1.0]}, step=4))
+    feed(m, frame_of({"w": [math.nan]}, step=5))
+    got = flat(m)
+    assert got["msprobe_nonfinite_elements_total", (("kind", "grad"),)] == 4
+    assert got["msprobe_nonfinite_elements_total", (("kind", "activation"),)] == 0
+    assert got["msprobe_first_nonfinite_step", (("kind", "grad"),)] == 4
+
+
+def test_alerts() -> None:
+    """Alerts are counted with those left out, are active for their step only, and critical ones set the incident."""
+    m = metrics()
+    alert = Alert("nan_inf", "critical", "grad", "w", 8, 3, math.nan, "", "", extra={"more": 5})
+    m.update(frame_of(step=8), [alert])
+    pair = (("rule", "nan_inf"), ("kind", "grad"))
+    got = flat(m)
+    assert got["msprobe_anomalies_total", pair] == 6
+    assert got["msprobe_last_anomaly_step", pair] == 8
+    assert got["msprobe_alert_active", (*pair, ("severity", "critical"))] == 1
+    assert got["msprobe_last_incident_step", ()] == 8
+    assert got["msprobe_last_incident_timestamp_seconds", ()] == 1000.0
+    m.update(frame_of(step=9), [])
+    got = flat(m)
+    assert got["msprobe_alert_active", (*pair, ("severity", "critical"))] == 0
+    assert got["msprobe_anomalies_total", pair] == 6
+
+
+def test_step_duration() -> None:
+    """The histogram takes step_seconds, else the time between frames divided by the steps between them; it is cumulative."""
+    clock = Clock()
+    m = metrics(clock=clock)
+    feed(m, frame_of(step=1))
+    assert ("msprobe_step_duration_seconds_count", ()) not in flat(m)
+    clock.now += 4.0
+    feed(m, frame_of(step=3))
+    feed(m, frame_of(step=4, scalars={"step_seconds": 0.03}))
+    got = flat(m)
+    assert got["msprobe_step_duration_seconds_sum", ()] == pytest.approx(2.03)
+    assert got["msprobe_step_duration_seconds_count", ()] == 2
+    assert got["msprobe_step_duration_seconds_bucket", (("le", "0.05"),)] == 1
+    assert got["msprobe_step_duration_seconds_bucket", (("le", "2.5"),)] == 2
+    assert got["msprobe_step_duration_seconds_bucket", (("le", "+Inf"),)] == 2
+
+
+@given(st.lists(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=4), min_size=1, max_size=6))
+def test_layers_add_in_quadrature(tensors: list[list[float]]) -> None:
+    """Norms of the tensors of a layer add in quadrature, the largest absolute value is the maximum, zeros are a share."""
+    m = metrics()
+    feed(m, frame_of({f"layers.0.p{i}": v for i, v in enumerate(tensors)}))
+    got = flat(m)
+    labels = (("layer", "layers.0"), ("phase", "reduced"))
+    values = [v for t in tensors for v in t]
+    norm = math.sqrt(sum(v * v for v in values))
+    assert got["msprobe_layer_grad_norm", labels] == pytest.approx(norm)
+    assert got["msprobe_local_grad_norm", (("phase", "reduced"),)] == pytest.approx(norm)
+    assert got["msprobe_layer_grad_absmax", labels] == max(abs(v) for v in values)
+    assert got["msprobe_layer_grad_zero_ratio", labels] == pytest.approx(sum(v == 0 for v in values) / len(values))
+
+
+def test_layer_gauge_keeps_its_last_finite_value() -> None:
+    """A layer with NaN keeps its gauge; the others go on."""
+    m = metrics()
+    feed(m, frame_of({"layers.0.w": [1.0], "layers.1.w": [1.0]}))
+    feed(m, frame_of({"layers.0.w": [math.nan], "layers.1.w": [2.0]}))
+    got = flat(m)
+    assert got["msprobe_layer_grad_norm", (("layer", "layers.0"), ("phase", "reduced"))] == 1.0
+    assert got["msprobe_layer_grad_norm", (("layer", "layers.1"), ("phase", "reduced"))] == 2.0
+
+
+def test_micro_steps_are_not_added_up() -> None:
+    """Of several micro steps the largest norm counts."""
+    import dataclasses
+
+    frame = frame_of({"layers.0.w": [3.0], "layers.0.x": [4.0]}, family="grad_unreduced", phase="accumulated")
+    samples = [s._replace(name="layers.0.w", micro_step=i) for i, s in enumerate(frame.samples)]
+    m = metrics()
+    feed(m, dataclasses.replace(frame, samples=samples))
+    assert flat(m)["msprobe_layer_grad_norm", (("layer", "layers.0"), ("phase", "accumulated"))] == 4.0
+
+
+@given(st.integers(1, 150), st.integers(0, 60))
+def test_never_more_series_than_allowed_and_the_cut_is_counted(limit: int, layers: int) -> None:
+    """No more series than max_series (the two that count the cut apart), and every one cut is in the count."""
+    frame = frame_of({f"layers.{i}.w": [1.0] for i in range(layers)})
+    everything = metrics(100_000)
+    cut = metrics(limit)
+    for m in (everything, cut):
+        feed(m, frame)
+    whole, some = flat(everything), flat(cut)
+    assert len(some) <= max(limit, 2)
+    assert some.keys() <= whole.keys()
+    layer_series = len([k for k in whole if "layer" in k[0] or "local" in k[0]])
+    left = len([k for k in some if "layer" in k[0] or "local" in k[0]])
+    if ("msprobe_series_over_limit", ()) in some:
+        assert some["msprobe_series_over_limit", ()] == layer_series - left
+        assert some.get(("msprobe_series_dropped_total", ()), layer_series - left) == layer_series - left
+
+
+def test_layers_can_be_left_out() -> None:
+    """Without layers there are rank-level series only."""
+    m = metrics(layers=False)
+    feed(m, frame_of({"layers.0.w": [3.0]}))
+    assert not [k for k in flat(m) if k[0].startswith("msprobe_layer")]
+    assert flat(m)["msprobe_local_grad_norm", (("phase", "reduced"),)] == 3.0
+
+
+@pytest.mark.parametrize(
+    ("name", "vpp", "layer"),
+    [
+        ("module.module.decoder.layers.3.mlp.linear_fc1.weight", 0, "decoder.layers.3"),
+        ("decoder.layers.3.mlp.experts.local_experts.7.weight", 1, "1:decoder.layers.3"),
+        ("embedding.word_embeddings.weight", 0, "embedding.word_embeddings"),
+        ("output_layer.weight", 0, "output_layer"),
+        ("weight", 0, "weight"),
+        (".input", 0, "input"),
+        ("", 0, "root"),
+    ],
+)
+def test_layer_of(name: str, vpp: int, layer: str) -> None:
+    """A tensor's layer is its name up to the first number."""
+    assert layer_of(name, vpp) == layer
+
+
+def test_losses_of_sinks() -> None:
+    """What the writer counts as lost is exported while it goes on counting."""
+    m = metrics()
+    losses: dict[str, int] = {}
+    m.watch_losses(losses)
+    losses["csv"] = 2
+    assert flat(m)["msprobe_write_errors_total", (("sink", "csv"),)] == 2

@@ -1,0 +1,47 @@
+"""Helpers of the capture tests: run a function under a capture and return the frame."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from msprobe_engine.guard import Faults
+from msprobe_engine.pipeline import Pipeline
+from msprobe_engine.records import Entry, Frame, TensorRef
+from msprobe_engine.rows import Statistics, read
+from msprobe_engine.writer import Writer
+from msprobe_integrations.torch.backend import TorchBackend
+from msprobe_integrations.torch.capture import Capture
+
+
+def capture(model: Any, work: Callable[[], Any], level: str = "mix", steps: int = 1, **options: Any) -> list[Frame]:
+    """The frames of `steps` runs of `work` under a capture of `level`."""
+    faults = Faults(strict=True)
+    frames: list[Frame] = []
+    pipeline = Pipeline(TorchBackend(), [], Writer([], faults), faults, [lambda f, _: frames.append(f)])
+    session = Capture(pipeline, level, **options)
+    if model is not None:
+        session.attach(model)
+    try:
+        for step in range(steps):
+            session.open()
+            work()
+            stacks = session.end_step()
+            pipeline.end_step(step, stacks)
+    finally:
+        session.close()
+    pipeline.advance(wait=True)
+    return frames
+
+
+def entries(frame: Frame) -> dict[str, Entry]:
+    """Entries by name; names must be unique."""
+    found = {e.name: e for e in frame.entries}
+    assert len(found) == len(frame.entries), "a record name occurs twice"
+    return found
+
+
+def stat(frame: Frame, ref: TensorRef) -> Statistics:
+    """Statistics of one tensor of a frame."""
+    assert ref.row >= 0
+    return read(frame.rows[ref.row])

@@ -1,0 +1,199 @@
+"""Gradients of calls: the same numbers as torch's full backward hooks, without changing the training."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from capturing import capture, entries, stat
+from torch import nn
+from torch.nn import functional as F
+
+
+class Parallel(nn.Module):
+    """Attention and MLP beside each other on one input: three and more contributions to one gradient."""
+
+    def __init__(self, width: int = 24) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+        self.up, self.gate, self.down = nn.Linear(width, 40), nn.Linear(width, 40), nn.Linear(40, width)
+        self.act = nn.SiLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.norm(x)
+        attention = torch.softmax(self.q(h) @ self.k(h).transpose(-1, -2), -1) @ self.v(h)
+        return x + attention + self.down(self.act(self.gate(h)) * self.up(h)) + 0.5 * h
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.first = nn.Linear(10, 24)
+        self.blocks = nn.ModuleList([Parallel() for _ in range(3)])
+        self.act = nn.ReLU(inplace=True)
+        self.last = nn.Linear(24, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x) + 0.1 * x
+        return self.last(self.act(x * 1.0))
+
+
+def reference(model: nn.Module, x: torch.Tensor) -> dict[str, tuple[Any, Any]]:
+    """Gradients of every module by torch's own hooks, on a copy."""
+    model = copy.deepcopy(model)
+    for m in model.modules():
+        if isinstance(m, nn.ReLU):
+            m.inplace = False  # torch's hooks cannot be combined with in-place modules
+    seen: dict[str, tuple[Any, Any]] = {}
+    for name, module in model.named_modules():
+        if name:
+            module.register_full_backward_hook(lambda _, gi, go, name=name: seen.__setitem__(name, (gi, go)))
+    F.cross_entropy(model(x), torch.arange(len(x)).clamp(max=4)[:, None].expand(-1, 5).float()).backward()
+    return seen
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_module_gradients_equal_full_backward_hooks(level: str) -> None:
+    """Norms of a module's gradients (outputs and inputs, several uses of one tensor included) are those of torch's own hooks."""
+    model, x = Net(), torch.randn(6, 10, requires_grad=True)
+    want = reference(model, x)
+    frame = capture(
+        model, lambda: F.cross_entropy(model(x), torch.arange(6).clamp(max=4)[:, None].expand(-1, 5).float()).backward(), level
+    )[0]
+    found = entries(frame)
+    checked = 0
+    for name, (grad_inputs, grad_outputs) in want.items():
+        record = next(
+            e for n, e in found.items() if n.startswith(f"Module.{name}.") and ".backward." in n and n.split(".")[-4] == name.split(".")[-1]
+        )
+        for refs, tensors in ((record.sections["output"], grad_inputs), (record.sections["input"], grad_outputs)):
+            assert len(refs) == len(tensors)
+            for ref, tensor in zip(refs, tensors):
+                assert stat(frame, ref).norm == pytest.approx(float(tensor.double().norm()), rel=1e-5), (name, record)
+                checked += 1
+    assert checked == 2 * len(want)
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_training_is_bitwise_the_same(level: str) -> None:
+    """Loss, gradients and random state after steps under a capture are bit for bit those without, also where gradients have many
+    contributions (an identity node would change the order of additions)."""
+
+    def train(probed: bool) -> list[torch.Tensor]:
+        model = Net()
+        drop = nn.Dropout(0.2)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        torch.manual_seed(11)
+        losses = []
+
+        def step() -> None:
+            loss = model(drop(torch.randn(6, 10))).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.detach())
+
+        if probed:
+            capture(model, step, level, steps=5)
+        else:
+            for _ in range(5):
+                step()
+        return [*losses, *[p.detach() for p in model.parameters()], torch.get_rng_state()]
+
+    for a, b in zip(train(False), train(True)):
+        assert torch.equal(a, b)
+
+
+def test_gradients_come_after_the_window_was_closed() -> None:
+    """backward() after stop(): module gradients and parameter gradients of calls seen before are recorded until the step ends."""
+    from msprobe_engine.guard import Faults
+    from msprobe_engine.pipeline import Pipeline
+    from msprobe_engine.writer import Writer
+    from msprobe_integrations.torch.backend import TorchBackend
+    from msprobe_integrations.torch.capture import Capture
+
+    model = Net()
+    faults = Faults(strict=True)
+    pipeline = Pipeline(TorchBackend(), [], Writer([], faults), faults)
+    session = Capture(pipeline, "mix")
+    session.attach(model)
+    session.open()
+    loss = model(torch.randn(6, 10)).sum()
+    session.pause()
+    loss.backward()
+    session.end_step()
+    names = [e.name for e in pipeline.entries]
+    session.close()
+    assert "Module.last.Linear.backward.0" in names
+    assert "Module.last.Linear.parameters_grad.0" in names
+    assert "Functional.linear.0.backward" in names
+
+
+def test_accumulated_parameter_gradients_are_numbered() -> None:
+    """Two backward passes give parameters_grad.0 and .1, the second holding the accumulated gradient."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    model[1].bias.data.zero_()
+
+    def work() -> None:
+        for _ in range(2):
+            model(torch.ones(3, 4)).sum().backward()
+
+    frame = capture(model, work, "L0")[0]
+    found = entries(frame)
+    first, second = (found[f"Module.1.Linear.parameters_grad.{k}"].sections["bias"][0] for k in (0, 1))
+    assert (stat(frame, first).max, stat(frame, second).max) == (3.0, 6.0)
+
+
+def test_second_backward_over_one_graph_is_a_record_of_its_own() -> None:
+    """retain_graph: every pass is recorded, under a name that no call has."""
+    model = nn.Sequential(nn.Linear(4, 4))
+    x = torch.ones(2, 4, requires_grad=True)
+
+    def work() -> None:
+        loss = model(x).sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+
+    names = [e.name for e in capture(model, work, "L0")[0].entries]
+    assert [n for n in names if ".backward." in n] == ["Module.0.Linear.backward.0", "Module.0.Linear.backward.1"]
+
+
+def test_linear_backward_names_input_weight_and_bias() -> None:
+    """The backward record of F.linear with a 3-D input holds the gradients of input, weight and bias, in argument order."""
+    weight, bias = torch.randn(8, 4, requires_grad=True), torch.zeros(8, requires_grad=True)
+    x = torch.randn(2, 3, 4, requires_grad=True)
+    frame = capture(None, lambda: F.linear(x, weight, bias).square().sum().backward(), "L1")[0]
+    record = entries(frame)["Functional.linear.0.backward"]
+    refs = record.sections["output"]
+    assert [tuple(r.description.shape) for r in refs] == [(2, 3, 4), (8, 4), (8,)]
+    for ref, tensor in zip(refs, (x, weight, bias)):
+        assert stat(frame, ref).norm == pytest.approx(float(tensor.grad.double().norm()), rel=1e-5)
+
+
+def test_keyword_and_inplace_modules_have_gradients() -> None:
+    """A module called with keyword tensors, and an in-place activation, have backward records."""
+
+    class Keyword(nn.Module):
+        def forward(self, *, hidden: torch.Tensor) -> torch.Tensor:
+            return hidden * 2
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.keyword = Keyword()
+            self.act = nn.ReLU(inplace=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.act(self.keyword(hidden=x))
+
+    model = Both()
+    frame = capture(model, lambda: model(torch.ones(3, requires_grad=True)).sum().backward(), "L0")[0]
+    found = entries(frame)
+    assert stat(frame, found["Module.keyword.Keyword.backward.0"].sections["output"][0]).max == 2.0
+    assert stat(frame, found["Module.act.ReLU.backward.0"].sections["output"][0]).max == 1.0

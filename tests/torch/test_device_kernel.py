@@ -1,0 +1,375 @@
+"""The Triton kernel: its rows against the numpy reference, in Triton's interpreter, and compiled for GPUs that are not here."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from msprobe_engine import hostkernel, log, rows
+from msprobe_integrations.torch import statistics
+from msprobe_integrations.torch.backend import TorchBackend
+from msprobe_integrations.torch.statistics import CODES, DeviceRows, host_flags
+
+KINDS = [dtype for dtype in CODES if not dtype.is_complex]
+INTEGER_WORDS = [rows.NANS, rows.POS_INF, rows.NEG_INF, rows.ZEROS, rows.DIGEST, rows.IMIN, rows.IMAX]
+
+triton_here = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+
+
+def serve() -> None:
+    """Answer requests on stdin: a line of JSON and the bytes of a tensor; the 128 bytes of its row come back. Runs in a process whose
+    environment makes Triton interpret its kernels."""
+    from msprobe_integrations.torch import device_kernel
+
+    while line := sys.stdin.buffer.readline():
+        ask = json.loads(line)
+        raw = bytearray(sys.stdin.buffer.read(ask["bytes"]))
+        dtype = getattr(torch, ask["dtype"])
+        base = torch.frombuffer(raw, dtype=torch.uint8).view(dtype)
+        tensor = base.as_strided(ask["shape"], ask["strides"]) if ask["shape"] is not None else base
+        device_kernel.MAX_PROGRAMS = ask["programs"]
+        row = torch.full((rows.WORDS,), -7.0, dtype=torch.float64)
+        device_kernel.reduce(tensor, row, ask["digest"], ask["index0"])
+        sys.stdout.buffer.write(row.numpy().tobytes())
+        sys.stdout.buffer.flush()
+
+
+class Interpreter:
+    """The other process."""
+
+    def __init__(self) -> None:
+        environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "ignore::RuntimeWarning", __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+        )
+
+    def row(self, tensor: torch.Tensor, digest: bool, index0: int = 0, programs: int = 1024) -> np.ndarray:
+        """The row the kernel writes for `tensor`, a view of memory that starts where the tensor starts."""
+        whole = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
+        raw = whole.view(torch.uint8).numpy().tobytes()
+        plain = tensor.is_contiguous() and tensor.numel() == whole.numel()
+        ask = {
+            "dtype": str(tensor.dtype).removeprefix("torch."),
+            "bytes": len(raw),
+            "digest": digest,
+            "index0": index0,
+            "programs": programs,
+            "shape": None if plain else list(tensor.shape),
+            "strides": list(tensor.stride()),
+        }
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(ask).encode() + b"\n" + raw)
+        self.process.stdin.flush()
+        answer = self.process.stdout.read(8 * rows.WORDS)
+        assert len(answer) == 8 * rows.WORDS, "the interpreting process ended; its messages are above"
+        return np.frombuffer(answer, np.float64)
+
+
+@pytest.fixture(scope="module")
+def interpreter() -> Iterator[Interpreter]:
+    """One process for all tests of this file."""
+    made = Interpreter()
+    yield made
+    assert made.process.stdin is not None
+    made.process.stdin.close()
+    assert made.process.wait(60) == 0
+
+
+def reference(tensor: torch.Tensor, digest: bool, index0: int = 0) -> np.ndarray:
+    """The numpy row."""
+    raw = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return hostkernel.row_of(raw, CODES[tensor.dtype], digest, index0)
+
+
+def same(got: np.ndarray, want: np.ndarray) -> None:
+    """Equal rows but for COUNT and FLAGS, which the host puts in; sums to rounding."""
+    assert got.view(np.int64)[INTEGER_WORDS].tolist() == want.view(np.int64)[INTEGER_WORDS].tolist()
+    assert got[6:8].tolist() == want[6:8].tolist()
+    np.testing.assert_allclose(got[9], want[9], rtol=1e-12)
+    np.testing.assert_allclose(got[8], want[8], rtol=1e-12, atol=1e-12 * np.sqrt(min(want[9], 1e300) * max(1, want.view(np.int64)[0])))
+    overflow = want.view(np.int64)[rows.FLAGS] & rows.HAS_INTEGERS == 0 and want[7] >= 2.0**63 and want.view(np.int64)[0] > 0
+    assert got.view(np.int64)[rows.FLAGS] in ((0, rows.HAS_INTEGERS) if overflow else (0,))
+    assert got[[0, 13, 14, 15]].tolist() == [-7.0] * 4, "words that belong to the host were written"
+
+
+def bits(dtype: torch.dtype, n: int, seed: int) -> torch.Tensor:
+    """Random bits: NaN, Inf and subnormals come with them. float64: normal numbers of every size whose squares are finite."""
+    random = np.random.default_rng(seed)
+    if dtype == torch.float64:
+        return torch.from_numpy(random.standard_normal(n) * np.exp2(random.integers(-400, 400, n)))
+    if dtype == torch.bool:
+        return torch.from_numpy(random.integers(0, 2, n).astype(bool))
+    return torch.from_numpy(random.integers(0, 256, n * dtype.itemsize, np.uint8)).view(dtype)
+
+
+@triton_here
+@pytest.mark.parametrize("dtype", KINDS)
+@settings(max_examples=8, deadline=None)
+@given(
+    n=st.one_of(st.integers(1, 40), st.sampled_from([511, 512, 513, 1023, 1024, 1025]), st.integers(1, 9000)),
+    seed=st.integers(0, 2**31),
+    index0=st.sampled_from([0, 1, 1023, 2047, 2**40 + 3]),
+    digest=st.booleans(),
+    programs=st.sampled_from([1, 3, 1024]),
+)
+def test_kernel_gives_the_numpy_row(
+    interpreter: Interpreter, dtype: torch.dtype, n: int, seed: int, index0: int, digest: bool, programs: int
+) -> None:
+    """For every type the kernel gives the counts, extremes, exact integers and digest of the reference, with any number of programs."""
+    tensor = bits(dtype, n, seed)
+    same(interpreter.row(tensor, digest, index0, programs), reference(tensor, digest, index0))
+
+
+@triton_here
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int8, torch.uint64, torch.float8_e4m3fn])
+def test_large_tensors_are_merged_from_many_programs(interpreter: Interpreter, dtype: torch.dtype) -> None:
+    """70 001 elements, a partial tile at the end, several programs and the second launch: the same row."""
+    tensor = bits(dtype, 70_001, 3)
+    same(interpreter.row(tensor, True, 5), reference(tensor, True, 5))
+
+
+@triton_here
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64, torch.bfloat16])
+def test_special_numbers(interpreter: Interpreter, dtype: torch.dtype) -> None:
+    """NaN, both infinities, both zeros, subnormals and the largest numbers each are counted as what they are."""
+    info = torch.finfo(dtype)
+    least = info.tiny * info.eps
+    special = [float("nan"), float("inf"), float("-inf"), -0.0, 0.0, least, -least, info.tiny, info.max, info.min]
+    for n in (1, 3, 10):
+        for tensor in (torch.tensor(special[:n], dtype=torch.float64).to(dtype), torch.tensor(special[-n:], dtype=torch.float64).to(dtype)):
+            same(interpreter.row(tensor, True), reference(tensor, True))
+    tiny = torch.full((2000,), least, dtype=torch.float64).to(dtype)
+    row = interpreter.row(tiny, False)
+    assert row.view(np.int64)[rows.ZEROS] == 0
+    assert row[rows.SUM] == pytest.approx(2000 * least, rel=1e-12)
+
+
+@triton_here
+@pytest.mark.parametrize("dtype", [d for d in KINDS if d.itemsize == 1 and d.is_floating_point])
+def test_every_byte(interpreter: Interpreter, dtype: torch.dtype) -> None:
+    """Each of the 256 bytes of an 8-bit float, with its negative, has the value of the format's definition."""
+    for byte in range(128):
+        tensor = torch.tensor([byte, byte + 128], dtype=torch.uint8).view(dtype)
+        same(interpreter.row(tensor, False), reference(tensor, False))
+
+
+@triton_here
+def test_extreme_integers(interpreter: Interpreter) -> None:
+    """Integers above 2**53 stay exact; uint64 above 2**63 - 1 has no IMIN and IMAX, and says so, from any program."""
+    for values in ([2**63 - 1, -(2**63), 0], [2**53 + 1], [-5]):
+        tensor = torch.tensor(values, dtype=torch.int64)
+        same(interpreter.row(tensor, True), reference(tensor, True))
+    for values in ([2**64 - 1, 3], [2**63], [2**63 - 1]):
+        tensor = torch.from_numpy(np.array(values, np.uint64))
+        same(interpreter.row(tensor, True), reference(tensor, True))
+    long = torch.from_numpy(np.r_[np.arange(6000, dtype=np.uint64), np.uint64(2**63)])
+    row = interpreter.row(long, True)
+    same(row, reference(long, True))
+    assert row.view(np.int64)[rows.FLAGS] == rows.HAS_INTEGERS
+
+
+@triton_here
+def test_strides(interpreter: Interpreter) -> None:
+    """Transposed, cut and expanded tensors are read in logical order for the digest, and completely without it."""
+    x = torch.from_numpy(np.random.default_rng(0).standard_normal((60, 50)).astype(np.float32))
+    for tensor in (x.t(), x[:, ::7], x[:1].expand(40, 50), x.view(6, 10, 50).permute(2, 0, 1)):
+        for digest in (False, True):
+            same(interpreter.row(tensor, digest), reference(tensor, digest))
+
+
+@triton_here
+def test_shards_add_up(interpreter: Interpreter) -> None:
+    """Rows of parts, taken with the position in the whole, merge to the row of the whole."""
+    for dtype in (torch.bfloat16, torch.float64):
+        whole = bits(dtype, 5000, 1)
+        merged = rows.empty(1)
+        for low, high in ((0, 1500), (1500, 1501), (1501, 5000)):
+            part = interpreter.row(whole[low:high].clone(), True, low).copy()[None]
+            rows.as_int64(part)[:, [rows.COUNT, rows.FLAGS]] = high - low, rows.WRITTEN | rows.HAS_DIGEST
+            merged = rows.merge(merged, part)
+        assert merged.view(np.uint64)[0, rows.DIGEST] == reference(whole, True).view(np.uint64)[rows.DIGEST]
+        assert merged[0, rows.SUMSQ] == pytest.approx(reference(whole, True)[rows.SUMSQ], rel=1e-12, nan_ok=True)
+
+
+COMPILE = """
+import json, sys, torch, triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from msprobe_integrations.torch import device_kernel as k
+
+aligned = {(0,): [["tt.divisibility", 16]], (1,): [["tt.divisibility", 16]]}
+pointers = {1: "*u8", 2: "*i16", 4: "*i32", 8: "*i64"}
+for target, suffix in ((GPUTarget("cuda", 80, 32), "ptx"), (GPUTarget("cuda", 90, 32), "ptx"), (GPUTarget("hip", "gfx942", 64), "amdgcn")):
+    for dtype, digest in ((torch.float32, False), (torch.bfloat16, True), (torch.float8_e4m3fn, True), (torch.uint64, True)):
+        signature = {"data": pointers[dtype.itemsize], "out": "*i64", "n": "i64", "index0": "i64"}
+        constants = k.constants(dtype, digest)
+        source = ASTSource(k._row_kernel, signature | dict.fromkeys(constants, "constexpr"), constants, aligned)
+        made = triton.compile(source, target=target)
+        print(json.dumps([suffix, str(dtype), digest, made.asm[suffix]]))
+    made = triton.compile(ASTSource(k._merge_kernel, {"parts": "*i64", "out": "*i64", "programs": "i32"}, {}, aligned), target=target)
+    print(json.dumps([suffix, "merge", False, made.asm[suffix]]))
+"""
+
+
+@triton_here
+def test_compiles_for_gpus(tmp_path: Any) -> None:
+    """NVIDIA's and AMD's compilers take the kernels; the loop over whole tiles loads 16 bytes at a time, in machine code too."""
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    environment.pop("TRITON_INTERPRET", None)
+    script = tmp_path / "compile.py"  # Triton wants the source of a kernel in a file
+    script.write_text(COMPILE)
+    ran = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=240)
+    assert ran.returncode == 0, ran.stderr
+    made = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert len(made) == 15
+    for suffix, name, _, text in made:
+        if suffix == "ptx" and name in ("torch.float32", "torch.bfloat16", "torch.uint64"):
+            assert "cp.async.cg.shared.global" in text or "v4.b32" in text or "v2.b64" in text, name
+
+
+CHECK = """
+import torch
+from msprobe_engine import hostkernel
+from msprobe_integrations.torch import device_kernel as k
+
+cpu = torch.device("cpu")
+print(*[k.check(cpu, dtype, digest) or "right" for dtype in k.KINDS for digest in (False, True)], sep="\\n")
+right = hostkernel.row_of
+for word in (1, 4, 5, 6, 9):
+    def wrong(*a, word=word):
+        row = right(*a)
+        row[word] += 1e-3 * abs(row[word]) + 1e-300
+        return row
+    hostkernel.row_of = wrong
+    print("seen" if k.check(cpu, torch.float32, True) else "missed")
+"""
+
+
+@triton_here
+def test_the_check_before_first_use() -> None:
+    """The check passes for every type when the kernel is right, and names a difference in any word when the rows differ."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run([sys.executable, "-c", CHECK], env=environment, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.split() == ["right"] * 2 * len(KINDS) + ["seen"] * 5
+
+
+class Elsewhere(torch.Tensor):
+    """A CPU tensor that says it lies on a GPU: only the choice of the way is tested with it."""
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device("cuda", 0)
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No decision made, no warning given."""
+    monkeypatch.setattr(statistics, "_trusted", {})
+    log.forget_warnings()
+
+
+class Lines(logging.Handler):
+    """Messages written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.seen.append(record.getMessage())
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_kernel_that_cannot_run_is_replaced_with_one_warning() -> None:
+    """Without a usable Triton or GPU the operators write the row, one warning says why, nothing raises and nothing is tried again."""
+    lines = Lines()
+    log.get_logger().addHandler(lines)
+    try:
+        x = torch.arange(5.0)
+        for tensor in (x, x, x.to(torch.int32), x.to(torch.complex64)):
+            device = DeviceRows(tensor, 1)
+            row = device.take(tensor, 0, tensor.numel(), host_flags(tensor.dtype, False))
+            with torch._C.DisableTorchFunction():
+                statistics.reduce_device(tensor.as_subclass(Elsewhere), row, False)
+            out = rows.empty(1)
+            device.scatter(device.filled().numpy(), out)
+            assert rows.read(out[0]).max == 4.0
+    finally:
+        log.get_logger().removeHandler(lines)
+    assert len(lines.seen) == 1, lines.seen
+    assert "take torch operators" in lines.seen[0]
+    assert set(statistics._trusted.values()) == {False}
+
+
+def test_nothing_is_recorded_into_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a device graph is captured tensors get no row: each replay would write to memory that has gone to others."""
+    backend = TorchBackend()
+    with torch._C.DisableTorchFunction():
+        tensor = torch.ones(3).as_subclass(Elsewhere)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+        assert backend._unfit(tensor) == ""
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        assert backend._unfit(tensor) == "graph capture"
+        assert backend._unfit(torch.ones(3)) == ""
+
+
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+@on_gpu
+def test_replays_of_a_real_graph() -> None:
+    """A CUDA graph captured while the probe looks has none of the probe's work in it."""
+    backend, x = TorchBackend(), torch.ones(1000, device="cuda")
+    backend.reduce(x)
+    backend.finish_step().rows()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = x * 2
+        assert backend.reduce(y).row == -1
+    graph.replay()
+    assert backend.unsupported == {"graph capture": 1}
+    ref = backend.reduce(y)
+    assert rows.read(backend.finish_step().rows()[ref.row]).max == 2.0
+
+
+@on_gpu
+def test_streams_of_a_gpu() -> None:
+    """Rows written on several streams all arrive, in one copy, also those of the first tensors after the memory was made."""
+    backend = TorchBackend(digest=True)
+    refs = []
+    for i in range(3000):
+        with torch.cuda.stream(torch.cuda.Stream()) if i % 3 == 0 else torch.cuda.stream(torch.cuda.default_stream()):
+            refs.append((backend.reduce(torch.full((100,), float(i), device="cuda")), i))
+    data = backend.finish_step().rows()
+    assert [data[ref.row, rows.MAX] for ref, _ in refs] == [float(i) for _, i in refs]
+
+
+@on_gpu
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("dtype", KINDS)
+def test_on_a_gpu(dtype: torch.dtype) -> None:
+    """On a CUDA device the kernel is chosen, and gives the numpy row."""
+    for n in (1, 1000, 70_001, 3_000_000):
+        tensor = bits(dtype, n, n)
+        row = torch.full((rows.WORDS,), -7.0, dtype=torch.float64, device="cuda")
+        statistics.reduce_device(tensor.cuda(), row, True, 3)
+        same(row.cpu().numpy(), reference(tensor, True, 3))
+    assert statistics._trusted == {("cuda", dtype, True): True}
+
+
+if __name__ == "__main__":
+    serve()
