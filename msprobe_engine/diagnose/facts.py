@@ -32,6 +32,13 @@ WRITE_ONLY: dict[str, tuple[int, str]] = {
 """Buffers that a communication call only writes to: argument position and keyword. What they hold before is not an input."""
 
 
+OVERWRITES = frozenset(
+    "zero_ fill_ copy_ normal_ uniform_ random_ bernoulli_ exponential_ geometric_ log_normal_ cauchy_ set_ resize_".split()
+)
+"""Tensor methods that write all of their first argument and read none of it: a gradient buffer that holds the NaN of the step before
+is no origin when it is zeroed."""
+
+
 def normal_op(op: str) -> str:
     """``all_reduce``, ``allreduce_`` and ``_allgather_base_`` style names in one spelling: lower case, no underscores."""
     return op.replace("_", "").lower()
@@ -71,7 +78,7 @@ def _ins(kind: str, op: str, record: Mapping[str, Any]) -> list[tuple[str, Any]]
     pairs: list[tuple[str, Any]] = []
     # our own observer records real inputs only and tags its records; the existing tool records the arguments as they come
     foreign = kind == "collective" and "group_ranks" not in record
-    skip = WRITE_ONLY.get(normal_op(op)) if foreign else None
+    skip = WRITE_ONLY.get(normal_op(op)) if foreign else (0, "self") if kind == "api" and op in OVERWRITES else None
     for key, place in (("input_args", "input"), ("input", "input"), ("input_kwargs", "kwargs")):
         node = record.get(key)
         if node is None:

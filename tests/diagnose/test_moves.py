@@ -46,3 +46,22 @@ def test_bad_data_is_named_where_it_is_used(tmp_path: Path) -> None:
         "Torch.sum.0.forward": entry([True], True),
     }
     assert nan_analyze(write(tmp_path, data), tmp_path).findings[0]["cause"] == "data"
+
+
+def test_a_gradient_buffer_that_is_zeroed_is_no_origin(tmp_path: Path) -> None:
+    """The buffer still holds the NaN of the step before, is zeroed, and garbage is sliced before the real fault: the fault is named."""
+    data = {
+        "Tensor.zero_.0.forward": entry([True], False),
+        "Tensor.__getitem__.0.forward": entry([True], True),
+        "Tensor.copy_.0.forward": entry([True, False], False),
+        "Tensor.__truediv__.0.forward": entry([False, False], True),
+        "Torch.mul.0.forward": entry([True], True),
+    }
+    finding = nan_analyze(write(tmp_path, data), tmp_path).findings[0]
+    assert (finding["cause"], finding["operator"]) == ("operator", "__truediv__")
+
+
+def test_a_nan_that_is_copied_is_an_input(tmp_path: Path) -> None:
+    """What `copy_` reads counts: bad data that is copied and used is bad data."""
+    data = {"Tensor.copy_.0.forward": entry([False, True], True), "Torch.mul.0.forward": entry([True, False], True)}
+    assert nan_analyze(write(tmp_path, data), tmp_path).findings[0]["cause"] == "data"
