@@ -33,7 +33,10 @@ WRITE_ONLY: dict[str, tuple[int, str]] = {
 
 
 OVERWRITES = frozenset(
-    "zero_ fill_ copy_ normal_ uniform_ random_ bernoulli_ exponential_ geometric_ log_normal_ cauchy_ set_ resize_".split()
+    (
+        *("zero_", "fill_", "copy_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "geometric_", "log_normal_"),
+        *("cauchy_", "set_", "resize_"),
+    )
 )
 """Tensor methods that write all of their first argument and read none of it: a gradient buffer that holds the NaN of the step before
 is no origin when it is zeroed."""
