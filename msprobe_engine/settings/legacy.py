@@ -26,26 +26,23 @@ OTHER_TASKS = ("overflow_check", "free_benchmark", "run_ut", "grad_probe", "acc_
 """Tasks of the existing tool that are other features; their sections are left alone."""
 
 _DUMP = {key.name: key for key in keys_of(DumpSettings)}
-_TOP = ("task", "dump_path", "rank", "step", "level", "async_dump", "extra_info")
+_TENSOR_FILES = ("tensor_format", "max_disk_gb", "memory_budget_mb")
+_TOP = ("task", "dump_path", "rank", "step", "level", "async_dump", "extra_info", "dump_enable", "risk_level", "load")
 _TOP_UNBUILT: dict[str, tuple[Any, ...]] = {
     "enable_dataloader": (False,),
-    "dump_enable": (None,),
     "precision": ("low", "high"),  # statistics are always taken in float64
-    "risk_level": ("FOCUS", "ALL"),
-    "custom_op_namespaces": (None, []),
-    "load": (None, {}),
 }
+_WITHOUT_EFFECT = ("custom_op_namespaces",)
+"""Keys whose purpose is served without them: calls of every ``torch.ops`` namespace are seen."""
 _SECTIONS = {
-    "statistics": ("scope", "list", "tensor_list", "data_mode", "summary_mode"),
-    "tensor": ("scope", "list", "data_mode", "summary_mode"),
+    "statistics": ("scope", "list", "tensor_list", "data_mode", "summary_mode", "slice", "request_id", *_TENSOR_FILES),
+    "tensor": ("scope", "list", "data_mode", "summary_mode", "slice", "request_id", "bench_path", "diff_nums", *_TENSOR_FILES),
     "structure": ("scope", "list", "data_mode"),
 }
 _SECTION_UNBUILT: dict[str, dict[str, tuple[Any, ...]]] = {
-    "statistics": {"device": ("host", "device"), "precision": ("low", "high"), "slice": ([], None), "request_id": (None, "")},
+    "statistics": {"device": ("host", "device"), "precision": ("low", "high")},
     "tensor": {
         "tensor_list": ([],),
-        "slice": ([], None),
-        "request_id": (None, ""),
         "file_format": ("npy",),
         "online_run_ut": (False,),
         "nfs_path": ("", None),
@@ -53,12 +50,10 @@ _SECTION_UNBUILT: dict[str, dict[str, tuple[Any, ...]]] = {
         "port": (-1, None),
         "tls_path": ("", "./", None),
         "online_run_ut_recompute": (False,),
-        "bench_path": ("", None),
-        "diff_nums": (1,),
     },
     "structure": {},
 }
-DUMP_KEYS = (*_TOP, *_TOP_UNBUILT, *_SECTIONS, *OTHER_TASKS)
+DUMP_KEYS = (*_TOP, *_TOP_UNBUILT, *_WITHOUT_EFFECT, *_SECTIONS, *OTHER_TASKS)
 """Top-level keys of ``config.json``."""
 
 _MONITOR_UNBUILT: dict[str, tuple[Any, ...]] = {

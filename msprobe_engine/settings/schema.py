@@ -23,25 +23,60 @@ OPS = ("norm", "min", "max", "mean", "zeros", "nans", "infs", "rms", "shape", "d
 
 
 @dataclass(frozen=True, kw_only=True)
+class SliceSettings:
+    """A cut along one dimension, made before statistics are taken and tensors are saved."""
+
+    dim: int = _rule(0, "dimension that is cut; tensors that do not have it stay whole", minimum=0)
+    size: int | None = _rule(None, "only tensors of this length along the dimension; absent: all", minimum=0)
+    begin: int = _rule(0, "first index, negative counts from the end")
+    end: int | None = _rule(None, "index behind the last one, negative counts from the end; absent: to the end")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadSettings:
+    """Inputs of module calls are replaced by tensors of an earlier dump."""
+
+    path: str = _rule("", "root of a dump with tensors (dump_path of that run)")
+    modules: tuple[str, ...] = _rule((), "exact record names, like Module.layers.0.mlp.MLP.forward.0")
+    step: tuple[int, ...] = _rule((), "steps in which inputs are replaced, [] is all", ranges=True, minimum=0, maximum=1_000_000)
+    rank: tuple[int, ...] = _rule((), "ranks on which inputs are replaced, [] is all", ranges=True, minimum=0, maximum=1_000_000)
+    dump_after_load: bool = _rule(False, "dump too; false: only replace")
+
+
+@dataclass(frozen=True, kw_only=True)
 class DumpSettings:
     """What a dump directory gets; keys and meaning of the existing ``config.json``."""
 
     task: str = _rule("statistics", "what is recorded", choices=TASKS)
     dump_path: str = _rule("", "root of the output; empty: <output_dir>/dump")
-    level: str = _rule("L1", "L0 modules, L1 APIs, mix both, debug only save()", choices=LEVELS)
+    level: str = _rule("L1", "L0 modules, L1 APIs, mix both, L2 device kernels (NPU), debug only save()", choices=LEVELS)
     rank: tuple[int, ...] = _rule((), "ranks to dump, [] is all; ranges like '4-6'", ranges=True, minimum=0, maximum=1_000_000)
     step: tuple[int, ...] = _rule((), "steps to dump, [] is all; ranges like '10-19'", ranges=True, minimum=0, maximum=1_000_000)
     async_dump: bool = _rule(False, "accepted for compatibility; writing never blocks the training here")
+    dump_enable: bool | None = _rule(None, "hot switch: true or false, re-read from the file while the training runs; absent: static")
     extra_info: bool = _rule(True, "write stack.json and construct.json")
+    risk_level: str = _rule("ALL", "which APIs are recorded when neither scope nor list is set", choices=("CORE", "FOCUS", "ALL"))
     scope: tuple[str, ...] = _rule((), "range of record names, [first, last]")
-    list: tuple[str, ...] = _rule((), "keep records whose name contains one of these")
-    tensor_list: tuple[str, ...] = _rule((), "records whose tensors are saved too, task statistics")
+    list: tuple[str, ...] = _rule((), "keep records whose name contains one of these; with * or ? a pattern, with re: a regular expression")
+    tensor_list: tuple[str, ...] = _rule((), "records whose tensors are saved too, task statistics; written as in list")
     data_mode: tuple[str, ...] = _rule(
         ("all",), "subset of input, output, forward, backward", choices=("all", "input", "output", "forward", "backward")
     )
     summary_mode: str = _rule(
-        "statistics", "statistics; md5 adds a CRC-32; digest adds our 64-bit digest", choices=("statistics", "md5", "xor", "digest")
+        "statistics",
+        "statistics; md5 adds a CRC-32; xor writes a checksum only; digest adds our 64-bit digest",
+        choices=("statistics", "md5", "xor", "digest"),
     )
+    slice: tuple[SliceSettings, ...] = _rule((), "cuts of tensors before statistics and saving", items=SliceSettings)
+    request_id: str | None = _rule(None, "inference serving: dump only steps in which this request is scheduled, and only its part")
+    tensor_format: str = _rule(
+        "files", "files: one file per tensor; packed: safetensors files of many tensors with an index", choices=("files", "packed")
+    )
+    max_disk_gb: float = _rule(0.0, "tensor files never take more than this per rank (10**9 bytes); 0: no limit", minimum=0)
+    memory_budget_mb: int = _rule(2048, "host memory that tensors waiting to be written may take", minimum=1)
+    bench_path: str | None = _rule(None, "an earlier dump with summary_mode md5: only records that differ from it are written")
+    diff_nums: int = _rule(1, "with bench_path: stop after so many differing records, -1 never", minimum=-1)
+    load: LoadSettings | None = _rule(None, "replace module inputs by tensors of an earlier dump; absent: do not", section=LoadSettings)
 
 
 @dataclass(frozen=True, kw_only=True)
