@@ -9,7 +9,7 @@ import pytest
 from msprobe_engine.errors import SettingsError
 from msprobe_engine.settings.legacy import DUMP_KEYS, MONITOR_KEYS
 from msprobe_engine.settings.load import read_settings
-from msprobe_engine.settings.schema import DumpSettings, IncidentSettings, MonitorSettings, RuleSettings
+from msprobe_engine.settings.schema import DumpSettings, IncidentSettings, LoadSettings, MonitorSettings, RuleSettings, SliceSettings
 
 
 def dump(tree: dict[str, Any]) -> tuple[DumpSettings, list[str]]:
@@ -55,6 +55,7 @@ def test_a_full_config_json_is_accepted_without_remarks() -> None:
         rank=(0, 4, 5, 6),
         step=(0, 10),
         level="mix",
+        risk_level="FOCUS",
         list=("attn",),
         tensor_list=("softmax",),
         summary_mode="md5",
@@ -71,13 +72,7 @@ def test_options_come_from_the_section_of_the_task() -> None:
 @pytest.mark.parametrize(
     ("tree", "key"),
     [
-        ({"dump_enable": True}, "dump_enable"),
         ({"enable_dataloader": True}, "enable_dataloader"),
-        ({"risk_level": "CORE"}, "risk_level"),
-        ({"load": {"path": "x"}}, "load"),
-        ({"statistics": {"slice": [{"dim": 0}]}}, "statistics.slice"),
-        ({"statistics": {"request_id": "a"}}, "statistics.request_id"),
-        ({"task": "tensor", "tensor": {"bench_path": "x"}}, "tensor.bench_path"),
         ({"task": "tensor", "tensor": {"file_format": "bin"}}, "tensor.file_format"),
         ({"task": "tensor", "tensor": {"online_run_ut": True}}, "tensor.online_run_ut"),
     ],
@@ -89,9 +84,28 @@ def test_keys_that_are_not_built_give_one_remark(tree: dict[str, Any], key: str)
     assert f"settings: {key}: " in warnings[0]
 
 
+def test_nested_options_are_read_and_null_is_absent() -> None:
+    """Lists of cuts and the replay section become objects; null in a key that may be absent is no mistake."""
+    tree = {
+        "dump_enable": True,
+        "load": {"path": "/data/run0", "modules": ["Module.fc.Linear.forward.0"], "step": ["1-2"]},
+        "statistics": {"slice": [{"dim": 1, "begin": -2}], "request_id": None},
+    }
+    expected = DumpSettings(
+        dump_enable=True,
+        load=LoadSettings(path="/data/run0", modules=("Module.fc.Linear.forward.0",), step=(1, 2)),
+        slice=(SliceSettings(dim=1, begin=-2),),
+    )
+    assert dump(tree) == (expected, [])
+    assert dump({"task": "tensor", "tensor": {"bench_path": None, "slice": None}})[0] == DumpSettings(task="tensor")
+
+
 @pytest.mark.parametrize(
     ("tree", "says"),
     [
+        ({"task": "statistics", "statistics": {"slice": [{"dim": -1}]}}, "settings: statistics.slice[0].dim: -1 (integer)"),
+        ({"task": "statistics", "statistics": {"slice": [{"dmi": 0}]}}, "settings: statistics.slice[0].dmi: unknown key"),
+        ({"risk_level": "core"}, "did you mean 'CORE'?"),
         ({"task": "statistics", "lst": []}, "settings: lst: unknown key"),
         ({"task": "statistics", "statistics": {"lst": []}}, "settings: statistics.lst: unknown key; did you mean 'list'?"),
         ({"task": "statistics", "tensor": {"lst": []}}, "settings: tensor.lst: unknown key"),

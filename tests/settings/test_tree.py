@@ -34,8 +34,10 @@ def values(key: Key) -> st.SearchStrategy[Any]:
         one = st.sampled_from(key.choices)
     elif key.kind == "int":
         one = st.integers(key.minimum if key.minimum is not None else -(10**9), min(key.maximum or 10**9, 10**9))
+    elif key.kind == "float":
+        one = st.floats(key.minimum, key.maximum, allow_nan=False, allow_infinity=False)
     else:
-        one = {"bool": st.booleans(), "str": TEXT, "float": st.floats(allow_nan=False, allow_infinity=False)}[key.kind]
+        one = {"bool": st.booleans(), "str": TEXT}[key.kind]
     if key.ranges:
         pair = st.tuples(st.integers(0, 500), st.integers(0, 500)).map(lambda p: f"{min(p)}-{max(p)}")
         return st.lists(one | pair, max_size=4)
