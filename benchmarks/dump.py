@@ -216,9 +216,8 @@ def tensor_rows(mode: str, workload: str, ranks: int, a: argparse.Namespace, roo
 
 def sizes_part(a: argparse.Namespace) -> None:
     """Bytes of the files of one step."""
-    print(
-        "\n| workload | mode | tool | dump.json, KB | stack.json, KB | construct.json, KB | tensor files, MB |\n|---|---|---|---|---|---|---|"
-    )
+    print("\n| workload | mode | tool | dump.json, KB | stack.json, KB | construct.json, KB | tensor files, MB |")
+    print("|---|---|---|---|---|---|---|")
     for workload in a.workload:
         for mode in a.modes or [*STATISTICS[:3], "tensor-mix-files"]:
             with tempfile.TemporaryDirectory(dir=a.disk) as root:
