@@ -1,0 +1,275 @@
+"""Reads one tensor from a ``.pt`` file without torch and without running what the file says.
+
+The format is that of ``torch.save`` since torch 1.6: an uncompressed zip archive with ``{top}/data.pkl`` (a pickle that describes
+the tensor), ``{top}/data/{key}`` (the bytes of its storage) and ``{top}/byteorder``. The pickle is not loaded: its instructions
+are read one by one, and the only ones accepted are those that describe one tensor. Names in it are compared with a list and
+never imported; anything else in the file is an error.
+"""
+
+from __future__ import annotations
+
+import pickletools
+import zipfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from msprobe_engine.dump.dtypes import Array, decoder, item_size
+from msprobe_engine.errors import DumpFormatError
+
+_MAX_PICKLE = 1 << 16  # the description of one tensor takes about 200 bytes
+_MAX_DIMENSIONS = 64
+_STORAGES = {
+    "DoubleStorage": "float64",
+    "FloatStorage": "float32",
+    "HalfStorage": "float16",
+    "BFloat16Storage": "bfloat16",
+    "LongStorage": "int64",
+    "IntStorage": "int32",
+    "ShortStorage": "int16",
+    "CharStorage": "int8",
+    "ByteStorage": "uint8",
+    "BoolStorage": "bool",
+    "ComplexFloatStorage": "complex64",
+    "ComplexDoubleStorage": "complex128",
+}
+_REBUILD_V2, _REBUILD_V3 = "torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_tensor_v3"
+_PARAMETER, _UNTYPED, _ORDERED = "torch._utils _rebuild_parameter", "torch.storage UntypedStorage", "collections OrderedDict"
+
+
+class StoredTensor(NamedTuple):
+    """A tensor of a file.
+
+    Attributes:
+        values: the elements, in the shape of the tensor; bfloat16 and float8 as float32, which holds all their values.
+        dtype: element type in the file, as ``torch.bfloat16``.
+    """
+
+    values: Array
+    dtype: str
+
+
+class _Global(NamedTuple):
+    """A name in the pickle, ``module name``."""
+
+    name: str
+
+
+class _Storage(NamedTuple):
+    dtype: str | None
+    """None: bytes without a type."""
+    key: str
+
+
+class _Described(NamedTuple):
+    """A tensor as the pickle describes it."""
+
+    storage: _Storage
+    dtype: str
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    conjugate: bool
+    negative: bool
+
+
+class _Wrong(Exception):
+    """What is wrong with the file."""
+
+
+def read_pt(path: Path) -> StoredTensor:
+    """The tensor in a ``.pt`` file.
+
+    Raises:
+        DumpFormatError: it cannot be read, is damaged, holds anything but one plain tensor, or is of a type numpy cannot hold.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            raise _Wrong("is no regular file")
+        with zipfile.ZipFile(path) as archive:
+            return _read(archive, path.stat().st_size)
+    except _Wrong as error:
+        raise DumpFormatError(f"{path}: {error}") from None
+    except FileNotFoundError:
+        raise DumpFormatError(f"{path}: is not there; it was removed or never written (disk full, killed run)") from None
+    except OSError as error:
+        raise DumpFormatError(f"{path}: cannot be read ({error.strerror or error}); check owner and mode") from None
+    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, ValueError, KeyError, OverflowError) as error:
+        raise DumpFormatError(f"{path}: is no tensor file or is damaged ({error}); was the process killed while it was written?") from None
+
+
+def _read(archive: zipfile.ZipFile, size: int) -> StoredTensor:
+    members = {info.filename: info for info in archive.infolist()}
+    pickles = [name for name in members if name.endswith("/data.pkl")]
+    if len(pickles) != 1:
+        raise _Wrong(f"has {len(pickles)} members called data.pkl; a file of torch.save has one")
+    top = pickles[0][: -len("data.pkl")]
+    described = _describe(_bytes(archive, members[pickles[0]], _MAX_PICKLE))
+    order = _bytes(archive, members[top + "byteorder"], 16) if top + "byteorder" in members else b"little"
+    data = members.get(f"{top}data/{described.storage.key}")
+    if data is None:
+        raise _Wrong(f"has no member data/{described.storage.key[:80]}, which its description names")
+    found = decoder(described.dtype)
+    width = item_size(described.dtype)
+    if found is None or width is None:
+        raise _Wrong(f"holds elements of type {described.dtype}, for which numpy has no type; load it as a torch tensor")
+    words = np.dtype(found.words)
+    if data.file_size % words.itemsize or data.file_size > size:
+        raise _Wrong(f"has a storage of {data.file_size} bytes, which does not fit elements of {words.itemsize} bytes or the file")
+    flat = np.empty(data.file_size // words.itemsize, words)
+    _read_into(archive, data, flat.view(np.uint8).data)
+    if order.strip() == b"big":
+        flat = flat.byteswap()
+    values = _view(found.values(flat) if found.values is not None else flat, described)
+    if described.conjugate:
+        values = np.conj(values)
+    if described.negative:
+        values = -values
+    return StoredTensor(values, f"torch.{described.dtype}")
+
+
+def _bytes(archive: zipfile.ZipFile, member: zipfile.ZipInfo, limit: int) -> bytes:
+    if member.compress_type != zipfile.ZIP_STORED or member.file_size > limit:
+        raise _Wrong(f"has a member {member.filename[-80:]!r} that is compressed or of {member.file_size} bytes; torch.save writes no such")
+    return archive.read(member)
+
+
+def _read_into(archive: zipfile.ZipFile, member: zipfile.ZipInfo, buffer: memoryview) -> None:
+    if member.compress_type != zipfile.ZIP_STORED:
+        raise _Wrong("has compressed data; torch.save writes none")
+    done = 0
+    with archive.open(member) as file:
+        while done < len(buffer):
+            part = file.read(min(1 << 20, len(buffer) - done))
+            if not part:
+                raise _Wrong(f"ends after {done} of {len(buffer)} bytes of data; it was cut off")
+            buffer[done : done + len(part)] = part
+            done += len(part)
+        file.read(1)  # at the end zipfile compares the checksum
+
+
+def _view(flat: Array, described: _Described) -> Array:
+    shape, strides, offset = described.shape, described.strides, described.offset
+    if any(n == 0 for n in shape):
+        return np.empty(shape, flat.dtype)
+    last = offset + sum((n - 1) * step for n, step in zip(shape, strides))
+    if last >= len(flat):
+        raise _Wrong(f"describes a tensor of shape {list(shape)} that reaches behind its {len(flat)} elements")
+    expected, contiguous = 1, True
+    for n, step in zip(reversed(shape), reversed(strides)):
+        contiguous &= n == 1 or step == expected
+        expected *= n
+    if contiguous:
+        return flat[offset : offset + expected].reshape(shape)
+    steps = tuple(step * flat.itemsize for step in strides)
+    return np.lib.stride_tricks.as_strided(flat[offset:], shape, steps, writeable=False)
+
+
+def _describe(data: bytes) -> _Described:
+    """Run the few pickle instructions that can describe a tensor, on a stack of plain data."""
+    stack: list[Any] = []
+    marks: list[int] = []
+    memo: dict[Any, Any] = {}
+    for code, argument, _ in pickletools.genops(data):
+        name = code.name
+        if name in ("PROTO", "FRAME"):
+            continue
+        if name == "STOP":
+            return _tensor(stack.pop() if stack else None)
+        if name == "GLOBAL":
+            stack.append(_Global(str(argument)))
+        elif name in ("BINUNICODE", "SHORT_BINUNICODE", "BININT", "BININT1", "BININT2", "LONG1"):
+            stack.append(argument)
+        elif name in ("BINPUT", "LONG_BINPUT", "MEMOIZE"):
+            memo[len(memo) if argument is None else argument] = _top(stack)
+        elif name in ("BINGET", "LONG_BINGET"):
+            stack.append(memo[argument])
+        elif name in _CONSTANTS:
+            stack.append(_CONSTANTS[name])
+        elif name == "MARK":
+            marks.append(len(stack))
+        elif name in _TUPLES:
+            start = (marks.pop() if marks else -1) if name == "TUPLE" else len(stack) - _TUPLES[name]
+            if not 0 <= start <= len(stack):
+                raise _Wrong("has a description that is cut off or damaged")
+            stack[start:] = [tuple(stack[start:])]
+        elif name == "BINPERSID":
+            stack.append(_storage(_pop(stack)))
+        elif name == "REDUCE":
+            arguments, function = _pop(stack), _pop(stack)
+            stack.append(_called(function, arguments))
+        elif name == "EMPTY_DICT":
+            stack.append({})
+        elif name in ("SETITEM", "SETITEMS"):
+            start = len(stack) - 2 if name == "SETITEM" else marks.pop() if marks else -1
+            items = stack[start:] if 0 < start <= len(stack) else []
+            if not items or len(items) % 2 or not isinstance(stack[start - 1], dict) or not all(isinstance(k, str) for k in items[::2]):
+                raise _Wrong("has a description that is cut off or damaged")
+            stack[start - 1].update(zip(items[::2], items[1::2]))
+            del stack[start:]
+        else:
+            raise _Wrong(f"holds more than one plain tensor (pickle instruction {name}); it is not executed. Do not trust it")
+    raise _Wrong("has a description that is cut off")
+
+
+_CONSTANTS: dict[str, Any] = {"NEWTRUE": True, "NEWFALSE": False, "NONE": None, "EMPTY_TUPLE": ()}
+_TUPLES = {"TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+
+
+def _top(stack: list[Any]) -> Any:
+    if not stack:
+        raise _Wrong("has a description that is cut off or damaged")
+    return stack[-1]
+
+
+def _pop(stack: list[Any]) -> Any:
+    value = _top(stack)
+    stack.pop()
+    return value
+
+
+def _called(function: Any, arguments: Any) -> Any:
+    """What a call in the pickle stands for; only the calls that describe a tensor are known, and none is made."""
+    name = function.name if isinstance(function, _Global) else "a value"
+    if name == _ORDERED and arguments == ():
+        return ()  # hooks of a tensor: a saved one has none
+    if name == _PARAMETER and isinstance(arguments, tuple) and arguments and isinstance(arguments[0], _Described):
+        return arguments[0]
+    if name in (_REBUILD_V2, _REBUILD_V3) and isinstance(arguments, tuple) and len(arguments) >= 6:
+        return _rebuilt(name == _REBUILD_V3, arguments)
+    raise _Wrong(f"calls {name!r} in its pickle; only plain tensors are read, and nothing is executed. Do not trust it")
+
+
+def _storage(identity: Any) -> _Storage:
+    """``("storage", type, key, device, number of elements)``; of untyped ones the number of bytes."""
+    if isinstance(identity, tuple) and len(identity) == 5 and identity[0] == "storage" and isinstance(identity[1], _Global):
+        _, kind, key, _, count = identity
+        known = _STORAGES.get(kind.name.removeprefix("torch ")) if kind.name.startswith("torch ") else None
+        if (known or kind.name == _UNTYPED) and isinstance(key, str) and _size(count):
+            return _Storage(known, key)
+    raise _Wrong(f"has an unknown storage {str(identity)[:120]}; load it as a torch tensor")
+
+
+def _rebuilt(typed: bool, arguments: tuple[Any, ...]) -> _Described:
+    """``(storage, offset, shape, strides, requires grad, hooks[, dtype][, metadata])``"""
+    storage, offset, shape, strides = arguments[:4]
+    dtype = storage.dtype if isinstance(storage, _Storage) else None
+    rest = arguments[6:]
+    if typed and rest and isinstance(rest[0], _Global):
+        dtype, rest = rest[0].name.removeprefix("torch "), rest[1:]
+    metadata = rest[0] if rest and isinstance(rest[0], dict) else {}
+    sizes = isinstance(shape, tuple) and isinstance(strides, tuple) and len(shape) == len(strides) <= _MAX_DIMENSIONS
+    if not (isinstance(storage, _Storage) and dtype and sizes and _size(offset) and all(map(_size, (*shape, *strides)))):
+        raise _Wrong(f"has a tensor with shape {str(shape)[:80]} and strides {str(strides)[:80]}, which cannot be")
+    return _Described(storage, dtype, offset, shape, strides, metadata.get("conj") is True, metadata.get("neg") is True)
+
+
+def _size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
+
+
+def _tensor(value: Any) -> _Described:
+    if not isinstance(value, _Described):
+        raise _Wrong(f"holds a {type(value).__name__}, no tensor")
+    return value
