@@ -1,8 +1,8 @@
-/* Statistics row and digest of contiguous or strided host memory in one pass.
+/* Statistics row, digest, CRC-32 and XOR of contiguous or strided host memory in one pass.
  *
- * The row is defined in msprobe_engine/rows.py, the digest in msprobe_engine/digest.py. The file includes itself once per
+ * The row is defined in msprobe_engine/rows.py, the digest in msprobe_engine/digest.py, the CRC in _checksums.h. The file includes itself once per
  * instruction set (AVX-512, AVX2, portable); which one runs is decided when the module is loaded. Each chunk of memory is
- * small enough to stay in the L1 cache, so the conversion, the statistics and the digest of a chunk cost one trip to memory.
+ * small enough to stay in the L1 cache, so the conversion, the statistics and the checksums of a chunk cost one trip to memory.
  *
  * Fast path: sums of a chunk are taken without looking for NaN and Inf. A float64 sum of narrower floats is finite exactly when
  * all of them are, so a chunk is done again with masks only when its sum is not finite.
@@ -19,6 +19,8 @@
 #include <pthread.h>
 #include <stdint.h>
 #include <string.h>
+
+#include "_checksums.h"
 
 #if (defined(__x86_64__) || defined(__amd64__)) && defined(__GNUC__) && !defined(MSPROBE_PORTABLE)
 #define X86 1
@@ -38,9 +40,14 @@ static const unsigned char ITEM[CODES] = {4, 8, 2, 2, 1, 2, 4, 8, 1, 2, 4, 8, 1,
 #define MAX_THREADS 64
 #define MAX_DIMS 16
 
+/* What a caller wants besides the statistics; ONLY: instead of them. */
+enum { WANT_DIGEST = 1, ONLY = 2, WANT_CRC = 4, WANT_XOR = 8 };
+enum { HAS_DIGEST = 1, HAS_INTEGERS = 2, WRITTEN = 4, HAS_CRC = 8, HAS_XOR = 16 };
+
 typedef struct {
     int64_t nan, pinf, ninf, zero, imin, imax;
-    uint64_t digest;
+    uint64_t digest, words, bytes; /* words: XOR of 64-bit words; bytes: how many have gone into crc and words */
+    uint32_t crc;                  /* state, see _checksums.h */
     double mn, mx, sum, sq;
 } Acc;
 
@@ -60,6 +67,13 @@ static void acc_init(Acc *a) {
     a->mx = -INFINITY;
     a->imin = INT64_MAX;
     a->imax = INT64_MIN;
+    a->crc = CRC_START;
+}
+
+/* XOR of the words of memory that begins at byte `at` of a tensor: each byte goes to its place in the tensor's words. */
+static inline uint64_t to_place(uint64_t words, uint64_t at) {
+    int turn = 8 * (int)(at & 7);
+    return turn ? words << turn | words >> (64 - turn) : words;
 }
 
 static void acc_merge(Acc *a, const Acc *b) {
@@ -68,6 +82,9 @@ static void acc_merge(Acc *a, const Acc *b) {
     a->ninf += b->ninf;
     a->zero += b->zero;
     a->digest += b->digest;
+    a->crc = ~crc_combine(~a->crc, ~b->crc, b->bytes);
+    a->words ^= to_place(b->words, a->bytes);
+    a->bytes += b->bytes;
     if (b->mn < a->mn) a->mn = b->mn;
     if (b->mx > a->mx) a->mx = b->mx;
     if (b->imin < a->imin) a->imin = b->imin;
@@ -286,7 +303,8 @@ static void run_strided(const uint8_t *p, const Layout *l, int code, Acc *a, int
 /* ---- Python ------------------------------------------------------------------------------------------------------------- */
 static void write_row(int64_t *row, int64_t n, int code, const Acc *a, int want) {
     double f[4] = {a->mn, a->mx, a->sum, a->sq};
-    int64_t imin = INT64_MAX, imax = INT64_MIN, flags = 4 | (want ? 1 : 0);
+    int64_t imin = INT64_MAX, imax = INT64_MIN;
+    int64_t flags = WRITTEN | (want & WANT_DIGEST ? HAS_DIGEST : 0) | (want & WANT_CRC ? HAS_CRC : 0) | (want & WANT_XOR ? HAS_XOR : 0);
     if (code == I64) {
         imin = a->imin;
         imax = a->imax;
@@ -299,7 +317,7 @@ static void write_row(int64_t *row, int64_t n, int code, const Acc *a, int want)
     }
     if (IS_INT(code)) {
         if (code != U64 || n == 0 || (imin >= 0 && imax >= 0))
-            flags |= 2;
+            flags |= HAS_INTEGERS;
         else { /* above the int64 range: only MIN and MAX can tell */
             imin = INT64_MAX;
             imax = INT64_MIN;
@@ -315,7 +333,9 @@ static void write_row(int64_t *row, int64_t n, int code, const Acc *a, int want)
     row[10] = imin;
     row[11] = imax;
     row[12] = flags;
-    row[13] = row[14] = row[15] = 0;
+    row[13] = want & WANT_CRC ? (int64_t)(uint32_t)~a->crc : 0;
+    row[14] = (int64_t)a->words;
+    row[15] = 0;
 }
 
 static int bad_code(long code) {
@@ -324,18 +344,18 @@ static int bad_code(long code) {
     return 1;
 }
 
-/* reduce(ptr, numel, dtype_code, out_ptr, want_digest, index0) */
+/* reduce(ptr, numel, dtype_code, out_ptr, want, index0) */
 static PyObject *py_reduce(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
     (void)self;
     if (nargs != 6) {
-        PyErr_Format(PyExc_TypeError, "_rowstats.reduce takes 6 arguments (ptr, numel, dtype_code, out_ptr, want_digest, index0), got %zd", nargs);
+        PyErr_Format(PyExc_TypeError, "_rowstats.reduce takes 6 arguments (ptr, numel, dtype_code, out_ptr, want, index0), got %zd", nargs);
         return NULL;
     }
     const uint8_t *p = PyLong_AsVoidPtr(args[0]);
     Py_ssize_t n = PyLong_AsSsize_t(args[1]);
     long code = PyLong_AsLong(args[2]);
     int64_t *row = PyLong_AsVoidPtr(args[3]);
-    int want = PyLong_AsLong(args[4]) != 0;
+    int want = (int)PyLong_AsLong(args[4]) & (WANT_DIGEST | WANT_CRC | WANT_XOR);
     uint64_t index0 = PyLong_AsUnsignedLongLong(args[5]);
     if (PyErr_Occurred() || bad_code(code)) return NULL;
     if (row == NULL || n < 0 || (p == NULL && n > 0)) {
@@ -391,11 +411,11 @@ static int read_layout(PyObject *shape, PyObject *strides, Layout *l, int64_t *n
     return 0;
 }
 
-/* reduce_strided(ptr, shape, strides, dtype_code, out_ptr, want_digest, index0) */
+/* reduce_strided(ptr, shape, strides, dtype_code, out_ptr, want, index0) */
 static PyObject *py_reduce_strided(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
     (void)self;
     if (nargs != 7) {
-        PyErr_Format(PyExc_TypeError, "_rowstats.reduce_strided takes 7 arguments (ptr, shape, strides, dtype_code, out_ptr, want_digest, index0), got %zd",
+        PyErr_Format(PyExc_TypeError, "_rowstats.reduce_strided takes 7 arguments (ptr, shape, strides, dtype_code, out_ptr, want, index0), got %zd",
                      nargs);
         return NULL;
     }
@@ -405,7 +425,7 @@ static PyObject *py_reduce_strided(PyObject *self, PyObject *const *args, Py_ssi
     if (read_layout(args[1], args[2], &l, &n) < 0) return NULL;
     long code = PyLong_AsLong(args[3]);
     int64_t *row = PyLong_AsVoidPtr(args[4]);
-    int want = PyLong_AsLong(args[5]) != 0;
+    int want = (int)PyLong_AsLong(args[5]) & (WANT_DIGEST | WANT_CRC | WANT_XOR);
     uint64_t index0 = PyLong_AsUnsignedLongLong(args[6]);
     if (PyErr_Occurred() || bad_code(code)) return NULL;
     if (row == NULL || n < 0 || (p == NULL && n > 0)) {
@@ -448,9 +468,33 @@ static PyObject *py_digest_runs(PyObject *self, PyObject *const *args, Py_ssize_
     acc_init(&a);
     Py_BEGIN_ALLOW_THREADS
     for (Py_ssize_t at = 0; at < n; at += length, first += stride)
-        run(p + at * ITEM[code], (size_t)(n - at < length ? n - at : length), (int)code, &a, 2, first);
+        run(p + at * ITEM[code], (size_t)(n - at < length ? n - at : length), (int)code, &a, ONLY | WANT_DIGEST, first);
     Py_END_ALLOW_THREADS
     return PyLong_FromUnsignedLongLong(a.digest);
+}
+
+/* crc32(ptr, bytes, value): as zlib.crc32(memory, value) */
+static PyObject *py_crc32(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
+    (void)self;
+    if (nargs != 3) {
+        PyErr_Format(PyExc_TypeError, "_rowstats.crc32 takes 3 arguments (ptr, bytes, value), got %zd", nargs);
+        return NULL;
+    }
+    const uint8_t *p = PyLong_AsVoidPtr(args[0]);
+    Py_ssize_t n = PyLong_AsSsize_t(args[1]);
+    uint32_t state = ~(uint32_t)PyLong_AsUnsignedLong(args[2]);
+    if (PyErr_Occurred()) return NULL;
+    if (n < 0 || (p == NULL && n > 0)) {
+        PyErr_SetString(PyExc_ValueError, "_rowstats.crc32: null pointer or negative length");
+        return NULL;
+    }
+    if (n > GIL_BYTES) {
+        Py_BEGIN_ALLOW_THREADS
+        state = crc_update(state, p, (size_t)n);
+        Py_END_ALLOW_THREADS
+    } else
+        state = crc_update(state, p, (size_t)n);
+    return PyLong_FromUnsignedLong((uint32_t)~state);
 }
 
 static PyObject *py_set_threads(PyObject *self, PyObject *arg) {
@@ -475,14 +519,17 @@ static PyObject *py_set_isa(PyObject *self, PyObject *arg) {
     if (strcmp(name, "avx512") == 0 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
         run = run_avx512;
+        crc_choose(2);
         isa_name = "avx512";
     } else if ((strcmp(name, "avx512") == 0 || strcmp(name, "avx2") == 0) && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+        crc_choose(1);
         run = run_avx2; /* every processor with AVX2 and FMA has F16C */
         isa_name = "avx2";
     } else
 #endif
     {
         run = run_portable;
+        crc_choose(strcmp(name, "portable") != 0); /* not tied to the vectors that the other kernels need */
         isa_name = "portable";
     }
     (void)name;
@@ -502,9 +549,10 @@ static float fp8(int kind, int b) {
 }
 
 static PyMethodDef METHODS[] = {
-    {"reduce", (PyCFunction)(void (*)(void))py_reduce, METH_FASTCALL, "reduce(ptr, numel, dtype_code, out_ptr, want_digest, index0): write the row of contiguous memory."},
-    {"reduce_strided", (PyCFunction)(void (*)(void))py_reduce_strided, METH_FASTCALL, "reduce_strided(ptr, shape, strides, dtype_code, out_ptr, want_digest, index0): the same for any strides (in elements)."},
+    {"reduce", (PyCFunction)(void (*)(void))py_reduce, METH_FASTCALL, "reduce(ptr, numel, dtype_code, out_ptr, want, index0): write the row of contiguous memory."},
+    {"reduce_strided", (PyCFunction)(void (*)(void))py_reduce_strided, METH_FASTCALL, "reduce_strided(ptr, shape, strides, dtype_code, out_ptr, want, index0): the same for any strides (in elements)."},
     {"digest_runs", (PyCFunction)(void (*)(void))py_digest_runs, METH_FASTCALL, "digest_runs(ptr, numel, dtype_code, first, length, stride) -> int: digest of a shard with global indices."},
+    {"crc32", (PyCFunction)(void (*)(void))py_crc32, METH_FASTCALL, "crc32(ptr, bytes, value) -> int: CRC-32 as zlib's, going on from value."},
     {"set_threads", py_set_threads, METH_O, "set_threads(n): split tensors over 1 MiB into up to n parts."},
     {"set_isa", py_set_isa, METH_O, "set_isa('avx512' | 'avx2' | 'portable') -> the one in use."},
     {NULL, NULL, 0, NULL}};
@@ -514,6 +562,7 @@ PyMODINIT_FUNC PyInit__rowstats(void) {
     for (int k = 0; k < BLOCK + 64; k++) w32[k] = (uint32_t)(splitmix64(0x6D7370726F626500ull + (uint64_t)(k % BLOCK)) >> 32) | 1u;
     for (int kind = 0; kind < 5; kind++)
         for (int b = 0; b < 256; b++) fp8_table[kind][b] = fp8(kind, b);
+    crc_setup();
     PyObject *best = PyUnicode_FromString("avx512");
     PyObject *used = best ? py_set_isa(NULL, best) : NULL;
     Py_XDECREF(best);
@@ -844,7 +893,27 @@ static void K(half)(const uint16_t *p, float *to, size_t n) {
 
 #define CONVERT(T, TO) for (size_t i = 0; i < m; i++) to_##TO[i] = (TO)((const T *)p)[i];
 
-/* want: 0 statistics, 1 statistics and digest, 2 digest only */
+/* XOR of 64-bit little-endian words, the last one filled up with zeros. */
+static uint64_t K(words)(const uint8_t *p, size_t n) {
+    uint64_t lanes[8] = {0}, more[8];
+    for (; n >= 64; p += 64, n -= 64) {
+        memcpy(more, p, 64);
+        for (int l = 0; l < 8; l++) lanes[l] ^= more[l];
+    }
+    memset(more, 0, sizeof more);
+    memcpy(more, p, n);
+    uint64_t total = 0;
+    for (int l = 0; l < 8; l++) total ^= lanes[l] ^ more[l];
+    return total;
+}
+
+/* The checksums of n bytes that follow those before. */
+static void K(checksums)(const uint8_t *p, size_t n, Acc *a, int want) {
+    if (want & WANT_CRC) a->crc = crc_update(a->crc, p, n);
+    if (want & WANT_XOR) a->words ^= to_place(K(words)(p, n), a->bytes);
+    a->bytes += n;
+}
+
 static void K(run)(const uint8_t *p, size_t n, int code, Acc *a, int want, uint64_t index0) {
     float to_float[CHUNK_MAX] __attribute__((aligned(64)));
     double to_double[CHUNK_MAX] __attribute__((aligned(64)));
@@ -853,8 +922,9 @@ static void K(run)(const uint8_t *p, size_t n, int code, Acc *a, int want, uint6
     for (; n; n -= m, p += m * (size_t)item, index0 += m) {
         m = chunk - (size_t)(index0 % BLOCK); /* chunks end where blocks end */
         if (m > n) m = n;
-        if (want) a->digest += K(digest)(p, m, item, index0);
-        if (want == 2) continue;
+        if (want & WANT_DIGEST) a->digest += K(digest)(p, m, item, index0);
+        if (want & (WANT_CRC | WANT_XOR)) K(checksums)(p, m * (size_t)item, a, want);
+        if (want & ONLY) continue;
         switch (code) {
         case F32: K(sum_f32)((const float *)p, m, a); continue;
         case F64: K(sum_f64)((const double *)p, m, a); continue;

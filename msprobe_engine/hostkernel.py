@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import math
+import zlib
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -42,20 +43,23 @@ _FP8 = CODES["float8_e4m3fn"]
 _PLAIN = {c: np.dtype(n) for n, c in CODES.items() if not n.startswith(("bfloat", "float8"))}
 _ROW_BYTES = 8 * _rows.WORDS
 
+WANT_DIGEST, WANT_CRC, WANT_XOR = 1, 4, 8
+"""What a row gets besides the statistics; add them up."""
 
-def reduce(ptr: int, numel: int, code: int, out_ptr: int, want_digest: int, index0: int) -> None:
+
+def reduce(ptr: int, numel: int, code: int, out_ptr: int, want: int, index0: int) -> None:
     """Write the row of `numel` contiguous elements at address `ptr` to the 128 bytes at `out_ptr`.
 
     Args:
         code: element type, a value of `CODES`.
-        want_digest: 1 to fill DIGEST, 0 to leave it.
+        want: sum of `WANT_DIGEST`, `WANT_CRC` and `WANT_XOR`; 0 for statistics alone.
         index0: global index of the first element, for the digest of a shard.
     """
     if _kernel is not None:
-        _kernel.reduce(ptr, numel, code, out_ptr, want_digest, index0)
+        _kernel.reduce(ptr, numel, code, out_ptr, want, index0)
         return
     raw = np.ctypeslib.as_array((ctypes.c_uint8 * (numel * ITEMSIZE[code])).from_address(ptr)) if numel else np.empty(0, np.uint8)
-    _address(out_ptr)[:] = row_of(raw, code, bool(want_digest), index0)
+    _address(out_ptr)[:] = row_of(raw, code, want, index0)
 
 
 def functions() -> tuple[Callable[..., None], Callable[..., None]]:
@@ -63,21 +67,19 @@ def functions() -> tuple[Callable[..., None], Callable[..., None]]:
     return (_kernel.reduce, _kernel.reduce_strided) if _kernel is not None else (reduce, reduce_strided)
 
 
-def reduce_strided(
-    ptr: int, shape: tuple[int, ...], strides: tuple[int, ...], code: int, out_ptr: int, want_digest: int, index0: int
-) -> None:
+def reduce_strided(ptr: int, shape: tuple[int, ...], strides: tuple[int, ...], code: int, out_ptr: int, want: int, index0: int) -> None:
     """Like `reduce` for memory with any strides, counted in elements; positions are those of the logical C order."""
     if _kernel is not None:
-        _kernel.reduce_strided(ptr, shape, strides, code, out_ptr, want_digest, index0)
+        _kernel.reduce_strided(ptr, shape, strides, code, out_ptr, want, index0)
         return
     if math.prod(shape) == 0:
-        reduce(ptr, 0, code, out_ptr, want_digest, index0)
+        reduce(ptr, 0, code, out_ptr, want, index0)
         return
     item = ITEMSIZE[code]
     last = sum((n - 1) * s for n, s in zip(shape, strides)) + 1
     memory = np.ctypeslib.as_array((ctypes.c_uint8 * (last * item)).from_address(ptr)).view(f"V{item}")
     packed = np.ascontiguousarray(np.lib.stride_tricks.as_strided(memory, shape, [s * item for s in strides]))
-    _address(out_ptr)[:] = row_of(packed.reshape(-1).view(np.uint8), code, bool(want_digest), index0)
+    _address(out_ptr)[:] = row_of(packed.reshape(-1).view(np.uint8), code, want, index0)
 
 
 def reduce_into(rows: _rows.Rows, row: int, data: npt.NDArray[Any], dtype: str = "", *, digest: bool = False, index0: int = 0) -> None:
@@ -96,7 +98,7 @@ def reduce_into(rows: _rows.Rows, row: int, data: npt.NDArray[Any], dtype: str =
     if code is None or ITEMSIZE[code] != data.dtype.itemsize:
         raise UsageError(f"reduce_into: no kernel for '{name}' in elements of {data.dtype.itemsize} bytes; known types: {', '.join(NAMES)}")
     packed = np.ascontiguousarray(data)
-    reduce(packed.ctypes.data, packed.size, code, rows.ctypes.data + row * _ROW_BYTES, int(digest), index0)
+    reduce(packed.ctypes.data, packed.size, code, rows.ctypes.data + row * _ROW_BYTES, WANT_DIGEST if digest else 0, index0)
 
 
 def digest_runs(data: npt.NDArray[Any], runs: _digest.Runs) -> int:
@@ -108,20 +110,39 @@ def digest_runs(data: npt.NDArray[Any], runs: _digest.Runs) -> int:
     return value
 
 
+def crc32(address: int, nbytes: int, value: int = 0) -> int:
+    """``zlib.crc32`` of the `nbytes` bytes at `address`, going on from `value`. The kernel takes the processor's own instructions
+    where there are any; either way other threads run meanwhile when there are many bytes."""
+    if _kernel is not None:
+        crc: int = _kernel.crc32(address, nbytes, value)
+        return crc
+    return zlib.crc32((ctypes.c_uint8 * nbytes).from_address(address), value) if nbytes else value
+
+
+def xor64(raw: npt.NDArray[np.uint8]) -> int:
+    """XOR of the 64-bit little-endian words of `raw` (flat), the last one filled up with zeros."""
+    words = np.concatenate([raw, np.zeros(-raw.size % 8, np.uint8)]).view("<u8")
+    return int(np.bitwise_xor.reduce(words)) if words.size else 0
+
+
 def set_threads(n: int) -> None:
     """Let the kernel split tensors over 1 MiB into up to `n` parts (1 to 64; 1 at the start). Nothing to do without the kernel."""
     if _kernel is not None:
         _kernel.set_threads(n)
 
 
-def row_of(raw: npt.NDArray[np.uint8], code: int, want_digest: bool, index0: int) -> npt.NDArray[np.float64]:
-    """The numpy version: row ([16] float64) of the elements whose bytes are `raw`."""
+def row_of(raw: npt.NDArray[np.uint8], code: int, want: int, index0: int) -> npt.NDArray[np.float64]:
+    """The numpy version: row ([16] float64) of the elements whose bytes are `raw`; `want` as in `reduce`."""
     row = _rows.empty(1)
     ints = _rows.as_int64(row)[0]
     count = raw.size // ITEMSIZE[code]
     ints[_rows.COUNT] = count
-    ints[_rows.FLAGS] = _rows.WRITTEN | (_rows.HAS_DIGEST if want_digest else 0)
-    if want_digest:
+    ints[_rows.FLAGS] = _rows.WRITTEN | wanted_flags(want)
+    if want & WANT_CRC:
+        ints[_rows.CRC] = zlib.crc32(raw.data)
+    if want & WANT_XOR:
+        row.view(np.uint64)[0, _rows.XOR] = xor64(raw)
+    if want & WANT_DIGEST:
         words: npt.NDArray[Any] = raw.view({1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}[ITEMSIZE[code]])
         row.view(np.uint64)[0, _rows.DIGEST] = _digest.digest_array(words, index0)
     values = decode(raw, code)
@@ -149,6 +170,12 @@ def row_of(raw: npt.NDArray[np.uint8], code: int, want_digest: bool, index0: int
             row[0, _rows.SUM], row[0, _rows.SUMSQ] = finite.sum(), np.square(finite).sum()
     first: npt.NDArray[np.float64] = row[0]
     return first
+
+
+def wanted_flags(want: int) -> int:
+    """The FLAGS of a row that has what `want` asks for."""
+    flags = _rows.HAS_DIGEST if want & WANT_DIGEST else 0
+    return flags | (_rows.HAS_CRC if want & WANT_CRC else 0) | (_rows.HAS_XOR if want & WANT_XOR else 0)
 
 
 def decode(raw: npt.NDArray[np.uint8], code: int) -> npt.NDArray[Any]:

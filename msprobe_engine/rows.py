@@ -1,7 +1,7 @@
 """The statistics row: sixteen 64-bit words per tensor, written by a device kernel, merged and read here.
 
 A row lives in a float64 buffer of shape [capacity, 16]; the integer words are the same memory seen as int64.
-Every word merges over micro batches, shards and ranks without looking at the data again (`merge`).
+Every word but CRC and XOR merges over micro batches, shards and ranks without looking at the data again (`merge`).
 
 =====  ========  ==============================================================================
 word   type      meaning
@@ -18,8 +18,10 @@ word   type      meaning
 9      float64   SUMSQ    sum of squares of the finite values
 10     int64     IMIN     integer and bool tensors: exact smallest value (float64 MIN rounds above 2**53)
 11     int64     IMAX     integer and bool tensors: exact largest value
-12     int64     FLAGS    bit 0: DIGEST is valid, bit 1: IMIN/IMAX are valid, bit 2: the row was written
-13-15  -         reserved, zero
+12     int64     FLAGS    bit 0: DIGEST is valid, 1: IMIN/IMAX are valid, 2: the row was written, 3: CRC is valid, 4: XOR is valid
+13     uint64    CRC      CRC-32 (zlib's) of the bytes of the elements in C order; 0 when not asked for
+14     uint64    XOR      XOR of the 64-bit little-endian words of these bytes, the last one filled up with zeros; 0 likewise
+15     -         reserved, zero
 =====  ========  ==============================================================================
 
 Complex tensors: MIN, MAX, SUM and SUMSQ are of the absolute value; NANS counts elements with a NaN part,
@@ -36,8 +38,8 @@ import numpy.typing as npt
 
 WORDS = 16
 COUNT, NANS, POS_INF, NEG_INF, ZEROS, DIGEST = 0, 1, 2, 3, 4, 5
-MIN, MAX, SUM, SUMSQ, IMIN, IMAX, FLAGS = 6, 7, 8, 9, 10, 11, 12
-HAS_DIGEST, HAS_INTEGERS, WRITTEN = 1, 2, 4
+MIN, MAX, SUM, SUMSQ, IMIN, IMAX, FLAGS, CRC, XOR = 6, 7, 8, 9, 10, 11, 12, 13, 14
+HAS_DIGEST, HAS_INTEGERS, WRITTEN, HAS_CRC, HAS_XOR = 1, 2, 4, 8, 16
 
 Rows = npt.NDArray[np.float64]
 
@@ -59,7 +61,9 @@ def empty(n: int) -> Rows:
 
 
 def merge(a: Rows, b: Rows) -> Rows:
-    """Row-wise union of two sets of elements: what one pass over both would have given (DIGEST mod 2**64).
+    """Row-wise union of two sets of elements: what one pass over both would have given (DIGEST mod 2**64). CRC and XOR depend on
+    the order of the elements and on how many bytes they have, which a row does not know: the union has none, unless one side is
+    empty.
 
     Args:
         a, b: [n, 16] float64 rows. The digests must have been taken with global positions.
@@ -75,9 +79,10 @@ def merge(a: Rows, b: Rows) -> Rows:
     io[:, IMIN] = np.minimum(ia[:, IMIN], ib[:, IMIN])
     io[:, IMAX] = np.maximum(ia[:, IMAX], ib[:, IMAX])
     empty_a, empty_b = ia[:, COUNT] == 0, ib[:, COUNT] == 0
-    both = ia[:, FLAGS] & ib[:, FLAGS]
-    io[:, FLAGS] = np.where(empty_a, ib[:, FLAGS], np.where(empty_b, ia[:, FLAGS], both))
-    io[:, 13:] = 0
+    both = ia[:, FLAGS] & ib[:, FLAGS] & ~(HAS_CRC | HAS_XOR)
+    for w, joint in ((FLAGS, both), (CRC, 0), (XOR, 0)):
+        io[:, w] = np.where(empty_a, ib[:, w], np.where(empty_b, ia[:, w], joint))
+    io[:, 15:] = 0
     return out
 
 
@@ -105,6 +110,8 @@ class Statistics(NamedTuple):
     finite_mean: float | None
     finite_norm: float | None
     digest: int | None
+    crc32: int | None = None
+    xor: int | None = None
 
     @property
     def nonfinite(self) -> int:
@@ -123,8 +130,10 @@ def read(row: npt.NDArray[np.float64]) -> Statistics:
     count, nans, pos, neg = (int(words[w]) for w in (COUNT, NANS, POS_INF, NEG_INF))
     flags = int(words[FLAGS])
     digest = int(words[DIGEST]) & 0xFFFFFFFFFFFFFFFF if flags & HAS_DIGEST else None
+    crc = int(words[CRC]) & 0xFFFFFFFF if flags & HAS_CRC else None
+    xor = int(words[XOR]) & 0xFFFFFFFFFFFFFFFF if flags & HAS_XOR else None
     if count == 0:
-        return Statistics(0, 0, 0, 0, None, None, None, None, None, None, None, None, digest)
+        return Statistics(0, 0, 0, 0, None, None, None, None, None, None, None, None, digest, crc, xor)
     zeros = int(words[ZEROS])
     finite = count - nans - pos - neg
     total, squares = float(row[SUM]), float(row[SUMSQ])
@@ -136,10 +145,10 @@ def read(row: npt.NDArray[np.float64]) -> Statistics:
     fnorm = math.sqrt(squares) if finite else None
     if nans:
         vmax = vmin = vmean = vnorm = math.nan
-        return Statistics(count, nans, pos + neg, zeros, vmax, vmin, vmean, vnorm, fmax, fmin, fmean, fnorm, digest)
+        return Statistics(count, nans, pos + neg, zeros, vmax, vmin, vmean, vnorm, fmax, fmin, fmean, fnorm, digest, crc, xor)
     if not pos and not neg:
-        return Statistics(count, 0, 0, zeros, fmax, fmin, fmean, fnorm, fmax, fmin, fmean, fnorm, digest)
+        return Statistics(count, 0, 0, zeros, fmax, fmin, fmean, fnorm, fmax, fmin, fmean, fnorm, digest, crc, xor)
     top = math.inf if pos else fmax if fmax is not None else -math.inf
     bottom = -math.inf if neg else fmin if fmin is not None else math.inf
     mean = math.nan if pos and neg else math.inf if pos else -math.inf
-    return Statistics(count, nans, pos + neg, zeros, top, bottom, mean, math.inf, fmax, fmin, fmean, fnorm, digest)
+    return Statistics(count, nans, pos + neg, zeros, top, bottom, mean, math.inf, fmax, fmin, fmean, fnorm, digest, crc, xor)
