@@ -13,10 +13,10 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { NUMERIC = 0, BOOLEAN = 1, TAIL = 2, SCALAR = 3 };
+enum { NUMERIC = 0, BOOLEAN = 1, TAIL = 2, SCALAR = 3, CRC_KEY = 4, XOR_KEY = 5 };
 enum { WORDS = 16, COUNT = 0, NANS = 1, POS_INF = 2, NEG_INF = 3, DIGEST = 5 };
-enum { MIN = 6, MAX = 7, SUM = 8, SUMSQ = 9, IMIN = 10, IMAX = 11, FLAGS = 12 };
-enum { HAS_DIGEST = 1, HAS_INTEGERS = 2 };
+enum { MIN = 6, MAX = 7, SUM = 8, SUMSQ = 9, IMIN = 10, IMAX = 11, FLAGS = 12, CRC = 13, XOR = 14 };
+enum { HAS_DIGEST = 1, HAS_INTEGERS = 2, HAS_CRC = 8, HAS_XOR = 16 };
 enum { MAX_DEPTH = 64, FIRST_POWER = -292, POWERS = 617 };
 #define OP_BYTES (4 * (MAX_DEPTH + 40))
 
@@ -173,6 +173,22 @@ static char *put_statistics(char *p, int kind, int depth, const double *row) {
     return put_double(p, norm);
 }
 
+static char *put_hex(char *p, uint64_t word, int digits) {
+    for (int shift = 4 * digits - 4; shift >= 0; shift -= 4) *p++ = "0123456789abcdef"[(word >> shift) & 15];
+    return p;
+}
+
+/* The key "md5"; a XOR stands where statistics stand, a CRC after other keys. */
+static char *put_checksum(char *p, int kind, int depth, const double *row) {
+    int64_t words[WORDS] = {0};
+    if (row) memcpy(words, row, sizeof(words));
+    if (kind == CRC_KEY) p = PUT(p, ",\n");
+    p = KEY(p, depth, "\"md5\": ");
+    if (kind == CRC_KEY ? !(words[FLAGS] & HAS_CRC) : !(words[FLAGS] & HAS_XOR) || !words[COUNT]) return PUT(p, "null");
+    p = kind == CRC_KEY ? put_hex(PUT(p, "\""), (uint64_t)words[CRC], 8) : put_hex(PUT(p, "\"0x"), (uint64_t)words[XOR], 16);
+    return PUT(p, "\"");
+}
+
 static char *put_tail(char *p, int depth, const double *row) {
     int64_t words[WORDS];
     if (!row) return p;
@@ -190,8 +206,7 @@ static char *put_tail(char *p, int depth, const double *row) {
     if (words[FLAGS] & HAS_DIGEST) {
         p = PUT(p, ",\n");
         p = KEY(p, depth, "\"digest\": \"");
-        for (int shift = 60; shift >= 0; shift -= 4) *p++ = "0123456789abcdef"[((uint64_t)words[DIGEST] >> shift) & 15];
-        *p++ = '"';
+        p = PUT(put_hex(p, (uint64_t)words[DIGEST], 16), "\"");
     }
     return p;
 }
@@ -217,7 +232,7 @@ static const char *check(const Job *job) {
         const int32_t *op = job->ops + 4 * i;
         if (op[0] < last || op[0] > job->length) return "offsets of the template must grow and stay inside it";
         if (op[2] < 0 || op[2] > MAX_DEPTH) return "depth out of range";
-        if (op[1] == SCALAR ? op[3] < 0 || op[3] >= job->n_floats : op[1] < 0 || op[1] > SCALAR || op[3] < 0 || op[3] >= job->n_slots)
+        if (op[1] == SCALAR ? op[3] < 0 || op[3] >= job->n_floats : op[1] < 0 || op[1] > XOR_KEY || op[3] < 0 || op[3] >= job->n_slots)
             return "slot or kind out of range";
         last = op[0];
     }
@@ -238,7 +253,12 @@ static char *run(const Job *job, char *p) {
         }
         int32_t slot = job->slots[op[3]];
         const double *row = slot < 0 ? NULL : job->rows + (Py_ssize_t)WORDS * slot;
-        p = op[1] == TAIL ? put_tail(p, op[2], row) : put_statistics(p, op[1], op[2], row);
+        if (op[1] == TAIL)
+            p = put_tail(p, op[2], row);
+        else if (op[1] > SCALAR)
+            p = put_checksum(p, op[1], op[2], row);
+        else
+            p = put_statistics(p, op[1], op[2], row);
     }
     return put(p, job->text + done, (size_t)(job->length - done));
 }

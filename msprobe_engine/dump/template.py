@@ -33,11 +33,14 @@ class Options(NamedTuple):
             not filtered. Input only leaves ``parameters`` out, as 26.2.0 does.
         data_names: tensors get the name of their file (task tensor).
         suffix: of tensor files.
+        summary_mode: ``md5`` adds the CRC-32 to the statistics of tensors, ``xor`` writes the XOR in place of them; ``statistics``
+            and ``digest`` are the same here.
     """
 
     data_mode: tuple[str, ...] = ("all",)
     data_names: bool = False
     suffix: str = ".pt"
+    summary_mode: str = "statistics"
 
     def sections(self, entry: Entry) -> list[str]:
         """The sections of `entry` that are written; empty: the entry is left out."""
@@ -268,12 +271,16 @@ class _Builder:
         self.put(f'{{\n{indent}"type": {json.dumps(description.type)},\n{indent}"dtype": {json.dumps(description.dtype)},\n')
         self.put(f'{indent}"shape": {shape},\n')
         kind = _text.BOOLEAN if description.dtype.rpartition(".")[2].lower().startswith("bool") else _text.NUMERIC
+        if self._options.summary_mode == "xor":
+            kind = _text.XOR
         self.ops.append((self.length, kind, depth, len(self.slots)))
         if description.requires_grad is not None:
             self.put(f',\n{indent}"requires_grad": {"true" if description.requires_grad else "false"}')
         data_name = self._data_name(description, place)
         if data_name:
             self.put(f',\n{indent}"data_name": {json.dumps(data_name)}')
+        if self._options.summary_mode == "md5":
+            self.ops.append((self.length, _text.CRC, depth, len(self.slots)))
         for key, value in description.extra:
             self.put(f",\n{indent}{json.dumps(str(key))}: {json_text(value, depth)}")
         self.ops.append((self.length, _text.TAIL, depth, len(self.slots)))

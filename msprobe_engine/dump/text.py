@@ -27,9 +27,11 @@ from msprobe_engine.rows import Rows
 if TYPE_CHECKING:
     from types import ModuleType
 
-NUMERIC, BOOLEAN, TAIL, SCALAR = 0, 1, 2, 3
+NUMERIC, BOOLEAN, TAIL, SCALAR, CRC, XOR = 0, 1, 2, 3, 4, 5
 """What an operation writes: the four statistics of a tensor, those of a bool tensor, the additional keys after a tensor's
-other keys (``nan_count``, ``inf_count``, ``digest``; each only when there is something to say), a float scalar."""
+other keys (``nan_count``, ``inf_count``, ``digest``; each only when there is something to say), a float scalar, the key ``md5``
+after other keys (CRC-32 as 8 hexadecimal digits), the key ``md5`` in place of statistics (XOR as ``0x`` and 16 digits; null when
+there are no elements). ``md5`` is null where the row has no such checksum; the name is the existing format's."""
 
 MAX_DEPTH = 64
 """Deeper structures are not described (null)."""
@@ -174,7 +176,7 @@ def render_python(template: Template, slots: Int32, rows: Rows, floats: Float64)
     out: list[bytes] = []
     done, text = 0, template.text
     for offset, kind, depth, index in template.ops.tolist():
-        if not done <= offset <= len(text) or not 0 <= depth <= MAX_DEPTH or not 0 <= kind <= SCALAR:
+        if not done <= offset <= len(text) or not 0 <= depth <= MAX_DEPTH or not 0 <= kind <= XOR:
             raise ValueError("offsets of the template must grow and stay inside it")
         limit = len(floats) if kind == SCALAR else len(slots)
         if not 0 <= index < limit:
@@ -188,7 +190,12 @@ def render_python(template: Template, slots: Int32, rows: Rows, floats: Float64)
         if slot >= len(rows):
             raise ValueError("a slot refers to a row that does not exist")
         stats = _rows.read(rows[slot]) if slot >= 0 else None
-        out.append((_tail(stats, depth) if kind == TAIL else _statistics(stats, kind, depth)).encode())
+        if kind == TAIL:
+            out.append(_tail(stats, depth).encode())
+        elif kind in (CRC, XOR):
+            out.append(_checksum(stats, kind, depth).encode())
+        else:
+            out.append(_statistics(stats, kind, depth).encode())
     out.append(text[done:])
     return b"".join(out)
 
@@ -214,6 +221,15 @@ def _statistics(stats: _rows.Statistics | None, kind: int, depth: int) -> str:
         texts = [number(v) for v in values]
     indent = " " * depth
     return ",\n".join(f'{indent}"{key}": {text}' for key, text in zip(("Max", "Min", "Mean", "Norm"), texts))
+
+
+def _checksum(stats: _rows.Statistics | None, kind: int, depth: int) -> str:
+    text = "null"
+    if stats is not None and kind == CRC and stats.crc32 is not None:
+        text = f'"{stats.crc32:08x}"'
+    elif stats is not None and kind == XOR and stats.xor is not None and stats.count:
+        text = f'"0x{stats.xor:016x}"'
+    return f'{"" if kind == XOR else "," + chr(10)}{" " * depth}"md5": {text}'
 
 
 def _tail(stats: _rows.Statistics | None, depth: int) -> str:

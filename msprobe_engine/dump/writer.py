@@ -27,6 +27,7 @@ from msprobe_engine.rules.base import Alert
 
 _log = logging.getLogger("msprobe.dump")
 _MODES = ("all", "input", "output", "forward", "backward")
+_SUMMARY_MODES = ("statistics", "md5", "xor", "digest")
 
 
 class _Prepared(NamedTuple):
@@ -56,7 +57,9 @@ class DumpSink:
         extra_info: write stack.json and construct.json.
         rank: global rank, None outside a distributed run (the directory is then ``proc{pid}``).
         data_mode: subset of ``input``, ``output``, ``forward``, ``backward``; ``("all",)`` is everything.
-        summary_mode: ``statistics`` or ``digest``; the digest is written whenever a row has one.
+        summary_mode: ``statistics``; ``md5`` writes CRC-32 too; ``xor`` writes the XOR of 64-bit words in place of statistics;
+            ``digest``: the digest is written whenever a row has one, in every mode. A mode that is not ``statistics`` is named in
+            the header.
         construct_micro_steps: construct.json as 26.2.0 writes it for Megatron, ``{node: [parent, micro step]}``. 8.1.1 cannot read that.
 
     Raises:
@@ -84,17 +87,18 @@ class DumpSink:
         unknown = [m for m in data_mode if m not in _MODES]
         if unknown or ("all" in data_mode and len(data_mode) > 1):
             raise UsageError(f"DumpSink: data_mode {list(data_mode)!r}; allowed: ['all'] or a subset of {', '.join(_MODES[1:])}")
-        if summary_mode not in ("statistics", "digest"):
-            raise UsageError(f"DumpSink: summary_mode {summary_mode!r}; this writer knows 'statistics' and 'digest'")
+        if summary_mode not in _SUMMARY_MODES:
+            raise UsageError(f"DumpSink: summary_mode {summary_mode!r}; allowed: {', '.join(_SUMMARY_MODES)}")
         self.root = Path(root)
         self.level = level
         self.task = task
         self.framework = framework
+        self._summary_mode = summary_mode
         self._suffix = ".pt" if framework == "pytorch" else ".npy"
         self._extra_info = extra_info
         self._rank_directory = layout.rank_directory(rank)
         self._rank = rank
-        self._cache = LayoutCache(Options(tuple(data_mode), task == "tensor", self._suffix), construct_micro_steps)
+        self._cache = LayoutCache(Options(tuple(data_mode), task == "tensor", self._suffix, summary_mode), construct_micro_steps)
         self._lock = threading.Lock()
         self._begun: dict[int, str] = {}
         self._prepared: dict[int, _Prepared] = {}
@@ -179,6 +183,8 @@ class DumpSink:
         header: dict[str, object] = {"task": self.task, "level": level, "framework": frame.framework or self.framework}
         header["dump_data_dir"] = str(self.directory(frame.step) / layout.TENSORS) if self.task == "tensor" else None
         header["nonfinite_counts"] = True  # a tensor without nan_count or inf_count has none
+        if self._summary_mode != "statistics":
+            header["summary_mode"] = self._summary_mode
         if not frame.complete:
             header["complete"] = False
         if frame.lost:

@@ -46,6 +46,20 @@ def test_doubles_at_every_power_of_two() -> None:
 
 @st.composite
 def row(draw: st.DrawFn) -> R.Rows:
+    """A row of floats, integers, truth values or nothing, with and without checksums."""
+    made: R.Rows = draw(plain_row())
+    for word, flag, value in (
+        (R.CRC, R.HAS_CRC, draw(st.none() | st.integers(0, 2**32 - 1))),
+        (R.XOR, R.HAS_XOR, draw(st.none() | st.integers(0, 2**64 - 1))),
+    ):
+        if value is not None:
+            made.view(np.uint64)[0, word] = value
+            R.as_int64(made)[0, R.FLAGS] |= flag
+    return made
+
+
+@st.composite
+def plain_row(draw: st.DrawFn) -> R.Rows:
     kind = draw(st.sampled_from(["f", "i", "b", "empty"]))
     if kind == "f":
         return frames.row_of(
@@ -89,7 +103,7 @@ entries = st.lists(
 )
 
 
-def plain(node: Any, rows: R.Rows) -> Any:
+def plain(node: Any, rows: R.Rows, mode: str) -> Any:
     """The document that the writer must produce, built the obvious way."""
     if isinstance(node, Opaque):
         return node.json
@@ -105,9 +119,13 @@ def plain(node: Any, rows: R.Rows) -> Any:
                 if s is None or s.max is None
                 else {"Max": bool(s.max), "Min": bool(s.min), "Mean": None, "Norm": None}
             )
+        if mode == "xor":
+            values = {"md5": f"0x{s.xor:016x}" if s is not None and s.xor is not None and s.count else None}
         out: dict[str, Any] = {"type": d.type, "dtype": d.dtype, "shape": list(d.shape), **values}
         if d.requires_grad is not None:
             out["requires_grad"] = d.requires_grad
+        if mode == "md5":
+            out["md5"] = f"{s.crc32:08x}" if s is not None and s.crc32 is not None else None
         if s is not None and s.nans:
             out["nan_count"] = s.nans
         if s is not None and s.infs:
@@ -116,19 +134,19 @@ def plain(node: Any, rows: R.Rows) -> Any:
             out["digest"] = f"{s.digest:016x}"
         return out
     if isinstance(node, list):
-        return [plain(c, rows) for c in node]
+        return [plain(c, rows, mode) for c in node]
     if isinstance(node, dict):
-        return {k: plain(c, rows) for k, c in node.items()}
+        return {k: plain(c, rows, mode) for k, c in node.items()}
     return node
 
 
-@given(entries, st.lists(row(), min_size=8, max_size=8))
+@given(entries, st.lists(row(), min_size=8, max_size=8), st.sampled_from(["statistics", "md5", "xor", "digest"]))
 @settings(max_examples=150, deadline=None)
-def test_the_text_is_that_of_json(made: list[Entry], rows: list[R.Rows]) -> None:
-    """Whatever the structures and values, C and Python render the text that json.dumps with indent 1 gives."""
+def test_the_text_is_that_of_json(made: list[Entry], rows: list[R.Rows], mode: str) -> None:
+    """Whatever the structures, values and summary mode, C and Python render the text that json.dumps with indent 1 gives."""
     matrix = np.concatenate(rows)
-    layout, slots, floats = LayoutCache(Options()).find(made, "mix")
-    expected = json.dumps({"data": {e.name: {**plain(e.sections, matrix), **e.tags} for e in made}}, indent=1)
+    layout, slots, floats = LayoutCache(Options(summary_mode=mode)).find(made, "mix")
+    expected = json.dumps({"data": {e.name: {**plain(e.sections, matrix, mode), **e.tags} for e in made}}, indent=1)
     python = b'{\n "data": ' + text.render_python(layout.data, slots, matrix, floats) + b"\n}"
     assert python.decode() == expected
     assert b'{\n "data": ' + text.render(layout.data, slots, matrix, floats) + b"\n}" == python
