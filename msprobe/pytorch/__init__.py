@@ -9,6 +9,6 @@ if find_spec("torch") is None:
 
 from msprobe_integrations.torch.debugger import PrecisionDebugger
 from msprobe_integrations.torch.probe import TorchProbe
-from msprobe_integrations.torch.seeds import seed_all
+from msprobe_integrations.torch.seeds import random_save, random_save_end, seed_all, undo_seed_all
 
-__all__ = ["PrecisionDebugger", "TorchProbe", "seed_all"]
+__all__ = ["PrecisionDebugger", "TorchProbe", "random_save", "random_save_end", "seed_all", "undo_seed_all"]
