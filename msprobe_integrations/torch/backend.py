@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import random
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from weakref import ref as weak
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from msprobe_engine import hostkernel
+from msprobe_engine import rows as _rows
+from msprobe_engine.errors import UsageError
 from msprobe_engine.records import TensorDescription, TensorRef
 from msprobe_engine.rows import Rows
 from msprobe_integrations.torch import describe as _describe
-from msprobe_integrations.torch.statistics import CODES, DeviceRows, MemoryPool, RowBuffer, host_flags, reduce_cpu, reduce_device
+from msprobe_integrations.torch.checksums import Staging, xor_into
+from msprobe_integrations.torch.pending import Step, TorchPendingRows, quiet
+from msprobe_integrations.torch.statistics import CODES, DeviceRows, MemoryPool, host_flags, reduce_cpu, reduce_device
 
 _function_modes = torch._C._len_torch_function_stack
-_dispatch_modes = torch._C._len_torch_dispatch_stack
 _NoFunction = torch._C.DisableTorchFunction
 _new = tuple.__new__
 _kernel_reduce, _kernel_reduce_strided = hostkernel.functions()
@@ -31,118 +29,17 @@ _FIRST_CAPACITY = 1024
 _PAGE = 1 << 16
 _FAR = 1 << 40  # no offset reaches so far
 _NO_FLOAT64 = ("mps",)
-
-
-class _Step:
-    """Everything of one step. A late thread that still holds an old step writes where nobody else does."""
-
-    def __init__(self, pool: MemoryPool, capacity: int) -> None:
-        self.numbers: Iterator[int] = itertools.count()
-        self.host = RowBuffer(pool, capacity)
-        self.devices: dict[Any, DeviceRows] = {}
-        self.seen: dict[int, tuple[Any, int, TensorRef]] = {}
-        self.lock = threading.Lock()
-
-
-class _Copy:
-    """One device's rows on their way to the host."""
-
-    def __init__(self, source: DeviceRows) -> None:
-        self.source = source
-        self.event: Any = None
-        self.host: torch.Tensor | None = None
-        self.device_rows: torch.Tensor | None = source.filled()
-        module = getattr(torch, source.device.type, None)
-        if source.device.type != "cpu" and hasattr(module, "Stream") and not getattr(type(self.device_rows), "probe_device", False):
-            self._start(module)
-
-    def _start(self, module: Any) -> None:
-        """Pinned copy on a side stream that follows every stream the rows were written on."""
-        source, rows = self.source, self.device_rows
-        assert rows is not None
-        with module.device(source.device):
-            side = _side_stream(module, source.device)
-            for stream in {*source.streams, module.current_stream(source.device)}:
-                side.wait_stream(stream)
-            self.host = torch.empty(rows.shape, dtype=torch.float64, device="cpu", pin_memory=True)
-            with module.stream(side):
-                self.host.copy_(rows, non_blocking=True)
-                self.event = module.Event()
-                self.event.record(side)
-            rows.record_stream(side)
-            for chunk in source.chunks:
-                chunk.record_stream(side)
-
-    def ready(self) -> bool:
-        return self.event is None or bool(self.event.query())
-
-    def arrive(self) -> Rows:
-        if self.event is not None:
-            self.event.synchronize()
-        if self.host is None:
-            assert self.device_rows is not None
-            self.host = self.device_rows.cpu()
-        host, self.device_rows = self.host, None
-        self.source.chunks.clear()
-        array: Rows = host.numpy()
-        return array
-
-
-_side_streams: dict[Any, Any] = {}
-
-
-def _side_stream(module: Any, device: torch.device) -> Any:
-    if device not in _side_streams:
-        _side_streams[device] = module.Stream(device=device)
-    return _side_streams[device]
-
-
-class TorchPendingRows:
-    """`PendingRows` of one step."""
-
-    def __init__(self, step: _Step, n: int) -> None:
-        self._rows: Rows | None = None
-        self._step: _Step | None = step
-        self._n = n
-        self._copies = [_Copy(rows) for rows in step.devices.values() if rows.places]
-
-    def ready(self) -> bool:
-        """True when `rows` will not wait."""
-        return all(copy.ready() for copy in self._copies)
-
-    def rows(self) -> Rows:
-        """[n, 16] float64. The memory is not used again while the array, or a view of it, exists."""
-        if self._rows is None:
-            assert self._step is not None
-            out = self._step.host.rows(self._n)
-            if self._copies:
-                with _quiet():
-                    for copy in self._copies:
-                        copy.source.scatter(copy.arrive(), out)
-            self._rows, self._step, self._copies = out, None, []
-        return self._rows
+_CHECKSUMS = {"": 0, "crc32": hostkernel.WANT_CRC, "xor": hostkernel.WANT_XOR}
 
 
 def _freed(data: torch.Tensor) -> bool:
     return data.data_ptr() <= data.storage_offset() * data.element_size()
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Run operators unseen: by autograd, by function and dispatch modes of the user and by our own capture."""
-    with _NoFunction(), torch.no_grad():
-        if _dispatch_modes():
-            with _disable_current_modes():
-                yield
-        else:
-            yield
-
-
 class TorchBackend:
     """Statistics, files and ranks for torch. One per process; `reduce` may be called from any thread.
 
     Attributes:
-        want_digest: also fill the DIGEST word.
         unsupported: how often a tensor got no row, reason to count (``meta``, ``pending``, ``freed``, ``no kernel: <dtype>``, ...).
     """
 
@@ -150,12 +47,39 @@ class TorchBackend:
     framework = "pytorch"
 
     def __init__(self, *, digest: bool = False) -> None:
-        self.want_digest = digest
+        self._want = hostkernel.WANT_DIGEST if digest else 0
         self.unsupported: dict[str, int] = {}
         self._known: dict[tuple[Any, ...], tuple[TensorDescription, int, int]] = {}
         self._pool = MemoryPool()
         self._capacity = _FIRST_CAPACITY
-        self._step = _Step(self._pool, self._capacity)
+        self._step = Step(self._pool, self._capacity)
+
+    @property
+    def want_digest(self) -> bool:
+        """Also fill the DIGEST word."""
+        return bool(self._want & hostkernel.WANT_DIGEST)
+
+    @want_digest.setter
+    def want_digest(self, wanted: bool) -> None:
+        self._set_want(hostkernel.WANT_DIGEST if wanted else 0, hostkernel.WANT_DIGEST)
+
+    @property
+    def want_checksum(self) -> str:
+        """Also fill the CRC word (``crc32``) or the XOR word (``xor``); ``""``: neither. The bytes of what the statistics are of, as
+        they are at the call. Row words and text: `msprobe_engine.rows`, `msprobe_engine.dump.text`."""
+        return next(name for name, bit in reversed(_CHECKSUMS.items()) if self._want & bit == bit)
+
+    @want_checksum.setter
+    def want_checksum(self, wanted: str) -> None:
+        if wanted not in _CHECKSUMS:
+            raise UsageError(f"want_checksum is {wanted!r}; allowed: {', '.join(repr(name) for name in _CHECKSUMS)}")
+        self._set_want(_CHECKSUMS[wanted], hostkernel.WANT_CRC | hostkernel.WANT_XOR)
+
+    def _set_want(self, bits: int, among: int) -> None:
+        want = self._want & ~among | bits
+        if want != self._want:
+            self._want = want
+            self._step.seen.clear()  # rows made so far lack what is wanted now
 
     def is_tensor(self, value: Any) -> bool:
         """True for torch tensors, subclasses too."""
@@ -200,9 +124,9 @@ class TorchBackend:
                 first, end, base = step.host.window
                 address = base + row * 128 if first <= row < end else step.host.address(row)
                 if tensor.is_contiguous():
-                    _kernel_reduce(pointer, numel, code, address, self.want_digest, 0)
+                    _kernel_reduce(pointer, numel, code, address, self._want, 0)
                 else:
-                    _kernel_reduce_strided(pointer, tensor.shape, tensor.stride(), code, address, self.want_digest, 0)
+                    _kernel_reduce_strided(pointer, tensor.shape, tensor.stride(), code, address, self._want, 0)
                 made: TensorRef = _new(TensorRef, (row, description))
                 step.seen[id(tensor)] = (weak(tensor), version, made)
                 return made
@@ -216,7 +140,7 @@ class TorchBackend:
         if not self.want_digest or index0 == 0:
             return self.reduce(part)
         step, row = self._step, -1
-        with _quiet():
+        with quiet():
             description = _describe.describe(part)
             try:
                 if why := self._unfit(part):
@@ -229,13 +153,13 @@ class TorchBackend:
                     step.host.clear(row)
                 return self._without(description, f"{type(error).__name__}: {str(error)[:80]}")
 
-    def _reduce_any(self, step: _Step, tensor: Any) -> TensorRef:
+    def _reduce_any(self, step: Step, tensor: Any) -> TensorRef:
         """Every tensor that is not plain, contiguous and known; and the first of each kind that is."""
         if tensor is None:
             return TensorRef(-1, _describe.intern("NoneType", "", (), None, ""))
         row = -1
         try:
-            with _quiet():
+            with quiet():
                 data, description, why = _describe.resolve(tensor)
                 if data is not None:
                     why = self._unfit(data)
@@ -269,12 +193,13 @@ class TorchBackend:
         self.unsupported[why] = self.unsupported.get(why, 0) + 1
         return TensorRef(-1, description)
 
-    def _launch(self, step: _Step, data: torch.Tensor, row: int, index0: int = 0) -> None:
+    def _launch(self, step: Step, data: torch.Tensor, row: int, index0: int = 0) -> None:
         device_like = getattr(type(data), "probe_device", False)
         if data.device.type == "cpu" and not device_like and hostkernel.available:
-            reduce_cpu(data, step.host.address(row), self.want_digest, index0)
+            reduce_cpu(data, step.host.address(row), self._want, index0)
             return
         step.host.clear(row)
+        want = self._want
         key = (type(data) if device_like else None, data.device)
         rows = step.devices.get(key)
         if rows is None:
@@ -283,8 +208,28 @@ class TorchBackend:
         module = getattr(torch, data.device.type, None)
         if module is not None and data.device.type != "cpu" and hasattr(module, "current_stream"):
             rows.streams.add(module.current_stream(data.device))
-        out = rows.take(data, row, data.numel(), host_flags(data.dtype, self.want_digest))
-        reduce_device(data, out, self.want_digest, index0)
+        out = rows.take(data, row, data.numel(), host_flags(data.dtype, want & ~hostkernel.WANT_CRC))
+        reduce_device(data, out, bool(want & hostkernel.WANT_DIGEST), index0)
+        if want & hostkernel.WANT_XOR:
+            xor_into(data, out.view(torch.int64)[_rows.XOR])
+        if want & hostkernel.WANT_CRC:
+            self._take_crc(step, data, row, key)
+
+    def _take_crc(self, step: Step, data: torch.Tensor, row: int, key: Any) -> None:
+        """Without it the row is still good: what goes wrong here is counted."""
+        try:
+            if data.numel() == 0:
+                step.crcs[row] = 0
+            elif key == (None, torch.device("cpu")):
+                packed = data.detach().contiguous()
+                step.crcs[row] = hostkernel.crc32(packed.data_ptr(), packed.numel() * packed.element_size())
+            else:
+                with step.lock:
+                    staging = step.staging.get(key) or step.staging.setdefault(key, Staging(data))
+                staging.take(data, row)
+        except Exception as error:
+            why = f"checksum: {type(error).__name__}: {str(error)[:80]}"
+            self.unsupported[why] = self.unsupported.get(why, 0) + 1
 
     def _learn(self, tensor: torch.Tensor, description: TensorDescription) -> None:
         """From now on tensors that look like this one take the fast path."""
@@ -305,11 +250,11 @@ class TorchBackend:
         step = self._step
         n = next(step.numbers)
         self._capacity = max(_FIRST_CAPACITY, min(2 * n, n + 4096))
-        self._step = _Step(self._pool, self._capacity)
+        self._step = Step(self._pool, self._capacity)
         step.seen.clear()
         if not step.devices:
             return TorchPendingRows(step, n)
-        with _quiet():
+        with quiet():
             return TorchPendingRows(step, n)
 
     def so_far(self) -> Rows:
@@ -318,7 +263,7 @@ class TorchBackend:
         n = next(step.numbers)
         step.host.clear(n)  # this number is taken now
         out: Rows = np.array(step.host.rows(n))
-        with _quiet():
+        with quiet():
             for source in step.devices.values():
                 if source.places:
                     for stream in source.streams:
@@ -328,13 +273,13 @@ class TorchBackend:
 
     def exchange(self, kept: Any = None) -> Any:
         """Put the rows of the step in progress aside and go on with `kept`, a former result of this call (None: with none)."""
-        old, self._step = self._step, kept or _Step(self._pool, self._capacity)
+        old, self._step = self._step, kept or Step(self._pool, self._capacity)
         old.seen.clear()  # what it has seen may change before it comes back
         return old
 
     def save(self, tensor: Any, path: Path) -> None:
         """Write a detached, contiguous CPU copy with ``torch.save``; mode 0640. Waits for the device."""
-        with _quiet():
+        with quiet():
             data = _describe.resolve(tensor)[0]
             if data is None:
                 data = tensor

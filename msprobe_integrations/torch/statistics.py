@@ -186,18 +186,18 @@ class DeviceRows:
         out[self.places] = host
 
 
-def host_flags(dtype: torch.dtype, want_digest: bool) -> int:
-    """FLAGS of a row as far as the host knows them."""
-    return _rows.WRITTEN | (_rows.HAS_DIGEST if want_digest else 0) | (_rows.HAS_INTEGERS if dtype in _INTEGER else 0)
+def host_flags(dtype: torch.dtype, want: int) -> int:
+    """FLAGS of a row as far as the host knows them; `want` as in `hostkernel.reduce`."""
+    return _rows.WRITTEN | hostkernel.wanted_flags(want) | (_rows.HAS_INTEGERS if dtype in _INTEGER else 0)
 
 
-def reduce_cpu(tensor: torch.Tensor, out_ptr: int, want_digest: bool, index0: int = 0) -> None:
+def reduce_cpu(tensor: torch.Tensor, out_ptr: int, want: int, index0: int = 0) -> None:
     """Row of a strided CPU tensor by the C kernel, written to address `out_ptr`. No operator of the framework runs."""
     code = CODES[tensor.dtype]
     if tensor.is_contiguous():
-        hostkernel.reduce(tensor.data_ptr(), tensor.numel(), code, out_ptr, want_digest, index0)
+        hostkernel.reduce(tensor.data_ptr(), tensor.numel(), code, out_ptr, want, index0)
     else:
-        hostkernel.reduce_strided(tensor.data_ptr(), tensor.shape, tensor.stride(), code, out_ptr, want_digest, index0)
+        hostkernel.reduce_strided(tensor.data_ptr(), tensor.shape, tensor.stride(), code, out_ptr, want, index0)
 
 
 _KERNEL_DEVICES = ("cuda", "npu")
