@@ -25,6 +25,13 @@ _UNBUILT = "is accepted, but what it asks for is not built yet; it has no effect
 OTHER_TASKS = ("overflow_check", "free_benchmark", "run_ut", "grad_probe", "acc_check", "nan_check", "exception_dump", "diff_check")
 """Tasks of the existing tool that are other features; their sections are left alone."""
 
+_INSTEAD = {
+    "grad_probe": "gradients are watched by TorchProbe, section monitor with gradients: true",
+    "overflow_check": "NaN and Inf are found by TorchProbe (rule nan_inf) and by `msprobe nan_analyze` in a dump of task statistics",
+    "nan_check": "NaN and Inf are counted in every dump of task statistics; `msprobe nan_analyze` finds where they begin",
+    "exception_dump": "TorchProbe writes an incident directory when a critical alert is raised",
+    "diff_check": "use task 'tensor' with tensor.bench_path",
+}
 _DUMP = {key.name: key for key in keys_of(DumpSettings)}
 _TENSOR_FILES = ("tensor_format", "max_disk_gb", "memory_budget_mb")
 _TOP = ("task", "dump_path", "rank", "step", "level", "async_dump", "extra_info", "dump_enable", "risk_level", "load")
@@ -88,7 +95,8 @@ def _unbuilt(path: str, value: Any, silent: tuple[Any, ...], report: Report) -> 
 def convert_task(value: Any, path: str, report: Report) -> Any:
     """The task; those that are other features say so instead of looking like a typing mistake."""
     if isinstance(value, str) and value in OTHER_TASKS:
-        return report.error(path, f"task '{value}' of the existing tool is not built; allowed: {', '.join(_DUMP['task'].choices)}")
+        instead = f" ({_INSTEAD[value]})" if value in _INSTEAD else ""
+        return report.error(path, f"task '{value}' of the existing tool is not built{instead}; allowed: {', '.join(_DUMP['task'].choices)}")
     return convert(_DUMP["task"], value, path, report)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from msprobe_engine.settings import scope
 from msprobe_engine.settings.schema import DumpSettings, ProbeSettings
 from msprobe_engine.settings.tree import Report, join, show
 
@@ -27,6 +28,13 @@ def _dump(dump: DumpSettings, section: str, report: Report) -> DumpSettings:
         report.error(
             join(section, "scope"), f"{show(list(dump.scope))} is not allowed; allowed: [] or two names, the first and the last record"
         )
+    elif dump.level == "debug":
+        if dump.scope:
+            report.warning(join(section, "scope"), "has no effect at level debug, which writes what save() is given")
+    else:
+        for i, name in enumerate(dump.scope):
+            if wrong := scope.problem(name, dump.level):
+                report.error(join(section, f"scope[{i}]"), f"{show(name)} {wrong}")
     if "all" in dump.data_mode and len(dump.data_mode) > 1:
         report.error(
             join(section, "data_mode"), f"{show(list(dump.data_mode))}: 'all' stands alone; leave it out to choose, or write ['all']"
