@@ -29,6 +29,8 @@ _FIRST_CAPACITY = 1024
 _PAGE = 1 << 16
 _FAR = 1 << 40  # no offset reaches so far
 _NO_FLOAT64 = ("mps",)
+CHECKSUMS = {"md5": "crc32", "xor": "xor"}
+"""What `TorchBackend.want_checksum` has to be for a ``summary_mode``; other modes need none."""
 _CHECKSUMS = {"": 0, "crc32": hostkernel.WANT_CRC, "xor": hostkernel.WANT_XOR}
 
 

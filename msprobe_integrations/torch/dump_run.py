@@ -20,7 +20,7 @@ from msprobe_engine.rules.base import Alert
 from msprobe_engine.settings.schema import DumpSettings, ProbeSettings
 from msprobe_engine.window import Window
 from msprobe_engine.writer import Writer
-from msprobe_integrations.torch.backend import TorchBackend
+from msprobe_integrations.torch.backend import CHECKSUMS, TorchBackend
 from msprobe_integrations.torch.capture import Capture
 from msprobe_integrations.torch.filters import name_filter
 
@@ -57,15 +57,11 @@ class DumpRun:
             raise UsageError(f"level '{dump.level}' is not available here yet; use L0, L1 or mix")
         if dump.task not in ("statistics", "structure"):
             raise UsageError(f"task '{dump.task}' is not available here yet; use statistics or structure")
-        if dump.summary_mode in ("md5", "xor"):
-            raise UsageError(
-                f"summary_mode '{dump.summary_mode}' is not available here yet; use digest (statistics and a 64-bit digest "
-                "that tells whether two tensors are equal) or statistics"
-            )
         if dump.tensor_list:
             _log.warning("tensor_list is accepted, but saving tensors is not available here yet; it has no effect")
         self.dump = dump
         self.backend.want_digest = dump.summary_mode == "digest"
+        self.backend.want_checksum = CHECKSUMS.get(dump.summary_mode, "")
         self.root = Path(dump.dump_path) if dump.dump_path else Path(settings.output_dir) / "dump"
         self.capture = Capture(
             self.pipeline, dump.level, stacks=dump.extra_info, data_mode=dump.data_mode, wanted=name_filter(dump.scope, dump.list)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -15,6 +16,7 @@ from msprobe_engine.session import Session
 from msprobe_engine.settings.schema import DumpSettings
 from msprobe_engine.sinks.select import SelectSink
 from msprobe_engine.window import Window
+from msprobe_integrations.torch.backend import CHECKSUMS
 from msprobe_integrations.torch.capture import Capture
 
 
@@ -33,6 +35,9 @@ class Plans:
         self._ring: Capture | None = None
         self._dump: Capture | None = None
         self._window: Window | None = None
+        self._backend: Any = session.backend
+        self._always_digest: bool = getattr(session.backend, "want_digest", False)
+        self._summary_mode = "statistics"
         self.current: Capture | None = None
         self._kept: Capture | None = None
         self._sinks: list[tuple[DumpSink, Callable[[int], bool]]] = []
@@ -45,6 +50,7 @@ class Plans:
 
     def _plan_dump(self, dump: DumpSettings) -> None:
         window = self._window = Window(dump.rank, dump.step)
+        self._summary_mode = dump.summary_mode
         self._dump = Capture(self._session.pipeline, dump.level, stacks=dump.extra_info, data_mode=dump.data_mode)
         root = Path(dump.dump_path) if dump.dump_path else self._session.output_dir / "dump"
         rank = self._session.rank
@@ -71,6 +77,9 @@ class Plans:
         if self.current is not None and self.current is not chosen:
             self.current.close()
         self.current = chosen
+        mode = self._summary_mode if chosen is not None and chosen is self._dump else "statistics"
+        self._backend.want_digest = self._always_digest or mode == "digest"
+        self._backend.want_checksum = CHECKSUMS.get(mode, "")
         if chosen is not None:
             for sink in self._sinks_of(step):
                 early.begin(sink, step)

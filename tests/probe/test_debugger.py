@@ -290,13 +290,6 @@ def test_wrong_arguments(tmp_path: Path, arguments: dict[str, Any], message: str
     assert PrecisionDebugger(str(config)).dump.level == "L1"
 
 
-@pytest.mark.parametrize("mode", ["md5", "xor"])
-def test_checksums_name_the_alternative(tmp_path: Path, mode: str) -> None:
-    """A checksum that is not there yet is refused at once, and the error names what there is."""
-    with pytest.raises(UsageError, match=f"'{mode}'.*digest"):
-        PrecisionDebugger(str(pr.write_config(tmp_path, "L1", summary_mode=mode)))
-
-
 def test_calls_in_the_wrong_order(tmp_path: Path) -> None:
     """start before construction, start without a model at L0, a model that is none, a negative step: each says what to do."""
     with pytest.raises(UsageError, match="construct it first"):
