@@ -9,19 +9,22 @@ below ``Function`` in the method resolution order, so bound methods taken earlie
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.autograd import function as autograd_function
 from torch.overrides import TorchFunctionMode
 
+from msprobe_integrations.torch import modestack
 from msprobe_integrations.torch.apinames import ApiNames, as_called
 from msprobe_integrations.torch.calls import Call
 from msprobe_integrations.torch.raw import ignored_argument, raw_results
 from msprobe_integrations.torch.recorder import Recorder
 
-_DEPTH = 3  # recorder.begin, _begin, handler
+_DEPTH = 3  # recorder.begin, begin, handler
 _DATA: Any = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 _autograd: Any = torch.autograd  # its engine function is not exported
 _compiling = torch.compiler.is_compiling
@@ -43,11 +46,12 @@ class ApiCapture(TorchFunctionMode):
         self._names = ApiNames()
         self.installed = False
         self._engine: Any = None
+        self._aside = threading.local()
 
-    def install(self) -> None:
-        """Start seeing calls."""
+    def install(self, at: int | None = None) -> None:
+        """Start seeing calls; `at`: as if it had been done when so many modes were on this thread's stack."""
         if not self.installed:
-            torch.overrides._push_mode(self)
+            modestack.insert(self, at)
             setattr(autograd_function._SingleLevelFunction, "apply", classmethod(_apply_through(self)))  # noqa: B010 - not in torch's type information
             self._engine = _autograd._engine_run_backward
             _autograd._engine_run_backward = self._run_backward
@@ -62,14 +66,24 @@ class ApiCapture(TorchFunctionMode):
             _autograd._engine_run_backward = self._engine
         if "apply" in autograd_function._SingleLevelFunction.__dict__:
             delattr(autograd_function._SingleLevelFunction, "apply")
-        above = []
-        while torch._C._len_torch_function_stack():
-            mode = torch.overrides._pop_mode()
-            if mode is self:
-                break
-            above.append(mode)
-        for mode in reversed(above):
-            torch.overrides._push_mode(mode)
+        modestack.take_out(self)
+
+    def sees(self) -> bool:
+        """Is a call made now to be recorded?"""
+        return self.installed and not _compiling() and self._on() and not self._away()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """See nothing of what this thread calls meanwhile."""
+        away, self._aside.on = self._away(), True
+        try:
+            with modestack.aside(self):
+                yield
+        finally:
+            self._aside.on = away
+
+    def _away(self) -> bool:
+        return getattr(self._aside, "on", False)
 
     def _run_backward(self, *args: Any, **kwargs: Any) -> Any:
         """The autograd engine, with this mode on: torch takes a mode off the stack while it handles ``backward()``, and what runs inside
@@ -93,18 +107,19 @@ class ApiCapture(TorchFunctionMode):
         prefix, api = named
         if prefix == "Tensor":
             api = self._names.operator(api, sys._getframe(1))
-        call = self._begin(prefix, api, *as_called(func, args, kwargs or {}), ignored_argument(api, args, kwargs or {}))
+        call = self.begin(prefix, api, *as_called(func, args, kwargs or {}), ignored_argument(api, args, kwargs or {}))
         try:
             result = func(*args, **kwargs) if kwargs else func(*args)
             for made in raw_results(api, result):
                 self._recorder.raw.add(made)
         except BaseException:
-            self._end(call, None, failed=True)
+            self.end(call, None, failed=True)
             raise
-        self._end(call, result)
+        self.end(call, result)
         return result
 
-    def _begin(self, prefix: str, api: str, args: Any, kwargs: dict[str, Any], ignored: int = -1) -> Call | None:
+    def begin(self, prefix: str, api: str, args: Any, kwargs: dict[str, Any], ignored: int = -1) -> Call | None:
+        """A call begins; the caller's caller is the user. Returns what `end` wants, None when the capture broke."""
         recorder = self._recorder
         try:
             base = f"{prefix}.{api}"
@@ -117,7 +132,8 @@ class ApiCapture(TorchFunctionMode):
             self._fail(error)
             return None
 
-    def _end(self, call: Call | None, result: Any, failed: bool = False) -> None:
+    def end(self, call: Call | None, result: Any, failed: bool = False) -> None:
+        """The call has given `result`, or has raised."""
         if call is None:
             return
         try:
@@ -142,15 +158,15 @@ def _apply_through(capture: ApiCapture) -> Callable[..., Any]:
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         original = super(level, cls).apply
-        if _compiling() or not capture._on() or cls.__module__ in _PLUMBING:
+        if not capture.sees() or cls.__module__ in _PLUMBING:
             return original(*args, **kwargs)
-        call = capture._begin("Autograd", cls.__name__, args, kwargs)
+        call = capture.begin("Autograd", cls.__name__, args, kwargs)
         try:
             result = original(*args, **kwargs)
         except BaseException:
-            capture._end(call, None, failed=True)
+            capture.end(call, None, failed=True)
             raise
-        capture._end(call, result)
+        capture.end(call, result)
         return result
 
     return apply
