@@ -8,42 +8,65 @@ from typing import Any
 
 import torch
 
+from msprobe_integrations.torch.filters import ALWAYS, Base
+
 current_graph_task = torch._C._current_graph_task_id
 """-1 outside a backward pass."""
 
 
 class Call:
-    """One call of a module or an API between its start and the end of the step."""
+    """One call of a module or an API between its start and the end of the step.
+
+    Attributes:
+        owner: whose call it is: a `ModuleInfo`, or the capture that saw it.
+        base: what the filter knows of all calls like this one, see `filters.Base`.
+        inside: `filters` directions that are kept because an enclosing call was asked for.
+        wanted: its forward record is kept (if the range allows).
+        keep: its inputs are kept.
+        watch: its backward record is kept.
+        node: something inside it is kept, so that it is a node of construct.json.
+        running: its backward pass has begun inside the range that is kept.
+        reported: its backward record is out.
+    """
 
     __slots__ = (
         "backward_name",
+        "base",
         "edges",
         "frame",
         "inputs",
+        "inside",
         "keep",
         "keywords",
         "micro_step",
         "name",
+        "node",
         "owner",
         "parent",
         "parent_name",
         "recompute",
+        "reported",
+        "running",
         "since",
         "stack",
+        "wanted",
+        "watch",
     )
 
-    def __init__(self, name: str, backward_name: str, owner: Any, parent: Call | None) -> None:
+    def __init__(self, name: str, backward_name: str, owner: Any, parent: Call | None, base: Base = ALWAYS) -> None:
         self.name = name
         self.backward_name = backward_name
         self.owner = owner
         self.parent = parent
+        self.base = base
         self.parent_name = parent.name if parent is not None else None
         self.inputs: list[Any] | None = None
         self.keywords: dict[str, Any] | None = None
         self.edges: list[Any] = []
         self.frame: FrameType | None = None
         self.since = 0
-        self.keep = False
+        self.inside = 0
+        self.wanted = self.keep = self.watch = self.node = self.running = self.reported = False
         self.stack = -1
         self.recompute = False
         self.micro_step = -1

@@ -1,41 +1,131 @@
-"""``scope`` and ``list`` of the dump settings as one function on record names."""
+"""Which records are kept: ``scope``, ``list`` and ``risk_level`` of the dump settings, asked by the recorder call by call."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from msprobe_engine.dump import risk
+from msprobe_engine.dump.patterns import NamePatterns
+from msprobe_engine.settings.schema import DumpSettings
+
+FORWARD, BACKWARD = 1, 2
+BOTH = FORWARD | BACKWARD
 
 
-def name_filter(scope: Sequence[str], names: Sequence[str]) -> Callable[[str], bool] | None:
-    """A function that says whether a record is kept; None when all are.
+class Base(NamedTuple):
+    """What is known of all calls of one module or API, before any of them.
+
+    Attributes:
+        possible: a call can be kept for its own name.
+        certain: every call is, so names need not be looked at.
+    """
+
+    possible: bool
+    certain: bool
+
+
+ALWAYS, NEVER = Base(True, True), Base(False, False)
+
+
+class RecordFilter:
+    """The filter of one capture.
 
     Args:
-        scope: [first, last] record names: kept from the first to the last one, both included, in the order of execution.
-        names: kept when one of these is a part of the record's name. With a scope as well, both must hold.
+        scope: [first, last] record names or nothing. What happens between the start of the first and the end of the last is kept:
+            a record that starts before has no inputs, one that ends after has no output.
+        names: elements of ``list``, see `msprobe_engine.dump.patterns`.
+        level: at ``mix`` everything inside the call of a listed module is kept too.
+        risk_level: class of APIs, when there is neither scope nor list.
     """
-    if not scope and not names:
-        return None
-    within = _Range(*scope) if scope else None
 
-    def wanted(name: str) -> bool:
-        inside = within(name) if within is not None else True
-        return inside and (not names or any(n in name for n in names))
+    def __init__(self, scope: Sequence[str] = (), names: Sequence[str] = (), level: str = "mix", risk_level: str = "ALL") -> None:
+        self.range = Range(*scope) if scope else None
+        self.names = NamePatterns(names) if names else None
+        self.expands = level == "mix" and bool(names)
+        self.risk_level = risk_level if not scope and not names else "ALL"
+        self.nodes = level == "mix" and self.risk_level != "ALL"
+        """Calls that the risk level leaves out are nodes of construct.json, as in the existing tool."""
+        self._modules: dict[str, Base] = {}
+        self._apis: dict[str, Base] = {}
 
-    return wanted
+    def module(self, base: str) -> Base:
+        """Calls of the module ``Module.{path}.{Class}``."""
+        if self.names is None:
+            return ALWAYS
+        found = self._modules.get(base)
+        if found is None:
+            found = self._modules[base] = Base(*self.names.module(base))
+        return found
+
+    def api(self, base: str) -> Base:
+        """Calls of the API ``{Prefix}.{api}``."""
+        found = self._apis.get(base)
+        if found is None:
+            found = self._apis[base] = self._api(base)
+        return found
+
+    def _api(self, base: str) -> Base:
+        if self.names is not None:
+            return Base(*self.names.api(base))
+        prefix, _, api = base.rpartition(".")
+        return ALWAYS if risk.recorded(self.risk_level, prefix, api) else NEVER
+
+    def directions(self, base: Base, name: str, backward_name: str) -> int:
+        """Which records of a call its own name keeps: `FORWARD`, `BACKWARD`, both or 0."""
+        if base.certain or self.names is None:
+            return BOTH if base.possible else 0
+        if not base.possible:
+            return 0
+        return (FORWARD if self.names(name) else 0) | (BACKWARD if self.names(backward_name) else 0)
+
+    def starts(self, name: str) -> bool:
+        """A record starts. Is the range open, or is this its begin?"""
+        return self.range is None or self.range.starts(name)
+
+    def ends(self, name: str) -> bool:
+        """A record ends. Was the range open until now?"""
+        return self.range is None or self.range.ends(name)
+
+    def wants(self, name: str) -> bool:
+        """Is a record kept that has no duration (a collective, parameter gradients)?"""
+        started = self.starts(name)
+        return self.ends(name) and started and (self.names is None or self.names(name))
+
+    def end_step(self) -> None:
+        """Names start anew."""
+        if self.range is not None:
+            self.range.open = False
 
 
-class _Range:
-    """On from the first mention of `first` to the last mention of `last`; the same call is asked about at its start and its end."""
+class Range:
+    """Open from the start of the record `first` to the end of the record `last`; both may be the same, or lie inside each other."""
 
     def __init__(self, first: str, last: str) -> None:
         self._first, self._last = first, last
-        self._open = False
-        self._closing = False
+        self.open = False
 
-    def __call__(self, name: str) -> bool:
+    def starts(self, name: str) -> bool:
+        """A record starts."""
         if name == self._first:
-            self._open, self._closing = True, False
-        elif self._closing and name != self._last:
-            self._open = self._closing = False
-        if self._open and name == self._last:
-            self._closing = True
-        return self._open
+            self.open = True
+        return self.open
+
+    def ends(self, name: str) -> bool:
+        """A record ends."""
+        was = self.open
+        if was and name == self._last:
+            self.open = False
+        return was
+
+
+def record_filter(dump: DumpSettings) -> RecordFilter | None:
+    """The filter of dump settings; None when everything is kept."""
+    if not dump.scope and not dump.list and dump.risk_level == "ALL":
+        return None
+    return RecordFilter(dump.scope, dump.list, dump.level, dump.risk_level)
+
+
+def name_filter(scope: Sequence[str], names: Sequence[str]) -> Callable[[str], bool] | None:
+    """A function that says whether a record is kept; None when all are."""
+    return RecordFilter(scope, names).wants if scope or names else None
