@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from weakref import ref as weak
@@ -154,6 +155,40 @@ class TorchBackend:
                 if row >= 0:
                     step.host.clear(row)
                 return self._without(description, f"{type(error).__name__}: {str(error)[:80]}")
+
+    def reduce_part_of(self, tensor: Any, index_of: Callable[[Sequence[int]], Any]) -> TensorRef:
+        """`reduce` for a part of a tensor, cut from its data by what `index_of` gives for their shape (None: the whole). The
+        description has the shape of the part, and ``full_shape``. Parts of the same tensor in the same version have the same row."""
+        step, row = self._step, -1
+        key = ~id(tensor)  # not where the row of the whole is
+        try:
+            found = step.seen.get(key)
+            if found is not None and found[1] == tensor._version and found[0]() is tensor:
+                return found[2]
+        except Exception:
+            pass
+        try:
+            with quiet():
+                data, description, why = _describe.resolve(tensor)
+                index = index_of(description.shape if data is None else data.shape)
+                if index is None:
+                    return self.reduce_unshielded(tensor)
+                shape = _describe.shape_of_part(description.shape, index) if data is None else (data := data[index]).shape
+                description = _describe.of_part(description, tuple(shape))
+                if data is not None:
+                    why = self._unfit(data)
+                if data is None or why:
+                    return self._without(description, why)
+                row = next(step.numbers)
+                self._launch(step, data, row)
+                made = TensorRef(row, description)
+                if not tensor.is_inference():
+                    step.seen[key] = (weak(tensor), tensor._version, made)
+                return made
+        except Exception as error:
+            if row >= 0:
+                step.host.clear(row)
+            return self._without(self._described(tensor), f"{type(error).__name__}: {str(error)[:80]}")
 
     def _reduce_any(self, step: Step, tensor: Any) -> TensorRef:
         """Every tensor that is not plain, contiguous and known; and the first of each kind that is."""

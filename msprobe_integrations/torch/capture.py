@@ -16,6 +16,7 @@ from msprobe_engine.records import Entry, TensorDescription, TensorRef
 from msprobe_integrations.torch.api import ApiCapture
 from msprobe_integrations.torch.modules import ModuleCapture
 from msprobe_integrations.torch.recorder import Recorder
+from msprobe_integrations.torch.slices import Slices
 
 
 class Capture:
@@ -24,7 +25,7 @@ class Capture:
     Args:
         pipeline: where entries go.
         level: ``L0`` modules, ``L1`` APIs, ``mix`` both.
-        stacks, data_mode, wanted: see `Recorder`.
+        stacks, data_mode, wanted, slices: see `Recorder`.
         record_collectives: make entries of collectives; None: at L1 and mix. They are watched at every level, because they change
             tensors without telling.
         optimizer_calls: see the torch calls inside ``optimizer.step()`` too.
@@ -38,6 +39,7 @@ class Capture:
         stacks: bool = True,
         data_mode: Sequence[str] = ("all",),
         wanted: Callable[[str], bool] | None = None,
+        slices: Slices | None = None,
         record_collectives: bool | None = None,
         optimizer_calls: bool = True,
     ) -> None:
@@ -48,7 +50,7 @@ class Capture:
         self._collecting = False
         self._optimizer_hooks: list[Any] = []
         self._collector = StepCollection()
-        self.recorder = Recorder(pipeline, stacks=stacks, data_mode=data_mode, wanted=wanted)
+        self.recorder = Recorder(pipeline, stacks=stacks, data_mode=data_mode, wanted=wanted, slices=slices)
         self.modules = ModuleCapture(self.recorder, self._is_on, self._is_collecting) if level in ("L0", "mix") else None
         self.api = ApiCapture(self.recorder, self._is_on) if level in ("L1", "mix") else None
         self.collectives: Any = None

@@ -17,6 +17,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -189,6 +190,18 @@ def of(tensor: Tensor, text: str, extra: tuple[tuple[str, Any], ...] = ()) -> Te
     """Description by the tensor's own shape, dtype and device; symbolic sizes become -1."""
     shape = tuple(s if type(s) is int else -1 for s in tensor.shape)
     return intern(text, str(tensor.dtype), shape, tensor.requires_grad, str(tensor.device), extra)
+
+
+def of_part(whole: TensorDescription, shape: tuple[int, ...]) -> TensorDescription:
+    """Description of a part of a tensor: its shape, and that of the whole as ``full_shape``."""
+    extra = (*whole.extra, ("full_shape", list(whole.shape)))
+    return intern(whole.type, whole.dtype, shape, whole.requires_grad, whole.device, extra)
+
+
+def shape_of_part(shape: Sequence[int], index: Sequence[slice]) -> tuple[int, ...]:
+    """Shape of ``tensor[index]`` for a tensor of this shape."""
+    cut = tuple(len(range(*part.indices(n))) if n >= 0 else n for n, part in zip(shape, index))
+    return (*cut, *shape[len(cut) :])
 
 
 def intern(

@@ -23,6 +23,7 @@ from msprobe_engine.writer import Writer
 from msprobe_integrations.torch.backend import CHECKSUMS, TorchBackend
 from msprobe_integrations.torch.capture import Capture
 from msprobe_integrations.torch.filters import name_filter
+from msprobe_integrations.torch.slices import Slices
 
 _log = get_logger()
 Models = nn.Module | Sequence[nn.Module]
@@ -63,8 +64,14 @@ class DumpRun:
         self.backend.want_digest = dump.summary_mode == "digest"
         self.backend.want_checksum = CHECKSUMS.get(dump.summary_mode, "")
         self.root = Path(dump.dump_path) if dump.dump_path else Path(settings.output_dir) / "dump"
+        self.slices = Slices(self.backend, dump.slice) if dump.slice or dump.request_id is not None else None
         self.capture = Capture(
-            self.pipeline, dump.level, stacks=dump.extra_info, data_mode=dump.data_mode, wanted=name_filter(dump.scope, dump.list)
+            self.pipeline,
+            dump.level,
+            stacks=dump.extra_info,
+            data_mode=dump.data_mode,
+            wanted=name_filter(dump.scope, dump.list),
+            slices=self.slices,
         )
         self.window = Window(dump.rank, dump.step)
 

@@ -14,6 +14,7 @@ from msprobe_engine.records import Entry, TensorRef
 from msprobe_integrations.torch.backward import Edge, GradientWatch, edge, sequence_number
 from msprobe_integrations.torch.calls import Call, CallStack, Numbering, current_graph_task
 from msprobe_integrations.torch.raw import RawMemory
+from msprobe_integrations.torch.slices import Slices
 from msprobe_integrations.torch.stacks import Stacks
 from msprobe_integrations.torch.structure import convert
 
@@ -44,16 +45,25 @@ class Recorder:
         stacks: record call stacks.
         data_mode: ``all`` or a subset of input, output, forward, backward, as the dump settings have it.
         wanted: says whether a record of this name is kept; None keeps all.
+        slices: cuts of tensors before anything is taken of them; None: there are none.
     """
 
     def __init__(
-        self, pipeline: Pipeline, *, stacks: bool = True, data_mode: Sequence[str] = ("all",), wanted: Filter | None = None
+        self,
+        pipeline: Pipeline,
+        *,
+        stacks: bool = True,
+        data_mode: Sequence[str] = ("all",),
+        wanted: Filter | None = None,
+        slices: Slices | None = None,
     ) -> None:
         self.pipeline = pipeline
         self.raw = RawMemory()
         self.reduce_gradient = pipeline.backend.reduce
         # without the look for modes on torch's stack, which are off where `reduce` is called
         self._reduce = getattr(pipeline.backend, "reduce_unshielded", pipeline.backend.reduce)
+        if slices is not None:
+            self.reduce_gradient = self._reduce = slices.reduce
         self.stack = CallStack()
         self.numbers = Numbering()
         self.stacks = Stacks() if stacks else None
