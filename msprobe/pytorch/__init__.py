@@ -7,8 +7,19 @@ from msprobe_engine.errors import MissingExtraError
 if find_spec("torch") is None:
     raise MissingExtraError("torch", "torch", "msprobe.pytorch")
 
+from msprobe_engine.compare.single import SingleComparator
 from msprobe_integrations.torch.debugger import PrecisionDebugger
 from msprobe_integrations.torch.probe import TorchProbe
 from msprobe_integrations.torch.seeds import random_save, random_save_end, seed_all, undo_seed_all
+from msprobe_integrations.torch.single_save import SingleSave
 
-__all__ = ["PrecisionDebugger", "TorchProbe", "random_save", "random_save_end", "seed_all", "undo_seed_all"]
+__all__ = [
+    "PrecisionDebugger",
+    "SingleComparator",
+    "SingleSave",
+    "TorchProbe",
+    "random_save",
+    "random_save_end",
+    "seed_all",
+    "undo_seed_all",
+]

@@ -1,0 +1,159 @@
+"""Compares what `SingleSave` wrote in two runs: one sheet per key."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from msprobe_engine.compare import sheet
+from msprobe_engine.compare.arrays import difference
+from msprobe_engine.dump.layout import make_directories
+from msprobe_engine.errors import DumpFormatError, SinkError, UsageError
+from msprobe_engine.log import get_logger, one_line
+
+_log = get_logger()
+_NUMBERED = re.compile(r"(step|rank|micro_step)([0-9]{1,18})")
+_INDEX = re.compile(r".*_([0-9]{1,9})", re.DOTALL)
+
+HEADER = (
+    *("step", "rank", "micro_step", "id", "shape1", "shape2"),
+    *("相同元素百分比(%)", "首个不匹配元素索引", "最大绝对误差", "最大相对误差"),
+    *("误差在千分之一内元素占比(%)", "误差在百分之一内元素占比(%)"),
+)
+"""Columns as the existing tool has them: share of equal elements, index of the first unequal one, largest absolute and relative
+error, share of elements within one thousandth and one hundredth."""
+
+
+class Place(NamedTuple):
+    """Where an array belongs. `part` is the position in a list (an int), the key in a dict or the path through both."""
+
+    step: int
+    rank: int
+    micro_step: int
+    part: str
+
+
+class SingleComparator:
+    """Compares two directories that `SingleSave` wrote, of this tool or of the existing one."""
+
+    result_header = list(HEADER)
+
+    @classmethod
+    def compare(
+        cls,
+        dir1: str | Path,
+        dir2: str | Path,
+        output_path: str | Path = "./msprobe_compare_output",
+        num_processes: int = 8,
+        file_format: str = "xlsx",
+    ) -> list[Path]:
+        """Write one sheet per key that either directory has: ``{output_path}/{key}.xlsx``, one row per array that both have.
+
+        Args:
+            dir1, dir2: what was given to `SingleSave`.
+            num_processes: how many keys are compared at the same time.
+            file_format: ``xlsx`` (needs the extra ``xlsx``) or ``csv``.
+
+        Returns:
+            The files.
+
+        Raises:
+            UsageError: an argument is wrong.
+            DumpFormatError: a directory holds nothing that `SingleSave` wrote.
+            MissingExtraError: xlsx without the package for it.
+            SinkError: a file cannot be written.
+        """
+        if file_format not in sheet.FORMATS:
+            raise UsageError(f"SingleComparator: file_format is {file_format!r}; allowed: {', '.join(sheet.FORMATS)}")
+        if not isinstance(num_processes, int) or isinstance(num_processes, bool) or num_processes < 1:
+            raise UsageError(f"SingleComparator: num_processes is {num_processes!r}; allowed: an int >= 1")
+        sheet.check_format(file_format)
+        first, second = _keys(dir1), _keys(dir2)
+        try:
+            make_directories(os.fspath(output_path))
+        except OSError as error:
+            raise SinkError(f"cannot create {output_path}: {error.strerror or error}; name another output directory") from error
+
+        def one(key: str) -> Path:
+            path = Path(output_path) / f"{key}.{file_format}"
+            sheet.write_sheet(path, HEADER, _rows(key, _arrays(first.get(key)), _arrays(second.get(key))))
+            return path
+
+        # threads: the time goes into numpy and reading files, which let other threads run
+        with ThreadPoolExecutor(min(num_processes, 64)) as pool:
+            return list(pool.map(one, sorted(first.keys() | second.keys())))
+
+
+def _keys(root: str | Path) -> dict[str, Path]:
+    data = Path(root) / "data"
+    if not data.is_dir():
+        raise DumpFormatError(f"{data}: no such directory; give the directory that SingleSave was given")
+    return {entry.name: Path(entry.path) for entry in os.scandir(data) if entry.is_dir()}
+
+
+def _numbered(path: Path, word: str) -> Iterator[tuple[int, Path]]:
+    for entry in os.scandir(path):
+        match = _NUMBERED.fullmatch(entry.name)
+        if match and match[1] == word and entry.is_dir():
+            yield int(match[2]), Path(entry.path)
+
+
+def _arrays(key: Path | None) -> dict[Place, Path]:
+    """The array files of one key. Without micro steps (``save_ex``) the files lie in the rank directory: micro step 0."""
+    found: dict[Place, Path] = {}
+    if key is None:
+        return found
+    for step, steps in _numbered(key, "step"):
+        for rank, ranks in _numbered(steps, "rank"):
+            for micro, directory in ((0, ranks), *_numbered(ranks, "micro_step")):
+                for entry in os.scandir(directory):
+                    if entry.name.endswith(".npy") and entry.is_file():
+                        found[Place(step, rank, micro, _part(entry.name[:-4], key.name))] = Path(entry.path)
+    return found
+
+
+def _part(stem: str, key: str) -> str:
+    if stem.startswith(f"{key}."):
+        return stem[len(key) + 1 :]
+    index = _INDEX.fullmatch(stem)
+    return index[1] if stem != key and index else "0"
+
+
+def _order(place: Place) -> tuple[Any, ...]:
+    return (*place[:3], [(0, int(p), "") if p.isdecimal() else (1, 0, p) for p in place.part.split(".")])
+
+
+def _rows(key: str, first: dict[Place, Path], second: dict[Place, Path]) -> list[list[sheet.Cell]]:
+    rows: list[list[sheet.Cell]] = []
+    lonely = sorted(first.keys() ^ second.keys(), key=_order)
+    if lonely:
+        p = lonely[0]
+        first_of_them = f"step {p.step}, rank {p.rank}, micro step {p.micro_step}, id {one_line(p.part)}"
+        _log.warning("%s: %d arrays are in one directory only and are not compared: %s ...", one_line(key), len(lonely), first_of_them)
+    for place in sorted(first.keys() & second.keys(), key=_order):
+        try:
+            a, b = _load(first[place]), _load(second[place])
+        except DumpFormatError as error:
+            _log.error("%s", error)
+            continue
+        part: sheet.Cell = int(place.part) if place.part.isdecimal() else place.part
+        rows.append([*place[:3], part, str(list(a.shape)), str(list(b.shape)), *difference(a, b)])
+    return rows
+
+
+def _load(path: Path) -> npt.NDArray[Any]:
+    """The array of a file, mapped and not read; objects in it are never unpickled."""
+    try:
+        array: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DumpFormatError(f"{path}: is no array file ({error}); it is left out. Was it cut off while being written?") from None
+    if array.dtype.kind not in "biufc":
+        raise DumpFormatError(f"{path}: holds {array.dtype}; only numbers can be compared. It is left out")
+    return array
