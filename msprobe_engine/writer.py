@@ -59,7 +59,7 @@ class Writer:
         try:
             self._queue.put(job, timeout=PATIENCE_SECONDS)
         except queue.Full:
-            self._count("writer queue")
+            self.lose("writer queue")
             error = TimeoutError(f"{what} dropped: {QUEUE_LENGTH} frames are waiting and nothing was written for {PATIENCE_SECONDS:g} s")
             self._faults.fail("writer queue", error, disable=False, hint="is the output file system hanging? dropped frames are counted")
 
@@ -67,6 +67,9 @@ class Writer:
         """Wait until everything queued so far is written, at most `CLOSE_SECONDS`."""
         if self._thread is None or os.getpid() != self._process:
             return
+        for sink in self.sinks:
+            if (drain := getattr(sink, "drain", None)) is not None:  # tensor files: minutes of work are no hanging file system
+                drain()
         done = threading.Event()
         until = time.monotonic() + CLOSE_SECONDS
         try:
@@ -75,7 +78,7 @@ class Writer:
         except queue.Full:
             written = False
         if not written:
-            self._count("writer queue")
+            self.lose("writer queue")
             error = TimeoutError(f"{self._queue.qsize()} frames were not written within {CLOSE_SECONDS:g} s")
             self._faults.fail("writer queue", error, disable=False, hint="is the output file system hanging? the run does not wait for it")
             return
@@ -99,7 +102,11 @@ class Writer:
             except Exception as error:
                 self._fail(sink, error)
         if self.lost:
-            _log.error("lost while writing, in frames: %s", ", ".join(f"{name} {count}" for name, count in sorted(self.lost.items())))
+            _log.error("lost while writing: %s", ", ".join(f"{name} {count}" for name, count in sorted(self.lost.items())))
+
+    def lose(self, name: str, count: int = 1) -> None:
+        """Count what was lost: frames, or tensors."""
+        self.lost[name] = self.lost.get(name, 0) + count
 
     def _run(self) -> None:
         while (job := self._queue.get()) is not None:
@@ -116,8 +123,5 @@ class Writer:
                 self._fail(sink, error)
 
     def _fail(self, sink: Sink, error: Exception) -> None:
-        self._count(sink.name)
+        self.lose(sink.name)
         self._faults.fail(f"sink {sink.name}", error, disable=False, hint="later steps are tried again; what is lost is counted")
-
-    def _count(self, name: str) -> None:
-        self.lost[name] = self.lost.get(name, 0) + 1

@@ -3,6 +3,7 @@
 {root}/step{N}/rank{R}/    of a distributed run; without a rank: proc{pid} (26.2.0 and this tool), rank (8.1.1)
     dump.json  stack.json  construct.json    level debug: debug.json only
     dump_tensor_data/                        one file per saved tensor
+    not_saved.json                           tensors that were asked for and have no file, with the reason
     .incomplete                              there while the step is not finished
     .frame.bin                               frame log, there until dump.json is (see `msprobe_engine.dump.framelog`)
 """
@@ -21,8 +22,9 @@ DUMP, STACK, CONSTRUCT, DEBUG = "dump.json", "stack.json", "construct.json", "de
 TENSORS = "dump_tensor_data"
 RERUN = "rerun"
 """In an incident directory: the dump of the second run of a step, laid out like any other."""
+NOT_SAVED = "not_saved.json"
 MARKER, FRAME_LOG = ".incomplete", ".frame.bin"
-OWN_FILES = (DUMP, DEBUG, STACK, CONSTRUCT, FRAME_LOG, MARKER)
+OWN_FILES = (DUMP, DEBUG, STACK, CONSTRUCT, NOT_SAVED, FRAME_LOG, MARKER)
 """What a new run replaces in a step/rank directory that it writes, besides `TENSORS`."""
 
 _STEP = re.compile(r"step([0-9]{1,18})")

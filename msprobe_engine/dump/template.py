@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from msprobe_engine import names
 from msprobe_engine.dump import text as _text
+from msprobe_engine.dump.tensor_names import file_name, holds_gradients, place_of
 from msprobe_engine.dump.text import Float64, Int32, Template
-from msprobe_engine.records import Entry, Opaque, TensorDescription, TensorRef
+from msprobe_engine.records import Entry, Opaque, TensorRef
 
 _log = logging.getLogger("msprobe.dump")
 _quoted = json.encoder.encode_basestring_ascii  # json.dumps of a str, without the way through the encoder
+Flags = npt.NDArray[np.bool_]
 _ENTRY_DEPTH = 2  # indentation of a record name in dump.json
 
 
@@ -31,14 +34,14 @@ class Options(NamedTuple):
     Attributes:
         data_mode: subset of ``input``, ``output``, ``forward``, ``backward``; ``("all",)``: everything. An axis that is not named is
             not filtered. Input only leaves ``parameters`` out, as 26.2.0 does.
-        data_names: tensors get the name of their file (task tensor).
+        saves: says whether the tensors of a record are saved and get the name of their file; None: no record's are.
         suffix: of tensor files.
         summary_mode: ``md5`` adds the CRC-32 to the statistics of tensors, ``xor`` writes the XOR in place of them; ``statistics``
             and ``digest`` are the same here.
     """
 
     data_mode: tuple[str, ...] = ("all",)
-    data_names: bool = False
+    saves: Callable[[str], bool] | None = None
     suffix: str = ".pt"
     summary_mode: str = "statistics"
 
@@ -67,6 +70,7 @@ class EntryText(NamedTuple):
     ops: Int32
     slots: list[int]
     floats: list[float]
+    saved: list[bool]
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,7 @@ class Layout:
         n_slots, n_floats: number of tensors and float scalars.
         construct: text of construct.json.
         micro_steps: number of micro batches, 1 when unknown.
+        saved: [n_slots] bool, which tensors have a row that is saved.
     """
 
     entries: list[Entry]
@@ -87,6 +92,7 @@ class Layout:
     n_floats: int
     construct: str
     micro_steps: int = 1
+    saved: Flags | None = None
     stack_files: list[tuple[list[list[str]], str]] = field(default_factory=list, compare=False)
 
     def stack(self, stacks: list[list[str]]) -> str:
@@ -114,25 +120,35 @@ class LayoutCache:
         self._layouts: list[Layout] = []
         self._entries: dict[str, EntryText] = {}
 
-    def find(self, entries: list[Entry], level: str) -> tuple[Layout, Int32, Float64]:
-        """The layout of `entries`, the rows of its tensors ([n_slots] int32, -1: none) and its float scalars ([n_floats])."""
+    def find(
+        self, entries: list[Entry], level: str, rows: Flags | None = None, lost: frozenset[str] = frozenset()
+    ) -> tuple[Layout, Int32, Float64]:
+        """The layout of `entries`, the rows of its tensors ([n_slots] int32, -1: none) and its float scalars ([n_floats]).
+
+        Args:
+            rows: [n] bool, whether a row is saved; the last one False, for rows behind the end. None: nothing is saved.
+            lost: file names that are missing although their row is saved.
+        """
+        if lost:
+            return self._build(list(entries), level, rows, lost)
         for i, layout in enumerate(self._layouts):
             slots, floats = np.empty(layout.n_slots, np.int32), np.empty(layout.n_floats, np.float64)
-            if _text.same_layout(entries, layout.entries, slots, floats):
+            if _text.same_layout(entries, layout.entries, slots, floats) and _same_saved(layout.saved, slots, rows):
                 if i:
                     self._layouts.insert(0, self._layouts.pop(i))
                 return layout, slots, floats
-        layout, slots, floats = self._build(list(entries), level)
+        layout, slots, floats = self._build(list(entries), level, rows, lost)
         self._layouts.insert(0, layout)
         del self._layouts[self._size :]
         return layout, slots, floats
 
-    def _build(self, entries: list[Entry], level: str) -> tuple[Layout, Int32, Float64]:
+    def _build(self, entries: list[Entry], level: str, rows: Flags | None, lost: frozenset[str]) -> tuple[Layout, Int32, Float64]:
         pieces: dict[str, tuple[EntryText, int, int]] = {}
         slots: list[int] = []
         floats: list[float] = []
+        saved: list[bool] = []
         for entry in entries:
-            piece = self._entry(entry)
+            piece = self._entry(entry, rows) if not lost else entry_text(entry, self._options, rows, lost)
             if piece.text:
                 if entry.name in pieces:
                     _log.warning("record '%s' was seen twice in one step; the dump keeps the later one", entry.name)
@@ -140,6 +156,7 @@ class LayoutCache:
                 pieces[entry.name] = (piece, len(slots), len(floats))
             slots += piece.slots
             floats += piece.floats
+            saved += piece.saved
         if len(self._entries) > self.MAX_ENTRIES:
             self._entries.clear()
         kept = list(pieces.values())
@@ -155,23 +172,33 @@ class LayoutCache:
         body = "{\n" + ",\n".join(texts) + "\n }" if texts else "{}"
         template = Template(body.encode("ascii"), np.ascontiguousarray(ops))
         construct = "{}" if level == "L1" else _construct_json(entries, self._micro_steps)
-        layout = Layout(entries, template, len(slots), len(floats), construct, max([0, *(e.micro_step for e in entries)]) + 1)
+        micro_steps = max([0, *(e.micro_step for e in entries)]) + 1
+        flags = None if rows is None else np.array(saved, np.bool_)
+        layout = Layout(entries, template, len(slots), len(floats), construct, micro_steps, flags)
         return layout, np.array(slots, np.int32), np.array(floats, np.float64)
 
-    def _entry(self, entry: Entry) -> EntryText:
+    def _entry(self, entry: Entry, rows: Flags | None) -> EntryText:
         known = self._entries.get(entry.name)
         if known is not None:
             slots, floats = np.empty(len(known.slots), np.int32), np.empty(len(known.floats), np.float64)
-            if _text.same_layout([entry], [known.entry], slots, floats):
+            saved = None if rows is None else np.array(known.saved, np.bool_)
+            if _text.same_layout([entry], [known.entry], slots, floats) and _same_saved(saved, slots, rows):
                 return known._replace(slots=slots.tolist(), floats=floats.tolist())
-        made = entry_text(entry, self._options)
+        made = entry_text(entry, self._options, rows)
         self._entries[entry.name] = made
         return made
 
 
-def entry_text(entry: Entry, options: Options) -> EntryText:
-    """The text of one entry as a member of ``data``; empty when `options` leave the entry out."""
-    builder = _Builder(entry.name, options)
+def _same_saved(saved: Flags | None, slots: Int32, rows: Flags | None) -> bool:
+    """Do the rows in `slots` have files as `saved` says?"""
+    if rows is None or saved is None:
+        return rows is saved
+    return bool((rows[np.minimum(slots, len(rows) - 1)] == saved).all())
+
+
+def entry_text(entry: Entry, options: Options, rows: Flags | None = None, lost: frozenset[str] = frozenset()) -> EntryText:
+    """The text of one entry as a member of ``data``; empty when `options` leave the entry out. `rows`, `lost`: see `LayoutCache.find`."""
+    builder = _Builder(entry.name, options, rows, lost)
     wanted = options.sections(entry)
     saved = isinstance(names.parse(entry.name), names.DebugName)
     builder.put(f"{' ' * _ENTRY_DEPTH}{json.dumps(entry.name)}: ")
@@ -184,7 +211,7 @@ def entry_text(entry: Entry, options: Options) -> EntryText:
             builder.structure(structure, _ENTRY_DEPTH, "" if len(entry.sections) == 1 else section)
             continue
         builder.put(f"{'' if first else ','}\n{' ' * (_ENTRY_DEPTH + 1)}{json.dumps(section)}: ")
-        builder.structure(structure, _ENTRY_DEPTH + 1, _PLACE.get(section, section))
+        builder.structure(structure, _ENTRY_DEPTH + 1, place_of(section))
         if section in wanted:
             first = False
         else:  # its tensors keep their slots, its text goes
@@ -198,17 +225,20 @@ def entry_text(entry: Entry, options: Options) -> EntryText:
             first = False
         builder.put("}" if first else f"\n{' ' * _ENTRY_DEPTH}}}")
     if not wanted and entry.sections:
-        return EntryText(entry, "", np.zeros((0, 4), np.int32), builder.slots, builder.floats)
-    return EntryText(entry, "".join(builder.parts), np.array(builder.ops, np.int32).reshape(-1, 4), builder.slots, builder.floats)
-
-
-_PLACE = {"input_args": "input", "input_kwargs": "kwargs"}
+        return EntryText(entry, "", np.zeros((0, 4), np.int32), builder.slots, builder.floats, builder.saved)
+    ops = np.array(builder.ops, np.int32).reshape(-1, 4)
+    return EntryText(entry, "".join(builder.parts), ops, builder.slots, builder.floats, builder.saved)
 
 
 class _Builder:
     """Collects text and operations."""
 
-    def __init__(self, name: str, options: Options) -> None:
+    def __init__(self, name: str, options: Options, rows: Flags | None, lost: frozenset[str]) -> None:
+        self.saved: list[bool] = []
+        self._rows = rows if rows is not None and options.saves is not None and options.saves(name) else None
+        self._all_rows = rows
+        self._lost = lost
+        self._gradients = holds_gradients(name)
         self.parts: list[str] = []
         self.length = 0
         self.ops: list[tuple[int, int, int, int]] = []
@@ -236,6 +266,7 @@ class _Builder:
         elif node is None or depth > _text.MAX_DEPTH - 4:
             self.put("null")
             _count(node, self.slots, self.floats, depth)
+            self.saved += [False] * (len(self.slots) - len(self.saved))
         elif isinstance(node, (dict, list)):
             members: list[tuple[str, str, Any]]
             if isinstance(node, dict):
@@ -276,7 +307,7 @@ class _Builder:
         self.ops.append((self.length, kind, depth, len(self.slots)))
         if description.requires_grad is not None:
             self.put(f',\n{indent}"requires_grad": {"true" if description.requires_grad else "false"}')
-        data_name = self._data_name(description, place)
+        data_name = self._data_name(ref.row, place)
         if data_name:
             self.put(f',\n{indent}"data_name": {json.dumps(data_name)}')
         if self._options.summary_mode == "md5":
@@ -285,12 +316,18 @@ class _Builder:
             self.put(f",\n{indent}{json.dumps(str(key))}: {json_text(value, depth)}")
         self.ops.append((self.length, _text.TAIL, depth, len(self.slots)))
         self.slots.append(ref.row if ref.row >= 0 else -1)
+        self.saved.append(_has(self._all_rows, ref.row))
         self.put(f"\n{' ' * (depth - 1)}}}")
 
-    def _data_name(self, description: TensorDescription, place: str) -> str | None:
-        if not self._options.data_names or description.device == "meta":
+    def _data_name(self, row: int, place: str) -> str | None:
+        if not _has(self._rows, row):
             return None
-        return names.tensor_file(self._name, place, self._options.suffix)
+        name = file_name(self._name, place, self._options.suffix, self._gradients)
+        return None if name in self._lost else name
+
+
+def _has(rows: Flags | None, row: int) -> bool:
+    return rows is not None and 0 <= row < len(rows) and bool(rows[row])
 
 
 def _count(node: Any, slots: list[int], floats: list[float], depth: int) -> None:

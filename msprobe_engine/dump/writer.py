@@ -9,7 +9,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from msprobe_engine.dump import framelog, layout
 from msprobe_engine.dump import text as _text
 from msprobe_engine.dump.layout import DumpWriteError
 from msprobe_engine.dump.template import Layout, LayoutCache, Options
+from msprobe_engine.dump.tensors import Saved, TensorStore
 from msprobe_engine.dump.text import Float64, Int32
 from msprobe_engine.errors import UsageError
 from msprobe_engine.records import Frame
@@ -39,6 +40,7 @@ class _Prepared(NamedTuple):
     floats: Float64
     rows: Rows
     head: bytes
+    saved: Saved | None
 
 
 class DumpSink:
@@ -61,6 +63,7 @@ class DumpSink:
             ``digest``: the digest is written whenever a row has one, in every mode. A mode that is not ``statistics`` is named in
             the header.
         construct_micro_steps: construct.json as 26.2.0 writes it for Megatron, ``{node: [parent, micro step]}``. 8.1.1 cannot read that.
+        tensors: where tensors of the step are saved; dump.json is written after their files. None: none are saved.
 
     Raises:
         UsageError: an argument has a value that is not allowed.
@@ -80,6 +83,7 @@ class DumpSink:
         data_mode: Sequence[str] = ("all",),
         summary_mode: str = "statistics",
         construct_micro_steps: bool = False,
+        tensors: TensorStore | None = None,
     ) -> None:
         for value, allowed, what in ((level, ("L0", "L1", "mix", "debug"), "level"), (task, ("statistics", "tensor", "structure"), "task")):
             if value not in allowed:
@@ -94,11 +98,13 @@ class DumpSink:
         self.task = task
         self.framework = framework
         self._summary_mode = summary_mode
-        self._suffix = ".pt" if framework == "pytorch" else ".npy"
         self._extra_info = extra_info
         self._rank_directory = layout.rank_directory(rank)
         self._rank = rank
-        self._cache = LayoutCache(Options(tuple(data_mode), task == "tensor", self._suffix, summary_mode), construct_micro_steps)
+        self._tensors = tensors
+        saves = None if tensors is None else tensors.options.saves
+        suffix = ".pt" if framework == "pytorch" else ".npy"
+        self._cache = LayoutCache(Options(tuple(data_mode), saves, suffix, summary_mode), construct_micro_steps)
         self._lock = threading.Lock()
         self._begun: dict[int, str] = {}
         self._prepared: dict[int, _Prepared] = {}
@@ -116,6 +122,8 @@ class DumpSink:
             SinkError: it cannot be created.
         """
         path = str(self.directory(step))
+        if self._tensors is not None:
+            self._tensors.drop(step)
         marker = f"{path}/{layout.MARKER}"
         start = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         line = json.dumps({"step": step, "rank": self._rank, "pid": os.getpid(), "start": start}) + "\n"
@@ -134,6 +142,8 @@ class DumpSink:
         with self._lock:
             self._begun[step] = path
             self._prepared.pop(step, None)
+        if self._tensors is not None:
+            self._tensors.begin_step(step, path)
         return Path(path)
 
     def _remove_old(self, path: str, known: bool) -> None:
@@ -158,7 +168,7 @@ class DumpSink:
             SinkError: it cannot be written; nothing partial stays.
         """
         path = self._begun.get(frame.step) or str(self.begin_step(frame.step))
-        ready = self._prepare(frame)
+        ready = self._prepare(frame, None if self._tensors is None else self._tensors.so_far(frame.step))
         stack = ready.layout.stack(frame.stacks) if self._extra_info else ""
         construct = ready.layout.construct if self._extra_info else ""
         packed = self._packed
@@ -178,23 +188,31 @@ class DumpSink:
             while len(self._prepared) > 64:  # the writer dropped frames; they are in their logs
                 del self._prepared[next(iter(self._prepared))]
 
-    def _prepare(self, frame: Frame) -> _Prepared:
+    def _prepare(self, frame: Frame, saved: Saved | None) -> _Prepared:
         level = frame.level or self.level
         header: dict[str, object] = {"task": self.task, "level": level, "framework": frame.framework or self.framework}
-        header["dump_data_dir"] = str(self.directory(frame.step) / layout.TENSORS) if self.task == "tensor" else None
+        header["dump_data_dir"] = str(self.directory(frame.step) / layout.TENSORS) if self._tensors is not None else None
+        if self._tensors is not None and self._tensors.packed:
+            header["tensor_format"] = "packed"
         header["nonfinite_counts"] = True  # a tensor without nan_count or inf_count has none
         if self._summary_mode != "statistics":
             header["summary_mode"] = self._summary_mode
         if not frame.complete:
             header["complete"] = False
-        if frame.lost:
-            header["lost"] = dict(frame.lost)
+        lost = dict(frame.lost)
+        if saved is not None:
+            lost |= {reason: lost.get(reason, 0) + count for reason, count in saved.late.items()}
+            if saved.waited >= 0.001:
+                header["tensor_wait_seconds"] = round(saved.waited, 3)
+        if lost:
+            header["lost"] = lost
+        rows, names = (None, frozenset[str]()) if saved is None else (saved.rows, saved.lost_names)
         with self._lock:
-            found, slots, floats = self._cache.find(frame.entries, level)
+            found, slots, floats = self._cache.find(frame.entries, level, rows, names)
         if found.micro_steps > 1:
             header["micro_steps"] = found.micro_steps
         head = (json.dumps(header, indent=1)[:-2] + ',\n "data": ').encode()
-        return _Prepared(frame, found, slots, floats, np.ascontiguousarray(frame.rows), head)
+        return _Prepared(frame, found, slots, floats, np.ascontiguousarray(frame.rows), head, saved)
 
     def write(self, frame: Frame, alerts: Sequence[Alert] = ()) -> None:  # noqa: ARG002 - alerts go to incident.json, not here
         """Write the files of a frame. A frame without entries is left out unless its step was begun.
@@ -210,8 +228,9 @@ class DumpSink:
             if not frame.entries:
                 return
             path = str(self.begin_step(frame.step))
-        if ready is None or ready.frame is not frame:
-            ready = self._prepare(frame)
+        saved = None if self._tensors is None else self._tensors.finish(frame.step)
+        if ready is None or ready.frame is not frame or not _same(ready.saved, saved):
+            ready = self._prepare(frame, saved)
         level = frame.level or self.level
         data = b"{}" if self.task == "structure" else _text.render(ready.layout.data, ready.slots, ready.rows, ready.floats)
         file = path
@@ -235,34 +254,10 @@ class DumpSink:
             while len(self._begun) > 1024:
                 del self._begun[next(iter(self._begun))]
 
-    def save_tensor(self, step: int, name: str, data: bytes | Callable[[Path], None]) -> Path:
-        """Save one tensor into ``dump_tensor_data`` of a step.
-
-        Args:
-            name: file name as `msprobe_engine.names.tensor_file` makes it.
-            data: the content, or a function that writes it to the path it is given.
-
-        Raises:
-            SinkError: it cannot be written; nothing partial stays.
-            UsageError: `name` is no plain file name.
-        """
-        if os.sep in name or "\0" in name or name.startswith("."):
-            raise UsageError(f"save_tensor: {name!r} is no plain file name; make it with msprobe_engine.names.tensor_file")
-        folder = (Path(self._begun[step]) if step in self._begun else self.begin_step(step)) / layout.TENSORS
-        path, temporary = folder / name, folder / f".{name}.tmp"
-        try:
-            folder.mkdir(mode=layout.DIRECTORY_MODE, exist_ok=True)
-            if callable(data):
-                data(temporary)
-                os.chmod(temporary, layout.FILE_MODE)
-            else:
-                layout.write_plain(temporary, [data])
-            os.rename(temporary, path)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise DumpWriteError(error, path) from error
-        return path
+    def drain(self) -> None:
+        """Wait until tensors that were copied are written, however long that takes, as long as anything is written at all."""
+        if self._tensors is not None:
+            self._tensors.drain()
 
     def flush(self) -> None:
         """Nothing waits in this process: every finished `write` has handed its bytes to the system."""
@@ -272,3 +267,11 @@ class DumpSink:
         with self._lock:
             self._prepared.clear()
             self._packed = None
+        if self._tensors is not None:
+            self._tensors.close()
+
+
+def _same(before: Saved | None, now: Saved | None) -> bool:
+    if before is None or now is None:
+        return before is now
+    return np.array_equal(before.rows, now.rows) and before[1:] == now[1:]

@@ -26,6 +26,10 @@ class SelectSink:
         if self._wanted(frame.step):
             self._sink.write(frame, alerts)
 
+    def drain(self) -> None:
+        if (drain := getattr(self._sink, "drain", None)) is not None:
+            drain()
+
     def flush(self) -> None:
         self._sink.flush()
 

@@ -275,7 +275,8 @@ def test_data_of_an_earlier_run(tmp_path: Path, caplog: pytest.LogCaptureFixture
     old = sink(tmp_path, task="tensor")
     for step in range(3):
         old.write(small_frame(step))
-        old.save_tensor(step, "Functional.linear.0.forward.input.0.pt", b"x")
+        (tmp_path / f"step{step}/rank3/dump_tensor_data").mkdir()
+        (tmp_path / f"step{step}/rank3/dump_tensor_data/Functional.linear.0.forward.input.0.pt").write_bytes(b"x")
     (tmp_path / "step0/rank3/notes.txt").write_text("mine")
     with caplog.at_level(logging.WARNING):
         new = sink(tmp_path)
@@ -287,20 +288,6 @@ def test_data_of_an_earlier_run(tmp_path: Path, caplog: pytest.LogCaptureFixture
     assert len([r for r in caplog.records if "earlier run" in r.getMessage()]) == 1
     assert sorted(p.name for p in (tmp_path / "step0/rank3").iterdir()) == ["construct.json", "dump.json", "notes.txt", "stack.json"]
     assert (tmp_path / "step2/rank3/dump_tensor_data/Functional.linear.0.forward.input.0.pt").exists()
-
-
-def test_saved_tensors(tmp_path: Path) -> None:
-    """Task tensor names each tensor's file in data_name, the saved files carry these names, and a name with a separator is refused."""
-    made = sink(tmp_path, task="tensor")
-    made.write(small_frame())
-    made.save_tensor(0, "Functional.linear.0.forward.input.0.pt", lambda p: p.write_bytes(b"y") and None)
-    dump = open_dump(tmp_path).load(0)
-    first = next(dict(dump.entries["Functional.linear.0.forward"].tensors()).values().__iter__())
-    path = dump.tensor_path(first)
-    assert path is not None
-    assert path.read_bytes() == b"y"
-    with pytest.raises(UsageError, match="plain file name"):
-        made.save_tensor(0, "../x.pt", b"")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,142 @@
+"""Tensor format ``files``: one ``.pt`` file per tensor, further names of the same tensor are hard links."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msprobe_engine import hostkernel
+from msprobe_engine.dump.diskquota import DiskQuota
+from msprobe_engine.dump.pttemplate import PtTemplate, Sample
+from msprobe_engine.dump.stepfiles import LOST, NOT_WRITTEN, OVER_QUOTA, WRITTEN, Payload, StepFiles
+
+Maker = Callable[[str, tuple[int, ...]], Sample]
+"""Lets the framework write a file for one dtype and shape."""
+
+_MOST_TEMPLATES = 4096
+
+
+class Templates:
+    """Templates by dtype and shape, made when they are needed first.
+
+    Args:
+        make: see `Maker`.
+    """
+
+    def __init__(self, make: Maker) -> None:
+        self._make = make
+        self._known: dict[tuple[str, tuple[int, ...]], PtTemplate] = {}
+
+    def overhead(self, dtype: str, shape: tuple[int, ...]) -> int:
+        """Bytes of a file besides the tensor's; while that is not known, more than they can be."""
+        found = self._known.get((dtype, shape))
+        return found.overhead if found is not None else 4096 + 64 * len(shape)
+
+    def get(self, dtype: str, shape: tuple[int, ...]) -> PtTemplate:
+        """The template. Whatever the framework raises goes through."""
+        found = self._known.get((dtype, shape))
+        if found is None:
+            if len(self._known) >= _MOST_TEMPLATES:  # shapes that never repeat must not fill the memory
+                self._known.clear()
+            found = self._known[(dtype, shape)] = PtTemplate(self._make(dtype, shape))
+        return found
+
+
+class LooseFiles:
+    """The files of one step. All methods run on writer threads.
+
+    Args:
+        files: the step.
+        templates: of the run.
+        quota: of the run.
+        release: called when the bytes of a payload are not needed in memory any more.
+    """
+
+    def __init__(self, files: StepFiles, templates: Templates, quota: DiskQuota, release: Callable[[Payload], None]) -> None:
+        self._files = files
+        self._templates = templates
+        self._quota = quota
+        self._release = release
+
+    def content(self, payload: Payload) -> None:
+        """Write the bytes of a payload under a temporary name, and give the file the names that are known.
+
+        Raises:
+            OSError, DumpFormatError: they cannot be written, nothing of them stays.
+        """
+        files = self._files
+        template = self._templates.get(payload.dtype, payload.shape)
+        size = template.overhead + payload.nbytes
+        if size > payload.reserved and not self._quota.take(size - payload.reserved):
+            raise OSError(f"{OVER_QUOTA}: file headers are larger than expected")
+        self._quota.give(max(0, payload.reserved - size))
+        payload.reserved = size
+        tail = template.tail(hostkernel.crc32(payload.address, payload.nbytes))
+        temporary = f".{payload.row}.tmp"
+        files.write(temporary, [template.head, payload.view, memoryview(tail)])
+        self._release(payload)
+        with files.lock:
+            payload.where, payload.state = temporary, WRITTEN
+            names, payload.names = payload.names, []
+            for name in names:
+                self.named(payload, name)
+
+    def named(self, payload: Payload, name: str) -> None:
+        """One more name of a payload; the caller holds the lock of the step."""
+        files = self._files
+        payload.names.append(name)
+        if payload.state != WRITTEN:
+            return
+        assert payload.where is not None
+        try:
+            if len(payload.names) == 1:
+                files.rename(payload.where, name)
+                payload.where = name
+            else:
+                self._another(payload, name)
+        except (OSError, ValueError) as error:  # ValueError: the locale has no bytes for the name
+            payload.names.remove(name)
+            files.lose(name, payload.nbytes, getattr(error, "strerror", None) or str(error), NOT_WRITTEN)
+
+    def _another(self, payload: Payload, name: str) -> None:
+        assert payload.where is not None
+        try:
+            self._files.link(payload.where, name)
+        except OSError:  # a file system without links, or too many of them
+            if not self._quota.take(payload.reserved):
+                payload.names.remove(name)
+                self._files.lose(name, payload.nbytes, "max_disk_gb is used up, and this file system has no links", OVER_QUOTA)
+                return
+            try:
+                self._files.copy(payload.where, name)
+            except OSError:
+                self._quota.give(payload.reserved)
+                raise
+
+    def withdraw(self, payload: Payload, name: str) -> None:
+        """`name` belongs to another payload now; the caller holds the lock."""
+        if name not in payload.names:
+            return
+        payload.names.remove(name)
+        if payload.where == name and not payload.names:
+            temporary = f".{payload.row}.tmp"  # another name may still come
+            self._files.rename(name, temporary)
+            payload.where = temporary
+        elif payload.state == WRITTEN:
+            self._files.unlink(name)
+            if payload.where == name:
+                payload.where = payload.names[0]
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def finish(self) -> None:
+        """All bytes and names are here: what has no name goes.
+
+        Raises:
+            OSError: a temporary file cannot be removed.
+        """
+        for payload in self._files.kept.values():
+            if payload.state == WRITTEN and not payload.names and payload.where is not None:
+                self._files.unlink(payload.where)
+                self._quota.give(payload.reserved)
+                payload.state, payload.where = LOST, None

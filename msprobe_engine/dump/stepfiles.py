@@ -1,0 +1,238 @@
+"""The tensor directory of one step: what is kept for it, the files in it, and what could not be saved."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from msprobe_engine.dump import layout
+from msprobe_engine.records import Entry
+
+if TYPE_CHECKING:
+    from msprobe_engine.dump.hostmemory import Slab
+
+WAITING, WRITTEN, LOST = 0, 1, 2
+_WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+
+OVER_QUOTA = "tensors over max_disk_gb"
+NO_MEMORY = "tensors without host memory"
+NOT_WRITTEN = "tensor files not written"
+NO_NAME = "tensor names that cannot be file names"
+
+
+class Ready(Protocol):
+    """Says when a copy that a device makes is there."""
+
+    def wait(self) -> None:
+        """Return when the bytes have arrived. Called on a writer thread."""
+        ...
+
+
+class Format(Protocol):
+    """How the tensors of one step become files. All methods run on writer threads."""
+
+    def content(self, payload: Payload) -> None:
+        """The bytes of a payload are there. Raises what keeps them from being written."""
+        ...
+
+    def named(self, payload: Payload, name: str) -> None:
+        """One more name of a payload; the caller holds the lock of the step."""
+        ...
+
+    def withdraw(self, payload: Payload, name: str) -> None:
+        """`name` belongs to another payload now; the caller holds the lock of the step."""
+        ...
+
+    def flush(self) -> None:
+        """Memory is short: write what is held back."""
+        ...
+
+    def finish(self) -> None:
+        """All bytes and names of the step are here."""
+        ...
+
+
+class Payload:
+    """The bytes of one tensor, keyed by its statistics row.
+
+    Attributes:
+        row: statistics row of the step.
+        dtype: as dump files have it, ``torch.float32``.
+        shape, nbytes: of the contiguous bytes, in C order.
+        slab, offset: where they are; None when they are not in memory (any more).
+        ready: waits for a copy that is under way, None when the bytes are there.
+        reserved: bytes of the disk quota taken for it.
+        names: file names it was asked for.
+        state: WAITING, WRITTEN or LOST.
+        where: files: the name (or temporary name) of its file; packed: the name of its shard.
+        key: packed: its name in the shard.
+        why: reason in the list when it is LOST.
+    """
+
+    __slots__ = ("dtype", "key", "names", "nbytes", "offset", "ready", "reserved", "row", "shape", "slab", "state", "where", "why")
+
+    def __init__(self, row: int, dtype: str, shape: tuple[int, ...], nbytes: int) -> None:
+        self.row, self.dtype, self.shape, self.nbytes = row, dtype, shape, nbytes
+        self.slab: Slab | None = None
+        self.offset = self.reserved = 0
+        self.ready: Ready | None = None
+        self.names: list[str] = []
+        self.state = WAITING
+        self.where: str | None = None
+        self.key = ""
+        self.why = ""
+
+    @property
+    def view(self) -> memoryview:
+        """The bytes."""
+        assert self.slab is not None
+        return self.slab.view[self.offset : self.offset + self.nbytes]
+
+    @property
+    def address(self) -> int:
+        """Where the bytes are."""
+        assert self.slab is not None
+        return self.slab.address + self.offset
+
+
+class NotSaved(NamedTuple):
+    """A tensor that has no file although it was asked for."""
+
+    name: str
+    nbytes: int
+    reason: str
+
+
+class StepFiles:
+    """One step of one rank. Fields without a note are guarded by `lock`.
+
+    Attributes:
+        kept: row to payload; written by hooks only.
+        batch: what was not given to the writer threads yet; guarded by the store.
+        pending: batches that writer threads have not finished; guarded by the store.
+        closed: no more payloads and entries come. finishing: nor anything else for the writer threads; guarded by the store.
+        names: file name to (number of the entry that asked for it, payload).
+        unsaved: what is listed in ``not_saved.json``.
+        lost_names: names without a file although the tensor is saved under others.
+        late: losses that the hooks did not know of, reason to count.
+        waited: seconds that the training waited for memory.
+    """
+
+    def __init__(self, step: int, path: str) -> None:
+        self.step = step
+        self.path = path
+        self.tensors = f"{path}/{layout.TENSORS}"
+        self.kept: dict[int, Payload] = {}
+        self.batch: list[Payload | tuple[int, Entry]] = []
+        self.batch_bytes = 0
+        self.pending = 0
+        self.closed = self.finishing = False
+        self.order = itertools.count()
+        self.handed: set[int] = set()
+        self.names: dict[str, tuple[int, Payload]] = {}
+        self.unsaved: list[NotSaved] = []
+        self.lost_names: set[str] = set()
+        self.late: dict[str, int] = {}
+        self.waited = 0.0
+        self.format: Format | None = None
+        self.lock = threading.RLock()
+        self._fd = -1
+
+    def lose(self, name: str, nbytes: int, reason: str, kind: str = "") -> None:
+        """Note that `name` gets no file. With a `kind` it is the name that is lost, and counted; without one all of the tensor is."""
+        with self.lock:
+            self.unsaved.append(NotSaved(name, nbytes, reason))
+            if kind:
+                self.lost_names.add(name)
+                self.count(kind)
+
+    def count(self, kind: str) -> None:
+        """Count one loss that the hooks do not know of."""
+        with self.lock:
+            self.late[kind] = self.late.get(kind, 0) + 1
+
+    def directory(self) -> int:
+        """Descriptor of the tensor directory, which is created when it is needed first.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        with self.lock:
+            if self._fd < 0:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(self.tensors, layout.DIRECTORY_MODE)
+                self._fd = os.open(self.tensors, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            return self._fd
+
+    def write(self, name: str, parts: Sequence[bytes | memoryview]) -> None:
+        """Write a file of this name in the tensor directory.
+
+        Raises:
+            OSError: it cannot be written; nothing of it stays.
+        """
+        directory = self.directory()
+        fd = os.open(name, _WRITE, layout.FILE_MODE, dir_fd=directory)
+        try:
+            layout.write_all(fd, list(parts))
+        except BaseException:
+            os.close(fd)
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=directory)
+            raise
+        os.close(fd)
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a file its name. A file that has it is replaced."""
+        directory = self.directory()
+        os.rename(old, new, src_dir_fd=directory, dst_dir_fd=directory)
+
+    def link(self, old: str, new: str) -> None:
+        """Give a file one more name."""
+        directory = self.directory()
+        os.link(old, new, src_dir_fd=directory, dst_dir_fd=directory, follow_symlinks=False)
+
+    def copy(self, old: str, new: str) -> None:
+        """Copy a file, where links do not work. It is there whole or not at all."""
+        directory, temporary = self.directory(), f".{threading.get_ident()}.tmp"
+        source = os.open(old, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+        try:
+            target = os.open(temporary, _WRITE, layout.FILE_MODE, dir_fd=directory)
+            try:
+                while piece := os.read(source, 1 << 20):
+                    layout.write_all(target, [piece])
+                self.rename(temporary, new)
+            except BaseException:
+                self.unlink(temporary)
+                raise
+            finally:
+                os.close(target)
+        finally:
+            os.close(source)
+
+    def unlink(self, name: str) -> None:
+        """Remove a file; nothing happens when it is not there."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self.directory())
+
+    def write_not_saved(self) -> None:
+        """List what could not be saved, when there is something to list.
+
+        Raises:
+            OSError: the list cannot be written.
+        """
+        if self.unsaved:
+            listed = [{"name": name, "bytes": nbytes, "reason": reason} for name, nbytes, reason in self.unsaved]
+            text = json.dumps({"not_saved": listed}, indent=1)
+            layout.write_file(f"{self.path}/{layout.NOT_SAVED}", [text.encode()])
+
+    def close(self) -> None:
+        """Close the directory."""
+        with self.lock:
+            if self._fd >= 0:
+                fd, self._fd = self._fd, -1
+                os.close(fd)

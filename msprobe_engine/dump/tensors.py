@@ -1,0 +1,387 @@
+"""Saves tensors while the training runs: hooks put copies here, writer threads make files of them.
+
+A hook asks for room (`TensorStore.place`), copies the bytes of a tensor there and gives the payload back (`add`). When the record it
+belongs to is complete its name follows (`hand_over`). Neither waits for the disk as long as the memory budget lasts. Payloads are
+keyed by their statistics row: one tensor seen at many places is one payload with many names.
+
+What does not fit or cannot be written is listed in ``not_saved.json``, counted, and gets no ``data_name``; the training goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from msprobe_engine.dump import packedfiles
+from msprobe_engine.dump.diskquota import DiskQuota
+from msprobe_engine.dump.hostmemory import PATIENCE_SECONDS, PLAIN, HostMemory
+from msprobe_engine.dump.layout import DumpWriteError
+from msprobe_engine.dump.loosefiles import LooseFiles, Maker, Templates
+from msprobe_engine.dump.stepfiles import LOST, NO_MEMORY, NO_NAME, NOT_WRITTEN, OVER_QUOTA, Payload, StepFiles
+from msprobe_engine.dump.template import Options
+from msprobe_engine.dump.tensor_names import tensor_files
+from msprobe_engine.guard import Faults
+from msprobe_engine.log import get_logger
+from msprobe_engine.records import Entry
+
+_BATCH, _BATCH_BYTES = 64, 4 << 20
+_IDLE_SECONDS = 10.0
+_MOST_STEPS = 64
+_log = get_logger()
+
+Flags = npt.NDArray[np.bool_]
+Job = tuple[StepFiles, "list[Payload | tuple[int, Entry]]"]
+
+
+class Saved(NamedTuple):
+    """What of a step is saved.
+
+    Attributes:
+        rows: [n] bool by statistics row, the last one False.
+        lost_names: file names that were not written although their row was kept.
+        late: losses that hooks did not count, reason to count.
+        waited: seconds that the training waited for memory.
+    """
+
+    rows: Flags
+    lost_names: frozenset[str]
+    late: dict[str, int]
+    waited: float
+
+
+NOTHING = Saved(np.zeros(1, np.bool_), frozenset(), {}, 0.0)
+
+
+class TensorStore:
+    """Tensor files of one rank.
+
+    Args:
+        options: which sections and records have files, and their suffix.
+        make: lets the framework write a sample file (format ``files``).
+        faults: isolation of failures.
+        packed: format ``packed`` instead of ``files``.
+        budget: bytes of host memory for copies that wait.
+        quota: bytes of disk over the whole run, 0: no limit.
+        count: told how many tensors were lost by the writer threads.
+        threads: writer threads; they end by themselves when there is nothing to do.
+        patience: see `msprobe_engine.dump.hostmemory.PATIENCE_SECONDS`.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        make: Maker,
+        faults: Faults,
+        *,
+        packed: bool = False,
+        budget: int = 2048 << 20,
+        quota: int = 0,
+        count: Callable[[str, int], None] = lambda _name, _count: None,
+        threads: int = 2,
+        patience: float = PATIENCE_SECONDS,
+    ) -> None:
+        self.options = options
+        self.packed = packed
+        self.memory = HostMemory(budget, self._hurry, patience)
+        self.quota = DiskQuota(quota)
+        self._templates = Templates(make)
+        self._overhead = packedfiles.overhead if packed else self._templates.overhead
+        self._shard_bytes = max(1, min(packedfiles.SHARD_BYTES, budget // 4))
+        self._faults = faults
+        self._count = count
+        self._most_threads = threads
+        self._patience = patience
+        self._steps: dict[int, StepFiles] = {}
+        self._finished: dict[int, Saved] = {}
+        self._lock = threading.Lock()
+        self._done = threading.Condition(self._lock)
+        self._queue: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._threads = 0
+        self._progress = 0
+        self._process = os.getpid()
+        self._said: set[str] = set()
+        self._error: BaseException | None = None
+
+    # ---- hooks ----
+
+    def begin_step(self, number: int, path: str) -> None:
+        """The directory of a step was made; from now on tensors can be placed."""
+        files = StepFiles(number, path)
+        if self.packed:
+            files.format = packedfiles.PackedFiles(
+                files, self.quota, self._release, lambda p, e: self._failed(files, p, e), self._shard_bytes
+            )
+        else:
+            files.format = LooseFiles(files, self._templates, self.quota, self._release)
+        with self._lock:
+            for old in [n for n, s in self._steps.items() if s.closed and not s.pending][:-_MOST_STEPS]:
+                self._steps.pop(old).close()  # its frame was dropped
+            self._steps[number] = files
+            self._finished.pop(number, None)
+
+    def step(self, number: int) -> StepFiles | None:
+        """The step that is being taken, None when its directory could not be made or in a forked child."""
+        return self._steps.get(number) if os.getpid() == self._process else None
+
+    def place(self, files: StepFiles, row: int, dtype: str, shape: tuple[int, ...], nbytes: int, kind: str = PLAIN) -> Payload:
+        """Room for the bytes of one tensor. The caller copies them to `slab` and `offset` of the payload and calls `add`; a payload
+        without a slab found no room. Waits while the memory budget is used up.
+
+        Args:
+            row: its statistics row.
+            dtype: as dump files have it.
+            shape, nbytes: of the contiguous bytes.
+            kind: of memory, see `msprobe_engine.dump.hostmemory`.
+
+        Raises:
+            Exception: in strict mode, what failed on a writer thread.
+        """
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        payload = Payload(row, dtype, shape, nbytes)
+        reserved = nbytes + self._overhead(dtype, shape)
+        if not self.quota.take(reserved):
+            gigabytes = self.quota.limit / 1e9
+            self._say(
+                OVER_QUOTA, f"max_disk_gb {gigabytes:g} is used up: tensors that do not fit are left out and listed in not_saved.json"
+            )
+            return self.refuse(files, payload, f"max_disk_gb {gigabytes:g} is used up")
+        try:
+            before = self.memory.waited
+            found = self.memory.take(nbytes, kind)
+            files.waited += self.memory.waited - before
+            why = f"no tensor was written for {self._patience:g} s and memory_budget_mb is used up"
+        except (OSError, RuntimeError, MemoryError) as problem:
+            found, why = None, f"no host memory: {problem}"
+        if found is None:
+            self.quota.give(reserved)
+            self._say(NO_MEMORY, f"a tensor is left out, {why}; see not_saved.json")
+            return self.refuse(files, payload, why)
+        payload.slab, payload.offset = found
+        payload.reserved = reserved
+        return payload
+
+    def refuse(self, files: StepFiles, payload: Payload, why: str) -> Payload:
+        """The payload is not saved; the caller counts it."""
+        payload.state, payload.why = LOST, why
+        if payload.slab is not None:
+            self.quota.give(payload.reserved)
+            self._release(payload)
+        files.kept[payload.row] = payload
+        return payload
+
+    def add(self, files: StepFiles, payload: Payload) -> None:
+        """The bytes of a placed payload are there, or on their way."""
+        files.kept[payload.row] = payload
+        with self._lock:
+            files.batch.append(payload)
+            files.batch_bytes += payload.nbytes
+            if files.batch_bytes >= _BATCH_BYTES or len(files.batch) >= _BATCH:
+                self._send(files)
+
+    def hand_over(self, files: StepFiles, entry: Entry) -> None:
+        """A record is complete: its tensors get their names. Doing so twice is harmless; of two records with the same name the one
+        that was handed over later has the files."""
+        files.handed.add(id(entry))
+        with self._lock:
+            files.batch.append((next(files.order), entry))
+            if len(files.batch) >= _BATCH:
+                self._send(files)
+
+    def end_step(self, files: StepFiles, entries: Sequence[Entry]) -> None:
+        """Nothing is added any more; `entries` are all of the step, those not handed over yet follow now."""
+        wanted = self.options.saves
+        for entry in entries:
+            if id(entry) not in files.handed and wanted is not None and wanted(entry.name):
+                self.hand_over(files, entry)
+        with self._lock:
+            files.closed = True
+            self._send(files)
+
+    # ---- the thread that writes the frame ----
+
+    def so_far(self, number: int) -> Saved:
+        """What of a step is going to be saved as far as is known now. No wait."""
+        files = self._steps.get(number)
+        return self._finished.get(number, NOTHING) if files is None else _saved(files)
+
+    def finish(self, number: int) -> Saved:
+        """Wait until everything of a step is in its files. Called when the frame of the step is written."""
+        files = self._steps.get(number)
+        if files is None or files.format is None or os.getpid() != self._process:
+            return self._finished.get(number, NOTHING)
+        with self._done:
+            self._send(files)
+            while files.pending:
+                self._done.wait()
+            files.finishing = True
+        for job in (files.format.finish, files.write_not_saved):
+            try:
+                job()
+            except Exception as error:
+                self._fail(error, files.tensors)
+        files.close()
+        saved = _saved(files)
+        with self._lock:
+            if self._steps.get(number) is files:
+                del self._steps[number]
+            self._finished[number] = saved
+            while len(self._finished) > _MOST_STEPS:
+                del self._finished[next(iter(self._finished))]
+            idle = not self._steps
+        if files.waited >= 1:
+            _log.info("step %d: the training waited %.1f s for tensor files; a larger memory_budget_mb lets it go on", number, files.waited)
+        if idle:
+            self.memory.trim()
+        return saved
+
+    def drop(self, number: int) -> None:
+        """Forget a step that is taken again: its directory is about to be emptied."""
+        if number in self._steps:
+            self.finish(number)
+
+    def drain(self) -> bool:
+        """Wait until all copies were written, as long as anything is written at all; False when that was given up."""
+        with self._done:
+            while any(files.pending for files in self._steps.values()):
+                before = self._progress
+                if not self._done.wait_for(lambda: self._progress != before, self._patience):  # noqa: B023 - called before it changes
+                    return False
+        return True
+
+    def close(self) -> None:
+        """Write what there is and give the memory back."""
+        if os.getpid() == self._process:
+            self.drain()
+            self.memory.trim(0)
+
+    # ---- writer threads ----
+
+    def _send(self, files: StepFiles) -> None:
+        """Give the batch to the writer threads; the caller holds the lock."""
+        batch, files.batch, files.batch_bytes = files.batch, [], 0
+        if not batch and not self.memory.waiting:
+            return
+        files.pending += 1
+        self._queue.put((files, batch))
+        if self._threads < self._most_threads and os.getpid() == self._process:
+            self._threads += 1
+            threading.Thread(target=self._run, name="msprobe-tensors", daemon=True).start()
+
+    def _hurry(self) -> None:
+        with self._lock:
+            for files in self._steps.values():
+                if not files.finishing:
+                    self._send(files)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                files, batch = self._queue.get(timeout=_IDLE_SECONDS)
+            except queue.Empty:
+                with self._lock:
+                    if self._queue.empty():
+                        self._threads -= 1
+                        return
+                continue
+            try:
+                self._work(files, batch)
+            except BaseException as error:
+                self._fail(error, files.tensors)
+            finally:
+                with self._done:
+                    files.pending -= 1
+                    self._progress += 1
+                    self._done.notify_all()
+
+    def _work(self, files: StepFiles, batch: list[Payload | tuple[int, Entry]]) -> None:
+        assert files.format is not None
+        for item in batch:  # names first: a file that knows its name is written once and renamed once
+            if not isinstance(item, Payload):
+                try:
+                    self._name(files, *item)
+                except Exception as error:
+                    self._fail(error, files.tensors)
+        for item in batch:
+            if isinstance(item, Payload):
+                try:
+                    if item.ready is not None:
+                        item.ready.wait()
+                        item.ready = None
+                    files.format.content(item)
+                except Exception as error:
+                    self._failed(files, item, error)
+        if self.memory.waiting:
+            files.format.flush()
+
+    def _name(self, files: StepFiles, order: int, entry: Entry) -> None:
+        assert files.format is not None
+        for wish, name, ref in tensor_files(entry, self.options.sections(entry), self.options.suffix):
+            payload = files.kept.get(ref.row)
+            if payload is None:
+                continue
+            with files.lock:
+                if name is None:
+                    if wish not in files.lost_names:
+                        files.lose(
+                            wish, payload.nbytes, "the file name would have more than 255 bytes or characters it cannot have", NO_NAME
+                        )
+                    continue
+                known = files.names.get(name)
+                if known is not None:
+                    if known[1] is payload or known[0] > order:
+                        continue
+                    files.format.withdraw(known[1], name)
+                files.names[name] = (order, payload)
+                if payload.state == LOST:
+                    files.lose(name, payload.nbytes, payload.why)
+                else:
+                    files.format.named(payload, name)
+
+    def _release(self, payload: Payload) -> None:
+        slab, payload.slab = payload.slab, None
+        if slab is not None:
+            self.memory.give(slab)
+            self._progress += 1
+
+    def _failed(self, files: StepFiles, payload: Payload, error: Exception) -> None:
+        why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+        with files.lock:
+            payload.state, payload.why = LOST, why
+            names, payload.names = payload.names, []
+            for name in names:
+                files.lose(name, payload.nbytes, why)
+            files.count(NOT_WRITTEN)
+        self.quota.give(payload.reserved)
+        payload.reserved = 0
+        self._release(payload)
+        self._fail(error, files.tensors)
+
+    def _fail(self, error: BaseException, path: str) -> None:
+        with self._lock:
+            self._count("tensor files", 1)
+        problem = DumpWriteError(error, path) if isinstance(error, OSError) and error.errno else error
+        try:
+            self._faults.fail("tensor files", problem, disable=False, hint="tensors without a file are listed in not_saved.json")
+        except BaseException as strict:  # for the training thread
+            self._error = strict
+
+    def _say(self, what: str, message: str) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            _log.warning("%s", message)
+
+
+def _saved(files: StepFiles) -> Saved:
+    kept = files.kept
+    rows = np.zeros(max(kept, default=-1) + 2, np.bool_)
+    rows[[row for row, payload in list(kept.items()) if payload.state != LOST]] = True
+    with files.lock:
+        return Saved(rows, frozenset(files.lost_names), dict(files.late), files.waited)
