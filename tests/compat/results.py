@@ -1,0 +1,99 @@
+"""One cell compared: how many records match, which rules explain the others, what is left without a reason."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import cells
+import pytest
+import torch
+from cells import Cell
+from matching import Difference, RankDump, differences, load, owner
+from rules import Context, Rule, explain
+
+CELLS = [(version, cell) for version in cells.VERSIONS for cell in cells.cells(version)]
+
+
+@dataclass
+class Result:
+    """Figures of one cell, over all its steps and ranks.
+
+    Attributes:
+        records: of theirs.
+        equal: without any difference.
+        explained: with differences that all have a rule.
+        rules: id -> how many differences it explains.
+        unexplained: differences without a reason, as text.
+        tensors: saved tensors compared bit by bit.
+    """
+
+    records: int = 0
+    equal: int = 0
+    explained: int = 0
+    rules: Counter[str] = field(default_factory=Counter)
+    unexplained: list[str] = field(default_factory=list)
+    tensors: int = 0
+
+    def add(self, ours: RankDump, theirs: RankDump, context: Context) -> None:
+        """Compare one rank directory."""
+        reasons: dict[str, list[Rule | None]] = {}
+        for difference in [*differences(ours, theirs), *self._contents(ours, theirs)]:
+            rule = explain(difference, context)
+            reasons.setdefault(difference.record, []).append(rule)
+            if rule is None:
+                self.unexplained.append(str(difference))
+            else:
+                self.rules[rule.id] += 1
+        names = list(theirs.data) or list(theirs.construct)  # task structure has no records, only nodes
+        self.records += len(names)
+        self.equal += sum(name not in reasons for name in names)
+        self.explained += sum(None not in reasons[name] for name in names if name in reasons)
+
+    def _contents(self, ours: RankDump, theirs: RankDump) -> list[Difference]:
+        """Saved tensors that both have, bit by bit."""
+        found = []
+        assert ours.directory is not None
+        assert theirs.directory is not None
+        for name in sorted(set(ours.tensors) & set(theirs.tensors)):
+            a, b = (torch.load(d.directory / "dump_tensor_data" / name, weights_only=True) for d in (ours, theirs))  # type: ignore[operator]
+            self.tensors += 1
+            if a.dtype != b.dtype or a.shape != b.shape or not torch.equal(_bits(a), _bits(b)):
+                record = owner(name, theirs.data)
+                found.append(Difference("content", record, name.removeprefix(f"{record}.").removesuffix(".pt"), str(a.shape), str(b.shape)))
+        return found
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def pairs(out: Path, other: Path, cell: Cell) -> list[tuple[Path, Path]]:
+    """The rank directories of both sides, step after step.
+
+    Raises:
+        AssertionError: the sides have other steps, or another number of ranks.
+    """
+    found: list[tuple[Path, Path]] = []
+    for step in range(cells.STEPS + 1):
+        ours, theirs = cells.rank_directories(out, cell, step), cells.rank_directories(other, cell, step)
+        assert len(ours) == len(theirs), f"{cell} step {step}: {ours}, {theirs}"
+        found += zip(ours, theirs)
+    return found
+
+
+@cache
+def result(version: str, cell: Cell) -> Result:
+    """The comparison of one cell with an existing version; skips the test where that version is not there."""
+    variable = cells.VERSIONS[version]
+    venv = cells.environment(version)
+    if venv is None:
+        pytest.skip(f"{variable} does not name a virtual environment with version {version}")
+    ours, theirs = cells.ours(tuple(c for _, c in CELLS)), cells.existing(version, venv)
+    made = Result()
+    for a, b in pairs(ours, theirs, cell):
+        mine, other = load(a), load(b)
+        made.add(mine, other, Context(cell, version, mine, other))
+    return made
