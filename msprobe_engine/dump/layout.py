@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import re
 from pathlib import Path
@@ -31,6 +32,7 @@ _STEP = re.compile(r"step([0-9]{1,18})")
 _RANK = re.compile(r"rank([0-9]{1,9})?")
 _PROCESS = re.compile(r"proc([0-9]{1,18})")
 FILE_MODE, DIRECTORY_MODE = 0o640, 0o750
+_HEADER_BYTES = 1024  # dump_data_dir is the fourth key
 
 
 def step_of(name: str) -> int | None:
@@ -68,6 +70,7 @@ _ADVICE = {
     errno.EPERM: "no permission: check the owner and mode of the directory or set dump_path to one you may write",
     errno.EROFS: "the file system is read-only: set dump_path to another one",
     errno.ENOTDIR: "a file is where a directory is needed: remove it or set another dump_path",
+    errno.ELOOP: "remove the link, or set another dump_path",
     errno.ENAMETOOLONG: "the path is too long: set a shorter dump_path",
 }
 
@@ -100,6 +103,31 @@ def make_directories(path: str) -> None:
     except FileExistsError:
         if not os.path.isdir(path):
             raise
+
+
+def refuse_link(path: str) -> None:
+    """Raises:
+    OSError: `path` is a link. The root of a dump may be one (clusters link their disks); what is below it is ours and is not.
+    """
+    if os.path.islink(path) or os.path.islink(os.path.dirname(path)):
+        raise OSError(errno.ELOOP, "a link is where a directory of the dump belongs", path)
+
+
+def correct_data_dir(old: str, new: str) -> None:
+    """After a rank directory was renamed from `old` to `new`: let the header of its dump.json (debug.json) name the new one.
+
+    Raises:
+        OSError: the file cannot be written again.
+    """
+    before, after = (json.dumps({"dump_data_dir": f"{path}/{TENSORS}"})[1:-1].encode() for path in (old, new))
+    for name in (DUMP, DEBUG):
+        try:
+            with open(os.open(f"{new}/{name}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+                text = file.read()
+        except FileNotFoundError:
+            continue
+        if before in text[: _HEADER_BYTES + len(before)]:
+            write_file(f"{new}/{name}", [text.replace(before, after, 1)])
 
 
 def write_all(fd: int, parts: list[bytes | memoryview]) -> None:

@@ -21,6 +21,7 @@ _WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 OVER_QUOTA = "tensors over max_disk_gb"
 NO_MEMORY = "tensors without host memory"
+NOT_COPIED = "tensors not copied"
 NOT_WRITTEN = "tensor files not written"
 NO_NAME = "tensor names that cannot be file names"
 
@@ -71,10 +72,10 @@ class Payload:
         state: WAITING, WRITTEN or LOST.
         where: files: the name (or temporary name) of its file; packed: the name of its shard.
         key: packed: its name in the shard.
-        why: reason in the list when it is LOST.
+        why: reason in the list when it is LOST. lost: what it is counted as when it found no room.
     """
 
-    __slots__ = ("dtype", "key", "names", "nbytes", "offset", "ready", "reserved", "row", "shape", "slab", "state", "where", "why")
+    __slots__ = ("dtype", "key", "lost", "names", "nbytes", "offset", "ready", "reserved", "row", "shape", "slab", "state", "where", "why")
 
     def __init__(self, row: int, dtype: str, shape: tuple[int, ...], nbytes: int) -> None:
         self.row, self.dtype, self.shape, self.nbytes = row, dtype, shape, nbytes
@@ -85,7 +86,7 @@ class Payload:
         self.state = WAITING
         self.where: str | None = None
         self.key = ""
-        self.why = ""
+        self.why = self.lost = ""
 
     @property
     def view(self) -> memoryview:
@@ -155,6 +156,11 @@ class StepFiles:
         """Count one loss that the hooks do not know of."""
         with self.lock:
             self.late[kind] = self.late.get(kind, 0) + 1
+
+    def move(self, path: str) -> None:
+        """The directory was renamed; a descriptor of it goes on."""
+        with self.lock:
+            self.path, self.tensors = path, f"{path}/{layout.TENSORS}"
 
     def directory(self) -> int:
         """Descriptor of the tensor directory, which is created when it is needed first.

@@ -23,7 +23,7 @@ from msprobe_engine.dump.diskquota import DiskQuota
 from msprobe_engine.dump.hostmemory import PATIENCE_SECONDS, PLAIN, HostMemory
 from msprobe_engine.dump.layout import DumpWriteError
 from msprobe_engine.dump.loosefiles import LooseFiles, Maker, Templates
-from msprobe_engine.dump.stepfiles import LOST, NO_MEMORY, NO_NAME, NOT_WRITTEN, OVER_QUOTA, Payload, StepFiles
+from msprobe_engine.dump.stepfiles import LOST, NO_MEMORY, NO_NAME, NOT_COPIED, NOT_WRITTEN, OVER_QUOTA, Payload, StepFiles
 from msprobe_engine.dump.template import Options
 from msprobe_engine.dump.tensor_names import tensor_files
 from msprobe_engine.guard import Faults
@@ -130,8 +130,8 @@ class TensorStore:
         return self._steps.get(number) if os.getpid() == self._process else None
 
     def place(self, files: StepFiles, row: int, dtype: str, shape: tuple[int, ...], nbytes: int, kind: str = PLAIN) -> Payload:
-        """Room for the bytes of one tensor. The caller copies them to `slab` and `offset` of the payload and calls `add`; a payload
-        without a slab found no room. Waits while the memory budget is used up.
+        """Room for the bytes of one tensor. The caller copies them to `slab` and `offset` of the payload and calls `add`. A payload
+        without a slab found no room, and the caller counts it as `lost` says. Waits while the memory budget is used up.
 
         Args:
             row: its statistics row.
@@ -148,11 +148,9 @@ class TensorStore:
         payload = Payload(row, dtype, shape, nbytes)
         reserved = nbytes + self._overhead(dtype, shape)
         if not self.quota.take(reserved):
-            gigabytes = self.quota.limit / 1e9
-            self._say(
-                OVER_QUOTA, f"max_disk_gb {gigabytes:g} is used up: tensors that do not fit are left out and listed in not_saved.json"
-            )
-            return self.refuse(files, payload, f"max_disk_gb {gigabytes:g} is used up")
+            why = f"max_disk_gb {self.quota.limit / 1e9:g} is used up"
+            self._say(OVER_QUOTA, f"{why}: tensors that do not fit are left out and listed in not_saved.json")
+            return self._refuse(files, payload, OVER_QUOTA, why)
         try:
             before = self.memory.waited
             found = self.memory.take(nbytes, kind)
@@ -163,19 +161,21 @@ class TensorStore:
         if found is None:
             self.quota.give(reserved)
             self._say(NO_MEMORY, f"a tensor is left out, {why}; see not_saved.json")
-            return self.refuse(files, payload, why)
+            return self._refuse(files, payload, NO_MEMORY, why)
         payload.slab, payload.offset = found
         payload.reserved = reserved
         return payload
 
-    def refuse(self, files: StepFiles, payload: Payload, why: str) -> Payload:
-        """The payload is not saved; the caller counts it."""
-        payload.state, payload.why = LOST, why
-        if payload.slab is not None:
-            self.quota.give(payload.reserved)
-            self._release(payload)
+    def _refuse(self, files: StepFiles, payload: Payload, kind: str, why: str) -> Payload:
+        payload.state, payload.why, payload.lost = LOST, why, kind
         files.kept[payload.row] = payload
         return payload
+
+    def spoil(self, files: StepFiles, payload: Payload, why: str) -> None:
+        """The bytes of a placed payload could not be copied; the caller counts it."""
+        self.quota.give(payload.reserved)
+        self._release(payload)
+        self._refuse(files, payload, NOT_COPIED, why)
 
     def add(self, files: StepFiles, payload: Payload) -> None:
         """The bytes of a placed payload are there, or on their way."""
@@ -246,6 +246,12 @@ class TensorStore:
         """Forget a step that is taken again: its directory is about to be emptied."""
         if number in self._steps:
             self.finish(number)
+
+    def moved(self, number: int, path: str) -> None:
+        """The directory of a step that is being taken has a new name."""
+        files = self._steps.get(number)
+        if files is not None:
+            files.move(path)
 
     def drain(self) -> bool:
         """Wait until all copies were written, as long as anything is written at all; False when that was given up."""
@@ -328,19 +334,17 @@ class TensorStore:
             if payload is None:
                 continue
             with files.lock:
-                if name is None:
-                    if wish not in files.lost_names:
-                        files.lose(
-                            wish, payload.nbytes, "the file name would have more than 255 bytes or characters it cannot have", NO_NAME
-                        )
-                    continue
-                known = files.names.get(name)
+                known = files.names.get(name or wish)
                 if known is not None:
                     if known[1] is payload or known[0] > order:
                         continue
-                    files.format.withdraw(known[1], name)
-                files.names[name] = (order, payload)
-                if payload.state == LOST:
+                    if name is not None:
+                        files.format.withdraw(known[1], name)
+                files.names[name or wish] = (order, payload)
+                if name is None:
+                    files.lose(wish, payload.nbytes, "its file name would be longer than 255 bytes or have characters that it cannot have")
+                    files.count(NO_NAME)
+                elif payload.state == LOST:
                     files.lose(name, payload.nbytes, payload.why)
                 else:
                     files.format.named(payload, name)

@@ -125,8 +125,7 @@ class DumpSink:
         if self._tensors is not None:
             self._tensors.drop(step)
         marker = f"{path}/{layout.MARKER}"
-        start = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        line = json.dumps({"step": step, "rank": self._rank, "pid": os.getpid(), "start": start}) + "\n"
+        line = self._marker_line(step)
         try:
             try:
                 os.mkdir(path, layout.DIRECTORY_MODE)
@@ -134,9 +133,10 @@ class DumpSink:
                 layout.make_directories(path)
             except FileExistsError:
                 # The marker first: a process killed in the middle must not leave half of the old run as a finished step.
-                layout.write_plain(marker, [line.encode()])
+                layout.refuse_link(path)
+                layout.write_plain(marker, [line])
                 self._remove_old(path, known=step in self._begun)
-            layout.write_plain(marker, [line.encode()])
+            layout.write_plain(marker, [line])
         except OSError as error:
             raise DumpWriteError(error, marker) from error
         with self._lock:
@@ -145,6 +145,35 @@ class DumpSink:
         if self._tensors is not None:
             self._tensors.begin_step(step, path)
         return Path(path)
+
+    def _marker_line(self, step: int) -> bytes:
+        start = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        return (json.dumps({"step": step, "rank": self._rank, "pid": os.getpid(), "start": start}) + "\n").encode()
+
+    def assign_rank(self, rank: int) -> None:
+        """The rank is known now: directories that were named by the process number get its name, those of finished steps too. To be
+        called when nothing waits to be written. A directory that cannot be renamed stays where it is, which is said."""
+        if self._rank is not None:
+            return
+        self._rank, self._rank_directory = rank, layout.rank_directory(rank)
+        with self._lock:
+            self._prepared.clear()  # they name the old directory
+            for step, old in list(self._begun.items()):
+                new = str(self.directory(step))
+                try:
+                    if os.path.isdir(new):  # of an earlier run
+                        layout.refuse_link(new)
+                        self._remove_old(new, known=False)
+                        os.rmdir(new)
+                    os.rename(old, new)
+                    self._begun[step] = new
+                    if self._tensors is not None:
+                        self._tensors.moved(step, new)
+                    layout.correct_data_dir(old, new)
+                    if os.path.exists(f"{new}/{layout.MARKER}"):
+                        layout.write_plain(f"{new}/{layout.MARKER}", [self._marker_line(step)])
+                except OSError as error:
+                    _log.warning("%s cannot get the name of its rank, %s: %s", old, new, error.strerror or error)
 
     def _remove_old(self, path: str, known: bool) -> None:
         removed = False

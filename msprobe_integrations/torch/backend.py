@@ -44,6 +44,7 @@ class TorchBackend:
 
     Attributes:
         unsupported: how often a tensor got no row, reason to count (``meta``, ``pending``, ``freed``, ``no kernel: <dtype>``, ...).
+        assigned_rank: what `rank` gives whatever the process group says; None: as it says.
     """
 
     name = "torch"
@@ -52,6 +53,7 @@ class TorchBackend:
     def __init__(self, *, digest: bool = False) -> None:
         self._want = hostkernel.WANT_DIGEST if digest else 0
         self.unsupported: dict[str, int] = {}
+        self.assigned_rank: int | None = None
         self._known: dict[tuple[Any, ...], tuple[TensorDescription, int, int]] = {}
         self._pool = MemoryPool()
         self._capacity = _FIRST_CAPACITY
@@ -332,7 +334,9 @@ class TorchBackend:
         return torch.load(path, weights_only=True, map_location="cpu")
 
     def rank(self) -> int | None:
-        """Rank of the process group, else the environment's RANK, else None."""
+        """The assigned rank, else that of the process group, else the environment's RANK, else None."""
+        if self.assigned_rank is not None:
+            return self.assigned_rank
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return torch.distributed.get_rank()
         text = os.environ.get("RANK", "")
