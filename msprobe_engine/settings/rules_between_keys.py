@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from msprobe_engine.settings import scope
+from msprobe_engine.settings import extras, scope
 from msprobe_engine.settings.schema import DumpSettings, ProbeSettings
 from msprobe_engine.settings.tree import Report, join, show
 
@@ -44,4 +44,5 @@ def _dump(dump: DumpSettings, section: str, report: Report) -> DumpSettings:
     if dump.task == "structure" and dump.level == "L1":
         report.warning(join(section, "level"), "task 'structure' needs modules: 'mix' is used instead of 'L1'")
         dump = replace(dump, level="mix")
+    extras.check(dump, section, report)
     return dump

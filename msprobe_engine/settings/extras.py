@@ -1,0 +1,67 @@
+"""Rules of the keys around a dump: replay of inputs (``load``), comparison while dumping (``bench_path``), device kernels (level L2)."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+from msprobe_engine import names
+from msprobe_engine.settings.schema import DumpSettings, LoadSettings
+from msprobe_engine.settings.tree import Report, join, show
+
+_EXAMPLE = "Module.layers.0.mlp.MLP.forward.0"
+
+
+def check(dump: DumpSettings, section: str, report: Report) -> None:
+    """Report what of these keys cannot work."""
+    if dump.load is not None:
+        _load(dump.load, join(section, "load"), report)
+    if dump.bench_path is not None:
+        _bench(dump, section, report)
+    if dump.level == "L2":
+        _kernels(dump, section, report)
+
+
+def _load(load: LoadSettings, path: str, report: Report) -> None:
+    if not load.modules:
+        report.error(join(path, "modules"), f"is empty; allowed: names of module calls as the dump has them, like '{_EXAMPLE}'")
+    for i, name in enumerate(load.modules):
+        parsed = names.parse(name)
+        if not isinstance(parsed, names.ModuleName) or parsed.kind != "Module" or parsed.direction != names.FORWARD:
+            report.error(join(path, f"modules[{i}]"), f"{show(name)} is no forward call of a module; allowed: names like '{_EXAMPLE}'")
+    for name, count in Counter(load.modules).items():
+        if count > 1:
+            report.error(join(path, "modules"), f"{show(name)} is there {count} times; name it once")
+    _directory(load.path, join(path, "path"), report)
+
+
+def _directory(value: str, path: str, report: Report) -> None:
+    if not value:
+        report.error(path, "is missing; give the dump_path of the run that saved the tensors")
+    elif not os.path.isdir(value):
+        report.error(path, f"{show(value)} is no directory; give the dump_path of an earlier run")
+
+
+def _bench(dump: DumpSettings, section: str, report: Report) -> None:
+    _directory(dump.bench_path or "", join(section, "bench_path"), report)
+    if dump.task != "tensor":
+        report.error(join(section, "bench_path"), f"needs task 'tensor', not '{dump.task}'")
+    if dump.summary_mode == "statistics":
+        report.error(
+            join(section, "summary_mode"),
+            "'statistics' has no checksum to compare; with bench_path use what that dump has: md5, xor or digest",
+        )
+    if dump.diff_nums == 0:
+        report.error(join(section, "diff_nums"), "0 is not allowed; allowed: -1 (never stop) or an integer >= 1")
+
+
+def _kernels(dump: DumpSettings, section: str, report: Report) -> None:
+    if dump.task != "tensor":
+        report.error(join(section, "task"), f"'{dump.task}' is not possible at level L2, which dumps device kernels; use task 'tensor'")
+    if dump.scope:
+        report.error(join(section, "scope"), "is not possible at level L2; name the one API in list")
+    name = dump.list[0] if len(dump.list) == 1 else None
+    if name is None or not isinstance(names.parse(name), names.ApiName):
+        report.error(
+            join(section, "list"), f"{show(list(dump.list))}: level L2 needs exactly one full API name, like 'Functional.linear.0.backward'"
+        )
