@@ -28,6 +28,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "check-config": Command("check_config", "check a settings file and print what it resolves to"),
+    "estimate": Command("estimate", "say what a dump will cost in disk and time, before it is made"),
     "nan_analyze": Command("nan_analyze", "find the operator where the first NaN or Inf was born, over all ranks of a step"),
     "show": Command("show", "list what an output directory holds: dumps, steps, ranks, incidents, files"),
 }
@@ -39,12 +40,13 @@ examples:
   msprobe check-config probe.yaml
   msprobe show msprobe_output
   msprobe nan_analyze -i msprobe_output/dump/step12
+  msprobe estimate out/dump --task tensor --steps 10
   msprobe nan_analyze --help"""
 
 EXIT_CODES = """\
 exit codes:
   0    done
-  1    done, and something was found (nan_analyze)
+  1    done, and something was found (nan_analyze) or does not fit (estimate)
   2    wrong usage, settings or input; the message says what to do
   3    a bug in this tool; please report it with the output of --debug
   130  interrupted"""

@@ -4,6 +4,7 @@
     dump.json  stack.json  construct.json    level debug: debug.json only
     dump_tensor_data/                        one file per saved tensor
     not_saved.json                           tensors that were asked for and have no file, with the reason
+    shapes.json                              task structure: the records without statistics
     .incomplete                              there while the step is not finished
     .frame.bin                               frame log, there until dump.json is (see `msprobe_engine.dump.framelog`)
 """
@@ -23,9 +24,9 @@ DUMP, STACK, CONSTRUCT, DEBUG = "dump.json", "stack.json", "construct.json", "de
 TENSORS = "dump_tensor_data"
 RERUN = "rerun"
 """In an incident directory: the dump of the second run of a step, laid out like any other."""
-NOT_SAVED = "not_saved.json"
+NOT_SAVED, SHAPES = "not_saved.json", "shapes.json"
 MARKER, FRAME_LOG = ".incomplete", ".frame.bin"
-OWN_FILES = (DUMP, DEBUG, STACK, CONSTRUCT, NOT_SAVED, FRAME_LOG, MARKER)
+OWN_FILES = (DUMP, DEBUG, STACK, CONSTRUCT, NOT_SAVED, SHAPES, FRAME_LOG, MARKER)
 """What a new run replaces in a step/rank directory that it writes, besides `TENSORS`."""
 
 _STEP = re.compile(r"step([0-9]{1,18})")
