@@ -20,11 +20,13 @@ from typing import Any
 import torch
 
 from msprobe_engine import hostkernel
+from msprobe_engine.log import warn_once
 from msprobe_integrations.torch.streams import side_stream
 
 BLOCK = 1 << 25
 MOST_BLOCKS = 8
 _ALIGN = 16
+_WORTH_SAYING = 0.1  # seconds
 _XOR_PIECE = 1 << 25  # bytes per pass: bounds the temporary memory
 
 
@@ -63,6 +65,10 @@ def _words(raw: torch.Tensor) -> torch.Tensor:
         padded[:n].copy_(raw)
         raw = padded
     return raw.view(torch.int64)
+
+
+def _pinned(n: int) -> torch.Tensor:
+    return torch.empty(n, dtype=torch.uint8, device="cpu", pin_memory=True)
 
 
 class _Tensor:
@@ -122,7 +128,7 @@ class _Block:
             side = side_stream(module, self.device)
             for stream in self._streams:
                 side.wait_stream(stream)
-            self._host = torch.empty(self.filled, dtype=torch.uint8, device="cpu", pin_memory=True)
+            self._host = _pinned(self.filled)
             with module.stream(side):
                 self._host.copy_(memory[: self.filled], non_blocking=True)
                 self._event = module.Event()
@@ -210,6 +216,12 @@ class Staging:
         """The step is over: send what is left."""
         with self._lock:
             self._close()
+        if self.waited > _WORTH_SAYING:
+            warn_once(
+                "checksums wait",
+                f"summary_mode md5: hooks waited {self.waited:.1f} s in one step for bytes to reach the host (at most "
+                f"{MOST_BLOCKS * BLOCK >> 20} MiB are under way at once); summary_mode digest is taken on the device and never waits",
+            )
 
     def ready(self) -> bool:
         """True when `results` will not wait, or when only it can start the copy."""
