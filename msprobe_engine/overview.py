@@ -1,29 +1,47 @@
-"""What an output directory holds, found by looking at names only: dumps by step and rank, incidents, tables, event files."""
+"""What an output directory holds, found by looking at names and sizes: dumps by step and rank, incidents, tables, event files."""
 
 from __future__ import annotations
 
 import json
 import os
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from msprobe_engine.dump import layout
+from msprobe_engine.dump import layout, packedfiles
+from msprobe_engine.dump.summary import size
 from msprobe_engine.errors import UsageError
 from msprobe_engine.log import one_line
 
-_JSON = (layout.DUMP, layout.DEBUG, layout.STACK, layout.CONSTRUCT)
+_JSON = (layout.DUMP, layout.DEBUG, layout.STACK, layout.CONSTRUCT, layout.SHAPES, layout.NOT_SAVED)
 _MAX_DEPTH = 6
+_LARGEST = 256 << 20
 
 
 @dataclass(frozen=True)
 class RankDump:
-    """One rank of one dumped step: what files are there, and whether the step was cut off."""
+    """One rank of one dumped step.
+
+    Attributes:
+        name: of the directory.
+        files: JSON files that are there.
+        tensors: names of saved tensors; -1 when the index of packed ones cannot be read.
+        incomplete: the step was cut off.
+        nbytes: of all files; what has several names (hard links) counts once.
+        tensor_bytes: of tensor files among them.
+        packed: tensors are packed into safetensors files.
+        not_saved: tensors that were asked for and have no file.
+    """
 
     name: str
     files: tuple[str, ...]
     tensors: int
     incomplete: bool
+    nbytes: int = 0
+    tensor_bytes: int = 0
+    packed: bool = False
+    not_saved: int = 0
 
 
 @dataclass
@@ -44,7 +62,8 @@ class Overview:
         """For the console."""
         lines = [str(self.root)]
         for place, steps in sorted(self.dumps.items()):
-            lines.append(f"dump {place}: {_count(len(steps), 'step')}")
+            total = sum(rank.nbytes for ranks in steps.values() for rank in ranks)
+            lines.append(f"dump {place}: {_count(len(steps), 'step')}, {size(total)}")
             lines += [f"  step {step}: {', '.join(map(_rank_text, ranks))}" for step, ranks in sorted(steps.items())]
         if self.incidents:
             lines.append(f"incidents: {len(self.incidents)}")
@@ -59,10 +78,7 @@ class Overview:
         return {
             "root": str(self.root),
             "dumps": {
-                place: {
-                    str(step): [{"rank": r.name, "files": list(r.files), "tensors": r.tensors, "incomplete": r.incomplete} for r in ranks]
-                    for step, ranks in sorted(steps.items())
-                }
+                place: {str(step): [_rank_json(rank) for rank in ranks] for step, ranks in sorted(steps.items())}
                 for place, steps in sorted(self.dumps.items())
             },
             "incidents": [{"path": place, "incident": content} for place, content in self.incidents],
@@ -114,16 +130,67 @@ def _rank_order(name: str) -> tuple[int, str]:
 
 
 def _rank(here: Path) -> RankDump:
-    names = {entry.name for entry in os.scandir(here)}
-    tensors = here / layout.TENSORS
-    count = sum(1 for _ in os.scandir(tensors)) if tensors.is_dir() else 0
-    return RankDump(here.name, tuple(name for name in _JSON if name in names), count, layout.MARKER in names)
+    names, nbytes = _sizes(here)
+    tensors, tensor_bytes, packed = 0, 0, False
+    if (here / layout.TENSORS).is_dir():
+        inside, tensor_bytes = _sizes(here / layout.TENSORS)
+        packed = packedfiles.INDEX in inside or any(name.endswith(".safetensors") for name in inside)
+        tensors = _packed_names(here / layout.TENSORS / packedfiles.INDEX) if packed else len(inside)
+    unsaved = _read(here / layout.NOT_SAVED).get("not_saved") if layout.NOT_SAVED in names else None
+    return RankDump(
+        here.name,
+        tuple(name for name in _JSON if name in names),
+        tensors,
+        layout.MARKER in names,
+        nbytes + tensor_bytes,
+        tensor_bytes,
+        packed,
+        len(unsaved) if isinstance(unsaved, list) else 0,
+    )
+
+
+def _sizes(folder: Path) -> tuple[set[str], int]:
+    """Names in a directory, and the bytes of its files; a file that has several names counts once."""
+    names: set[str] = set()
+    seen: set[int] = set()
+    total = 0
+    for entry in os.scandir(folder):
+        names.add(entry.name)
+        try:
+            found = entry.stat(follow_symlinks=False)
+        except OSError:  # gone meanwhile: the run still writes
+            continue
+        if stat.S_ISREG(found.st_mode) and (found.st_nlink == 1 or found.st_ino not in seen):
+            seen.add(found.st_ino)
+            total += found.st_size
+    return names, total
+
+
+def _packed_names(index: Path) -> int:
+    content = _read(index)
+    parts = [content.get(key) for key in ("tensors", "aliases")]
+    return sum(len(part) for part in parts if isinstance(part, dict)) if any(isinstance(part, dict) for part in parts) else -1
 
 
 def _rank_text(rank: RankDump) -> str:
-    marks = [f"{rank.tensors} tensors"] * bool(rank.tensors) + ["INCOMPLETE"] * rank.incomplete
+    count = "tensors without index" if rank.tensors < 0 else _count(rank.tensors, "tensor")
+    marks = [f"{count}{', packed' * rank.packed}, {size(rank.tensor_bytes)}"] * bool(rank.tensors)
+    marks += [f"{rank.not_saved} NOT SAVED"] * bool(rank.not_saved) + ["INCOMPLETE"] * rank.incomplete
     marks += ["no dump.json"] * (not rank.incomplete and not {layout.DUMP, layout.DEBUG} & set(rank.files))
     return rank.name + (f" ({', '.join(marks)})" if marks else "")
+
+
+def _rank_json(rank: RankDump) -> dict[str, Any]:
+    return {
+        "rank": rank.name,
+        "files": list(rank.files),
+        "tensors": rank.tensors,
+        "incomplete": rank.incomplete,
+        "bytes": rank.nbytes,
+        "tensor_bytes": rank.tensor_bytes,
+        "packed": rank.packed,
+        "not_saved": rank.not_saved,
+    }
 
 
 def _incident_text(content: dict[str, Any]) -> str:
@@ -132,7 +199,10 @@ def _incident_text(content: dict[str, Any]) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; {} for anything else, and for a file too large to be opened for a listing."""
     try:
+        if path.stat().st_size > _LARGEST:
+            return {}
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}

@@ -10,6 +10,7 @@ from typing import Any
 from msprobe_engine.dump import disk
 from msprobe_engine.dump.cost import ZERO, Range, StepCost, price
 from msprobe_engine.dump.cost_source import CHECKSUMS, ROWS, STATISTICS, Source, load_source
+from msprobe_engine.dump.summary import size
 from msprobe_engine.errors import UsageError
 from msprobe_engine.settings.load import read_settings
 from msprobe_engine.settings.schema import DumpSettings
@@ -246,14 +247,6 @@ def _notes(found: Source, made: Estimate, counted: bool) -> Iterator[str]:
         speed = f"{size(made.speed.bytes_per_second)}/s and {made.speed.seconds_per_file * 1e6:.0f} us per file"
         yield f"disk speed assumed: {speed}; --measure-disk measures it"
     yield "time added to a step: measured on CPU cores; where statistics run on a device, its kernels read faster than assumed here"
-
-
-def size(nbytes: float) -> str:
-    """``1.5 GB``; units are powers of 1000."""
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= 0.9995 * scale:
-            return f"{nbytes / scale:.3g} {unit}" if nbytes < 999.5 * scale else f"{nbytes / scale:,.0f} {unit}"
-    return f"{nbytes:.0f} B"
 
 
 def size_range(value: Range) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from msprobe_engine.dump.cost import Range
-from msprobe_engine.dump.forecast import Estimate, size, size_range
+from msprobe_engine.dump.forecast import Estimate, size_range
+from msprobe_engine.dump.summary import size
 from msprobe_engine.log import one_line
 from msprobe_engine.settings.tree import to_tree
 

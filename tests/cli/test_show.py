@@ -20,7 +20,7 @@ def output(tmp_path: Path) -> Path:
         here.mkdir(parents=True)
         (here / "dump.json").write_text("{}")
     (tmp_path / "dump/step12/rank0/dump_tensor_data").mkdir()
-    (tmp_path / "dump/step12/rank0/dump_tensor_data/a.pt").write_bytes(b"")
+    (tmp_path / "dump/step12/rank0/dump_tensor_data/a.pt").write_bytes(b"1234")
     (tmp_path / "dump/step12/rank1").mkdir()
     (tmp_path / "dump/step12/rank1/.incomplete").write_text("")
     (tmp_path / "dump/step13/proc77").mkdir(parents=True)
@@ -37,9 +37,9 @@ def test_everything_is_listed(output: Path) -> None:
     """Dumped steps with their ranks in numeric order, marks of incomplete ranks, incidents, tables and event files are listed."""
     assert look(output).text().splitlines() == [
         str(output),
-        "dump dump: 3 steps",
+        "dump dump: 3 steps, 12 B",
         "  step 0: rank0, rank2, rank10",
-        "  step 12: rank0 (1 tensors), rank1 (INCOMPLETE)",
+        "  step 12: rank0 (1 tensor, 4 B), rank1 (INCOMPLETE)",
         "  step 13: proc77 (no dump.json)",
         "incidents: 1",
         "  incidents/step12: step 12, rank 1, rule nan_inf",
@@ -52,7 +52,9 @@ def test_json_holds_the_same(output: Path, capsys: pytest.CaptureFixture[str]) -
     """--json prints the listing as data."""
     assert main(["show", str(output), "--json"]) == 0
     tree = json.loads(capsys.readouterr().out)
-    assert tree["dumps"]["dump"]["12"][1] == {"rank": "rank1", "files": [], "tensors": 0, "incomplete": True}
+    empty = {"tensors": 0, "bytes": 0, "tensor_bytes": 0, "packed": False, "not_saved": 0}
+    assert tree["dumps"]["dump"]["12"][1] == {"rank": "rank1", "files": [], "incomplete": True, **empty}
+    assert tree["dumps"]["dump"]["12"][0]["tensor_bytes"] == 4
     assert tree["incidents"][0]["incident"]["x"] == [1]
     assert tree["tables"] == {"monitor": 1}
 
@@ -72,3 +74,52 @@ def test_a_missing_directory_is_a_usage_error(tmp_path: Path) -> None:
     """A path that is no directory is answered with what to give."""
     with pytest.raises(UsageError, match="no such directory"):
         look(tmp_path / "x")
+
+
+def rank(root: Path, *, tensors: dict[str, str], **files: str) -> Path:
+    here = root / "step3" / "rank0"
+    (here / "dump_tensor_data").mkdir(parents=True)
+    for name, text in {"dump.json": "{}", **files}.items():
+        (here / name).write_text(text)
+    for name, text in tensors.items():
+        (here / "dump_tensor_data" / name).write_text(text)
+    return here
+
+
+def test_a_tensor_of_several_names_takes_its_room_once(tmp_path: Path) -> None:
+    """Hard links are counted as names, and once in the size."""
+    folder = rank(tmp_path, tensors={"a.pt": "x" * 1500}) / "dump_tensor_data"
+    (folder / "b.pt").hardlink_to(folder / "a.pt")
+    assert look(tmp_path).text().splitlines()[1:] == ["dump .: 1 step, 1.5 kB", "  step 3: rank0 (2 tensors, 1.5 kB)"]
+
+
+def test_packed_tensors_are_counted_in_the_index(tmp_path: Path) -> None:
+    """Packed files show how many names their index has; without an index (killed run) that is said."""
+    index = json.dumps({"tensors": {"a": {}, "b": {}}, "aliases": {"c": "a"}})
+    folder = rank(tmp_path, tensors={"pack-00000.safetensors": "x" * 2000, "index.json": index}) / "dump_tensor_data"
+    assert "rank0 (3 tensors, packed, 2.1 kB)" in look(tmp_path).text()
+    (folder / "index.json").unlink()
+    assert "rank0 (tensors without index, packed, 2.0 kB)" in look(tmp_path).text()
+    (folder / "index.json").write_text("[")
+    assert look(tmp_path).dumps["."][3][0].tensors == -1
+
+
+def test_what_was_not_saved_is_shown(tmp_path: Path) -> None:
+    """The list of tensors that could not be saved is counted; a damaged one does not stop the listing."""
+    listed = [{"name": "a.pt", "bytes": 8, "reason": "max_disk_gb is used up"}] * 3
+    here = rank(tmp_path, tensors={}, **{"not_saved.json": json.dumps({"not_saved": listed}), "shapes.json": "{}"})
+    assert "  step 3: rank0 (3 NOT SAVED)" in look(tmp_path).text().splitlines()
+    assert look(tmp_path).dumps["."][3][0].files == ("dump.json", "shapes.json", "not_saved.json")
+    (here / "not_saved.json").write_text("[[[")
+    assert look(tmp_path).dumps["."][3][0].not_saved == 0
+
+
+def test_odd_files_do_not_stop_the_listing(tmp_path: Path) -> None:
+    """Links that lead nowhere, directories in place of files and names with line breaks are listed, not followed."""
+    here = rank(tmp_path, tensors={"a\nb.pt": "x"})
+    (here / "stack.json").symlink_to("/nonexistent")
+    (here / "construct.json").mkdir()
+    (here / "dump_tensor_data" / "c.pt").symlink_to(tmp_path)
+    found = look(tmp_path).dumps["."][3][0]
+    assert (found.tensors, found.tensor_bytes) == (2, 1)
+    assert found.files == ("dump.json", "stack.json", "construct.json")
