@@ -224,7 +224,7 @@ def entry_text(entry: Entry, options: Options, rows: Flags | None = None, lost: 
             builder.put(f'{"" if first else ","}\n{" " * (_ENTRY_DEPTH + 1)}"micro_step": {entry.micro_step}')
             first = False
         builder.put("}" if first else f"\n{' ' * _ENTRY_DEPTH}}}")
-    if not wanted and entry.sections:
+    if (not wanted and entry.sections) or "node_only" in entry.tags:
         return EntryText(entry, "", np.zeros((0, 4), np.int32), builder.slots, builder.floats, builder.saved)
     ops = np.array(builder.ops, np.int32).reshape(-1, 4)
     return EntryText(entry, "".join(builder.parts), ops, builder.slots, builder.floats, builder.saved)
@@ -302,7 +302,9 @@ class _Builder:
         self.put(f'{{\n{indent}"type": {json.dumps(description.type)},\n{indent}"dtype": {json.dumps(description.dtype)},\n')
         self.put(f'{indent}"shape": {shape},\n')
         kind = _text.BOOLEAN if description.dtype.rpartition(".")[2].lower().startswith("bool") else _text.NUMERIC
-        if self._options.summary_mode == "xor":
+        # the existing tool takes no checksum of a numpy array
+        mode = "statistics" if description.type == "numpy.ndarray" else self._options.summary_mode
+        if mode == "xor":
             kind = _text.XOR
         self.ops.append((self.length, kind, depth, len(self.slots)))
         if description.requires_grad is not None:
@@ -310,7 +312,7 @@ class _Builder:
         data_name = self._data_name(ref.row, place)
         if data_name:
             self.put(f',\n{indent}"data_name": {json.dumps(data_name)}')
-        if self._options.summary_mode == "md5":
+        if mode == "md5":
             self.ops.append((self.length, _text.CRC, depth, len(self.slots)))
         for key, value in description.extra:
             self.put(f",\n{indent}{json.dumps(str(key))}: {json_text(value, depth)}")

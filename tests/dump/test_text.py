@@ -74,7 +74,8 @@ structures = st.recursive(
     st.one_of(
         st.none(),
         st.builds(
-            lambda row, dtype, shape: TensorRef(row, TensorDescription("torch.Tensor", dtype[0], tuple(shape), dtype[1])),
+            lambda kind, row, dtype, shape: TensorRef(row, TensorDescription(kind, dtype[0], tuple(shape), dtype[1])),
+            st.sampled_from(["torch.Tensor", "numpy.ndarray"]),
             st.integers(-1, 7),
             st.sampled_from(DTYPES),
             st.lists(st.integers(0, 9), max_size=3),
@@ -119,6 +120,7 @@ def plain(node: Any, rows: R.Rows, mode: str) -> Any:
                 if s is None or s.max is None
                 else {"Max": bool(s.max), "Min": bool(s.min), "Mean": None, "Norm": None}
             )
+        mode = "statistics" if d.type == "numpy.ndarray" else mode
         if mode == "xor":
             values = {"md5": f"0x{s.xor:016x}" if s is not None and s.xor is not None and s.count else None}
         out: dict[str, Any] = {"type": d.type, "dtype": d.dtype, "shape": list(d.shape), **values}
