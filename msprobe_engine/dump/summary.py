@@ -1,0 +1,83 @@
+"""What a run has written, in one line at its end; and why it has written nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+class Tally:
+    """Counts what reached the disk. Filled on the writer threads, read at the end.
+
+    Attributes:
+        steps: steps whose files are there.
+        records: records in them.
+        files, bytes: JSON files and saved tensors, as they were handed to the system.
+        lost: what was seen and could not be kept, reason to count.
+        skipped: what was left out because the configuration says so, reason to count.
+    """
+
+    def __init__(self) -> None:
+        self.steps: set[int] = set()
+        self.records = 0
+        self.files = 0
+        self.bytes = 0
+        self.lost: dict[str, int] = {}
+        self.skipped: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def wrote(self, step: int, records: int, sizes: Iterable[int]) -> None:
+        """Files of a step were written."""
+        sizes = list(sizes)
+        with self._lock:
+            self.steps.add(step)
+            self.records += records
+            self.files += len(sizes)
+            self.bytes += sum(sizes)
+
+    def lose(self, lost: Mapping[str, int]) -> None:
+        """Something was seen and is not in the files."""
+        with self._lock:
+            for reason, count in lost.items():
+                self.lost[reason] = self.lost.get(reason, 0) + count
+
+    def skip(self, reason: str) -> None:
+        """Something was left out on purpose."""
+        with self._lock:
+            self.skipped[reason] = self.skipped.get(reason, 0) + 1
+
+    def text(self, root: Any) -> str:
+        """``3 steps (0, 10-11), 1,234 records, 9 files, 1.2 MB in out; lost: ...; left out: ...``"""
+        steps = f"{_many(len(self.steps), 'step')}" + (f" ({spans(self.steps)})" if self.steps else "")
+        files = f"{_many(self.files, 'file')}, {size(self.bytes)}"
+        text = f"{steps}, {_many(self.records, 'record')}, {files} in {root}"
+        for word, counts in (("lost", self.lost), ("left out", self.skipped)):
+            if counts:
+                text += f"; {word}: " + ", ".join(f"{reason} {count:,}" for reason, count in sorted(counts.items()))
+        return text
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def spans(numbers: Iterable[int], most: int = 8) -> str:
+    """``0-2, 5``: ranges of a set of integers, at most so many of them."""
+    out: list[list[int]] = []
+    for n in sorted(set(numbers)):
+        if out and out[-1][1] == n - 1:
+            out[-1][1] = n
+        else:
+            out.append([n, n])
+    shown = [f"{a}" if a == b else f"{a}-{b}" for a, b in out[:most]]
+    return ", ".join(shown) + (", ..." if len(out) > most else "")
+
+
+def size(count: float) -> str:
+    """``1.2 MB``: bytes in decimal units."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"

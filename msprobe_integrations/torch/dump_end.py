@@ -1,0 +1,75 @@
+"""The last line of a dump: what it has written, or why it has written nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from msprobe_engine.dump.summary import spans
+from msprobe_engine.settings.schema import DumpSettings
+from msprobe_engine.settings.tree import show
+
+
+@dataclass
+class Story:
+    """What happened to the calls of a run, as far as it explains an empty dump.
+
+    Attributes:
+        starts, saves: calls of ``start()`` and ``save()``.
+        steps: numbers of the steps that ended.
+        off: steps that ended while ``dump_enable`` was false.
+        begun: steps that were wanted and begun.
+        records: records that were captured.
+        forwards: most forward calls that were counted for a ``token_range`` that was not reached; -1: there was none.
+        elsewhere: steps in which the request of ``request_id`` was not scheduled.
+    """
+
+    starts: int = 0
+    saves: int = 0
+    steps: set[int] = field(default_factory=set)
+    off: int = 0
+    begun: int = 0
+    records: int = 0
+    forwards: int = -1
+    elsewhere: int = 0
+
+
+def asked(dump: DumpSettings, rank: int | None, world: int) -> bool:
+    """Was anything wanted of this process? A process of a job that ``rank`` leaves out has nothing to say."""
+    return not dump.rank or (rank or 0) in dump.rank or (world <= 1 and not any(r < world for r in dump.rank))
+
+
+def why_nothing(story: Story, dump: DumpSettings, rank: int | None) -> str:
+    """Why a dump can be empty, most likely reason first, with what to do."""
+    ran = f"steps {spans(story.steps)} ran" if story.steps else "no step was ended with step()"
+    if dump.level == "debug" and not story.saves:
+        return "PrecisionDebugger.save() was never called, and level debug writes what it is given"
+    if dump.level != "debug" and not story.starts:
+        return "PrecisionDebugger.start() was never called; it belongs before the forward pass, stop() and step() behind the optimizer"
+    if story.off and story.off >= len(story.steps):
+        return f"dump_enable was false all the time ({ran}); set it to true in the file"
+    if dump.rank and (rank or 0) not in dump.rank:
+        what = "is rank" if rank is not None else "has no rank, which counts as rank"
+        return f"'rank' is {show(list(dump.rank))} and this process {what} {rank or 0}; leave 'rank' empty for all"
+    if story.elsewhere and not story.begun:
+        return f"request_id '{dump.request_id}' was in none of the {story.elsewhere} batches that start() was given"
+    if not story.begun:
+        return f"'step' is {show(list(dump.step))} and {ran}; the run was too short, or step() was not called once per step"
+    if story.forwards >= 0:
+        return f"token_range was not reached: the model was called {story.forwards} times between start() and stop()"
+    filters = [f"{key} {show(list(getattr(dump, key)))}" for key in ("scope", "list") if getattr(dump, key)]
+    if filters:
+        return f"no call between start() and stop() has a name that {' and '.join(filters)} wants; dump once without it to see the names"
+    model = "the model given to start() was not called" if dump.level == "L0" else "no torch function was called on this thread"
+    return f"{model} between start() and stop()"
+
+
+def differences(before: DumpSettings, after: DumpSettings) -> list[str]:
+    """``key old -> new`` for every key that differs."""
+    names: Any = before.__dataclass_fields__
+    pairs = [(key, getattr(before, key), getattr(after, key)) for key in names]
+    return [f"{key} {_shown(old)} -> {_shown(new)}" for key, old, new in pairs if old != new]
+
+
+def _shown(value: Any) -> str:
+    return show(list(value)) if isinstance(value, tuple) else show(value)

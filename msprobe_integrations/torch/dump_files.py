@@ -1,0 +1,128 @@
+"""Where the steps of a dump are written: the sink of this process, its rank, and what it has written so far."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from msprobe_engine.dump import early
+from msprobe_engine.dump.summary import Tally
+from msprobe_engine.dump.tensors import TensorStore
+from msprobe_engine.dump.writer import DumpSink
+from msprobe_engine.guard import Faults
+from msprobe_engine.log import get_logger, set_rank
+from msprobe_engine.pipeline import Pipeline
+from msprobe_engine.records import Frame
+from msprobe_engine.rules.base import Alert
+from msprobe_engine.settings.schema import DumpSettings
+from msprobe_engine.sinks.reported import ReportedSink
+from msprobe_engine.writer import Writer
+from msprobe_integrations.torch.backend import TorchBackend
+
+_log = get_logger()
+
+
+class DumpFiles:
+    """The way from finished steps to files.
+
+    Args:
+        backend: where tensors are reduced; it knows the rank.
+        faults: isolation of failures.
+
+    Attributes:
+        pipeline, writer: of this dump.
+        tally: what was written.
+        tensors: where tensors of the dump are saved, None when they are not; to be set before a step begins.
+    """
+
+    def __init__(self, backend: TorchBackend, faults: Faults) -> None:
+        self.backend = backend
+        self.writer = Writer([], faults)
+        self.pipeline = Pipeline(backend, [], self.writer, faults, [self._log_frame])
+        self.tally = Tally()
+        self.dump = DumpSettings()
+        self.root = Path()
+        self.sink: DumpSink | None = None
+        self.tensors: TensorStore | None = None
+        self._rank: int | None = None
+        self._said_ranks = False
+
+    def configure(self, dump: DumpSettings, root: Path) -> None:
+        """Write as `dump` says from the next step on."""
+        self.drop()
+        self.dump, self.root, self._said_ranks = dump, root, False
+
+    def begin(self, step: int) -> None:
+        """A step begins: its directory is made."""
+        self._use_sink(self.backend.rank())
+        assert self.sink is not None
+        early.begin(self.sink, step)
+        self.say("Dump switch is turned on at step %d. Dump data will be saved in %s", step, self.sink.directory(step))
+
+    def _use_sink(self, rank: int | None) -> None:
+        if self.sink is not None and rank == self._rank:
+            return
+        self.drop()
+        if rank is not None:
+            set_rank(rank)
+        self.sink = DumpSink(
+            self.root,
+            task=self.dump.task,
+            level=self.dump.level,
+            framework=self.backend.framework,
+            extra_info=self.dump.extra_info,
+            rank=rank,
+            data_mode=self.dump.data_mode,
+            summary_mode=self.dump.summary_mode,
+            tensors=self.tensors,
+        )
+        self._rank = rank
+        self.writer.sinks[:] = [ReportedSink(self.sink, self._wrote)]
+
+    def wait(self) -> None:
+        """Return when every finished step is written."""
+        self.pipeline.advance(wait=True)
+        self.writer.flush()
+
+    def drop(self) -> None:
+        """The next step gets a sink of its own; what is on its way still belongs to this one."""
+        if self.sink is not None:
+            self.wait()
+            self.sink.close()
+            self.sink = None
+            self.writer.sinks.clear()
+
+    def settle_rank(self) -> None:
+        """The process group may come up after the first steps: their directories get the name of the rank."""
+        rank = self.backend.rank()
+        if self.sink is not None and self._rank is None and rank is not None:
+            self.wait()
+            set_rank(rank)
+            self.sink.assign_rank(rank)
+            self._rank = rank
+
+    def say_missing_ranks(self) -> None:
+        """Ranks that are listed and do not exist are named once, on rank 0, when the size of the job is known."""
+        rank = self.backend.rank()
+        if self._said_ranks or rank is None or self.backend.assigned_rank is not None:
+            return
+        self._said_ranks = True
+        world = self.backend.world_size()
+        missing = [r for r in self.dump.rank if r >= world]
+        if missing and rank == 0:
+            _log.warning("'rank' lists %s, but the ranks of this run are 0 to %d", ", ".join(map(str, missing)), world - 1)
+
+    def say(self, text: str, *values: Any) -> None:
+        """One line of progress, on the first rank that dumps."""
+        first = (self._rank or 0) == min(self.dump.rank, default=0)
+        (_log.info if first else _log.debug)(text, *values)
+
+    def _wrote(self, frame: Frame, main: str, sizes: list[int]) -> None:
+        self.tally.wrote(frame.step, len(frame.entries), sizes)
+        self.say("%s is at %s", Path(main).name, main)
+
+    def _log_frame(self, frame: Frame, _alerts: Sequence[Alert]) -> None:
+        self.tally.lose(frame.lost)
+        if self.sink is not None:
+            early.log(self.sink, frame)
