@@ -11,6 +11,7 @@ import mmap
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 PLAIN, PINNED = "plain", "pinned"
 PATIENCE_SECONDS = 30.0
@@ -21,8 +22,8 @@ _LARGEST_SLAB = 4 << 20
 _HUGE_PAGE = 2 << 20
 _KEEP = 256 << 20
 
-Allocate = Callable[[int], tuple[memoryview, int]]
-"""Makes memory of so many bytes: a view of it (which keeps it alive) and its address."""
+Allocate = Callable[[int], tuple[memoryview, int, object]]
+"""Makes memory of so many bytes: a view of it (which keeps it alive), its address, and the framework's own view or None."""
 
 
 class Slab:
@@ -33,18 +34,18 @@ class Slab:
         kind: `PLAIN` or `PINNED`.
         users: copies in it that were not written yet.
         offset: where the next small copy goes.
-        tensor: a place for the framework's own view of it.
+        tensor: the framework's own view of it, None until it is made.
     """
 
     __slots__ = ("address", "capacity", "kind", "offset", "tensor", "users", "view")
 
-    def __init__(self, view: memoryview, address: int, kind: str) -> None:
+    def __init__(self, view: memoryview, address: int, tensor: object, kind: str) -> None:
         self.view, self.address, self.capacity, self.kind = view, address, len(view), kind
         self.users = self.offset = 0
-        self.tensor: object = None
+        self.tensor: Any = tensor
 
 
-def plain(nbytes: int) -> tuple[memoryview, int]:
+def plain(nbytes: int) -> tuple[memoryview, int, object]:
     """Memory of this process, page-aligned, of huge pages where the system has them.
 
     Raises:
@@ -53,7 +54,7 @@ def plain(nbytes: int) -> tuple[memoryview, int]:
     memory = mmap.mmap(-1, nbytes)
     if nbytes >= _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
-    return memoryview(memory), ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    return memoryview(memory), ctypes.addressof(ctypes.c_char.from_buffer(memory)), None
 
 
 class HostMemory:
@@ -159,9 +160,9 @@ class HostMemory:
             self._drop(max(0, self.budget - capacity))
         if self.held + capacity > self.budget and self._in_use:
             return None
-        view, address = self.allocators[kind](capacity)
+        view, address, tensor = self.allocators[kind](capacity)
         self.held += capacity
-        return Slab(view, address, kind)
+        return Slab(view, address, tensor, kind)
 
     def _replace_open(self, slab: Slab) -> None:
         old = self._open.get(slab.kind)

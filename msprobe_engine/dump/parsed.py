@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from msprobe_engine import names
+from msprobe_engine.dump.tensor_reader import TensorFiles
 from msprobe_engine.errors import DumpFormatError
 from msprobe_engine.records import Opaque, TensorDescription
 
@@ -122,9 +124,14 @@ class StepDump:
         """``pytorch``, ``mindspore``, ``mindtorch``; ``""`` when the file does not say."""
         return str(self.header.get("framework", ""))
 
+    @cached_property
+    def files(self) -> TensorFiles:
+        """The saved tensors, by ``data_name``, whatever their format."""
+        return TensorFiles(self.directory)
+
     def tensor_path(self, tensor: DumpedTensor) -> Path | None:
-        """File of a saved tensor, None when it was not saved. Taken next to the JSON file: ``dump_data_dir`` is relative to a
-        directory that is no longer known, and 26.2.0 may name one that was renamed."""
+        """File of a saved tensor of format ``files``, None when it was not saved; `files` knows every format. Taken next to the JSON
+        file: ``dump_data_dir`` is relative to a directory that is no longer known, and 26.2.0 may name one that was renamed."""
         if tensor.data_name is None:
             return None
         return self.directory / "dump_tensor_data" / names.check_file_name(tensor.data_name, str(self.directory))

@@ -14,7 +14,7 @@ import torch
 
 from msprobe_engine import hostkernel
 from msprobe_engine import rows as _rows
-from msprobe_engine.errors import UsageError
+from msprobe_engine.errors import DumpFormatError, UsageError
 from msprobe_engine.records import TensorDescription, TensorRef
 from msprobe_engine.rows import Rows
 from msprobe_integrations.torch import describe as _describe
@@ -279,6 +279,16 @@ class TorchBackend:
             key = (type(tensor), tensor.dtype, tensor.shape, tensor.requires_grad, tensor.device)
             self._known[key] = (description, tensor.numel(), code)
 
+    def blank_row(self) -> int:
+        """A row of this step without statistics, for a tensor that has bytes but no kernel that reads them."""
+        row = next(self._step.numbers)
+        self._step.host.clear(row)
+        return row
+
+    def has_bytes(self, data: torch.Tensor) -> bool:
+        """Can the bytes of a tensor that `describe.resolve` found be copied now?"""
+        return self._unfit(data) not in ("graph capture", "no memory")
+
     def forget(self, tensor: Any = None) -> None:  # noqa: ARG002
         """Data may have changed without a new version (collective, ``.data``, fused optimizer): nothing reduced so far in this
         step is taken for the present value of any tensor. `tensor` says which one changed; views of it count too, so all go."""
@@ -332,6 +342,25 @@ class TorchBackend:
     def load(self, path: Path) -> Any:
         """A tensor written by `save`, on the CPU. Executes nothing of the file."""
         return torch.load(path, weights_only=True, map_location="cpu")
+
+    def from_bytes(self, data: bytes | bytearray | memoryview, dtype: str, shape: Sequence[int]) -> Any:
+        """A tensor on the CPU from its bytes in C order.
+
+        Args:
+            dtype: as dump files have it, ``torch.bfloat16``.
+
+        Raises:
+            DumpFormatError: there is no such type, or the bytes are not those of the shape.
+        """
+        kind = getattr(torch, dtype.removeprefix("torch."), None)
+        if not isinstance(kind, torch.dtype):
+            raise DumpFormatError(f"dtype {dtype!r} is unknown to torch {torch.__version__}; read the dump with the version that wrote it")
+        own = bytearray(data)
+        try:
+            flat = torch.frombuffer(own, dtype=torch.uint8) if own else torch.empty(0, dtype=torch.uint8)
+            return flat.view(kind).view(tuple(shape))
+        except RuntimeError as error:
+            raise DumpFormatError(f"{len(own)} bytes are no tensor of {dtype} and shape {list(shape)} ({error})") from None
 
     def rank(self) -> int | None:
         """The assigned rank, else that of the process group, else the environment's RANK, else None."""
