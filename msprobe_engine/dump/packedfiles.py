@@ -192,6 +192,7 @@ class PackedFiles:
         for payload in unnamed:
             self._release(payload)
         self.flush()
+        self._remove_unnamed()
         tensors: dict[str, dict[str, str]] = {}
         aliases: dict[str, str] = {}
         for payload in self._files.kept.values():
@@ -216,6 +217,15 @@ class PackedFiles:
             raise
         self._files.rename(temporary, INDEX)
         self._quota.give(max(0, self._index_reserved - len(text)))
+
+    def _remove_unnamed(self) -> None:
+        """Shards of which no tensor has a name (any more) go."""
+        written = [p for p in self._files.kept.values() if p.state == WRITTEN and p.where is not None]
+        used = {p.where for p in written if p.names}
+        for payload in written:
+            if payload.where not in used and payload.where is not None:
+                self._files.unlink(payload.where)
+                self._quota.give(payload.reserved)
 
     def _entry_bytes(self, payload: Payload, name: str) -> int:
         """Most bytes that a name adds to the index."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -241,6 +241,25 @@ class TensorStore:
         if idle:
             self.memory.trim()
         return saved
+
+    def keep_only(self, number: int, names: Collection[str]) -> None:
+        """Of a step that is over only the files of these names stay. Called before `finish`, on the thread that writes the frame."""
+        files = self._steps.get(number)
+        if files is None or files.format is None or os.getpid() != self._process:
+            return
+        with self._done:
+            self._send(files)
+            while files.pending:
+                self._done.wait()
+        try:
+            with files.lock:
+                for name in [name for name in files.names if name not in names]:
+                    _, payload = files.names.pop(name)
+                    if payload.state != LOST:
+                        files.format.withdraw(payload, name)
+                files.unsaved = [lost for lost in files.unsaved if lost.name in names]
+        except OSError as error:
+            self._fail(error, files.tensors)
 
     def drop(self, number: int) -> None:
         """Forget a step that is taken again: its directory is about to be emptied."""
