@@ -67,6 +67,10 @@ class Entry(NamedTuple):
     tags: Mapping[str, Any] = {}
 
 
+NODE_ONLY: Mapping[str, Any] = {"node_only": True}
+"""Tags of an entry that is a node of construct.json and no record: it encloses records, or its record was left out."""
+
+
 class Sample(NamedTuple):
     """One flat tensor of the monitor.
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 _ANY, _ONE = "*", "?"
 _REGULAR = "re:"
 _MODULE_FORMS = ("{}.forward.", "{}.backward.", "{}.parameters_grad.")
+_MODULE_NAMES = ("Module.", "Cell.", "^Module\\.", "^Cell\\.", "Module\\.", "Cell\\.")
 _SAMPLED = 100
 """Whether a glob or a regular expression can fit a call is tried with the call numbers 0 to 99 and with those written in it."""
 
@@ -41,6 +42,11 @@ class NamePatterns:
             if part in name:
                 return True
         return any(search(name) for search in self._searches)
+
+    @property
+    def only_modules(self) -> bool:
+        """Does no element fit the name of an API?"""
+        return all(element.removeprefix(_REGULAR).startswith(_MODULE_NAMES) for element in self.elements)
 
     def module(self, base: str) -> tuple[bool, bool]:
         """(some call of the module can be kept, every call of it is) for the name ``Module.{path}.{Class}``."""

@@ -18,9 +18,12 @@ import torch
 from torch.autograd import function as autograd_function
 from torch.overrides import TorchFunctionMode
 
+from msprobe_engine.records import NODE_ONLY, Entry
 from msprobe_integrations.torch import modestack
-from msprobe_integrations.torch.apinames import ApiNames, as_called
+from msprobe_integrations.torch.apinames import COMPOSED, ApiNames, as_called
 from msprobe_integrations.torch.calls import Call
+from msprobe_integrations.torch.filters import ALWAYS
+from msprobe_integrations.torch.origins import Origins
 from msprobe_integrations.torch.raw import ignored_argument, raw_results
 from msprobe_integrations.torch.recorder import Recorder
 
@@ -28,7 +31,9 @@ _DEPTH = 3  # recorder.begin, begin, handler
 _DATA: Any = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 _autograd: Any = torch.autograd  # its engine function is not exported
 _compiling = torch.compiler.is_compiling
-_PLUMBING = ("torch.nn.modules._functions",)
+_PLUMBING = ("torch.nn.modules._functions", "torch.utils.checkpoint", "torch._functorch")
+_REFLECTED = {"__radd__": "add", "__rmul__": "mul", "__ror__": "bitwise_or", "__rxor__": "bitwise_xor"}
+"""``2 * x`` and ``x * 2`` are one function below their names: which it was is only known here."""
 
 
 class ApiCapture(TorchFunctionMode):
@@ -37,10 +42,14 @@ class ApiCapture(TorchFunctionMode):
     Args:
         recorder: makes entries.
         is_on: one cheap call that says whether the current moment is inside the capture window.
+        origins: finds calls of optimizers and of gradient clipping; None when nobody asks for parents (level L1).
     """
 
-    def __init__(self, recorder: Recorder, is_on: Callable[[], bool]) -> None:
+    def __init__(self, recorder: Recorder, is_on: Callable[[], bool], origins: Origins | None = None) -> None:
         super().__init__()
+        self._origins = origins
+        self._reflected: dict[str, Any] = {}
+        self._operator = ""
         self._recorder = recorder
         self._on = is_on
         self._names = ApiNames()
@@ -55,6 +64,10 @@ class ApiCapture(TorchFunctionMode):
             setattr(autograd_function._SingleLevelFunction, "apply", classmethod(_apply_through(self)))  # noqa: B010 - not in torch's type information
             self._engine = _autograd._engine_run_backward
             _autograd._engine_run_backward = self._run_backward
+            for name in _REFLECTED:
+                if name not in vars(torch.Tensor):
+                    self._reflected[name] = _reflected(self, name)
+                    setattr(torch.Tensor, name, self._reflected[name])
             self.installed = True
 
     def remove(self) -> None:
@@ -66,6 +79,10 @@ class ApiCapture(TorchFunctionMode):
             _autograd._engine_run_backward = self._engine
         if "apply" in autograd_function._SingleLevelFunction.__dict__:
             delattr(autograd_function._SingleLevelFunction, "apply")
+        for name, ours in self._reflected.items():
+            if vars(torch.Tensor).get(name) is ours:
+                delattr(torch.Tensor, name)
+        self._reflected.clear()
         modestack.take_out(self)
 
     def sees(self) -> bool:
@@ -81,6 +98,10 @@ class ApiCapture(TorchFunctionMode):
                 yield
         finally:
             self._aside.on = away
+
+    def away(self, away: bool) -> None:
+        """This thread's calls are not to be seen (the mode itself was taken off), or are again."""
+        self._aside.on = away
 
     def _away(self) -> bool:
         return getattr(self._aside, "on", False)
@@ -106,7 +127,19 @@ class ApiCapture(TorchFunctionMode):
             return func(*args, **kwargs) if kwargs else func(*args)
         prefix, api = named
         if prefix == "Tensor":
-            api = self._names.operator(api, sys._getframe(1))
+            if func in COMPOSED and not types:
+                with self:  # seen by what it calls
+                    return func.__wrapped__(*args, **(kwargs or {}))
+            operator, self._operator = self._operator, ""
+            if operator and _REFLECTED[operator] == api:
+                api = operator
+            else:
+                prefix, api = self._names.called(api, sys._getframe(1))
+        if self._recorder.kept is not None and self._passes(prefix, api):
+            result = func(*args, **kwargs) if kwargs else func(*args)
+            for made in raw_results(api, result):
+                self._recorder.raw.add(made)
+            return result
         call = self.begin(prefix, api, *as_called(func, args, kwargs or {}), ignored_argument(api, args, kwargs or {}))
         try:
             result = func(*args, **kwargs) if kwargs else func(*args)
@@ -118,6 +151,25 @@ class ApiCapture(TorchFunctionMode):
         self.end(call, result)
         return result
 
+    def _passes(self, prefix: str, api: str) -> bool:
+        """Is a call only counted, because no record of it can be kept?"""
+        recorder = self._recorder
+        kept = recorder.kept
+        base = f"{prefix}.{api}"
+        if kept is None or kept.range is not None or kept.api(base).possible:
+            return False
+        calls = recorder.stack.calls
+        if calls and calls[-1].inside:
+            return False
+        n = recorder.numbers.take(base)
+        if kept.nodes:
+            parent = calls[-1].name if calls else self._origin()
+            recorder.pipeline.entries.append(Entry(f"{base}.{n}.forward", {}, parent, -1, recorder.micro_step, NODE_ONLY))
+        return True
+
+    def _origin(self) -> str | None:
+        return self._origins.of(sys._getframe(_DEPTH)) if self._origins is not None else None
+
     def begin(self, prefix: str, api: str, args: Any, kwargs: dict[str, Any], ignored: int = -1) -> Call | None:
         """A call begins; the caller's caller is the user. Returns what `end` wants, None when the capture broke."""
         recorder = self._recorder
@@ -125,7 +177,11 @@ class ApiCapture(TorchFunctionMode):
             base = f"{prefix}.{api}"
             n = recorder.numbers.take(base)
             calls = recorder.stack.calls
-            call = Call(f"{base}.{n}.forward", f"{base}.{n}.backward", self, calls[-1] if calls else None)
+            kept = recorder.kept
+            kind = ALWAYS if kept is None else kept.api(base)
+            call = Call(f"{base}.{n}.forward", f"{base}.{n}.backward", self, calls[-1] if calls else None, kind)
+            if call.parent is None:
+                call.parent_name = self._origin()
             recorder.begin(call, args, kwargs, _DEPTH, ignored)
             return call
         except Exception as error:
@@ -153,12 +209,23 @@ def _never() -> bool:
     return False
 
 
+def _reflected(capture: ApiCapture, name: str) -> Callable[..., Any]:
+    original = getattr(torch.Tensor, name)
+
+    def operator(self: torch.Tensor, other: Any) -> Any:
+        if modestack.depth():  # not on another thread
+            capture._operator = name
+        return original(self, other)
+
+    return operator
+
+
 def _apply_through(capture: ApiCapture) -> Callable[..., Any]:
     level = autograd_function._SingleLevelFunction
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         original = super(level, cls).apply
-        if not capture.sees() or cls.__module__ in _PLUMBING:
+        if not capture.sees() or cls.__module__.startswith(_PLUMBING):
             return original(*args, **kwargs)
         call = capture.begin("Autograd", cls.__name__, args, kwargs)
         try:

@@ -79,7 +79,6 @@ _METADATA = frozenset(
         "__dlpack__",
         "__dlpack_device__",
         "__cuda_array_interface__",
-        "__bool__",
         "__int__",
         "__float__",
         "__index__",
@@ -87,7 +86,6 @@ _METADATA = frozenset(
         "__contains__",
         "item",
         "tolist",
-        "numpy",
         "data_ptr",
         "backward",
         "set_",
@@ -131,8 +129,6 @@ _METADATA = frozenset(
         "_set_grad_enabled",
         "_record_function_enter_new",
         "_record_function_exit",
-        "allclose",
-        "equal",
         "sym_size",
         "sym_numel",
         "sym_stride",
@@ -141,7 +137,15 @@ _METADATA = frozenset(
         "__cuda_array_interface__",
     ]
 )
-# `numpy`, `item`, `tolist` and `__iter__` give no tensors; what they lead to is seen at the next call.
+# `item`, `tolist` and `__iter__` give no tensors; what they lead to is seen at the next call. The existing format has records of
+# `__bool__` and `numpy`.
+
+COMPOSED = frozenset(
+    function
+    for name in ("__rdiv__", "__rtruediv__", "__rfloordiv__", "__rmatmul__")
+    if hasattr(function := getattr(torch.Tensor, name, None), "__wrapped__")
+)
+"""Operators written in Python that the existing format shows by what they call: ``1 / x`` is a reciprocal and a multiplication."""
 
 _OPERATORS: dict[str, tuple[str, str]] = {
     "+": ("__add__", "add"),
@@ -174,7 +178,12 @@ _OPCODES_310 = {
     "ADD": "+", "SUBTRACT": "-", "MULTIPLY": "*", "TRUE_DIVIDE": "/",
     "FLOOR_DIVIDE": "//", "MODULO": "%", "POWER": "**", "MATRIX_MULTIPLY": "@",
 }  # fmt: skip
-_BY_METHOD = {method: None for _, method in _OPERATORS.values()} | {"true_divide": None, "true_divide_": None}
+_UNARY = {"UNARY_NEGATIVE": ("neg", "__neg__"), "UNARY_POSITIVE": ("positive", "__pos__"), "UNARY_INVERT": ("bitwise_not", "__invert__")}
+_COMPARED = frozenset(("lt", "le", "eq", "ne", "gt", "ge"))
+_DUNDERS = {"true_divide": "__truediv__", "true_divide_": "__itruediv__"} | {m: d for d, m in _OPERATORS.values()}
+_NAMED = frozenset(("sigmoid", "tanh"))
+_FUNCTIONAL_CALLERS = {getattr(functional, name).__code__: name for name in _NAMED if isinstance(getattr(functional, name), FunctionType)}
+_ASKED = frozenset(_DUNDERS) | {method for method, _ in _UNARY.values()} | _NAMED
 
 
 _VF = frozenset(("lstm",))  # nn.LSTM calls torch._VF.lstm; the same object is torch.lstm
@@ -208,7 +217,7 @@ class ApiNames:
 
     def __init__(self) -> None:
         self._known: dict[Any, tuple[str, str] | None] = {}
-        self._sites: dict[tuple[CodeType, int], str | None] = {}
+        self._sites: dict[tuple[CodeType, int, str], tuple[str, str]] = {}
         self._custom: dict[Any, str] = {}
 
     def resolve(self, func: Callable[..., Any]) -> tuple[str, str] | None:
@@ -221,16 +230,17 @@ class ApiNames:
         except TypeError:  # unhashable callable
             return self._search(func)
 
-    def operator(self, api: str, caller: FrameType) -> str:
-        """The name of a method that may have been called through an operator (``x * y`` is ``__mul__``, ``x.mul(y)`` is ``mul``)."""
-        if api not in _BY_METHOD:
-            return api
-        site = (caller.f_code, caller.f_lasti)
+    def called(self, api: str, caller: FrameType) -> tuple[str, str]:
+        """(prefix, api) of a method by how it was called: ``x * y`` is ``Tensor.__mul__``, ``x.mul(y)`` is ``Tensor.mul``; the
+        functions of ``torch.nn.functional`` that only call a method are themselves."""
+        if api not in _ASKED:
+            return "Tensor", api
+        site = (caller.f_code, caller.f_lasti, api)
         try:
-            name = self._sites[site]
+            return self._sites[site]
         except KeyError:
-            name = self._sites[site] = _operator_at(caller)
-        return name if name is not None and _plain(api) == _plain(dict(_OPERATORS.values()).get(name, api)) else api
+            found = self._sites[site] = _called_at(caller, api)
+            return found
 
     def _search(self, func: Callable[..., Any]) -> tuple[str, str] | None:
         name = getattr(func, "__name__", None) or type(func).__name__
@@ -245,12 +255,14 @@ class ApiNames:
         owner = getattr(func, "__objclass__", None)
         if owner is not None and issubclass(owner, torch._C.TensorBase):
             return "Tensor", name
-        if getattr(functional, name, None) is func:
-            return "Functional", name
+        if func in _FUNCTIONAL:
+            return "Functional", _FUNCTIONAL[func]
         if name in _VF:
             return "VF", name
         if getattr(torch.Tensor, name, None) is func:
             return "Tensor", name
+        if func in _RENAMED:
+            return "Tensor", _RENAMED[func]
         if getattr(torch, name, None) is func:
             return "Torch", name
         if getattr(torch._C._VariableFunctions, name, None) is func:  # also when something wraps torch.<name>
@@ -266,23 +278,42 @@ class ApiNames:
         return module or "Unknown", name
 
 
-def _plain(api: str) -> str:
-    return "div" + ("_" if api.endswith("_") else "") if api.startswith("true_divide") else api
+def _called_at(frame: FrameType, api: str) -> tuple[str, str]:
+    if api in _NAMED:
+        function = _FUNCTIONAL_CALLERS.get(frame.f_code)
+        return ("Tensor", api) if function is None else ("Functional", function)
+    instruction = next((i for i in dis.get_instructions(frame.f_code) if i.offset == frame.f_lasti), None)
+    if instruction is None:
+        return "Tensor", api
+    dunder = _DUNDERS.get(api)
+    symbol = _symbol(instruction)
+    if symbol in _OPERATORS:
+        name, method = _OPERATORS[symbol]
+        if instruction.opname == "COMPARE_OP" and api in _COMPARED:  # `2 < x` asks x.__gt__(2)
+            return "Tensor", dunder or api
+        return "Tensor", name if method in (api, "div" + api.removeprefix("true_divide")) else api
+    method, unary = _UNARY.get(instruction.opname, ("", ""))
+    if method == api:
+        return "Tensor", unary
+    if dunder is not None and api not in frame.f_code.co_names:  # called by sum(), map(), operator.mul: there is no `.mul` here
+        return "Tensor", dunder
+    return "Tensor", api
 
 
-def _operator_at(frame: FrameType) -> str | None:
-    for instruction in dis.get_instructions(frame.f_code):
-        if instruction.offset == frame.f_lasti:
-            break
-    else:
-        return None
-    symbol: str | None = None
+def _symbol(instruction: dis.Instruction) -> str:
     if instruction.opname in ("BINARY_OP", "COMPARE_OP"):
         # 3.13 prints `bool(<)` for comparisons whose result is used as a condition
-        symbol = instruction.argrepr.removeprefix("bool(").removesuffix(")")
-    elif sys.version_info < (3, 11):
+        return instruction.argrepr.removeprefix("bool(").removesuffix(")")
+    if sys.version_info < (3, 11):
         kind, _, op = instruction.opname.partition("_")
         if kind in ("BINARY", "INPLACE") and op in _OPCODES_310:
-            symbol = _OPCODES_310[op] + ("=" if kind == "INPLACE" else "")
-    entry = _OPERATORS.get(symbol or "")
-    return entry[0] if entry else None
+            return _OPCODES_310[op] + ("=" if kind == "INPLACE" else "")
+    return ""
+
+
+_FUNCTIONAL: dict[Any, str] = {
+    function: name
+    for name, function in sorted(vars(functional).items(), key=lambda item: not item[0].startswith("_"))  # public names win
+    if callable(function) and not isinstance(function, type)
+}
+_RENAMED = {f: name for name, f in vars(torch.Tensor).items() if isinstance(f, FunctionType) and f.__name__ != name}

@@ -35,7 +35,7 @@ _NO_SUMS: dict[int, torch.Tensor | None] = {}
 Edge = tuple[Any, int]
 Refs = list["TensorRef | None"]
 Done = Callable[["GradientWatch", Refs, Refs], None]
-Reduce = Callable[[torch.Tensor], TensorRef]
+Reduce = Callable[[torch.Tensor], "TensorRef | None"]
 
 
 def edge(tensor: torch.Tensor) -> Edge | None:
@@ -58,6 +58,7 @@ class GradientWatch:
         reduce: takes the statistics of one gradient.
         done: called with (watch, gradients of inputs, gradients of outputs) once per backward pass.
         failed: told of an error inside the watch; the watch is off then.
+        begins: called with the watch when the first gradient of a pass has arrived, before it is reduced.
 
     Attributes:
         passes: how many backward passes were reported so far.
@@ -65,7 +66,9 @@ class GradientWatch:
     """
 
     __slots__ = (
+        "_arrived",
         "_awaited",
+        "_begins",
         "_done",
         "_expected",
         "_inputs",
@@ -81,8 +84,19 @@ class GradientWatch:
         "tag",
     )
 
-    def __init__(self, tag: Any, n_inputs: int, n_outputs: int, reduce: Reduce, done: Done, failed: Callable[[Exception], None]) -> None:
+    def __init__(
+        self,
+        tag: Any,
+        n_inputs: int,
+        n_outputs: int,
+        reduce: Reduce,
+        done: Done,
+        failed: Callable[[Exception], None],
+        begins: Callable[[GradientWatch], None] | None = None,
+    ) -> None:
         self.tag = tag
+        self._begins = begins
+        self._arrived = False
         self.failed = failed
         self.passes = 0
         self.active = True
@@ -114,15 +128,17 @@ class GradientWatch:
             return False
         targets: dict[tuple[Node, int], int] = {}
         leaves: dict[int, int] = {}
+        same: dict[int, list[int]] = {}
         for slot, found in enumerate(input_edges):
             if found is None:
                 continue
-            if found[1] < 0:
-                leaves.setdefault(id(found[0]), slot)
-            else:
-                targets.setdefault((found[0], found[1]), slot)
+            first = leaves.setdefault(id(found[0]), slot) if found[1] < 0 else targets.setdefault((found[0], found[1]), slot)
+            if first != slot:
+                same.setdefault(first, [first]).append(slot)
         if targets or leaves:
             self._walk(roots, targets, leaves, since, actions)
+        if same:
+            _share_out(same, actions)
         slots: list[int] = []
         for node, todo in actions.items():
             for action in todo:
@@ -184,10 +200,12 @@ class GradientWatch:
         """Called by the hooks: note what one node saw."""
         task = _graph_task()
         if task != self._task:  # another backward pass through the same graph; the last one may have used only some outputs
-            if 0 < self._missing < self._expected:
-                self.report()
+            self.report()
             self._task = task
+            self._arrived = True
             self._rewind()
+            if self._begins is not None:
+                self._begins(self)
         for is_output, index, slot in todo:
             gradient = grad_outputs[index] if is_output else grad_inputs[index]
             if is_output:
@@ -214,6 +232,9 @@ class GradientWatch:
     def report(self) -> None:
         """Report what has arrived and was not reported yet; called by the owner at the end of a step, for calls whose outputs were
         only partly used."""
+        if not self._arrived:
+            return
+        self._arrived = False
         for slot, total in self._sums.items():
             if total is not None:
                 self._inputs[slot] = self._reduce(total)
@@ -249,3 +270,13 @@ class _Hook:
 def _add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     with torch.no_grad(), torch._C.DisableTorchFunction():
         return a + b
+
+
+def _share_out(same: dict[int, list[int]], actions: dict[Node, list[tuple[bool, int, int]]]) -> None:
+    """A tensor that stands at several places of the arguments has a contribution for each place, when one node made them all."""
+    for first, slots in same.items():
+        nodes = [node for node, todo in actions.items() for is_output, _, slot in todo if not is_output and slot == first]
+        if len(nodes) != len(slots) or any(node is not nodes[0] for node in nodes):
+            continue
+        places = iter(slots)
+        actions[nodes[0]] = [(o, i, next(places) if not o and slot == first else slot) for o, i, slot in actions[nodes[0]]]

@@ -25,6 +25,7 @@ class Call:
         keep: its inputs are kept.
         watch: its backward record is kept.
         node: something inside it is kept, so that it is a node of construct.json.
+        is_module: it is a call of a module.
         running: its backward pass has begun inside the range that is kept.
         reported: its backward record is out.
     """
@@ -36,6 +37,7 @@ class Call:
         "frame",
         "inputs",
         "inside",
+        "is_module",
         "keep",
         "keywords",
         "micro_step",
@@ -53,12 +55,15 @@ class Call:
         "watch",
     )
 
-    def __init__(self, name: str, backward_name: str, owner: Any, parent: Call | None, base: Base = ALWAYS) -> None:
+    def __init__(
+        self, name: str, backward_name: str, owner: Any, parent: Call | None, base: Base = ALWAYS, is_module: bool = False
+    ) -> None:
         self.name = name
         self.backward_name = backward_name
         self.owner = owner
         self.parent = parent
         self.base = base
+        self.is_module = is_module
         self.parent_name = parent.name if parent is not None else None
         self.inputs: list[Any] | None = None
         self.keywords: dict[str, Any] | None = None

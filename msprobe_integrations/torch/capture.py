@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,9 +12,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from msprobe_engine.collector import StepCollection
 from msprobe_engine.errors import UsageError
 from msprobe_engine.pipeline import Pipeline
-from msprobe_engine.records import Entry, TensorDescription, TensorRef
+from msprobe_engine.records import Entry
 from msprobe_integrations.torch.api import ApiCapture
+from msprobe_integrations.torch.compiled import CompiledCode
+from msprobe_integrations.torch.filters import RecordFilter
+from msprobe_integrations.torch.keep import Keeper
 from msprobe_integrations.torch.modules import ModuleCapture
+from msprobe_integrations.torch.origins import Origins
 from msprobe_integrations.torch.recorder import Recorder
 from msprobe_integrations.torch.slices import Slices
 
@@ -25,7 +29,7 @@ class Capture:
     Args:
         pipeline: where entries go.
         level: ``L0`` modules, ``L1`` APIs, ``mix`` both.
-        stacks, data_mode, wanted, slices: see `Recorder`.
+        stacks, data_mode, kept, slices, keeper: see `Recorder`.
         record_collectives: make entries of collectives; None: at L1 and mix. They are watched at every level, because they change
             tensors without telling.
         optimizer_calls: see the torch calls inside ``optimizer.step()`` too.
@@ -38,8 +42,9 @@ class Capture:
         *,
         stacks: bool = True,
         data_mode: Sequence[str] = ("all",),
-        wanted: Callable[[str], bool] | None = None,
+        kept: RecordFilter | None = None,
         slices: Slices | None = None,
+        keeper: Keeper | None = None,
         record_collectives: bool | None = None,
         optimizer_calls: bool = True,
     ) -> None:
@@ -50,9 +55,11 @@ class Capture:
         self._collecting = False
         self._optimizer_hooks: list[Any] = []
         self._collector = StepCollection()
-        self.recorder = Recorder(pipeline, stacks=stacks, data_mode=data_mode, wanted=wanted, slices=slices)
-        self.modules = ModuleCapture(self.recorder, self._is_on, self._is_collecting) if level in ("L0", "mix") else None
-        self.api = ApiCapture(self.recorder, self._is_on) if level in ("L1", "mix") else None
+        self.recorder = Recorder(pipeline, stacks=stacks, data_mode=data_mode, kept=kept, slices=slices, keeper=keeper)
+        self._origins = Origins()
+        self.modules = ModuleCapture(self.recorder, self._modules_on, self._is_collecting) if level in ("L0", "mix") else None
+        self.api = ApiCapture(self.recorder, self._is_on, self._origins if level == "mix" else None) if level in ("L1", "mix") else None
+        self._compiled = CompiledCode(self.api)
         self.collectives: Any = None
         self._pipeline = pipeline
         self._optimizer_calls = optimizer_calls
@@ -64,15 +71,16 @@ class Capture:
         if self.modules is not None:
             self.modules.attach(models)
 
-    def open(self) -> None:
-        """Put hooks on (nothing happens when they are) and start seeing calls."""
+    def open(self, modes: int | None = None) -> None:
+        """Put hooks on (nothing happens when they are) and start seeing calls; `modes`: see `ApiCapture.install`."""
         self.on = self._collecting = True
         self._collector.begin()
         self._pipeline.level = self.level
         if self.modules is not None:
             self.modules.install()
         if self.api is not None:
-            self.api.install()
+            self.api.install(modes)
+        self._compiled.install()
         self._observe_collectives()
         if not self._optimizer_hooks:
             self._optimizer_hooks = [
@@ -90,6 +98,7 @@ class Capture:
         """Take everything off: what is left costs nothing."""
         self.pause()
         self._collector.end()
+        self._compiled.remove()
         for hook in self._optimizer_hooks:
             hook.remove()
         self._optimizer_hooks = []
@@ -101,26 +110,32 @@ class Capture:
 
     def end_step(self) -> list[list[str]]:
         """Close the step's numbering; returns the texts of all stacks."""
-        self._collecting = self._in_optimizer = False
+        self._collecting = self._in_optimizer = self._origins.stepping = False
         self.recorder.end_step()
         self._collector.end()
         if self.modules is not None:
             self.modules.end_step()
         if self.collectives is not None:
             self.collectives.end_step()
+        if self.recorder.keeper is not None:
+            self.recorder.keeper.end_step(self._pipeline.entries)
         return self.recorder.stacks.texts() if self.recorder.stacks is not None else []
 
     def _is_on(self) -> bool:
         return self.on and not self._in_optimizer
+
+    def _modules_on(self) -> bool:
+        return self.on and not self._in_optimizer and not self._compiled.inside
 
     def _is_collecting(self) -> bool:
         return self._collecting
 
     def _before_optimizer(self, *_: Any) -> None:
         self._in_optimizer = not self._optimizer_calls
+        self._origins.stepping = self._optimizer_calls
 
     def _after_optimizer(self, *_: Any) -> None:
-        self._in_optimizer = False
+        self._in_optimizer = self._origins.stepping = False
         # fused and `.data` updates leave version counters as they are: what was reduced before is no longer true
         self._pipeline.backend.forget()
 
@@ -130,12 +145,19 @@ class Capture:
         with self._pipeline.faults.guard("collective capture"):
             from msprobe_integrations.torch.collectives import CollectiveObserver
 
+            recorder = self.recorder
             observer = CollectiveObserver(
-                self.recorder.reduce if self._record_collectives else _unread,
-                self._collective if self._record_collectives else _unrecorded,
+                recorder.reduce,
+                self._collective,
+                record=self._record_collectives,
                 is_on=self._is_on,
                 forget=self._written,
-                where=self.recorder.where,
+                where=recorder.where,
+                stack=recorder.stack_at,
+                wanted=recorder.keeps,
+                inputs=recorder.inputs,
+                outputs=recorder.outputs,
+                lose=self._pipeline.lose,
                 fail=lambda error: self._pipeline.faults.fail("collective capture", error),
             )
             observer.install()
@@ -147,14 +169,3 @@ class Capture:
 
     def _collective(self, entry: Entry) -> None:
         self._pipeline.entries.append(entry)
-
-
-_UNREAD = TensorRef(-1, TensorDescription("torch.Tensor", "", (), None))
-
-
-def _unread(_: torch.Tensor) -> TensorRef:
-    return _UNREAD
-
-
-def _unrecorded(_: Entry) -> None:
-    return None

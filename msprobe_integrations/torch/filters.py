@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from msprobe_engine.dump import risk
@@ -71,6 +71,15 @@ class RecordFilter:
         prefix, _, api = base.rpartition(".")
         return ALWAYS if risk.recorded(self.risk_level, prefix, api) else NEVER
 
+    @property
+    def keeps_apis(self) -> bool:
+        """Can an API be kept for its own name?"""
+        return self.names is None or not self.names.only_modules
+
+    def bounds(self, base: str) -> bool:
+        """Can a call of the module `base` be an end of the range?"""
+        return self.range is not None and self.range.bounded_by(base)
+
     def directions(self, base: Base, name: str, backward_name: str) -> int:
         """Which records of a call its own name keeps: `FORWARD`, `BACKWARD`, both or 0."""
         if base.certain or self.names is None:
@@ -87,10 +96,10 @@ class RecordFilter:
         """A record ends. Was the range open until now?"""
         return self.range is None or self.range.ends(name)
 
-    def wants(self, name: str) -> bool:
-        """Is a record kept that has no duration (a collective, parameter gradients)?"""
+    def wants(self, name: str, inside: bool = False) -> bool:
+        """Is a record kept that has no duration (a collective)? `inside`: because an enclosing call was asked for."""
         started = self.starts(name)
-        return self.ends(name) and started and (self.names is None or self.names(name))
+        return self.ends(name) and started and (inside or self.names is None or self.names(name))
 
     def end_step(self) -> None:
         """Names start anew."""
@@ -104,6 +113,10 @@ class Range:
     def __init__(self, first: str, last: str) -> None:
         self._first, self._last = first, last
         self.open = False
+
+    def bounded_by(self, base: str) -> bool:
+        """Is a call of the module `base` one of the ends?"""
+        return self._first.startswith(f"{base}.") or self._last.startswith(f"{base}.")
 
     def starts(self, name: str) -> bool:
         """A record starts."""
@@ -124,8 +137,3 @@ def record_filter(dump: DumpSettings) -> RecordFilter | None:
     if not dump.scope and not dump.list and dump.risk_level == "ALL":
         return None
     return RecordFilter(dump.scope, dump.list, dump.level, dump.risk_level)
-
-
-def name_filter(scope: Sequence[str], names: Sequence[str]) -> Callable[[str], bool] | None:
-    """A function that says whether a record is kept; None when all are."""
-    return RecordFilter(scope, names).wants if scope or names else None

@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 from msprobe_engine.records import Entry, TensorRef
-from msprobe_integrations.torch.calls import Call, current_graph_task
+from msprobe_integrations.torch.calls import Call
+from msprobe_integrations.torch.compiled import ORIGINAL, CallBoundary, compiles_calls, is_wrapper, shown_path
+from msprobe_integrations.torch.filters import ALWAYS, RecordFilter
 from msprobe_integrations.torch.recorder import Recorder
 
 _PRE, _POST = 4, 1  # frames between recorder.begin and the user's call of the module: hook, _call_impl, ...
@@ -18,31 +20,53 @@ _SKIPPED_CLASSES = ("FullyShardedDataParallel",)
 
 
 class ModuleInfo:
-    """A hooked module and its record names."""
+    """A module and its record names.
 
-    __slots__ = ("base", "module", "parameters", "parent_base", "path")
+    Attributes:
+        module: what has the parameters.
+        hooked: what is called: a compiled module has its hooks outside of what was compiled.
+        path: in record names.
+        kind: what the filter knows of its calls.
+        sealed: inside a compiled or scripted module, where no Python hook runs. Parameter gradients are seen all the same.
+        inside: some call of the step is kept because of an enclosing one.
+        last: the call whose backward record came last.
+    """
 
-    def __init__(self, module: nn.Module, path: str, parent_base: str | None) -> None:
+    __slots__ = ("base", "expected", "hooked", "inside", "kind", "last", "module", "parameters", "path", "sealed", "sharded")
+
+    def __init__(self, module: nn.Module, path: str, hooked: nn.Module | None = None, sealed: bool = False) -> None:
         self.module = module
+        self.hooked = hooked if hooked is not None else module
         self.path = path
         self.base = f"Module.{path}.{type(module).__name__}"
-        self.parent_base = parent_base
+        self.kind = ALWAYS
+        self.sealed = sealed
         self.parameters: dict[str, torch.Tensor] = {}
+        self.sharded = False
+        self.expected = 0
+        self.inside = False
+        self.last: Call | None = None
 
 
 def named_infos(models: nn.Module | Sequence[nn.Module]) -> list[ModuleInfo]:
-    """Every submodule of the model (the model itself is no record); with several models the index comes first in the path."""
+    """Every submodule of the model (the model itself is no record, unless it is compiled: then there is nothing else to hook); with
+    several models the index comes first in the path."""
     many = not isinstance(models, nn.Module)
     infos: list[ModuleInfo] = []
     for index, model in enumerate([models] if isinstance(models, nn.Module) else models):
-        by_path: dict[str, ModuleInfo] = {}
+        seals: list[str] = []
         for path, module in model.named_modules():
-            if not path or type(module).__name__ in _SKIPPED_CLASSES or isinstance(module, torch.jit.ScriptModule):
+            if type(module).__name__ in _SKIPPED_CLASSES or path.removesuffix(ORIGINAL) in seals:
                 continue
-            parent = by_path.get(path.rpartition(".")[0])
-            info = ModuleInfo(module, f"{index}.{path}" if many else path, parent.base if parent else None)
-            by_path[path] = info
-            infos.append(info)
+            inner = module._modules[ORIGINAL] if is_wrapper(module) else module
+            assert inner is not None
+            sealed = any(path.startswith(seal) for seal in seals)
+            shown = shown_path(path)
+            if inner is not module or compiles_calls(module) or isinstance(module, torch.jit.ScriptModule):
+                seals.append(f"{path}." if path else "")
+                shown = shown or (ORIGINAL if inner is not module else "")
+            if shown:
+                infos.append(ModuleInfo(inner, f"{index}.{shown}" if many else shown, module, sealed))
     return infos
 
 
@@ -62,8 +86,9 @@ class ModuleCapture:
         self._models: dict[int, nn.Module] = {}
         self._infos: list[ModuleInfo] = []
         self._handles: list[Any] = []
+        self._installed = False
         self._grad_counts: dict[str, int] = {}
-        self._grads: dict[str, dict[str, TensorRef]] = {}
+        self._grads: dict[int, tuple[ModuleInfo, dict[str, TensorRef]]] = {}
 
     def attach(self, models: nn.Module | Sequence[nn.Module]) -> None:
         """Name the modules; a second model is added to the first. A model that is known costs nothing."""
@@ -78,34 +103,76 @@ class ModuleCapture:
         if was_installed:
             self.install()
 
+    def add(self, module: nn.Module, path: str) -> None:
+        """Name one module by itself, whatever is around and inside it."""
+        was_installed = self.installed
+        self.remove()
+        self._infos.append(ModuleInfo(module, path, None))
+        if was_installed:
+            self.install()
+
     @property
     def installed(self) -> bool:
         """True while hooks are on the modules."""
-        return bool(self._handles)
+        return self._installed
 
     def install(self) -> None:
-        """Put the hooks on."""
-        if self._handles:
+        """Put the hooks on: on modules of which a record can be kept, and on those around them, whose calls are parents."""
+        if self._installed:
             return
+        self._installed = True
+        kept = self._recorder.kept
+        around, own = self._chosen(kept)
         for info in self._infos:
-            pre, post = self._hooks(info)
-            self._handles.append(info.module.register_forward_pre_hook(pre, with_kwargs=True))
-            self._handles.append(info.module.register_forward_hook(post, with_kwargs=True, always_call=True))
-            info.parameters = {n: p for n, p in info.module._parameters.items() if p is not None}
-            if self._recorder.backward:
-                self._watch_parameters(info)
+            if kept is not None:
+                info.kind = kept.module(info.base)
+            if id(info) in around and not info.sealed:
+                self._hook(info)
+            if id(info) in own:
+                info.parameters = {n: p for n, p in info.module._parameters.items() if p is not None}
+                info.sharded = any(hasattr(p, "device_mesh") for p in info.parameters.values())
+                if self._recorder.backward:
+                    self._watch_parameters(info)
+
+    def _chosen(self, kept: RecordFilter | None) -> tuple[set[int], set[int]]:
+        """Modules that get hooks, and those of which records can be kept."""
+        everything = {id(info) for info in self._infos}
+        if kept is None or kept.names is None:
+            return everything, everything
+        listed = [info for info in self._infos if kept.module(info.base).possible]
+        own = {id(info) for info in listed}
+        if kept.expands:
+            inside = tuple(f"{info.path}." for info in listed)
+            own |= {id(info) for info in self._infos if info.path.startswith(inside)}
+            if kept.keeps_apis:
+                return everything, own
+        paths = [info.path for info in self._infos if id(info) in own or kept.bounds(info.base)]
+        above = {path[:i] for path in paths for i in range(len(path) + 1) if path[i : i + 1] in (".", "")}
+        return {id(info) for info in self._infos if info.path in above}, own
+
+    def _hook(self, info: ModuleInfo) -> None:
+        pre, post = self._hooks(info)
+        if compiles_calls(info.hooked):
+            self._handles.append(CallBoundary(info.hooked, pre, post))
+            return
+        self._handles.append(info.hooked.register_forward_pre_hook(pre, with_kwargs=True))
+        self._handles.append(info.hooked.register_forward_hook(post, with_kwargs=True, always_call=True))
 
     def remove(self) -> None:
         """Take all hooks off."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._installed = False
 
     def end_step(self) -> None:
         """Emit parameter gradients of modules of which not all parameters got one, restart numbering."""
-        for base in list(self._grads):
-            self._emit_grads(base)
+        for info, _ in list(self._grads.values()):
+            self._emit_grads(info)
         self._grad_counts.clear()
+        for info in self._infos:
+            info.inside = False
+            info.last = None
 
     def _hooks(self, info: ModuleInfo) -> tuple[Callable[..., None], Callable[..., None]]:
         recorder, on = self._recorder, self._on
@@ -117,12 +184,11 @@ class ModuleCapture:
             try:
                 calls = recorder.stack.calls
                 n = recorder.numbers.take(info.base)
-                call = Call(f"{info.base}.forward.{n}", f"{info.base}.backward.{n}", info, calls[-1] if calls else None)
-                if call.parent is None and info.parent_base is not None and current_graph_task() != -1:
-                    # recomputed during a backward pass: its parent is the backward call of the module it belongs to
-                    last = recorder.numbers.last(info.parent_base)
-                    call.parent_name = f"{info.parent_base}.backward.{last}" if last >= 0 else None
+                parent = calls[-1] if calls else None
+                call = Call(f"{info.base}.forward.{n}", f"{info.base}.backward.{n}", info, parent, info.kind, True)
                 recorder.begin(call, args, kwargs, _PRE)
+                if call.inside:
+                    info.inside = True
             except Exception as error:
                 self._fail(error)
 
@@ -133,17 +199,21 @@ class ModuleCapture:
             if call is None:
                 return
             try:
+                # sharded modules hold whole or no parameters while they run: what stays is this rank's part
+                parameters = info.parameters if info.sharded else info.module._parameters
                 # torch calls this hook with result None when the forward raised (or was stopped early in a recomputation)
-                recorder.end(call, result, info.parameters, failed=result is None and sys.exc_info()[1] is not None)
+                recorder.end(call, result, parameters, failed=result is None and sys.exc_info()[1] is not None)
             except Exception as error:
                 self._fail(error)
 
         return pre, post
 
     def _watch_parameters(self, info: ModuleInfo) -> None:
+        info.expected = 0
         for name, parameter in info.parameters.items():
             if not parameter.requires_grad or not parameter.is_leaf:
                 continue
+            info.expected += 1
 
             def hook(p: torch.Tensor, name: str = name) -> None:
                 if not self._collecting():
@@ -159,29 +229,40 @@ class ModuleCapture:
         gradient = parameter.grad
         if gradient is None:  # already moved into the framework's own buffer
             gradient = getattr(parameter, "main_grad", None)
-        if gradient is None:
+        if gradient is None or not self._keeps_gradients(info):
             return
-        ref = self._recorder.reduce_gradient(gradient)
-        grads = self._grads.setdefault(info.base, {})
+        ref = self._recorder.reduce_gradient_for(self._gradients_name(info))(gradient)
+        grads = self._grads.setdefault(id(info), (info, {}))[1]
         if name in grads:  # this parameter is a round ahead: shared parameter or a module with unused ones
-            self._emit_grads(info.base)
-            grads = self._grads.setdefault(info.base, {})
+            self._emit_grads(info)
+            grads = self._grads.setdefault(id(info), (info, {}))[1]
         grads[name] = ref
-        if len(grads) == len(info.parameters):
-            self._emit_grads(info.base)
+        if len(grads) == info.expected:
+            self._emit_grads(info)
 
-    def _emit_grads(self, base: str) -> None:
-        grads = self._grads.pop(base, None)
+    def _keeps_gradients(self, info: ModuleInfo) -> bool:
+        kept = self._recorder.kept
+        if kept is None:
+            return True
+        if kept.range is not None and not kept.range.open:
+            return False
+        if kept.names is None or info.inside or info.kind.certain:
+            return True
+        return kept.names(self._gradients_name(info))
+
+    def _gradients_name(self, info: ModuleInfo) -> str:
+        return f"{info.base}.parameters_grad.{self._grad_counts.get(info.base, 0)}"
+
+    def _emit_grads(self, info: ModuleInfo) -> None:
+        _, grads = self._grads.pop(id(info), (info, {}))
         if not grads:
             return
         recorder = self._recorder
-        k = self._grad_counts.get(base, 0)
-        self._grad_counts[base] = k + 1
-        name = f"{base}.parameters_grad.{k}"
-        if recorder.wanted is not None and not recorder.wanted(name):
-            return
+        name = self._gradients_name(info)
+        self._grad_counts[info.base] = self._grad_counts.get(info.base, 0) + 1
         sections: dict[str, Any] = {n: [ref] for n, ref in grads.items()}
-        recorder.pipeline.entries.append(Entry(name, sections, None, -1, recorder.micro_step))
+        recorder.record(Entry(name, sections, None, -1, recorder.micro_step))
+        recorder.tree.gradients_of(name, info.last)
 
     def _fail(self, error: Exception) -> None:
         self._recorder.pipeline.faults.fail("module capture", error)

@@ -18,6 +18,7 @@ from msprobe_engine.sinks.select import SelectSink
 from msprobe_engine.window import Window
 from msprobe_integrations.torch.backend import CHECKSUMS
 from msprobe_integrations.torch.capture import Capture
+from msprobe_integrations.torch.filters import record_filter
 from msprobe_integrations.torch.slices import Slices
 
 
@@ -53,7 +54,9 @@ class Plans:
         window = self._window = Window(dump.rank, dump.step)
         self._summary_mode = dump.summary_mode
         slices = Slices(self._backend, dump.slice) if dump.slice else None
-        self._dump = Capture(self._session.pipeline, dump.level, stacks=dump.extra_info, data_mode=dump.data_mode, slices=slices)
+        self._dump = Capture(
+            self._session.pipeline, dump.level, stacks=dump.extra_info, data_mode=dump.data_mode, kept=record_filter(dump), slices=slices
+        )
         root = Path(dump.dump_path) if dump.dump_path else self._session.output_dir / "dump"
         rank = self._session.rank
         if window.wanted(min(dump.step, default=0), rank):

@@ -5,20 +5,26 @@ from __future__ import annotations
 import resource
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import FrameType
 from typing import Any
 
 import torch
 
 from msprobe_engine.pipeline import Pipeline
 from msprobe_engine.records import Entry, TensorRef
-from msprobe_integrations.torch.backward import Edge, GradientWatch, edge, sequence_number
+from msprobe_integrations.torch.backward import Edge, GradientWatch, sequence_number
 from msprobe_integrations.torch.calls import Call, CallStack, Numbering, current_graph_task
+from msprobe_integrations.torch.filters import BACKWARD, FORWARD, RecordFilter
+from msprobe_integrations.torch.keep import Keeper
 from msprobe_integrations.torch.raw import RawMemory
 from msprobe_integrations.torch.slices import Slices
+from msprobe_integrations.torch.slots import differentiable, edges_of
 from msprobe_integrations.torch.stacks import Stacks
 from msprobe_integrations.torch.structure import convert
+from msprobe_integrations.torch.tree import CallTree
 
-Filter = Callable[[str], bool]
+Parameters = Mapping[str, "torch.Tensor | None"]
 no_torch_function = torch._C.DisableTorchFunction
 _modes = torch._C._len_torch_function_stack
 _NO_EDGES: list[Edge | None] = []
@@ -44,8 +50,9 @@ class Recorder:
         pipeline: where entries go.
         stacks: record call stacks.
         data_mode: ``all`` or a subset of input, output, forward, backward, as the dump settings have it.
-        wanted: says whether a record of this name is kept; None keeps all.
+        kept: which records are kept; None keeps all.
         slices: cuts of tensors before anything is taken of them; None: there are none.
+        keeper: saves tensors; None: nothing does.
     """
 
     def __init__(
@@ -54,10 +61,12 @@ class Recorder:
         *,
         stacks: bool = True,
         data_mode: Sequence[str] = ("all",),
-        wanted: Filter | None = None,
+        kept: RecordFilter | None = None,
         slices: Slices | None = None,
+        keeper: Keeper | None = None,
     ) -> None:
         self.pipeline = pipeline
+        self.keeper = keeper
         self.raw = RawMemory()
         self.reduce_gradient = pipeline.backend.reduce
         # without the look for modes on torch's stack, which are off where `reduce` is called
@@ -68,12 +77,14 @@ class Recorder:
         self.numbers = Numbering()
         self.stacks = Stacks() if stacks else None
         self.micro_step = -1
-        self.wanted = wanted
+        self.kept = kept
+        self.range = kept.range if kept is not None else None
         everything = "all" in data_mode or not data_mode
         self.forward = everything or "forward" in data_mode or "backward" not in data_mode
         self.backward = everything or "backward" in data_mode or "forward" not in data_mode
         self.inputs = everything or "input" in data_mode or "output" not in data_mode
         self.outputs = everything or "output" in data_mode or "input" not in data_mode
+        self.tree = CallTree(pipeline)
         self._watches: list[GradientWatch] = []
         self._open = 0
 
@@ -82,6 +93,26 @@ class Recorder:
         if self.raw and self.raw.holds(tensor):
             return self._without_values(tensor, "uninitialised")
         return self._reduce(tensor)
+
+    def reduce_for(self, name: str) -> Callable[[torch.Tensor], TensorRef]:
+        """`reduce` for tensors of this record, which also saves them where that is wanted."""
+        return self._save if self.keeper is not None and self.keeper.wanted(name) else self.reduce
+
+    def reduce_gradient_for(self, name: str) -> Callable[[torch.Tensor], TensorRef]:
+        """The same for gradients: callable anywhere, and their memory always has values."""
+        return self.keeper.reduce if self.keeper is not None and self.keeper.wanted(name) else self.reduce_gradient
+
+    def record(self, entry: Entry) -> None:
+        """A record is complete."""
+        self.pipeline.entries.append(entry)
+        if self.keeper is not None:
+            self.keeper.hand_over(entry)
+
+    def _save(self, tensor: torch.Tensor) -> TensorRef:
+        if self.raw and self.raw.holds(tensor):
+            return self._without_values(tensor, "uninitialised")
+        assert self.keeper is not None
+        return self.keeper.reduce(tensor)
 
     def begin(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], depth: int, ignored: int = -1) -> None:
         """Note the start of a call: inputs are reduced now, before an in-place operation can change them.
@@ -92,7 +123,14 @@ class Recorder:
         """
         call.recompute = current_graph_task() != -1
         call.micro_step = self.micro_step
-        call.keep = self.forward and (self.wanted is None or self.wanted(call.name))
+        if call.recompute and call.parent is None:
+            call.parent_name = self.tree.parent_in_backward(call)
+        if self.kept is None:
+            call.wanted = call.keep = self.forward
+            call.watch = self.backward
+        elif not self._select(call, self.kept):
+            self.stack.calls.append(call)
+            return
         if call.keep and self.stacks is not None:
             call.frame = frame = sys._getframe(depth)
             parent = call.parent
@@ -108,18 +146,34 @@ class Recorder:
         call.since = sequence_number()
         self.stack.calls.append(call)
 
+    def _select(self, call: Call, kept: RecordFilter) -> bool:
+        """Decide what of a call is kept. False: nothing but its place among the calls."""
+        parent = call.parent
+        inside = parent.inside if parent is not None else 0
+        own = kept.directions(call.base, call.name, call.backward_name)
+        if own and kept.expands and call.is_module:
+            # what a listed module does, and in consequence what its backward pass does
+            inside |= own | BACKWARD
+        call.inside = inside
+        own |= inside
+        started = kept.starts(call.name)
+        call.wanted = self.forward and bool(own & FORWARD)
+        call.keep = call.wanted and started
+        call.watch = self.backward and bool(own & BACKWARD)
+        return call.wanted or call.watch
+
     def _look(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], ignored: int) -> None:
         if call.keep and self.inputs:
-            reduce = self.reduce
+            reduce = self.reduce_for(call.name)
             read = args if ignored < 0 else [None if i == ignored else a for i, a in enumerate(args)]
             call.inputs = [reduce(a) if isinstance(a, torch.Tensor) else convert(a, reduce) for a in read]
             if ignored >= 0 and isinstance(args[ignored], torch.Tensor):
                 call.inputs[ignored] = self._without_values(args[ignored], "ignored")
             call.keywords = {k: convert(v, reduce if k != "out" else self._ignored) for k, v in kwargs.items()} if kwargs else {}
-        if self.backward and torch.is_grad_enabled() and self._open < MOST_OPEN:
-            call.edges = _edges(args, kwargs)
+        if call.watch and torch.is_grad_enabled() and self._open < MOST_OPEN:
+            call.edges = edges_of(args, kwargs, every=not call.is_module)
 
-    def end(self, call: Call, result: Any, parameters: Mapping[str, torch.Tensor] | None, *, failed: bool = False) -> None:
+    def end(self, call: Call, result: Any, parameters: Parameters | None, *, failed: bool = False) -> None:
         """Note the end of a call and watch its gradients."""
         if _modes():
             with no_torch_function():
@@ -127,28 +181,40 @@ class Recorder:
         else:
             self._conclude(call, result, parameters, failed)
 
-    def _conclude(self, call: Call, result: Any, parameters: Mapping[str, torch.Tensor] | None, failed: bool) -> None:
-        if call.keep:
-            self._emit(call, result, parameters, failed)
+    def _conclude(self, call: Call, result: Any, parameters: Parameters | None, failed: bool) -> None:
+        if self.kept is None:
+            if call.keep:
+                self._emit(call, result, parameters, failed)
+        else:
+            ended = self.kept.ends(call.name)
+            if call.keep or (call.wanted and ended):
+                self._emit(call, result, parameters, failed, ended)
+                self.tree.kept(call)
+            elif call.node or (self.kept.nodes and not call.wanted):
+                self.tree.node(call)
         call.inputs = call.keywords = call.frame = None  # a frame would keep its variables alive
         edges, call.edges = call.edges, _NO_EDGES
-        if failed or not self.backward or not torch.is_grad_enabled():
+        if failed or not call.watch or not self.backward or not torch.is_grad_enabled():
             return
         if isinstance(result, torch.Tensor):
             if not result.requires_grad:
                 return
             outputs: list[torch.Tensor | None] = [result]
         else:
-            outputs = _tensors(result)
-            if not any(o is not None and o.requires_grad for o in outputs):
+            outputs = differentiable(result)
+            if not outputs:
                 return
         if self._open >= MOST_OPEN:
             self.pipeline.lose("gradients of calls, too many without a backward pass")
-        elif self.wanted is None or self.wanted(call.backward_name):
-            watch = GradientWatch(call, len(edges), len(outputs), self.reduce_gradient, self._gradients, self._broken)
-            if watch.start(edges, outputs, call.since):
-                self._watches.append(watch)
-                self._open += 1
+            return
+        reduce: Callable[[torch.Tensor], TensorRef | None] = self.reduce_gradient_for(call.backward_name)
+        if self.range is not None:
+            reduce = partial(self._reduce_in_range, reduce)
+        begun = self._backward_begins if call.is_module or self.range is not None else None
+        watch = GradientWatch(call, len(edges), len(outputs), reduce, self._gradients, self._broken, begun)
+        if watch.start(edges, outputs, call.since):
+            self._watches.append(watch)
+            self._open += 1
 
     def _without_values(self, tensor: torch.Tensor, why: str) -> TensorRef:
         description = self.pipeline.backend.describe(tensor)
@@ -162,6 +228,26 @@ class Recorder:
         calls = self.stack.calls
         return (calls[-1].name if calls else None), self.micro_step
 
+    def stack_at(self, frame: FrameType) -> int:
+        """Number of the call stack that starts at `frame`, -1 when stacks are not recorded."""
+        if self.stacks is None:
+            return -1
+        calls = self.stack.calls
+        if calls and calls[-1].stack >= 0:
+            return self.stacks.capture(frame, calls[-1].frame, calls[-1].stack)
+        return self.stacks.capture(frame)
+
+    def keeps(self, name: str) -> bool:
+        """Is the forward record of this name, that of a collective, kept?"""
+        if not self.forward or self.kept is None:
+            return self.forward
+        calls = self.stack.calls
+        if not self.kept.wants(name, inside=bool(calls and calls[-1].inside & FORWARD)):
+            return False
+        if calls:
+            calls[-1].node = True
+        return True
+
     def end_step(self) -> None:
         """Report gradients that came only in part, forget the step's numbering."""
         watches, self._watches = self._watches, []
@@ -169,25 +255,29 @@ class Recorder:
             watch.report()
             watch.active = False
         self._open = 0
+        self.tree.end_step()
+        if self.kept is not None:
+            self.kept.end_step()
         self.numbers.reset()
         self.stack.calls.clear()
 
-    def _emit(self, call: Call, result: Any, parameters: Mapping[str, torch.Tensor] | None, failed: bool) -> None:
+    def _emit(self, call: Call, result: Any, parameters: Parameters | None, failed: bool, ended: bool = True) -> None:
         sections: dict[str, Any] = {}
-        if self.inputs:
+        if self.inputs and call.keep:
             sections["input_args"] = call.inputs
             sections["input_kwargs"] = call.keywords
-        if self.outputs:
-            sections["output"] = None if failed else self._output(result)
-        if parameters is not None:
-            sections["parameters"] = {name: self.reduce(p) for name, p in parameters.items()}
+        reduce = self.reduce_for(call.name)
+        if self.outputs and ended:
+            sections["output"] = None if failed else self._output(result, reduce)
+        if parameters is not None and ended:
+            take = self.reduce if self.keeper is not None and not self.keeper.parameters else reduce
+            sections["parameters"] = {name: take(p) for name, p in parameters.items() if p is not None}
         tags: Mapping[str, Any] = _RECOMPUTE if call.recompute else _NO_TAGS
         if failed:
             tags = {**tags, "raised": True}
-        self.pipeline.entries.append(Entry(call.name, sections, call.parent_name, call.stack, call.micro_step, tags))
+        self.record(Entry(call.name, sections, call.parent_name, call.stack, call.micro_step, tags))
 
-    def _output(self, result: Any) -> Any:
-        reduce = self.reduce
+    def _output(self, result: Any, reduce: Callable[[torch.Tensor], TensorRef]) -> Any:
         if isinstance(result, torch.Tensor):
             return [reduce(result)]
         structure = convert(result, reduce)
@@ -197,9 +287,22 @@ class Recorder:
             return structure.json
         return [structure]
 
+    def _backward_begins(self, watch: GradientWatch) -> None:
+        """The first gradient of a backward pass through a call has arrived."""
+        call: Call = watch.tag
+        self.tree.backward_begins(call)
+        if self.kept is not None:
+            call.running = self.kept.starts(call.backward_name)
+
     def _gradients(self, watch: GradientWatch, inputs: list[TensorRef | None], outputs: list[TensorRef | None]) -> None:
         call: Call = watch.tag
         name = call.backward_name
+        ended = True
+        if self.range is not None:
+            ended = self.range.ends(name)
+            if not ended and not call.running:
+                self.tree.backward_ends(call)
+                return
         tags: Mapping[str, Any] = _NO_TAGS
         if not watch.passes:
             self._open -= 1
@@ -207,12 +310,16 @@ class Recorder:
             tags = {"pass": watch.passes + 1, "of": name}
             name = self._numbered_again(name)
         sections: dict[str, Any] = {}
-        if self.inputs:
+        if self.inputs and (self.range is None or call.running):
             sections["input"] = outputs
-        if self.outputs:
+        if self.outputs and ended:
             sections["output"] = inputs
-        parent = call.parent.backward_name if call.parent is not None else None
-        self.pipeline.entries.append(Entry(name, sections, parent, -1, call.micro_step, tags))
+        parent = call.parent.backward_name if call.parent is not None else call.parent_name
+        self.record(Entry(name, sections, parent, -1, call.micro_step, tags))
+        self.tree.backward_ends(call, name, self.kept is not None)
+
+    def _reduce_in_range(self, reduce: Callable[[torch.Tensor], TensorRef | None], gradient: torch.Tensor) -> TensorRef | None:
+        return reduce(gradient) if self.range is not None and self.range.open else None
 
     def _numbered_again(self, name: str) -> str:
         parts = name.split(".")
@@ -224,35 +331,3 @@ class Recorder:
     def _broken(self, error: Exception) -> None:
         self.pipeline.faults.fail("gradient capture", error)
         self.backward = False
-
-
-def _edges(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Edge | None]:
-    """One slot per positional argument (lists of tensors: one per element) and per keyword tensor that needs a gradient."""
-    found: list[Edge | None] = []
-    for value in args:
-        if isinstance(value, torch.Tensor):
-            found.append(edge(value))
-        elif isinstance(value, (list, tuple)) and value and isinstance(value[0], torch.Tensor):
-            found.extend(edge(v) if isinstance(v, torch.Tensor) else None for v in value)
-        else:
-            found.append(None)
-    for value in kwargs.values():
-        if isinstance(value, torch.Tensor) and value.requires_grad:
-            found.append(edge(value))
-    return found
-
-
-def _tensors(result: Any) -> list[torch.Tensor | None]:
-    """The outputs, flat; None for what is no tensor."""
-    if isinstance(result, torch.Tensor):
-        return [result]
-    flat: list[torch.Tensor | None] = []
-    values = result.values() if isinstance(result, Mapping) else result if isinstance(result, (list, tuple)) else ()
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            flat.append(value)
-        elif isinstance(value, (list, tuple, Mapping)):
-            flat.extend(_tensors(value))
-        else:
-            flat.append(None)
-    return flat

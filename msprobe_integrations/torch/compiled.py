@@ -1,0 +1,158 @@
+"""Modules and functions whose inside no Python hook sees: `torch.compile`, TorchScript.
+
+A compiled module is recorded at its boundary: hooks stand on what the user calls, none inside. A hook inside would be traced into the
+compiled code, and a function mode on the stack is one of the things compiled code is guarded by: it would be compiled again when the
+window opens. `CompiledCode` therefore takes the mode off while compiled code runs, also for compiled functions, which have no boundary
+that could be hooked.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.function import BackwardCFunction
+
+from msprobe_engine.log import get_logger
+from msprobe_integrations.torch import modestack
+from msprobe_integrations.torch.api import ApiCapture
+
+_log = get_logger()
+_is_compiling = torch.compiler.is_compiling
+ORIGINAL = "_orig_mod"
+"""Name under which `torch.compile(module)` keeps the module."""
+_ENTRY = "_maybe_set_eval_frame"
+_COMPILED_NODE = "CompiledFunctionBackward"
+
+
+def is_wrapper(module: nn.Module) -> bool:
+    """Is it what ``torch.compile(module)`` returns?"""
+    return ORIGINAL in module._modules and hasattr(module, "_torchdynamo_orig_callable")
+
+
+def compiles_calls(module: nn.Module) -> bool:
+    """Was ``module.compile()`` called?"""
+    return getattr(module, "_compiled_call_impl", None) is not None
+
+
+def shown_path(path: str) -> str:
+    """A module path as it is without compilation."""
+    return ".".join(part for part in path.split(".") if part != ORIGINAL) if ORIGINAL in path else path
+
+
+class CallBoundary:
+    """Calls `before` and `after` around the compiled call of a module with ``module.compile()``, until `remove`."""
+
+    def __init__(self, module: nn.Module, before: Callable[..., None], after: Callable[..., None]) -> None:
+        self._module = module
+        compiled: Any = module._compiled_call_impl
+        self._compiled = compiled
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if _is_compiling():
+                return compiled(*args, **kwargs)
+            before(module, args, kwargs)
+            try:
+                result = compiled(*args, **kwargs)
+            except BaseException:
+                after(module, args, kwargs, None)
+                raise
+            after(module, args, kwargs, result)
+            return result
+
+        self._call = call
+        module.__dict__["_compiled_call_impl"] = call
+
+    def remove(self) -> None:
+        """Call the compiled code again, unless somebody has put something else there."""
+        if self._module.__dict__.get("_compiled_call_impl") is self._call:
+            self._module.__dict__["_compiled_call_impl"] = self._compiled
+
+
+class CompiledCode:
+    """Knows when compiled code runs on a thread, and keeps the API capture out of it.
+
+    Args:
+        api: the capture of the level, None at L0.
+
+    Attributes:
+        seen: compiled code ran while the window was open.
+    """
+
+    def __init__(self, api: ApiCapture | None) -> None:
+        self._api = api
+        self._local = threading.local()
+        self._frame: Any = None
+        self._original: Any = None
+        self._apply: Any = None
+        self.seen = False
+
+    @property
+    def inside(self) -> bool:
+        """Does this thread run compiled code?"""
+        return getattr(self._local, "at", None) is not None
+
+    def install(self) -> None:
+        """Watch the door to compiled code. Without a compiler in the process there is none."""
+        frame = sys.modules.get("torch._dynamo.eval_frame")
+        if self._frame is not None or frame is None or not hasattr(frame, _ENTRY):
+            return
+        self._frame, self._original = frame, getattr(frame, _ENTRY)
+        setattr(frame, _ENTRY, self._set_callback)
+        if self._api is not None:
+            self._apply = BackwardCFunction.apply
+            BackwardCFunction.apply = _apply_outside(self._api, self._apply)  # type: ignore[method-assign]
+
+    def remove(self) -> None:
+        """Leave the door as it was."""
+        if self._frame is not None and getattr(self._frame, _ENTRY) == self._set_callback:
+            setattr(self._frame, _ENTRY, self._original)
+        if self._apply is not None:
+            BackwardCFunction.apply = self._apply  # type: ignore[method-assign]
+        self._frame = self._original = self._apply = None
+
+    def _set_callback(self, callback: Any) -> Any:
+        """Torch calls this with the compiler before compiled code runs on this thread, and with what was before afterwards, both times
+        in the frame of the call. Code that is not compiled inside of compiled code switches it off and on, too."""
+        caller = id(sys._getframe(1))
+        if callable(callback) and not self.inside:
+            self._enter(caller)
+            return self._original(callback)
+        result = self._original(callback)
+        if self.inside and self._local.caller == caller:
+            self._leave()
+        return result
+
+    def _enter(self, caller: int) -> None:
+        self._local.at = -1
+        self._local.caller = caller
+        if self._api is not None and self._api.installed:
+            self._local.at = modestack.take_out(self._api)
+            self._api.away(True)
+        if not self.seen:
+            self.seen = True
+            _log.warning(
+                "torch.compile: compiled code runs while it is dumped. Records end at its boundary (modules that were compiled, calls "
+                "around compiled functions); what happens inside is not seen. Run without torch.compile to see it"
+            )
+
+    def _leave(self) -> None:
+        at, self._local.at = self._local.at, None
+        if self._api is not None:
+            self._api.away(False)
+            if at >= 0 and self._api.installed:
+                modestack.insert(self._api, at)
+
+
+def _apply_outside(api: ApiCapture, original: Any) -> Any:
+    def apply(self: Any, *args: Any) -> Any:
+        if type(self).__name__ != _COMPILED_NODE:
+            return original(self, *args)
+        with api.aside():
+            return original(self, *args)
+
+    return apply

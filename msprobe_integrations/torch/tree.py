@@ -1,0 +1,121 @@
+"""Where records stand among each other: parents inside a backward pass, nodes without a record, children before their parents."""
+
+from __future__ import annotations
+
+from msprobe_engine.pipeline import Pipeline
+from msprobe_engine.records import NODE_ONLY, Entry
+from msprobe_integrations.torch.calls import Call
+
+_NEAR = 16  # records between that of a module and its parameter gradients, at most
+
+
+class CallTree:
+    """The tree of one step's calls, as far as it is not said by ``Call.parent``.
+
+    Args:
+        pipeline: holds the entries of the step.
+    """
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._running: dict[str, Call] = {}
+        self._late: list[tuple[str, list[str]]] = []
+        self._nodes: set[str] = set()
+
+    def kept(self, call: Call) -> None:
+        """The forward record of a call is kept: the enclosing call is a node."""
+        if call.parent is not None:
+            call.parent.node = True
+
+    def node(self, call: Call) -> None:
+        """The call has no record, but a place in construct.json."""
+        self._pipeline.entries.append(Entry(call.name, {}, call.parent_name, -1, call.micro_step, NODE_ONLY))
+        self.kept(call)
+
+    def parent_in_backward(self, call: Call) -> str | None:
+        """The backward record during which a call without enclosing call runs: recomputation, backward code of the user."""
+        path = f"{call.owner.path}." if call.is_module else None
+        for name, running in reversed(self._running.items()):
+            if path is None or path.startswith(f"{running.owner.path}."):
+                return name
+        return None
+
+    def backward_begins(self, call: Call) -> None:
+        """A backward pass through a module's call begins."""
+        if call.is_module:
+            self._running[call.backward_name] = call
+
+    def backward_ends(self, call: Call, name: str = "", filtered: bool = False) -> None:
+        """It has ended.
+
+        Args:
+            name: of its record, which has just been appended; empty: there is none.
+            filtered: records of enclosing calls may be missing.
+        """
+        if call.is_module:
+            self._running.pop(call.backward_name, None)
+        if not name:
+            return
+        call.reported = True
+        if call.is_module:
+            call.owner.last = call
+        self.follows(name, call.parent)
+        parent = call.parent
+        while filtered and parent is not None and not parent.watch:
+            if parent.backward_name not in self._nodes:
+                self._nodes.add(parent.backward_name)
+                above = parent.parent.backward_name if parent.parent is not None else parent.parent_name
+                self._pipeline.entries.append(Entry(parent.backward_name, {}, above, -1, parent.micro_step, NODE_ONLY))
+            parent = parent.parent
+
+    def follows(self, name: str, parent: Call | None) -> None:
+        """The record `name`, which has just been appended, belongs before the backward record of `parent` and of those around it."""
+        if parent is None or not parent.reported:
+            return
+        chain = []
+        while parent is not None and parent.reported:
+            chain.append(parent.backward_name)
+            parent = parent.parent
+        self._late.append((name, chain))
+
+    def gradients_of(self, name: str, call: Call | None) -> None:
+        """The parameter gradients `name` of a module have just been appended; they stand before its backward record, as in the existing
+        format, when nothing else has come between: `call` is the module's last call that has one."""
+        around = set()
+        above = call
+        while above is not None:
+            around.add(above.backward_name)
+            above = above.parent
+        if call is None:
+            return
+        for entry in reversed(self._pipeline.entries[-_NEAR:-1]):
+            if entry.name == call.backward_name:
+                self.follows(name, call)
+                return
+            if entry.name not in around and entry.parent not in around:
+                return
+
+    def end_step(self) -> None:
+        """Put records that came before records of what they enclose behind these. Gradients of weights arrive after those of inputs,
+        so the backward record of a linear layer would stand before that of the multiplication inside it."""
+        late, self._late = self._late, []
+        self._running.clear()
+        self._nodes.clear()
+        if not late:
+            return
+        entries = self._pipeline.entries
+        behind = {moved: name for name, chain in late for moved in chain}  # the last one counts
+        following: dict[str, list[str]] = {}
+        for name, chain in late:
+            following.setdefault(name, []).extend(moved for moved in chain if behind[moved] == name)
+        waiting = {entry.name: entry for entry in entries if entry.name in behind}
+        ordered: list[Entry] = []
+        for entry in entries:
+            if entry.name in behind:
+                continue
+            todo = [entry]
+            while todo:
+                placed = todo.pop()
+                ordered.append(placed)
+                todo += [waiting.pop(moved) for moved in reversed(following.get(placed.name, ())) if moved in waiting]
+        entries[:] = [*ordered, *waiting.values()]
