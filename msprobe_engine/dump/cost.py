@@ -28,8 +28,8 @@ PT_OVERHEAD = 1577
 """Bytes of a ``.pt`` file besides the tensor's own (torch 2.13: 1513 to 1641, by dtype and shape)."""
 SHARD_BYTES, SHARD_ENTRY, INDEX_ENTRY, ALIAS_ENTRY = 64 << 20, 62, 72, 8
 """Packed files: bytes of a shard, and what one tensor adds to its header and to the index, besides its names."""
-HEADER_BYTES = 190
-"""Keys of dump.json before ``data``, without the path in ``dump_data_dir``."""
+HEADER_BYTES, PATH_BYTES = 130, 60
+"""Keys of dump.json before ``data``; with tensor files ``dump_data_dir`` holds a path."""
 _FLAG = {"md5": R.HAS_CRC, "xor": R.HAS_XOR, "digest": R.HAS_DIGEST}
 
 
@@ -58,7 +58,7 @@ class StepCost(NamedTuple):
         saved: names of saved tensors: files, or entries of the index of packed ones.
         files: of all kinds, with every name of a tensor counted.
         tensor_bytes: of tensor files, each tensor once however many names it has.
-        disk_bytes: of all files, in whole blocks of the disk.
+        json_disk, tensor_disk: the same in whole blocks of the disk.
         read_bytes, read_tensors: what statistics are taken of, every tensor once.
         unknown: tensors of element types whose size is not known; counted with 4 bytes per element.
     """
@@ -69,10 +69,16 @@ class StepCost(NamedTuple):
     saved: int
     files: float
     tensor_bytes: Range
-    disk_bytes: Range
+    json_disk: int
+    tensor_disk: Range
     read_bytes: Range
     read_tensors: Range
     unknown: int
+
+    @property
+    def disk_bytes(self) -> Range:
+        """Of all files, in whole blocks of the disk."""
+        return self.tensor_disk + Range(self.json_disk, self.json_disk)
 
 
 def price(source: SourceStep, dump: DumpSettings, block: int = 4096) -> StepCost:
@@ -91,6 +97,8 @@ def price(source: SourceStep, dump: DumpSettings, block: int = 4096) -> StepCost
     kept = np.ones(len(source.rows) + 1, np.bool_)
     kept[-1] = False
     layout, slots, floats = LayoutCache(options).find(entries, dump.level, kept if saves is not None else None)
+    if dump.task == "structure":
+        slots = np.full_like(slots, -1)
     json_bytes = _json_bytes(source, dump, layout, text.render(layout.data, slots, _rows(source, dump), floats))
     sizes, contents, name_bytes, records, unknown = [], [], [], 0, 0
     for entry in entries:
@@ -116,7 +124,8 @@ def price(source: SourceStep, dump: DumpSettings, block: int = 4096) -> StepCost
         len(sizes),
         files + len(json_bytes),
         tensor_bytes,
-        disk + Range(blocks, blocks),
+        blocks,
+        disk,
         Range(everything.low, everything.low) if exact else everything,
         Range(counted.low, counted.low) if exact else counted,
         unknown,
@@ -136,14 +145,15 @@ def _rows(source: SourceStep, dump: DumpSettings) -> R.Rows:
 
 
 def _json_bytes(source: SourceStep, dump: DumpSettings, layout: Any, data: bytes) -> dict[str, int]:
+    header = HEADER_BYTES + (PATH_BYTES if dump.task == "tensor" or dump.tensor_list else 0)
     if dump.level == "debug":
-        return {"debug.json": HEADER_BYTES + len(data)}
-    found = {"dump.json": HEADER_BYTES + (2 if dump.task == "structure" else len(data))}
+        return {"debug.json": header + len(data)}
+    found = {"dump.json": header + (2 if dump.task == "structure" else len(data))}
     if dump.extra_info:
         found["stack.json"] = len(layout.stack(source.stacks))
         found["construct.json"] = len(layout.construct)
     if dump.task == "structure":
-        found["shapes.json"] = len(data)
+        found["shapes.json"] = len(data) + layout.n_slots * (len(str(layout.n_slots)) + 1)
     return found
 
 

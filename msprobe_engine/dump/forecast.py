@@ -199,8 +199,9 @@ def _priced(made: Estimate) -> Estimate:
         problems.append(
             f"tensor files of a rank take up to {size(largest)}, max_disk_gb allows {size(quota)}: what is over it would not be saved"
         )
-        most = (quota + (disk_bytes.high - tensors.high) * made.steps) * made.ranks
-        total = Range(min(total.low, most), min(total.high, most))
+        saved = quota / largest  # the part of the upper bound that is written
+        most = (made.mean(lambda c: c.json_disk) + made.mean(lambda c: c.tensor_disk.high) * saved) * runs
+        total = Range(min(total.low, most), most)
     if total.high > made.space.free:
         problems.append(f"the dump takes {size_range(total)}, and {size(made.space.free)} are free on {made.space.path}")
     read = READ_SPEED.get(dump.summary_mode, READ_SPEED["digest"])
