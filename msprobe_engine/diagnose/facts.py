@@ -25,8 +25,11 @@ WRITE_ONLY: dict[str, tuple[int, str]] = {
     "alltoallsingle": (0, "output"),
     "alltoallbase": (0, "output"),
     "allgatherintotensor": (0, "output_tensor"),
+    "allgathersingle": (0, "output_tensor"),
+    "allgathercoalesced": (0, "output_tensor_lists"),
     "allgatherintotensorcoalesced": (0, "output_tensors"),
     "reducescattertensor": (0, "output"),
+    "reducescattersingle": (0, "output"),
     "reducescattertensorcoalesced": (0, "outputs"),
 }
 """Buffers that a communication call only writes to: argument position and keyword. What they hold before is not an input."""
@@ -43,8 +46,9 @@ is no origin when it is zeroed."""
 
 
 def normal_op(op: str) -> str:
-    """``all_reduce``, ``allreduce_`` and ``_allgather_base_`` style names in one spelling: lower case, no underscores."""
-    return op.replace("_", "").lower()
+    """``all_reduce``, ``allreduce_`` and ``_allgather_base_`` style names in one spelling: lower case, no underscores, without the
+    prefix of calls that did not come through a public function."""
+    return op.removeprefix("c10d_").removeprefix("functional_").replace("_", "").lower()
 
 
 def _split(name: str) -> tuple[str, str, str]:

@@ -21,6 +21,8 @@ FROM_ROOT = ("broadcast", "scatter")
 TO_ROOT = ("reduce", "gather")
 SENDS = ("send", "isend")
 RECEIVES = ("recv", "irecv", "recvanysource")
+_NOT_A_MEMBER = -100
+"""torch's number for a group that this rank is not in, given as the group argument: the call did nothing."""
 _ROOT_POSITION = {"broadcast": 1, "scatter": 2, "reduce": 1, "gather": 2, "send": 1, "isend": 1, "recv": 1, "irecv": 1}
 
 
@@ -158,6 +160,8 @@ def _events(rank: int, call: Call) -> Iterator[_Event]:
             yield _Event(rank, call.index, normal_op(str(item.get("op", ""))), None, _int(item.get("peer")))
         return
     group = _group(call.raw, args, kwargs)
+    if group == () or any(_int(node) == _NOT_A_MEMBER for node in (*args, *kwargs.values())):
+        return
     yield _Event(rank, call.index, op, group, _root(op, call.raw, args, kwargs, group))
 
 

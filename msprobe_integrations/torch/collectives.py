@@ -1,9 +1,20 @@
-"""Sees every collective of the process: calls through `torch.distributed`, FSDP2, DDP's reducer, coalesced and functional ones.
+"""Sees every collective and message of the process: calls of `torch.distributed`, FSDP2, DDP's reducer, coalesced and functional ones.
 
-How: a kernel at the Autograd dispatch key of the ``c10d`` and ``_c10d_functional`` operators that looks and calls through. Other
-operations never come here, and names imported early do not escape. Outputs of a call are read when its `Work` is waited for (that
-is when they are complete); nothing here waits by itself. Not seen: collectives under `torch.inference_mode`, and outputs that only
-C++ code waits for (DDP's reducer, functional collectives awaited through `AsyncCollectiveTensor`), whose entries have no output.
+Operators are seen by kernels of the dispatcher (`collective_kernels`), whoever calls them. A call that came through a public
+function is told by the frames below it (`distributed_calls`), and its entry is that of the existing tool: named after the function,
+``input_args`` and ``input_kwargs`` as the user passed them, buffers that are only written to as null, and ``output`` = all
+positional arguments followed by all keyword values, after completion. Everything else has the operator's tensors only, and ``c10d_``
+or ``functional_`` before its name, so that the numbers of ``all_reduce`` do not depend on what DDP does.
+
+* One call is one entry: ``batch_isend_irecv`` holds its list of `P2POp`, complete when all its receives are.
+* Functions that send objects (``all_gather_object``) have no entry: the bytes of a pickle have no statistics worth a record. The
+  calls they make count in the numbers, as they do in the existing tool. ``barrier`` moves no data and has none either.
+* On a rank outside the group the function returns at once. The existing tool has an entry for that, so it is here too, with
+  ``group_ranks`` empty.
+
+Asynchronous work is followed to its completion (`collective_handles`) and never waited for here. What was not waited for within the
+step is recorded at its end if it is complete and nothing has written to it since; otherwise its output stays null, the entry says
+``incomplete`` and the frame counts it as lost.
 
 A collective writes into its buffers without raising their version counters. Whoever remembers tensors by version has to be told:
 see `forget`.
@@ -11,81 +22,49 @@ see `forget`.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from msprobe_engine.records import Entry, Opaque, TensorRef
+from msprobe_engine.diagnose.facts import WRITE_ONLY, normal_op
+from msprobe_engine.records import Entry, TensorRef
+from msprobe_integrations.torch.collective_kernels import kernels
+from msprobe_integrations.torch.collective_work import Open, Operation, Waiting, identity, own_groups, storage
+from msprobe_integrations.torch.describe import describe
+from msprobe_integrations.torch.distributed_calls import DistributedCall
+from msprobe_integrations.torch.structure import convert
 
-_OPS: dict[str, tuple[str, int | None, int | None]] = {
-    # operator: (name as users know it, position of the inputs, position of the outputs)
-    "allreduce_": ("all_reduce", 0, 0),
-    "allreduce_coalesced_": ("all_reduce_coalesced", 0, 0),
-    "reduce_": ("reduce", 0, 0),
-    "broadcast_": ("broadcast", 0, 0),
-    "allgather_": ("all_gather", 1, 0),
-    "_allgather_base_": ("all_gather_into_tensor", 1, 0),
-    "allgather_coalesced_": ("all_gather_coalesced", 1, 0),
-    "allgather_into_tensor_coalesced_": ("all_gather_into_tensor_coalesced", 1, 0),
-    "reduce_scatter_": ("reduce_scatter", 1, 0),
-    "_reduce_scatter_base_": ("reduce_scatter_tensor", 1, 0),
-    "reduce_scatter_tensor_coalesced_": ("reduce_scatter_tensor_coalesced", 1, 0),
-    "alltoall_base_": ("all_to_all_single", 1, 0),
-    "alltoall_": ("all_to_all", 1, 0),
-    "gather_": ("gather", 1, 0),
-    "scatter_": ("scatter", 1, 0),
-    "send": ("send", 0, None),
-    "recv_": ("recv", None, 0),
-    "recv_any_source_": ("recv_any_source", None, 0),
-    "barrier": ("barrier", None, None),
-}
-_FUNCTIONAL = (
-    "all_reduce",
-    "all_reduce_",
-    "all_reduce_coalesced",
-    "all_gather_into_tensor",
-    "all_gather_into_tensor_coalesced",
-    "reduce_scatter_tensor",
-    "reduce_scatter_tensor_coalesced",
-    "all_to_all_single",
-    "broadcast",
-    "broadcast_",
-)
-_ROOTS = {"root_rank": "root", "dst": "peer", "src": "peer"}
-_REDUCE_OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")
+__all__ = ["LOST", "CollectiveObserver", "own_groups"]
 
-own_groups: set[str] = set()
-"""Names of process groups of the probe itself; their collectives are left out."""
+LOST = "outputs of collectives, not complete when the step ended"
+_BATCH = "batch_isend_irecv"
+_NOT_OUTPUT = ("isend",)  # its tensor is the sender's again only when it was waited for
 
 Reduce = Callable[[torch.Tensor], TensorRef]
 Place = Callable[[], "tuple[str | None, int]"]
 
 
-def flat(value: Any) -> list[torch.Tensor]:
-    """The tensors of nested lists, in order."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, (list, tuple)):
-        return [t for v in value for t in flat(v)]
-    return []
-
-
 class CollectiveObserver:
-    """Turns collectives into entries ``Distributed.{op}.{N}.forward``, in the order in which they were started.
+    """Turns collectives into entries ``Distributed.{function}.{N}.forward``, in the order in which they were started.
 
     An entry's tags are ``group_ranks`` (global ranks), ``async``, ``reduce`` (where it applies), ``root`` or ``peer`` (global
-    rank). Its ``input_args`` are the input tensors before the call, its ``output`` the output tensors when it was complete;
-    ``output`` is None until then, and stays None when nobody waits within the step.
+    rank).
 
     Args:
         reduce: starts the reduction of one tensor; must not wait.
-        emit: receives each entry.
+        emit: receives each entry. Its ``output`` is filled in later.
         is_on: asked per call; while False nothing is looked at.
         forget: told about every tensor a collective has written; default: ``forget`` of the object `reduce` is a method of.
         where: record name of the enclosing call and current micro batch.
+        stack: number of the call stack that starts at a frame.
+        wanted: says whether an entry of this name is made; its call counts in any case.
+        inputs, outputs: which sections entries have.
+        lose: counts what could not be recorded.
         fail: told about a fault in here, after which the observer is quiet; default: raise nothing, be quiet.
+        record: make entries at all; False only tells `forget`.
     """
 
     def __init__(
@@ -96,68 +75,251 @@ class CollectiveObserver:
         is_on: Callable[[], bool] = lambda: True,
         forget: Callable[[torch.Tensor], None] | None = None,
         where: Place | None = None,
+        stack: Callable[[FrameType], int] | None = None,
+        wanted: Callable[[str], bool] = lambda _: True,
+        inputs: bool = True,
+        outputs: bool = True,
+        lose: Callable[[str, int], None] | None = None,
         fail: Callable[[Exception], None] | None = None,
+        record: bool = True,
     ) -> None:
         self._reduce = reduce
         self._emit = emit
         self._is_on = is_on
         self._forget = forget or getattr(getattr(reduce, "__self__", None), "forget", None)
         self._where = where
+        self._stack = stack
+        self._wanted = wanted
+        self._inputs = inputs
+        self._outputs = outputs
+        self._lose = lose
         self._fail = fail
+        self.record = record
         self._numbers: dict[str, int] = {}
-        self._pending: dict[int, tuple[Any, list[torch.Tensor], dict[str, Any]]] = {}
+        self._pending: dict[int, Waiting] = {}
+        self._batch: tuple[list[Any], list[Any], Open | None] | None = None
+        self._lock = threading.RLock()  # callbacks of futures come on threads of the backend
         self.broken: Exception | None = None
 
     def install(self) -> None:
         """Start seeing collectives."""
-        _kernels.add(self)
+        kernels.add(self)
 
     def remove(self) -> None:
         """Stop; with the last observer the kernels go too, and nothing is left behind."""
         self._pending.clear()
-        _kernels.discard(self)
+        kernels.discard(self)
+
+    def on(self) -> bool:
+        """Does it look at what is called now?"""
+        return self.broken is None and self._is_on()
 
     def end_step(self) -> None:
-        """Close the step's numbering. What was not waited for in the step stays without output."""
-        self._numbers.clear()
-        self._pending.clear()
-
-    def started(self, name: str, inputs: Sequence[torch.Tensor], tags: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
-        """A collective is about to start. Returns the sections of its entry."""
-        if self.broken is not None or not self._is_on():
-            return None
+        """Close the step's numbering and settle what was not waited for."""
+        with self._lock:
+            waiting = list({id(w): w for w in self._pending.values()}.values())
+            self._pending.clear()
+            self._numbers.clear()
+            self._batch = None
+        if self.broken is not None:
+            return
         try:
-            number = self._numbers.get(name, 0)
-            self._numbers[name] = number + 1
-            sections: dict[str, Any] = {"input_args": [self._one(t) for t in inputs], "input_kwargs": {}, "output": None}
-            parent, micro_step = self._where() if self._where is not None else (None, -1)
-            self._emit(Entry(f"Distributed.{name}.{number}.forward", sections, parent, -1, micro_step, tags()))
-            return sections
+            missing = {id(open_): open_ for w in waiting if not w.settled() for open_ in w.opens}
+            for open_ in (open_ for w in waiting for open_ in w.opens if id(open_) not in missing):
+                self._complete(open_)
+            cut = {id(open_.sections): open_ for open_ in missing.values() if open_.sections is not None and open_.left > 0}
+            for open_ in cut.values():
+                assert open_.tags is not None
+                open_.tags["incomplete"] = True
+            if cut and self._outputs and self._lose is not None:
+                self._lose(LOST, len(cut))
+        except Exception as error:
+            self._break(error)
+
+    def started(self, operation: Operation) -> Open | None:
+        """An operation is about to start. Returns what waits for its completion, if anything does."""
+        try:
+            if not self.record:
+                return self._unrecorded(operation)
+            call = operation.call
+            if operation.silent:
+                if call is not None and call.inner != call.name:
+                    self._number(call.inner)
+                return self._unrecorded(operation)
+            if call is None:
+                return self._operator(operation)
+            return self._message(operation, call) if call.name == _BATCH else self._call(operation, call)
         except Exception as error:
             self._break(error)
             return None
 
-    def finishes_at(self, key: Any, outputs: list[torch.Tensor], sections: dict[str, Any]) -> None:
-        """Outputs will be complete when `key` (a `Work`, or the output of a functional collective) has been waited for."""
-        self._pending[id(key)] = (key, outputs, sections)
+    def left_out(self, call: DistributedCall, caller: FrameType | None) -> None:
+        """A public function was called on a rank outside its group: it will do nothing."""
+        try:
+            if self.record and call.name != _BATCH:
+                self._call(Operation(call.name, call, False, [], [], lambda: {"group_ranks": []}, caller), call)
+        except Exception as error:
+            self._break(error)
+
+    def awaits(self, key: Any, open_: Open) -> None:
+        """One operation of `open_` will be complete when `key` has been waited for: a `Work`, or a tensor that ``wait_tensor`` is
+        called with (or a view of it)."""
+        open_.remember()
+        with self._lock:
+            waiting = self._pending.get(identity(key))
+            if waiting is None:
+                waiting = self._pending[identity(key)] = Waiting([key], [])
+            waiting.opens.append(open_)
+
+    def returns(self, open_: Open, results: list[torch.Tensor]) -> None:
+        """The operation of `open_` has made `results`; each will be complete when ``wait_tensor`` was called with it."""
+        outputs: list[Any] = [None] * len(results)
+
+        def part(i: int, tensor: torch.Tensor) -> None:
+            def store() -> None:
+                if open_.sections is not None and self._outputs:
+                    outputs[i] = self._reduce(tensor.detach())
+                    open_.sections["output"] = outputs
+
+            self.awaits(tensor, Open([tensor], store, open_.tags, open_.sections))
+
+        for i, tensor in enumerate(results):
+            part(i, tensor)
+
+    def also(self, key: Any, other: Any) -> None:
+        """Whoever waits for `other` has waited for `key`."""
+        with self._lock:
+            waiting = self._pending.get(identity(key))
+            if waiting is not None:
+                waiting.keys.append(other)
+                self._pending[identity(other)] = waiting
+
+    def waits_for(self, key: Any) -> bool:
+        """Does anything wait for the completion of `key`?"""
+        return identity(key) in self._pending
 
     def waited(self, key: Any) -> None:
         """`key` has been waited for."""
-        found = self._pending.pop(id(key), None)
-        if found is None or self.broken is not None:
+        if not self._pending:
             return
-        try:
-            for tensor in found[1]:
-                if self._forget is not None:
-                    self._forget(tensor)
-            found[2]["output"] = [self._one(t) for t in found[1]]
-        except Exception as error:
-            self._break(error)
+        with self._lock:
+            waiting = self._pending.get(identity(key))
+            if waiting is None:
+                return
+            for one in waiting.keys:
+                self._pending.pop(identity(one), None)
+            for open_ in waiting.opens:
+                self.complete(open_)
 
-    def _one(self, tensor: torch.Tensor) -> Any:
-        if isinstance(tensor, torch._subclasses.FakeTensor):
-            return Opaque({"type": "FakeTensor"})
-        return self._reduce(tensor.detach())
+    def complete(self, open_: Open) -> None:
+        """One operation of `open_` is complete."""
+        if self.broken is None:
+            try:
+                self._complete(open_)
+            except Exception as error:
+                self._break(error)
+
+    def raised(self, open_: Open) -> None:
+        """The operation of `open_` has failed to start."""
+        open_.left = 0
+        if open_.tags is not None:
+            open_.tags["raised"] = True
+
+    def _complete(self, open_: Open) -> None:
+        open_.left -= 1
+        if open_.left == 0:
+            if self._forget is not None:
+                for tensor in open_.written:
+                    self._forget(tensor)
+            open_.store()
+            open_.written, open_.store = [], _nothing
+
+    def _unrecorded(self, operation: Operation, left: int = 1) -> Open | None:
+        outputs = operation.outputs
+        return Open(outputs or [], _nothing, left=left) if outputs is None or outputs else None
+
+    def _number(self, name: str) -> int:
+        number = self._numbers.get(name, 0)
+        self._numbers[name] = number + 1
+        return number
+
+    def _entry(self, name: str, operation: Operation, sections: dict[str, Any]) -> dict[str, Any]:
+        parent, micro_step = self._where() if self._where is not None else (None, -1)
+        stack = self._stack(operation.caller) if self._stack is not None and operation.caller is not None else -1
+        tags = operation.tags()
+        self._emit(Entry(name, sections, parent, stack, micro_step, tags))
+        return tags
+
+    def _operator(self, operation: Operation) -> Open | None:
+        """An operator that no public function was called for."""
+        name = f"Distributed.{operation.name}.{self._number(operation.name)}.forward"
+        if not self._wanted(name):
+            return self._unrecorded(operation)
+        sections: dict[str, Any] = {}
+        if self._inputs:
+            # a new object: rows are remembered per object and version, and what fills these buffers may raise no version
+            sections |= {"input_args": [self._reduce(t.detach()) for t in operation.inputs], "input_kwargs": {}}
+        outputs = operation.outputs
+        if self._outputs:
+            sections["output"] = None if outputs is None or outputs else []
+        tags = self._entry(name, operation, sections)
+
+        def store() -> None:
+            if self._outputs:
+                sections["output"] = [self._reduce(t.detach()) for t in outputs or ()]
+
+        return Open(outputs or [], store, tags, sections) if outputs is None or outputs else None
+
+    def _call(self, operation: Operation, call: DistributedCall, receives: int = 1) -> Open | None:
+        """A call of a public function."""
+        name = f"Distributed.{call.name}.{self._number(call.name)}.forward"
+        if not self._wanted(name):
+            return self._unrecorded(operation, receives)
+        args, kwargs = call.args, call.kwargs
+        place, keyword = WRITE_ONLY.get(normal_op(call.name), (-1, ""))
+        written = {storage(t) for t in operation.outputs or ()}
+        kept: dict[int, TensorRef] = {}
+
+        def before(tensor: torch.Tensor) -> TensorRef:
+            ref = self._reduce(tensor)
+            if storage(tensor) not in written:
+                kept[id(tensor)] = ref
+            return ref
+
+        def after(tensor: torch.Tensor) -> TensorRef:
+            return kept.get(id(tensor)) or self._reduce(tensor)
+
+        look = _without(before, operation.outputs) if call.name == _BATCH and operation.outputs else before
+        read = [None if i == place else convert(value, look) for i, value in enumerate(args)]
+        named = {key: None if key == keyword else convert(value, look) for key, value in kwargs.items()}
+        sections: dict[str, Any] = {"input_args": read, "input_kwargs": named} if self._inputs else {}
+
+        def store() -> None:
+            if self._outputs:
+                output = [convert(value, after) for value in (*args, *kwargs.values())]
+                if call.name in _NOT_OUTPUT:
+                    output[0] = None
+                sections["output"] = output
+
+        if self._outputs:
+            sections["output"] = None
+        if not operation.outputs:
+            store()
+        tags = self._entry(name, operation, sections)
+        return Open(operation.outputs, store, tags, sections, receives) if operation.outputs else None
+
+    def _message(self, operation: Operation, call: DistributedCall) -> Open | None:
+        """One message of a batch; the first makes the entry."""
+        batch = call.args[0] if call.args else next(iter(call.kwargs.values()))
+        tensors = operation.inputs + (operation.outputs or [])
+        if self._batch is None or self._batch[0] is not batch or not self._batch[1] or not _same(self._batch[1][0].tensor, tensors):
+            members = [op for op in batch if _is_member(op.group)]
+            receives = [op.tensor for op in members if op.op.__name__ == "irecv"]
+            made = self._call(operation._replace(outputs=receives), call, len(receives))
+            self._batch = (batch, members, made)
+        _, left, open_ = self._batch
+        self._batch = (batch, left[1:], open_)
+        return open_ if operation.outputs else None
 
     def _break(self, error: Exception) -> None:
         self.broken = error
@@ -166,190 +328,26 @@ class CollectiveObserver:
             self._fail(error)
 
 
-class _Kernels:
-    """The registered kernels: there while there is an observer."""
-
-    def __init__(self) -> None:
-        self._observers: tuple[CollectiveObserver, ...] = ()
-        self._libraries: list[Any] = []
-        self._wait: Any = None
-        self._ranks: dict[str, list[int]] = {}
-
-    def add(self, observer: CollectiveObserver) -> None:
-        if observer in self._observers:
-            return
-        self._observers = (*self._observers, observer)
-        if not self._libraries and dist.is_available():
-            self._register()
-
-    def discard(self, observer: CollectiveObserver) -> None:
-        self._observers = tuple(o for o in self._observers if o is not observer)
-        if not self._observers and self._libraries:
-            self._unregister()
-
-    def _register(self) -> None:
-        keys = ["AutogradCPU"]
-        if torch.cuda.is_available():
-            keys.append("AutogradCUDA")
-        if torch._C._get_privateuse1_backend_name() != "privateuseone":
-            keys.append("AutogradPrivateUse1")
-        library: Any = torch.library.Library  # has no type information
-        plain, functional = library("c10d", "IMPL"), library("_c10d_functional", "IMPL")
-        self._libraries = [plain, functional]
-        for key in keys:
-            for op in _OPS:
-                if hasattr(torch.ops.c10d, op):
-                    plain.impl(op, self._kernel(op), key)
-            for op in _FUNCTIONAL:
-                if hasattr(torch.ops._c10d_functional, op):
-                    functional.impl(op, self._functional(op), key)
-            functional.impl("wait_tensor", self._wait_tensor(), key)
-        self._patch_wait()
-
-    def _patch_wait(self) -> None:
-        original = self._wait = dist.Work.wait
-
-        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(work, *args, **kwargs)
-            for observer in self._observers:
-                observer.waited(work)
-            return result
-
-        dist.Work.wait = wait  # type: ignore[method-assign,assignment]
-
-    def _unregister(self) -> None:
-        for library in self._libraries:
-            library._destroy()
-        self._libraries = []
-        self._ranks.clear()
-        dist.Work.wait = self._wait  # type: ignore[method-assign]
-
-    def _kernel(self, operator: str) -> Callable[..., Any]:
-        op = getattr(torch.ops.c10d, operator).default
-        name, at_in, at_out = _OPS[operator]
-        arguments = [a.name for a in op._schema.arguments]
-        at_group = arguments.index("process_group")
-
-        def kernel(*args: Any, **kwargs: Any) -> Any:
-            begun = self._begin(name, args, kwargs, arguments, at_group, at_in)
-            with torch._C._AutoDispatchBelowAutograd():
-                result = op(*args, **kwargs)
-            if begun and at_out is not None:
-                work = result[1] if isinstance(result, tuple) else result
-                if work is not None:
-                    handle = dist.Work.unbox(work)  # the very object the caller gets
-                    for observer, sections in begun:
-                        observer.finishes_at(handle, flat(args[at_out]), sections)
-            return result
-
-        return kernel
-
-    def _begin(
-        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], arguments: list[str], at_group: int, at_in: int | None
-    ) -> list[tuple[CollectiveObserver, dict[str, Any]]]:
-        try:
-            group = dist.ProcessGroup.unbox(args[at_group])
-            if group.group_name in own_groups:
-                return []
-        except Exception:
-            return []
-
-        def tags() -> dict[str, Any]:
-            ranks = self._members(group)
-            found: dict[str, Any] = {"group_ranks": ranks}
-            for i, key in enumerate(arguments):
-                value = args[i] if i < len(args) else kwargs.get(key)
-                if key == "async_op":
-                    found["async"] = True if value is None else bool(value)
-                elif key in _ROOTS and isinstance(value, int):
-                    found[_ROOTS[key]] = ranks[value] if 0 <= value < len(ranks) else value
-                elif key == "reduce_op":
-                    found["reduce"] = _reduce_name(value)
-            return found
-
-        inputs = flat(args[at_in]) if at_in is not None else []
-        sections = [(observer, observer.started(name, inputs, tags)) for observer in self._observers]
-        return [(observer, s) for observer, s in sections if s is not None]
-
-    def _functional(self, operator: str) -> Callable[..., Any]:
-        op = getattr(torch.ops._c10d_functional, operator).default
-        arguments = [a.name for a in op._schema.arguments]
-        name = operator.rstrip("_")
-
-        def kernel(*args: Any, **kwargs: Any) -> Any:
-            group = args[-1] if not kwargs else kwargs.get("group_name", args[-1])
-            begun = []
-            if str(group) not in own_groups:
-
-                def tags() -> dict[str, Any]:
-                    found: dict[str, Any] = {"group_ranks": self._named(group), "async": True}
-                    for i, key in enumerate(arguments):
-                        if key == "reduce_op":
-                            found["reduce"] = str(args[i])
-                        elif key == "src" and isinstance(args[i], int):
-                            found["root"] = args[i]
-                    return found
-
-                inputs = flat(args[0])
-                started = [(observer, observer.started(name, inputs, tags)) for observer in self._observers]
-                begun = [(observer, s) for observer, s in started if s is not None]
-            with torch._C._AutoDispatchBelowAutograd():
-                result = op(*args, **kwargs)
-            for observer, sections in begun:
-                for i, tensor in enumerate(flat(result)):
-                    sections["output"] = None if i == 0 else sections["output"]
-                    observer.finishes_at(tensor, [tensor], _Part(sections, i, len(flat(result))))
-            return result
-
-        return kernel
-
-    def _wait_tensor(self) -> Callable[..., Any]:
-        op = torch.ops._c10d_functional.wait_tensor.default
-
-        def kernel(tensor: torch.Tensor) -> Any:
-            with torch._C._AutoDispatchBelowAutograd():
-                result = op(tensor)
-            for observer in self._observers:
-                observer.waited(tensor)
-            return result
-
-        return kernel
-
-    def _members(self, group: Any) -> list[int]:
-        name = group.group_name
-        if name not in self._ranks:
-            self._ranks[name] = list(dist.get_process_group_ranks(group))
-        return self._ranks[name]
-
-    def _named(self, group: Any) -> list[int] | None:
-        try:
-            if not isinstance(group, str):
-                return self._members(dist.ProcessGroup.unbox(group))
-            return self._members(torch._C._distributed_c10d._resolve_process_group(group))  # type: ignore[arg-type]
-        except Exception:
-            return None
+def _nothing() -> None:
+    return None
 
 
-class _Part(dict[str, Any]):
-    """The output section of one of several outputs that complete one by one."""
-
-    def __init__(self, sections: dict[str, Any], at: int, of: int) -> None:
-        super().__init__()
-        self._sections, self._at, self._of = sections, at, of
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        outputs = self._sections[key]
-        if outputs is None:
-            outputs = self._sections[key] = [None] * self._of
-        outputs[self._at] = value[0]
+def _is_member(group: Any) -> bool:
+    return group is None or isinstance(group, torch.distributed.ProcessGroup)  # else the number that stands for foreign groups
 
 
-def _reduce_name(value: Any) -> str:
-    try:
-        number = int(value.op()) if hasattr(value, "op") else int(value.__getstate__()[0])
-        return _REDUCE_OPS[number]
-    except Exception:
-        return "unknown"
+def _same(tensor: torch.Tensor, others: Sequence[torch.Tensor]) -> bool:
+    return any(tensor is other or storage(tensor) == storage(other) for other in others)
 
 
-_kernels = _Kernels()
+def _without(reduce: Reduce, ignored: list[torch.Tensor]) -> Reduce:
+    """`reduce` that does not look at the values of `ignored`: receive buffers hold nothing yet."""
+    known = {id(t) for t in ignored}
+
+    def look(tensor: torch.Tensor) -> TensorRef:
+        if id(tensor) not in known:
+            return reduce(tensor)
+        description = describe(tensor)
+        return TensorRef(-1, description._replace(extra=(*description.extra, ("ignored", True))))
+
+    return look

@@ -114,14 +114,35 @@ def _other(value: Any, reduce: Reduce, depth: int, left: list[int]) -> Any:
         return Opaque({"type": type(value).__name__, "value": str(value)})
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: _nested(getattr(value, f.name, None), reduce, depth + 1, left) for f in dataclasses.fields(value)}
-    if torch.distributed.is_available() and isinstance(value, torch.distributed.ProcessGroup):
-        ranks = torch.distributed.get_process_group_ranks(value)
-        return Opaque({"type": "torch.ProcessGroup", "group_ranks": ranks, "group_id": group_id(ranks)})
+    if torch.distributed.is_available():
+        if isinstance(value, torch.distributed.ProcessGroup):
+            return process_group(value)
+        if isinstance(value, torch.distributed.P2POp):
+            return _message(value, reduce)
     if type(value).__name__ in ("ReduceOp", "RedOpType"):
         return Opaque({"type": "torch.distributed.ReduceOp", "value": str(value).removeprefix("<").removesuffix(">")})
     if isinstance(value, (set, frozenset)):
         return _members(value, reduce, depth, left)
     return _named(value)
+
+
+def process_group(group: Any) -> Opaque:
+    """A process group: global ranks of its members and their `group_id`."""
+    ranks = torch.distributed.get_process_group_ranks(group)
+    return Opaque({"type": "torch.ProcessGroup", "group_ranks": ranks, "group_id": group_id(ranks)})
+
+
+def _message(op: Any, reduce: Reduce) -> dict[str, Any]:
+    """A `P2POp`, one send or receive of ``batch_isend_irecv``; numbers and texts stand bare, as the existing tool writes them."""
+    ranks = torch.distributed.get_process_group_ranks(op.group)  # of None: the default group
+    return {
+        "class_type": Opaque("torch.distributed.P2POp"),
+        "tensor": reduce(op.tensor),
+        "op": Opaque(op.op.__name__),
+        "peer": Opaque(op.peer),
+        "tag": Opaque(op.tag),
+        "group_id": Opaque(group_id(ranks)),
+    }
 
 
 def _named(value: Any) -> Opaque:
