@@ -124,7 +124,7 @@ def start_group(box: Path) -> None:
 
 def write_config(directory: Path, level: str, **keys: Any) -> Path:
     """A config.json as the existing tool has it, without a rank or step window unless given."""
-    section = {k: keys.pop(k) for k in ("scope", "list", "data_mode", "summary_mode", "tensor_list") if k in keys}
+    section = {k: keys.pop(k) for k in ("scope", "list", "data_mode", "summary_mode", "tensor_list", "slice") if k in keys}
     document = {"task": "statistics", "dump_path": str(directory / "dump"), "rank": [], "step": [], "level": level, **keys}
     document[document["task"]] = section
     path = directory / "config.json"
