@@ -8,18 +8,26 @@ if find_spec("torch") is None:
     raise MissingExtraError("torch", "torch", "msprobe.pytorch")
 
 from msprobe_engine.compare.single import SingleComparator
-from msprobe_integrations.torch.debugger import PrecisionDebugger
+from msprobe_integrations.torch.debugger import PrecisionDebugger, module_dump, module_dump_end, save
+from msprobe_integrations.torch.graph_modes import AclGraphDumper, acl_save, set_fx_dump_config, set_ge_dump_config
 from msprobe_integrations.torch.probe import TorchProbe
 from msprobe_integrations.torch.seeds import random_save, random_save_end, seed_all, undo_seed_all
 from msprobe_integrations.torch.single_save import SingleSave
 
 __all__ = [
+    "AclGraphDumper",
     "PrecisionDebugger",
     "SingleComparator",
     "SingleSave",
     "TorchProbe",
+    "acl_save",
+    "module_dump",
+    "module_dump_end",
     "random_save",
     "random_save_end",
+    "save",
     "seed_all",
+    "set_fx_dump_config",
+    "set_ge_dump_config",
     "undo_seed_all",
 ]

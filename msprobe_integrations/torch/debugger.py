@@ -12,23 +12,29 @@ from __future__ import annotations
 
 import atexit
 import os
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from torch import nn
 
-from msprobe_engine.errors import UsageError
+from msprobe_engine import log
+from msprobe_engine.errors import SettingsError, UsageError
 from msprobe_engine.guard import Faults
-from msprobe_engine.log import get_logger
 from msprobe_engine.pipeline import Pipeline
-from msprobe_engine.settings.load import load_settings
-from msprobe_engine.settings.schema import DumpSettings
+from msprobe_engine.settings.hot import HotSwitch
+from msprobe_engine.settings.load import load_settings, read_settings
+from msprobe_engine.settings.schema import DumpSettings, ProbeSettings
 from msprobe_engine.writer import Writer
+from msprobe_integrations.torch import focus
 from msprobe_integrations.torch.capture import Capture
+from msprobe_integrations.torch.dump_checks import check, model_or_steps
+from msprobe_integrations.torch.dump_end import differences
 from msprobe_integrations.torch.dump_run import DumpRun
 
-_log = get_logger()
+_log = log.get_logger()
 
 
 class PrecisionDebugger:
@@ -38,16 +44,21 @@ class PrecisionDebugger:
     Args:
         config_path: ``config.json`` (or ``probe.yaml`` with a ``dump`` section).
         task, dump_path, level, step, rank: override the file.
+        model: the model, when ``start`` is called without. As 26.2.0 has it, the list of steps may stand here.
 
     Raises:
         SettingsError: the configuration is wrong; the message names every wrong key.
+        UsageError: an argument is of a kind that cannot work.
     """
 
     _instance: ClassVar[PrecisionDebugger | None] = None
+    _compiled_saves: ClassVar[dict[str, bool]] = {}
     _built = False
+    _foreign = False
+    """This is a forked child of the process that built the object."""
 
     def __new__(cls, *_: Any, **__: Any) -> PrecisionDebugger:
-        if cls._instance is None:
+        if cls._instance is None or cls._instance._foreign:
             cls._instance = super().__new__(cls)
         return cls._instance
 
@@ -61,23 +72,24 @@ class PrecisionDebugger:
         step: Sequence[int | str] | None = None,
         rank: Sequence[int | str] | None = None,
     ) -> None:
-        if self._built:
-            if any(v is not None for v in (config_path, task, dump_path, level, step, rank)):
-                _log.warning("PrecisionDebugger exists already: the arguments of this second construction are not used")
-            return
-        arguments = {"task": task, "dump_path": dump_path, "level": level, "step": step, "rank": rank}
-        overrides: dict[str, Any] = {k: v for k, v in arguments.items() if v is not None}
         try:
+            model, step = model_or_steps(model, step)
+            arguments = {"task": task, "dump_path": dump_path, "level": level, "step": step, "rank": rank}
+            given: dict[str, Any] = {k: v for k, v in arguments.items() if v is not None}
             source: Any = config_path if config_path is not None else {"dump": {}}
-            settings = load_settings(source, **overrides)
-            if settings.dump is None:
-                raise UsageError(f"{config_path} has no 'dump' section: PrecisionDebugger has nothing to do")
-            self.run = DumpRun(settings, settings.dump, model)
+            if self._built:
+                self._say_ignored(source, given, config_path is not None)
+                return
+            settings = load_settings(source, **given)
+            check(settings, _name(config_path))
+            self.run = DumpRun(settings, model, _hot_switch(config_path, given, settings))
         except BaseException:
-            type(self)._instance = None
+            if not self._built:
+                type(self)._instance = None
             raise
         atexit.register(self._at_exit)
-        os.register_at_fork(after_in_child=self._forked)
+        this = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _forked(this()))
         self._built = True
 
     @property
@@ -87,7 +99,13 @@ class PrecisionDebugger:
 
     @property
     def capture(self) -> Capture:
-        """What sees the calls of a step."""
+        """What sees the calls of a step.
+
+        Raises:
+            UsageError: at level debug nothing does.
+        """
+        if self.run.capture is None:
+            raise UsageError(f"level {self.run.dump.level} has no capture")
         return self.run.capture
 
     @property
@@ -98,7 +116,7 @@ class PrecisionDebugger:
     @property
     def writer(self) -> Writer:
         """The background thread that writes finished steps."""
-        return self.run.writer
+        return self.run.files.writer
 
     @property
     def faults(self) -> Faults:
@@ -117,24 +135,52 @@ class PrecisionDebugger:
 
         Args:
             model: the model, or a list of models; needed once for levels L0 and mix.
-            token_range: not available yet.
-            rank_id: rank to use in file names when there is no process group.
-            scheduled_tokens: not available yet.
+            token_range: [first, last]: record only these forward calls of the model, counted from 0 at each ``start``.
+            rank_id: rank of this process from now on, in file names and for ``rank``, instead of that of the process group.
+            scheduled_tokens: inference serving: how many tokens of each request are in this batch, in their order. With
+                ``request_id`` in the settings, batches without that request are left out, and tensors are cut to its tokens.
 
         Raises:
-            UsageError: no model at level L0 or mix, or something that is no module.
+            UsageError: no model at level L0 or mix or with `token_range`, or an argument that cannot work.
         """
-        cls._get().run.start(model, token_range, rank_id, scheduled_tokens)
+        if (run := cls._get("start")) is not None:
+            run.start(model, token_range, rank_id, scheduled_tokens)
 
     @classmethod
     def stop(cls) -> None:
         """End collection; gradients of calls that were seen still come until `step`."""
-        cls._get().run.stop()
+        if (run := cls._get("stop")) is not None:
+            run.stop()
+
+    @classmethod
+    def forward_backward_dump_end(cls) -> None:
+        """The old name of `stop`."""
+        cls.stop()
 
     @classmethod
     def step(cls) -> None:
-        """The training step is over: write it, count on."""
-        cls._get().run.step()
+        """The training step is over: write it, count on. Once per step, also for steps that are not dumped."""
+        if (run := cls._get("step")) is not None:
+            if cls._compiled_saves:
+                names = ", ".join(sorted(cls._compiled_saves)[:5])
+                log.warn_once("save compiled", f"PrecisionDebugger.save has no effect inside torch.compile: {names}")
+                cls._compiled_saves.clear()
+            run.step()
+
+    @classmethod
+    def save(cls, variable: Any, name: str, save_backward: bool = True) -> None:
+        """Save a variable into debug.json (and, task tensor, into files); level debug only. ``start`` is not needed.
+
+        Args:
+            variable: a tensor, number, string or numpy array, or dicts, lists and tuples of them. Anything else is left out with a
+                warning; inside a container it is written as its type.
+            name: the record is ``{name}.{N}.debug``, N counts the calls with this name in the step.
+            save_backward: also make ``{name}_grad.{N}.debug``, filled when the gradients of the tensors arrive.
+        """
+        if torch.compiler.is_compiling():
+            cls._compiled_saves[str(name)] = True
+        elif (run := cls._get("save")) is not None:
+            run.save(variable, name, save_backward)
 
     @classmethod
     def set_init_step(cls, step: int) -> None:
@@ -143,19 +189,122 @@ class PrecisionDebugger:
         Raises:
             UsageError: `step` is no int or negative.
         """
-        if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+        if type(step) is not int or step < 0:
             raise UsageError(f"set_init_step: step is {step!r}; allowed: an int >= 0")
-        cls._get().run.step_number = step
+        if (run := cls._get("set_init_step")) is not None:
+            run.set_step(step)
 
     @classmethod
-    def _get(cls) -> PrecisionDebugger:
-        if cls._instance is None or not cls._instance._built:
+    def register_custom_api(cls, module: Any, api: str, api_prefix: str | None = None) -> None:
+        """Make records of the calls of ``module.api``, at levels L1 and mix: ``{api_prefix}.{api}.{N}.forward`` and ``.backward``.
+
+        Args:
+            module: a module, class or object.
+            api: name of a function in it.
+            api_prefix: dots are allowed; None: the name of the module.
+
+        Raises:
+            UsageError: there is no such function, or it cannot be replaced.
+        """
+        if (run := cls._get("register_custom_api")) is not None:
+            run.custom.register(module, api, api_prefix)
+
+    @classmethod
+    def restore_custom_api(cls, module: Any, api: str) -> None:
+        """Put the original of a registered function back.
+
+        Raises:
+            UsageError: there is no such function.
+        """
+        if (run := cls._get("restore_custom_api")) is not None and not run.custom.restore(module, api):
+            _log.warning("restore_custom_api: %s was not registered", api)
+
+    @classmethod
+    def monitor(cls, _model: Any = None) -> None:
+        """Of 8.1.1, for its task grad_probe, which is not built.
+
+        Raises:
+            UsageError: always; the message names what to use.
+        """
+        raise UsageError(
+            "monitor() belongs to task grad_probe, which is not built. Gradients are watched by TorchProbe: "
+            "settings section monitor with gradients: true"
+        )
+
+    @classmethod
+    def _get(cls, what: str) -> DumpRun | None:
+        this = cls._instance
+        if this is None or not this._built:
             raise UsageError("PrecisionDebugger instance is not created: construct it first, PrecisionDebugger('config.json')")
-        return cls._instance
+        if this._foreign:
+            log.warn_once("debugger in a fork", f"{what}() has no effect in a forked process; construct PrecisionDebugger in it to dump it")
+            return None
+        return this.run
+
+    def _say_ignored(self, source: Any, given: Mapping[str, Any], whole: bool) -> None:
+        """A second construction: what of its arguments is not what is in use?"""
+        if not whole and not given:
+            return
+        try:
+            other = read_settings(source, **given)[0].dump or DumpSettings()
+        except SettingsError as error:
+            _log.warning("PrecisionDebugger exists already: this second construction is not used, and is wrong: %s", error)
+            return
+        different = [d for d in differences(self.dump, other) if whole or d.split()[0] in given]
+        if different:
+            _log.warning(
+                "PrecisionDebugger exists already: the arguments of this second construction are not used. They would change: %s",
+                "; ".join(different),
+            )
+        else:
+            _log.info("PrecisionDebugger exists already, with the same settings: this second construction is not used")
 
     def _at_exit(self) -> None:
         self.run.at_exit()
 
-    def _forked(self) -> None:
-        self.run.forked()
-        atexit.unregister(self._at_exit)
+
+def module_dump(module: nn.Module, dump_name: str) -> None:
+    """From now on record only `module`, as ``Module.{dump_name}.{Class}``; its children, other modules and all APIs are not.
+
+    Raises:
+        UsageError: there is no debugger, or an argument is of the wrong type.
+    """
+    focus.check(module, dump_name)
+    if (run := PrecisionDebugger._get("module_dump")) is not None:
+        run.module_dump(module, dump_name)
+
+
+def module_dump_end() -> None:
+    """Record again what the level says.
+
+    Raises:
+        UsageError: there is no debugger.
+    """
+    if (run := PrecisionDebugger._get("module_dump_end")) is not None:
+        run.module_dump_end()
+
+
+def save(variable: Any, name: str, save_backward: bool = True) -> None:
+    """`PrecisionDebugger.save`."""
+    PrecisionDebugger.save(variable, name, save_backward)
+
+
+def _name(config_path: Any) -> str:
+    return "arguments" if config_path is None else str(config_path) if isinstance(config_path, (str, Path)) else "settings"
+
+
+def _hot_switch(config_path: Any, given: Mapping[str, Any], settings: ProbeSettings) -> HotSwitch | None:
+    if settings.dump is None or settings.dump.dump_enable is None:
+        return None
+    if not isinstance(config_path, (str, Path)):
+        if not settings.dump.dump_enable:
+            _log.warning("dump_enable is false and there is no file to watch: nothing is dumped in this run")
+        return None
+    return HotSwitch(Path(config_path).absolute(), given, settings, lambda read: check(read, str(config_path)))
+
+
+def _forked(debugger: PrecisionDebugger | None) -> None:
+    if debugger is not None and not debugger._foreign:
+        debugger._foreign = True
+        debugger.run.forked()
+        atexit.unregister(debugger._at_exit)

@@ -3,179 +3,367 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
-from msprobe_engine.dump import early
-from msprobe_engine.dump.writer import DumpSink
-from msprobe_engine.errors import UsageError
+from msprobe_engine import log
+from msprobe_engine.errors import NothingCapturedError, UsageError
 from msprobe_engine.guard import Faults
-from msprobe_engine.log import get_logger, set_rank
-from msprobe_engine.pipeline import Pipeline
-from msprobe_engine.records import Frame
-from msprobe_engine.rules.base import Alert
+from msprobe_engine.log import get_logger
+from msprobe_engine.records import Entry
+from msprobe_engine.settings.hot import HotSwitch
 from msprobe_engine.settings.schema import DumpSettings, ProbeSettings
 from msprobe_engine.window import Window
-from msprobe_engine.writer import Writer
+from msprobe_integrations.torch import modestack, saved
 from msprobe_integrations.torch.backend import CHECKSUMS, TorchBackend
 from msprobe_integrations.torch.capture import Capture
-from msprobe_integrations.torch.filters import name_filter
+from msprobe_integrations.torch.custom_api import CustomApis
+from msprobe_integrations.torch.dump_checks import Models, check_model, check_rank, root_of
+from msprobe_integrations.torch.dump_end import Story, asked, differences, why_nothing
+from msprobe_integrations.torch.dump_files import DumpFiles
+from msprobe_integrations.torch.filters import record_filter
+from msprobe_integrations.torch.focus import Focus
+from msprobe_integrations.torch.keep import Keeper
+from msprobe_integrations.torch.saved import SavedVariables
 from msprobe_integrations.torch.slices import Slices
+from msprobe_integrations.torch.tensor_dump import build_keeper
+from msprobe_integrations.torch.tokens import TokenWindow, check_range, check_tokens, part_of
 
 _log = get_logger()
-Models = nn.Module | Sequence[nn.Module]
 
 
 class DumpRun:
     """Steps, windows and files of a dump. All methods are called on the training thread.
 
     Args:
-        settings: with a dump section.
-        dump: that section.
+        settings: with a dump section that `dump_checks.check` has nothing against.
         model: the model, when the constructor of the debugger was given one.
+        hot: the hot switch, when ``dump_enable`` asks for one.
     """
 
-    def __init__(self, settings: ProbeSettings, dump: DumpSettings, model: Models | None = None) -> None:
+    def __init__(self, settings: ProbeSettings, model: Models | None = None, hot: HotSwitch | None = None) -> None:
         self.faults = Faults(settings.strict)
         self.backend = TorchBackend()
-        self.writer = Writer([], self.faults)
-        self.pipeline = Pipeline(self.backend, [], self.writer, self.faults, [self._log_frame])
+        self.files = DumpFiles(self.backend, self.faults)
+        self.pipeline = self.files.pipeline
         self.model = model
+        self.hot = hot
         self.step_number = 0
-        self.dumped_steps = 0
-        self.ended = False
-        self._sink: DumpSink | None = None
-        self._sink_rank: int | None = -1
+        self.story = Story()
+        self.capture: Capture | None = None
+        self.focus: Focus | None = None
+        self.saved: SavedVariables | None = None
+        self.keeper: Keeper | None = None
+        self.custom = CustomApis(lambda: None if self.capture is None else self.capture.api)
+        self.tokens = TokenWindow(
+            lambda: self._see(True, self._modes), lambda: self._see(False), lambda error: self.faults.fail("token_range", error)
+        )
+        self._modes = 0
         self._open = False
-        self.configure(settings, dump)
+        self._seeing = False
+        self._reloaded = False
+        self._concluded = 0
+        self.configure(settings)
 
-    def configure(self, settings: ProbeSettings, dump: DumpSettings) -> None:
-        """Take over a configuration; no step is open."""
-        if dump.level not in ("L0", "L1", "mix"):
-            raise UsageError(f"level '{dump.level}' is not available here yet; use L0, L1 or mix")
-        if dump.task not in ("statistics", "structure"):
-            raise UsageError(f"task '{dump.task}' is not available here yet; use statistics or structure")
-        if dump.tensor_list:
-            _log.warning("tensor_list is accepted, but saving tensors is not available here yet; it has no effect")
+    # ---- configuration ----
+
+    def configure(self, settings: ProbeSettings) -> None:
+        """Take over a configuration; no step is open. May be called again between steps: what the last one made is closed here."""
+        dump = settings.dump
+        assert dump is not None
+        self._take_off()
+        self.files.configure(dump, root_of(settings))
         self.dump = dump
+        self.on = dump.dump_enable is not False
         self.backend.want_digest = dump.summary_mode == "digest"
         self.backend.want_checksum = CHECKSUMS.get(dump.summary_mode, "")
-        self.root = Path(dump.dump_path) if dump.dump_path else Path(settings.output_dir) / "dump"
-        self.slices = Slices(self.backend, dump.slice) if dump.slice or dump.request_id is not None else None
-        self.capture = Capture(
+        self.slices: Slices | None = None
+        chosen = self.focus.chosen if self.focus is not None else []
+        self.saved = self.capture = self.focus = None
+        if dump.level == "debug":
+            if dump.slice or dump.request_id is not None:
+                _log.warning("slice and request_id have no effect at level debug, which writes what save() is given")
+        elif dump.slice or dump.request_id is not None:
+            self.slices = Slices(self.backend, dump.slice)
+        self.keeper = build_keeper(dump, self.backend, self.pipeline, self.files.writer, self.faults, self.slices, self.keeper)
+        self.files.tensors = self.keeper.store if self.keeper is not None else None
+        if dump.level == "debug":
+            reduce = self.keeper.reduce if self.keeper is not None else self.backend.reduce
+            self.saved = SavedVariables(self.pipeline, reduce, self._saved, lambda error: self.faults.fail("save", error))
+        else:
+            self.capture = self._make_capture(dump)
+            self.focus = Focus(self.capture)
+            for module, name in chosen:
+                self.focus.add(module, name)
+        self.window = Window(dump.rank, dump.step)
+        self.ended = self.window.over(self.step_number)
+
+    def _make_capture(self, dump: DumpSettings) -> Capture:
+        return Capture(
             self.pipeline,
             dump.level,
             stacks=dump.extra_info,
             data_mode=dump.data_mode,
-            wanted=name_filter(dump.scope, dump.list),
+            kept=record_filter(dump),
             slices=self.slices,
+            keeper=self.keeper,
         )
-        self.window = Window(dump.rank, dump.step)
 
-    def start(self, model: Models | None, token_range: Sequence[int] | None, rank_id: int | None, tokens: Mapping[str, int] | None) -> None:
-        """Begin (or go on with) the dump of the current step, when it is wanted."""
-        if self.ended or not self.faults.enabled("dump"):
+    def _poll(self) -> None:
+        """Between steps: has the configuration file changed?"""
+        if self.hot is None or self._open:
             return
-        if token_range is not None or tokens is not None:
-            raise UsageError("token_range is not available here yet")
-        model = model if model is not None else self.model
-        _check_model(model, self.dump.level)
-        rank = self.backend.rank() if rank_id is None else rank_id
-        if not self.window.wanted(self.step_number, rank):
+        with self.faults.guard("hot switch"):
+            settings = self.hot.poll()
+            if settings is None:
+                return
+            before = self.dump
+            self.configure(settings)
+            self._reloaded = True
+            _log.info(
+                "PrecisionDebugger detected config change and reloaded runtime settings. The dump is %s from step %d on. Changed: %s",
+                "on" if self.on else "off",
+                self.step_number,
+                "; ".join(differences(before, self.dump)) or "nothing that concerns the dump",
+            )
+
+    # ---- the calls of the debugger ----
+
+    def start(self, model: Models | None, token_range: Any, rank_id: Any, scheduled_tokens: Any) -> None:
+        """Begin (or go on with) the dump of the current step, when it is wanted."""
+        tokens, scheduled = check_range(token_range), check_tokens(scheduled_tokens)
+        check_rank(rank_id)
+        if model is not None:
+            check_model(model)
+            self.model = model
+        if rank_id is not None:
+            self.backend.assigned_rank = rank_id
+        self._poll()
+        if self.model is None and (tokens is not None or self.dump.level in ("L0", "mix")):
+            self._without_model(tokens is not None)
+            return
+        self.story.starts += 1
+        if self.ended or not self.on or self.capture is None or not self.faults.enabled("dump"):
+            return
+        if not self._wanted():
+            return
+        self.tokens.end()
+        if not self._scheduled(scheduled):
+            self._see(False)
             return
         with self.faults.guard("dump"):
-            self._use_sink(rank)
-            if model is not None:
-                self.capture.attach(model)
+            if self.model is not None:
+                self.capture.attach(self.model)
             self._begin_step()
-            self.capture.open()
-
-    def _begin_step(self) -> None:
-        if not self._open:
-            assert self._sink is not None
-            early.begin(self._sink, self.step_number)
-            self._open = True
-            _log.info("Dump switch is turned on at step %d. Dump data will be saved in %s", self.step_number, self.root)
+            self._modes = modestack.depth()
+            if tokens is None:
+                self._see(True)
+            else:
+                assert self.model is not None
+                self._see(False)
+                self.tokens.begin(self.model, *tokens)
 
     def stop(self) -> None:
         """End collection; gradients of calls that were seen still come until `step`."""
         with self.faults.guard("dump"):
-            self.capture.pause()
+            self._end_tokens()
+            self._see(False)
+        self._poll()
 
     def step(self) -> None:
         """The training step is over: write it, count on."""
         with self.faults.guard("dump"):
             if self._open:
                 self._finish_step()
+        self.story.steps.add(self.step_number)
+        self.story.off += not self.on
         self.step_number += 1
+        self._poll()
         if not self.ended and self.window.over(self.step_number):
             self.ended = True
-            self.capture.close()
-            self.writer.flush()
-            _log.info("msprobe ends successfully. %d steps are in %s", self.dumped_steps, self.root)
+            self._take_off()
+            self.files.wait()
+            self._conclude()
         elif not self.window.wanted(self.step_number, self.backend.rank()):
-            self.capture.close()
+            self._take_off()
 
-    def _use_sink(self, rank: int | None) -> None:
-        """The sink of this rank. The process group may come up after the first steps: later steps go to the rank's directory."""
-        if self._sink is not None and rank == self._sink_rank:
+    def set_step(self, step: int) -> None:
+        """Count from `step` on."""
+        if self._open:
+            with self.faults.guard("dump"):
+                self._finish_step()
+        self.step_number = step
+        self.ended = self.window.over(step)
+
+    def save(self, variable: Any, name: Any, save_backward: Any) -> None:
+        """Save a variable into the current step, when it is wanted and the level is debug."""
+        if self.saved is None:
+            log.warn_once("save level", f"PrecisionDebugger.save has no effect at level {self.dump.level}; set level to 'debug'")
             return
-        if self._sink is not None:  # what is on its way still belongs to the old directory
-            self.pipeline.advance(wait=True)
-            self.writer.flush()
-        if rank is not None:
-            set_rank(rank)
-        self._sink = DumpSink(
-            self.root,
-            task=self.dump.task,
-            level=self.dump.level,
-            framework=self.backend.framework,
-            extra_info=self.dump.extra_info,
-            rank=rank,
-            data_mode=self.dump.data_mode,
-            summary_mode=self.dump.summary_mode,
-        )
-        self._sink_rank = rank
-        self.writer.sinks[:] = [self._sink]
+        self.story.saves += 1
+        if self.ended or not self.on or not self.faults.enabled("save"):
+            return
+        if self.dump.task == "structure":
+            log.warn_once("save task", "PrecisionDebugger.save has no effect in task structure; set task to 'statistics' or 'tensor'")
+            return
+        if why := saved.problem(variable, name, save_backward):
+            log.warn_once(f"save {why}", f"PrecisionDebugger.save: {why}. This call is left out")
+            self.files.tally.skip("calls of save()")
+            return
+        if self._wanted():
+            with self.faults.guard("save"):
+                self._begin_step()
+                self.saved.save(variable, name, save_backward)
+
+    def module_dump(self, module: nn.Module, name: str) -> None:
+        """Record only `module`, as ``Module.{name}``, until `module_dump_end`."""
+        if self.focus is None:
+            log.warn_once("module_dump level", "module_dump has no effect at level debug")
+            return
+        with self.faults.guard("dump"):
+            self.focus.add(module, name)
+            self._see(self._seeing)
+
+    def module_dump_end(self) -> None:
+        """Record again what the level says."""
+        if self.focus is not None:
+            with self.faults.guard("dump"):
+                self.focus.clear()
+                self._see(self._seeing)
+
+    # ---- the parts of a step ----
+
+    def _wanted(self) -> bool:
+        """Is the current step wanted on this rank? The rank may have become known since the last step."""
+        self.files.settle_rank()
+        self.files.say_missing_ranks()
+        return self.window.wanted(self.step_number, self.backend.rank())
+
+    def _begin_step(self) -> None:
+        if not self._open:
+            self.files.begin(self.step_number)
+            if self.keeper is not None:
+                self.keeper.begin_step(self.step_number)
+            self._open = True
+            self.story.begun += 1
+
+    def _see(self, on: bool, modes: int | None = None) -> None:
+        """Put the capture on or off; between `module_dump` and its end the chosen modules take its place."""
+        self._seeing = on
+        if self.capture is None or self.focus is None:
+            return
+        if not on:
+            self.focus.pause()
+            self.capture.pause()
+        elif self.focus.active:
+            self.capture.open(modes)
+            self.capture.pause()
+            self.focus.open()
+        else:
+            self.focus.pause()
+            self.capture.open(modes)
+
+    def _end_tokens(self) -> None:
+        if self.tokens.active:
+            if self.tokens.calls <= self.tokens.first:
+                self.story.forwards = max(self.story.forwards, self.tokens.calls)
+            self.tokens.end()
+
+    def _scheduled(self, scheduled: Mapping[str, int] | None) -> bool:
+        """Is the request of ``request_id`` in this batch? If so, tensors are cut to its part."""
+        request = self.dump.request_id
+        if self.slices is None:
+            return True
+        self.slices.extra = None
+        if request is None or scheduled is None:
+            return True
+        self.slices.extra = part_of(request, scheduled)
+        if self.slices.extra is None:
+            self.story.elsewhere += 1
+            self.files.tally.skip(f"batches without request {log.one_line(request)}")
+            _log.debug("request %s is not scheduled in step %d, which is not dumped", request, self.step_number)
+        return self.slices.extra is not None
 
     def _finish_step(self, complete: bool = True) -> None:
-        self.capture.pause()
-        stacks = self.capture.end_step()
+        self._end_tokens()
+        self._see(False)
+        self.files.settle_rank()
+        stacks: list[list[str]] = []
+        if self.capture is not None and self.focus is not None:
+            self.focus.end_step()
+            stacks = self.capture.end_step()
+        if self.saved is not None:
+            self.saved.end_step()
+            self.pipeline.level = self.dump.level
+            if self.keeper is not None:
+                self.keeper.end_step(self.pipeline.entries)
         self._open = False
-        self.dumped_steps += 1
+        self.story.records += len(self.pipeline.entries)
         if not self.pipeline.entries:
-            _log.warning(
-                "step %d: nothing was captured; is the model used between start() and stop(), do scope and list match?", self.step_number
-            )
+            _log.warning("step %d: nothing was captured; %s", self.step_number, why_nothing(self.story, self.dump, self.backend.rank()))
         self.pipeline.end_step(self.step_number, stacks, complete)
 
-    def _log_frame(self, frame: Frame, _alerts: Sequence[Alert]) -> None:
-        if self._sink is not None:
-            early.log(self._sink, frame)
+    def _saved(self, entry: Entry) -> None:
+        """A record of `save` is complete."""
+        if self.keeper is not None:
+            self.keeper.hand_over(entry)
+
+    def _take_off(self) -> None:
+        """Nothing of the probe stays in the training."""
+        self.tokens.end()
+        self._seeing = False
+        if self.focus is not None:
+            self.focus.close()
+        if self.capture is not None:
+            self.capture.close()
+
+    # ---- the end ----
 
     def at_exit(self) -> None:
         """The process ends: write what is there."""
+        broken = getattr(sys, "last_value", None) is not None
         with self.faults.guard("dump"):
             if self._open:
                 # Not stopped, or ended by an exception: the step is there as far as it came, and says so.
-                self._finish_step(complete=not self.capture.on and getattr(sys, "last_value", None) is None)
-            self.capture.close()
+                self._finish_step(complete=not self._seeing and not broken)
         with self.faults.guard("closing"):
+            self._take_off()
             self.pipeline.close()
+        self._conclude()
 
     def forked(self) -> None:
         """In a forked child: workers of a data loader are not the training."""
-        self.capture.on = False
+        self._seeing = False
+        self.tokens.end()
+        if self.focus is not None:
+            self.focus.pause()
+        if self.capture is not None:
+            self.capture.on = False
 
+    def _conclude(self) -> None:
+        """Say what was written, or why nothing was."""
+        rank = self.backend.rank()
+        if self.story.records:
+            if self.story.begun == self._concluded:
+                return
+            self._concluded = self.story.begun
+            tally = self.files.tally
+            tally.lose({f"frames of sink {name}": n for name, n in self.files.writer.lost.items()})
+            bad = tally.lost or self.faults.disabled
+            how = ", but not everything is there" if bad else " successfully"
+            (_log.warning if bad else _log.info)("msprobe ends%s. %s", how, tally.text(self.files.root))
+        elif asked(self.dump, rank, self.backend.world_size()):
+            error = NothingCapturedError(f"the dump in {self.files.root} is empty: {why_nothing(self.story, self.dump, rank)}")
+            _log.error("%s", error)
+            if self.faults.strict:
+                raise error
 
-def _check_model(model: Any, level: str) -> None:
-    if model is None:
-        if level in ("L0", "mix"):
-            raise UsageError(f"start() at level {level} needs the model: PrecisionDebugger.start(model)")
-        return
-    for one in model if isinstance(model, (list, tuple)) else [model]:
-        if not isinstance(one, nn.Module):
-            raise UsageError(f"start(): model is a {type(one).__name__}; allowed: torch.nn.Module or a list of them")
+    def _without_model(self, tokens: bool) -> None:
+        """No model is known and one is needed. Who changed the configuration is told; who calls the API wrongly gets an error."""
+        if tokens or not self._reloaded:
+            what = "with token_range" if tokens else f"at level {self.dump.level}"
+            raise UsageError(f"start() {what} needs the model: PrecisionDebugger.start(model)")
+        why = f"the dump stays off: level {self.dump.level} needs the model, and start() is called without; change the level"
+        log.warn_once(f"model for level {self.dump.level}", why)
