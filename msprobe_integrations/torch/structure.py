@@ -12,6 +12,8 @@ import numpy as np
 import torch
 
 from msprobe_engine.records import Opaque, TensorRef
+from msprobe_integrations.torch import describe
+from msprobe_integrations.torch.pending import quiet
 
 MAX_DEPTH = 12
 """Deeper containers are written as null: nobody reads them, and a self-referring list must end."""
@@ -107,7 +109,7 @@ def _other(value: Any, reduce: Reduce, depth: int, left: list[int]) -> Any:
     if isinstance(value, torch.memory_format):
         return Opaque({"type": "torch.memory_format", "format": str(value).removeprefix("torch.")})
     if isinstance(value, np.ndarray):
-        return _array(value)
+        return _array(value, reduce)
     if isinstance(value, np.generic):
         return Opaque({"type": type(value).__name__, "value": value.item()}) if value.dtype.kind in "biuf" else _named(value)
     if isinstance(value, (int, float, str)):  # subclasses: enums, symbolic names
@@ -155,16 +157,16 @@ def _bound(value: Any) -> int | None:
     return None if value is None or isinstance(value, torch.Tensor) else int(value)
 
 
-def _array(value: np.ndarray[Any, Any]) -> Opaque:
-    facts: dict[str, Any] = {"type": "numpy.ndarray", "dtype": str(value.dtype), "shape": list(value.shape)}
-    if value.size and value.dtype.kind in "biuf":
-        numbers = value.astype(np.float64)
-        facts |= {
-            "Max": float(numbers.max()),
-            "Min": float(numbers.min()),
-            "Mean": float(numbers.mean()),
-            "Norm": float(np.sqrt(np.square(numbers).sum())),
-        }
-    else:
-        facts |= {"Max": None, "Min": None, "Mean": None, "Norm": None}
-    return Opaque(facts)
+def _array(value: np.ndarray[Any, Any], reduce: Reduce) -> TensorRef | Opaque:
+    """A numpy array is taken as a tensor over the same memory, so it has statistics and, where tensors are saved, a file. One of a
+    type that torch does not have (strings, objects) is described only."""
+    plain = value.flags.writeable and value.dtype.isnative and all(stride >= 0 for stride in value.strides)
+    try:
+        with quiet():
+            tensor = torch.from_numpy(value if plain else value.astype(value.dtype.newbyteorder("=")))
+    except TypeError:
+        nothing = {"Max": None, "Min": None, "Mean": None, "Norm": None}
+        return Opaque({"type": "numpy.ndarray", "dtype": str(value.dtype), "shape": list(value.shape), **nothing})
+    ref = reduce(tensor)
+    shown = ref.description
+    return TensorRef(ref.row, describe.intern("numpy.ndarray", str(value.dtype), shown.shape, None, "cpu", shown.extra))
