@@ -33,6 +33,7 @@ _STEP = re.compile(r"step([0-9]{1,18})")
 _RANK = re.compile(r"rank([0-9]{1,9})?")
 _PROCESS = re.compile(r"proc([0-9]{1,18})")
 FILE_MODE, DIRECTORY_MODE = 0o640, 0o750
+_MOST_PARTS = 1024  # of one writev, on every system there is
 _HEADER_BYTES = 1024  # dump_data_dir is the fourth key
 
 
@@ -132,14 +133,16 @@ def correct_data_dir(old: str, new: str) -> None:
 
 
 def write_all(fd: int, parts: list[bytes | memoryview]) -> None:
-    """All of `parts` into `fd`, in one system call unless the kernel takes less."""
+    """All of `parts` into `fd`, in one system call unless there are more than a thousand or the kernel takes less."""
     left = [memoryview(p).cast("B") for p in parts if len(p)]
-    while left:
-        done = os.writev(fd, left[:64])
-        while left and done >= len(left[0]):
-            done -= len(left.pop(0))
-        if left and done:
-            left[0] = left[0][done:]
+    at = 0
+    while at < len(left):
+        done = os.writev(fd, left[at : at + _MOST_PARTS])
+        while at < len(left) and done >= len(left[at]):
+            done -= len(left[at])
+            at += 1
+        if done:
+            left[at] = left[at][done:]
 
 
 def write_file(path: Path | str, parts: list[bytes | memoryview]) -> None:

@@ -139,5 +139,4 @@ class LooseFiles:
             if payload.state == WRITTEN and not payload.names and payload.where is not None:
                 self._files.unlink(payload.where)
                 self._quota.give(payload.reserved)
-                self._quota.give(payload.reserved)
                 payload.state, payload.where = LOST, None

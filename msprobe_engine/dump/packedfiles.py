@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable
 
 from msprobe_engine.dump.diskquota import DiskQuota
-from msprobe_engine.dump.stepfiles import OVER_QUOTA, WRITTEN, Payload, StepFiles
+from msprobe_engine.dump.stepfiles import NOT_WRITTEN, OVER_QUOTA, WRITTEN, Payload, StepFiles
 
 INDEX = "index.json"
 FORMAT, VERSION = "msprobe packed tensors", 1
@@ -135,8 +135,8 @@ class PackedFiles:
 
     def _write(self, payloads: list[Payload], number: int) -> None:
         name, temporary = shard_name(number), f".{shard_name(number)}.tmp"
-        first = header(payloads, self._files.step)
         try:
+            first = header(payloads, self._files.step)
             reserved, actual = sum(p.reserved for p in payloads), len(first) + sum(p.nbytes for p in payloads)
             if actual > reserved and not self._quota.take(actual - reserved):
                 raise OSError(f"{OVER_QUOTA}: file headers are larger than expected")
@@ -151,7 +151,8 @@ class PackedFiles:
         self._quota.give(max(0, reserved - actual))
         with self._files.lock:
             for payload in payloads:
-                payload.where, payload.state = name, WRITTEN
+                payload.where, payload.state, payload.reserved = name, WRITTEN, payload.nbytes
+            payloads[0].reserved += len(first)
         for payload in payloads:
             self._release(payload)
 
@@ -212,10 +213,13 @@ class PackedFiles:
             if len(text) > self._index_reserved and not self._quota.take(len(text) - self._index_reserved):
                 raise OSError("max_disk_gb is used up")
             self._files.write(temporary, [text])
-        except OSError:
+            self._files.rename(temporary, INDEX)
+        except OSError as error:
             self._quota.give(self._index_reserved)
+            why = error.strerror or str(error)
+            for name in aliases:
+                self._files.lose(name, 0, f"the index that has this name could not be written: {why}", NOT_WRITTEN)
             raise
-        self._files.rename(temporary, INDEX)
         self._quota.give(max(0, self._index_reserved - len(text)))
 
     def _remove_unnamed(self) -> None:
@@ -226,6 +230,7 @@ class PackedFiles:
             if payload.where not in used and payload.where is not None:
                 self._files.unlink(payload.where)
                 self._quota.give(payload.reserved)
+                payload.where = None
 
     def _entry_bytes(self, payload: Payload, name: str) -> int:
         """Most bytes that a name adds to the index."""
