@@ -19,7 +19,9 @@ from msprobe_engine.window import Window
 from msprobe_integrations.torch.backend import CHECKSUMS
 from msprobe_integrations.torch.capture import Capture
 from msprobe_integrations.torch.filters import record_filter
+from msprobe_integrations.torch.keep import Keeper
 from msprobe_integrations.torch.slices import Slices
+from msprobe_integrations.torch.tensor_dump import build_keeper
 
 
 class Plans:
@@ -37,6 +39,7 @@ class Plans:
         self._ring: Capture | None = None
         self._dump: Capture | None = None
         self._window: Window | None = None
+        self._keeper: Keeper | None = None
         self._backend: Any = session.backend
         self._always_digest: bool = getattr(session.backend, "want_digest", False)
         self._summary_mode = "statistics"
@@ -54,8 +57,16 @@ class Plans:
         window = self._window = Window(dump.rank, dump.step)
         self._summary_mode = dump.summary_mode
         slices = Slices(self._backend, dump.slice) if dump.slice else None
+        session = self._session
+        self._keeper = build_keeper(dump, self._backend, session.pipeline, session.writer, session.faults, slices)
         self._dump = Capture(
-            self._session.pipeline, dump.level, stacks=dump.extra_info, data_mode=dump.data_mode, kept=record_filter(dump), slices=slices
+            session.pipeline,
+            dump.level,
+            stacks=dump.extra_info,
+            data_mode=dump.data_mode,
+            kept=record_filter(dump),
+            slices=slices,
+            keeper=self._keeper,
         )
         root = Path(dump.dump_path) if dump.dump_path else self._session.output_dir / "dump"
         rank = self._session.rank
@@ -73,9 +84,11 @@ class Plans:
         """Put the step's capture on; captures that are not wanted in this step are taken off."""
         self._arm(step)
         chosen: Capture | None = None
+        dumped = self._dump is not None and self._window is not None and self._window.wanted(step, self._session.rank)
         if self._armed is not None:
             chosen = self._armed
-        elif self._dump is not None and self._window is not None and self._window.wanted(step, self._session.rank):
+            chosen.recorder.keeper = self._keeper if dumped else None  # the configured dump of this step sees what this one sees
+        elif dumped:
             chosen = self._dump
         elif self._ring is not None:
             chosen = self._ring
@@ -88,6 +101,8 @@ class Plans:
         if chosen is not None:
             for sink in self._sinks_of(step):
                 early.begin(sink, step)
+            if dumped and self._keeper is not None:
+                self._keeper.begin_step(step)
             chosen.open()
         else:
             self._session.pipeline.level = ""
@@ -158,8 +173,11 @@ class Plans:
         rank = self._session.rank
         if dump is None and rank is None:
             rank = 0  # an incident directory has ranks, also in a run of one process
-        options = {} if dump is None else {"extra_info": dump.extra_info, "data_mode": dump.data_mode, "summary_mode": dump.summary_mode}
-        sink = DumpSink(root, level=level, framework=self._session.backend.framework, rank=rank, **options)  # type: ignore[arg-type]
+        options: dict[str, Any] = {}
+        if dump is not None:
+            options = {name: getattr(dump, name) for name in ("task", "extra_info", "data_mode", "summary_mode")}
+            options["tensors"] = self._keeper.store if self._keeper is not None else None
+        sink = DumpSink(root, level=level, framework=self._session.backend.framework, rank=rank, **options)
         self._sinks.append((sink, wanted))
         self._session.writer.sinks.append(SelectSink(sink, wanted))
 
