@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from msprobe_engine.records import NODE_ONLY, Entry
 from msprobe_integrations.torch import modestack
-from msprobe_integrations.torch.apinames import COMPOSED, ApiNames, as_called
+from msprobe_integrations.torch.apinames import COMPOSED, TWICE, ApiNames, as_called
 from msprobe_integrations.torch.calls import Call
 from msprobe_integrations.torch.filters import ALWAYS
 from msprobe_integrations.torch.origins import Origins
@@ -127,14 +127,16 @@ class ApiCapture(TorchFunctionMode):
             return func(*args, **kwargs) if kwargs else func(*args)
         prefix, api = named
         if prefix == "Tensor":
-            if func in COMPOSED and not types:
+            if func in COMPOSED and all(kind is torch.Tensor for kind in types):
                 with self:  # seen by what it calls
                     return func.__wrapped__(*args, **(kwargs or {}))
             operator, self._operator = self._operator, ""
             if operator and _REFLECTED[operator] == api:
                 api = operator
             else:
-                prefix, api = self._names.called(api, sys._getframe(1))
+                prefix, api = self._names.called(prefix, api, sys._getframe(1))
+        elif api in TWICE and prefix == "Functional":
+            prefix, api = self._names.called(prefix, api, sys._getframe(1))
         if self._recorder.kept is not None and self._passes(prefix, api):
             result = func(*args, **kwargs) if kwargs else func(*args)
             for made in raw_results(api, result):

@@ -230,16 +230,17 @@ class ApiNames:
         except TypeError:  # unhashable callable
             return self._search(func)
 
-    def called(self, api: str, caller: FrameType) -> tuple[str, str]:
-        """(prefix, api) of a method by how it was called: ``x * y`` is ``Tensor.__mul__``, ``x.mul(y)`` is ``Tensor.mul``; the
-        functions of ``torch.nn.functional`` that only call a method are themselves."""
-        if api not in _ASKED:
-            return "Tensor", api
+    def called(self, prefix: str, api: str, caller: FrameType) -> tuple[str, str]:
+        """(prefix, api) by how it was called: ``x * y`` is ``Tensor.__mul__``, ``x.mul(y)`` is ``Tensor.mul``; the functions of
+        ``torch.nn.functional`` that only call a method are themselves; ``torch.conv1d`` is no ``functional.conv1d``, though both are
+        one function."""
+        if prefix == "Tensor" and api not in _ASKED:
+            return prefix, api
         site = (caller.f_code, caller.f_lasti, api)
         try:
             return self._sites[site]
         except KeyError:
-            found = self._sites[site] = _called_at(caller, api)
+            found = self._sites[site] = _called_at(caller, api) if prefix == "Tensor" else (_space_at(caller, api), api)
             return found
 
     def _search(self, func: Callable[..., Any]) -> tuple[str, str] | None:
@@ -300,6 +301,16 @@ def _called_at(frame: FrameType, api: str) -> tuple[str, str]:
     return "Tensor", api
 
 
+def _space_at(frame: FrameType, api: str) -> str:
+    loaded = {False: False, True: False}
+    before = None
+    for instruction in dis.get_instructions(frame.f_code):
+        if instruction.argval == api and instruction.opname.startswith("LOAD_"):
+            loaded[instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and before == "torch"] = True
+        before = instruction.argval
+    return "Torch" if loaded[True] and not loaded[False] else "Functional"
+
+
 def _symbol(instruction: dis.Instruction) -> str:
     if instruction.opname in ("BINARY_OP", "COMPARE_OP"):
         # 3.13 prints `bool(<)` for comparisons whose result is used as a condition
@@ -317,3 +328,5 @@ _FUNCTIONAL: dict[Any, str] = {
     if callable(function) and not isinstance(function, type)
 }
 _RENAMED = {f: name for name, f in vars(torch.Tensor).items() if isinstance(f, FunctionType) and f.__name__ != name}
+TWICE = frozenset(name for function, name in _FUNCTIONAL.items() if getattr(torch, name, None) is function)
+"""Functions that are one object in ``torch`` and in ``torch.nn.functional``."""

@@ -6,12 +6,9 @@ import threading
 from types import FrameType
 from typing import Any
 
-import torch
+from msprobe_integrations.torch.filters import ALWAYS, Base, current_graph_task
 
-from msprobe_integrations.torch.filters import ALWAYS, Base
-
-current_graph_task = torch._C._current_graph_task_id
-"""-1 outside a backward pass."""
+__all__ = ["Call", "CallStack", "Numbering", "current_graph_task"]
 
 
 class Call:

@@ -66,10 +66,10 @@ class Capture:
         self._in_optimizer = False
         self._record_collectives = level != "L0" if record_collectives is None else record_collectives
 
-    def attach(self, models: nn.Module | Sequence[nn.Module]) -> None:
-        """Name the modules of the model (or of a list of models)."""
+    def attach(self, models: nn.Module | Sequence[nn.Module], anew: bool = False) -> None:
+        """Name the modules of the model (or of a list of models); `anew`: see `ModuleCapture.attach`."""
         if self.modules is not None:
-            self.modules.attach(models)
+            self.modules.attach(models, anew)
 
     def open(self, modes: int | None = None) -> None:
         """Put hooks on (nothing happens when they are) and start seeing calls; `modes`: see `ApiCapture.install`."""

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
 
 from msprobe_engine.dump import risk
 from msprobe_engine.dump.patterns import NamePatterns
 from msprobe_engine.settings.schema import DumpSettings
 
+if TYPE_CHECKING:
+    from msprobe_integrations.torch.calls import Call
+
+current_graph_task = torch._C._current_graph_task_id
+"""-1 outside a backward pass."""
 FORWARD, BACKWARD = 1, 2
 BOTH = FORWARD | BACKWARD
 
@@ -104,7 +111,7 @@ class RecordFilter:
     def end_step(self) -> None:
         """Names start anew."""
         if self.range is not None:
-            self.range.open = False
+            self.range.reset()
 
 
 class Range:
@@ -113,6 +120,12 @@ class Range:
     def __init__(self, first: str, last: str) -> None:
         self._first, self._last = first, last
         self.open = False
+        self._closed_by: tuple[Call, int] | None = None
+
+    def reset(self) -> None:
+        """A new step begins."""
+        self.open = False
+        self._closed_by = None
 
     def bounded_by(self, base: str) -> bool:
         """Is a call of the module `base` one of the ends?"""
@@ -124,12 +137,26 @@ class Range:
             self.open = True
         return self.open
 
-    def ends(self, name: str) -> bool:
-        """A record ends."""
+    def ends(self, name: str, call: Call | None = None) -> bool:
+        """A record ends; `call`: it is that of a backward pass through this call."""
         was = self.open
         if was and name == self._last:
             self.open = False
+            self._closed_by = None if call is None else (call, current_graph_task())
         return was
+
+    def holds(self, call: Call | None, path: str = "") -> bool:
+        """Is a gradient in the range that arrives now, for something inside `call`, or for a parameter of the module `path`?
+
+        Gradients of weights arrive after those of inputs: after the backward record that closes the range, and belong to it."""
+        if self.open or self._closed_by is None or self._closed_by[1] != current_graph_task():
+            return self.open
+        last = self._closed_by[0]
+        if path:
+            return last.is_module and f"{path}.".startswith(f"{last.owner.path}.")
+        while call is not None and call is not last:
+            call = call.parent
+        return call is last
 
 
 def record_filter(dump: DumpSettings) -> RecordFilter | None:

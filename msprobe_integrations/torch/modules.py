@@ -14,6 +14,7 @@ from msprobe_integrations.torch.calls import Call
 from msprobe_integrations.torch.compiled import ORIGINAL, CallBoundary, compiles_calls, is_wrapper, shown_path
 from msprobe_integrations.torch.filters import ALWAYS, RecordFilter
 from msprobe_integrations.torch.recorder import Recorder
+from msprobe_integrations.torch.unchanged import Parts
 
 _PRE, _POST = 4, 1  # frames between recorder.begin and the user's call of the module: hook, _call_impl, ...
 _SKIPPED_CLASSES = ("FullyShardedDataParallel",)
@@ -84,20 +85,30 @@ class ModuleCapture:
         self._on = is_on
         self._collecting = is_collecting
         self._models: dict[int, nn.Module] = {}
+        self._parts = Parts([])
         self._infos: list[ModuleInfo] = []
         self._handles: list[Any] = []
         self._installed = False
         self._grad_counts: dict[str, int] = {}
         self._grads: dict[int, tuple[ModuleInfo, dict[str, TensorRef]]] = {}
 
-    def attach(self, models: nn.Module | Sequence[nn.Module]) -> None:
-        """Name the modules; a second model is added to the first. A model that is known costs nothing."""
-        fresh = [m for m in ([models] if isinstance(models, nn.Module) else models) if id(m) not in self._models]
+    def attach(self, models: nn.Module | Sequence[nn.Module], anew: bool = False) -> None:
+        """Name the modules; a second model is added to the first. A model that is known costs nothing.
+
+        Args:
+            anew: a step begins: a model that was changed is named again, and a new one takes the place of all others.
+        """
+        given = [models] if isinstance(models, nn.Module) else list(models)
+        fresh = [m for m in given if id(m) not in self._models]
+        was_installed = self.installed
+        if anew and self._models and (fresh or not self._parts.unchanged()):
+            self.remove()
+            self._models, self._infos, fresh = {}, [], given
         if not fresh:
             return
-        was_installed = self.installed
         self.remove()
         self._models |= {id(m): m for m in fresh}
+        self._parts = Parts(list(self._models.values()))
         known = {id(i.module) for i in self._infos}
         self._infos += [i for i in named_infos(models) if id(i.module) not in known]
         if was_installed:
@@ -244,7 +255,7 @@ class ModuleCapture:
         kept = self._recorder.kept
         if kept is None:
             return True
-        if kept.range is not None and not kept.range.open:
+        if kept.range is not None and not kept.range.holds(None, info.path):
             return False
         if kept.names is None or info.inside or info.kind.certain:
             return True

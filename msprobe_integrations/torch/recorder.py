@@ -209,7 +209,7 @@ class Recorder:
             return
         reduce: Callable[[torch.Tensor], TensorRef | None] = self.reduce_gradient_for(call.backward_name)
         if self.range is not None:
-            reduce = partial(self._reduce_in_range, reduce)
+            reduce = partial(self._reduce_in_range, call, reduce)
         begun = self._backward_begins if call.is_module or self.range is not None else None
         watch = GradientWatch(call, len(edges), len(outputs), reduce, self._gradients, self._broken, begun)
         if watch.start(edges, outputs, call.since):
@@ -299,7 +299,7 @@ class Recorder:
         name = call.backward_name
         ended = True
         if self.range is not None:
-            ended = self.range.ends(name)
+            ended = self.range.ends(name, call) or self.range.holds(call)
             if not ended and not call.running:
                 self.tree.backward_ends(call)
                 return
@@ -318,8 +318,8 @@ class Recorder:
         self.record(Entry(name, sections, parent, -1, call.micro_step, tags))
         self.tree.backward_ends(call, name, self.kept is not None)
 
-    def _reduce_in_range(self, reduce: Callable[[torch.Tensor], TensorRef | None], gradient: torch.Tensor) -> TensorRef | None:
-        return reduce(gradient) if self.range is not None and self.range.open else None
+    def _reduce_in_range(self, call: Call, reduce: Callable[[torch.Tensor], TensorRef | None], gradient: torch.Tensor) -> TensorRef | None:
+        return reduce(gradient) if self.range is not None and self.range.holds(call) else None
 
     def _numbered_again(self, name: str) -> str:
         parts = name.split(".")
