@@ -155,7 +155,7 @@ class DumpRun:
             return
         with self.faults.guard("dump"):
             if self.model is not None:
-                self.capture.attach(self.model)
+                self.capture.attach(self.model, anew=not self._open)
             self._begin_step()
             self._modes = modestack.depth()
             if tokens is None:
