@@ -17,11 +17,13 @@ from torch import nn
 
 from msprobe_engine import names
 from msprobe_engine.dump.reader import DumpDirectory, open_dump
+from msprobe_engine.dump.tensor_reader import TensorFiles
 from msprobe_engine.errors import DumpFormatError, ProbeError, UsageError
 from msprobe_engine.guard import Faults
 from msprobe_engine.log import get_logger
 from msprobe_engine.settings.schema import LoadSettings
 from msprobe_engine.window import Window
+from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.calls import current_graph_task
 from msprobe_integrations.torch.modules import ModuleInfo, named_infos
 from msprobe_integrations.torch.structure import MAX_DEPTH
@@ -63,7 +65,8 @@ class Replay:
         self._active = False
         self._on = False
         self._source: tuple[int, int | None] = (0, None)
-        self._directory: Path | None = None
+        self._files: TensorFiles | None = None
+        self._backend = TorchBackend()
         self._dump: DumpDirectory | None = None
 
     @property
@@ -85,7 +88,7 @@ class Replay:
         wanted = self._window.wanted(step, rank)
         if wanted and not self._active:
             self._active = True
-            self._source, self._directory = (step, rank), None
+            self._source, self._files = (step, rank), None
             _log.info("inputs of %d module calls are replaced in step %d", len(self._settings.modules), step)
         self._on = wanted and self._faults.enabled(_PART)
 
@@ -161,13 +164,15 @@ class Replay:
         """The saved tensor, on the host; None with a warning when there is none that can be used."""
         step, rank = self._source
         try:
-            if self._directory is None:
-                self._directory = self._find(step, rank)
-            file = names.tensor_file(name, place, ".pt")
-            return _load(self._directory, file)
+            if self._files is None:
+                self._files = TensorFiles(self._find(step, rank))
+            saved = self._files.load(names.tensor_file(name, place, ".pt"), self._backend)
+            if not isinstance(saved, torch.Tensor):
+                raise DumpFormatError(f"its file holds a {type(saved).__name__}, no tensor")
         except ProbeError as error:
             self._say(f"{name}.{place}", f"the value of {name}.{place} is kept: {error}")
             return None
+        return saved
 
     def _find(self, step: int, rank: int | None) -> Path:
         if self._dump is None:
@@ -210,19 +215,6 @@ class Replay:
 
 def _kind(tensor: torch.Tensor) -> str:
     return f"{tensor.dtype} {list(tensor.shape)}"
-
-
-def _load(directory: Path, file: str) -> torch.Tensor:
-    path = directory / "dump_tensor_data" / file
-    if path.is_symlink() or not path.is_file():
-        raise UsageError(f"{path} is not there")
-    try:
-        tensor = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever a damaged file makes the reader raise
-        raise DumpFormatError(f"{path}: cannot be read as a tensor ({type(error).__name__}); it is damaged") from None
-    if not isinstance(tensor, torch.Tensor):
-        raise DumpFormatError(f"{path}: holds a {type(tensor).__name__}; a tensor is needed")
-    return tensor
 
 
 def _members(value: Any) -> dict[Any, Any]:
