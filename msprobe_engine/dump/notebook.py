@@ -23,6 +23,7 @@ from msprobe_engine import names
 from msprobe_engine.dump.parsed import DumpedEntry, StepDump
 from msprobe_engine.dump.reader import DumpDirectory, Rank, open_dump
 from msprobe_engine.dump.record import KINDS, Record, Tensor, kind_of
+from msprobe_engine.dump.tensor_reader import not_saved
 from msprobe_engine.errors import UsageError
 
 __all__ = ["KINDS", "Dump", "Record", "Snapshot", "Tensor", "read"]
@@ -162,6 +163,15 @@ class Snapshot(Mapping[str, "Record"]):
         """What was observed and could not be kept, reason to count."""
         lost = self.source.header.get("lost")
         return {str(k): v for k, v in lost.items() if isinstance(v, int)} if isinstance(lost, dict) else {}
+
+    @cached_property
+    def not_saved(self) -> dict[str, str]:
+        """Tensors that were to be saved and have no file, name to reason.
+
+        Raises:
+            DumpFormatError: the list is damaged.
+        """
+        return {item["name"]: str(item.get("reason", "")) for item in not_saved(self.source.directory)}
 
     def __getitem__(self, name: str) -> Record:
         """The record of this very name.

@@ -219,36 +219,48 @@ class Tensor:
 
     @property
     def path(self) -> Path | None:
-        """The file it was saved to, None when it was not saved."""
-        return self.record.snapshot.source.tensor_path(self.source)
+        """The file that holds it, None when it was not saved. Packed files hold many tensors.
+
+        Raises:
+            UsageError, DumpFormatError: it is gone, or the index of packed files is damaged.
+        """
+        name = self.source.data_name
+        return None if name is None else self.record.snapshot.source.files.source(name).path
 
     def load(self) -> Array:
         """The saved elements as numpy array, read now; torch is not needed. bfloat16 and float8 come as float32, which holds all
         their values.
 
         Raises:
-            UsageError: this tensor was not saved.
-            DumpFormatError: the file is not there, damaged, or of a type numpy cannot hold.
+            UsageError: this tensor was not saved, or its file is gone.
+            DumpFormatError: the file is damaged, or the type is one that numpy cannot hold.
         """
-        return savedfile.load_numpy(self._file())
+        return savedfile.numpy_of(self.record.snapshot.source.files, self._saved_name())
 
     def torch(self) -> Any:
         """The saved tensor as ``torch.Tensor`` on the CPU, of the very type that was saved.
 
         Raises:
-            UsageError: this tensor was not saved.
-            DumpFormatError: the file is not there or damaged.
+            UsageError: this tensor was not saved, or its file is gone.
+            DumpFormatError: the file is damaged.
             MissingExtraError: torch is not installed.
         """
-        return savedfile.load_torch(self._file())
+        return savedfile.torch_of(self.record.snapshot.source.files, self._saved_name())
 
-    def _file(self) -> Path:
-        path = self.path
-        if path is None:
-            task = self.record.snapshot.task
-            why = "was not saved" if task == "tensor" else f"was not saved: the task of this dump is '{task}'"
-            raise UsageError(f"{self.name}: {why}; save it with task tensor, or with tensor_list")
-        return path
+    def _saved_name(self) -> str:
+        name = self.source.data_name
+        if name is None:
+            raise UsageError(f"{self.name}: was not saved{self._reason()}")
+        return name
+
+    def _reason(self) -> str:
+        snapshot = self.record.snapshot
+        if snapshot.task != "tensor":
+            return f": the task of this dump is '{snapshot.task}'; save it with task tensor, or with tensor_list"
+        for name, reason in snapshot.not_saved.items():
+            if name in (self.name, f"{self.name}.pt"):
+                return f": {reason}"
+        return ""
 
     def __repr__(self) -> str:
         return f"<Tensor {self.name}: {self.dtype} {list(self.shape)}, max {self.max}, min {self.min}, norm {self.norm}>"

@@ -1,15 +1,16 @@
-"""Loads a saved tensor of a dump, whatever the format of its file: ``.pt`` (PyTorch) or ``.npy`` (MindSpore)."""
+"""Loads saved tensors as numpy arrays without torch, or as torch tensors: ``.pt``, ``.npy`` (MindSpore) and packed ones."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from msprobe_engine.backend import load_backend
-from msprobe_engine.dump.dtypes import Array
+from msprobe_engine.dump.dtypes import Array, decoder
 from msprobe_engine.dump.ptfile import read_pt
+from msprobe_engine.dump.tensor_reader import NPY, SAFETENSORS, Loader, TensorFiles
 from msprobe_engine.errors import DumpFormatError, MissingExtraError, UsageError
 
 
@@ -22,26 +23,42 @@ def load_numpy(path: Path) -> Array:
     return _read_npy(path) if path.suffix == ".npy" else read_pt(path).values
 
 
-def load_torch(path: Path) -> Any:
-    """The tensor in a file as ``torch.Tensor`` of the very type that was saved, on the CPU.
+def numpy_of(files: TensorFiles, name: str) -> Array:
+    """The saved tensor of this ``data_name``, in any format, as `load_numpy` gives it.
 
     Raises:
-        DumpFormatError: the file is not there or damaged.
-        MissingExtraError: torch is not installed.
-        UsageError: the file is a numpy array (MindSpore).
+        UsageError: there is no such tensor.
+        DumpFormatError: as `load_numpy`.
     """
-    if path.suffix == ".npy":
-        raise UsageError(f"{path}: was saved as a numpy array; load() gives it, torch.from_numpy() makes a torch tensor of it")
-    if not path.is_file():
-        raise DumpFormatError(f"{path}: is not there or no regular file")
+    source = files.source(name)
+    if source.format != SAFETENSORS:
+        return load_numpy(source.path)
+    found = decoder(str(source.dtype))
+    if found is None:
+        raise DumpFormatError(f"{source.path}: '{name}' is of type {source.dtype}, for which numpy has no type; load it as a torch tensor")
     try:
-        backend = load_backend("torch")
+        words = np.frombuffer(bytearray(files.read_bytes(name)), found.words).reshape(source.shape or ())
+    except ValueError:
+        raise DumpFormatError(f"{source.path}: '{name}' has {source.nbytes} bytes, which are not {source.dtype} of that shape") from None
+    return words if found.values is None else found.values(words)
+
+
+def torch_of(files: TensorFiles, name: str) -> Any:
+    """The saved tensor of this ``data_name``, in any format, as ``torch.Tensor`` of the very type that was saved, on the CPU.
+
+    Raises:
+        UsageError: there is no such tensor, or it was saved as a numpy array (MindSpore).
+        DumpFormatError: the file is damaged.
+        MissingExtraError: torch is not installed.
+    """
+    path = files.source(name).path
+    if files.source(name).format == NPY:
+        raise UsageError(f"{path}: was saved as a numpy array; load() gives it, torch.from_numpy() makes a torch tensor of it")
+    try:
+        backend = cast(Loader, load_backend("torch"))
     except ImportError:
         raise MissingExtraError("torch", "torch", "loading a tensor as torch.Tensor") from None
-    try:
-        return backend.load(path)
-    except Exception as error:  # whatever the framework says of a damaged file
-        raise DumpFormatError(f"{path}: cannot be loaded ({type(error).__name__}: {str(error).splitlines()[0][:200]})") from None
+    return files.load(name, backend)
 
 
 def _read_npy(path: Path) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import pickle
 import struct
@@ -17,9 +18,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msprobe_engine.dump import dtypes, savedfile
+from msprobe_engine.dump import dtypes, packedfiles, savedfile
 from msprobe_engine.dump.ptfile import read_pt
-from msprobe_engine.errors import DumpFormatError, MissingExtraError
+from msprobe_engine.dump.stepfiles import Payload
+from msprobe_engine.dump.tensor_reader import TensorFiles
+from msprobe_engine.errors import DumpFormatError, MissingExtraError, UsageError
 
 torch = pytest.importorskip("torch")
 
@@ -227,12 +230,19 @@ def test_types_that_numpy_has_not(tmp_path: Path) -> None:
 
 def test_files_that_are_not_there(tmp_path: Path) -> None:
     """A missing file, a directory and a text file are named."""
-    (tmp_path / "d.pt").mkdir()
-    (tmp_path / "t.pt").write_text("no archive")
-    for load in (savedfile.load_numpy, savedfile.load_torch):
-        for file, message in (("no.pt", "not there"), ("d.pt", "no regular file"), ("t.pt", "no tensor file|cannot be loaded")):
-            with pytest.raises(DumpFormatError, match=message):
-                load(tmp_path / file)
+    folder = tmp_path / "dump_tensor_data"
+    (folder / "d.pt").mkdir(parents=True)
+    (folder / "t.pt").write_text("no archive")
+    (folder / "l.pt").symlink_to(folder / "t.pt")
+    files = TensorFiles(tmp_path)
+    for load in (savedfile.numpy_of, savedfile.torch_of):
+        for name, message in (("no.pt", "no tensor 'no.pt' here"), ("d.pt", "no regular file"), ("l.pt", "a link")):
+            with pytest.raises((DumpFormatError, UsageError), match=message):
+                load(files, name)
+        with pytest.raises(DumpFormatError, match=r"no tensor file|cannot be loaded"):
+            load(files, "t.pt")
+    with pytest.raises(DumpFormatError, match="not there"):
+        savedfile.load_numpy(tmp_path / "no.pt")
 
 
 def test_hostile_numpy_files(tmp_path: Path) -> None:
@@ -250,15 +260,63 @@ def test_hostile_numpy_files(tmp_path: Path) -> None:
 
 def test_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """numpy arrays need no torch; a torch tensor without torch is one line with the pip command."""
-    path = saved(torch.ones(2), tmp_path / "a.pt")
+    (tmp_path / "dump_tensor_data").mkdir()
+    saved(torch.ones(2), tmp_path / "dump_tensor_data" / "a.pt")
+    files = TensorFiles(tmp_path)
 
     def absent(name: str) -> Any:
         raise ImportError(name)
 
     monkeypatch.setattr(savedfile, "load_backend", absent)
-    assert savedfile.load_numpy(path).tolist() == [1.0, 1.0]
+    assert savedfile.numpy_of(files, "a.pt").tolist() == [1.0, 1.0]
     with pytest.raises(MissingExtraError, match=r"pip install 'msprobe\[torch\]'"):
-        savedfile.load_torch(path)
+        savedfile.torch_of(files, "a.pt")
+
+
+def packed(folder: Path, tensors: dict[str, Any]) -> TensorFiles:
+    """A directory of packed tensors, as the writer of the run makes it."""
+    payloads = []
+    for i, (name, tensor) in enumerate(tensors.items()):
+        payload = Payload(i, str(tensor.dtype), tuple(tensor.shape), tensor.nbytes)
+        payload.key = name
+        payloads.append(payload)
+    payloads.sort(key=packedfiles.alignment, reverse=True)
+    data = b"".join(tensors[p.key].contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for p in payloads)
+    (folder / "dump_tensor_data").mkdir()
+    shard = packedfiles.shard_name(0)
+    (folder / "dump_tensor_data" / shard).write_bytes(packedfiles.header(payloads, 0) + data)
+    index = {name: {"file": shard, "dtype": str(tensor.dtype)} for name, tensor in tensors.items()}
+    document = {"format": packedfiles.FORMAT, "version": packedfiles.VERSION, "tensors": index, "aliases": {"again.pt": "float32.pt"}}
+    (folder / "dump_tensor_data" / packedfiles.INDEX).write_text(json.dumps(document))
+    return TensorFiles(folder)
+
+
+def test_packed_tensors(tmp_path: Path) -> None:
+    """Every type comes out of a packed file with its values, also under a second name; an empty tensor and a scalar too."""
+    generator = torch.Generator().manual_seed(0)
+    made = {}
+    for name in (*TYPES, "complex64", "complex128", *FLOAT8):
+        dtype = getattr(torch, name)
+        words = torch.randint(0, 2 if name == "bool" else 256, (6 * dtype.itemsize,), dtype=torch.uint8, generator=generator)
+        made[f"{name}.pt"] = words.view(dtype).reshape(2, 3)
+    made |= {"empty.pt": torch.zeros(0, 3), "scalar.pt": torch.tensor(2.5)}
+    files = packed(tmp_path, made)
+    for name, tensor in made.items():
+        expected = (tensor.float() if name[:-3] in (*FLOAT8, "bfloat16") else tensor).numpy()
+        np.testing.assert_array_equal(savedfile.numpy_of(files, name), expected)
+        assert savedfile.torch_of(files, name).dtype == tensor.dtype
+    np.testing.assert_array_equal(savedfile.numpy_of(files, "again.pt"), savedfile.numpy_of(files, "float32.pt"))
+    savedfile.numpy_of(files, "float32.pt")[:] = 0  # the user's own, not a view of something kept
+
+
+def test_packed_types_that_numpy_has_not(tmp_path: Path) -> None:
+    """A packed tensor of 4-bit floats is refused as numpy array by name."""
+    files = packed(tmp_path, {"float32.pt": torch.zeros(1)})
+    payload = Payload(0, "torch.float4_e2m1fn_x2", (4,), 4)
+    payload.key = "float32.pt"
+    (tmp_path / "dump_tensor_data" / packedfiles.shard_name(0)).write_bytes(packedfiles.header([payload], 0) + bytes(4))
+    with pytest.raises(DumpFormatError, match=r"of type torch.float4_e2m1fn_x2, for which numpy has no type"):
+        savedfile.numpy_of(files, "float32.pt")
 
 
 @pytest.mark.parametrize("name", [*TYPES, "complex64", "complex128", *FLOAT8])
