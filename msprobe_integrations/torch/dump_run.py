@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -23,6 +24,7 @@ from msprobe_integrations.torch.custom_api import CustomApis
 from msprobe_integrations.torch.dump_checks import Models, check_model, check_rank, root_of
 from msprobe_integrations.torch.dump_end import Story, asked, differences, why_nothing
 from msprobe_integrations.torch.dump_files import DumpFiles
+from msprobe_integrations.torch.extras import Extras
 from msprobe_integrations.torch.filters import record_filter
 from msprobe_integrations.torch.focus import Focus
 from msprobe_integrations.torch.keep import Keeper
@@ -56,6 +58,7 @@ class DumpRun:
         self.focus: Focus | None = None
         self.saved: SavedVariables | None = None
         self.keeper: Keeper | None = None
+        self.extras = Extras(DumpSettings(), Path(), self.faults)
         self.custom = CustomApis(lambda: None if self.capture is None else self.capture.api)
         self.tokens = TokenWindow(
             lambda: self._see(True, self._modes), lambda: self._see(False), lambda error: self.faults.fail("token_range", error)
@@ -73,8 +76,11 @@ class DumpRun:
         """Take over a configuration; no step is open. May be called again between steps: what the last one made is closed here."""
         dump = settings.dump
         assert dump is not None
+        extras = Extras(dump, root_of(settings), self.faults)
         self._take_off()
-        self.files.configure(dump, root_of(settings))
+        self.extras.close()
+        self.extras = extras
+        self.files.configure(dump, root_of(settings), extras.sink)
         self.dump = dump
         self.on = dump.dump_enable is not False
         self.backend.want_digest = dump.summary_mode == "digest"
@@ -87,12 +93,13 @@ class DumpRun:
                 _log.warning("slice and request_id have no effect at level debug, which writes what save() is given")
         elif dump.slice or dump.request_id is not None:
             self.slices = Slices(self.backend, dump.slice)
-        self.keeper = build_keeper(dump, self.backend, self.pipeline, self.files.writer, self.faults, self.slices, self.keeper)
+        make = (dump, self.backend, self.pipeline, self.files.writer, self.faults, self.slices, self.keeper)
+        self.keeper = build_keeper(*make) if extras.dumps else None
         self.files.tensors = self.keeper.store if self.keeper is not None else None
-        if dump.level == "debug":
+        if extras.dumps and dump.level == "debug":
             reduce = self.keeper.reduce if self.keeper is not None else self.backend.reduce
             self.saved = SavedVariables(self.pipeline, reduce, self._saved, lambda error: self.faults.fail("save", error))
-        else:
+        elif extras.dumps:
             self.capture = self._make_capture(dump)
             self.focus = Focus(self.capture)
             for module, name in chosen:
@@ -145,6 +152,9 @@ class DumpRun:
             self._without_model(tokens is not None)
             return
         self.story.starts += 1
+        if self.on:
+            self.files.settle_rank()
+            self.extras.begin(self.model, self.step_number, self.backend.rank())
         if self.ended or not self.on or self.capture is None or not self.faults.enabled("dump"):
             return
         if not self._wanted():
@@ -167,9 +177,12 @@ class DumpRun:
 
     def stop(self) -> None:
         """End collection; gradients of calls that were seen still come until `step`."""
+        if not self.story.starts:
+            log.warn_once("stop before start", "PrecisionDebugger.stop() has no effect before the first start()")
         with self.faults.guard("dump"):
             self._end_tokens()
             self._see(False)
+            self.extras.pause()
         self._poll()
 
     def step(self) -> None:
@@ -177,11 +190,12 @@ class DumpRun:
         with self.faults.guard("dump"):
             if self._open:
                 self._finish_step()
+            self.extras.end_step(self.step_number + 1)
         self.story.steps.add(self.step_number)
         self.story.off += not self.on
         self.step_number += 1
         self._poll()
-        if not self.ended and self.window.over(self.step_number):
+        if not self.ended and (self.window.over(self.step_number) or self.extras.ended):
             self.ended = True
             self._take_off()
             self.files.wait()
@@ -330,6 +344,7 @@ class DumpRun:
                 self._finish_step(complete=not self._seeing and not broken)
         with self.faults.guard("closing"):
             self._take_off()
+            self.extras.close()
             self.pipeline.close()
         self._conclude()
 
@@ -337,6 +352,7 @@ class DumpRun:
         """In a forked child: workers of a data loader are not the training."""
         self._seeing = False
         self.tokens.end()
+        self.extras.pause()
         if self.focus is not None:
             self.focus.pause()
         if self.capture is not None:
@@ -344,6 +360,8 @@ class DumpRun:
 
     def _conclude(self) -> None:
         """Say what was written, or why nothing was."""
+        if not self.extras.dumps:
+            return
         rank = self.backend.rank()
         if self.story.records:
             if self.story.begun == self._concluded:
