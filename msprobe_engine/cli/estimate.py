@@ -13,7 +13,8 @@ examples:
   msprobe estimate out/dump/step0 --config config.json --measure-disk
   msprobe estimate out/dump --config probe.yaml --tensor-format packed --json
 
-First dump one step with task statistics, level mix; it costs little and tells all levels.
+First dump one step with task structure, level mix: a few MB, from which every task and level follows exactly. A dump of task
+statistics does too, with a range for tensor files; so does a dump of the existing tool.
 
 exit codes: 0 fits, 1 does not fit, 2 wrong usage, settings or input"""
 

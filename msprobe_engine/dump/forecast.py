@@ -10,17 +10,19 @@ from typing import Any
 from msprobe_engine.dump import disk
 from msprobe_engine.dump.cost import ZERO, Range, StepCost, price
 from msprobe_engine.dump.cost_source import CHECKSUMS, ROWS, STATISTICS, Source, load_source
+from msprobe_engine.dump.patterns import regular_expression_error
 from msprobe_engine.dump.summary import size
-from msprobe_engine.errors import UsageError
+from msprobe_engine.errors import SettingsError, UsageError
 from msprobe_engine.settings.load import read_settings
 from msprobe_engine.settings.schema import DumpSettings
 from msprobe_engine.settings.tree import to_tree
 
-READ_SPEED = {"statistics": 30e9, "digest": 19e9}
-SECONDS_PER_TENSOR = 1.6e-6
-"""Bytes per second and seconds per tensor of the statistics kernel alone: the least by which a step gets longer."""
-COLD_SPEED, SECONDS_PER_RECORD = 12e9, 40e-6
-"""Bytes per second of tensors that have left the cache, and what hooks, names and stacks of a record take: about the most."""
+READ_SPEED, CHECKSUM_SPEED, SECONDS_PER_TENSOR = 30e9, 19e9, 1.6e-6
+"""Bytes per second without and with a checksum, and seconds per tensor, of the statistics kernel alone (docs/benchmarks.md): the least
+by which a step gets longer."""
+COLD_SPEED, SECONDS_PER_RECORD = 12e9, 50e-6
+"""Bytes per second of tensors that have left the cache, and what hooks, names and stacks of a record take (docs/how-big.md): about
+the most."""
 GB = 1e9
 
 
@@ -135,6 +137,10 @@ def _settings(found: Source, settings: Path | str | Mapping[str, Any] | None, ch
         tree = to_tree(read.dump)
     again, _ = read_settings({"dump": tree | {key: value for key, value in changed.items() if value is not None}}, kind="probe")
     assert again.dump is not None
+    for key, elements in (("list", again.dump.list), ("tensor_list", again.dump.tensor_list)):
+        for element in elements:
+            if problem := regular_expression_error(element):
+                raise SettingsError(f"estimate: {key}: '{element[:120]}' is no regular expression ({problem})")
     return again.dump
 
 
@@ -204,7 +210,7 @@ def _priced(made: Estimate) -> Estimate:
         total = Range(min(total.low, most), most)
     if total.high > made.space.free:
         problems.append(f"the dump takes {size_range(total)}, and {size(made.space.free)} are free on {made.space.path}")
-    read = READ_SPEED.get(dump.summary_mode, READ_SPEED["digest"])
+    read = READ_SPEED if dump.summary_mode == "statistics" else CHECKSUM_SPEED
     least = max(c.read_bytes.low / read + c.read_tensors.low * SECONDS_PER_TENSOR for c in costs)
     most_time = max(c.read_bytes.high / COLD_SPEED + c.records * SECONDS_PER_RECORD for c in costs)
     over = (max(0.0, n - dump.memory_budget_mb * (1 << 20)) * made.ranks for n in tensors)

@@ -75,7 +75,8 @@ def seconds_range(value: Range) -> str:
 def _seconds(value: float) -> str:
     for unit, scale in (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3)):
         if value >= scale:
-            return f"{value / scale:.3g} {unit}" if value < 999.5 * scale else f"{value / scale:,.0f} {unit}"
+            number = value / scale
+            return f"{number:.1f} {unit}" if number < 9.95 else f"{number:,.0f} {unit}"
     return f"{value * 1e6:.0f} us" if value else "0 s"
 
 
