@@ -32,8 +32,6 @@ def check(settings: ProbeSettings, source: str) -> None:
     dump = settings.dump
     if dump is None:
         raise SettingsError(f"{source}: has no 'dump' section, so PrecisionDebugger has nothing to do")
-    if dump.level == "L2":
-        raise SettingsError("level 'L2' is not available here yet; use L0, L1, mix or debug")
     if dump.tensor_list and (dump.task != "statistics" or dump.level == "debug"):
         _log.warning("tensor_list has no effect with task %s and level %s; it adds tensors to task statistics", dump.task, dump.level)
     check_directory(root_of(settings), source, "dump_path" if dump.dump_path else "output_dir")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,13 @@ from msprobe_engine.pipeline import Pipeline
 from msprobe_engine.records import Frame
 from msprobe_engine.rules.base import Alert
 from msprobe_engine.settings.schema import DumpSettings
+from msprobe_engine.sinks.base import Sink
 from msprobe_engine.sinks.reported import ReportedSink
 from msprobe_engine.writer import Writer
 from msprobe_integrations.torch.backend import TorchBackend
 
 _log = get_logger()
+Front = Callable[[Sink, DumpSink, "TensorStore | None", Callable[[], "int | None"]], Sink]
 
 
 class DumpFiles:
@@ -46,12 +48,13 @@ class DumpFiles:
         self.sink: DumpSink | None = None
         self.tensors: TensorStore | None = None
         self._rank: int | None = None
+        self._front: Front | None = None
         self._said_ranks = False
 
-    def configure(self, dump: DumpSettings, root: Path) -> None:
-        """Write as `dump` says from the next step on."""
+    def configure(self, dump: DumpSettings, root: Path, front: Front | None = None) -> None:
+        """Write as `dump` says from the next step on. `front` may put a sink in front of the one it is given."""
         self.drop()
-        self.dump, self.root, self._said_ranks = dump, root, False
+        self.dump, self.root, self._said_ranks, self._front = dump, root, False, front
 
     def begin(self, step: int) -> None:
         """A step begins: its directory is made."""
@@ -78,7 +81,10 @@ class DumpFiles:
             tensors=self.tensors,
         )
         self._rank = rank
-        self.writer.sinks[:] = [ReportedSink(self.sink, self._wrote)]
+        sink: Sink = ReportedSink(self.sink, self._wrote)
+        if self._front is not None:
+            sink = self._front(sink, self.sink, self.tensors, self.backend.rank)
+        self.writer.sinks[:] = [sink]
 
     def wait(self) -> None:
         """Return when every finished step is written."""

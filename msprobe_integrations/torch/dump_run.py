@@ -88,10 +88,7 @@ class DumpRun:
         self.slices: Slices | None = None
         chosen = self.focus.chosen if self.focus is not None else []
         self.saved = self.capture = self.focus = None
-        if dump.level == "debug":
-            if dump.slice or dump.request_id is not None:
-                _log.warning("slice and request_id have no effect at level debug, which writes what save() is given")
-        elif dump.slice or dump.request_id is not None:
+        if dump.slice or dump.request_id is not None:
             self.slices = Slices(self.backend, dump.slice)
         make = (dump, self.backend, self.pipeline, self.files.writer, self.faults, self.slices, self.keeper)
         self.keeper = build_keeper(*make) if extras.dumps else None
