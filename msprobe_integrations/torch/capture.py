@@ -149,6 +149,7 @@ class Capture:
             observer = CollectiveObserver(
                 recorder.reduce,
                 self._collective,
+                read=recorder.reduce_gradient,
                 record=self._record_collectives,
                 is_on=self._is_on,
                 forget=self._written,

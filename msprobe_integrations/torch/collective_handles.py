@@ -2,8 +2,8 @@
 
 Some backends have filled them when the operator returns and give no `Work`. Otherwise somebody waits: ``Work.wait``, its future
 (``wait``, ``value``, ``then``), ``is_completed`` asked until it says yes, the work that ``_end_coalescing`` returns for a whole block,
-or DDP's reducer, in C++, at the end of the backward pass. These are watched here by wrapping the methods of the classes, which gives
-the same results; they are put back with the last observer. Nothing is waited for.
+or C++ code: DDP's broadcast of buffers before it returns, DDP's reducer at the end of the backward pass. These are watched here by
+wrapping the methods of the classes, which gives the same results; they are put back with the last observer. Nothing is waited for.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class Handles:
         self._originals: list[tuple[Any, str, Any]] = []
         self._blocks: dict[str, list[tuple[CollectiveObserver, Open]]] = {}
         self._backward: tuple[int, list[tuple[Any, Begun]]] = (-1, [])
+        self._waited_for: list[Any] | None = None
 
     def install(self) -> None:
         """Wrap the methods."""
@@ -55,6 +56,7 @@ class Handles:
         self._wrap(dist.ProcessGroup, "_start_coalescing", self._opens)
         self._wrap(dist.ProcessGroup, "_end_coalescing", self._closes)
         self._wrap(dist.distributed_c10d, "_warn_not_in_group", self._warns)
+        self._wrap(dist, "_broadcast_coalesced", self._waits_inside)
 
     def remove(self) -> None:
         """Put the methods back."""
@@ -81,7 +83,9 @@ class Handles:
                     observer.complete(open_)
                 else:
                     observer.awaits(work, open_)
-            if work is not None and operation.call is None:
+            if work is not None and self._waited_for is not None:
+                self._waited_for.append(work)
+            elif work is not None and operation.call is None:
                 self._maybe_of_reducer(work, begun, operation)
 
     def _maybe_of_reducer(self, work: Any, begun: Begun, operation: Operation) -> None:
@@ -181,6 +185,18 @@ class Handles:
             return work
 
         return end_coalescing
+
+    def _waits_inside(self, original: Any) -> Any:
+        def broadcast_coalesced(*args: Any, **kwargs: Any) -> Any:
+            self._waited_for = []
+            try:
+                return original(*args, **kwargs)
+            finally:
+                works, self._waited_for = self._waited_for, None
+                for work in works:
+                    self._tell(work)
+
+        return broadcast_coalesced
 
     def _warns(self, original: Any) -> Any:
         def warn_not_in_group(name: Any) -> Any:

@@ -132,7 +132,8 @@ class Kernels:
             operation: Operation | None = None
             if not self._inside.now and (observers := [o for o in self._observers if o.on()]):
                 with _no_torch_function():
-                    operation = self._operation(name, args, kwargs, arguments, at_group, at_in, at_out)
+                    recorded = any(o.record for o in observers)
+                    operation = self._operation(name, args, kwargs, arguments, at_group, at_in, at_out, recorded)
                     begun = _start(observers, operation)
             result = self._call(op, keys, args, kwargs, begun)
             if begun and operation is not None:
@@ -152,14 +153,18 @@ class Kernels:
         at_group: int,
         at_in: int | None,
         at_out: int | None,
+        recorded: bool,
     ) -> Operation | None:
-        """What is about to run; None when it is the probe's own."""
+        """What is about to run; None when it is the probe's own. Without `recorded` only what it writes to."""
         try:
             group = dist.ProcessGroup.unbox(args[at_group])
             if group.group_name in own_groups:
                 return None
         except Exception:
             return None
+        outputs = flat(args[at_out]) if at_out is not None else []
+        if not recorded:
+            return Operation(name, None, True, [], outputs, dict, None)
 
         def tags() -> dict[str, Any]:
             ranks = self._members(group)
@@ -176,7 +181,6 @@ class Kernels:
 
         call = distributed_call(sys._getframe())  # a frame kept in a variable of its own would keep all of them alive
         inputs = flat(args[at_in]) if at_in is not None else []
-        outputs = flat(args[at_out]) if at_out is not None else []
         if call is None:
             return Operation(f"c10d_{name}", None, name in _SILENT, inputs, outputs, tags, visible(sys._getframe()))
         if call.name == "batch_isend_irecv":

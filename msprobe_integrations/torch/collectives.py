@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from msprobe_engine.diagnose.facts import WRITE_ONLY, normal_op
-from msprobe_engine.records import Entry, TensorRef
+from msprobe_engine.records import Entry, Opaque, TensorRef
 from msprobe_integrations.torch.collective_kernels import kernels
 from msprobe_integrations.torch.collective_work import Open, Operation, Waiting, identity, own_groups, storage
 from msprobe_integrations.torch.describe import describe
@@ -55,6 +55,7 @@ class CollectiveObserver:
 
     Args:
         reduce: starts the reduction of one tensor; must not wait.
+        read: the same for a tensor that the operation reads and does not write: it holds values, whatever is known of its memory.
         emit: receives each entry. Its ``output`` is filled in later.
         is_on: asked per call; while False nothing is looked at.
         forget: told about every tensor a collective has written; default: ``forget`` of the object `reduce` is a method of.
@@ -72,6 +73,7 @@ class CollectiveObserver:
         reduce: Reduce,
         emit: Callable[[Entry], None],
         *,
+        read: Reduce | None = None,
         is_on: Callable[[], bool] = lambda: True,
         forget: Callable[[torch.Tensor], None] | None = None,
         where: Place | None = None,
@@ -84,6 +86,7 @@ class CollectiveObserver:
         record: bool = True,
     ) -> None:
         self._reduce = reduce
+        self._read = read or reduce
         self._emit = emit
         self._is_on = is_on
         self._forget = forget or getattr(getattr(reduce, "__self__", None), "forget", None)
@@ -277,11 +280,13 @@ class CollectiveObserver:
             return self._unrecorded(operation, receives)
         args, kwargs = call.args, call.kwargs
         place, keyword = WRITE_ONLY.get(normal_op(call.name), (-1, ""))
-        written = {storage(t) for t in operation.outputs or ()}
+        outputs = operation.outputs or []
+        written = {storage(t) for t in outputs}
+        inputs = {id(t) for t in operation.inputs} - {id(t) for t in outputs}
         kept: dict[int, TensorRef] = {}
 
         def before(tensor: torch.Tensor) -> TensorRef:
-            ref = self._reduce(tensor)
+            ref = self._read(tensor) if id(tensor) in inputs else self._reduce(tensor)
             if storage(tensor) not in written:
                 kept[id(tensor)] = ref
             return ref
@@ -289,24 +294,29 @@ class CollectiveObserver:
         def after(tensor: torch.Tensor) -> TensorRef:
             return kept.get(id(tensor)) or self._reduce(tensor)
 
-        look = _without(before, operation.outputs) if call.name == _BATCH and operation.outputs else before
-        read = [None if i == place else convert(value, look) for i, value in enumerate(args)]
-        named = {key: None if key == keyword else convert(value, look) for key, value in kwargs.items()}
-        sections: dict[str, Any] = {"input_args": read, "input_kwargs": named} if self._inputs else {}
+        sections: dict[str, Any] = {}
+        given: list[Any] = [None] * (len(args) + len(kwargs))
+        if self._inputs:
+            look = _without(before, outputs) if call.name == _BATCH else before
+            read = [None if i == place else convert(value, look) for i, value in enumerate(args)]
+            named = {key: None if key == keyword else convert(value, look) for key, value in kwargs.items()}
+            sections |= {"input_args": read, "input_kwargs": named}
+            given = [*read, *named.values()]
 
         def store() -> None:
             if self._outputs:
-                output = [convert(value, after) for value in (*args, *kwargs.values())]
+                values = zip((*args, *kwargs.values()), given)
+                output = [known if isinstance(known, Opaque) else convert(value, after) for value, known in values]
                 if call.name in _NOT_OUTPUT:
                     output[0] = None
                 sections["output"] = output
 
         if self._outputs:
             sections["output"] = None
-        if not operation.outputs:
+        if not outputs:
             store()
         tags = self._entry(name, operation, sections)
-        return Open(operation.outputs, store, tags, sections, receives) if operation.outputs else None
+        return Open(outputs, store, tags, sections, receives) if outputs else None
 
     def _message(self, operation: Operation, call: DistributedCall) -> Open | None:
         """One message of a batch; the first makes the entry."""
