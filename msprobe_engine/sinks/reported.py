@@ -32,7 +32,7 @@ class ReportedSink:
         directory = self.sink.directory(frame.step)
         sizes: list[int] = []
         main = ""
-        for name in (layout.STACK, layout.CONSTRUCT, layout.DUMP, layout.DEBUG):
+        for name in (layout.STACK, layout.CONSTRUCT, layout.SHAPES, layout.DUMP, layout.DEBUG):
             try:
                 sizes.append(os.stat(directory / name).st_size)
             except OSError:

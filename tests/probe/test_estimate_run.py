@@ -2,76 +2,23 @@
 
 from __future__ import annotations
 
-import atexit
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from small_transformer import train
 
-from msprobe_engine import dump, log
+from msprobe_engine import dump
 from msprobe_engine.dump.forecast import Estimate
 
-WIDTH, HEADS, LENGTH, BATCH = 32, 4, 12, 2
 TRAINED = [
     *(("statistics", level, "") for level in ("L0", "L1", "mix")),
     ("structure", "mix", ""),
     *(("tensor", level, form) for level in ("L0", "mix") for form in ("files", "packed")),
 ]
 """Task, level and tensor format of the runs."""
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.attention = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.norm(x)
-        x = x + self.attention(y, y, y, need_weights=False)[0]
-        return x + self.mlp(x).to(torch.bfloat16).float()
-
-
-class Transformer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(64, WIDTH)
-        self.blocks = nn.ModuleList([Block() for _ in range(2)])
-        self.head = nn.Linear(WIDTH, 64)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        x = self.tokens(ids)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
-
-
-def train(config: dict[str, Any]) -> Path:
-    """Two steps under the debugger, the second one dumped; returns the rank directory."""
-    from msprobe_integrations.torch.debugger import PrecisionDebugger
-
-    torch.manual_seed(0)
-    model = Transformer()
-    optimizer = torch.optim.AdamW(model.parameters())
-    PrecisionDebugger._instance = None
-    made = PrecisionDebugger(config)  # type: ignore[arg-type]
-    for step in range(2):
-        ids = torch.randint(0, 64, (BATCH, LENGTH), generator=torch.Generator().manual_seed(step))
-        PrecisionDebugger.start(model)
-        nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
-        PrecisionDebugger.stop()
-        optimizer.step()
-        optimizer.zero_grad()
-        PrecisionDebugger.step()
-    made.run.at_exit()
-    atexit.unregister(made._at_exit)
-    PrecisionDebugger._instance = None
-    log.set_rank(None)
-    return next((Path(config["dump_path"]) / "step1").iterdir())
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +30,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         name = "-".join(filter(None, (task, level, form)))
         section = {"tensor_format": form} if form else {}
         config = {"task": task, "level": level, "dump_path": str(root / name), "rank": [], "step": [1], task: section}
-        made[name] = train(config)
+        (made[name],) = train(config)
     return made
 
 
