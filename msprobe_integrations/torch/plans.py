@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from msprobe_engine import log
 from msprobe_engine.dump import early
 from msprobe_engine.dump.writer import DumpSink
 from msprobe_engine.records import Frame
@@ -50,8 +51,19 @@ class Plans:
         settings = session.settings
         if settings.incident.enabled and settings.incident.level:
             self._ring = Capture(session.pipeline, settings.incident.level, record_collectives=True, optimizer_calls=False)
-        if settings.dump is not None and settings.dump.level in ("L0", "L1", "mix"):
-            self._plan_dump(settings.dump)
+        if settings.dump is not None:
+            self._say_unused(settings.dump)
+            if settings.dump.level in ("L0", "L1", "mix"):
+                self._plan_dump(settings.dump)
+
+    @staticmethod
+    def _say_unused(dump: DumpSettings) -> None:
+        """Keys that only `PrecisionDebugger` follows."""
+        unused = [key for key, given in (("load", dump.load), ("bench_path", dump.bench_path)) if given is not None]
+        if dump.level in ("L2", "debug"):
+            unused.append(f"level '{dump.level}'")
+        if unused:
+            log.warn_once("dump keys of the probe", f"dump: {' and '.join(unused)} have no effect here; PrecisionDebugger follows them")
 
     def _plan_dump(self, dump: DumpSettings) -> None:
         window = self._window = Window(dump.rank, dump.step)

@@ -15,6 +15,7 @@ import torch
 from msprobe_engine.dump.reader import open_dump
 from msprobe_engine.dump.tensor_reader import TensorFiles
 from msprobe_engine.errors import UsageError
+from msprobe_engine.settings.load import load_settings
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.debugger import PrecisionDebugger
 
@@ -239,3 +240,13 @@ def test_replay_needs_the_model(tmp_path: Path, earlier: Path) -> None:
     code = f"from msprobe.pytorch import PrecisionDebugger; PrecisionDebugger({str(file)!r}).start()"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
     assert "'load' replaces inputs of modules and needs the model" in ran.stderr.splitlines()[-1]
+
+
+def test_the_probe_says_what_it_does_not_follow(tmp_path: Path, earlier: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """TorchProbe follows the dump settings except replay, comparison, save() and kernels; one line names what is set of them."""
+    from msprobe.pytorch import TorchProbe
+
+    load = {"path": str(earlier), "modules": [CALL]}
+    dump = {"task": "tensor", "level": "debug", "load": load, "bench_path": str(earlier), "summary_mode": "md5"}
+    TorchProbe(load_settings({"output_dir": str(tmp_path), "dump": dump})).close()
+    assert "load and bench_path and level 'debug' have no effect here" in capsys.readouterr().err
