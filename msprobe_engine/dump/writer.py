@@ -127,13 +127,13 @@ class DumpSink:
         marker = f"{path}/{layout.MARKER}"
         line = self._marker_line(step)
         try:
+            layout.refuse_link(path)
             try:
                 os.mkdir(path, layout.DIRECTORY_MODE)
             except FileNotFoundError:
                 layout.make_directories(path)
             except FileExistsError:
                 # The marker first: a process killed in the middle must not leave half of the old run as a finished step.
-                layout.refuse_link(path)
                 layout.write_plain(marker, [line])
                 self._remove_old(path, known=step in self._begun)
             layout.write_plain(marker, [line])

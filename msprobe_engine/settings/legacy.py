@@ -18,7 +18,7 @@ from msprobe_engine.settings.schema import (
     SinkSettings,
     TensorBoardSettings,
 )
-from msprobe_engine.settings.tree import BAD, Key, Report, convert, join, keys_of, show
+from msprobe_engine.settings.tree import BAD, Key, Report, convert, join, keys_of, nearest, show
 
 _UNBUILT = "is accepted, but what it asks for is not built yet; it has no effect"
 
@@ -114,12 +114,23 @@ def dump_settings(node: Any, report: Report) -> ProbeSettings:
         elif name in _TOP_UNBUILT:
             _unbuilt(name, value, _TOP_UNBUILT[name], report)
         elif name not in DUMP_KEYS:
-            report.unknown("", name, DUMP_KEYS)
+            _unknown(name, str(node.get("task", "statistics")), report)
     task = values.get("task", "statistics")
     for section in _SECTIONS:
         if section in node:
             values.update(_dump_section(section, node[section], section == task, report))
     return ProbeSettings(dump=DumpSettings(**{k: v for k, v in values.items() if v is not BAD}))
+
+
+def _unknown(name: Any, task: str, report: Report) -> None:
+    """A key that is not known at the top; often it is one of the task's section."""
+    options = _SECTIONS.get(task, _SECTIONS["statistics"])
+    near = nearest(name, options) if nearest(name, DUMP_KEYS) is None else None
+    if near is None:
+        report.unknown("", name, DUMP_KEYS)
+    else:
+        section = task if task in _SECTIONS else "statistics"
+        report.error(join("", name), f"unknown key here; '{near}' belongs in the section '{section}'")
 
 
 def _dump_section(section: str, node: Any, selected: bool, report: Report) -> dict[str, Any]:

@@ -48,5 +48,5 @@ def check_directory(path: str | os.PathLike[str], source: str, key: str) -> None
         raise refuse(f"{current} is a file", "remove it or give another directory")
     if os.statvfs(current).f_flag & os.ST_RDONLY:
         raise refuse(f"the file system of {current} is read-only", f"give a {key} on another one")
-    if not os.access(current, os.W_OK | os.X_OK):
+    if not os.access(current, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
         raise refuse(f"this user may not write in {current}", f"change its owner or mode, or give another {key}")

@@ -28,10 +28,7 @@ def _dump(dump: DumpSettings, section: str, report: Report) -> DumpSettings:
         report.error(
             join(section, "scope"), f"{show(list(dump.scope))} is not allowed; allowed: [] or two names, the first and the last record"
         )
-    elif dump.level == "debug":
-        if dump.scope:
-            report.warning(join(section, "scope"), "has no effect at level debug, which writes what save() is given")
-    else:
+    elif dump.level != "debug":
         for i, name in enumerate(dump.scope):
             if wrong := scope.problem(name, dump.level):
                 report.error(join(section, f"scope[{i}]"), f"{show(name)} {wrong}")
@@ -45,4 +42,14 @@ def _dump(dump: DumpSettings, section: str, report: Report) -> DumpSettings:
         report.warning(join(section, "level"), "task 'structure' needs modules: 'mix' is used instead of 'L1'")
         dump = replace(dump, level="mix")
     extras.check(dump, section, report)
+    return _debug(dump, section, report) if dump.level == "debug" else dump
+
+
+def _debug(dump: DumpSettings, section: str, report: Report) -> DumpSettings:
+    """At level debug everything that ``save()`` is given is written: keys that choose are taken back."""
+    everything = DumpSettings()
+    for key in ("scope", "list", "tensor_list", "data_mode", "slice", "request_id"):
+        if getattr(dump, key) != getattr(everything, key):
+            report.warning(join(section, key), "has no effect at level debug, which writes what save() is given")
+            dump = replace(dump, **{key: getattr(everything, key)})
     return dump
