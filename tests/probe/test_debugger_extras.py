@@ -242,11 +242,11 @@ def test_replay_needs_the_model(tmp_path: Path, earlier: Path) -> None:
     assert "'load' replaces inputs of modules and needs the model" in ran.stderr.splitlines()[-1]
 
 
-def test_the_probe_says_what_it_does_not_follow(tmp_path: Path, earlier: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_probe_says_what_it_does_not_follow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """TorchProbe follows the dump settings except replay, comparison, save() and kernels; one line names what is set of them."""
     from msprobe.pytorch import TorchProbe
 
-    load = {"path": str(earlier), "modules": [CALL]}
-    dump = {"task": "tensor", "level": "debug", "load": load, "bench_path": str(earlier), "summary_mode": "md5"}
+    load = {"path": str(tmp_path), "modules": [CALL]}
+    dump = {"task": "tensor", "level": "debug", "load": load, "bench_path": str(tmp_path), "summary_mode": "md5"}
     TorchProbe(load_settings({"output_dir": str(tmp_path), "dump": dump})).close()
     assert "load and bench_path and level 'debug' have no effect here" in capsys.readouterr().err
