@@ -68,6 +68,7 @@ class DumpRun:
         self._seeing = False
         self._reloaded = False
         self._concluded = 0
+        self._said_empty = False
         self.configure(settings)
 
     # ---- configuration ----
@@ -197,7 +198,7 @@ class DumpRun:
             self._take_off()
             self.files.wait()
             self._conclude()
-        elif not self.window.wanted(self.step_number, self.backend.rank()):
+        elif not self.window.wanted(self.step_number, self.backend.rank()) or not self.faults.enabled("dump"):
             self._take_off()
 
     def set_step(self, step: int) -> None:
@@ -369,7 +370,8 @@ class DumpRun:
             bad = tally.lost or self.faults.disabled
             how = ", but not everything is there" if bad else " successfully"
             (_log.warning if bad else _log.info)("msprobe ends%s. %s", how, tally.text(self.files.root))
-        elif asked(self.dump, rank, self.backend.world_size()):
+        elif not self._said_empty and asked(self.dump, rank, self.backend.world_size()):
+            self._said_empty = True
             error = NothingCapturedError(f"the dump in {self.files.root} is empty: {why_nothing(self.story, self.dump, rank)}")
             _log.error("%s", error)
             if self.faults.strict:
