@@ -6,6 +6,8 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+_NOTHING: Mapping[str, int] = {}
+
 
 class Tally:
     """Counts what reached the disk. Filled on the writer threads, read at the end.
@@ -13,7 +15,7 @@ class Tally:
     Attributes:
         steps: steps whose files are there.
         records: records in them.
-        files, bytes: JSON files and saved tensors, as they were handed to the system.
+        files, bytes: JSON files.
         lost: what was seen and could not be kept, reason to count.
         skipped: what was left out because the configuration says so, reason to count.
     """
@@ -47,12 +49,20 @@ class Tally:
         with self._lock:
             self.skipped[reason] = self.skipped.get(reason, 0) + 1
 
-    def text(self, root: Any) -> str:
-        """``3 steps (0, 10-11), 1,234 records, 9 files, 1.2 MB in out; lost: ...; left out: ...``"""
+    def text(self, root: Any, tensors: tuple[int, int] = (0, 0), lost: Mapping[str, int] = _NOTHING) -> str:
+        """``3 steps (0, 10-11), 1,234 records, 9 files, 1.2 MB in out; lost: ...; left out: ...``
+
+        Args:
+            root: where.
+            tensors: number of saved tensors and their bytes.
+            lost: losses besides those that were counted here.
+        """
         steps = f"{_many(len(self.steps), 'step')}" + (f" ({spans(self.steps)})" if self.steps else "")
         files = f"{_many(self.files, 'file')}, {size(self.bytes)}"
+        if tensors[0]:
+            files += f", {_many(tensors[0], 'saved tensor')}, {size(tensors[1])}"
         text = f"{steps}, {_many(self.records, 'record')}, {files} in {root}"
-        for word, counts in (("lost", self.lost), ("left out", self.skipped)):
+        for word, counts in (("lost", {**self.lost, **lost}), ("left out", self.skipped)):
             if counts:
                 text += f"; {word}: " + ", ".join(f"{reason} {count:,}" for reason, count in sorted(counts.items()))
         return text

@@ -119,6 +119,12 @@ class DumpFiles:
         if missing and rank == 0:
             _log.warning("'rank' lists %s, but the ranks of this run are 0 to %d", ", ".join(map(str, missing)), world - 1)
 
+    def summary(self) -> str:
+        """What was written so far, and what was lost."""
+        frames = {f"frames of sink {name}" if name == "dump" else name: count for name, count in self.writer.lost.items()}
+        tensors = (self.tensors.written, self.tensors.quota.used) if self.tensors is not None else (0, 0)
+        return self.tally.text(self.root, tensors, frames)
+
     def say(self, text: str, *values: Any) -> None:
         """One line of progress, on the first rank that dumps."""
         first = (self._rank or 0) == min(self.dump.rank, default=0)

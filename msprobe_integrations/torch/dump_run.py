@@ -365,11 +365,9 @@ class DumpRun:
             if self.story.begun == self._concluded:
                 return
             self._concluded = self.story.begun
-            tally = self.files.tally
-            tally.lose({f"frames of sink {name}": n for name, n in self.files.writer.lost.items()})
-            bad = tally.lost or self.faults.disabled
+            bad = self.files.tally.lost or self.files.writer.lost or self.faults.disabled
             how = ", but not everything is there" if bad else " successfully"
-            (_log.warning if bad else _log.info)("msprobe ends%s. %s", how, tally.text(self.files.root))
+            (_log.warning if bad else _log.info)("msprobe ends%s. %s", how, self.files.summary())
         elif not self._said_empty and asked(self.dump, rank, self.backend.world_size()):
             self._said_empty = True
             error = NothingCapturedError(f"the dump in {self.files.root} is empty: {why_nothing(self.story, self.dump, rank)}")
