@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msprobe_engine import names
 from msprobe_engine import rows as _rows
@@ -20,12 +20,12 @@ from msprobe_engine.dump import layout
 from msprobe_engine.dump.layout import DumpWriteError
 from msprobe_engine.dump.parsed import DumpedTensor, StepDump
 from msprobe_engine.dump.reader import DumpDirectory, open_dump
-from msprobe_engine.dump.tensor_names import holds_gradients, tensor_files
+from msprobe_engine.dump.tensor_names import holds_gradients, place_of, tensor_files
 from msprobe_engine.dump.tensors import TensorStore
 from msprobe_engine.dump.writer import DumpSink
 from msprobe_engine.errors import ProbeError
 from msprobe_engine.log import get_logger, one_line
-from msprobe_engine.records import Entry, Frame, TensorRef, leaves
+from msprobe_engine.records import Entry, Frame, Opaque, TensorRef, leaves
 from msprobe_engine.rows import Rows
 from msprobe_engine.rules.base import Alert
 from msprobe_engine.sinks.base import Sink
@@ -46,7 +46,8 @@ class Verdict(NamedTuple):
 
     Attributes:
         kind: `EQUAL`, `DIFFERING`, ...
-        places: differing tensors, place to (checksum here, checksum there); a shape or type that differs is shown in its place.
+        places: differing tensors, place to (checksum here, checksum there); a shape or type that differs is shown in its place. Of a
+            differing record also numbers and texts among its arguments that are not what they were.
     """
 
     kind: str
@@ -135,7 +136,23 @@ def _judge(entry: Entry, rows: Rows, there: StepDump, before: dict[str, Verdict]
         return Verdict(INHERITED, differ)
     if undecided or (differ and forward != EQUAL):
         return Verdict(UNDECIDED, differ)
-    return Verdict(DIFFERING if differ else EQUAL, differ)
+    if not differ:
+        return _EQUAL
+    for section in ("input_args", "input_kwargs"):
+        differ |= _plain(place_of(section), entry.sections.get(section), known.sections.get(section))
+    return Verdict(DIFFERING, differ)
+
+
+def _plain(place: str, here: Any, there: Any) -> dict[str, tuple[str, str]]:
+    """Numbers and texts among the arguments that differ: they are the program's, no other record explains them."""
+    if isinstance(here, Opaque) and isinstance(there, Opaque):
+        mine, its = json.dumps(here.json, default=str), json.dumps(there.json, default=str)
+        return {} if mine == its else {place: (mine, its)}
+    if isinstance(here, list) and isinstance(there, list):
+        here, there = dict(enumerate(here)), dict(enumerate(there))
+    if isinstance(here, dict) and isinstance(there, dict):
+        return {p: d for key, child in here.items() for p, d in _plain(f"{place}.{key}", child, there.get(key)).items()}
+    return {}
 
 
 def _tensors(entry: Entry) -> Iterator[tuple[str, TensorRef]]:

@@ -12,7 +12,7 @@ from msprobe_engine import rows as R
 from msprobe_engine.dump.bench import Bench, DifferenceSink
 from msprobe_engine.dump.reader import open_dump
 from msprobe_engine.dump.writer import DumpSink
-from msprobe_engine.records import Entry, Frame, TensorDescription, TensorRef
+from msprobe_engine.records import Entry, Frame, Opaque, TensorDescription, TensorRef
 
 F32 = TensorDescription("torch.Tensor", "torch.float32", (2, 3), False)
 F16 = F32._replace(dtype="torch.float16")
@@ -160,6 +160,23 @@ def test_nested_arguments(tmp_path: Path) -> None:
 
     assert compare(tmp_path / "a", step(2, 30), bench=step(2, 3)) == ["Torch.f.0.forward"]
     assert compare(tmp_path / "b", step(20, 30), bench=step(2, 3)) == []
+
+
+def test_numbers_among_the_arguments(tmp_path: Path) -> None:
+    """Of a differing record the account also has numbers and texts that differ: they are why."""
+
+    def step(p: float, out: int) -> Made:
+        made = Made()
+        plain = Opaque({"type": "float", "value": p})
+        same = Opaque({"type": "str", "value": "x"})
+        sections = {"input_args": [made.ref(1), [plain, same]], "input_kwargs": {"p": plain}, "output": [made.ref(out)]}
+        made.entries.append(Entry("Functional.dropout.0.forward", sections))
+        return made
+
+    assert compare(tmp_path, step(0.5, 30), bench=step(0.1, 3)) == ["Functional.dropout.0.forward"]
+    places = report(tmp_path)["records"]["Functional.dropout.0.forward"]
+    assert set(places) == {"output.0", "input.1.0", "kwargs.p"}
+    assert places["kwargs.p"] == {"here": '{"type": "float", "value": 0.5}', "bench": '{"type": "float", "value": 0.1}'}
 
 
 def test_it_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
