@@ -57,8 +57,8 @@ class Replay:
             parsed = names.parse(name)
             if isinstance(parsed, names.ModuleName):
                 self._wanted.setdefault(f"{parsed.kind}.{parsed.path}.{parsed.cls}", set()).add(parsed.number)
-        self._models: dict[int, nn.Module] = {}
-        self._handles: list[Any] = []
+        self._hooks: dict[str, tuple[nn.Module, Any]] = {}
+        self._attached: Any = None
         self._counts: dict[str, int] = {}
         self._missed = set(settings.modules)
         self._said: set[str] = set()
@@ -72,19 +72,19 @@ class Replay:
     @property
     def installed(self) -> bool:
         """True while hooks are on modules."""
-        return bool(self._handles)
+        return bool(self._hooks)
 
     def begin(self, model: nn.Module | Sequence[nn.Module] | None, step: int, rank: int | None) -> None:
         """Replace from now on, when this step and rank are wanted. Hooks go on with the first call, before those of a dump, so that a
         dump sees what the module sees.
 
         Raises:
-            UsageError: no model was ever given.
+            UsageError: there is no model.
         """
-        if model is not None:
-            self._attach(model)
-        if not self._models:
+        if model is None:
             raise UsageError("start(): 'load' replaces inputs of modules and needs the model: PrecisionDebugger.start(model)")
+        if self._faults.enabled(_PART) and not self._window.over(step) and (not self._settings.rank or (rank or 0) in self._settings.rank):
+            self._attach(model)
         wanted = self._window.wanted(step, rank)
         if wanted and not self._active:
             self._active = True
@@ -100,6 +100,7 @@ class Replay:
         """The step is over. Says which calls never came, and takes the hooks off when no later step is wanted."""
         self._report()
         self._on = self._active = False
+        self._attached = None
         self._counts.clear()
         if self._window.over(next_step):
             self.close()
@@ -108,18 +109,25 @@ class Replay:
         """Take the hooks off."""
         self._report()
         self._on = self._active = False
-        for handle in self._handles:
+        for _, handle in self._hooks.values():
             handle.remove()
-        self._handles.clear()
+        self._hooks.clear()
+        self._attached = None
 
     def _attach(self, model: nn.Module | Sequence[nn.Module]) -> None:
-        fresh = [m for m in ([model] if isinstance(model, nn.Module) else model) if id(m) not in self._models]
-        if not fresh or self._window.over(self._source[0] + 1):
+        """Once in a step: modules may have been replaced since the last one."""
+        if model is self._attached:
             return
-        self._models |= {id(m): m for m in fresh}
+        self._attached = model
         for info in named_infos(model):
-            if info.base in self._wanted:
-                self._handles.append(info.module.register_forward_pre_hook(self._hook(info), with_kwargs=True))
+            if info.base not in self._wanted:
+                continue
+            before = self._hooks.get(info.base)
+            if before is not None and before[0] is info.module:
+                continue
+            if before is not None:
+                before[1].remove()
+            self._hooks[info.base] = info.module, info.module.register_forward_pre_hook(self._hook(info), with_kwargs=True)
 
     def _hook(self, info: ModuleInfo) -> Callable[..., Any]:
         numbers = self._wanted[info.base]
@@ -139,7 +147,7 @@ class Replay:
                 with torch._C.DisableTorchFunction():  # a dump at level L1 or mix must not see these calls
                     return self._arguments(name, args, kwargs)
             except Exception as error:
-                self.pause()
+                self.close()
                 self._faults.fail(_PART, error)
                 return None
 

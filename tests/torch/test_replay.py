@@ -220,6 +220,13 @@ def test_steps_and_ranks(dump: Callable[..., Path]) -> None:
         assert torch.equal(run(net)[0], SAVED * 2) == (step == 2)
         session.end_step(step + 1)
         assert session.installed == (step < 2)
+    session.begin(net, 4, 1)
+    assert not session.installed
+    first = replay(dump({"input.0": SAVED}), step=(0,))
+    first.begin(net, 0, 0)
+    assert torch.equal(run(net)[0], SAVED)
+    first.end_step(1)
+    assert not first.installed
     other = replay(path, step=(2,), rank=(1,))
     other.begin(net, 2, 0)
     assert not torch.equal(run(net)[0], SAVED)
@@ -254,6 +261,21 @@ def test_several_models_have_an_index(dump: Callable[..., Path]) -> None:
     session = replay(dump({"input.0": SAVED}, call=call), call)
     session.begin(nets, 0, 0)
     assert [torch.equal(run(net)[0], SAVED) for net in nets] == [False, True]
+    session.close()
+
+
+def test_a_replaced_module(dump: Callable[..., Path]) -> None:
+    """A module that the program replaced between steps is found under its name again, and the old one is let go."""
+    path = dump({"input.0": SAVED})
+    dump({"input.0": SAVED}, step=1)
+    net = Net()
+    session = replay(path)
+    session.begin(net, 0, 0)
+    old, net.block = net.block, Block()
+    session.end_step(1)
+    session.begin(net, 1, 0)
+    assert torch.equal(run(net)[0], SAVED)
+    assert not old._forward_pre_hooks
     session.close()
 
 
