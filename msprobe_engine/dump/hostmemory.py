@@ -19,8 +19,6 @@ PATIENCE_SECONDS = 30.0
 _ALIGN = 64
 _PAGE = 4096
 _LARGEST_SLAB = 4 << 20
-_HUGE_PAGE = 2 << 20
-_KEEP = 256 << 20
 
 Allocate = Callable[[int], tuple[memoryview, int, object]]
 """Makes memory of so many bytes: a view of it (which keeps it alive), its address, and the framework's own view or None."""
@@ -46,14 +44,12 @@ class Slab:
 
 
 def plain(nbytes: int) -> tuple[memoryview, int, object]:
-    """Memory of this process, page-aligned, of huge pages where the system has them.
+    """Memory of this process, page-aligned.
 
     Raises:
         OSError: there is none.
     """
     memory = mmap.mmap(-1, nbytes)
-    if nbytes >= _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(memory), ctypes.addressof(ctypes.c_char.from_buffer(memory)), None
 
 
@@ -85,7 +81,8 @@ class HostMemory:
         self._free: list[Slab] = []
         self._in_use = 0
         self._given = 0
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
 
     def take(self, nbytes: int, kind: str = PLAIN) -> tuple[Slab, int] | None:
         """Memory for `nbytes`: the slab, and the offset in it, a multiple of 64. Waits while the budget is used up.
@@ -96,7 +93,7 @@ class HostMemory:
             OSError, RuntimeError: the system has no memory of this kind.
         """
         if nbytes <= self._small:
-            with self._changed:
+            with self._lock:
                 if (found := self._fit(nbytes, kind)) is not None:
                     return found
         return self._take(nbytes, kind)
@@ -173,7 +170,7 @@ class HostMemory:
 
     def give(self, slab: Slab) -> None:
         """One copy in `slab` is not needed any more."""
-        with self._changed:
+        with self._lock:
             slab.users -= 1
             self._given += 1
             if slab.users == 0:
@@ -185,12 +182,13 @@ class HostMemory:
                     self.held -= slab.capacity
                 else:
                     self._free.append(slab)
-            self._changed.notify_all()
+            if self.waiting:
+                self._changed.notify_all()
 
-    def trim(self, keep: int = _KEEP) -> None:
-        """Give free memory back to the system until at most `keep` bytes are held."""
+    def trim(self) -> None:
+        """Give what is free back to the system."""
         with self._changed:
-            self._drop(keep)
+            self._drop(0)
 
     def _drop(self, keep: int) -> None:
         self._free += [slab for slab in self._open.values() if slab.users == 0]

@@ -118,10 +118,11 @@ class StepFiles:
         pending: batches that writer threads have not finished; guarded by the store.
         closed: no more payloads and entries come. finishing: nor anything else for the writer threads; guarded by the store.
         names: file name to (number of the entry that asked for it, payload).
+        again: further claims on a name, each with the number of its entry.
         unsaved: what is listed in ``not_saved.json``.
         lost_names: names without a file although the tensor is saved under others.
         late: losses that the hooks did not know of, reason to count.
-        waited: seconds that the training waited for memory.
+        waited: seconds that the training waited for memory. clock: how many all steps before had waited.
     """
 
     def __init__(self, step: int, path: str) -> None:
@@ -136,10 +137,11 @@ class StepFiles:
         self.order = itertools.count()
         self.handed: set[int] = set()
         self.names: dict[str, tuple[int, Payload]] = {}
+        self.again: list[tuple[int, str, Payload]] = []
         self.unsaved: list[NotSaved] = []
         self.lost_names: set[str] = set()
         self.late: dict[str, int] = {}
-        self.waited = 0.0
+        self.clock = self.waited = 0.0
         self.format: Format | None = None
         self.lock = threading.RLock()
         self._fd = -1

@@ -97,12 +97,15 @@ class TensorStore:
         self._count = count
         self._most_threads = threads
         self._patience = patience
+        self.written = 0
+        """Names of saved tensors in the steps that are finished."""
         self._steps: dict[int, StepFiles] = {}
         self._finished: dict[int, Saved] = {}
         self._lock = threading.Lock()
         self._done = threading.Condition(self._lock)
         self._queue: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._threads = 0
+        self._resting = False
         self._progress = 0
         self._process = os.getpid()
         self._said: set[str] = set()
@@ -113,6 +116,7 @@ class TensorStore:
     def begin_step(self, number: int, path: str) -> None:
         """The directory of a step was made; from now on tensors can be placed."""
         files = StepFiles(number, path)
+        files.clock = self.memory.waited
         if self.packed:
             files.format = packedfiles.PackedFiles(
                 files, self.quota, self._release, lambda p, e: self._failed(files, p, e), self._shard_bytes
@@ -120,6 +124,7 @@ class TensorStore:
         else:
             files.format = LooseFiles(files, self._templates, self.quota, self._release)
         with self._lock:
+            self._resting = False
             for old in [n for n, s in self._steps.items() if s.closed and not s.pending][:-_MOST_STEPS]:
                 self._steps.pop(old).close()  # its frame was dropped
             self._steps[number] = files
@@ -146,19 +151,18 @@ class TensorStore:
             error, self._error = self._error, None
             raise error
         payload = Payload(row, dtype, shape, nbytes)
-        reserved = nbytes + self._overhead(dtype, shape)
-        if not self.quota.take(reserved):
+        reserved = nbytes + self._overhead(dtype, shape) if self.quota.limit else 0
+        if reserved and not self.quota.take(reserved):
             why = f"max_disk_gb {self.quota.limit / 1e9:g} is used up"
             self._say(OVER_QUOTA, f"{why}: tensors that do not fit are left out and listed in not_saved.json")
             return self._refuse(files, payload, OVER_QUOTA, why)
+        why = ""
         try:
-            before = self.memory.waited
             found = self.memory.take(nbytes, kind)
-            files.waited += self.memory.waited - before
-            why = f"no tensor was written for {self._patience:g} s and memory_budget_mb is used up"
         except (OSError, RuntimeError, MemoryError) as problem:
             found, why = None, f"no host memory: {problem}"
         if found is None:
+            why = why or f"memory_budget_mb is used up, and no tensor was written for {self._patience:g} s"
             self.quota.give(reserved)
             self._say(NO_MEMORY, f"a tensor is left out, {why}; see not_saved.json")
             return self._refuse(files, payload, NO_MEMORY, why)
@@ -201,9 +205,18 @@ class TensorStore:
         for entry in entries:
             if id(entry) not in files.handed and wanted is not None and wanted(entry.name):
                 self.hand_over(files, entry)
+        files.waited = self.memory.waited - files.clock
         with self._lock:
             files.closed = True
             self._send(files)
+
+    def rest(self) -> None:
+        """The next step is not dumped: memory is given back when what there is was written."""
+        with self._lock:
+            self._resting = True
+            idle = not self._steps
+        if idle:
+            self.memory.trim()
 
     # ---- the thread that writes the frame ----
 
@@ -217,17 +230,13 @@ class TensorStore:
         files = self._steps.get(number)
         if files is None or files.format is None or os.getpid() != self._process:
             return self._finished.get(number, NOTHING)
-        with self._done:
-            self._send(files)
-            while files.pending:
-                self._done.wait()
-            files.finishing = True
-        for job in (files.format.finish, files.write_not_saved):
+        for job in (lambda: self._settle(files), files.format.finish, files.write_not_saved):
             try:
                 job()
             except Exception as error:
                 self._fail(error, files.tensors)
         files.close()
+        self.written += len(files.names)
         saved = _saved(files)
         with self._lock:
             if self._steps.get(number) is files:
@@ -238,7 +247,7 @@ class TensorStore:
             idle = not self._steps
         if files.waited >= 1:
             _log.info("step %d: the training waited %.1f s for tensor files; a larger memory_budget_mb lets it go on", number, files.waited)
-        if idle:
+        if idle and self._resting:
             self.memory.trim()
         return saved
 
@@ -247,11 +256,8 @@ class TensorStore:
         files = self._steps.get(number)
         if files is None or files.format is None or os.getpid() != self._process:
             return
-        with self._done:
-            self._send(files)
-            while files.pending:
-                self._done.wait()
         try:
+            self._settle(files)
             with files.lock:
                 for name in [name for name in files.names if name not in names]:
                     _, payload = files.names.pop(name)
@@ -285,7 +291,7 @@ class TensorStore:
         """Write what there is and give the memory back."""
         if os.getpid() == self._process:
             self.drain()
-            self.memory.trim(0)
+            self.memory.trim()
 
     # ---- writer threads ----
 
@@ -355,18 +361,40 @@ class TensorStore:
             with files.lock:
                 known = files.names.get(name or wish)
                 if known is not None:
-                    if known[1] is payload or known[0] > order:
-                        continue
-                    if name is not None:
-                        files.format.withdraw(known[1], name)
+                    if known[1] is not payload and name is not None:
+                        files.again.append((order, name, payload))
+                    continue
                 files.names[name or wish] = (order, payload)
                 if name is None:
                     files.lose(wish, payload.nbytes, "its file name would be longer than 255 bytes or have characters that it cannot have")
                     files.count(NO_NAME)
-                elif payload.state == LOST:
-                    files.lose(name, payload.nbytes, payload.why)
                 else:
-                    files.format.named(payload, name)
+                    self._give_name(files, payload, name)
+
+    def _give_name(self, files: StepFiles, payload: Payload, name: str) -> None:
+        assert files.format is not None
+        if payload.state == LOST:
+            files.lose(name, payload.nbytes, payload.why)
+        else:
+            files.format.named(payload, name)
+
+    def _settle(self, files: StepFiles) -> None:
+        """Wait for the writer threads. Then names that were given twice go to the record that came last."""
+        assert files.format is not None
+        with self._done:
+            self._send(files)
+            while files.pending:
+                self._done.wait()
+            files.finishing = True
+        with files.lock:
+            again, files.again = sorted(files.again, key=lambda item: item[0]), []
+            for order, name, payload in again:
+                before, other = files.names[name]
+                if order > before and other is not payload:
+                    if other.state != LOST:
+                        files.format.withdraw(other, name)
+                    files.names[name] = (order, payload)
+                    self._give_name(files, payload, name)
 
     def _release(self, payload: Payload) -> None:
         slab, payload.slab = payload.slab, None

@@ -107,6 +107,8 @@ class Capture:
         if self.collectives is not None:
             self.collectives.remove()
             self.collectives = None
+        if self.recorder.keeper is not None:
+            self.recorder.keeper.rest()
 
     def end_step(self) -> list[list[str]]:
         """Close the step's numbering; returns the texts of all stacks."""
