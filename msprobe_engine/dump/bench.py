@@ -31,9 +31,6 @@ from msprobe_engine.rules.base import Alert
 from msprobe_engine.sinks.base import Sink
 
 _log = get_logger()
-FILE = "bench.json"
-"""In a rank directory: what was compared and how it came out."""
-
 EQUAL, DIFFERING, INHERITED, ABSENT, UNDECIDED = "equal", "differing", "inherited", "absent", "undecided"
 KINDS = (EQUAL, DIFFERING, INHERITED, ABSENT, UNDECIDED)
 """What a record can be: everything equal; inputs equal and an output not; inputs differ; not in the earlier dump; a checksum is missing."""
@@ -252,7 +249,7 @@ class DifferenceSink:
             named = {file for e in entries for _, file, _ in tensor_files(e, options.sections(e), options.suffix) if file is not None}
             self._tensors.keep_only(frame.step, named)
         self._sink.write(replace(frame, entries=entries), alerts)
-        file = self._files.directory(frame.step) / FILE
+        file = self._files.directory(frame.step) / layout.BENCH
         if not file.parent.is_dir():  # a frame without records whose step was never begun
             return
         try:

@@ -25,8 +25,10 @@ TENSORS = "dump_tensor_data"
 RERUN = "rerun"
 """In an incident directory: the dump of the second run of a step, laid out like any other."""
 NOT_SAVED, SHAPES = "not_saved.json", "shapes.json"
+BENCH = "bench.json"
+"""Account of a comparison with an earlier dump, see `msprobe_engine.dump.bench`."""
 MARKER, FRAME_LOG = ".incomplete", ".frame.bin"
-OWN_FILES = (DUMP, DEBUG, STACK, CONSTRUCT, NOT_SAVED, SHAPES, FRAME_LOG, MARKER)
+OWN_FILES = (DUMP, DEBUG, STACK, CONSTRUCT, NOT_SAVED, SHAPES, BENCH, FRAME_LOG, MARKER)
 """What a new run replaces in a step/rank directory that it writes, besides `TENSORS`."""
 
 _STEP = re.compile(r"step([0-9]{1,18})")

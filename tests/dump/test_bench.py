@@ -218,3 +218,11 @@ def test_nothing_to_compare_with(tmp_path: Path, capsys: pytest.CaptureFixture[s
         DifferenceSink(files, files, Bench(tmp_path / "bench", 1), None, lambda r=rank: r).write(usual(step=step, relu=40).frame(), ())  # type: ignore[misc]
         assert said in capsys.readouterr().err
         assert not any((tmp_path / name).rglob("dump.json")) or open_dump(tmp_path / name).load(step).entries == {}
+
+
+def test_a_new_run_replaces_the_account(tmp_path: Path) -> None:
+    """A run without comparison in the same directory leaves no account of the old one."""
+    compare(tmp_path, usual())
+    assert (tmp_path / "out/step0/rank0/bench.json").is_file()
+    DumpSink(tmp_path / "out", level="mix", rank=0).begin_step(0)
+    assert not (tmp_path / "out/step0/rank0/bench.json").exists()
