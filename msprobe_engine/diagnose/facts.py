@@ -84,7 +84,8 @@ def module_path(name: str) -> str:
 def _ins(kind: str, op: str, record: Mapping[str, Any]) -> list[tuple[str, Any]]:
     pairs: list[tuple[str, Any]] = []
     # our own observer records real inputs only and tags its records; the existing tool records the arguments as they come
-    foreign = kind == "collective" and "group_ranks" not in record
+    tags = record.get("tags")
+    foreign = kind == "collective" and not (isinstance(tags, dict) and "group_ranks" in tags)
     skip = WRITE_ONLY.get(normal_op(op)) if foreign else (0, "self") if kind == "api" and op in OVERWRITES else None
     for key, place in (("input_args", "input"), ("input", "input"), ("input_kwargs", "kwargs")):
         node = record.get(key)

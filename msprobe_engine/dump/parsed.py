@@ -164,10 +164,12 @@ class EntryParser:
             for key, value in data.items():
                 if key in _SECTIONS or (gradients and isinstance(value, (list, dict))):
                     sections[key] = self.structure(value, name, 0)
-                elif key == "micro_step" and isinstance(value, int):
-                    micro_step = value
+                elif key == "tags" and isinstance(value, dict):
+                    tags |= value
                 else:
                     tags[key] = value
+            if isinstance(tags.get("micro_step"), int):
+                micro_step = tags.pop("micro_step")
         node = self._construct.get(name)
         parent = node
         if isinstance(node, list):

@@ -217,17 +217,24 @@ def entry_text(entry: Entry, options: Options, rows: Flags | None = None, lost: 
         else:  # its tensors keep their slots, its text goes
             builder.cut(*kept)
     if not saved:
-        for key, value in entry.tags.items():
-            builder.put(f"{'' if first else ','}\n{' ' * (_ENTRY_DEPTH + 1)}{json.dumps(str(key))}: {json_text(value, _ENTRY_DEPTH + 1)}")
-            first = False
-        if entry.micro_step > 0:
-            builder.put(f'{"" if first else ","}\n{" " * (_ENTRY_DEPTH + 1)}"micro_step": {entry.micro_step}')
+        for key, value in _facts(entry).items():
+            builder.put(f"{'' if first else ','}\n{' ' * (_ENTRY_DEPTH + 1)}{json.dumps(key)}: {json_text(value, _ENTRY_DEPTH + 1)}")
             first = False
         builder.put("}" if first else f"\n{' ' * _ENTRY_DEPTH}}}")
     if (not wanted and entry.sections) or "node_only" in entry.tags:
         return EntryText(entry, "", np.zeros((0, 4), np.int32), builder.slots, builder.floats, builder.saved)
     ops = np.array(builder.ops, np.int32).reshape(-1, 4)
     return EntryText(entry, "".join(builder.parts), ops, builder.slots, builder.floats, builder.saved)
+
+
+def _facts(entry: Entry) -> dict[str, Any]:
+    """Further keys of a record. The existing tool's compare looks for a checksum in every value and stops with an error at a number,
+    also in a list; so what is no text and no bool is within the object ``tags``."""
+    plain = {str(key): value for key, value in entry.tags.items() if isinstance(value, (bool, str))}
+    inner = {str(key): value for key, value in entry.tags.items() if not isinstance(value, (bool, str))}
+    if entry.micro_step > 0:
+        inner["micro_step"] = entry.micro_step
+    return {**plain, "tags": inner} if inner else plain
 
 
 class _Builder:

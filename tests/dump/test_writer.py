@@ -90,7 +90,7 @@ def test_the_three_files(tmp_path: Path) -> None:
     assert [module["parameters"]["weight"][k] for k in ("Max", "Min", "Mean", "Norm")] == [None] * 4
     assert module["parameters"]["weight"]["placements"] == [{"Shard": {"dim": 0}}]
     assert doc["data"]["Module.fc.Linear.backward.0"]["input"][0]["digest"] == "0000000000000abc"
-    assert doc["data"]["Module.fc.Linear.backward.0"]["micro_step"] == 1
+    assert doc["data"]["Module.fc.Linear.backward.0"]["tags"]["micro_step"] == 1
     assert json.loads((path / "stack.json").read_text()) == {
         "0": [["Functional.linear.0.forward"], ["File /job/a.py, line 1, in f, \n x"]],
         "1": [["Module.fc.Linear.forward.0", "Tensor.mul_.0.forward"], ["File /job/b.py, line 2, in g, \n y"]],
