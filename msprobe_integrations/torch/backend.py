@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Callable, Sequence
+from operator import mul
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref as weak
 
 import numpy as np
@@ -19,6 +19,7 @@ from msprobe_engine.records import TensorDescription, TensorRef
 from msprobe_engine.rows import Rows
 from msprobe_integrations.torch import describe as _describe
 from msprobe_integrations.torch.checksums import Staging, xor_into
+from msprobe_integrations.torch.job import Job
 from msprobe_integrations.torch.pending import Step, TorchPendingRows, quiet
 from msprobe_integrations.torch.statistics import CODES, DeviceRows, MemoryPool, host_flags, reduce_cpu, reduce_device
 
@@ -35,16 +36,27 @@ CHECKSUMS = {"md5": "crc32", "xor": "xor"}
 _CHECKSUMS = {"": 0, "crc32": hostkernel.WANT_CRC, "xor": hostkernel.WANT_XOR}
 
 
+class Part(NamedTuple):
+    """A part of all tensors of one shape, for `TorchBackend.reduce_part_of`."""
+
+    cut: tuple[slice, ...]
+    starts: tuple[int, ...]
+    """First index along every dimension."""
+    shape: tuple[int, ...]
+
+
+PartOf = Callable[[Sequence[int]], Part | None]
+
+
 def _freed(data: torch.Tensor) -> bool:
     return data.data_ptr() <= data.storage_offset() * data.element_size()
 
 
-class TorchBackend:
+class TorchBackend(Job):
     """Statistics, files and ranks for torch. One per process; `reduce` may be called from any thread.
 
     Attributes:
         unsupported: how often a tensor got no row, reason to count (``meta``, ``pending``, ``freed``, ``no kernel: <dtype>``, ...).
-        assigned_rank: what `rank` gives whatever the process group says; None: as it says.
     """
 
     name = "torch"
@@ -53,7 +65,6 @@ class TorchBackend:
     def __init__(self, *, digest: bool = False) -> None:
         self._want = hostkernel.WANT_DIGEST if digest else 0
         self.unsupported: dict[str, int] = {}
-        self.assigned_rank: int | None = None
         self._known: dict[tuple[Any, ...], tuple[TensorDescription, int, int]] = {}
         self._pool = MemoryPool()
         self._capacity = _FIRST_CAPACITY
@@ -158,26 +169,48 @@ class TorchBackend:
                     step.host.clear(row)
                 return self._without(description, f"{type(error).__name__}: {str(error)[:80]}")
 
-    def reduce_part_of(self, tensor: Any, index_of: Callable[[Sequence[int]], Any]) -> TensorRef:
-        """`reduce` for a part of a tensor, cut from its data by what `index_of` gives for their shape (None: the whole). The
+    def reduce_part_of(self, tensor: Any, part_of: PartOf) -> TensorRef:
+        """`reduce` for a part of a tensor, cut from its data by what `part_of` gives for their shape (None: the whole). The
         description has the shape of the part, and ``full_shape``. Parts of the same tensor in the same version have the same row."""
-        step, row = self._step, -1
+        step = self._step
         key = ~id(tensor)  # not where the row of the whole is
         try:
+            version = tensor._version
             found = step.seen.get(key)
-            if found is not None and found[1] == tensor._version and found[0]() is tensor:
+            if found is not None and found[1] == version and found[0]() is tensor:
                 return found[2]
+            # plain CPU tensors, as in `reduce_unshielded`: the part is memory with other strides, no view is made
+            whole, _, code = self._known[(type(tensor), tensor.dtype, tensor.shape, tensor.requires_grad, tensor.device)]
+            part = part_of(whole.shape)
+            if part is None:
+                return self.reduce_unshielded(tensor)
+            pointer = tensor.data_ptr()
+            if pointer > _FAR and not tensor.is_neg():
+                strides = tensor.stride()
+                pointer += tensor.element_size() * sum(map(mul, part.starts, strides))
+                description = _describe.of_part(whole, part.shape)
+                row = next(step.numbers)
+                _kernel_reduce_strided(pointer, part.shape, strides, code, step.host.address(row), self._want, 0)
+                made: TensorRef = _new(TensorRef, (row, description))
+                step.seen[key] = (weak(tensor), version, made)
+                return made
         except Exception:
             pass
+        return self._reduce_any_part(step, tensor, part_of)
+
+    def _reduce_any_part(self, step: Step, tensor: Any, part_of: PartOf) -> TensorRef:
+        row = -1
         try:
             with quiet():
                 data, description, why = _describe.resolve(tensor)
-                index = index_of(description.shape if data is None else data.shape)
-                if index is None:
+                part = part_of(description.shape if data is None else data.shape)
+                if part is None:
                     return self.reduce_unshielded(tensor)
-                shape = _describe.shape_of_part(description.shape, index) if data is None else (data := data[index]).shape
-                description = _describe.of_part(description, tuple(shape))
+                if data is not None and data is tensor and type(data) in _describe._PLAIN:
+                    self._learn(data, description)
+                description = _describe.of_part(description, part.shape)
                 if data is not None:
+                    data = data[part.cut]
                     why = self._unfit(data)
                 if data is None or why:
                     return self._without(description, why)
@@ -185,7 +218,7 @@ class TorchBackend:
                 self._launch(step, data, row)
                 made = TensorRef(row, description)
                 if not tensor.is_inference():
-                    step.seen[key] = (weak(tensor), tensor._version, made)
+                    step.seen[~id(tensor)] = (weak(tensor), tensor._version, made)
                 return made
         except Exception as error:
             if row >= 0:
@@ -362,39 +395,5 @@ class TorchBackend:
         except RuntimeError as error:
             raise DumpFormatError(f"{len(own)} bytes are no tensor of {dtype} and shape {list(shape)} ({error})") from None
 
-    def rank(self) -> int | None:
-        """The assigned rank, else that of the process group, else the environment's RANK, else None."""
-        if self.assigned_rank is not None:
-            return self.assigned_rank
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            return torch.distributed.get_rank()
-        text = os.environ.get("RANK", "")
-        return int(text) if text.isdecimal() else None
 
-    def world_size(self) -> int:
-        """Size of the process group, else the environment's WORLD_SIZE, else 1."""
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            return torch.distributed.get_world_size()
-        text = os.environ.get("WORLD_SIZE", "")
-        return int(text) if text.isdecimal() else 1
-
-    def random_state(self) -> dict[str, Any]:
-        """States of the random streams of Python, numpy, torch and every initialised device."""
-        state: dict[str, Any] = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
-        for kind in ("cuda", "npu"):
-            module = getattr(torch, kind, None)
-            if module is not None and getattr(module, "is_initialized", lambda: False)():
-                state[kind] = module.get_rng_state_all()
-        return state
-
-    def set_random_state(self, state: Any) -> None:
-        """Put back what `random_state` gave."""
-        random.setstate(state["python"])
-        np.random.set_state(state["numpy"])
-        torch.set_rng_state(state["torch"])
-        for kind in ("cuda", "npu"):
-            if kind in state:
-                getattr(torch, kind).set_rng_state_all(state[kind])
-
-
-__all__ = ["TorchBackend", "TorchPendingRows"]
+__all__ = ["Part", "PartOf", "TorchBackend", "TorchPendingRows"]

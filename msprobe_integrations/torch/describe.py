@@ -17,7 +17,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,6 +30,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _no_dispatch = torch._C._disabled_torch_dispatch_impl
 _interned: dict[Key, TensorDescription] = {}
 _fast: dict[Key, TensorDescription] = {}
+_parts: dict[tuple[int, tuple[int, ...]], tuple[TensorDescription, TensorDescription]] = {}
 _LIMIT = 100_000  # shapes that never repeat (packed sequences) must not fill the memory
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
@@ -194,14 +194,14 @@ def of(tensor: Tensor, text: str, extra: tuple[tuple[str, Any], ...] = ()) -> Te
 
 def of_part(whole: TensorDescription, shape: tuple[int, ...]) -> TensorDescription:
     """Description of a part of a tensor: its shape, and that of the whole as ``full_shape``."""
-    extra = (*whole.extra, ("full_shape", list(whole.shape)))
-    return intern(whole.type, whole.dtype, shape, whole.requires_grad, whole.device, extra)
-
-
-def shape_of_part(shape: Sequence[int], index: Sequence[slice]) -> tuple[int, ...]:
-    """Shape of ``tensor[index]`` for a tensor of this shape."""
-    cut = tuple(len(range(*part.indices(n))) if n >= 0 else n for n, part in zip(shape, index))
-    return (*cut, *shape[len(cut) :])
+    found = _parts.get((id(whole), shape))
+    if found is None or found[0] is not whole:
+        extra = (*whole.extra, ("full_shape", list(whole.shape)))
+        made = intern(whole.type, whole.dtype, shape, whole.requires_grad, whole.device, extra)
+        if len(_parts) > _LIMIT:
+            _parts.clear()
+        found = _parts[(id(whole), shape)] = (whole, made)
+    return found[1]
 
 
 def intern(

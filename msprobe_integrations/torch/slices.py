@@ -8,10 +8,11 @@ import torch
 
 from msprobe_engine.records import TensorRef
 from msprobe_engine.settings.schema import SliceSettings
-from msprobe_integrations.torch.backend import TorchBackend
+from msprobe_integrations.torch.backend import Part, TorchBackend
 from msprobe_integrations.torch.pending import quiet
 
-Index = tuple[slice, ...]
+_function_modes = torch._C._len_torch_function_stack
+_NoFunction = torch._C.DisableTorchFunction
 _LIMIT = 4096
 
 
@@ -29,7 +30,7 @@ class Slices:
         self._settings = tuple(settings)
         self._extra: SliceSettings | None = None
         self._items = self._settings
-        self._known: dict[tuple[int, ...], Index | None] = {}
+        self._known: dict[tuple[int, ...], Part | None] = {}
 
     @property
     def extra(self) -> SliceSettings | None:
@@ -50,32 +51,37 @@ class Slices:
         description has the shape of the part, and the whole one as ``full_shape`` when they differ."""
         if not self._items:
             return self._backend.reduce(tensor)
-        return self._backend.reduce_part_of(tensor, self.index)
+        if _function_modes():
+            with _NoFunction():
+                return self._backend.reduce_part_of(tensor, self.part)
+        return self._backend.reduce_part_of(tensor, self.part)
 
-    def index(self, shape: Sequence[int]) -> Index | None:
-        """What to index a tensor of this shape with; None when it stays whole."""
+    def part(self, shape: Sequence[int]) -> Part | None:
+        """What is left of a tensor of this shape; None when it stays whole."""
         key = tuple(shape)
         if key not in self._known:
             if len(self._known) >= _LIMIT:
                 self._known.clear()
-            self._known[key] = _index(self._items, key)
+            self._known[key] = _part(self._items, key)
         return self._known[key]
 
     def cut(self, data: torch.Tensor) -> torch.Tensor:
         """The part of `data` (a plain tensor, as `describe.resolve` gives it) that was reduced, as a view; the same object when it stays
         whole."""
-        index = self.index(data.shape) if self._items else None
-        if index is None:
+        part = self.part(data.shape) if self._items else None
+        if part is None:
             return data
         with quiet():
-            return data[index]
+            return data[part.cut]
 
 
-def _index(items: Sequence[SliceSettings], shape: tuple[int, ...]) -> Index | None:
+def _part(items: Sequence[SliceSettings], shape: tuple[int, ...]) -> Part | None:
     found: dict[int, slice] = {}
     for item in items:
         if item.dim < len(shape) and item.size in (None, shape[item.dim]):
             found[item.dim] = slice(item.begin, item.end)
-    if all(len(range(*cut.indices(shape[dim]))) == shape[dim] for dim, cut in found.items()):
+    left = [range(*found.get(dim, slice(None)).indices(max(n, 0))) for dim, n in enumerate(shape)]
+    cut = tuple(len(indices) if n >= 0 else n for n, indices in zip(shape, left))
+    if cut == shape:
         return None
-    return tuple(found.get(dim, slice(None)) for dim in range(max(found) + 1))
+    return Part(tuple(found.get(dim, slice(None)) for dim in range(len(shape))), tuple(indices.start for indices in left), cut)
