@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -234,12 +232,11 @@ def _kernels(directory: Path) -> None:
     ]
 
 
-def test_replay_needs_the_model(tmp_path: Path, earlier: Path) -> None:
+def test_replay_needs_the_model(tmp_path: Path) -> None:
     """At level L1 too, which otherwise works without."""
-    file = config(tmp_path, "L1", load={"path": str(earlier), "modules": [CALL]})
-    code = f"from msprobe.pytorch import PrecisionDebugger; PrecisionDebugger({str(file)!r}).start()"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
-    assert "'load' replaces inputs of modules and needs the model" in ran.stderr.splitlines()[-1]
+    PrecisionDebugger(str(config(tmp_path, "L1", load={"path": str(tmp_path), "modules": [CALL]})))
+    with pytest.raises(UsageError, match="'load' replaces inputs of modules and needs the model"):
+        PrecisionDebugger.start()
 
 
 def test_the_probe_says_what_it_does_not_follow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
