@@ -181,10 +181,10 @@ class TorchBackend(Job):
                 return found[2]
             # plain CPU tensors, as in `reduce_unshielded`: the part is memory with other strides, no view is made
             whole, _, code = self._known[(type(tensor), tensor.dtype, tensor.shape, tensor.requires_grad, tensor.device)]
+            pointer = tensor.data_ptr()  # raises for what only looks plain
             part = part_of(whole.shape)
             if part is None:
                 return self.reduce_unshielded(tensor)
-            pointer = tensor.data_ptr()
             if pointer > _FAR and not tensor.is_neg():
                 strides = tensor.stride()
                 pointer += tensor.element_size() * sum(map(mul, part.starts, strides))
