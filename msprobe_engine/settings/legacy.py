@@ -58,7 +58,7 @@ _SECTION_UNBUILT: dict[str, dict[str, tuple[Any, ...]]] = {
         "tls_path": ("", "./", None),
         "online_run_ut_recompute": (False,),
     },
-    "structure": {},
+    "structure": {"summary_mode": ("statistics", "md5", "xor")},  # there are no numbers to summarise
 }
 DUMP_KEYS = (*_TOP, *_TOP_UNBUILT, *_WITHOUT_EFFECT, *_SECTIONS, *OTHER_TASKS)
 """Top-level keys of ``config.json``."""
