@@ -5,6 +5,7 @@
 | kind | what |
 | --- | --- |
 | `missing`, `extra` | a record that only they, only we have |
+| `name` | a record that has another name there |
 | `order` | a record that comes at another place among those that both have |
 | `key missing`, `key extra` | a key of a record or of a tensor that only they, only we have |
 | `length` | lists of different length |
@@ -13,7 +14,7 @@
 | `value` | a statistic beyond rounding, or a scalar |
 | `checksum` | the md5 field |
 | `file` | data_name of a tensor |
-| `file missing`, `file extra` | a tensor file that only they, only we have |
+| `dangling` | a data_name of ours without its file, or a file without a data_name |
 | `content` | the bits of a saved tensor (found by `results`, which reads the files) |
 | `header` | the keys in front of the records |
 | `stack missing`, `stack extra`, `stack` | call stacks of a record |
@@ -25,17 +26,17 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 Json = dict[str, Any]
 _STATISTICS = ("Max", "Min", "Mean", "Norm")
-_TOLERANCE = {"torch.float16": 2e-3, "torch.bfloat16": 1.6e-2}
-"""Relative; what the existing tool computes in the tensor's own dtype. Others: float32 sums in another order."""
-_FLOAT32_TOLERANCE = 2e-6
+_ROUNDING = 2e-6
+"""Relative; sums of float32 numbers in another order."""
 
 
 @dataclass
@@ -80,12 +81,14 @@ def _short(value: Any) -> str:
 
 
 def load(directory: Path) -> RankDump:
-    """Read a rank directory; the last one-rank directory found below a step directory is taken for it when it holds no JSON."""
+    """Read a rank directory. Stacks and ``dump_data_dir`` lose what names the machine or the process."""
     dump = RankDump(directory=directory, files=sorted(p.name for p in directory.iterdir()))
     for name in ("dump.json", "debug.json"):
         if (directory / name).exists():
             dump.header = json.loads((directory / name).read_text())
             dump.data = dump.header.pop("data")
+            if dump.header.get("dump_data_dir"):
+                dump.header["dump_data_dir"] = re.sub(r"/proc\d+/", "/proc/", os.path.normpath(dump.header["dump_data_dir"]))
     if (directory / "stack.json").exists():
         dump.stacks = stacks_of(json.loads(neutral((directory / "stack.json").read_text())))
     if (directory / "construct.json").exists():
@@ -119,11 +122,15 @@ def stacks_of(document: Json) -> dict[str, list[str]]:
 
 
 def differences(ours: RankDump, theirs: RankDump) -> list[Difference]:
-    """Every difference between two rank directories."""
-    found = [Difference("layout", "", name, True, None) for name in ours.files if name not in theirs.files]
+    """Every difference between two rank directories. Where a record of theirs has its number left out (8.1.1: ``X.parameters_grad``),
+    it is compared with our last one of that name."""
+    named = {name: _numbered(name, ours.data) for name in theirs.data if name not in ours.data and _numbered(name, ours.data)}
+    found = [Difference("name", new, "", new, old) for old, new in named.items()]
+    if named:
+        theirs = replace(theirs, data={named.get(name, name): record for name, record in theirs.data.items()})
+    found += [Difference("layout", "", name, True, None) for name in ours.files if name not in theirs.files]
     found += [Difference("layout", "", name, None, True) for name in theirs.files if name not in ours.files]
-    found += [Difference("file extra", owner(name, ours.data), name) for name in ours.tensors if name not in theirs.tensors]
-    found += [Difference("file missing", owner(name, theirs.data), name) for name in theirs.tensors if name not in ours.tensors]
+    found += [Difference("dangling", owner(name, ours.data), name) for name in sorted(set(ours.tensors) ^ set(_file_names(ours.data)))]
     found += _mapping("header", "", ours.header, theirs.header)
     found += [Difference("missing", name) for name in theirs.data if name not in ours.data]
     found += [Difference("extra", name) for name in ours.data if name not in theirs.data]
@@ -142,6 +149,27 @@ def differences(ours: RankDump, theirs: RankDump) -> list[Difference]:
         if name in ours.construct and ours.construct[name] != parent:
             found.append(Difference("parent", name, "", ours.construct[name], parent))
     return found
+
+
+def _numbered(name: str, data: Json) -> str:
+    """The last ``{name}.{N}``, empty when there is none."""
+    n = 0
+    while f"{name}.{n}" in data:
+        n += 1
+    return f"{name}.{n - 1}" if n else ""
+
+
+def _file_names(node: Any) -> Iterator[str]:
+    """Every data_name of a record or of all."""
+    if isinstance(node, dict):
+        if is_tensor(node) and isinstance(node.get("data_name"), str):
+            yield node["data_name"]
+        else:
+            for child in node.values():
+                yield from _file_names(child)
+    elif isinstance(node, list):
+        for child in node:
+            yield from _file_names(child)
 
 
 def owner(file: str, data: Json) -> str:
@@ -249,7 +277,7 @@ def same_statistic(key: str, ours: Json, theirs: Json) -> bool:
     count = max(math.prod(theirs["shape"]), 1)
     norm = theirs.get("Norm")
     scale = abs(norm) / math.sqrt(count) if key == "Mean" and isinstance(norm, (int, float)) and math.isfinite(norm) else 0.0
-    return same_number(a, b, _TOLERANCE.get(theirs["dtype"], _FLOAT32_TOLERANCE), scale)
+    return same_number(a, b, _ROUNDING, scale)
 
 
 def same_number(a: Any, b: Any, tolerance: float, scale: float = 0.0) -> bool:

@@ -37,7 +37,7 @@ def dump() -> RankDump:
         stacks={"Torch.abs.0.forward": ["File a"], "Torch.sin.0.forward": ["File b"]},
         construct={"Torch.abs.0.forward": None, "Torch.sin.0.forward": "Module.a.A.forward.0"},
         files=["construct.json", "dump.json", "stack.json"],
-        tensors=["Torch.abs.0.forward.input.0.pt"],
+        tensors=["Torch.abs.0.forward.input.0.pt"],  # every tensor here has this one name
     )
 
 
@@ -69,9 +69,7 @@ CHANGES = {
     "flag": _set(f"{FIRST}/input_args/0/requires_grad", False),
     "value": _set(f"{FIRST}/input_args/0/Max", 1.0000001),
     "checksum": _set(f"{FIRST}/input_args/0/md5", "00000000"),
-    "file": _set(f"{FIRST}/input_args/0/data_name", "x.pt"),
-    "file missing": _set("tensors", []),
-    "file extra": _set("tensors", ["Torch.abs.0.forward.input.0.pt", "x.pt"]),
+    "dangling": _set("tensors", ["Torch.abs.0.forward.input.0.pt", "x.pt"]),
     "header": _set("header/task", "tensor"),
     "stack missing": _set("stacks/Torch.abs.0.forward", ...),
     "stack extra": _set("stacks/Torch.cos.0.forward", []),
@@ -89,6 +87,24 @@ def test_a_change_is_found_under_its_kind(kind: str) -> None:
     ours = dump()
     CHANGES[kind](ours)
     assert {d.kind for d in differences(ours, dump())} == {kind}
+
+
+def test_another_file_name_is_found() -> None:
+    """A tensor that names another file differs, also when that file is there."""
+    ours = dump()
+    _set(f"{FIRST}/input_args/0/data_name", "x.pt")(ours)
+    ours.tensors.append("x.pt")
+    assert [d.kind for d in differences(ours, dump())] == ["file"]
+
+
+def test_a_number_that_is_left_out_there() -> None:
+    """8.1.1 writes X.parameters_grad: it is compared with our last numbered one, and the name is said to differ."""
+    ours, theirs = dump(), dump()
+    for side, names in ((ours, ("M.a.parameters_grad.0", "M.a.parameters_grad.1")), (theirs, ("M.a.parameters_grad",))):
+        for name in names:
+            side.data[name] = {"weight": [{**TENSOR, "Max": 2.0 if name.endswith("1") else 1.0}]}
+    kinds = {d.kind: d.record for d in differences(ours, theirs)}
+    assert kinds == {"name": "M.a.parameters_grad.1", "extra": "M.a.parameters_grad.0", "value": "M.a.parameters_grad.1"}
 
 
 def test_equal_dumps_have_no_difference() -> None:

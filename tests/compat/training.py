@@ -122,7 +122,7 @@ def other_values(logits: torch.Tensor, ids: torch.Tensor) -> None:
     torch.cat([values, values * 2], dim=0)
     torch.mul(torch.ones(2, dtype=torch.float64), 1e300)
     torch.add(ids, torch.tensor(2**40))
-    torch.fft.rfft(values)
+    torch.abs(torch.fft.rfft(values))
     torch.isnan(logits)
     torch.sum(torch.mul(values[:0], 2.0))
     values.half().clamp(min=0.0)

@@ -1,0 +1,95 @@
+"""The existing tool's own compare and graph build take our dumps of the same training.
+
+Opt-in: MSPROBE_EXISTING_VENV_81 and MSPROBE_EXISTING_VENV_26, as in test_cells.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import cells
+import existing_tool
+import graphs
+import pytest
+from cells import Cell
+from matching import differences, load, owner
+from results import CELLS, pairs
+from rules import Context, explain
+
+pytestmark = [pytest.mark.framework, pytest.mark.timeout(600)]
+COMPARED = [("statistics", "statistics"), ("statistics", "md5"), ("tensor", "statistics")]
+GOOD = ("", "pass", "Pass", "Yes")
+
+
+def both(version: str, cell: Cell) -> tuple[Path, Path]:
+    """The rank directories of the first step, ours and theirs."""
+    venv = cells.environment(version)
+    if venv is None:
+        pytest.skip(f"{cells.VERSIONS[version]} does not name a virtual environment with version {version}")
+    return pairs(cells.ours(tuple(c for _, c in CELLS)), cells.existing(version, venv), cell)[0]
+
+
+def with_reason(version: str, cell: Cell, ours: Path, theirs: Path) -> set[str]:
+    """The records in which the two dumps differ by a documented rule."""
+    context = Context(cell, version, load(ours), load(theirs))
+    return {d.record for d in differences(context.ours, context.theirs) if explain(d, context)}
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+@pytest.mark.parametrize(("task", "mode"), COMPARED)
+@pytest.mark.parametrize("version", cells.VERSIONS)
+def test_compare_matches_our_dump_with_theirs(tmp_path: Path, version: str, task: str, mode: str, level: str) -> None:
+    """Its dump as target, ours as golden: no error, a row for every row of theirs, matched and judged good but for the records that
+    a documented rule names; and the other way round no error either."""
+    cell = Cell(task, level, mode, 1)
+    ours, theirs = both(version, cell)
+    venv = cells.environment(version)
+    assert venv is not None
+    rows = existing_tool.compare(version, venv, theirs / "dump.json", ours / "dump.json", tmp_path / "theirs")
+    data = load(theirs).data
+    bad = {owner(row["NPU Name"], data) for row in rows if row["Bench Name"] in ("N/A", "") or _verdict(row) not in GOOD}
+    assert bad - with_reason(version, cell, ours, theirs) == set()
+    good = sum(row["Bench Name"] not in ("N/A", "") and _verdict(row) in GOOD for row in rows)
+    print(version, cell, f"{good} of {len(rows)} rows matched and good")
+    assert good > 0.5 * len(rows)
+    if mode == "statistics":
+        back = existing_tool.compare(version, venv, ours / "dump.json", theirs / "dump.json", tmp_path / "ours")
+        assert len(back) >= good
+
+
+def _verdict(row: dict[str, str]) -> str:
+    return row.get("Result", row.get("Accuracy Reached or Not", ""))
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+@pytest.mark.parametrize("version", cells.VERSIONS)
+def test_graph_of_our_dump(tmp_path: Path, version: str, level: str) -> None:
+    """The graph of our dump has every node of theirs under the same parent, modules and calls alike, but for documented differences;
+    compared with each other, the same nodes are matched."""
+    cell = Cell("statistics", level, "statistics", 1)
+    ours, theirs = both(version, cell)
+    venv = cells.environment(version)
+    assert venv is not None
+    reasons = with_reason(version, cell, ours, theirs)
+    mine = graphs.build(version, venv, tmp_path / "ours", ours)["NPU"]
+    other = graphs.build(version, venv, tmp_path / "theirs", theirs)["NPU"]
+    common = [name for name in other if name in mine]
+    assert {n for n in other if n not in mine and other[n].kind != "collection"} - reasons == set()
+    assert {
+        n for n in common if mine[n] != other[n] and "collection" not in (mine.get(mine[n].parent, other[n]).kind, other[n].kind)
+    } <= reasons
+    extra = [n for n in mine if n not in other and mine[n].kind != "collection"]
+    assert set(extra) <= reasons
+    print(version, cell, f"nodes: {len(mine)} ours, {len(other)} theirs, {len(common)} in both, {len(extra)} only ours")
+    matched = graphs.build(version, venv, tmp_path / "both", theirs, ours)["NPU"]
+    assert {n for n, node in matched.items() if not node.matched and node.kind != "collection"} - reasons <= {"DefaultModel"}
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_graph_of_the_task_structure(tmp_path: Path, level: str) -> None:
+    """A dump of task structure, which is made for graphs, gives the nodes of the statistics dump that are forward calls or gradients."""
+    ours, _ = both("26.2.0", Cell("structure", level, "statistics", 1))
+    venv = cells.environment("26.2.0")
+    assert venv is not None
+    graph = graphs.build("26.2.0", venv, tmp_path / "graph", ours)["NPU"]
+    assert set(load(ours).construct) - {"megatron_micro_step_number"} <= set(graph)
