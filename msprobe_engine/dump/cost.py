@@ -15,7 +15,7 @@ import numpy as np
 from msprobe_engine import names
 from msprobe_engine import rows as R
 from msprobe_engine.dump import risk, text
-from msprobe_engine.dump.cost_source import ROWS, SourceStep
+from msprobe_engine.dump.cost_source import ROWS, SourceStep, elements
 from msprobe_engine.dump.dtypes import item_size
 from msprobe_engine.dump.patterns import NamePatterns
 from msprobe_engine.dump.template import LayoutCache, Options
@@ -81,55 +81,57 @@ class StepCost(NamedTuple):
         return self.tensor_disk + Range(self.json_disk, self.json_disk)
 
 
-def price(source: SourceStep, dump: DumpSettings, block: int = 4096) -> StepCost:
+def price(source: SourceStep, dump: DumpSettings, block: int = 4096, like: StepCost | None = None) -> StepCost:
     """Cost of one step of this rank under `dump`.
 
     Args:
         block: smallest unit of the disk, bytes.
+        like: cost of other settings; JSON files are then taken to be as large per tensor instead of being made, which is most of the
+            work.
 
     Raises:
         UsageError: the source does not hold what `dump` would record.
     """
-    entries = [_cut(entry, dump.slice) for entry in select(source, dump)]
     suffix = ".npy" if source.dump.framework == "mindspore" else ".pt"
     saves = _saves(dump)
     options = Options(tuple(dump.data_mode), saves, suffix, dump.summary_mode)
-    kept = np.ones(len(source.rows) + 1, np.bool_)
-    kept[-1] = False
-    layout, slots, floats = LayoutCache(options).find(entries, dump.level, kept if saves is not None else None)
-    if dump.task == "structure":
-        slots = np.full_like(slots, -1)
-    json_bytes = _json_bytes(source, dump, layout, text.render(layout.data, slots, _rows(source, dump), floats))
-    sizes, contents, name_bytes, records, unknown = [], [], [], 0, 0
-    for entry in entries:
-        sections = options.sections(entry)
-        records += bool(sections) or not entry.sections
+    written = [(_cut(entry, dump.slice), options.sections(entry)) for entry in select(source, dump)]
+    written = [(entry, sections) for entry, sections in written if sections or not entry.sections]
+    seen = [ref for entry, sections in written for ref in _tensors(entry, sections)]
+    name_bytes, sizes, contents = [], [], []
+    for entry, sections in written:
         for _, file, ref in tensor_files(entry, sections, suffix) if saves is not None and saves(entry.name) else ():
             if file is not None:
+                name_bytes.append(len(file))
                 sizes.append(_nbytes(ref))
                 contents.append(int(source.contents[ref.row]))
-                name_bytes.append(len(file))
-    seen = [(ref, int(source.contents[ref.row])) for entry in entries for _, ref in leaves(entry) if ref.row >= 0]
-    unknown = len({ref.description for ref, _ in seen if item_size(ref.description.dtype) is None})
-    tensor_bytes, disk, files = _tensor_files(sizes, contents, name_bytes, dump.tensor_format, source.told_by == ROWS, block)
-    blocks = sum(_blocks(n, block) for n in json_bytes.values())
-    once = {content: _nbytes(ref) for ref, content in seen}
-    everything = Range(sum(once.values()), sum(_nbytes(ref) for ref, _ in seen))
-    counted = Range(len(once), len(seen))
+    json_bytes = _json_bytes(source, dump, options, [entry for entry, _ in written]) if like is None else _scaled(like, len(seen))
     exact = source.told_by == ROWS
+    tensor_bytes, tensor_disk, files = _tensor_files(sizes, contents, name_bytes, dump.tensor_format, exact, block)
+    read = [(_nbytes(ref), int(source.contents[ref.row])) for ref in seen if ref.row >= 0]
+    once = {content: nbytes for nbytes, content in read}
+    least = sum(once.values())
     return StepCost(
-        records,
-        len(layout.data.ops[layout.data.ops[:, 1] == text.TAIL]),
+        len(written),
+        len(seen),
         json_bytes,
         len(sizes),
         files + len(json_bytes),
         tensor_bytes,
-        blocks,
-        disk,
-        Range(everything.low, everything.low) if exact else everything,
-        Range(counted.low, counted.low) if exact else counted,
-        unknown,
+        sum(_blocks(n, block) for n in json_bytes.values()),
+        tensor_disk,
+        Range(least, least if exact else sum(nbytes for nbytes, _ in read)),
+        Range(len(once), len(once) if exact else len(read)),
+        sum(item_size(dtype) is None for dtype in {ref.description.dtype for ref in seen}),
     )
+
+
+def _tensors(entry: Entry, sections: list[str]) -> list[TensorRef]:
+    return [ref for _, ref in leaves(entry._replace(sections={key: entry.sections[key] for key in sections}))]
+
+
+def _scaled(like: StepCost, tensors: int) -> dict[str, int]:
+    return {name: int(nbytes * tensors / max(like.tensors, 1)) for name, nbytes in like.json_bytes.items()}
 
 
 def _saves(dump: DumpSettings) -> Callable[[str], bool] | None:
@@ -138,27 +140,28 @@ def _saves(dump: DumpSettings) -> Callable[[str], bool] | None:
     return NamePatterns(dump.tensor_list) if dump.task == "statistics" and dump.tensor_list else None
 
 
-def _rows(source: SourceStep, dump: DumpSettings) -> R.Rows:
-    rows: R.Rows = source.rows.copy()
+def _json_bytes(source: SourceStep, dump: DumpSettings, options: Options, entries: list[Entry]) -> dict[str, int]:
+    """Sizes of the JSON files, by making their text."""
+    kept = np.ones(len(source.rows) + 1, np.bool_)
+    kept[-1] = False
+    layout, slots, floats = LayoutCache(options).find(entries, dump.level, kept if options.saves is not None else None)
+    rows = source.rows.copy()
     R.as_int64(rows)[:, R.FLAGS] |= _FLAG.get(dump.summary_mode, 0)
-    return rows
-
-
-def _json_bytes(source: SourceStep, dump: DumpSettings, layout: Any, data: bytes) -> dict[str, int]:
-    header = HEADER_BYTES + (PATH_BYTES if dump.task == "tensor" or dump.tensor_list else 0)
+    data = len(text.render(layout.data, np.full_like(slots, -1) if dump.task == "structure" else slots, rows, floats))
+    header = HEADER_BYTES + (PATH_BYTES if options.saves is not None else 0)
     if dump.level == "debug":
-        return {"debug.json": header + len(data)}
-    found = {"dump.json": header + (2 if dump.task == "structure" else len(data))}
+        return {"debug.json": header + data}
+    found = {"dump.json": header + (2 if dump.task == "structure" else data)}
     if dump.extra_info:
         found["stack.json"] = len(layout.stack(source.stacks))
         found["construct.json"] = len(layout.construct)
     if dump.task == "structure":
-        found["shapes.json"] = len(data) + layout.n_slots * (len(str(layout.n_slots)) + 1)
+        found["shapes.json"] = data + layout.n_slots * (len(str(layout.n_slots)) + 1)
     return found
 
 
 def _nbytes(ref: TensorRef) -> int:
-    return math.prod(ref.description.shape) * (item_size(ref.description.dtype) or 4)
+    return elements(ref.description.shape) * (item_size(ref.description.dtype) or 4)
 
 
 def _blocks(nbytes: float, block: int) -> int:

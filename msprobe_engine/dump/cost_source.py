@@ -214,9 +214,9 @@ def _rows(tensors: list[DumpedTensor]) -> R.Rows:
     ints = R.as_int64(rows)
     usual = np.modf(np.arange(1.0, 4 * len(tensors) + 1) * 0.6180339887498949)[0].astype(np.float32).astype(np.float64).reshape(-1, 4)
     for i, t in enumerate(tensors):
-        count = math.prod(t.description.shape)
+        count = elements(t.description.shape)
         integers = isinstance(t.max, int) and isinstance(t.min, int)
-        ints[i, R.COUNT], ints[i, R.FLAGS] = min(count, 1 << 62), R.WRITTEN | (R.HAS_INTEGERS if integers else 0)
+        ints[i, R.COUNT], ints[i, R.FLAGS] = count, R.WRITTEN | (R.HAS_INTEGERS if integers else 0)
         ints[i, R.NANS] = t.nan_count or (1 if t.max != t.max else 0)
         ints[i, R.POS_INF] = t.inf_count or (1 if t.max == math.inf else 0)
         ints[i, R.NEG_INF] = 1 if t.min == -math.inf else 0
@@ -225,6 +225,11 @@ def _rows(tensors: list[DumpedTensor]) -> R.Rows:
         known = [_finite(v, u) for v, u in zip((t.max, t.min, t.mean, t.norm), usual[i])]
         rows[i, R.MAX], rows[i, R.MIN], rows[i, R.SUM], rows[i, R.SUMSQ] = known[0], known[1], known[2] * count, known[3] ** 2
     return rows
+
+
+def elements(shape: tuple[int, ...]) -> int:
+    """Number of elements; a damaged file may claim more than any number type holds."""
+    return min(math.prod(shape), 1 << 62)
 
 
 def _finite(value: Any, usual: float) -> float:

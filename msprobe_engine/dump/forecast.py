@@ -155,9 +155,11 @@ class _Maker:
     speed: disk.Speed
     space: disk.Space
 
-    def make(self, dump: DumpSettings) -> Estimate:
+    def make(self, dump: DumpSettings, like: Estimate | None = None) -> Estimate:
+        """The estimate for these settings; `like`: of other ones, whose JSON files tell the size of these."""
         chosen = [one for one in self.source.ranks if one.rank in dump.rank] or self.source.ranks
-        costs: dict[int | str, StepCost] = {one.rank: price(one, dump, self.space.block) for one in chosen}
+        known: Mapping[int | str, StepCost] = like.per_rank if like is not None else {}
+        costs = {one.rank: price(one, dump, self.space.block, known.get(one.rank)) for one in chosen}
         path, step, n_ranks = self.path, self.source.step, len(self.source.all_ranks)
         return _priced(Estimate(path, step, n_ranks, dump, self.steps, self.ranks, costs, self.speed, self.space))
 
@@ -175,15 +177,15 @@ class _Maker:
             yield "rank: [0]", _priced(replace(made, ranks=1))
         if made.tensor_bytes.high:
             if dump.tensor_format == "files":
-                yield "tensor_format: packed", self.make(replace(dump, tensor_format="packed"))
+                yield "tensor_format: packed", self.make(replace(dump, tensor_format="packed"), made)
             if tuple(dump.data_mode) == ("all",):
-                yield "data_mode: [output]", self.make(replace(dump, data_mode=("output",)))
-            yield "task: statistics", self.make(replace(dump, task="statistics", tensor_list=()))
+                yield "data_mode: [output]", self.make(replace(dump, data_mode=("output",)), made)
+            yield "task: statistics", self.make(replace(dump, task="statistics", tensor_list=()), made)
         if self.source.ranks[0].dump.level == "mix" and dump.level != "L0":
             modules = replace(dump, level="L0", risk_level="ALL", scope=())
-            yield "level: L0", self.make(modules)
+            yield "level: L0", self.make(modules, made)
             if made.tensor_bytes.high:
-                yield "task: statistics, level: L0", self.make(replace(modules, task="statistics", tensor_list=()))
+                yield "task: statistics, level: L0", self.make(replace(modules, task="statistics", tensor_list=()), made)
 
 
 def _fewer(steps: int) -> Iterator[int]:

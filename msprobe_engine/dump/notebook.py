@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from msprobe_engine import names
+from msprobe_engine.dump import layout
+from msprobe_engine.dump.cost_source import with_shapes
 from msprobe_engine.dump.parsed import DumpedEntry, StepDump
 from msprobe_engine.dump.reader import DumpDirectory, Rank, open_dump
 from msprobe_engine.dump.record import KINDS, Record, Tensor, kind_of
@@ -76,8 +78,10 @@ class Dump:
         if rank is not None and (step, rank) in self._kept:
             self._kept.move_to_end((step, rank))
             return self._kept[step, rank]
-        snapshot = Snapshot(self._directory.load(step, rank), step, rank)
-        assert rank is not None  # load() has refused a choice that is not clear
+        if rank is None:
+            self._directory.path(step, rank)  # raises: the choice is not clear
+        assert rank is not None
+        snapshot = self._load(step, rank)
         self._kept[step, rank] = snapshot
         while len(self._kept) > _KEPT:
             self._kept.popitem(last=False)
@@ -87,7 +91,7 @@ class Dump:
         """Every rank of every step, in order, read one after the other."""
         for step in self.steps:
             for rank in self.ranks(step):
-                yield self._kept.get((step, rank)) or Snapshot(self._directory.load(step, rank), step, rank)
+                yield self._load(step, rank)
 
     def frame(self, steps: Sequence[int] | None = None, ranks: Sequence[Rank] | None = None, **wanted: Any) -> Any:
         """A ``pandas.DataFrame`` with one row per tensor; columns: `msprobe_engine.dump.table.COLUMNS`.
@@ -109,9 +113,18 @@ class Dump:
             for step in chosen
             for rank in self.ranks(step)
             if ranks is None or rank in ranks
-            for snapshot in [self._kept.get((step, rank)) or Snapshot(self._directory.load(step, rank), step, rank)]
+            for snapshot in [self._load(step, rank)]
         )
         return table.frame(rows)
+
+    def _load(self, step: int, rank: Rank) -> Snapshot:
+        kept = self._kept.get((step, rank))
+        if kept is not None:
+            return kept
+        loaded = self._directory.load(step, rank)
+        if loaded.task == "structure" and (loaded.directory / layout.SHAPES).exists():
+            loaded, _ = with_shapes(loaded)
+        return Snapshot(loaded, step, rank)
 
     def __repr__(self) -> str:
         steps = self.steps

@@ -239,6 +239,17 @@ def test_mindspore_header(tmp_path: Path) -> None:
         record.tensor("output.0").torch()
 
 
+def test_a_structure_dump_has_shapes(tmp_path: Path) -> None:
+    """Records of a structure dump are those of its shapes.json: places, dtypes and shapes without statistics."""
+    DumpSink(tmp_path, level="mix", rank=0, task="structure").write(frame_of(ENTRIES))
+    snapshot = dump.read(tmp_path)[0]
+    assert list(snapshot) == [e.name for e in ENTRIES]
+    tensor = snapshot[MLP].tensor("input.0")
+    assert (tensor.shape, tensor.dtype, tensor.max, tensor.norm) == ((4, 128, 256), "torch.float32", None, None)
+    (tmp_path / "step0" / "rank0" / "shapes.json").unlink()
+    assert len(dump.read(tmp_path)[0]) == 0
+
+
 def test_debug_records() -> None:
     """A saved variable is one tensor at place "", or several by key."""
     snapshot = _written({"x.0.debug": {"type": "torch.Tensor", "dtype": "torch.float32", "shape": [], "Max": 1.0}}, {})
