@@ -1,17 +1,20 @@
 """Modules and functions whose inside no Python hook sees: `torch.compile`, TorchScript.
 
-A compiled module is recorded at its boundary: hooks stand on what the user calls, none inside. A hook inside would be traced into the
-compiled code, and a function mode on the stack is one of the things compiled code is guarded by: it would be compiled again when the
-window opens. `CompiledCode` therefore takes the mode off while compiled code runs, also for compiled functions, which have no boundary
-that could be hooked.
+A compiled module is recorded at its boundary: hooks stand on what the user calls, none inside. A function mode on the stack is one of
+the things compiled code is guarded by: it would be compiled again when the window opens. Hooks that are there while a module is
+compiled become a part of the code: it would be compiled again when the window closes. `CompiledCode` therefore takes the mode off while
+compiled code runs, and all hooks while code is compiled, also for what has no boundary that we know (compiled functions, a compiled
+model of which only the inside was given to us).
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from types import CodeType, FrameType
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -27,6 +30,7 @@ ORIGINAL = "_orig_mod"
 """Name under which `torch.compile(module)` keeps the module."""
 _ENTRY = "_maybe_set_eval_frame"
 _COMPILED_NODE = "CompiledFunctionBackward"
+_APPLY = ("apply", "apply_boxed")
 
 
 def is_wrapper(module: nn.Module) -> bool:
@@ -73,28 +77,45 @@ class CallBoundary:
             self._module.__dict__["_compiled_call_impl"] = self._compiled
 
 
+class Hooks(Protocol):
+    """What `CompiledCode` needs of the module capture."""
+
+    def hide(self) -> None: ...
+
+    def show(self) -> None: ...
+
+    def seal(self, module: nn.Module) -> None: ...
+
+    def hook_codes(self) -> list[CodeType]: ...
+
+
 class CompiledCode:
-    """Knows when compiled code runs on a thread, and keeps the API capture out of it.
+    """Knows when compiled code runs on a thread, and keeps the capture out of it.
 
     Args:
         api: the capture of the level, None at L0.
+        modules: the hooks of the level, None at L1.
 
     Attributes:
         seen: compiled code ran while the window was open.
     """
 
-    def __init__(self, api: ApiCapture | None) -> None:
+    def __init__(self, api: ApiCapture | None, modules: Hooks | None) -> None:
         self._api = api
+        self._modules = modules
+        self._compiling = 0
         self._local = threading.local()
         self._frame: Any = None
         self._original: Any = None
-        self._apply: Any = None
+        self._apply: dict[str, Any] = {}
+        self._callbacks: Any = None
         self.seen = False
+        self._running = 0
 
     @property
     def inside(self) -> bool:
         """Does this thread run compiled code?"""
-        return getattr(self._local, "at", None) is not None
+        return self._running > 0 and getattr(self._local, "at", None) is not None
 
     def install(self) -> None:
         """Watch the door to compiled code. Without a compiler in the process there is none."""
@@ -104,32 +125,62 @@ class CompiledCode:
         self._frame, self._original = frame, getattr(frame, _ENTRY)
         setattr(frame, _ENTRY, self._set_callback)
         if self._api is not None:
-            self._apply = BackwardCFunction.apply
-            BackwardCFunction.apply = _apply_outside(self._api, self._apply)  # type: ignore[method-assign]
+            self._apply = {name: vars(BackwardCFunction)[name] for name in _APPLY if name in vars(BackwardCFunction)}
+            for name, original in self._apply.items():
+                setattr(BackwardCFunction, name, _apply_outside(self._api, original))
+        if self._modules is not None and hasattr(frame, "skip_code"):
+            for code in self._modules.hook_codes():
+                frame.skip_code(code)
+        self._callbacks = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
+        if self._callbacks is not None:
+            self._callbacks.register_start_callback(self._compilation_begins)
+            self._callbacks.register_end_callback(self._compilation_ends)
 
     def remove(self) -> None:
         """Leave the door as it was."""
         if self._frame is not None and getattr(self._frame, _ENTRY) == self._set_callback:
             setattr(self._frame, _ENTRY, self._original)
-        if self._apply is not None:
-            BackwardCFunction.apply = self._apply  # type: ignore[method-assign]
-        self._frame = self._original = self._apply = None
+        for name, original in self._apply.items():
+            setattr(BackwardCFunction, name, original)
+        if self._callbacks is not None:
+            for registered, ours in (
+                (self._callbacks.remove_start_callback, self._compilation_begins),
+                (self._callbacks.remove_end_callback, self._compilation_ends),
+            ):
+                with contextlib.suppress(ValueError):  # the compiler was reset meanwhile
+                    registered(ours)
+        self._frame = self._original = self._callbacks = None
+        self._apply = {}
+
+    def _compilation_begins(self, _: Any = None) -> None:
+        self._compiling += 1
+        if self._compiling == 1 and self._modules is not None:
+            self._modules.hide()
+
+    def _compilation_ends(self, _: Any = None) -> None:
+        self._compiling -= 1
+        if self._compiling == 0 and self._modules is not None:
+            self._modules.show()
 
     def _set_callback(self, callback: Any) -> Any:
         """Torch calls this with the compiler before compiled code runs on this thread, and with what was before afterwards, both times
         in the frame of the call. Code that is not compiled inside of compiled code switches it off and on, too."""
-        caller = id(sys._getframe(1))
-        if callable(callback) and not self.inside:
+        caller, inside = sys._getframe(1), self.inside
+        if callable(callback) and not inside:
             self._enter(caller)
-            return self._original(callback)
-        result = self._original(callback)
-        if self.inside and self._local.caller == caller:
+        result = self._original(callback)  # from here on a function of ours would be compiled
+        if inside and self._local.caller == id(caller):
             self._leave()
         return result
 
-    def _enter(self, caller: int) -> None:
+    def _enter(self, caller: FrameType) -> None:
+        self._running += 1
         self._local.at = -1
-        self._local.caller = caller
+        self._local.caller = id(caller)
+        if self._modules is not None:
+            module = _target(caller.f_locals.get("fn"))
+            if module is not None:
+                self._modules.seal(module)
         if self._api is not None and self._api.installed:
             self._local.at = modestack.take_out(self._api)
             self._api.away(True)
@@ -141,11 +192,20 @@ class CompiledCode:
             )
 
     def _leave(self) -> None:
+        self._running -= 1
         at, self._local.at = self._local.at, None
         if self._api is not None:
             self._api.away(False)
             if at >= 0 and self._api.installed:
                 modestack.insert(self._api, at)
+
+
+def _target(function: Any) -> nn.Module | None:
+    """The module whose call was compiled; None for a function."""
+    for found in (getattr(function, "__self__", None), getattr(function, "__wrapped__", None)):
+        if isinstance(found, nn.Module):
+            return found
+    return None
 
 
 def _apply_outside(api: ApiCapture, original: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from types import CodeType
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from msprobe_integrations.torch.recorder import Recorder
 from msprobe_integrations.torch.unchanged import Parts
 
 _PRE, _POST = 4, 1  # frames between recorder.begin and the user's call of the module: hook, _call_impl, ...
+Hook = Callable[..., None]
 _SKIPPED_CLASSES = ("FullyShardedDataParallel",)
 
 
@@ -71,6 +73,15 @@ def named_infos(models: nn.Module | Sequence[nn.Module]) -> list[ModuleInfo]:
     return infos
 
 
+def _put_on(module: nn.Module, pre: Hook, post: Hook) -> list[Any]:
+    if compiles_calls(module):
+        return [CallBoundary(module, pre, post)]
+    return [
+        module.register_forward_pre_hook(pre, with_kwargs=True),
+        module.register_forward_hook(post, with_kwargs=True, always_call=True),
+    ]
+
+
 class ModuleCapture:
     """Installs and removes the hooks.
 
@@ -87,8 +98,10 @@ class ModuleCapture:
         self._models: dict[int, nn.Module] = {}
         self._parts = Parts([])
         self._infos: list[ModuleInfo] = []
+        self._hooked: list[tuple[nn.Module, Hook, Hook, list[Any]]] = []
         self._handles: list[Any] = []
         self._installed = False
+        self._sealed: set[int] = set()
         self._grad_counts: dict[str, int] = {}
         self._grads: dict[int, tuple[ModuleInfo, dict[str, TensorRef]]] = {}
 
@@ -110,7 +123,10 @@ class ModuleCapture:
         self._models |= {id(m): m for m in fresh}
         self._parts = Parts(list(self._models.values()))
         known = {id(i.module) for i in self._infos}
-        self._infos += [i for i in named_infos(models) if id(i.module) not in known]
+        for info in named_infos(models):
+            if id(info.module) not in known:  # a module has one name, the first
+                known.add(id(info.module))
+                self._infos.append(info)
         if was_installed:
             self.install()
 
@@ -163,18 +179,46 @@ class ModuleCapture:
 
     def _hook(self, info: ModuleInfo) -> None:
         pre, post = self._hooks(info)
-        if compiles_calls(info.hooked):
-            self._handles.append(CallBoundary(info.hooked, pre, post))
-            return
-        self._handles.append(info.hooked.register_forward_pre_hook(pre, with_kwargs=True))
-        self._handles.append(info.hooked.register_forward_hook(post, with_kwargs=True, always_call=True))
+        self._hooked.append((info.hooked, pre, post, _put_on(info.hooked, pre, post)))
 
     def remove(self) -> None:
         """Take all hooks off."""
+        self.hide()
+        self._hooked.clear()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
         self._installed = False
+
+    def hide(self) -> None:
+        """Take the hooks off for a while: calls in progress go on, and parameter gradients are seen."""
+        for _, _, _, handles in self._hooked:
+            for handle in handles:
+                handle.remove()
+            handles.clear()
+
+    def show(self) -> None:
+        """Put them on again."""
+        for module, pre, post, handles in self._hooked:
+            if not handles:
+                handles += _put_on(module, pre, post)
+
+    def seal(self, module: nn.Module) -> None:
+        """`module` is compiled, together with what is inside it: hooks there see nothing, from now on there are none."""
+        if id(module) in self._sealed:
+            return
+        self._sealed.add(id(module))
+        inside = {id(m) for m in module.modules()}
+        for info in self._infos:
+            info.sealed |= id(info.hooked) in inside and not compiles_calls(info.hooked)
+        outside = []
+        for hooked in self._hooked:
+            if id(hooked[0]) in inside and not compiles_calls(hooked[0]):
+                for handle in hooked[3]:
+                    handle.remove()
+            else:
+                outside.append(hooked)
+        self._hooked = outside
 
     def end_step(self) -> None:
         """Emit parameter gradients of modules of which not all parameters got one, restart numbering."""
@@ -185,7 +229,7 @@ class ModuleCapture:
             info.inside = False
             info.last = None
 
-    def _hooks(self, info: ModuleInfo) -> tuple[Callable[..., None], Callable[..., None]]:
+    def _hooks(self, info: ModuleInfo) -> tuple[Hook, Hook]:
         recorder, on = self._recorder, self._on
         compiling = torch.compiler.is_compiling
 
@@ -274,6 +318,11 @@ class ModuleCapture:
         sections: dict[str, Any] = {n: [ref] for n, ref in grads.items()}
         recorder.record(Entry(name, sections, None, -1, recorder.micro_step))
         recorder.tree.gradients_of(name, info.last)
+
+    @classmethod
+    def hook_codes(cls) -> list[CodeType]:
+        """The code of the hooks: it is never worth compiling."""
+        return [constant for constant in cls._hooks.__code__.co_consts if isinstance(constant, CodeType)]
 
     def _fail(self, error: Exception) -> None:
         self._recorder.pipeline.faults.fail("module capture", error)
