@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,9 +14,10 @@ import numpy.typing as npt
 
 from msprobe_engine import rows as R
 from msprobe_engine.dump import framelog, layout, text
-from msprobe_engine.dump.parsed import DumpedEntry, DumpedTensor, EntryParser, StepDump
-from msprobe_engine.dump.reader import Rank, collection_paused, load_rank_directory, open_dump, read_bytes, read_json
-from msprobe_engine.errors import DumpFormatError, UsageError
+from msprobe_engine.dump.parsed import DumpedEntry, DumpedTensor, StepDump
+from msprobe_engine.dump.reader import Rank, collection_paused, load_rank_directory, open_dump, read_bytes
+from msprobe_engine.dump.shapes import with_shapes
+from msprobe_engine.errors import DumpFormatError
 from msprobe_engine.records import Entry, TensorRef
 
 ROWS, CHECKSUMS, STATISTICS, UNKNOWN = "rows", "checksums", "statistics", ""
@@ -100,30 +101,6 @@ def _logged_rows(file: Path) -> list[int]:
     tensors = logged.template.ops[logged.template.ops[:, 1] == text.TAIL]
     rows: list[int] = logged.slots[tensors[:, 3]].tolist()
     return rows
-
-
-def with_shapes(dump: StepDump) -> tuple[StepDump, _Rows]:
-    """A structure dump with the records of its shapes.json, and the row of each of their tensors.
-
-    Raises:
-        UsageError: there is no shapes.json: the existing tool wrote it, or an earlier version of this one.
-        DumpFormatError: it is damaged.
-    """
-    file = dump.directory / layout.SHAPES
-    if not file.exists():
-        raise UsageError(
-            f"{dump.directory}: task 'structure' of the existing tool writes names and no shapes, so sizes are not known; "
-            "give a dump of task statistics, or a structure dump of this tool"
-        )
-    document = read_json(file)
-    data = document.get("data") if isinstance(document, dict) else None
-    if not isinstance(data, dict):
-        raise DumpFormatError(f"{file}: key 'data' is missing or no JSON object; the file is damaged")
-    rows = document.get("rows")
-    valid = isinstance(rows, list) and all(isinstance(row, int) and -1 <= row < 1 << 40 for row in rows)
-    known = valid and any(row >= 0 for row in rows)
-    parser = EntryParser(str(file), dump.stacks, dump.construct, dump.header)
-    return replace(dump, entries={name: parser.entry(name, value) for name, value in data.items()}), rows if known else None
 
 
 class _Tensors:

@@ -21,10 +21,10 @@ from typing import Any, TypeVar
 
 from msprobe_engine import names
 from msprobe_engine.dump import layout
-from msprobe_engine.dump.cost_source import with_shapes
 from msprobe_engine.dump.parsed import DumpedEntry, StepDump
 from msprobe_engine.dump.reader import DumpDirectory, Rank, open_dump
 from msprobe_engine.dump.record import KINDS, Record, Tensor, kind_of
+from msprobe_engine.dump.shapes import with_shapes
 from msprobe_engine.dump.tensor_reader import not_saved
 from msprobe_engine.errors import UsageError
 
@@ -73,16 +73,10 @@ class Dump:
         """
         step, rank = key if isinstance(key, tuple) else (key, None)
         if rank is None:
-            ranks = self.ranks(step)
-            rank = ranks[0] if len(ranks) == 1 else None
-        if rank is not None and (step, rank) in self._kept:
-            self._kept.move_to_end((step, rank))
-            return self._kept[step, rank]
-        if rank is None:
-            self._directory.path(step, rank)  # raises: the choice is not clear
-        assert rank is not None
-        snapshot = self._load(step, rank)
-        self._kept[step, rank] = snapshot
+            self._directory.path(step)  # raises when there are several
+            rank = self.ranks(step)[0]
+        snapshot = self._kept[step, rank] = self._load(step, rank)
+        self._kept.move_to_end((step, rank))
         while len(self._kept) > _KEPT:
             self._kept.popitem(last=False)
         return snapshot
