@@ -1,7 +1,7 @@
 """Reads shapes.json: the records of a structure dump, whose dump.json has none.
 
-``{"rows": [0, 1, 0, ...], "data": {record: as in dump.json, statistics null}}``; ``rows`` has a number per tensor in their order, -1 where there
-was nothing to read, and equal numbers mean the same tensor.
+``{"rows": [0, 1, 0, ...], "data": {record: as in dump.json, statistics null}}``; ``rows`` has a number per tensor in their order, -1
+where there was nothing to read, and equal numbers mean the same tensor.
 """
 
 from __future__ import annotations
