@@ -45,9 +45,10 @@ class Handles:
 
     def install(self) -> None:
         """Wrap the methods."""
-        self._wrap(dist.Work, "wait", self._waits)
-        self._wrap(dist.Work, "is_completed", self._asks)
-        self._wrap(dist.Work, "get_future", self._gives)
+        for work in _with_subclasses(dist.Work):
+            self._wrap(work, "wait", self._waits)
+            self._wrap(work, "is_completed", self._asks)
+            self._wrap(work, "get_future", self._gives)
         future = torch._C.Future
         self._wrap(future, "wait", self._waits)
         self._wrap(future, "value", self._waits)
@@ -110,12 +111,12 @@ class Handles:
         with _no_torch_function():
             for work, begun in owned:
                 on_host = any(t.device.type == "cpu" for _, open_ in begun for t in open_.written)
-                if not on_host or work.is_completed():
+                if not on_host or _is_done(work):
                     for observer, _ in begun:
                         observer.waited(work)
 
     def _wrap(self, owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
-        original = getattr(owner, name, None)
+        original = vars(owner).get(name)  # what a class inherits is wrapped where it is defined
         if original is not None:
             self._originals.append((owner, name, original))
             setattr(owner, name, wrapper(original))
@@ -204,3 +205,16 @@ class Handles:
             return original(name)
 
         return warn_not_in_group
+
+
+def _is_done(work: Any) -> bool:
+    """Are the results there? Gloo completes the future, which the reducer waits for, a moment before the work."""
+    try:
+        return bool(work.get_future().done())
+    except Exception:  # not every backend has one
+        return bool(work.is_completed())
+
+
+def _with_subclasses(cls: type) -> list[type]:
+    """The class and those derived from it, as far as they are known now; backends in Python have work of their own kind."""
+    return [cls, *(found for child in cls.__subclasses__() for found in _with_subclasses(child))]
