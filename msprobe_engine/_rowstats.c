@@ -33,7 +33,6 @@ static const unsigned char ITEM[CODES] = {4, 8, 2, 2, 1, 2, 4, 8, 1, 2, 4, 8, 1,
 
 #define XORC 0x9E3779B9u
 #define BLOCK 1024
-#define CHUNK_BYTES 16384
 #define CHUNK_MAX 4096
 #define GIL_BYTES (64 * 1024)
 #define SPLIT_BYTES (1024 * 1024)
@@ -52,6 +51,7 @@ typedef struct {
 } Acc;
 
 static uint32_t w32[BLOCK + 64] __attribute__((aligned(64)));
+static uint32_t w32_next[BLOCK + 64] __attribute__((aligned(64))); /* w32 from its second element on */
 static float fp8_table[5][256];
 
 static inline uint64_t splitmix64(uint64_t x) {
@@ -560,6 +560,7 @@ static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_rowstats", "Statist
 
 PyMODINIT_FUNC PyInit__rowstats(void) {
     for (int k = 0; k < BLOCK + 64; k++) w32[k] = (uint32_t)(splitmix64(0x6D7370726F626500ull + (uint64_t)(k % BLOCK)) >> 32) | 1u;
+    memcpy(w32_next, w32 + 1, (BLOCK + 63) * sizeof *w32);
     for (int kind = 0; kind < 5; kind++)
         for (int b = 0; b < 256; b++) fp8_table[kind][b] = fp8(kind, b);
     crc_setup();
@@ -818,25 +819,26 @@ static void K(sum_i64)(const int64_t *p, size_t n, Acc *a, uint64_t flip) {
     }
 }
 
-/* Sum of (word ^ XORC) * weight over n words that lie in one block. */
+/* Sum of (word ^ XORC) * weight over n words that lie in one block, from its word k on. */
 #define DIGEST(NAME, T, LOADV)                                                                   \
-    static uint64_t K(NAME)(const T *p, size_t n, const uint32_t *w) {                           \
+    static uint64_t K(NAME)(const T *p, size_t n, size_t k) {                                    \
         uint64_t total = 0;                                                                      \
         size_t i = 0;                                                                            \
         DIGEST_VECTOR(LOADV)                                                                     \
-        for (; i < n; i++) total += (uint64_t)((uint32_t)p[i] ^ XORC) * w[i];                    \
+        for (; i < n; i++) total += (uint64_t)((uint32_t)p[i] ^ XORC) * w32[k + i];              \
         return total;                                                                            \
     }
 #if ISA > 0
-/* The even words of a vector are multiplied in place, the odd ones after a shift; w + i + 1 has their weights at even places. */
+/* The even words of a vector are multiplied in place, the odd ones after a shift; w32_next has their weights at even places. */
 #define DIGEST_VECTOR(LOADV)                                                                     \
     if (n >= FW) {                                                                               \
         VI s0 = V(set1_epi32)(0), s1 = s0;                                                       \
         const VI c = V(set1_epi32)((int)XORC);                                                   \
         for (; i + FW <= n; i += FW) {                                                           \
+            FETCH_NEXT(p + i);                                                                   \
             VI x = XORI(LOADV(p + i), c);                                                        \
-            s0 = V(add_epi64)(s0, V(mul_epu32)(x, LOADI(w + i)));                                \
-            s1 = V(add_epi64)(s1, V(mul_epu32)(V(srli_epi64)(x, 32), LOADI(w + i + 1)));         \
+            s0 = V(add_epi64)(s0, V(mul_epu32)(x, LOADI(w32 + k + i)));                          \
+            s1 = V(add_epi64)(s1, V(mul_epu32)(V(srli_epi64)(x, 32), LOADI(w32_next + k + i)));  \
         }                                                                                        \
         uint64_t lanes[DW];                                                                      \
         STOREI(lanes, V(add_epi64)(s0, s1));                                                     \
@@ -858,11 +860,11 @@ static uint64_t K(digest)(const uint8_t *p, size_t n, int item, uint64_t index0)
         size_t k = (size_t)(j % BLOCK), m = BLOCK - k < words ? BLOCK - k : words;
         uint64_t s;
         if (word == 4)
-            s = K(digest32)((const uint32_t *)p, m, w32 + k);
+            s = K(digest32)((const uint32_t *)p, m, k);
         else if (word == 2)
-            s = K(digest16)((const uint16_t *)p, m, w32 + k);
+            s = K(digest16)((const uint16_t *)p, m, k);
         else
-            s = K(digest8)(p, m, w32 + k);
+            s = K(digest8)(p, m, k);
         total += s * (splitmix64(j / BLOCK) | 1);
         p += m * word;
         j += m;
@@ -897,6 +899,7 @@ static void K(half)(const uint16_t *p, float *to, size_t n) {
 static uint64_t K(words)(const uint8_t *p, size_t n) {
     uint64_t lanes[8] = {0}, more[8];
     for (; n >= 64; p += 64, n -= 64) {
+        FETCH_NEXT(p);
         memcpy(more, p, 64);
         for (int l = 0; l < 8; l++) lanes[l] ^= more[l];
     }
@@ -914,53 +917,58 @@ static void K(checksums)(const uint8_t *p, size_t n, Acc *a, int want) {
     a->bytes += n;
 }
 
-static void K(run)(const uint8_t *p, size_t n, int code, Acc *a, int want, uint64_t index0) {
+/* The statistics of at most CHUNK_MAX elements. */
+static void K(statistics)(const uint8_t *p, size_t m, int code, Acc *a) {
     float to_float[CHUNK_MAX] __attribute__((aligned(64)));
     double to_double[CHUNK_MAX] __attribute__((aligned(64)));
+    switch (code) {
+    case F32: K(sum_f32)((const float *)p, m, a); return;
+    case F64: K(sum_f64)((const double *)p, m, a); return;
+    case I64: K(sum_i64)((const int64_t *)p, m, a, 0); return;
+    case U64: K(sum_i64)((const int64_t *)p, m, a, 1ull << 63); return;
+    case F16: K(half)((const uint16_t *)p, to_float, m); break;
+    case BF16:
+        for (size_t i = 0; i < m; i++) ((uint32_t *)(void *)to_float)[i] = (uint32_t)((const uint16_t *)p)[i] << 16;
+        break;
+    case I8: CONVERT(int8_t, float) break;
+    case U8: CONVERT(uint8_t, float) break;
+    case I16: CONVERT(int16_t, float) break;
+    case U16: CONVERT(uint16_t, float) break;
+    case BOOL:
+        for (size_t i = 0; i < m; i++) to_float[i] = p[i] ? 1.0f : 0.0f;
+        break;
+    case I32: CONVERT(int32_t, double) K(sum_f64)(to_double, m, a); return;
+    case U32: CONVERT(uint32_t, double) K(sum_f64)(to_double, m, a); return;
+    case C64:
+        for (size_t i = 0; i < m; i++) {
+            double re = ((const float *)p)[2 * i], im = ((const float *)p)[2 * i + 1];
+            to_double[i] = sqrt(re * re + im * im); /* exact enough: float32 squares neither over- nor underflow in float64 */
+        }
+        K(sum_f64)(to_double, m, a);
+        return;
+    case C128:
+        for (size_t i = 0; i < m; i++) {
+            double re = ((const double *)p)[2 * i], im = ((const double *)p)[2 * i + 1];
+            to_double[i] = isnan(re) || isnan(im) ? NAN : hypot(re, im);
+        }
+        K(sum_f64)(to_double, m, a);
+        return;
+    default:
+        for (size_t i = 0; i < m; i++) to_float[i] = fp8_table[code - E4M3FN][p[i]];
+    }
+    K(sum_f32)(to_float, m, a);
+}
+
+/* Statistics first: they take long enough for the chunk to arrive, and the checksums find it in the cache. */
+static void K(run)(const uint8_t *p, size_t n, int code, Acc *a, int want, uint64_t index0) {
     int item = ITEM[code];
     size_t chunk = CHUNK_BYTES / (size_t)item < CHUNK_MAX ? CHUNK_BYTES / (size_t)item : CHUNK_MAX, m;
     for (; n; n -= m, p += m * (size_t)item, index0 += m) {
         m = chunk - (size_t)(index0 % BLOCK); /* chunks end where blocks end */
         if (m > n) m = n;
+        if (!(want & ONLY)) K(statistics)(p, m, code, a);
         if (want & WANT_DIGEST) a->digest += K(digest)(p, m, item, index0);
         if (want & (WANT_CRC | WANT_XOR)) K(checksums)(p, m * (size_t)item, a, want);
-        if (want & ONLY) continue;
-        switch (code) {
-        case F32: K(sum_f32)((const float *)p, m, a); continue;
-        case F64: K(sum_f64)((const double *)p, m, a); continue;
-        case I64: K(sum_i64)((const int64_t *)p, m, a, 0); continue;
-        case U64: K(sum_i64)((const int64_t *)p, m, a, 1ull << 63); continue;
-        case F16: K(half)((const uint16_t *)p, to_float, m); break;
-        case BF16:
-            for (size_t i = 0; i < m; i++) ((uint32_t *)(void *)to_float)[i] = (uint32_t)((const uint16_t *)p)[i] << 16;
-            break;
-        case I8: CONVERT(int8_t, float) break;
-        case U8: CONVERT(uint8_t, float) break;
-        case I16: CONVERT(int16_t, float) break;
-        case U16: CONVERT(uint16_t, float) break;
-        case BOOL:
-            for (size_t i = 0; i < m; i++) to_float[i] = p[i] ? 1.0f : 0.0f;
-            break;
-        case I32: CONVERT(int32_t, double) K(sum_f64)(to_double, m, a); continue;
-        case U32: CONVERT(uint32_t, double) K(sum_f64)(to_double, m, a); continue;
-        case C64:
-            for (size_t i = 0; i < m; i++) {
-                double re = ((const float *)p)[2 * i], im = ((const float *)p)[2 * i + 1];
-                to_double[i] = sqrt(re * re + im * im); /* exact enough: float32 squares neither over- nor underflow in float64 */
-            }
-            K(sum_f64)(to_double, m, a);
-            continue;
-        case C128:
-            for (size_t i = 0; i < m; i++) {
-                double re = ((const double *)p)[2 * i], im = ((const double *)p)[2 * i + 1];
-                to_double[i] = isnan(re) || isnan(im) ? NAN : hypot(re, im);
-            }
-            K(sum_f64)(to_double, m, a);
-            continue;
-        default:
-            for (size_t i = 0; i < m; i++) to_float[i] = fp8_table[code - E4M3FN][p[i]];
-        }
-        K(sum_f32)(to_float, m, a);
     }
 }
 
