@@ -10,7 +10,7 @@ class DiskQuota:
     `used`, and `used` never more than `limit`.
 
     Args:
-        limit: bytes, 0: no limit, and nothing is counted.
+        limit: bytes, 0: no limit.
     """
 
     def __init__(self, limit: int = 0) -> None:
@@ -20,16 +20,13 @@ class DiskQuota:
 
     def take(self, nbytes: int) -> bool:
         """Take `nbytes`; False when they are not there, and nothing is taken."""
-        if not self.limit:
-            return True
         with self._lock:
-            if self.used + nbytes > self.limit:
+            if self.limit and self.used + nbytes > self.limit:
                 return False
             self.used += nbytes
             return True
 
     def give(self, nbytes: int) -> None:
         """Give back what was taken and not used."""
-        if self.limit:
-            with self._lock:
-                self.used -= nbytes
+        with self._lock:
+            self.used -= nbytes

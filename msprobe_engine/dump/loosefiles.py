@@ -13,8 +13,6 @@ Maker = Callable[[str, tuple[int, ...]], Sample]
 """Lets the framework write a file for one dtype and shape."""
 
 _MOST_TEMPLATES = 4096
-_AT_ONCE = 256 << 10
-"""A larger file is written under a temporary name, so that a process killed in the middle does not leave half of it."""
 
 
 class Templates:
@@ -73,17 +71,12 @@ class LooseFiles:
         self._quota.give(max(0, payload.reserved - size))
         payload.reserved = size
         tail = template.tail(hostkernel.crc32(payload.address, payload.nbytes))
-        with files.lock:
-            # a rename costs as much as writing a small file: these get their name at once when it is known
-            first = payload.names[0] if payload.names and payload.nbytes <= _AT_ONCE else f".{payload.row}.tmp"
-        files.write(first, [template.head, payload.view, memoryview(tail)])
+        temporary = f".{payload.row}.tmp"  # a process killed in the middle must not leave half a file under its name
+        files.write(temporary, [template.head, payload.view, memoryview(tail)])
         self._release(payload)
         with files.lock:
-            payload.where, payload.state = first, WRITTEN
+            payload.where, payload.state = temporary, WRITTEN
             names, payload.names = payload.names, []
-            if first in names:
-                payload.names.append(first)
-                names.remove(first)
             for name in names:
                 self.named(payload, name)
 

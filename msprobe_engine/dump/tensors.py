@@ -23,7 +23,7 @@ from msprobe_engine.dump.diskquota import DiskQuota
 from msprobe_engine.dump.hostmemory import PATIENCE_SECONDS, PLAIN, HostMemory
 from msprobe_engine.dump.layout import DumpWriteError
 from msprobe_engine.dump.loosefiles import LooseFiles, Maker, Templates
-from msprobe_engine.dump.stepfiles import LOST, NO_MEMORY, NO_NAME, NOT_COPIED, NOT_WRITTEN, OVER_QUOTA, Payload, StepFiles
+from msprobe_engine.dump.stepfiles import LOST, NO_MEMORY, NO_NAME, NOT_COPIED, NOT_WRITTEN, OVER_QUOTA, WRITTEN, Payload, StepFiles
 from msprobe_engine.dump.template import Options
 from msprobe_engine.dump.tensor_names import tensor_files
 from msprobe_engine.guard import Faults
@@ -236,7 +236,7 @@ class TensorStore:
             except Exception as error:
                 self._fail(error, files.tensors)
         files.close()
-        self.written += len(files.names)
+        self.written += sum(name in payload.names for name, (_, payload) in files.names.items() if payload.state == WRITTEN)
         saved = _saved(files)
         with self._lock:
             if self._steps.get(number) is files:

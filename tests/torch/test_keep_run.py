@@ -1,0 +1,230 @@
+"""Saved tensors of whole runs: names and files agree, the training keeps its bits, killed and forked processes, two ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from msprobe_engine.dump.reader import open_dump
+from msprobe_engine.dump.tensor_reader import TensorFiles
+from msprobe_engine.names import tensor_file
+from msprobe_engine.settings.schema import DumpSettings, IncidentSettings, ProbeSettings
+from msprobe_integrations.torch.backend import TorchBackend
+from msprobe_integrations.torch.debugger import PrecisionDebugger
+from msprobe_integrations.torch.probe import TorchProbe
+
+FORMATS = ("files", "packed")
+
+
+def train(config: dict[str, Any], directory: Path, steps: int = 2, watch: Callable[[int], None] = lambda _: None) -> list[torch.Tensor]:
+    """A small training under PrecisionDebugger; returns the parameters."""
+    path = directory / "config.json"
+    path.write_text(json.dumps({"dump_path": str(directory / "dump"), "level": "mix", **config}))
+    PrecisionDebugger._instance = None
+    debugger = PrecisionDebugger(str(path))
+    torch.manual_seed(7)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(inplace=True), nn.Dropout(0.5), nn.Linear(16, 4))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    try:
+        for step in range(steps):
+            debugger.start(model)
+            loss = model(torch.randn(5, 8)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            debugger.stop()
+            debugger.step()
+            watch(step)
+    finally:
+        debugger.run.at_exit()
+        PrecisionDebugger._instance = None
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def check(directory: Path, step: int) -> int:
+    """Every tensor with values has a name, every name its tensor with the statistics of the record, nothing else is there."""
+    dump = open_dump(directory / "dump").load(step)
+    assert dump.complete
+    backend, used = TorchBackend(), set()
+    for record, entry in dump.entries.items():
+        for place, tensor in entry.tensors():
+            if tensor.max is None:
+                continue
+            assert tensor.data_name == tensor_file(record, place)
+            found = dump.files.load(tensor.data_name, backend)
+            used.add(tensor.data_name)
+            assert (str(found.dtype), tuple(found.shape)) == (tensor.description.dtype, tensor.description.shape)
+            if found.dtype != torch.bool:
+                assert found.max().item() == tensor.max
+                assert found.min().item() == tensor.min
+    assert used == set(dump.files.names())
+    return len(used)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_names_and_files_agree(tmp_path: Path, form: str) -> None:
+    """Task tensor at level mix: inputs, outputs, parameters, gradients, of modules and APIs."""
+    train({"task": "tensor", "tensor": {"tensor_format": form}}, tmp_path)
+    assert check(tmp_path, 0) > check(tmp_path, 1) > 60  # in its first step Adam makes its state
+    dump = open_dump(tmp_path / "dump").load(0)
+    assert dump.task == "tensor"
+    assert dump.header["dump_data_dir"] == str(dump.directory / "dump_tensor_data")
+    names = dump.files.names()
+    assert "Module.0.Linear.forward.0.parameters.weight.pt" in names
+    assert "Module.0.Linear.parameters_grad.0.weight.pt" in names
+    assert "Functional.linear.0.backward.output.1.pt" in names
+
+
+def test_same_training(tmp_path: Path) -> None:
+    """Dropout, Adam and in-place activations give the same bits whatever is saved."""
+    wanted = train({"task": "statistics", "rank": [5]}, tmp_path)
+    for form in FORMATS:
+        found = train({"task": "tensor", "tensor": {"tensor_format": form, "memory_budget_mb": 1}}, tmp_path)
+        assert all(torch.equal(a, b) for a, b in zip(found, wanted))
+
+
+def test_tensor_list(tmp_path: Path) -> None:
+    """Under task statistics the tensors of the listed records are saved, and only theirs have names."""
+    train({"task": "statistics", "statistics": {"tensor_list": ["relu", "Linear.parameters_grad"]}}, tmp_path)
+    dump = open_dump(tmp_path / "dump").load(0)
+    named = {record for record, entry in dump.entries.items() for _, t in entry.tensors() if t.data_name}
+    assert named == {record for record in dump.entries if "relu" in record or "Linear.parameters_grad" in record}
+    assert len(dump.files.names()) == sum(len(list(e.tensors())) for r, e in dump.entries.items() if r in named)
+    assert dump.header["dump_data_dir"] is not None
+
+
+@pytest.mark.parametrize(("mode", "words"), [(["forward", "input"], {"input"}), (["backward"], {"input", "output", "parameters_grad"})])
+def test_data_mode(tmp_path: Path, mode: list[str], words: set[str]) -> None:
+    """What dump.json does not have is not saved either."""
+    train({"task": "tensor", "tensor": {"data_mode": mode}}, tmp_path, steps=1)
+    check(tmp_path, 0)
+    dump = open_dump(tmp_path / "dump").load(0)
+    places = {"parameters_grad" if "parameters_grad" in r else p.split(".")[0] for r, e in dump.entries.items() for p, _ in e.tensors()}
+    assert places == words
+
+
+def test_quota_of_a_run(tmp_path: Path) -> None:
+    """Tensors that do not fit have no data_name, are counted in the header and listed, over all steps together."""
+    train({"task": "tensor", "tensor": {"max_disk_gb": 0.0001}}, tmp_path, steps=3)
+    lost = 0
+    for step in range(3):
+        dump = open_dump(tmp_path / "dump").load(step)
+        named = {t.data_name for e in dump.entries.values() for _, t in e.tensors() if t.data_name}
+        assert named == set(dump.files.names())
+        lost += dump.header.get("lost", {}).get("tensors over max_disk_gb", 0)
+        assert (dump.directory / "not_saved.json").exists() == ("lost" in dump.header)
+    assert lost > 0
+    files = {p.stat().st_ino: p.stat().st_size for p in (tmp_path / "dump").rglob("*.pt")}
+    assert sum(files.values()) <= 100_000
+
+
+def test_a_second_run_into_the_same_directory(tmp_path: Path) -> None:
+    """Tensor files of an earlier run are gone, those of the new one are all there."""
+    train({"task": "tensor", "rank": [], "tensor": {"tensor_format": "packed"}}, tmp_path, steps=1)
+    train({"task": "tensor", "tensor": {"list": ["relu"]}}, tmp_path, steps=1)
+    assert check(tmp_path, 0) < 10
+    assert not list((tmp_path / "dump").rglob("*.safetensors"))
+
+
+def test_probe(tmp_path: Path) -> None:
+    """The dump section of TorchProbe saves tensors in the same way."""
+    dump = DumpSettings(task="tensor", level="L0", step=(1,), tensor_format="packed", dump_path=str(tmp_path / "dump"))
+    probe = TorchProbe(ProbeSettings(output_dir=str(tmp_path), dump=dump, incident=IncidentSettings(enabled=False), strict=True))
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    probe.attach(model)
+    for step in range(3):
+        probe.begin_step(step)
+        model(torch.rand(2, 4)).sum().backward()
+        probe.end_step()
+    probe.close()
+    assert check(tmp_path, 1) > 8
+    assert open_dump(tmp_path / "dump").steps == [1]
+
+
+KILLED = """
+    import os, sys, torch
+    from torch import nn
+    from msprobe_integrations.torch.debugger import PrecisionDebugger
+    debugger = PrecisionDebugger(sys.argv[1])
+    model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)))
+    print("ready", flush=True)
+    debugger.start(model)
+    while True:
+        model(torch.rand(64, 256)).sum().backward()
+"""
+
+
+@pytest.mark.framework
+@pytest.mark.parametrize("form", FORMATS)
+def test_killed_in_the_middle_of_a_step(tmp_path: Path, form: str) -> None:
+    """SIGKILL leaves an unfinished step whose saved tensors can be read by name."""
+    config = tmp_path / "config.json"
+    options = {"tensor_format": form, "memory_budget_mb": 16}
+    config.write_text(json.dumps({"task": "tensor", "level": "L0", "dump_path": str(tmp_path / "dump"), "tensor": options}))
+    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(KILLED), str(config)], stdout=subprocess.PIPE)
+    folder = None
+    until = time.monotonic() + 60
+    while time.monotonic() < until and (folder is None or len(TensorFiles(folder).names()) < 20):
+        time.sleep(0.05)
+        folder = next((tmp_path / "dump").glob("step0/*"), None)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    dump = open_dump(tmp_path / "dump").load(0)
+    assert not dump.complete
+    names, backend = dump.files.names(), TorchBackend()
+    assert len(names) >= 20
+    for name in names:
+        assert dump.files.load(name, backend).numel() in (64 * 256, 256 * 256, 256)
+    assert any(".parameters." in name for name in names)
+
+
+@pytest.mark.framework
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_forked_child_saves_nothing(tmp_path: Path, form: str) -> None:
+    """A child of a dumping process runs the same code without saving and without hanging, and the parent goes on."""
+
+    def fork(step: int) -> None:
+        if step == 0:
+            debugger = PrecisionDebugger._instance
+            assert debugger is not None
+            child = os.fork()
+            if child == 0:
+                try:
+                    debugger.start(nn.Linear(2, 2))
+                    torch.ones(3) + 1
+                    debugger.stop()
+                    debugger.step()
+                finally:
+                    os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+
+    train({"task": "tensor", "tensor": {"tensor_format": form}}, tmp_path, 3, fork)
+    assert check(tmp_path, 1) == check(tmp_path, 2)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_no_growth(tmp_path: Path, form: str) -> None:
+    """200 dumped steps: neither memory, nor open files, nor threads grow."""
+    seen: list[tuple[int, int]] = []
+
+    def look(step: int) -> None:
+        if step in (40, 199):
+            resident = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+            seen.append((resident, len(os.listdir("/proc/self/fd"))))
+
+    train({"task": "tensor", "level": "L0", "tensor": {"tensor_format": form, "memory_budget_mb": 8}}, tmp_path, 200, look)
+    assert seen[1][0] - seen[0][0] < 12 << 20
+    assert seen[1][1] <= seen[0][1] + 2
