@@ -1,4 +1,4 @@
-"""Cost of statistics per tensor: kernel, kernel with digest, torch operators, and the usual four separate passes.
+"""Cost of statistics per tensor: kernel, kernel with digest or checksums, torch operators, and the usual four separate passes.
 
     python benchmarks/reduce.py [--dtype float32] [--threads 1] [--max 10000000]
     python benchmarks/reduce.py --device cuda [--dtype bfloat16] [--max 1000000000]      (npu likewise)
@@ -131,16 +131,19 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     hostkernel.set_threads(options.threads)
     dtype = getattr(torch, options.dtype)
-    plain, digest = TorchBackend(), TorchBackend(digest=True)
+    plain, digest, crc, xor = TorchBackend(), TorchBackend(digest=True), TorchBackend(), TorchBackend()
+    crc.want_checksum, xor.want_checksum = "crc32", "xor"
     print(f"{options.dtype}, {options.threads} thread(s), C kernel: {'yes' if hostkernel.available else 'no'}; us per tensor (GB/s)")
-    print(f"{'elements':>10} {'kernel':>18} {'kernel+digest':>18} {'torch operators':>18} {'max/min/mean/norm':>18}")
+    heads = ["kernel", "kernel+digest", "kernel+CRC-32", "kernel+XOR", "torch operators", "max/min/mean/norm"]
+    print(f"{'elements':>10} " + " ".join(f"{head:>18}" for head in heads))
     points: dict[str, list[tuple[int, float]]] = {"statistics": [], "with digest": []}
     size = 10
     while size <= options.max:
         x = torch.randn(size).to(dtype)
         size_bytes = size * x.element_size()
         a, b = through_backend(plain, x, size), through_backend(digest, x, size)
-        times = [a, b, by_operators(x, size), seconds(lambda x=x: four_passes(x), size)]  # type: ignore[misc]
+        times = [a, b, through_backend(crc, x, size), through_backend(xor, x, size), by_operators(x, size)]
+        times.append(seconds(lambda x=x: four_passes(x), size))  # type: ignore[misc]
         print(f"{size:>10} " + " ".join(f"{t * 1e6:>10.2f} ({size_bytes / t / 1e9:5.1f})" for t in times), flush=True)
         points["statistics"].append((size_bytes, a))
         points["with digest"].append((size_bytes, b))
