@@ -45,6 +45,7 @@ VARIANTS = {
     "p2p": Variant(does=("p2p",), only="26.2.0"),  # 8.1.1 waits for ever on gloo
     "inplace": Variant(does=("inplace",)),
     "recompute": Variant(does=("recompute",)),
+    "nan": Variant(does=("nan",)),
     "default_risk": Variant(common=(("risk_level", None),), only="26.2.0"),
     "core_risk": Variant(common=(("risk_level", "CORE"),), only="26.2.0"),
     "no_extra": Variant(common=(("extra_info", False),), only="26.2.0"),
@@ -95,7 +96,7 @@ def cells(version: str) -> list[Cell]:
     found = [Cell(task, level, mode, ranks) for ranks in (1, 2) for task in TASKS for level in LEVELS for mode in modes]
     for name in _VARIANTS_OF_MIX:
         if VARIANTS[name].only in ("", version):
-            found.append(Cell("statistics", "mix", "statistics", 2 if name in ("p2p", "one_step") else 1, name))
+            found.append(Cell("statistics", "mix", "statistics", 2 if name in ("p2p", "one_step", "nan") else 1, name))
     return found
 
 

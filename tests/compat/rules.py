@@ -39,7 +39,7 @@ RULES: tuple[Rule, ...] = (
         "8.1.1 turns integers and float64 into float32 first: large ones are rounded or Infinity; here exact.",
         why.through_float32,
     ),
-    Rule("complex-norm", "Norm of complex tensors: null there, the norm of the absolute values here.", why.complex_norm),
+    Rule("complex", "Complex tensors: of the absolute values in double here, Norm too; in float32 without Norm there.", why.complex_values),
     Rule("low-precision", "Mean and Norm of float16 and bfloat16: summed in that dtype there, in double here.", why.low_precision),
     Rule(
         "scalar-norm", "Norm of a tensor without dimensions: its value there, so maybe negative; its absolute value here.", why.scalar_norm
@@ -79,7 +79,7 @@ RULES: tuple[Rule, ...] = (
     Rule("stack-frames", "Stacks have no frames of the tool and of torch's module calls: the user's line comes first.", why.stack_frames),
     # arguments
     Rule("positional-dtype", "A dtype or device passed by position: its value here, `{}` there.", why.positional_dtype),
-    Rule("collective-facts", "Collectives say group_ranks, reduce, async, root, peer.", why.collective_facts),
+    Rule("collective-facts", "Collectives say in `tags` their group_ranks, reduce, async, root, peer.", why.collective_facts),
     Rule(
         "written-buffers",
         "8.1.1: buffers that a collective only writes are recorded as inputs; here null, as in 26.2.0.",
@@ -102,6 +102,7 @@ RULES: tuple[Rule, ...] = (
     Rule("accumulated", "Several backward passes: 8.1.1 has the last increment of a parameter gradient; here the sum.", why.accumulated),
     # head and facts
     Rule("header", "Further keys before `data`: nonfinite_counts, summary_mode, micro_steps, lost.", why.header),
+    Rule("shapes-file", "Task structure writes shapes.json, from which `msprobe estimate` tells sizes.", why.shapes_file),
     Rule("recompute", "`is_recompute` stands where it is true (8.1.1: always; 26.2.0: never).", why.recompute_said),
     Rule("rank-directory", "Without a process group: directory `proc{pid}`, as in 26.2.0; 8.1.1: `rank`.", why.rank_directory),
 )

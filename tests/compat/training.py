@@ -9,7 +9,8 @@ log per rank. The tool is the one whose ``msprobe`` is importable: only names th
 What the training is made to show: modules called with positional and keyword tensors, nested and dict outputs, a frozen parameter,
 casts to bfloat16 and back, dropout, masks with infinities, integer, bool, double, complex and empty tensors, gradient clipping, AdamW
 and SGD, and in the second step two micro batches. Two ranks add DDP and collectives. On request (``does``): ``p2p`` sends and receives,
-``inplace`` an activation in place, ``recompute`` the second block recomputed in the backward pass.
+``inplace`` an activation in place, ``recompute`` the second block recomputed in the backward pass, ``nan`` the logarithm of negative
+numbers in the second block of the last rank.
 """
 
 from __future__ import annotations
@@ -55,12 +56,15 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     def __init__(self) -> None:
         super().__init__()
+        self.poisoned = False
         self.up = nn.Linear(WIDTH, 2 * WIDTH)
         self.act = nn.GELU()
         self.down = nn.Linear(2 * WIDTH, WIDTH)
         self.drop = nn.Dropout(0.0)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.poisoned:
+            x = torch.log(x)
         return self.drop(self.down(self.act(self.up(x))))
 
 
@@ -173,6 +177,8 @@ def train(job: dict[str, Any]) -> None:
     debugger = PrecisionDebugger(config_path=str(config))
     model: nn.Module = Transformer("inplace" in job["does"], "recompute" in job["does"])
     distributed = job["ranks"] > 1
+    if "nan" in job["does"] and (not distributed or dist.get_rank() == 1):
+        model.get_submodule("blocks.1.mlp").poisoned = True  # type: ignore[assignment]
     if distributed:
         model = nn.parallel.DistributedDataParallel(model)
     head = [p for n, p in model.named_parameters() if "head." in n]
