@@ -1,12 +1,43 @@
-"""What a run has written, in one line at its end; and why it has written nothing."""
+"""What a run has written, in one line at its end."""
 
 from __future__ import annotations
 
 import threading
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 _NOTHING: Mapping[str, int] = {}
+
+
+class Steps:
+    """A set of step numbers that mostly go up, as ranges: a long run must not fill the memory."""
+
+    MOST = 1000
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._ranges: list[list[int]] = []
+
+    def add(self, step: int) -> None:
+        """One more step; nothing happens when it is there."""
+        ranges = self._ranges
+        i = bisect_right(ranges, step, key=_first)  # ranges[i - 1] may hold it or end just before it, ranges[i] begins behind it
+        if i and step <= ranges[i - 1][1]:
+            return
+        self.count += 1
+        follows, leads = i > 0 and ranges[i - 1][1] == step - 1, i < len(ranges) and ranges[i][0] == step + 1
+        if follows:
+            ranges[i - 1][1] = ranges.pop(i)[1] if leads else step
+        elif leads:
+            ranges[i][0] = step
+        elif len(ranges) < self.MOST:
+            ranges.insert(i, [step, step])
+
+    def __str__(self) -> str:
+        """``0-2, 5``: at most eight ranges."""
+        shown = [f"{first}" if first == last else f"{first}-{last}" for first, last in self._ranges[:8]]
+        return ", ".join(shown) + (", ..." if len(self._ranges) > 8 else "")
 
 
 class Tally:
@@ -21,7 +52,7 @@ class Tally:
     """
 
     def __init__(self) -> None:
-        self.steps: set[int] = set()
+        self.steps = Steps()
         self.records = 0
         self.files = 0
         self.bytes = 0
@@ -57,7 +88,7 @@ class Tally:
             tensors: number of saved tensors and their bytes.
             lost: losses besides those that were counted here.
         """
-        steps = f"{_many(len(self.steps), 'step')}" + (f" ({spans(self.steps)})" if self.steps else "")
+        steps = f"{_many(self.steps.count, 'step')}" + (f" ({self.steps})" if self.steps.count else "")
         files = f"{_many(self.files, 'file')}, {size(self.bytes)}"
         if tensors[0]:
             files += f", {_many(tensors[0], 'saved tensor')}, {size(tensors[1])}"
@@ -68,20 +99,12 @@ class Tally:
         return text
 
 
+def _first(span: list[int]) -> int:
+    return span[0]
+
+
 def _many(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
-
-
-def spans(numbers: Iterable[int], most: int = 8) -> str:
-    """``0-2, 5``: ranges of a set of integers, at most so many of them."""
-    out: list[list[int]] = []
-    for n in sorted(set(numbers)):
-        if out and out[-1][1] == n - 1:
-            out[-1][1] = n
-        else:
-            out.append([n, n])
-    shown = [f"{a}" if a == b else f"{a}-{b}" for a, b in out[:most]]
-    return ", ".join(shown) + (", ..." if len(out) > most else "")
 
 
 def size(count: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from msprobe_engine.dump.summary import spans
+from msprobe_engine.dump.summary import Steps
 from msprobe_engine.settings.schema import DumpSettings
 from msprobe_engine.settings.tree import show
 
@@ -26,7 +26,7 @@ class Story:
 
     starts: int = 0
     saves: int = 0
-    steps: set[int] = field(default_factory=set)
+    steps: Steps = field(default_factory=Steps)
     off: int = 0
     begun: int = 0
     records: int = 0
@@ -41,12 +41,12 @@ def asked(dump: DumpSettings, rank: int | None, world: int) -> bool:
 
 def why_nothing(story: Story, dump: DumpSettings, rank: int | None) -> str:
     """Why a dump can be empty, most likely reason first, with what to do."""
-    ran = f"steps {spans(story.steps)} ran" if story.steps else "no step was ended with step()"
+    ran = f"steps {story.steps} ran" if story.steps.count else "no step was ended with step()"
     if dump.level == "debug" and not story.saves:
         return "PrecisionDebugger.save() was never called, and level debug writes what it is given"
     if dump.level != "debug" and not story.starts:
         return "PrecisionDebugger.start() was never called; it belongs before the forward pass, stop() and step() behind the optimizer"
-    if story.off and story.off >= len(story.steps):
+    if story.off and story.off >= story.steps.count:
         return f"dump_enable was false all the time ({ran}); set it to true in the file"
     if dump.rank and (rank or 0) not in dump.rank:
         what = "is rank" if rank is not None else "has no rank, which counts as rank"

@@ -9,18 +9,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine.dump.summary import Tally, size, spans
+from msprobe_engine.dump.summary import Steps, Tally, size
 
 
-@given(st.sets(st.integers(0, 60)))
-def test_spans(numbers: set[int]) -> None:
-    """The text holds exactly the numbers, as ranges that do not touch; the rest of many is three dots."""
-    text = spans(numbers, most=100)
-    pairs = [(int(a), int(b or a)) for a, b in re.findall(r"(\d+)(?:-(\d+))?", text)]
-    assert [n for a, b in pairs for n in range(a, b + 1)] == sorted(numbers)
-    assert all(a > b + 1 for (_, b), (a, _) in itertools.pairwise(pairs))
-    short = spans(numbers, most=2)
-    assert short.endswith(", ...") == (len(pairs) > 2)
+@given(st.lists(st.integers(0, 60)))
+def test_steps(numbers: list[int]) -> None:
+    """The number and the ranges are those of the set, whatever the order; ranges do not touch; the rest of many is three dots."""
+    for order in (numbers, sorted(numbers)):
+        steps = Steps()
+        for n in order:
+            steps.add(n)
+        assert steps.count == len(set(numbers))
+        pairs = [(int(a), int(b or a)) for a, b in re.findall(r"(\d+)(?:-(\d+))?", str(steps))]
+        shown = [n for a, b in pairs for n in range(a, b + 1)]
+        assert shown == sorted(shown)
+        assert set(shown) == set(numbers) if "..." not in str(steps) else set(shown) < set(numbers)
+        assert all(a > b + 1 for (_, b), (a, _) in itertools.pairwise(pairs))
+
+
+def test_many_steps() -> None:
+    """Every tenth of a million steps takes little memory, and all are counted."""
+    steps = Steps()
+    for n in range(0, 100_000, 10):
+        steps.add(n)
+    assert steps.count == 10_000
+    assert str(steps) == "0, 10, 20, 30, 40, 50, 60, 70, ..."
+    assert len(steps._ranges) == Steps.MOST
 
 
 @pytest.mark.parametrize(

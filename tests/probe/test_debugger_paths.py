@@ -46,7 +46,7 @@ def test_odd_characters(tmp_path: Path, name: str) -> None:
     assert dump.steps == [0]
     loaded = dump.load(0)
     assert "Module.a.Linear.forward.0" in loaded.entries
-    assert debugger.run.files.tally.steps == {0}
+    assert str(debugger.run.files.tally.steps) == "0"
 
 
 def test_relative_and_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
