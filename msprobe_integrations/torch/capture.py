@@ -161,6 +161,7 @@ class Capture:
                 inputs=recorder.inputs,
                 outputs=recorder.outputs,
                 lose=self._pipeline.lose,
+                takers=lambda name: (recorder.reduce_for(name), recorder.reduce_gradient_for(name)),
                 fail=lambda error: self._pipeline.faults.fail("collective capture", error),
             )
             observer.install()

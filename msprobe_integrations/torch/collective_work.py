@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from msprobe_engine.records import TensorRef
 from msprobe_integrations.torch.distributed_calls import DistributedCall
 
 own_groups: set[str] = set()
@@ -56,6 +57,7 @@ class Open:
         tags, sections: those of the entry; None when no entry was made.
         left: operations that have to complete first.
         versions: of `written` when the operation had started.
+        reduce: starts the reduction of a tensor of the entry.
     """
 
     written: list[torch.Tensor]
@@ -64,6 +66,7 @@ class Open:
     sections: dict[str, Any] | None = None
     left: int = 1
     versions: list[int] = field(default_factory=list)
+    reduce: Callable[[torch.Tensor], TensorRef] | None = None
 
     def remember(self) -> None:
         """Note the versions of what is written; inference tensors have none."""

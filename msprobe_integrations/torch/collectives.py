@@ -66,6 +66,7 @@ class CollectiveObserver:
         lose: counts what could not be recorded.
         fail: told about a fault in here, after which the observer is quiet; default: raise nothing, be quiet.
         record: make entries at all; False only tells `forget`.
+        takers: what is used in place of `reduce` and `read` for a record of this name.
     """
 
     def __init__(
@@ -84,9 +85,10 @@ class CollectiveObserver:
         lose: Callable[[str, int], None] | None = None,
         fail: Callable[[Exception], None] | None = None,
         record: bool = True,
+        takers: Callable[[str], tuple[Reduce, Reduce]] | None = None,
     ) -> None:
         self._reduce = reduce
-        self._read = read or reduce
+        self._takers = takers or (lambda _: (reduce, read or reduce))
         self._emit = emit
         self._is_on = is_on
         self._forget = forget or getattr(getattr(reduce, "__self__", None), "forget", None)
@@ -181,7 +183,7 @@ class CollectiveObserver:
         def part(i: int, tensor: torch.Tensor) -> None:
             def store() -> None:
                 if open_.sections is not None and self._outputs:
-                    outputs[i] = self._reduce(tensor.detach())
+                    outputs[i] = (open_.reduce or self._reduce)(tensor.detach())
                     open_.sections["output"] = outputs
 
             self.awaits(tensor, Open([tensor], store, open_.tags, open_.sections))
@@ -258,10 +260,11 @@ class CollectiveObserver:
         name = f"Distributed.{operation.name}.{self._number(operation.name)}.forward"
         if not self._wanted(name):
             return self._unrecorded(operation)
+        reduce = self._takers(name)[0]
         sections: dict[str, Any] = {}
         if self._inputs:
             # a new object: rows are remembered per object and version, and what fills these buffers may raise no version
-            sections |= {"input_args": [self._reduce(t.detach()) for t in operation.inputs], "input_kwargs": {}}
+            sections |= {"input_args": [reduce(t.detach()) for t in operation.inputs], "input_kwargs": {}}
         outputs = operation.outputs
         if self._outputs:
             sections["output"] = None if outputs is None or outputs else []
@@ -269,9 +272,9 @@ class CollectiveObserver:
 
         def store() -> None:
             if self._outputs:
-                sections["output"] = [self._reduce(t.detach()) for t in outputs or ()]
+                sections["output"] = [reduce(t.detach()) for t in outputs or ()]
 
-        return Open(outputs or [], store, tags, sections) if outputs is None or outputs else None
+        return Open(outputs or [], store, tags, sections, reduce=reduce) if outputs is None or outputs else None
 
     def _call(self, operation: Operation, call: DistributedCall, receives: int = 1) -> Open | None:
         """A call of a public function."""
@@ -284,15 +287,16 @@ class CollectiveObserver:
         written = {storage(t) for t in outputs}
         inputs = {id(t) for t in operation.inputs} - {id(t) for t in outputs}
         kept: dict[int, TensorRef] = {}
+        reduce, take = self._takers(name)
 
         def before(tensor: torch.Tensor) -> TensorRef:
-            ref = self._read(tensor) if id(tensor) in inputs else self._reduce(tensor)
+            ref = take(tensor) if id(tensor) in inputs else reduce(tensor)
             if storage(tensor) not in written:
                 kept[id(tensor)] = ref
             return ref
 
         def after(tensor: torch.Tensor) -> TensorRef:
-            return kept.get(id(tensor)) or self._reduce(tensor)
+            return kept.get(id(tensor)) or reduce(tensor)
 
         sections: dict[str, Any] = {}
         given: list[Any] = [None] * (len(args) + len(kwargs))
@@ -316,19 +320,18 @@ class CollectiveObserver:
         if not outputs:
             store()
         tags = self._entry(name, operation, sections)
-        return Open(outputs, store, tags, sections, receives) if outputs else None
+        return Open(outputs, store, tags, sections, receives, reduce=reduce) if outputs else None
 
     def _message(self, operation: Operation, call: DistributedCall) -> Open | None:
         """One message of a batch; the first makes the entry."""
         batch = call.args[0] if call.args else next(iter(call.kwargs.values()))
         tensors = operation.inputs + (operation.outputs or [])
-        if self._batch is None or self._batch[0] is not batch or not self._batch[1] or not _same(self._batch[1][0].tensor, tensors):
+        if self._batch is None or self._batch[0] is not batch or not _same(self._batch[1][0].tensor, tensors):
             members = [op for op in batch if _is_member(op.group)]
             receives = [op.tensor for op in members if op.op.__name__ == "irecv"]
-            made = self._call(operation._replace(outputs=receives), call, len(receives))
-            self._batch = (batch, members, made)
+            self._batch = (batch, members, self._call(operation._replace(outputs=receives), call, len(receives)))
         _, left, open_ = self._batch
-        self._batch = (batch, left[1:], open_)
+        self._batch = (batch, left[1:], open_) if len(left) > 1 else None
         return open_ if operation.outputs else None
 
     def _break(self, error: Exception) -> None:

@@ -1,0 +1,51 @@
+"""The existing tool's compare reads the tensor files of our dumps.
+
+Opt-in: MSPROBE_EXISTING_VENV_81 and MSPROBE_EXISTING_VENV_26 name virtual environments that hold its versions 8.1.1 and 26.2.0.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import existing_tool
+import pytest
+import torch
+from torch import nn
+
+from msprobe_engine.dump.reader import open_dump
+from msprobe_integrations.torch.debugger import PrecisionDebugger
+
+
+def dump(directory: Path) -> Path:
+    """dump.json of one step with tensors of several types."""
+    directory.mkdir()
+    config = directory / "config.json"
+    config.write_text(json.dumps({"task": "tensor", "level": "mix", "dump_path": str(directory / "dump"), "tensor": {}}))
+    PrecisionDebugger._instance = None
+    debugger = PrecisionDebugger(str(config))
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+    debugger.start(model)
+    model(torch.randn(5, 8)).square().mean().backward()
+    torch.ones(3, dtype=torch.bfloat16) + torch.rand(4, 3).bfloat16()
+    torch.arange(6).view(2, 3).t() * 2
+    debugger.stop()
+    debugger.step()
+    debugger.run.at_exit()
+    PrecisionDebugger._instance = None
+    return open_dump(directory / "dump").path(0) / "dump.json"
+
+
+@pytest.mark.parametrize(("version", "variable"), [("8.1.1", "MSPROBE_EXISTING_VENV_81"), ("26.2.0", "MSPROBE_EXISTING_VENV_26")])
+def test_compare_reads_our_tensors(tmp_path: Path, version: str, variable: str) -> None:
+    """Two dumps of the same run: every tensor of the sheet was read from our files and is the same."""
+    if not os.environ.get(variable):
+        pytest.skip(f"{variable} does not name a virtual environment with version {version}")
+    target, golden = dump(tmp_path / "a"), dump(tmp_path / "b")
+    sheet = existing_tool.compare(version, Path(os.environ[variable]), target, golden, tmp_path / "out")
+    numbers = [row["Cosine"] for row in sheet if row["Cosine"] not in ("N/A", "unsupported", "")]
+    assert len(numbers) > 40
+    assert all(float(n) > 0.999 for n in numbers)
+    assert {row["MaxAbsErr"] for row in sheet if row["Cosine"] in numbers} <= {"0", "0.0"}
