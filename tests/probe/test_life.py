@@ -159,7 +159,7 @@ def test_pause_and_close(tmp_path: Path) -> None:
 def broken_debugger(config: Path) -> int:
     calls = 0
 
-    def attach(_self: Capture, _models: object) -> None:
+    def attach(_self: Capture, _models: object, anew: bool = False) -> None:  # noqa: ARG001
         nonlocal calls
         calls += 1
         raise RuntimeError("planted fault")

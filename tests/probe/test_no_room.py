@@ -46,8 +46,10 @@ def small(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-def with_debugger(config: Path) -> dict[str, Any]:
+def with_debugger(config: Path, in_the_way: Path | None = None) -> dict[str, Any]:
     debugger = PrecisionDebugger(str(config))
+    if in_the_way is not None:
+        in_the_way.write_text("not a directory")
     job = pr.gpt.Job(pr.TINY)
     losses = []
     for _ in range(STEPS):
@@ -158,9 +160,10 @@ def test_output_directory_cannot_be_made(tmp_path: Path) -> None:
 
 
 def test_debugger_directory_cannot_be_made(tmp_path: Path) -> None:
-    """The same for PrecisionDebugger: one message, same bits, every frame counted as lost."""
-    (tmp_path / "file").write_text("not a directory")
-    done = pr.run(with_debugger, pr.write_config(tmp_path, "L0", dump_path=str(tmp_path / "file/dump")), directory=tmp_path)[0]
+    """The same for PrecisionDebugger, when the place is lost after its construction: one message, same bits, every frame counted as
+    lost."""
+    config = pr.write_config(tmp_path, "L0", dump_path=str(tmp_path / "file/dump"))
+    done = pr.run(with_debugger, config, tmp_path / "file", directory=tmp_path)[0]
     same_training(done.value, tmp_path)
     assert len(done.lines("Not a directory")) == 1
     assert done.value["lost"] == {"dump": STEPS}
