@@ -24,6 +24,9 @@ from msprobe_engine.settings.schema import DumpSettings, IncidentSettings, Monit
 from msprobe_integrations.torch.debugger import PrecisionDebugger
 from msprobe_integrations.torch.probe import TorchProbe
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "dump"))
+import existing_tool
+
 pytestmark = pytest.mark.framework
 SLICES = [{"dim": 1, "size": 8, "begin": -3}, {"dim": 0, "begin": 0, "end": 1}]
 
@@ -58,6 +61,34 @@ def test_in_place_changes(tmp_path: Path) -> None:
     found = [entries[f"Tensor.add_.{i}.forward"].sections["input_args"][0].md5 for i in range(20)]
     assert found == known
     assert entries["Tensor.add_.0.forward"].sections["output"][0].md5 == known[1]
+
+
+def save_all(config: Path) -> None:
+    """One step of the tiny GPT with tensor files."""
+    debugger = PrecisionDebugger(str(config))
+    job = pr.gpt.Job(pr.TINY)
+    debugger.start(job.model)
+    job.forward().backward()
+    debugger.stop()
+    debugger.step()
+    debugger.pipeline.close()
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_files_are_what_checksums_say(tmp_path: Path, level: str) -> None:
+    """Task tensor with slice and md5: every file holds the part that was cut, with the CRC-32 and the shape of its record."""
+    pr.run(save_all, pr.write_config(tmp_path, level, task="tensor", summary_mode="md5", slice=SLICES), directory=tmp_path)
+    dump, seen, cut = open_dump(tmp_path / "dump").load(0), 0, 0
+    for entry in dump.entries.values():
+        for _, tensor in entry.tensors():
+            path = dump.tensor_path(tensor)
+            if path is None:
+                continue
+            saved = torch.load(path, weights_only=True)
+            assert (crc(saved), tuple(saved.shape)) == (tensor.md5, tensor.description.shape)
+            seen += 1
+            cut += "full_shape" in dict(tensor.description.extra)
+    assert min(seen, cut) > 50
 
 
 class Frames:
@@ -149,3 +180,9 @@ def test_checksums_of_26_2_0(tmp_path: Path, level: str, mode: str, section: dic
     assert different == {}
     assert len(common) > 60
     assert sum(checksum is not None for checksum, _ in (mine[p] for p in common)) == len(common)
+    if (level, section) == ("mix", {}):
+        files = [open_dump(root).path(0) / "dump.json" for root in (ours, theirs)]
+        for target, golden, name in ((*files, "ours_theirs"), (*reversed(files), "theirs_ours")):
+            sheet = existing_tool.compare("26.2.0", venv, target, golden, tmp_path / name)
+            equal = [r for r in sheet if r["Result"] == "pass" and r["NPU MD5"] == r["BENCH MD5"] != ""]
+            assert len(equal) > 200
