@@ -11,11 +11,14 @@ import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
+
 from msprobe_engine.errors import UsageError
 from msprobe_engine.log import get_logger
 from msprobe_integrations.torch.api import ApiCapture
 
 _log = get_logger()
+_compiling = torch.compiler.is_compiling
 _FORBIDDEN = "/\\\0\n"
 
 
@@ -96,6 +99,8 @@ class CustomApis:
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
+            if _compiling():  # first: what is looked at in a compiled region is guarded, and compiled again when it changes
+                return function(*args, **kwargs)
             capture = find()
             if capture is None or not capture.sees():
                 return function(*args, **kwargs)

@@ -6,12 +6,14 @@ import types
 from pathlib import Path
 from typing import Any
 
+import probe_ranks as pr
 import pytest
 import torch
 from debug_model import Net, config, names, written, x
 from torch import nn
 
 from msprobe.pytorch import module_dump, module_dump_end
+from msprobe_engine.dump.reader import open_dump
 from msprobe_engine.errors import UsageError
 from msprobe_integrations.torch.debugger import PrecisionDebugger
 
@@ -159,6 +161,32 @@ def test_exceptions_are_the_functions_own(tmp_path: Path) -> None:
     entries = written(tmp_path).entries
     assert list(entries) == ["my.pkg.f.0.forward", "my.pkg.f.1.forward"]
     assert entries["my.pkg.f.0.forward"].tags["raised"] is True
+
+
+def compiled(path: Path) -> int:
+    from torch._dynamo.testing import CompileCounter
+
+    debugger = PrecisionDebugger(str(path))
+    pkg: Any = types.ModuleType("pkg")
+    pkg.f = lambda t: torch.sin(t) * 2
+    debugger.register_custom_api(pkg, "f")
+    counter = CompileCounter()
+    run = torch.compile(lambda t: pkg.f(t) + 1, backend=counter, fullgraph=True)
+    for _ in range(4):
+        run(torch.ones(3))
+        debugger.start()
+        pkg.f(torch.ones(3))
+        debugger.stop()
+        debugger.step()
+    debugger.run.at_exit()
+    return int(counter.frame_count)
+
+
+def test_compiled_code(tmp_path: Path) -> None:
+    """In compiled code a registered function is what it was, in one graph that is compiled once, whatever the window does."""
+    done = pr.run(compiled, config(tmp_path, "L1", step=[1, 3]), directory=tmp_path)[0]
+    assert done.value == 1
+    assert [n for n in open_dump(tmp_path / "dump").load(3).entries if "pkg" in n] == ["pkg.f.0.forward"]
 
 
 @pytest.mark.parametrize(("api", "prefix", "says"), [

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -250,26 +247,22 @@ def test_existing_reader_rule(tmp_path: Path) -> None:
     assert [place for place, _ in entries["v.0.debug"].tensors()] == ["k.0"]
 
 
-SCRIPT = """
-import torch
-from msprobe.pytorch import PrecisionDebugger
-debugger = PrecisionDebugger({config!r})
-def f(v):
-    PrecisionDebugger.save(v, "inside")
-    return v * 2
-for _ in range(2):
-    y = torch.compile(f, backend="eager", fullgraph=True)(torch.ones(3))
-    PrecisionDebugger.save(y, "outside")
-    debugger.step()
-"""
+def compiled(path: Path) -> None:
+    debugger = PrecisionDebugger(str(path))
+
+    def f(v: torch.Tensor) -> torch.Tensor:
+        PrecisionDebugger.save(v, "inside")
+        return v * 2
+
+    for _ in range(2):
+        y = torch.compile(f, backend="eager", fullgraph=True)(torch.ones(3))
+        PrecisionDebugger.save(y, "outside")
+        debugger.step()
+    debugger.run.at_exit()
 
 
 def test_compiled_code(tmp_path: Path) -> None:
     """Inside torch.compile nothing is saved, because that would split the graph; this is said once with the names."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    text = SCRIPT.format(config=str(config(tmp_path, "debug")))
-    ran = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=120, check=False, env=env)
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stderr.count("save has no effect inside torch.compile: inside") == 1
-    (path,) = (tmp_path / "dump" / "step1").glob("*/debug.json")
-    assert list(json.loads(path.read_text())["data"]) == ["outside.0.debug", "outside_grad.0.debug"]
+    done = pr.run(compiled, config(tmp_path, "debug"), directory=tmp_path)[0]
+    assert len(done.lines("save has no effect inside torch.compile: inside")) == 1
+    assert list(open_dump(tmp_path / "dump").load(1).entries) == ["outside.0.debug", "outside_grad.0.debug"]
