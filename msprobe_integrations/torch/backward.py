@@ -55,10 +55,11 @@ class GradientWatch:
     Args:
         tag: whatever the owner wants to find back.
         n_inputs, n_outputs: how many inputs and outputs the call has.
-        reduce: takes the statistics of one gradient.
+        reduce: takes the statistics of the gradient of one input.
         done: called with (watch, gradients of inputs, gradients of outputs) once per backward pass.
         failed: told of an error inside the watch; the watch is off then.
         begins: called with the watch when the first gradient of a pass has arrived, before it is reduced.
+        reduce_arriving: takes the statistics of the gradient of one output; default: as `reduce`.
 
     Attributes:
         passes: how many backward passes were reported so far.
@@ -76,6 +77,7 @@ class GradientWatch:
         "_outputs",
         "_parts",
         "_reduce",
+        "_reduce_arriving",
         "_sums",
         "_task",
         "active",
@@ -93,6 +95,7 @@ class GradientWatch:
         done: Done,
         failed: Callable[[Exception], None],
         begins: Callable[[GradientWatch], None] | None = None,
+        reduce_arriving: Reduce | None = None,
     ) -> None:
         self.tag = tag
         self._begins = begins
@@ -101,6 +104,7 @@ class GradientWatch:
         self.passes = 0
         self.active = True
         self._reduce = reduce
+        self._reduce_arriving = reduce_arriving or reduce
         self._done = done
         self._inputs: Refs = [None] * n_inputs
         self._outputs: Refs = [None] * n_outputs
@@ -210,7 +214,7 @@ class GradientWatch:
             gradient = grad_outputs[index] if is_output else grad_inputs[index]
             if is_output:
                 if gradient is not None:
-                    self._outputs[slot] = self._reduce(gradient)
+                    self._outputs[slot] = self._reduce_arriving(gradient)
             elif slot in self._parts:
                 self._contribute(slot, gradient)
             elif gradient is not None:
