@@ -88,12 +88,12 @@ def test_nested_options_are_read_and_null_is_absent() -> None:
     """Lists of cuts and the replay section become objects; null in a key that may be absent is no mistake."""
     tree = {
         "dump_enable": True,
-        "load": {"path": "/data/run0", "modules": ["Module.fc.Linear.forward.0"], "step": ["1-2"]},
+        "load": {"path": ".", "modules": ["Module.fc.Linear.forward.0"], "step": ["1-2"]},
         "statistics": {"slice": [{"dim": 1, "begin": -2}], "request_id": None},
     }
     expected = DumpSettings(
         dump_enable=True,
-        load=LoadSettings(path="/data/run0", modules=("Module.fc.Linear.forward.0",), step=(1, 2)),
+        load=LoadSettings(path=".", modules=("Module.fc.Linear.forward.0",), step=(1, 2)),
         slice=(SliceSettings(dim=1, begin=-2),),
     )
     assert dump(tree) == (expected, [])
