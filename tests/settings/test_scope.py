@@ -36,7 +36,7 @@ def test_what_was_meant(module: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", ".", "x", "Module", "Module.forward.0", "a.debug", "x.0.debug", "Functional.linear.٣.forward", "a" * 100_000]
+    "name", ["", ".", "x", "Module", "Module.forward.0", "a.debug", "x.0.debug", "Functional.linear.٣.forward", "a" * 1000]
 )
 def test_no_names(name: str) -> None:
     """Anything else is no full name, at every level, and the message stays short of the name itself."""
