@@ -31,7 +31,7 @@ _DEPTH = 3  # recorder.begin, begin, handler
 _DATA: Any = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 _autograd: Any = torch.autograd  # its engine function is not exported
 _compiling = torch.compiler.is_compiling
-_PLUMBING = ("torch.nn.modules._functions", "torch.utils.checkpoint", "torch._functorch")
+_PLUMBING = ("torch.nn.modules._functions", "torch.utils.checkpoint", "torch._functorch", "torch._library")
 _REFLECTED = {"__radd__": "add", "__rmul__": "mul", "__ror__": "bitwise_or", "__rxor__": "bitwise_xor"}
 """``2 * x`` and ``x * 2`` are one function below their names: which it was is only known here."""
 

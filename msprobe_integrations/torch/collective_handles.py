@@ -215,6 +215,9 @@ def _is_done(work: Any) -> bool:
         return bool(work.is_completed())
 
 
-def _with_subclasses(cls: type) -> list[type]:
+def _with_subclasses(cls: type[Any]) -> list[type[Any]]:
     """The class and those derived from it, as far as they are known now; backends in Python have work of their own kind."""
-    return [cls, *(found for child in cls.__subclasses__() for found in _with_subclasses(child))]
+    found = [cls]
+    for child in cls.__subclasses__():
+        found += _with_subclasses(child)
+    return found

@@ -82,7 +82,6 @@ class Kernels:
     def __init__(self) -> None:
         self._observers: tuple[CollectiveObserver, ...] = ()
         self._libraries: list[Any] = []
-        self._ranks: dict[str, list[int]] = {}
         self._inside = _Inside()
         self._handles = Handles(self.watching, self._left_out)
 
@@ -101,7 +100,6 @@ class Kernels:
             for library in self._libraries:
                 library._destroy()
             self._libraries = []
-            self._ranks.clear()
             self._handles.remove()
 
     def watching(self) -> tuple[CollectiveObserver, ...]:
@@ -167,7 +165,7 @@ class Kernels:
             return Operation(name, None, True, [], outputs, dict, None)
 
         def tags() -> dict[str, Any]:
-            ranks = self._members(group)
+            ranks = list(dist.get_process_group_ranks(group))
             found: dict[str, Any] = {"group_ranks": ranks}
             for i, key in enumerate(arguments):
                 value = args[i] if i < len(args) else kwargs.get(key)
@@ -184,7 +182,7 @@ class Kernels:
         if call is None:
             return Operation(f"c10d_{name}", None, name in _SILENT, inputs, outputs, tags, visible(sys._getframe()))
         if call.name == "batch_isend_irecv":
-            return Operation(call.name, call, False, inputs, outputs, lambda: {"group_ranks": self._members(group)}, call.caller)
+            return Operation(call.name, call, False, inputs, outputs, _members_of(group), call.caller)
         return Operation(call.name, call, call.name in _SILENT, inputs, outputs, tags, call.caller)
 
     def _functional(self, operator: str) -> Callable[..., Any]:
@@ -200,7 +198,7 @@ class Kernels:
                 if str(group) not in own_groups:
 
                     def tags() -> dict[str, Any]:
-                        ranks = self._named(group)
+                        ranks = _named(group)
                         found: dict[str, Any] = {"group_ranks": ranks, "async": True}
                         for key, value in zip(arguments, args):
                             if key == "reduce_op":
@@ -257,19 +255,19 @@ class Kernels:
                 with _no_torch_function():
                     observer.left_out(call, call.caller)
 
-    def _members(self, group: Any) -> list[int]:
-        name = group.group_name
-        if name not in self._ranks:
-            self._ranks[name] = list(dist.get_process_group_ranks(group))
-        return self._ranks[name]
 
-    def _named(self, group: Any) -> list[int] | None:
-        try:
-            if not isinstance(group, str):
-                return self._members(dist.ProcessGroup.unbox(group))
-            return self._members(torch._C._distributed_c10d._resolve_process_group(group))  # type: ignore[arg-type]
-        except Exception:
-            return None
+def _members_of(group: Any) -> Callable[[], dict[str, Any]]:
+    return lambda: {"group_ranks": list(dist.get_process_group_ranks(group))}
+
+
+def _named(group: Any) -> list[int] | None:
+    """Global ranks of a group that a functional collective is given, by name or boxed."""
+    try:
+        if isinstance(group, str):
+            return list(dist.get_process_group_ranks(torch._C._distributed_c10d._resolve_process_group(group)))  # type: ignore[arg-type]
+        return list(dist.get_process_group_ranks(dist.ProcessGroup.unbox(group)))
+    except Exception:
+        return None
 
 
 def _register(library: Any, operator: str, kernel: Callable[..., Any]) -> None:

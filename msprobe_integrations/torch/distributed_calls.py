@@ -33,6 +33,8 @@ _PLUMBING = (
     *_ENGINE,
     "/contextlib.py",
 )
+_REPLACED = ("group", "group_src", "group_dst")
+"""Parameters that these functions set themselves when they were not given."""
 _UNWRAPPED = ("isend", "irecv", "batch_isend_irecv")
 OF_OBJECTS = frozenset(
     (
@@ -145,12 +147,15 @@ def _arguments(frame: FrameType) -> tuple[tuple[Any, ...], dict[str, Any]]:
     code, values = frame.f_code, frame.f_locals
     names = code.co_varnames[: code.co_argcount]
     defaults = getattr(getattr(dist, code.co_name, None), "__defaults__", None) or ()
+    first = max(len(names) - len(defaults), 1)
+    given = [n for n, default in zip(names[first:], defaults[len(defaults) - len(names) + first :]) if values[n] is not default]
     form = _form(frame.f_back) if frame.f_back is not None else None
-    required = max(len(names) - len(defaults), 1)
-    if form is None or not set(names[:required]) <= {*names[: form[0]], *form[1]} <= set(names) or form[0] > len(names):
-        # called by C code, with * or **, or through a partial: what has no default is taken as positional
-        given = [n for n, default in zip(names[required:], defaults[len(defaults) - len(names) + required :]) if values[n] is not default]
-        form = required, tuple(given)
+    if form is not None:
+        told = {*names[: form[0]], *form[1]}
+        if not {*names[:first], *given} - set(_REPLACED) <= told <= set(names) or form[0] > len(names):
+            form = None
+    if form is None:  # called by C code, with * or **, or through a partial: what has no default is taken as positional
+        form = first, tuple(given)
     return tuple(values[n] for n in names[: form[0]]), {n: values[n] for n in form[1]}
 
 

@@ -224,9 +224,12 @@ class Recorder:
         return self._without_values(tensor, "ignored")  # what ``out=`` holds before is not read
 
     def where(self) -> tuple[str | None, int]:
-        """Record name of the innermost call in progress on this thread, and the current micro batch."""
+        """Record name of the innermost call in progress on this thread, and the current micro batch. Inside a backward pass and outside
+        all calls: the backward record of a module that is under way."""
         calls = self.stack.calls
-        return (calls[-1].name if calls else None), self.micro_step
+        if calls:
+            return calls[-1].name, self.micro_step
+        return (self.tree.running() if current_graph_task() != -1 else None), self.micro_step
 
     def stack_at(self, frame: FrameType) -> int:
         """Number of the call stack that starts at `frame`, -1 when stacks are not recorded."""

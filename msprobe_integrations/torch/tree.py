@@ -40,6 +40,10 @@ class CallTree:
                 return name
         return None
 
+    def running(self) -> str | None:
+        """Record name of the module's backward pass that began last and has not ended, None when there is none."""
+        return next(reversed(self._running), None)
+
     def backward_begins(self, call: Call) -> None:
         """A backward pass through a module's call begins."""
         if call.is_module:

@@ -49,7 +49,7 @@ def train(rank: int, init: str, out: str) -> None:
     dist.all_reduce(full(r + 1))
     dist.all_reduce(full(r), dist.ReduceOp.MAX, pair, False)
     dist.all_reduce(tensor=full(r, 3), op=dist.ReduceOp.SUM, group=pair)
-    dist.all_reduce(full(r, 3), async_op=True).wait()  # type: ignore[union-attr]
+    dist.all_reduce(full(r, 3), async_op=True).wait()
     dist.all_reduce(full(r), group=solo)
     dist.all_reduce(torch.full((2,), r + 1 + 1j))
     dist.broadcast(full(r + 5), 1)
@@ -58,10 +58,10 @@ def train(rank: int, init: str, out: str) -> None:
     dist.reduce(full(r + 5), 1)
     dist.all_gather(two(), full(r + 1))
     dist.all_gather_into_tensor(zeros(4), full(r + 1))
-    dist._all_gather_base(zeros(4), full(r + 1))  # type: ignore[attr-defined]
+    dist._all_gather_base(zeros(4), full(r + 1))
     dist.reduce_scatter(zeros(), [full(r), full(r)])
     dist.reduce_scatter_tensor(zeros(), torch.arange(4.0))
-    dist._reduce_scatter_base(zeros(), torch.arange(4.0))  # type: ignore[attr-defined]
+    dist._reduce_scatter_base(zeros(), torch.arange(4.0))
     dist.all_to_all_single(zeros(), full(r))
     dist.all_to_all(two(), [full(r), full(r + 7)])
     dist.gather(full(r), two() if rank == 0 else None, 0)
@@ -73,7 +73,7 @@ def train(rank: int, init: str, out: str) -> None:
         dist.recv(zeros(), 0)
         dist.send(full(2), dst=0)
     for request in (dist.isend(full(r + 3), peer), dist.irecv(zeros(), src=peer)):
-        request.wait()  # type: ignore[union-attr]
+        request.wait()
     ring = [dist.P2POp(dist.isend, full(r + 8), peer), dist.P2POp(dist.irecv, zeros(), peer)]
     for request in dist.batch_isend_irecv(ring):
         request.wait()

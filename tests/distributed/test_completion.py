@@ -29,7 +29,7 @@ def waited_for() -> tuple[list[Seen], dict[str, int]]:
             time.sleep(0.001)
         later(rank + 2).get_future().wait()
         changed = full(rank + 3)
-        future = dist.all_reduce(changed, async_op=True).get_future()  # type: ignore[union-attr]
+        future = dist.all_reduce(changed, async_op=True).get_future()
         future.then(lambda _: changed.mul_(100)).wait()
         gathered = [torch.zeros(2), torch.zeros(2)]
         work = dist.all_gather(gathered, full(rank + 4), async_op=True)
@@ -98,7 +98,7 @@ def messages() -> list[Seen]:
             dist.send(full(2), group_dst=0)
         requests = [dist.isend(full(rank + 3), peer), dist.irecv(tensor=torch.zeros(2), src=peer)]
         for request in requests:
-            request.wait()  # type: ignore[union-attr]
+            request.wait()
         ring = [dist.P2POp(dist.irecv, torch.zeros(2), peer), dist.P2POp(dist.isend, full(rank + 8), peer, tag=3)]
         ring.append(dist.P2POp(dist.irecv, torch.zeros(2), peer, tag=3))
         ring.append(dist.P2POp(dist.isend, full(rank + 6), peer))
@@ -107,7 +107,7 @@ def messages() -> list[Seen]:
         args = (full(rank), peer)
         again = [dist.isend(*args), dist.irecv(*(torch.zeros(2), peer))]
         for request in again:
-            request.wait()  # type: ignore[union-attr]
+            request.wait()
 
     return records(work)[0]
 

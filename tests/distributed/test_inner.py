@@ -115,7 +115,7 @@ def functions() -> tuple[list[Seen], dict[str, int], Any]:
     def work() -> None:
         total = functional.all_reduce(x, "sum", dist.group.WORLD)
         (total * (rank + 1)).sum().backward()
-        differentiable.all_reduce(y).mul(rank + 1).sum().backward()
+        differentiable.all_reduce(y, group=dist.group.WORLD).mul(rank + 1).sum().backward()
         both = functional.all_reduce_coalesced([full(rank), full(rank + 1, 3)], "max", dist.group.WORLD)
         both[1].wait()
         unused.append(functional.all_reduce(full(1), "sum", dist.group.WORLD))
@@ -142,27 +142,29 @@ def test_functional_collectives() -> None:
     assert list(lost.values()) == [2]
 
 
-def test_gradients_through_functional_collectives_are_those_without_the_probe() -> None:
-    """The kernels leave autograd's in place: results need gradients as they do without the probe."""
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    try:
-        needs: list[bool] = []
+def in_backward() -> list[tuple[str, str | None]]:
+    class Sums(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return functional.all_reduce(x * 2, "sum", dist.group.WORLD) * 3
 
-        def work() -> None:
-            needs.append(functional.all_reduce(torch.ones(2, requires_grad=True), "sum", dist.group.WORLD).requires_grad)
+    net = nn.Sequential(Sums(), nn.Linear(2, 2))
+    found = records(lambda: net(torch.ones(3, 2, requires_grad=True)).sum().backward(), "mix", net)[0]
+    return [(r.name, r.parent) for r in found]
 
-        work()
-        records(work)
-        assert needs[0] == needs[1]
-    finally:
-        dist.destroy_process_group()
+
+def test_parent_in_a_backward_pass() -> None:
+    """A collective of a module's backward pass hangs under the module's backward record."""
+    assert run_ranks(2, in_backward)[0] == [
+        ("functional_all_reduce.0", "Module.0.Sums.forward.0"),
+        ("functional_all_reduce.1", "Module.0.Sums.backward.0"),
+    ]
 
 
 def coalesced() -> list[Seen]:
     rank = dist.get_rank()
 
     def work() -> None:
-        with dist._coalescing_manager(async_ops=True) as manager:  # type: ignore[attr-defined]
+        with dist._coalescing_manager(async_ops=True) as manager:
             for k in range(2):
                 dist.all_reduce(full(rank + k))
         manager.wait()
@@ -190,7 +192,7 @@ def test_a_block_of_messages(waits: bool) -> None:
 
     def work() -> None:
         group = dist.group.WORLD
-        with dist._coalescing_manager(group, torch.device("cpu"), async_ops=True) as manager:  # type: ignore[attr-defined]
+        with dist._coalescing_manager(group, torch.device("cpu"), async_ops=True) as manager:
             dist.irecv(torch.ones(2), 1)
             dist.isend(torch.ones(2), 1)
         if waits:

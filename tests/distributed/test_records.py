@@ -32,10 +32,10 @@ def every_function() -> list[Seen]:
         dist.reduce(full(rank + 5), 0)
         dist.all_gather(two(), full(rank + 1))
         dist.all_gather_into_tensor(torch.zeros(4), input_tensor=full(rank + 1))
-        dist._all_gather_base(torch.zeros(4), full(rank + 1))  # type: ignore[attr-defined]
+        dist._all_gather_base(torch.zeros(4), full(rank + 1))
         dist.reduce_scatter(torch.zeros(2), [full(rank), full(rank + 1)])
         dist.reduce_scatter_tensor(output=torch.zeros(2), input=torch.arange(4.0))
-        dist._reduce_scatter_base(torch.zeros(2), torch.arange(4.0))  # type: ignore[attr-defined]
+        dist._reduce_scatter_base(torch.zeros(2), torch.arange(4.0))
         dist.all_to_all_single(torch.zeros(2), full(rank))
         dist.all_to_all(two(), [full(rank), full(rank + 7)])
         dist.gather(full(rank), two() if rank == 0 else None, 0)
