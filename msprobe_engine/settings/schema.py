@@ -74,7 +74,7 @@ class DumpSettings:
     )
     max_disk_gb: float = _rule(0.0, "tensor files never take more than this per rank (10**9 bytes); 0: no limit", minimum=0)
     memory_budget_mb: int = _rule(2048, "host memory that tensors waiting to be written may take", minimum=1)
-    bench_path: str | None = _rule(None, "an earlier dump with the same summary_mode: only records that make a difference to it are written")
+    bench_path: str | None = _rule(None, "an earlier dump with the same summary_mode: only records that differ are written")
     diff_nums: int = _rule(1, "with bench_path: stop after so many differing records, -1 never", minimum=-1)
     load: LoadSettings | None = _rule(None, "replace module inputs by tensors of an earlier dump; absent: do not", section=LoadSettings)
 
