@@ -35,12 +35,29 @@ _INSTEAD = {
 _DUMP = {key.name: key for key in keys_of(DumpSettings)}
 _TENSOR_FILES = ("tensor_format", "max_disk_gb", "memory_budget_mb")
 _TOP = ("task", "dump_path", "rank", "step", "level", "async_dump", "extra_info", "dump_enable", "risk_level", "load")
+
+
+def _ask(name: str, kind: str, default: Any, **rule: Any) -> Key:
+    """A key of the old file that has no counterpart of its own in the tree."""
+    many, ranges = rule.pop("many", False), rule.pop("ranges", False)
+    choices, low, high = rule.pop("choices", ()), rule.pop("minimum", None), rule.pop("maximum", None)
+    return Key(name, kind, many, default, False, None, choices, low, high, ranges, "")
+
+
 _TOP_UNBUILT: dict[str, tuple[Any, ...]] = {
     "enable_dataloader": (False,),
     "precision": ("low", "high"),  # statistics are always taken in float64
 }
 _WITHOUT_EFFECT = ("custom_op_namespaces",)
 """Keys whose purpose is served without them: calls of every ``torch.ops`` namespace are seen."""
+_OLD = {
+    "enable_dataloader": _ask("enable_dataloader", "bool", False),
+    "precision": _ask("precision", "str", "low", choices=("low", "high")),
+    "custom_op_namespaces": _ask("custom_op_namespaces", "str", (), many=True),
+    "device": _ask("device", "str", "host", choices=("host", "device")),
+    "file_format": _ask("file_format", "str", "npy", choices=("npy", "bin")),
+}
+"""Keys that have a rule although they have no effect."""
 _SECTIONS = {
     "statistics": ("scope", "list", "tensor_list", "data_mode", "summary_mode", "slice", "request_id", *_TENSOR_FILES),
     "tensor": ("scope", "list", "data_mode", "summary_mode", "slice", "request_id", "bench_path", "diff_nums", *_TENSOR_FILES),
@@ -111,8 +128,9 @@ def dump_settings(node: Any, report: Report) -> ProbeSettings:
             values[name] = convert_task(value, name, report)
         elif name in _TOP:
             values[name] = convert(_DUMP[name], value, name, report)
-        elif name in _TOP_UNBUILT:
-            _unbuilt(name, value, _TOP_UNBUILT[name], report)
+        elif name in _OLD:
+            if convert(_OLD[name], value, name, report) is not BAD and name in _TOP_UNBUILT:
+                _unbuilt(name, value, _TOP_UNBUILT[name], report)
         elif name not in DUMP_KEYS:
             _unknown(name, str(node.get("task", "statistics")), report)
     task = values.get("task", "statistics")
@@ -144,17 +162,11 @@ def _dump_section(section: str, node: Any, selected: bool, report: Report) -> di
         if name not in _SECTIONS[section] and name not in unbuilt:
             report.unknown(section, name, (*_SECTIONS[section], *unbuilt))
         elif selected and name in unbuilt:
-            _unbuilt(join(section, name), value, unbuilt[name], report)
+            if name not in _OLD or convert(_OLD[name], value, join(section, name), report) is not BAD:
+                _unbuilt(join(section, name), value, unbuilt[name], report)
         elif selected:
             values[name] = convert(_DUMP[name], value, join(section, name), report)
     return values
-
-
-def _ask(name: str, kind: str, default: Any, **rule: Any) -> Key:
-    """A key of the old file that has no counterpart of its own in the tree."""
-    many, ranges = rule.pop("many", False), rule.pop("ranges", False)
-    choices, low, high = rule.pop("choices", ()), rule.pop("minimum", None), rule.pop("maximum", None)
-    return Key(name, kind, many, default, False, None, choices, low, high, ranges, "")
 
 
 class _Old:

@@ -227,6 +227,15 @@ def test_end_without_step(tmp_path: Path, end: str, code: int, complete: bool) -
     assert "Functional.cross_entropy.0.forward" in cut.entries
 
 
+def test_end_without_a_word(tmp_path: Path) -> None:
+    """os._exit runs no handler: steps that were ended are whole, the open one is marked as not complete."""
+    ran = script(pr.write_config(tmp_path, "mix"), "import os; os._exit(5)")
+    assert ran.returncode == 5, ran.stderr
+    assert only(tmp_path, 0).complete
+    assert "Functional.cross_entropy.0.forward" in only(tmp_path, 0).entries
+    assert not only(tmp_path, 1).complete
+
+
 class Numbers(torch.utils.data.Dataset):  # type: ignore[type-arg]
     def __len__(self) -> int:
         return 8

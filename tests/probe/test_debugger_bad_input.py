@@ -72,6 +72,10 @@ VALUES: list[tuple[str, Any, str]] = [
     ("async_dump", 1, "1 (integer) is not allowed; allowed: true or false"),
     ("dump_enable", 1, "1 (integer) is not allowed; allowed: true or false"),
     ("extra_info", "no", "'no' (string) is not allowed; allowed: true or false"),
+    ("precision", "mid", "'mid' (string) is not allowed; allowed: one of 'low', 'high'"),
+    ("custom_op_namespaces", "ops", "'ops' (string) is not allowed; allowed: a list, each item a string"),
+    ("custom_op_namespaces", [1], "custom_op_namespaces[0]: 1 (integer)"),
+    ("enable_dataloader", "yes", "'yes' (string) is not allowed; allowed: true or false"),
     ("risk_level", "NONE", "'NONE' (string) is not allowed; allowed: one of 'CORE', 'FOCUS', 'ALL'"),
     ("risk_level", "focus", "did you mean 'FOCUS'?"),
     ("lst", [], "lst: unknown key here; 'list' belongs in the section 'statistics'"),
@@ -112,6 +116,8 @@ OPTIONS: list[tuple[str, Any, str]] = [
     ("slice", [{"size": -2}], "slice[0].size: -2 (integer) is not allowed"),
     ("slice", [{"dim": 0, "start": 1}], "slice[0].start: unknown key"),
     ("request_id", 3, "request_id: 3 (integer) is not allowed; allowed: a string"),
+    ("precision", 3, "statistics.precision: 3 (integer) is not allowed; allowed: one of 'low', 'high'"),
+    ("device", "gpu", "statistics.device: 'gpu' (string) is not allowed; allowed: one of 'host', 'device'"),
     ("scop", [], "statistics.scop: unknown key; did you mean 'scope'?"),
 ]  # fmt: skip
 
@@ -164,6 +170,7 @@ def test_scope_that_works(tmp_path: Path, level: str, scope: list[str]) -> None:
     ({"level": "L2", "task": "tensor", "section": {"list": ["linear"]}}, "level L2 needs exactly one full API name"),
     ({"level": "L2", "task": "tensor", "section": {"list": [FUNCTION], "scope": [FUNCTION, FUNCTION]}}, "is not possible at level L2"),
     ({"level": "L0", "task": "tensor", "section": {"bench_path": "."}}, "'statistics' has no checksum to compare"),
+    ({"level": "L0", "task": "tensor", "section": {"file_format": "txt"}}, "tensor.file_format: 'txt' (string) is not allowed"),
     ({"level": "L0", "task": "tensor", "section": {"bench_path": ".", "diff_nums": 0}}, "diff_nums: 0 is not allowed"),
 ])  # fmt: skip
 def test_keys_that_belong_together(tmp_path: Path, keys: dict[str, Any], says: str) -> None:
@@ -175,6 +182,7 @@ def test_keys_that_belong_together(tmp_path: Path, keys: dict[str, Any], says: s
     ({"task": "structure", "level": "L1"}, "'mix' is used instead of 'L1'"),
     ({"level": "L0", "enable_dataloader": True}, "enable_dataloader: True is accepted"),
     ({"level": "L0", "task": "tensor", "section": {"online_run_ut": True}}, "online_run_ut: True is accepted"),
+    ({"level": "L0", "task": "tensor", "section": {"file_format": "bin"}}, "file_format: 'bin' is accepted"),
     ({"level": "debug", "section": {"scope": [FUNCTION, "x"]}}, "scope: has no effect at level debug"),
     ({"level": "debug", "section": {"list": ["a"]}}, "list: has no effect at level debug"),
     ({"level": "debug", "section": {"tensor_list": ["a"]}}, "tensor_list: has no effect at level debug"),
