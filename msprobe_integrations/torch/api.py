@@ -22,7 +22,9 @@ from msprobe_engine.records import NODE_ONLY, Entry
 from msprobe_integrations.torch import modestack
 from msprobe_integrations.torch.apinames import COMPOSED, TWICE, ApiNames, as_called
 from msprobe_integrations.torch.calls import Call
+from msprobe_integrations.torch.containers import tensors_in
 from msprobe_integrations.torch.filters import ALWAYS
+from msprobe_integrations.torch.frames import called_internally
 from msprobe_integrations.torch.origins import Origins
 from msprobe_integrations.torch.raw import ignored_argument, raw_results
 from msprobe_integrations.torch.recorder import Recorder
@@ -31,7 +33,14 @@ _DEPTH = 3  # recorder.begin, begin, handler
 _DATA: Any = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 _autograd: Any = torch.autograd  # its engine function is not exported
 _compiling = torch.compiler.is_compiling
-_PLUMBING = ("torch.nn.modules._functions", "torch.utils.checkpoint", "torch._functorch", "torch._library")
+_PLUMBING = (
+    "torch.nn.modules._functions",
+    "torch.nn.parallel",
+    "torch.utils.checkpoint",
+    "torch.distributed.fsdp",
+    "torch._functorch",
+    "torch._library",
+)
 _REFLECTED = {"__radd__": "add", "__rmul__": "mul", "__ror__": "bitwise_or", "__rxor__": "bitwise_xor"}
 """``2 * x`` and ``x * 2`` are one function below their names: which it was is only known here."""
 
@@ -126,6 +135,9 @@ class ApiCapture(TorchFunctionMode):
                 return alias
             return func(*args, **kwargs) if kwargs else func(*args)
         prefix, api = named
+        caller = sys._getframe(1)
+        if called_internally(caller):
+            return self._unrecorded(api, func, args, kwargs)
         if prefix == "Tensor":
             if func in COMPOSED and all(kind is torch.Tensor for kind in types):
                 with self:  # seen by what it calls
@@ -134,24 +146,39 @@ class ApiCapture(TorchFunctionMode):
             if operator and _REFLECTED[operator] == api:
                 api = operator
             else:
-                prefix, api = self._names.called(prefix, api, sys._getframe(1))
+                prefix, api = self._names.called(prefix, api, caller)
         elif api in TWICE and prefix == "Functional":
-            prefix, api = self._names.called(prefix, api, sys._getframe(1))
+            prefix, api = self._names.called(prefix, api, caller)
         if self._recorder.kept is not None and self._passes(prefix, api):
-            result = func(*args, **kwargs) if kwargs else func(*args)
-            for made in raw_results(api, result):
-                self._recorder.raw.add(made)
-            return result
+            return self._unrecorded(api, func, args, kwargs)
         call = self.begin(prefix, api, *as_called(func, args, kwargs or {}), ignored_argument(api, args, kwargs or {}))
         try:
             result = func(*args, **kwargs) if kwargs else func(*args)
             for made in raw_results(api, result):
                 self._recorder.raw.add(made)
+            if kwargs and "out" in kwargs:
+                self._written(kwargs["out"])
         except BaseException:
             self.end(call, None, failed=True)
             raise
         self.end(call, result)
         return result
+
+    def _unrecorded(self, api: str, func: Any, args: Any, kwargs: Any) -> Any:
+        result = func(*args, **kwargs) if kwargs else func(*args)
+        for made in raw_results(api, result):
+            self._recorder.raw.add(made)
+        if kwargs and "out" in kwargs:
+            self._written(kwargs["out"])
+        return result
+
+    def _written(self, out: Any) -> None:
+        """``out=`` was written. Sharded training does so without raising versions."""
+        tensors: list[torch.Tensor] = []
+        tensors_in(out, tensors)
+        for tensor in tensors:
+            self._recorder.raw.forget(tensor)
+        self._recorder.pipeline.backend.forget()
 
     def _passes(self, prefix: str, api: str) -> bool:
         """Is a call only counted, because no record of it can be kept?"""
@@ -227,7 +254,7 @@ def _apply_through(capture: ApiCapture) -> Callable[..., Any]:
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         original = super(level, cls).apply
-        if not capture.sees() or cls.__module__.startswith(_PLUMBING):
+        if not capture.sees() or cls.__module__.startswith(_PLUMBING) or called_internally(sys._getframe(1)):
             return original(*args, **kwargs)
         call = capture.begin("Autograd", cls.__name__, args, kwargs)
         try:

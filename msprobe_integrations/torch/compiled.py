@@ -30,6 +30,7 @@ ORIGINAL = "_orig_mod"
 """Name under which `torch.compile(module)` keeps the module."""
 _ENTRY = "_maybe_set_eval_frame"
 _COMPILED_NODE = "CompiledFunctionBackward"
+_NOTHING = object()
 _APPLY = ("apply", "apply_boxed")
 
 
@@ -38,9 +39,16 @@ def is_wrapper(module: nn.Module) -> bool:
     return ORIGINAL in module._modules and hasattr(module, "_torchdynamo_orig_callable")
 
 
-def compiles_calls(module: nn.Module) -> bool:
-    """Was ``module.compile()`` called?"""
-    return getattr(module, "_compiled_call_impl", None) is not None
+def has_call_boundary(module: nn.Module) -> bool:
+    """Is it a module whose hooks would be compiled (``module.compile()``), or one that takes none (TorchScript)?"""
+    return isinstance(module, torch.jit.ScriptModule) or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def class_name(module: nn.Module) -> str:
+    """The class of a module in record names; for TorchScript that of what was scripted."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return str(getattr(module, "original_name", type(module).__name__))
+    return type(module).__name__
 
 
 def shown_path(path: str) -> str:
@@ -49,12 +57,13 @@ def shown_path(path: str) -> str:
 
 
 class CallBoundary:
-    """Calls `before` and `after` around the compiled call of a module with ``module.compile()``, until `remove`."""
+    """Calls `before` and `after` around the call of a module that takes no hooks (TorchScript), or has its hooks compiled
+    (``module.compile()``), until `remove`."""
 
     def __init__(self, module: nn.Module, before: Callable[..., None], after: Callable[..., None]) -> None:
         self._module = module
-        compiled: Any = module._compiled_call_impl
-        self._compiled = compiled
+        self._before = module.__dict__.get("_compiled_call_impl", _NOTHING)
+        compiled: Any = module._call_impl if self._before in (None, _NOTHING) else self._before
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if _is_compiling():
@@ -72,9 +81,13 @@ class CallBoundary:
         module.__dict__["_compiled_call_impl"] = call
 
     def remove(self) -> None:
-        """Call the compiled code again, unless somebody has put something else there."""
-        if self._module.__dict__.get("_compiled_call_impl") is self._call:
-            self._module.__dict__["_compiled_call_impl"] = self._compiled
+        """Leave the module as it was, unless somebody has put something else there."""
+        if self._module.__dict__.get("_compiled_call_impl") is not self._call:
+            return
+        if self._before is _NOTHING:
+            del self._module.__dict__["_compiled_call_impl"]
+        else:
+            self._module.__dict__["_compiled_call_impl"] = self._before
 
 
 class Hooks(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -38,7 +39,7 @@ def opened(value: Any) -> dict[str, Any] | None:
     if attributes is not None:
         return {name: vars(value)[name] for name in attributes if name in vars(value)}
     node = _pytree.SUPPORTED_NODES.get(kind)
-    if node is not None and kind not in (list, dict, tuple):
+    if node is not None and kind.__module__ not in ("builtins", "collections"):
         return _registered(value, node)
     return None
 
@@ -83,7 +84,7 @@ def tensors_in(value: Any, found: list[torch.Tensor], left: int = 8) -> None:
         if inside is not None:
             members = inside.values()
         else:
-            members = value if isinstance(value, (list, tuple, set, frozenset)) else None
+            members = value if isinstance(value, (list, tuple, set, frozenset, deque)) else None
     if members is not None:
         for member in itertools.islice(members, MOST_ITEMS):
             tensors_in(member, found, left - 1)

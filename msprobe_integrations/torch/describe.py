@@ -38,9 +38,9 @@ _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bs
 def describe(tensor: Tensor) -> TensorDescription:
     """The description of a tensor; equal descriptions are the same object. Never reads data, never waits, never raises."""
     try:
-        tensor.data_ptr()  # raises for sparse tensors and functorch wrappers, which look plain otherwise
         found = _fast.get((type(tensor), tensor.dtype, tensor.shape, tensor.requires_grad, tensor.device))
         if found is not None:
+            tensor.data_ptr()  # raises for sparse tensors and functorch wrappers, which look plain otherwise
             return found
     except Exception:
         pass
@@ -178,6 +178,10 @@ def _wrapper(tensor: Tensor, text: str) -> tuple[Tensor | None, TensorDescriptio
             return plain, of(tensor, text), ""
     elif tensor.data_ptr():
         return tensor.detach().as_subclass(Tensor), of(tensor, text), ""
+    held = [value for value in vars(tensor).values() if isinstance(value, Tensor) and value.shape == tensor.shape]
+    if len(held) == 1:  # a wrapper that does not say what it holds, but holds one tensor
+        inner, _, why = resolve(held[0])
+        return inner, of(tensor, text), why
     return None, of(tensor, text), f"no data: {text}"
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from msprobe_engine.records import Entry, TensorRef
 from msprobe_integrations.torch.calls import Call
-from msprobe_integrations.torch.compiled import ORIGINAL, CallBoundary, compiles_calls, is_wrapper, shown_path
+from msprobe_integrations.torch.compiled import ORIGINAL, CallBoundary, class_name, has_call_boundary, is_wrapper, shown_path
 from msprobe_integrations.torch.filters import ALWAYS, RecordFilter
 from msprobe_integrations.torch.recorder import Recorder
 from msprobe_integrations.torch.unchanged import Parts
@@ -41,7 +41,7 @@ class ModuleInfo:
         self.module = module
         self.hooked = hooked if hooked is not None else module
         self.path = path
-        self.base = f"Module.{path}.{type(module).__name__}"
+        self.base = f"Module.{path}.{class_name(module)}"
         self.kind = ALWAYS
         self.sealed = sealed
         self.parameters: dict[str, torch.Tensor] = {}
@@ -65,7 +65,7 @@ def named_infos(models: nn.Module | Sequence[nn.Module]) -> list[ModuleInfo]:
             assert inner is not None
             sealed = any(path.startswith(seal) for seal in seals)
             shown = shown_path(path)
-            if inner is not module or compiles_calls(module) or isinstance(module, torch.jit.ScriptModule):
+            if inner is not module or has_call_boundary(module):
                 seals.append(f"{path}." if path else "")
                 shown = shown or (ORIGINAL if inner is not module else "")
             if shown:
@@ -74,7 +74,7 @@ def named_infos(models: nn.Module | Sequence[nn.Module]) -> list[ModuleInfo]:
 
 
 def _put_on(module: nn.Module, pre: Hook, post: Hook) -> list[Any]:
-    if compiles_calls(module):
+    if has_call_boundary(module):
         return [CallBoundary(module, pre, post)]
     return [
         module.register_forward_pre_hook(pre, with_kwargs=True),
@@ -210,10 +210,10 @@ class ModuleCapture:
         self._sealed.add(id(module))
         inside = {id(m) for m in module.modules()}
         for info in self._infos:
-            info.sealed |= id(info.hooked) in inside and not compiles_calls(info.hooked)
+            info.sealed |= id(info.hooked) in inside and not has_call_boundary(info.hooked)
         outside = []
         for hooked in self._hooked:
-            if id(hooked[0]) in inside and not compiles_calls(hooked[0]):
+            if id(hooked[0]) in inside and not has_call_boundary(hooked[0]):
                 for handle in hooked[3]:
                     handle.remove()
             else:

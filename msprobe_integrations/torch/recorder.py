@@ -23,6 +23,7 @@ from msprobe_integrations.torch.slots import differentiable, edges_of
 from msprobe_integrations.torch.stacks import Stacks
 from msprobe_integrations.torch.structure import convert
 from msprobe_integrations.torch.tree import CallTree
+from msprobe_integrations.torch.unsettled import Unsettled
 
 Parameters = Mapping[str, "torch.Tensor | None"]
 no_torch_function = torch._C.DisableTorchFunction
@@ -85,6 +86,7 @@ class Recorder:
         self.inputs = everything or "input" in data_mode or "output" not in data_mode
         self.outputs = everything or "output" in data_mode or "input" not in data_mode
         self.tree = CallTree(pipeline)
+        self.unsettled = Unsettled()
         self._watches: list[GradientWatch] = []
         self._open = 0
 
@@ -92,7 +94,10 @@ class Recorder:
         """Statistics of a tensor; row -1 for memory that holds no values yet."""
         if self.raw and self.raw.holds(tensor):
             return self._without_values(tensor, "uninitialised")
-        return self._reduce(tensor)
+        ref = self._reduce(tensor)
+        if ref[0] < 0:
+            self.unsettled.met(tensor, ref)
+        return ref
 
     def reduce_for(self, name: str) -> Callable[[torch.Tensor], TensorRef]:
         """`reduce` for tensors of this record, which also saves them where that is wanted."""
@@ -112,7 +117,10 @@ class Recorder:
         if self.raw and self.raw.holds(tensor):
             return self._without_values(tensor, "uninitialised")
         assert self.keeper is not None
-        return self.keeper.reduce(tensor)
+        ref = self.keeper.reduce(tensor)
+        if ref[0] < 0:
+            self.unsettled.met(tensor, ref)
+        return ref
 
     def begin(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], depth: int, ignored: int = -1) -> None:
         """Note the start of a call: inputs are reduced now, before an in-place operation can change them.
@@ -121,10 +129,11 @@ class Recorder:
             depth: frames between this function and the user's.
             ignored: position of an argument that the call does not read, -1 when there is none.
         """
-        call.recompute = current_graph_task() != -1
         call.micro_step = self.micro_step
-        if call.recompute and call.parent is None:
-            call.parent_name = self.tree.parent_in_backward(call)
+        if current_graph_task() != -1:
+            call.recompute = torch.is_grad_enabled()  # the code of a backward pass itself runs without
+            if call.parent is None:
+                call.parent_name = self.tree.parent_in_backward(call)
         if self.kept is None:
             call.wanted = call.keep = self.forward
             call.watch = self.backward
@@ -170,6 +179,8 @@ class Recorder:
             if ignored >= 0 and isinstance(args[ignored], torch.Tensor):
                 call.inputs[ignored] = self._without_values(args[ignored], "ignored")
             call.keywords = {k: convert(v, reduce if k != "out" else self._ignored) for k, v in kwargs.items()} if kwargs else {}
+            if self.unsettled.seen:
+                self.unsettled.await_in((call.inputs, call.keywords), reduce)
         if call.watch and torch.is_grad_enabled() and self._open < MOST_OPEN:
             call.edges = edges_of(args, kwargs, every=not call.is_module)
 
@@ -182,6 +193,8 @@ class Recorder:
             self._conclude(call, result, parameters, failed)
 
     def _conclude(self, call: Call, result: Any, parameters: Parameters | None, failed: bool) -> None:
+        if self.unsettled.waiting:
+            self.unsettled.settle()
         if self.kept is None:
             if call.keep:
                 self._emit(call, result, parameters, failed)
@@ -208,10 +221,12 @@ class Recorder:
             self.pipeline.lose("gradients of calls, too many without a backward pass")
             return
         reduce: Callable[[torch.Tensor], TensorRef | None] = self.reduce_gradient_for(call.backward_name)
+        arriving = reduce if self.inputs else self.reduce_gradient  # what is not written is not saved
+        reduce = reduce if self.outputs else self.reduce_gradient
         if self.range is not None:
-            reduce = partial(self._reduce_in_range, call, reduce)
+            reduce, arriving = partial(self._reduce_in_range, call, reduce), partial(self._reduce_in_range, call, arriving)
         begun = self._backward_begins if call.is_module or self.range is not None else None
-        watch = GradientWatch(call, len(edges), len(outputs), reduce, self._gradients, self._broken, begun)
+        watch = GradientWatch(call, len(edges), len(outputs), reduce, self._gradients, self._broken, begun, arriving)
         if watch.start(edges, outputs, call.since):
             self._watches.append(watch)
             self._open += 1
@@ -258,6 +273,7 @@ class Recorder:
             watch.report()
             watch.active = False
         self._open = 0
+        self.unsettled.end_step()
         self.tree.end_step()
         if self.kept is not None:
             self.kept.end_step()
@@ -272,6 +288,8 @@ class Recorder:
         reduce = self.reduce_for(call.name)
         if self.outputs and ended:
             sections["output"] = None if failed else self._output(result, reduce)
+            if self.unsettled.seen:
+                self.unsettled.await_in(sections["output"], reduce)
         if parameters is not None and ended:
             take = self.reduce if self.keeper is not None and not self.keeper.parameters else reduce
             sections["parameters"] = {name: take(p) for name, p in parameters.items() if p is not None}
@@ -319,7 +337,7 @@ class Recorder:
             sections["output"] = inputs
         parent = call.parent.backward_name if call.parent is not None else call.parent_name
         self.record(Entry(name, sections, parent, -1, call.micro_step, tags))
-        self.tree.backward_ends(call, name, self.kept is not None)
+        self.tree.backward_ends(call, name, self.kept is not None, last=bool(inputs))
 
     def _reduce_in_range(self, call: Call, reduce: Callable[[torch.Tensor], TensorRef | None], gradient: torch.Tensor) -> TensorRef | None:
         return reduce(gradient) if self.range is not None and self.range.holds(call) else None

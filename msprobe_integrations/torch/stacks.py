@@ -6,15 +6,14 @@ import linecache
 from types import CodeType, FrameType
 from typing import Any
 
-_SKIP_PARTS = ("msprobe_integrations", "msprobe_engine")
-_LIBRARY_PARTS = ("torch/nn/modules/module.py", "torch/overrides.py", "torch/utils/_contextlib.py")
+from msprobe_integrations.torch.frames import PLUMBING, kind_of
 
 
 class Stacks:
     """Interns the call stacks of one process.
 
     A stack's text has the form of the existing ``stack.json``: ``File {path}, line {n}, in {function}, \\n {source}``, innermost
-    frame first. Frames of this package and torch's own module plumbing are left out, so the first line is the user's.
+    frame first. Frames of this package and of torch's plumbing (`frames`) are left out, so the first line is whose call it is.
     """
 
     def __init__(self) -> None:
@@ -39,7 +38,7 @@ class Stacks:
             try:
                 hide = hidden[code]
             except KeyError:
-                hide = hidden[code] = _is_plumbing(code)
+                hide = hidden[code] = kind_of(code) == PLUMBING
             if not hide:
                 key.append((code, frame.f_lasti))
             frame = frame.f_back
@@ -75,11 +74,6 @@ class Stacks:
             source = linecache.getline(code.co_filename, number).strip()
             text = self._lines[part] = f"File {code.co_filename}, line {number}, in {code.co_name}, \n {source}"
             return text
-
-
-def _is_plumbing(code: CodeType) -> bool:
-    path = code.co_filename.replace("\\", "/")
-    return any(p in path for p in _SKIP_PARTS) or path.endswith(_LIBRARY_PARTS)
 
 
 def _line_number(code: CodeType, instruction: int) -> int:

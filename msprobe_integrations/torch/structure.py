@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import torch
 
 from msprobe_engine.records import Opaque, TensorRef
 from msprobe_integrations.torch import describe
+from msprobe_integrations.torch.containers import CLASS_KEY, class_text, opened
 from msprobe_integrations.torch.pending import quiet
 
 MAX_DEPTH = 12
@@ -56,10 +56,14 @@ def _nested(value: Any, reduce: Reduce, depth: int, left: list[int]) -> Any:
     try:
         if kind in (list, tuple):
             return _members(value, reduce, depth, left)
-        if issubclass(kind, Mapping):  # of the type: script objects such as Work have no class that isinstance could ask
-            items = list(itertools.islice(value.items(), MAX_VALUES))
-            return {str(k): _nested(v, reduce, depth + 1, left) for k, v in items}
-        return _other(value, reduce, depth, left)
+        inside = opened(value)
+        if inside is None:
+            return _other(value, reduce, depth, left)
+        found = {k: _nested(v, reduce, depth + 1, left) for k, v in inside.items()}
+        text = class_text(value)
+        if text is not None:
+            found.setdefault(CLASS_KEY, Opaque(text))
+        return found
     except Exception:  # the argument's own code
         return _named(value)
 
@@ -93,12 +97,7 @@ def group_id(ranks: list[int]) -> str:
 def _other(value: Any, reduce: Reduce, depth: int, left: list[int]) -> Any:
     if isinstance(value, torch.Size):
         return Opaque({"type": "torch.Size", "value": [int(v) if isinstance(v, int) else str(v) for v in value]})
-    if isinstance(value, tuple):
-        fields = getattr(value, "_fields", None)
-        if fields is None:  # torch.return_types and other tuple subclasses
-            return _members(value, reduce, depth, left)
-        return {name: _nested(v, reduce, depth + 1, left) for name, v in zip(fields, value)}
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple, set, frozenset, deque)):  # torch.return_types are tuples
         return _members(value, reduce, depth, left)
     if isinstance(value, slice):
         return Opaque({"type": "slice", "value": [_bound(value.start), _bound(value.stop), _bound(value.step)]})
@@ -114,8 +113,6 @@ def _other(value: Any, reduce: Reduce, depth: int, left: list[int]) -> Any:
         return Opaque({"type": type(value).__name__, "value": value.item()}) if value.dtype.kind in "biuf" else _named(value)
     if isinstance(value, (int, float, str)):  # subclasses: enums, symbolic names
         return Opaque({"type": type(value).__name__, "value": str(value)})
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _nested(getattr(value, f.name, None), reduce, depth + 1, left) for f in dataclasses.fields(value)}
     if torch.distributed.is_available():
         if isinstance(value, torch.distributed.ProcessGroup):
             return process_group(value)
@@ -123,8 +120,6 @@ def _other(value: Any, reduce: Reduce, depth: int, left: list[int]) -> Any:
             return _message(value, reduce)
     if type(value).__name__ in ("ReduceOp", "RedOpType"):
         return Opaque({"type": "torch.distributed.ReduceOp", "value": str(value).removeprefix("<").removesuffix(">")})
-    if isinstance(value, (set, frozenset)):
-        return _members(value, reduce, depth, left)
     return _named(value)
 
 

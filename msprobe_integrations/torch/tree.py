@@ -49,18 +49,20 @@ class CallTree:
         if call.is_module:
             self._running[call.backward_name] = call
 
-    def backward_ends(self, call: Call, name: str = "", filtered: bool = False) -> None:
+    def backward_ends(self, call: Call, name: str = "", filtered: bool = False, last: bool = True) -> None:
         """It has ended.
 
         Args:
             name: of its record, which has just been appended; empty: there is none.
             filtered: records of enclosing calls may be missing.
+            last: it is behind the records of what it encloses. Without gradients of inputs it ends with its first one, and stands
+                where the existing tool has it.
         """
         if call.is_module:
             self._running.pop(call.backward_name, None)
         if not name:
             return
-        call.reported = True
+        call.reported = last
         if call.is_module:
             call.owner.last = call
         self.follows(name, call.parent)
