@@ -1,0 +1,34 @@
+"""A long run with a dump on every tenth step leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOAK = Path(__file__).parents[2] / "benchmarks" / "soak.py"
+
+
+@pytest.mark.parametrize(
+    ("steps", "arguments"),
+    [(1000, ["--task", "statistics", "--level", "mix"]), (600, ["--task", "tensor", "--level", "L0", "--format", "packed"])],
+)
+def test_nothing_grows(steps: int, arguments: list[str]) -> None:
+    """After the first 200 steps memory, open files, threads, hooks, function modes and living objects stay as they are; between dumps
+    no hook and no mode is there."""
+    environment = {**os.environ, "MSPROBE_LOG_LEVEL": "3"}
+    command = [sys.executable, str(SOAK), "--steps", str(steps), "--json", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    first, *rest = (dict(window) for window in json.loads(done.stdout))
+    assert rest
+    for window in rest:
+        assert (window["hooks"], window["modes"]) == (0, 0)
+        assert window["files"] <= first["files"]
+        assert window["threads"] <= first["threads"]
+    dumps = 20 * (len(rest))
+    assert rest[-1]["objects"] - first["objects"] < 10 * dumps, "more than ten objects stay behind each dump"
+    assert rest[-1]["resident"] - first["resident"] < 12e6, [w["resident"] for w in rest]
