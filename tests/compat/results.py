@@ -15,6 +15,8 @@ from matching import Difference, RankDump, differences, load, owner
 from rules import Context, Rule, explain
 
 CELLS = [(version, cell) for version in cells.VERSIONS for cell in cells.cells(version)]
+EVERY = tuple(dict.fromkeys(cell for _, cell in CELLS))
+"""The cells of all versions, each once: ours are the same for both."""
 
 
 @dataclass
@@ -91,7 +93,7 @@ def result(version: str, cell: Cell) -> Result:
     venv = cells.environment(version)
     if venv is None:
         pytest.skip(f"{variable} does not name a virtual environment with version {version}")
-    ours, theirs = cells.ours(tuple(c for _, c in CELLS)), cells.existing(version, venv)
+    ours, theirs = cells.ours(EVERY), cells.existing(version, venv)
     made = Result()
     for a, b in pairs(ours, theirs, cell):
         mine, other = load(a), load(b)

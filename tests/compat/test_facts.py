@@ -69,8 +69,8 @@ def test_modes(out: Path, cell: Cell) -> None:
 
 @pytest.mark.parametrize("cell", CELLS, ids=str)
 def test_json_text(out: Path, cell: Cell) -> None:
-    """Every file is what json.dumps(..., indent=1) writes of what plain json reads."""
-    for path in [p for top in directories(out, cell) for p in top.glob("*.json")]:
+    """Every file of the format is what json.dumps(..., indent=1) writes of what plain json reads."""
+    for path in [p for top in directories(out, cell) for p in top.glob("*.json") if p.name != "shapes.json"]:
         text = path.read_text(encoding="ascii")
         assert json.dumps(json.loads(text), indent=1) == text, path
 

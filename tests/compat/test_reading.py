@@ -12,7 +12,7 @@ import cells
 import pytest
 from cells import Cell
 from matching import is_tensor, load, same_number
-from results import CELLS
+from results import CELLS, EVERY
 
 from msprobe_engine.diagnose.nan_analyze import nan_analyze
 from msprobe_engine.dump.reader import open_dump
@@ -25,7 +25,7 @@ def roots(version: str, cell: Cell) -> tuple[Path, Path]:
     venv = cells.environment(version)
     if venv is None:
         pytest.skip(f"{cells.VERSIONS[version]} does not name a virtual environment with version {version}")
-    return tuple(out / str(cell) / "dump" for out in (cells.ours(tuple(c for _, c in CELLS)), cells.existing(version, venv)))  # type: ignore[return-value]
+    return tuple(out / str(cell) / "dump" for out in (cells.ours(EVERY), cells.existing(version, venv)))  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize(("version", "cell"), CELLS, ids=[f"{version}-{cell}" for version, cell in CELLS])

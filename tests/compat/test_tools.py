@@ -13,7 +13,7 @@ import graphs
 import pytest
 from cells import Cell
 from matching import differences, load, owner
-from results import CELLS, pairs
+from results import EVERY, pairs
 from rules import Context, explain
 
 pytestmark = [pytest.mark.framework, pytest.mark.timeout(600)]
@@ -26,7 +26,7 @@ def both(version: str, cell: Cell) -> tuple[Path, Path]:
     venv = cells.environment(version)
     if venv is None:
         pytest.skip(f"{cells.VERSIONS[version]} does not name a virtual environment with version {version}")
-    return pairs(cells.ours(tuple(c for _, c in CELLS)), cells.existing(version, venv), cell)[0]
+    return pairs(cells.ours(EVERY), cells.existing(version, venv), cell)[0]
 
 
 def with_reason(version: str, cell: Cell, ours: Path, theirs: Path) -> set[str]:
