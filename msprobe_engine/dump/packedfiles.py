@@ -33,6 +33,8 @@ DTYPES: dict[str, tuple[str, int]] = {
 }  # fmt: skip
 """dtype of dump files to the name safetensors has for it since version 0.4.5, and bytes per element."""
 
+_quoted = json.encoder.encode_basestring  # json.dumps of a text with ensure_ascii=False, without the way through the encoder
+_LINES = ",\n"
 _PAD = 64
 _SHARD_OVERHEAD = 512
 
@@ -56,17 +58,34 @@ def header(payloads: list[Payload], step: int) -> bytes:
     odd = {p.key: [p.dtype, list(p.shape)] for p in payloads if p.dtype not in DTYPES}
     if odd:
         metadata["dtypes"] = json.dumps(odd, ensure_ascii=False, separators=(",", ":"))
-    fields: dict[str, object] = {"__metadata__": metadata}
+    # a shard may have tens of thousands of tensors, and the training waits for what is done here: text, not objects
+    fields = [f'"__metadata__":{json.dumps(metadata, ensure_ascii=False, separators=(",", ":"))}']
     offset = 0
     for payload in payloads:
         known = DTYPES.get(payload.dtype)
-        shape = list(payload.shape) if known else [payload.nbytes]
+        shape = ",".join(map(str, payload.shape)) if known else payload.nbytes
         end = offset + payload.nbytes
-        fields[payload.key] = {"dtype": known[0] if known else "U8", "shape": shape, "data_offsets": [offset, end]}
+        safe = known[0] if known else "U8"
+        fields.append(f'{_quoted(payload.key)}:{{"dtype":"{safe}","shape":[{shape}],"data_offsets":[{offset},{end}]}}')
         offset = end
-    text = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+    text = f"{{{','.join(fields)}}}".encode()
     text += b" " * (-(8 + len(text)) % _PAD)
     return len(text).to_bytes(8, "little") + text
+
+
+def pieces(payloads: list[Payload]) -> list[memoryview]:
+    """The bytes of `payloads` in this order; what is side by side in memory is one piece."""
+    found: list[memoryview] = []
+    slab, first, end = None, 0, 0
+    for payload in payloads:
+        if payload.slab is not slab or payload.offset != end:
+            if slab is not None:
+                found.append(slab.view[first:end])
+            slab, first = payload.slab, payload.offset
+        end = payload.offset + payload.nbytes
+    if slab is not None:
+        found.append(slab.view[first:end])
+    return found
 
 
 def alignment(payload: Payload) -> int:
@@ -140,7 +159,7 @@ class PackedFiles:
             reserved, actual = sum(p.reserved for p in payloads), len(first) + sum(p.nbytes for p in payloads)
             if actual > reserved and not self._quota.take(actual - reserved):
                 raise OSError(f"{OVER_QUOTA}: file headers are larger than expected")
-            self._files.write(temporary, [first, *(p.view for p in payloads)])
+            self._files.write(temporary, [first, *pieces(payloads)])
             self._files.rename(temporary, name)
         except Exception as error:
             with contextlib.suppress(OSError):
@@ -158,11 +177,12 @@ class PackedFiles:
 
     def named(self, payload: Payload, name: str) -> None:
         """One more name of a payload; the caller holds the lock of the step."""
-        size = self._entry_bytes(payload, name)
-        if not self._quota.take(size):
-            self._files.lose(name, payload.nbytes, "max_disk_gb is used up", OVER_QUOTA)
-            return
-        self._index_reserved += size
+        if self._quota.limit:
+            size = self._entry_bytes(payload, name)
+            if not self._quota.take(size):
+                self._files.lose(name, payload.nbytes, "max_disk_gb is used up", OVER_QUOTA)
+                return
+            self._index_reserved += size
         payload.names.append(name)
 
     def withdraw(self, payload: Payload, name: str) -> None:
@@ -194,20 +214,20 @@ class PackedFiles:
             self._release(payload)
         self.flush()
         self._remove_unnamed()
-        tensors: dict[str, dict[str, str]] = {}
-        aliases: dict[str, str] = {}
+        tensors: list[str] = []
+        aliases: list[tuple[str, str]] = []
         for payload in self._files.kept.values():
             if payload.state == WRITTEN and payload.names and payload.where is not None:
                 first, *others = payload.names
-                tensors[first] = {"file": payload.where, "dtype": payload.dtype}
-                if payload.key != first:
-                    tensors[first]["key"] = payload.key
-                aliases.update((other, first) for other in others)
+                key = "" if payload.key == first else f',"key":{_quoted(payload.key)}'
+                tensors.append(f'{_quoted(first)}:{{"file":"{payload.where}"{key},"dtype":"{payload.dtype}"}}')
+                aliases.extend((other, first) for other in others)
         if not tensors:
             self._quota.give(self._index_reserved)
             return
-        document = {"format": FORMAT, "version": VERSION, "tensors": tensors, "aliases": aliases}
-        text = json.dumps(document, ensure_ascii=False, indent=0).encode()
+        same = ",\n".join(f"{_quoted(other)}:{_quoted(first)}" for other, first in aliases)
+        head = f'"format":"{FORMAT}","version":{VERSION}'
+        text = f'{{{head},\n"tensors":{{\n{_LINES.join(tensors)}}},\n"aliases":{{\n{same}}}}}\n'.encode()
         temporary = f".{INDEX}.tmp"
         try:
             if len(text) > self._index_reserved and not self._quota.take(len(text) - self._index_reserved):
@@ -217,7 +237,7 @@ class PackedFiles:
         except OSError as error:
             self._quota.give(self._index_reserved)
             why = error.strerror or str(error)
-            for name in aliases:
+            for name, _ in aliases:
                 self._files.lose(name, 0, f"the index that has this name could not be written: {why}", NOT_WRITTEN)
             raise
         self._quota.give(max(0, self._index_reserved - len(text)))

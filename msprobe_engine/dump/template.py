@@ -47,9 +47,9 @@ class Options(NamedTuple):
 
     def sections(self, entry: Entry) -> list[str]:
         """The sections of `entry` that are written; empty: the entry is left out."""
-        mode = set(self.data_mode)
-        if not mode or "all" in mode:
+        if not self.data_mode or "all" in self.data_mode:
             return list(entry.sections)
+        mode = set(self.data_mode)
         direction = names.direction(entry.name)
         if direction is not None and mode & {names.FORWARD, names.BACKWARD} and direction not in mode:
             return []

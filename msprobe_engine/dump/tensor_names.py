@@ -3,13 +3,15 @@ here, so ``data_name`` and the files agree."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import re
+from collections.abc import Collection
 
 from msprobe_engine import names
 from msprobe_engine.errors import UsageError
 from msprobe_engine.records import Entry, TensorRef
 
 _PLACE = {"input_args": "input", "input_kwargs": "kwargs"}
+_COMMON = re.compile(r"\w[\w.]*", re.ASCII).fullmatch  # what needs no closer look
 
 
 def place_of(section: str) -> str:
@@ -27,8 +29,13 @@ def file_name(entry: str, place: str, suffix: str, gradients: bool = False) -> s
         suffix: ``.pt`` or ``.npy``.
         gradients: the record holds parameter gradients. The format wraps each in a list, its file has no index.
     """
+    if gradients:
+        place = place.removesuffix(".0")
+    name = f"{entry}.{place}{suffix}" if place else f"{entry}{suffix}"
+    if len(name) < 256 and _COMMON(name):
+        return name
     try:
-        name = names.tensor_file(entry, place.removesuffix(".0") if gradients else place, suffix)
+        name = names.tensor_file(entry, place, suffix)
         name.encode()
     except (UsageError, UnicodeEncodeError):
         return None
@@ -37,30 +44,33 @@ def file_name(entry: str, place: str, suffix: str, gradients: bool = False) -> s
 
 def holds_gradients(entry: str) -> bool:
     """True for records of parameter gradients."""
-    return isinstance(names.parse(entry), names.ParametersGradName)
+    return "parameters_grad" in entry and isinstance(names.parse(entry), names.ParametersGradName)
 
 
-def tensor_files(entry: Entry, sections: Collection[str], suffix: str = ".pt") -> Iterator[tuple[str, str | None, TensorRef]]:
+def tensor_files(entry: Entry, sections: Collection[str], suffix: str = ".pt") -> list[tuple[str, str | None, TensorRef]]:
     """The tensors of an entry that have a row, each with the name it would like (for messages) and its file name or None.
 
     Args:
         sections: those that dump.json has; tensors of others are not saved.
     """
     gradients = holds_gradients(entry.name)
-    single = len(entry.sections) == 1 and isinstance(names.parse(entry.name), names.DebugName)
+    record = entry.name
+    single = record.endswith(".debug") and len(entry.sections) == 1 and isinstance(names.parse(record), names.DebugName)
+    found: list[tuple[str, TensorRef]] = []
     for section, structure in entry.sections.items():
         if section in sections:
-            for place, ref in _walk("" if single else place_of(section), structure):
-                if ref.row >= 0:
-                    yield (f"{entry.name}.{place}" if place else entry.name), file_name(entry.name, place, suffix, gradients), ref
+            _walk("" if single else place_of(section), structure, found)
+    return [(f"{record}.{place}" if place else record, file_name(record, place, suffix, gradients), ref) for place, ref in found]
 
 
-def _walk(place: str, node: object) -> Iterator[tuple[str, TensorRef]]:
-    if isinstance(node, TensorRef):
-        yield place, node
-    elif isinstance(node, dict):
-        for key, child in node.items():
-            yield from _walk(f"{place}.{key}" if place else str(key), child)
-    elif isinstance(node, list):
-        for i, child in enumerate(node):
-            yield from _walk(f"{place}.{i}" if place else str(i), child)
+def _walk(place: str, node: object, found: list[tuple[str, TensorRef]]) -> None:
+    kind = type(node)
+    if kind is TensorRef:
+        if node.row >= 0:  # type: ignore[attr-defined]
+            found.append((place, node))  # type: ignore[arg-type]
+    elif kind is dict:
+        for key, child in node.items():  # type: ignore[attr-defined]
+            _walk(f"{place}.{key}" if place else str(key), child, found)
+    elif kind is list:
+        for i, child in enumerate(node):  # type: ignore[arg-type]
+            _walk(f"{place}.{i}" if place else str(i), child, found)

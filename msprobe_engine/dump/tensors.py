@@ -230,7 +230,8 @@ class TensorStore:
         files = self._steps.get(number)
         if files is None or files.format is None or os.getpid() != self._process:
             return self._finished.get(number, NOTHING)
-        for job in (lambda: self._settle(files), files.format.finish, files.write_not_saved):
+        jobs: list[Callable[[], None]] = [lambda: self._settle(files), files.format.finish, files.write_not_saved]
+        for job in jobs:
             try:
                 job()
             except Exception as error:
@@ -353,12 +354,12 @@ class TensorStore:
             files.format.flush()
 
     def _name(self, files: StepFiles, order: int, entry: Entry) -> None:
-        assert files.format is not None
-        for wish, name, ref in tensor_files(entry, self.options.sections(entry), self.options.suffix):
-            payload = files.kept.get(ref.row)
-            if payload is None:
-                continue
-            with files.lock:
+        found = tensor_files(entry, self.options.sections(entry), self.options.suffix)
+        with files.lock:
+            for wish, name, ref in found:
+                payload = files.kept.get(ref.row)
+                if payload is None:
+                    continue
                 known = files.names.get(name or wish)
                 if known is not None:
                     if known[1] is not payload and name is not None:

@@ -35,7 +35,10 @@ _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _SMALL_SAMPLE = 4096
 _NO_DIRECTORY = "tensors of a step whose directory cannot be made"
-_copy = ctypes.memmove  # lets other threads run meanwhile
+_GIL_BYTES = 64 << 10  # a smaller copy takes less time than another thread that is let in
+_copy_large = ctypes.memmove  # lets other threads run meanwhile
+_copy = ctypes.PyDLL(None).memmove
+_copy.argtypes, _copy.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t), ctypes.c_void_p
 
 
 class Keeper:
@@ -119,7 +122,7 @@ class Keeper:
             self._lose(payload.lost)
             return
         if nbytes:
-            _copy(payload.slab.address + payload.offset, data.data_ptr(), nbytes)
+            (_copy if nbytes < _GIL_BYTES else _copy_large)(payload.slab.address + payload.offset, data.data_ptr(), nbytes)
         self.store.add(files, payload)
 
     def _take_any(self, files: StepFiles, tensor: torch.Tensor, ref: TensorRef) -> TensorRef:
