@@ -12,8 +12,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 
+from msprobe_engine.settings.expressions import REGULAR
+
 _ANY, _ONE = "*", "?"
-_REGULAR = "re:"
 _MODULE_FORMS = ("{}.forward.", "{}.backward.", "{}.parameters_grad.")
 _MODULE_NAMES = ("Module.", "Cell.", "^Module\\.", "^Cell\\.", "Module\\.", "Cell\\.")
 _SAMPLED = 100
@@ -27,7 +28,7 @@ class NamePatterns:
         elements: as in the settings.
 
     Raises:
-        re.error: a regular expression is wrong (`regular_expression_error` tells beforehand).
+        re.error: a regular expression is wrong (`msprobe_engine.settings.expressions` tells beforehand).
     """
 
     def __init__(self, elements: Sequence[str]) -> None:
@@ -46,7 +47,7 @@ class NamePatterns:
     @property
     def only_modules(self) -> bool:
         """Does no element fit the name of an API?"""
-        return all(element.removeprefix(_REGULAR).startswith(_MODULE_NAMES) for element in self.elements)
+        return all(element.removeprefix(REGULAR).startswith(_MODULE_NAMES) for element in self.elements)
 
     def module(self, base: str) -> tuple[bool, bool]:
         """(some call of the module can be kept, every call of it is) for the name ``Module.{path}.{Class}``."""
@@ -68,24 +69,13 @@ class NamePatterns:
         return False, False
 
 
-def regular_expression_error(element: str) -> str | None:
-    """What is wrong with the regular expression of a ``re:`` element; None when nothing is."""
-    if not element.startswith(_REGULAR):
-        return None
-    try:
-        re.compile(element.removeprefix(_REGULAR))
-    except (re.error, RecursionError, OverflowError) as error:
-        return str(error) or type(error).__name__
-    return None
-
-
 def _is_pattern(element: str) -> bool:
-    return element.startswith(_REGULAR) or _ANY in element or _ONE in element
+    return element.startswith(REGULAR) or _ANY in element or _ONE in element
 
 
 def _search(element: str) -> Callable[[str], object]:
-    if element.startswith(_REGULAR):
-        return re.compile(element.removeprefix(_REGULAR)).search
+    if element.startswith(REGULAR):
+        return re.compile(element.removeprefix(REGULAR)).search
     text = "".join(_translated(element))
     return re.compile(rf"(?:^|\.){text}(?:\.|$)", re.DOTALL).search
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from msprobe_engine.settings import extras, scope
+from msprobe_engine.settings import expressions, extras, scope
 from msprobe_engine.settings.schema import DumpSettings, ProbeSettings
 from msprobe_engine.settings.tree import Report, join, show
 
@@ -32,6 +32,10 @@ def _dump(dump: DumpSettings, section: str, report: Report) -> DumpSettings:
         for i, name in enumerate(dump.scope):
             if wrong := scope.problem(name, dump.level):
                 report.error(join(section, f"scope[{i}]"), f"{show(name)} {wrong}")
+    for key, elements in (("list", dump.list), ("tensor_list", dump.tensor_list)):
+        for i, element in enumerate(elements):
+            if wrong := expressions.problem(element):
+                report.error(join(section, f"{key}[{i}]"), f"{show(element)} {wrong}")
     if "all" in dump.data_mode and len(dump.data_mode) > 1:
         report.error(
             join(section, "data_mode"), f"{show(list(dump.data_mode))}: 'all' stands alone; leave it out to choose, or write ['all']"
