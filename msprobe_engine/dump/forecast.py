@@ -10,9 +10,8 @@ from typing import Any
 from msprobe_engine.dump import disk
 from msprobe_engine.dump.cost import ZERO, Range, StepCost, price
 from msprobe_engine.dump.cost_source import CHECKSUMS, ROWS, STATISTICS, Source, load_source
-from msprobe_engine.dump.patterns import regular_expression_error
 from msprobe_engine.dump.summary import size
-from msprobe_engine.errors import SettingsError, UsageError
+from msprobe_engine.errors import UsageError
 from msprobe_engine.settings.load import read_settings
 from msprobe_engine.settings.schema import DumpSettings
 from msprobe_engine.settings.tree import to_tree
@@ -137,10 +136,6 @@ def _settings(found: Source, settings: Path | str | Mapping[str, Any] | None, ch
         tree = to_tree(read.dump)
     again, _ = read_settings({"dump": tree | {key: value for key, value in changed.items() if value is not None}}, kind="probe")
     assert again.dump is not None
-    for key, elements in (("list", again.dump.list), ("tensor_list", again.dump.tensor_list)):
-        for element in elements:
-            if problem := regular_expression_error(element):
-                raise SettingsError(f"estimate: {key}: '{element[:120]}' is no regular expression ({problem})")
     return again.dump
 
 
