@@ -23,6 +23,7 @@ from msprobe_integrations.torch.distributed_calls import OF_OBJECTS, distributed
 if TYPE_CHECKING:
     from msprobe_integrations.torch.collectives import CollectiveObserver
 
+_BARRIER = "barrier"
 _OPS: dict[str, tuple[str, int | None, int | None]] = {
     # operator: (name as users know it, position of the inputs, position of the outputs)
     "allreduce_": ("all_reduce", 0, 0),
@@ -43,7 +44,7 @@ _OPS: dict[str, tuple[str, int | None, int | None]] = {
     "send": ("send", 0, None),
     "recv_": ("recv", None, 0),
     "recv_any_source_": ("recv_any_source", None, 0),
-    "barrier": ("barrier", None, None),
+    "barrier": (_BARRIER, None, None),
 }
 _FUNCTIONAL = (
     "all_reduce",
@@ -64,7 +65,6 @@ _FUNCTIONAL = (
 )
 _ROOTS = {"root_rank": "root", "dst": "peer", "src": "peer"}
 _REDUCE_OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")
-_SILENT = OF_OBJECTS | {"barrier"}
 _KEY = torch._C.DispatchKey.BackendSelect
 _below = torch._C._dispatch_keyset_full_after(_KEY)
 _no_torch_function = torch._C.DisableTorchFunction
@@ -180,10 +180,11 @@ class Kernels:
         call = distributed_call(sys._getframe())  # a frame kept in a variable of its own would keep all of them alive
         inputs = flat(args[at_in]) if at_in is not None else []
         if call is None:
-            return Operation(f"c10d_{name}", None, name in _SILENT, inputs, outputs, tags, visible(sys._getframe()))
+            return Operation(f"c10d_{name}", None, name == _BARRIER, inputs, outputs, tags, visible(sys._getframe()))
         if call.name == "batch_isend_irecv":
             return Operation(call.name, call, False, inputs, outputs, _members_of(group), call.caller)
-        return Operation(call.name, call, call.name in _SILENT, inputs, outputs, tags, call.caller)
+        # new_group and others end in a barrier of their own
+        return Operation(call.name, call, name == _BARRIER or call.name in OF_OBJECTS, inputs, outputs, tags, call.caller)
 
     def _functional(self, operator: str) -> Callable[..., Any]:
         op = getattr(torch.ops._c10d_functional, operator).default
@@ -250,7 +251,7 @@ class Kernels:
             return
         observers = [o for o in self._observers if o.on()]
         call = distributed_call(sys._getframe()) if observers else None
-        if call is not None and call.name not in _SILENT:
+        if call is not None and call.name != _BARRIER and call.name not in OF_OBJECTS:
             for observer in observers:
                 with _no_torch_function():
                     observer.left_out(call, call.caller)
