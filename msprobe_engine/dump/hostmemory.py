@@ -111,7 +111,7 @@ class HostMemory:
 
     def _take(self, nbytes: int, kind: str) -> tuple[Slab, int] | None:
         small = nbytes <= self._small
-        capacity = self._slab_bytes if small else _size_class(nbytes)
+        capacity = self._slab_bytes if small else _size_class(nbytes, kind)
         started = 0.0
         while True:
             with self._changed:
@@ -197,7 +197,10 @@ class HostMemory:
             self.held -= self._free.pop(0).capacity
 
 
-def _size_class(nbytes: int) -> int:
-    """`nbytes` rounded up to a size that others use too: at most an eighth more, whole pages."""
+def _size_class(nbytes: int, kind: str) -> int:
+    """`nbytes` rounded up to a size that others use too: at most an eighth more, whole pages; pinned memory to a power of two, as
+    frameworks give it out."""
+    if kind == PINNED:
+        return int(1 << (nbytes - 1).bit_length())
     step = max(_PAGE, 1 << max(0, nbytes.bit_length() - 4))
     return -(-nbytes // step) * step

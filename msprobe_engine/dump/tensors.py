@@ -9,6 +9,7 @@ What does not fit or cannot be written is listed in ``not_saved.json``, counted,
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
@@ -281,6 +282,7 @@ class TensorStore:
 
     def drain(self) -> bool:
         """Wait until all copies were written, as long as anything is written at all; False when that was given up."""
+        self._help()
         with self._done:
             while any(files.pending for files in self._steps.values()):
                 before = self._progress
@@ -304,34 +306,46 @@ class TensorStore:
         files.pending += 1
         self._queue.put((files, batch))
         if self._threads < self._most_threads and os.getpid() == self._process:
-            self._threads += 1
-            threading.Thread(target=self._run, name="msprobe-tensors", daemon=True).start()
+            try:
+                threading.Thread(target=self._run, name="msprobe-tensors", daemon=True).start()
+                self._threads += 1
+            except RuntimeError:  # no more threads for this process, or it is about to end: whoever waits does the work
+                self._say("threads", "no thread can be started for tensor files: the training waits while they are written")
 
     def _hurry(self) -> None:
         with self._lock:
             for files in self._steps.values():
                 if not files.finishing:
                     self._send(files)
+        self._help()
+
+    def _help(self) -> None:
+        """Without threads of its own the store works on the caller's."""
+        with contextlib.suppress(queue.Empty):
+            while not self._threads:
+                self._do(self._queue.get_nowait())
 
     def _run(self) -> None:
         while True:
             try:
-                files, batch = self._queue.get(timeout=_IDLE_SECONDS)
+                self._do(self._queue.get(timeout=_IDLE_SECONDS))
             except queue.Empty:
                 with self._lock:
                     if self._queue.empty():
                         self._threads -= 1
                         return
-                continue
-            try:
-                self._work(files, batch)
-            except BaseException as error:
-                self._fail(error, files.tensors)
-            finally:
-                with self._done:
-                    files.pending -= 1
-                    self._progress += 1
-                    self._done.notify_all()
+
+    def _do(self, job: Job) -> None:
+        files, batch = job
+        try:
+            self._work(files, batch)
+        except BaseException as error:
+            self._fail(error, files.tensors)
+        finally:
+            with self._done:
+                files.pending -= 1
+                self._progress += 1
+                self._done.notify_all()
 
     def _work(self, files: StepFiles, batch: list[Payload | tuple[int, Entry]]) -> None:
         assert files.format is not None
@@ -384,6 +398,8 @@ class TensorStore:
         assert files.format is not None
         with self._done:
             self._send(files)
+        self._help()
+        with self._done:
             while files.pending:
                 self._done.wait()
             files.finishing = True

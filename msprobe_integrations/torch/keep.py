@@ -186,7 +186,7 @@ class _Event:
 
     def __init__(self, module: Any, device: torch.device) -> None:
         with module.device(device):
-            self._event = module.Event()
+            self._event = module.Event(blocking=True)  # the writer sleeps meanwhile
             self._event.record()
 
     def wait(self) -> None:

@@ -221,3 +221,49 @@ def test_memory_goes_when_the_window_is_over(tmp_path: Path) -> None:
         assert keeping.store.memory.held > 0
     keeping.keeper.rest()
     assert keeping.store.memory.held == 0
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_no_threads(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Where no thread can be started (limits, a process that ends) everything is written all the same, and that is said once."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    keeping = Keeping(tmp_path, form, budget=1 << 20)
+    with caplog.at_level(logging.WARNING, "msprobe"):
+        for step in range(2):
+            keeping.begin(step)
+            for i in range(40):
+                keeping.save(f"Functional.f.{i}.forward", torch.full((60_000,), float(i)))
+            keeping.end(step)
+    assert keeping.store.drain()
+    assert keeping.lost == {}
+    found = keeping.load(1)
+    assert all((found[f"Functional.f.{i}.forward.output.0.pt"] == i).all() for i in range(40))
+    assert len([r for r in caplog.records if "thread" in r.getMessage()]) == 1
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_what_no_record_names_goes(tmp_path: Path, form: str) -> None:
+    """A copy whose record never came (a call that was cut off) leaves no file and takes nothing of the quota."""
+    keeping = Keeping(tmp_path, form, quota=1_000_000, budget=1 << 16)
+    keeping.begin()
+    for _ in range(8):
+        keeping.keeper.reduce(torch.ones(3000))
+    keeping.end()
+    assert keeping.files().names() == []
+    assert on_disk(tmp_path) == keeping.store.quota.used == 0
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_the_quota_counts_what_is_there(tmp_path: Path, form: str) -> None:
+    """At the end of a step the bytes counted are those of the files, with and without a limit."""
+    for quota in (0, 10_000_000):
+        keeping = Keeping(tmp_path / str(quota), form, quota=quota)
+        keeping.begin()
+        for i in range(20):
+            keeping.save(f"Functional.f.{i}.forward", torch.ones(i * 100), torch.ones(7, dtype=torch.complex128))
+        keeping.end()
+        assert keeping.store.quota.used == on_disk(tmp_path / str(quota))

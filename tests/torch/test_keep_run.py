@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from torch import nn
 
 from msprobe_engine.dump.reader import open_dump
@@ -108,10 +109,13 @@ def test_tensor_list(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("mode", "words"), [(["forward", "input"], {"input"}), (["backward"], {"input", "output", "parameters_grad"})])
 def test_data_mode(tmp_path: Path, mode: list[str], words: set[str]) -> None:
-    """What dump.json does not have is not saved either."""
-    train({"task": "tensor", "tensor": {"data_mode": mode}}, tmp_path, steps=1)
+    """What dump.json does not have is not copied either."""
+    train({"task": "tensor", "tensor": {"data_mode": mode, "tensor_format": "packed"}}, tmp_path, steps=1)
     check(tmp_path, 0)
     dump = open_dump(tmp_path / "dump").load(0)
+    for shard in (dump.directory / "dump_tensor_data").glob("*.safetensors"):
+        with safe_open(shard, "pt") as file:
+            assert set(file.keys()) <= set(dump.files.names())
     places = {"parameters_grad" if "parameters_grad" in r else p.split(".")[0] for r, e in dump.entries.items() for p, _ in e.tensors()}
     assert places == words
 
