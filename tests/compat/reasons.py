@@ -304,11 +304,26 @@ def inside_batch(d: Difference, c: Context) -> bool:
     return base == "Distributed.batch_isend_irecv" and d.kind == "value" and d.place.startswith("output.") and ".tensor." in d.place
 
 
+_PLUMBING = tuple(
+    f"File /env/{path}"
+    for path in (
+        "msprobe/",
+        "torch/_compile.py",
+        "torch/_dynamo/",
+        "torch/_tensor.py",
+        "torch/autograd/function.py",
+        "torch/nn/modules/module.py",
+    )
+)
+
+
 def stack_frames(d: Difference, _: Context) -> bool:
+    """Ours are theirs without frames that call on: of the tool, of module calls, of autograd functions and wrappers."""
     if d.kind != "stack":
         return False
-    theirs = [line for line in d.theirs if not line.startswith(("File /env/torch/nn/modules/module.py", "File /env/msprobe/"))]
-    return d.ours == theirs
+    rest = list(d.ours)
+    left_out = [line for line in d.theirs if not (rest and rest[0] == line and rest.pop(0))]
+    return rest == [] and all(line.startswith(_PLUMBING) for line in left_out)
 
 
 def near(d: Difference, c: Context, most: int = 3) -> bool:

@@ -76,7 +76,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("input-only", "data_mode without outputs: 26.2.0 orders records by their start, 8.1.1 keeps `parameters`.", why.input_only),
     Rule("without-record", "construct.json and stack.json name what was recorded; there also what was filtered out.", why.without_record),
-    Rule("stack-frames", "Stacks have no frames of the tool and of torch's module calls: the user's line comes first.", why.stack_frames),
+    Rule("stack-frames", "Stacks have no frames of the tool and of torch's own calling on (module calls, wrappers).", why.stack_frames),
     # arguments
     Rule("positional-dtype", "A dtype or device passed by position: its value here, `{}` there.", why.positional_dtype),
     Rule("collective-facts", "Collectives say in `tags` their group_ranks, reduce, async, root, peer.", why.collective_facts),

@@ -32,7 +32,8 @@ def both(version: str, cell: Cell) -> tuple[Path, Path]:
 def with_reason(version: str, cell: Cell, ours: Path, theirs: Path) -> set[str]:
     """The records in which the two dumps differ by a documented rule."""
     context = Context(cell, version, load(ours), load(theirs))
-    return {d.record for d in differences(context.ours, context.theirs) if explain(d, context)}
+    explained = [d for d in differences(context.ours, context.theirs) if explain(d, context)]
+    return {d.record for d in explained} | {d.theirs for d in explained if d.kind == "name"}
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
