@@ -44,7 +44,7 @@ $(VENV)/.torch-$(TORCH): $(VENV)/.created
 	$(BIN)/python -m pip install --quiet '$(TORCH)'
 	@rm -f $(VENV)/.torch-*; touch '$@'
 
-$(VENV)/.installed: $(VENV)/.torch-$(TORCH) pyproject.toml $(wildcard msprobe_engine/*.c)
+$(VENV)/.installed: $(VENV)/.torch-$(TORCH) pyproject.toml $(wildcard msprobe_engine/*.[ch] msprobe_integrations/torch/*.c)
 	$(BIN)/python -m pip install --quiet '$(TORCH)' -e '.[test]'
 	@touch $@
 

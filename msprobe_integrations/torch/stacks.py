@@ -2,11 +2,54 @@
 
 from __future__ import annotations
 
+import importlib
 import linecache
+from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
 from msprobe_integrations.torch.frames import PLUMBING, kind_of
+
+Walk = Callable[[FrameType | None, FrameType | None, dict[CodeType, bool], Callable[[CodeType], bool], int], tuple[tuple[Any, ...], bool]]
+
+
+def _hides(code: CodeType) -> bool:
+    return kind_of(code) == PLUMBING
+
+
+def walk_python(
+    frame: FrameType | None, end: FrameType | None, hidden: dict[CodeType, bool], judge: Callable[[CodeType], bool], tail: int
+) -> tuple[tuple[Any, ...], bool]:
+    """The key of a stack: (code, instruction) of the frames from `frame` outward, up to `end`.
+
+    Args:
+        hidden: which code is left out, filled by `judge`.
+        tail: last item of the key when `end` was met.
+
+    Returns:
+        the key, and whether `end` was met.
+    """
+    key: list[Any] = []
+    while frame is not end and frame is not None:
+        code = frame.f_code
+        try:
+            hide = hidden[code]
+        except KeyError:
+            hide = hidden[code] = judge(code)
+        if not hide:
+            key.append((code, frame.f_lasti))
+        frame = frame.f_back
+    known = end is not None and frame is end
+    if known:
+        key.append(tail)
+    return tuple(key), known
+
+
+walk: Walk
+try:
+    walk = importlib.import_module("msprobe_integrations.torch._stackwalk").stack_key
+except ImportError:
+    walk = walk_python
 
 
 class Stacks:
@@ -30,25 +73,10 @@ class Stacks:
             outer: a frame further out whose own stack is known (that of the enclosing call): the walk may end there.
             outer_stack: its number, -1 when it is not known.
         """
-        key: list[Any] = []
-        hidden = self._hidden
-        end = outer if outer_stack >= 0 else None
-        while frame is not end and frame is not None:
-            code = frame.f_code
-            try:
-                hide = hidden[code]
-            except KeyError:
-                hide = hidden[code] = kind_of(code) == PLUMBING
-            if not hide:
-                key.append((code, frame.f_lasti))
-            frame = frame.f_back
-        known = end is not None and frame is end
-        if known:
-            key.append(outer_stack)
-        found = tuple(key)
+        found, known = walk(frame, outer if outer_stack >= 0 else None, self._hidden, _hides, outer_stack)
         number = self._ids.get(found)
         if number is None:
-            parts = (*key[:-1], *self._keys[outer_stack]) if known else found
+            parts = (*found[:-1], *self._keys[outer_stack]) if known else found
             # the same stack may have been met whole or from another enclosing call
             number = self._ids.setdefault(parts, len(self._keys))
             self._ids[found] = number
