@@ -34,8 +34,8 @@ def _dump(dump: DumpSettings, section: str, report: Report) -> DumpSettings:
                 report.error(join(section, f"scope[{i}]"), f"{show(name)} {wrong}")
     for key, elements in (("list", dump.list), ("tensor_list", dump.tensor_list)):
         for i, element in enumerate(elements):
-            if wrong := expressions.problem(element):
-                report.error(join(section, f"{key}[{i}]"), f"{show(element)} {wrong}")
+            if flaw := expressions.problem(element):
+                report.error(join(section, f"{key}[{i}]"), f"{show(element)} {flaw}")
     if "all" in dump.data_mode and len(dump.data_mode) > 1:
         report.error(
             join(section, "data_mode"), f"{show(list(dump.data_mode))}: 'all' stands alone; leave it out to choose, or write ['all']"
