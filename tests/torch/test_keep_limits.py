@@ -5,12 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import logging
-import os
 import shutil
-import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -128,20 +125,6 @@ def test_a_disk_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert len(keeping.load()) == 12 - lost
     assert "no tensor was written for 0.1 s" in not_saved(keeping.directory(0))[0]["reason"]
     assert result.waited >= 0.1 * lost
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MiB."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small tmpfs needs root")
-    place = tmp_path / "small"
-    place.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True, text=True, check=False)
-    if mounted.returncode:
-        pytest.skip(f"mounting a small tmpfs is not allowed here: {mounted.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 @pytest.mark.parametrize("form", FORMATS)

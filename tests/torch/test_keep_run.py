@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from keeping import FORMATS
 from safetensors import safe_open
 from torch import nn
 
@@ -26,8 +29,6 @@ from msprobe_engine.settings.schema import DumpSettings, IncidentSettings, Probe
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.debugger import PrecisionDebugger
 from msprobe_integrations.torch.probe import TorchProbe
-
-FORMATS = ("files", "packed")
 
 
 def train(config: dict[str, Any], directory: Path, steps: int = 2, watch: Callable[[int], None] = lambda _: None) -> list[torch.Tensor]:
@@ -226,9 +227,50 @@ def test_no_growth(tmp_path: Path, form: str) -> None:
 
     def look(step: int) -> None:
         if step in (40, 199):
+            assert PrecisionDebugger._instance is not None
+            PrecisionDebugger._instance.writer.flush()  # steps that wait to be written hold their directories open
             resident = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
             seen.append((resident, len(os.listdir("/proc/self/fd"))))
 
     train({"task": "tensor", "level": "L0", "tensor": {"tensor_format": form, "memory_budget_mb": 8}}, tmp_path, 200, look)
     assert seen[1][0] - seen[0][0] < 12 << 20
     assert seen[1][1] <= seen[0][1] + 2
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_directory_that_goes_away(tmp_path: Path, form: str, caplog: pytest.LogCaptureFixture) -> None:
+    """When nothing can be written any more the training goes on with the same bits, and every lost tensor is counted."""
+    wanted = train({"task": "statistics", "rank": [5]}, tmp_path, 4)
+    counted: list[dict[str, int]] = []
+
+    def look(step: int) -> None:
+        debugger = PrecisionDebugger._instance
+        assert debugger is not None
+        if step == 1:
+            debugger.writer.flush()
+            shutil.rmtree(tmp_path / "dump")
+            (tmp_path / "dump").write_text("a file")
+        elif step == 3:
+            debugger.writer.flush()
+            counted.append(dict(debugger.run.files.tally.lost))
+
+    with caplog.at_level(logging.ERROR, "msprobe"):
+        found = train({"task": "tensor", "tensor": {"tensor_format": form}}, tmp_path, 4, look)
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted))
+    assert counted[0]["tensors of a step whose directory cannot be made"] > 100
+    assert len([r for r in caplog.records if "Not a directory" in r.getMessage()]) == 1
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_full_disk(small: Path, form: str) -> None:
+    """A run that fills the disk ends with the same bits; what is named in a finished step is there."""
+    wanted = train({"task": "statistics", "rank": [5]}, small, 12)
+    found = train({"task": "tensor", "tensor": {"tensor_format": form, "memory_budget_mb": 1}}, small, 12)
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted))
+    steps = [open_dump(small / "dump").load(step) for step in open_dump(small / "dump").steps]
+    whole = [dump for dump in steps if dump.complete and not dump.recovered]
+    assert 0 < len(whole) < 12
+    for dump in whole:
+        named = {t.data_name for e in dump.entries.values() for _, t in e.tensors() if t.data_name}
+        assert named == set(dump.files.names())
+        assert ("lost" in dump.header) == ((dump.directory / "not_saved.json").exists() or len(named) < 50)
