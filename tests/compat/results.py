@@ -25,7 +25,7 @@ class Result:
 
     Attributes:
         records: of theirs.
-        equal: without any difference.
+        equal: without any difference but the frames of their stacks.
         explained: with differences that all have a rule.
         rules: id -> how many differences it explains.
         unexplained: differences without a reason, as text.
@@ -44,7 +44,8 @@ class Result:
         reasons: dict[str, list[Rule | None]] = {}
         for difference in [*differences(ours, theirs), *self._contents(ours, theirs)]:
             rule = explain(difference, context)
-            reasons.setdefault(difference.record, []).append(rule)
+            if rule is None or rule.id != "stack-frames":  # every record's stack has some
+                reasons.setdefault(difference.record, []).append(rule)
             if rule is None:
                 self.unexplained.append(str(difference))
             else:
