@@ -1,0 +1,71 @@
+"""torch.compile: recorded at the boundary, never compiled again because of the probe, bits as without it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+# every kind of compiled code once with the first compilation inside a window and once outside, levels mixed
+CASES = [
+    *(f"mix-{first}-{name}" for name in ("inside_only", "in_pieces", "one_layer", "function") for first in ("in", "out")),
+    "L0-in-whole",
+    "L1-out-whole",
+    "L0-out-wrapped_layer",
+    "L1-in-wrapped_layer",
+    "L0-in-inside_only",
+]
+
+
+@pytest.fixture(scope="module")
+def ran() -> dict[str, Any]:
+    environment = {k: v for k, v in os.environ.items() if k != "TORCHDYNAMO_DISABLE"} | {"PYTHONPATH": str(HERE)}
+    command = [sys.executable, str(HERE / "compiled_cases.py"), *CASES]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return {"log": done.stderr, **dict(zip(CASES, lines, strict=True))}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_probe_compiles_nothing_and_changes_nothing(ran: dict[str, Any], case: str) -> None:
+    """Two steps in a window and two outside, alternating: as many frames, graphs and graph breaks after every step as without the
+    probe, and the same losses. A hook or a mode that got into compiled code would show as one more."""
+    plain, probed = ran[case]["counted"]
+    assert probed == plain
+    assert ran[case]["losses"][0] == ran[case]["losses"][1]
+
+
+def test_what_is_recorded(ran: dict[str, Any]) -> None:
+    """The compiled module under the name it has without compilation, nothing from its inside but parameter gradients."""
+    for case in ("mix-in-one_layer", "L0-out-wrapped_layer"):
+        names = ran[case]["names"]
+        assert "Module.layers.1.Block.forward.0" in names
+        assert "Module.layers.1.Block.backward.0" in names
+        assert "Module.layers.1.fc.Linear.parameters_grad.0" in names
+        assert not [n for n in names if n.startswith(("Module.layers.1.fc.Linear.forward", "Aten."))]
+        assert "Module.layers.0.fc.Linear.forward.0" in names
+    assert [n for n in ran["L0-in-whole"]["names"] if "parameters_grad" not in n] == [
+        "Module._orig_mod.Net.forward.0",
+        "Module._orig_mod.Net.backward.0",
+    ]
+    assert [n for n in ran["L1-out-whole"]["names"] if not n.startswith("Tensor.add_")] == [
+        "Tensor.square.0.forward",
+        "Tensor.sum.0.forward",
+        "Tensor.sum.0.backward",
+        "Tensor.square.0.backward",
+    ]
+    assert "Functional.linear.2.forward" in ran["mix-in-function"]["names"]
+    assert not [n for n in ran["mix-in-function"]["names"] if "tanh" in n]
+
+
+def test_one_notice(ran: dict[str, Any]) -> None:
+    """Every capture says once that the inside of compiled code is not seen."""
+    said = [line for line in ran["log"].splitlines() if "compiled code runs while it is dumped" in line]
+    assert len(said) == 2 * len(CASES)
