@@ -206,7 +206,7 @@ def _rows(tensors: list[DumpedTensor]) -> R.Rows:
 
 def elements(shape: tuple[int, ...]) -> int:
     """Number of elements; a damaged file may claim more than any number type holds."""
-    return min(math.prod(shape), 1 << 62)
+    return min(math.prod(shape), 1 << 62) if all(n >= 0 for n in shape) else 0  # a symbolic size (-1): there are no values
 
 
 def _finite(value: Any, usual: float) -> float:

@@ -197,8 +197,10 @@ class EntryParser:
 
     def _tensor(self, node: dict[str, Any], name: str) -> DumpedTensor:
         shape, data_name = node.get("shape"), node.get("data_name")
-        if shape is not None and not (isinstance(shape, list) and all(isinstance(n, int) and 0 <= n < 1 << 63 for n in shape)):
-            raise self._error(name, f"has a tensor of shape {_shown(shape)}; a list of integers >= 0 is allowed")
+        if shape is not None and not (isinstance(shape, list) and all(isinstance(n, int) and -1 <= n < 1 << 63 for n in shape)):
+            raise self._error(
+                name, f"has a tensor of shape {_shown(shape)}; a list of integers >= 0, or -1 for a symbolic size, is allowed"
+            )
         if not isinstance(data_name, str) or data_name == "-1":
             data_name = None
         else:

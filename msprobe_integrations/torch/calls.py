@@ -97,12 +97,14 @@ class Numbering:
     def __init__(self) -> None:
         self._next: dict[str, int] = {}
         self._backward: dict[str, int] = {}
+        self._lock = threading.Lock()  # a model may be called by several threads at once; two calls of one number would be one record
 
     def take(self, base: str) -> int:
         """Number of the next call of `base`."""
-        n = self._next.get(base, 0)
-        self._next[base] = n + 1
-        return n
+        with self._lock:
+            n = self._next.get(base, 0)
+            self._next[base] = n + 1
+            return n
 
     def last(self, base: str) -> int:
         """Number of the last call of `base`, -1 when there was none."""
@@ -110,9 +112,10 @@ class Numbering:
 
     def again(self, base: str) -> int:
         """Number for one more backward pass through an old call of `base`: after all numbers taken so far."""
-        n = max(self._next.get(base, 0), self._backward.get(base, 0))
-        self._backward[base] = n + 1
-        return n
+        with self._lock:
+            n = max(self._next.get(base, 0), self._backward.get(base, 0))
+            self._backward[base] = n + 1
+            return n
 
     def reset(self) -> None:
         """A new step begins."""

@@ -22,6 +22,8 @@ from msprobe_integrations.torch.origins import Origins
 from msprobe_integrations.torch.recorder import Recorder
 from msprobe_integrations.torch.slices import Slices
 
+_tracing = torch._C._get_tracing_state  # not None while torch.jit.trace runs here: calls of the probe would become part of the program
+
 
 class Capture:
     """Everything a dump of one level sees.
@@ -124,10 +126,10 @@ class Capture:
         return self.recorder.stacks.texts() if self.recorder.stacks is not None else []
 
     def _is_on(self) -> bool:
-        return self.on and not self._in_optimizer
+        return self.on and not self._in_optimizer and _tracing() is None
 
     def _modules_on(self) -> bool:
-        return self.on and not self._in_optimizer and not self._compiled.inside
+        return self.on and not self._in_optimizer and not self._compiled.inside and _tracing() is None
 
     def _is_collecting(self) -> bool:
         return self._collecting

@@ -265,6 +265,10 @@ class ModuleCapture:
 
     def _watch_parameters(self, info: ModuleInfo) -> None:
         info.expected = 0
+        with torch._C.DisableTorchFunction():  # a function mode of the user's must not see what the probe asks of parameters
+            self._hook_parameters(info)
+
+    def _hook_parameters(self, info: ModuleInfo) -> None:
         for name, parameter in info.parameters.items():
             if not parameter.requires_grad or not parameter.is_leaf:
                 continue

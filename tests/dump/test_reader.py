@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msprobe_engine.dump import framelog
+from msprobe_engine.dump.cost_source import elements
 from msprobe_engine.dump.reader import open_dump
 from msprobe_engine.dump.writer import DumpSink
 from msprobe_engine.errors import DumpFormatError, ProbeError, UsageError
@@ -163,7 +164,7 @@ def test_old_stack_layout_and_micro_steps(tmp_path: Path) -> None:
         (TENSOR + '"Max": ' + "9" * 10_000 + "}]}}}", "trust|64 bits"),
         (TENSOR + '"Max": ' + "9" * 100 + "}]}}}", "64 bits"),
         ('{"data": {"Torch.f.0.forward": {"output": [{"type": "t", "dtype": "d", "shape": [1], "Max": "abc"}]}}}', "Max = 'abc'"),
-        ('{"data": {"Torch.f.0.forward": {"output": [{"type": "t", "dtype": "d", "shape": [-1]}]}}}', "shape"),
+        ('{"data": {"Torch.f.0.forward": {"output": [{"type": "t", "dtype": "d", "shape": [-2]}]}}}', "shape"),
         ('{"data": {"Torch.f.0.forward": {"output": [{"type": "t", "dtype": "d", "nan_count": -1}]}}}', "nan_count"),
         ('{"data": {"Torch.f.0.forward": {"output": [{"type": "t", "dtype": "d", "data_name": "../../x.pt"}]}}}', "plain file name"),
         ("\ufeff{}\x00\x01", "line 1|'data' is missing"),
@@ -175,6 +176,15 @@ def test_damaged_files(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(DumpFormatError, match=message) as caught:
         open_dump(tmp_path).load(0, 0)
     assert str(path) in str(caught.value)
+
+
+def test_symbolic_sizes_are_read(tmp_path: Path) -> None:
+    """A size that a tracer only knew as a symbol is written as -1: the dump is read, and such a tensor costs nothing in an estimate."""
+    rank_directory(tmp_path, '{"data": {"Torch.f.0.forward": {"output": [{"type": "t", "dtype": "d", "shape": [-1, 4]}]}}}')
+    entry = open_dump(tmp_path).load(0, 0).entries["Torch.f.0.forward"]
+    assert [tensor.description.shape for _, tensor in entry.tensors()] == [(-1, 4)]
+    assert elements((-1, 4)) == 0
+    assert elements((2, 4)) == 8
 
 
 @pytest.mark.parametrize("text", ["[1]", '{"0": 3}', "{", '{"a": [1, 2'])
