@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd import function as _function
 from torch.autograd.graph import Node
 
 from msprobe_engine.records import TensorRef
@@ -29,6 +30,7 @@ MAX_NODES = 20_000
 """Nodes walked for one call at most (a whole model in one module); a call with more has no gradients of its inputs recorded."""
 
 _ACCUMULATE_GRAD: Any = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]  # a C++ class without type information
+_CUSTOM: Any = _function.BackwardCFunction
 _NO_PARTS: dict[int, int] = {}  # shared by all watches whose inputs have one contribution each: never written to
 _NO_SUMS: dict[int, torch.Tensor | None] = {}
 
@@ -148,6 +150,8 @@ class GradientWatch:
             for action in todo:
                 if not action[0]:
                     slots.append(action[2])
+            if self._begins is not None and isinstance(node, _CUSTOM) and todo[0][0]:
+                node.register_prehook(_Begin(self))  # its code may run what it was made of again, inside this pass
             node.register_hook(_Hook(self, tuple(todo)))
         if len(slots) > 1 and len(set(slots)) < len(slots):
             self._parts = {slot: slots.count(slot) for slot in slots if slots.count(slot) > 1}
@@ -200,16 +204,22 @@ class GradientWatch:
                 else:
                     found.append((False, index, slot))
 
+    def begin(self) -> None:
+        """A backward pass reaches the call."""
+        task = _graph_task()
+        if task == self._task:
+            return
+        self.report()  # the last pass may have used only some outputs
+        self._task = task
+        self._arrived = True
+        self._rewind()
+        if self._begins is not None:
+            self._begins(self)
+
     def arrived(self, todo: tuple[tuple[bool, int, int], ...], grad_inputs: Any, grad_outputs: Any) -> None:
         """Called by the hooks: note what one node saw."""
-        task = _graph_task()
-        if task != self._task:  # another backward pass through the same graph; the last one may have used only some outputs
-            self.report()
-            self._task = task
-            self._arrived = True
-            self._rewind()
-            if self._begins is not None:
-                self._begins(self)
+        if _graph_task() != self._task:
+            self.begin()
         for is_output, index, slot in todo:
             gradient = grad_outputs[index] if is_output else grad_inputs[index]
             if is_output:
@@ -267,6 +277,24 @@ class _Hook:
             try:
                 watch.arrived(self.todo, grad_inputs, grad_outputs)
             except Exception as error:  # autograd would raise it out of the user's backward()
+                watch.active = False
+                watch.failed(error)
+
+
+class _Begin:
+    """Hook before a node of a custom function."""
+
+    __slots__ = ("watch",)
+
+    def __init__(self, watch: GradientWatch) -> None:
+        self.watch = watch
+
+    def __call__(self, grad_outputs: Any) -> None:  # noqa: ARG002
+        watch = self.watch
+        if watch.active:
+            try:
+                watch.begin()
+            except Exception as error:
                 watch.active = False
                 watch.failed(error)
 

@@ -31,6 +31,7 @@ _modes = torch._C._len_torch_function_stack
 _NO_EDGES: list[Edge | None] = []
 _NO_TAGS: Mapping[str, Any] = {}
 _RECOMPUTE: Mapping[str, Any] = {"is_recompute": True}
+_STOPPED = "_StopRecomputationError"  # raised by torch.utils.checkpoint out of a recomputation that has what it needs
 
 
 def _most_open() -> int:
@@ -295,7 +296,8 @@ class Recorder:
             sections["parameters"] = {name: take(p) for name, p in parameters.items() if p is not None}
         tags: Mapping[str, Any] = _RECOMPUTE if call.recompute else _NO_TAGS
         if failed:
-            tags = {**tags, "raised": True}
+            stopped = getattr(sys.exc_info()[0], "__name__", "") == _STOPPED
+            tags = {**tags, "stopped_early" if stopped else "raised": True}
         self.record(Entry(call.name, sections, call.parent_name, call.stack, call.micro_step, tags))
 
     def _output(self, result: Any, reduce: Callable[[torch.Tensor], TensorRef]) -> Any:

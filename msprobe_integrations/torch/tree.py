@@ -45,9 +45,14 @@ class CallTree:
         return next(reversed(self._running), None)
 
     def backward_begins(self, call: Call) -> None:
-        """A backward pass through a module's call begins."""
-        if call.is_module:
-            self._running[call.backward_name] = call
+        """A backward pass through a module's call begins. Calls with a common result begin together, the inner one first."""
+        if not call.is_module:
+            return
+        inner = []
+        while self._running and _encloses(call, next(reversed(self._running.values()))):
+            inner.append(self._running.popitem()[1])
+        self._running[call.backward_name] = call
+        self._running |= {one.backward_name: one for one in reversed(inner)}
 
     def backward_ends(self, call: Call, name: str = "", filtered: bool = False, last: bool = True) -> None:
         """It has ended.
@@ -125,3 +130,10 @@ class CallTree:
                 ordered.append(placed)
                 todo += [waiting.pop(moved) for moved in reversed(following.get(placed.name, ())) if moved in waiting]
         entries[:] = [*ordered, *waiting.values()]
+
+
+def _encloses(call: Call, inner: Call) -> bool:
+    above = inner.parent
+    while above is not None and above is not call:
+        above = above.parent
+    return above is call
