@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -200,7 +201,8 @@ def _load(path: Path, step: int | None, rank: int | None) -> StepDump:
         stack = parse_json(logged.stack or b"{}", path / layout.FRAME_LOG)
         construct = parse_json(logged.construct or b"{}", path / layout.FRAME_LOG)
         complete = document.get("complete", True) is not False
-        return _step_dump(path, step, rank, document, stack, construct, complete, recovered=True)
+        dump = _step_dump(path, step, rank, document, stack, construct, complete, recovered=True)
+        return dump if not complete or _tensors_are_there(dump) else replace(dump, complete=False)
     except (OSError, DumpFormatError, ValueError) as error:
         if problem is not None:
             raise problem from None
@@ -211,6 +213,20 @@ def _load(path: Path, step: int | None, rank: int | None) -> StepDump:
         raise DumpFormatError(
             f"{path}: neither {layout.DUMP} nor {layout.DEBUG} is here; give a directory that a dump was written to"
         ) from None
+
+
+def _tensors_are_there(dump: StepDump) -> bool:
+    """Does every tensor that the records of a killed process name have its file? The frame log is written at the step's end, tensor
+    files by threads that may not have been through."""
+    wanted = {tensor.data_name for entry in dump.entries.values() for _, tensor in entry.tensors()} - {None}
+    if not wanted:
+        return True
+    from msprobe_engine.dump.tensor_reader import TensorFiles
+
+    try:
+        return wanted <= set(TensorFiles(dump.directory).names())
+    except DumpFormatError:
+        return False
 
 
 def _older(file: Path, marker: Path) -> bool:

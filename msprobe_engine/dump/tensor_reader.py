@@ -98,7 +98,8 @@ class TensorFiles:
         found = self._packed.get(name)
         if found is None:
             raise UsageError(
-                f"{self.directory}: there is no tensor '{name[:200]}' here; it was not saved ({layout.NOT_SAVED} says why), or was removed"
+                f"{self.directory}: there is no tensor '{name[:200]}' here; it was not saved ({layout.NOT_SAVED} says why), "
+                "the process was killed before it was written, or it was removed"
             )
         return found
 
