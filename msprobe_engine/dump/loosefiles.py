@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 from msprobe_engine import hostkernel
 from msprobe_engine.dump.diskquota import DiskQuota
+from msprobe_engine.dump.filewrite import Job, write_files
 from msprobe_engine.dump.pttemplate import PtTemplate, Sample
 from msprobe_engine.dump.stepfiles import LOST, NOT_WRITTEN, OVER_QUOTA, WRITTEN, Payload, StepFiles
 
@@ -49,36 +51,72 @@ class LooseFiles:
         templates: of the run.
         quota: of the run.
         release: called when the bytes of a payload are not needed in memory any more.
+        fail: called with a payload that could not be written, and the error.
     """
 
-    def __init__(self, files: StepFiles, templates: Templates, quota: DiskQuota, release: Callable[[Payload], None]) -> None:
+    def __init__(
+        self,
+        files: StepFiles,
+        templates: Templates,
+        quota: DiskQuota,
+        release: Callable[[Payload], None],
+        fail: Callable[[Payload, Exception], None],
+    ) -> None:
         self._files = files
         self._templates = templates
         self._quota = quota
         self._release = release
+        self._fail = fail
 
-    def content(self, payload: Payload) -> None:
-        """Write the bytes of a payload under a temporary name, and give the file the names that are known.
-
-        Raises:
-            OSError, DumpFormatError: they cannot be written, nothing of them stays.
-        """
+    def contents(self, payloads: list[Payload]) -> None:
+        """Write the bytes of payloads, and give the files the names that are known."""
         files = self._files
+        made: list[tuple[Payload, bytes, bytes]] = []
+        for payload in payloads:
+            try:
+                made.append((payload, *self._around(payload)))
+            except Exception as error:
+                self._fail(payload, error)
+        with files.lock:
+            names = [payload.names[0] if payload.names else None for payload, _, _ in made]
+        jobs: list[Job] = []
+        for i, (payload, head, tail) in enumerate(made):
+            name = _bytes(names[i])
+            names[i] = names[i] if name is not None else None
+            jobs.append(Job(b".%d.tmp" % payload.row, name, head, payload.address, payload.nbytes, tail))
+        try:
+            errors = write_files(files.directory(), jobs)
+        except OSError as error:
+            for payload, _, _ in made:
+                self._fail(payload, error)
+            return
+        for (payload, _, _), code in zip(made, errors):
+            if code:
+                self._fail(payload, OSError(code, os.strerror(code)))
+            else:
+                self._release(payload)
+        with files.lock:
+            for (payload, _, _), first, code in zip(made, names, errors):
+                if not code:
+                    self._written(payload, first)
+
+    def _around(self, payload: Payload) -> tuple[bytes, bytes]:
+        """What stands in the file before and after the bytes of a payload."""
         template = self._templates.get(payload.dtype, payload.shape)
         size = template.overhead + payload.nbytes
         if size > payload.reserved and not self._quota.take(size - payload.reserved):
             raise OSError(f"{OVER_QUOTA}: file headers are larger than expected")
         self._quota.give(max(0, payload.reserved - size))
         payload.reserved = size
-        tail = template.tail(hostkernel.crc32(payload.address, payload.nbytes))
-        temporary = f".{payload.row}.tmp"  # a process killed in the middle must not leave half a file under its name
-        files.write(temporary, [template.head, payload.view, memoryview(tail)])
-        self._release(payload)
-        with files.lock:
-            payload.where, payload.state = temporary, WRITTEN
-            names, payload.names = payload.names, []
-            for name in names:
-                self.named(payload, name)
+        return template.head, bytes(template.tail(hostkernel.crc32(payload.address, payload.nbytes)))
+
+    def _written(self, payload: Payload, name: str | None) -> None:
+        payload.where, payload.state = name or f".{payload.row}.tmp", WRITTEN
+        names, payload.names = payload.names, []
+        if name is not None:  # the first of them
+            payload.names.append(names.pop(0))
+        for other in names:
+            self.named(payload, other)
 
     def named(self, payload: Payload, name: str) -> None:
         """One more name of a payload; the caller holds the lock of the step."""
@@ -140,3 +178,10 @@ class LooseFiles:
                 self._files.unlink(payload.where)
                 self._quota.give(payload.reserved)
                 payload.state, payload.where = LOST, None
+
+
+def _bytes(name: str | None) -> bytes | None:
+    try:
+        return None if name is None else os.fsencode(name)
+    except UnicodeEncodeError:  # the locale has no bytes for it: said when it is given its name
+        return None

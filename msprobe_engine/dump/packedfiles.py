@@ -126,11 +126,11 @@ class PackedFiles:
         self._shards = 0
         self._index_reserved = 0
 
-    def content(self, payload: Payload) -> None:
-        """Take the bytes of a payload into the next shard, which is written when it is full."""
+    def contents(self, payloads: list[Payload]) -> None:
+        """Take the bytes of payloads into the next shard, which is written when it is full."""
         with self._files.lock:
-            self._open.append(payload)
-            self._open_bytes += payload.nbytes
+            self._open += payloads
+            self._open_bytes += sum(payload.nbytes for payload in payloads)
             if self._open_bytes < self._shard_bytes:
                 return
             # what has no name yet gets a shard with names later, unless it is most of what is here

@@ -11,14 +11,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from msprobe_engine.dump import layout
+from msprobe_engine.dump.filewrite import NEW_FILE
 from msprobe_engine.records import Entry
 
 if TYPE_CHECKING:
     from msprobe_engine.dump.hostmemory import Slab
 
 WAITING, WRITTEN, LOST = 0, 1, 2
-_WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-
 OVER_QUOTA = "tensors over max_disk_gb"
 NO_MEMORY = "tensors without host memory"
 NOT_COPIED = "tensors not copied"
@@ -37,8 +36,8 @@ class Ready(Protocol):
 class Format(Protocol):
     """How the tensors of one step become files. All methods run on writer threads."""
 
-    def content(self, payload: Payload) -> None:
-        """The bytes of a payload are there. Raises what keeps them from being written."""
+    def contents(self, payloads: list[Payload]) -> None:
+        """The bytes of these payloads are there."""
         ...
 
     def named(self, payload: Payload, name: str) -> None:
@@ -184,7 +183,7 @@ class StepFiles:
             OSError: it cannot be written; nothing of it stays.
         """
         directory = self.directory()
-        fd = os.open(name, _WRITE, layout.FILE_MODE, dir_fd=directory)
+        fd = os.open(name, NEW_FILE, layout.FILE_MODE, dir_fd=directory)
         try:
             layout.write_all(fd, list(parts))
         except BaseException:
@@ -209,7 +208,7 @@ class StepFiles:
         directory, temporary = self.directory(), f".{threading.get_ident()}.tmp"
         source = os.open(old, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
         try:
-            target = os.open(temporary, _WRITE, layout.FILE_MODE, dir_fd=directory)
+            target = os.open(temporary, NEW_FILE, layout.FILE_MODE, dir_fd=directory)
             try:
                 while piece := os.read(source, 1 << 20):
                     layout.write_all(target, [piece])

@@ -32,6 +32,7 @@ from msprobe_engine.log import get_logger
 from msprobe_engine.records import Entry
 
 _BATCH, _BATCH_BYTES = 64, 4 << 20
+_TOGETHER = 1 << 20
 _IDLE_SECONDS = 10.0
 _MOST_STEPS = 64
 _log = get_logger()
@@ -118,12 +119,14 @@ class TensorStore:
         """The directory of a step was made; from now on tensors can be placed."""
         files = StepFiles(number, path)
         files.clock = self.memory.waited
+
+        def fail(payload: Payload, error: Exception) -> None:
+            self._failed(files, payload, error)
+
         if self.packed:
-            files.format = packedfiles.PackedFiles(
-                files, self.quota, self._release, lambda p, e: self._failed(files, p, e), self._shard_bytes
-            )
+            files.format = packedfiles.PackedFiles(files, self.quota, self._release, fail, self._shard_bytes)
         else:
-            files.format = LooseFiles(files, self._templates, self.quota, self._release)
+            files.format = LooseFiles(files, self._templates, self.quota, self._release, fail)
         with self._lock:
             self._resting = False
             for old in [n for n, s in self._steps.items() if s.closed and not s.pending][:-_MOST_STEPS]:
@@ -244,6 +247,9 @@ class TensorStore:
             if self._steps.get(number) is files:
                 del self._steps[number]
             self._finished[number] = saved
+            for reason, count in saved.late.items():
+                if reason != NOT_WRITTEN:  # counted when it happened
+                    self._count(reason, count)
             while len(self._finished) > _MOST_STEPS:
                 del self._finished[next(iter(self._finished))]
             idle = not self._steps
@@ -355,15 +361,24 @@ class TensorStore:
                     self._name(files, *item)
                 except Exception as error:
                     self._fail(error, files.tensors)
+        ready: list[Payload] = []
+        nbytes = 0
         for item in batch:
             if isinstance(item, Payload):
                 try:
                     if item.ready is not None:
                         item.ready.wait()
                         item.ready = None
-                    files.format.content(item)
                 except Exception as error:
                     self._failed(files, item, error)
+                    continue
+                ready.append(item)
+                nbytes += item.nbytes
+                if nbytes >= _TOGETHER:  # memory comes free as soon as it can
+                    files.format.contents(ready)
+                    ready, nbytes = [], 0
+        if ready:
+            files.format.contents(ready)
         if self.memory.waiting:
             files.format.flush()
 

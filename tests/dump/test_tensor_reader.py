@@ -93,7 +93,7 @@ def test_many_shards(tmp_path: Path) -> None:
     """A small budget makes many shards; all tensors are found."""
     arrays: list[Data] = [("torch.int64", np.full((3000,), i)) for i in range(200)]
     write(tmp_path, arrays, budget=1 << 20)
-    assert len(list((tmp_path / "dump_tensor_data").glob("*.safetensors"))) > 10
+    assert len(list((tmp_path / "dump_tensor_data").glob("*.safetensors"))) > 3
     files = TensorFiles(tmp_path)
     assert [np.frombuffer(files.read_bytes(name(i)), np.int64)[0] for i in range(200)] == list(range(200))
 
