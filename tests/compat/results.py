@@ -1,7 +1,13 @@
-"""One cell compared: how many records match, which rules explain the others, what is left without a reason."""
+"""One cell compared: how many records match, which rules explain the others, what is left without a reason.
+
+    python tests/compat/results.py [8.1.1] [26.2.0]
+
+prints the table of all cells (the variables of test_cells.py name the environments).
+"""
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cache
@@ -100,3 +106,19 @@ def result(version: str, cell: Cell) -> Result:
         mine, other = load(a), load(b)
         made.add(mine, other, Context(cell, version, mine, other))
     return made
+
+
+def table(version: str) -> str:
+    """All cells of a version as Markdown: records, how many are equal, how many differ by a rule, and which rules."""
+    lines = ["| cell | records | equal | by a rule | without a reason | tensors | rules |", "| --- | --- | --- | --- | --- | --- | --- |"]
+    for cell in cells.cells(version):
+        found = result(version, cell)
+        used = ", ".join(f"{rule} {count}" for rule, count in sorted(found.rules.items()))
+        left = len(found.unexplained)
+        lines.append(f"| {cell} | {found.records} | {found.equal} | {found.explained} | {left} | {found.tensors} | {used} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    for one in sys.argv[1:] or cells.VERSIONS:
+        print(f"{one}\n\n{table(one)}\n")
