@@ -103,7 +103,16 @@ def make_directories(path: str) -> None:
         if parent in ("", path):
             raise
         make_directories(parent)
-        make_directories(path)
+        _make_below(path)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
+
+
+def _make_below(path: str) -> None:
+    """The parent is there now. Some file systems (/proc) refuse all the same, with the error of a missing parent: no third try."""
+    try:
+        os.mkdir(path, DIRECTORY_MODE)
     except FileExistsError:
         if not os.path.isdir(path):
             raise

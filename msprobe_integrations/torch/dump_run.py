@@ -368,9 +368,12 @@ class DumpRun:
             bad = self.files.tally.lost or self.files.writer.lost or self.faults.disabled
             how = ", but not everything is there" if bad else " successfully"
             (_log.warning if bad else _log.info)("msprobe ends%s. %s", how, self.files.summary())
+            if self.story.starts > 1 and not self.story.steps.count:
+                _log.warning("step() was never called: what %d calls of start() began is one step; call it after each", self.story.starts)
         elif not self._said_empty and asked(self.dump, rank, self.backend.world_size()):
             self._said_empty = True
-            error = NothingCapturedError(f"the dump in {self.files.root} is empty: {why_nothing(self.story, self.dump, rank)}")
+            off = "" if self.faults.enabled("dump") else "a fault switched it off, see the message above"
+            error = NothingCapturedError(f"the dump in {self.files.root} is empty: {off or why_nothing(self.story, self.dump, rank)}")
             _log.error("%s", error)
             if self.faults.strict:
                 raise error

@@ -46,6 +46,12 @@ def test_directories_that_cannot_be_made_are_errors(tmp_path: Path) -> None:
         make_directories("")
 
 
+def test_file_systems_that_refuse_new_names_are_errors() -> None:
+    """/proc answers mkdir as if the parent were missing; that ends in its error and not in a search without end."""
+    with pytest.raises(FileNotFoundError, match="/proc/no_such_place"):
+        make_directories("/proc/no_such_place/step0/rank0")
+
+
 def test_names_that_utf8_cannot_hold_are_written(tmp_path: Path) -> None:
     """Half a surrogate pair in a name costs the character, not the file."""
     write_text(tmp_path / "summary.md", "a\udcffb")

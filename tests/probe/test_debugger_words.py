@@ -173,3 +173,31 @@ def test_the_last_line_comes_once(tmp_path: Path, capsys: pytest.CaptureFixture[
     debugger.run.at_exit()
     assert capsys.readouterr().err.count("msprobe ends successfully") == 1
     log.forget_warnings()
+
+
+def test_a_fault_before_the_first_step(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty dump that a fault has switched off says so, and does not blame the loop."""
+    debugger = PrecisionDebugger(config(tmp_path, "L0"))
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("inside the probe")
+
+    monkeypatch.setattr(debugger.capture, "attach", broken)
+    step(debugger, Net())
+    debugger.run.at_exit()
+    said = capsys.readouterr().err
+    assert f"the dump in {tmp_path / 'dump'} is empty: a fault switched it off, see the message above" in said
+    assert "too short" not in said
+
+
+def test_step_is_never_called(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A loop without step() makes one step of everything; the end says so. One start() alone may be meant like this."""
+    debugger = PrecisionDebugger(config(tmp_path, "L0"))
+    net = Net()
+    for _ in range(3):
+        debugger.start(net)
+        net(x())
+        debugger.stop()
+    debugger.run.at_exit()
+    said = capsys.readouterr().err
+    assert "[WARNING] step() was never called: what 3 calls of start() began is one step; call it after each" in said
