@@ -203,7 +203,7 @@ def select(source: SourceStep, dump: DumpSettings) -> list[Entry]:
     if level != dump.level and not (level == "mix" and dump.level in ("L0", "L1")):
         raise UsageError(
             f"the dump is of level {level or 'unknown'}, which does not tell what level {dump.level} would record; "
-            f"give a dump of level {dump.level if dump.level == 'debug' else f'{dump.level} or mix'}"
+            f"give a dump of level {f'{dump.level} or mix' if dump.level in ('L0', 'L1') else dump.level}"
         )
     entries = source.entries
     if level != dump.level:

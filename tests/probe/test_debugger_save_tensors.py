@@ -73,8 +73,8 @@ def test_packed(tmp_path: Path) -> None:
     assert sorted(found) == sorted(expected)
 
 
-def test_a_name_that_is_no_file_name(tmp_path: Path) -> None:
-    """A name with a slash is recorded; its tensor has no file, which is listed."""
+def test_a_name_that_is_no_file_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A name with a slash is recorded; its tensor has no file, which is listed and counted in the last line."""
     debugger = PrecisionDebugger(config(tmp_path, "debug", "tensor"))
     debugger.save(x(), "a/b")
     debugger.save(x(), "c")
@@ -83,6 +83,9 @@ def test_a_name_that_is_no_file_name(tmp_path: Path) -> None:
     (place,) = (tmp_path / "dump" / "step0").iterdir()
     assert [p.name for p in (place / "dump_tensor_data").iterdir()] == ["c.0.debug.pt"]
     assert "a/b.0.debug" in (place / "not_saved.json").read_text()
+    said = capsys.readouterr().err
+    assert "msprobe ends, but not everything is there. 1 step (0)" in said
+    assert "; lost: tensor names that cannot be file names 1\n" in said
     data = json.loads((place / "debug.json").read_text())["data"]
     assert "data_name" not in data["a/b.0.debug"]
     assert data["a/b.0.debug"]["Max"] == 1.0
