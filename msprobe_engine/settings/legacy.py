@@ -137,18 +137,29 @@ def dump_settings(node: Any, report: Report) -> ProbeSettings:
     for section in _SECTIONS:
         if section in node:
             values.update(_dump_section(section, node[section], section == task, report))
+    _not_read(node, task, values, report)
     return ProbeSettings(dump=DumpSettings(**{k: v for k, v in values.items() if v is not BAD}))
 
 
 def _unknown(name: Any, task: str, report: Report) -> None:
     """A key that is not known at the top; often it is one of the task's section."""
     options = _SECTIONS.get(task, _SECTIONS["statistics"])
-    near = nearest(name, options) if nearest(name, DUMP_KEYS) is None else None
+    near = name if name in options else nearest(name, options) if nearest(name, DUMP_KEYS) is None else None
     if near is None:
         report.unknown("", name, DUMP_KEYS)
     else:
         section = task if task in _SECTIONS else "statistics"
         report.error(join("", name), f"unknown key here; '{near}' belongs in the section '{section}'")
+
+
+def _not_read(node: Mapping[str, Any], task: Any, values: Mapping[str, Any], report: Report) -> None:
+    """A selection in the section of another task narrows nothing: the dump is of everything, which may be very large."""
+    if task not in _SECTIONS:
+        return
+    for section in _SECTIONS:
+        for name in ("scope", "list"):
+            if section != task and isinstance(node.get(section), Mapping) and node[section].get(name) and not values.get(name):
+                report.warning(join(section, name), f"has no effect: task '{task}' reads the section '{task}'; write it there")
 
 
 def _dump_section(section: str, node: Any, selected: bool, report: Report) -> dict[str, Any]:

@@ -80,6 +80,7 @@ VALUES: list[tuple[str, Any, str]] = [
     ("risk_level", "focus", "did you mean 'FOCUS'?"),
     ("lst", [], "lst: unknown key here; 'list' belongs in the section 'statistics'"),
     ("scope", [], "scope: unknown key here; 'scope' belongs in the section 'statistics'"),
+    ("tensor_format", "packed", "tensor_format: unknown key here; 'tensor_format' belongs in the section 'statistics'"),
     ("whatever", [], "whatever: unknown key; known here: task, dump_path"),
     ("levl", "L0", "levl: unknown key; did you mean 'level'?"),
     ("load", {"path": "/no/such", "modules": ["Module.a.Linear.forward.0"]}, "load.path: '/no/such' is no directory"),

@@ -29,6 +29,16 @@ def monitor(tree: dict[str, Any]) -> tuple[MonitorSettings, list[str]]:
     return settings.monitor, warnings
 
 
+def test_a_selection_in_the_section_of_another_task() -> None:
+    """Only the section of the task is read: a list elsewhere is named, unless the task has one of its own."""
+    tree: dict[str, Any] = {"task": "tensor", "statistics": {"list": ["relu"]}, "tensor": {"list": []}}
+    settings, warnings = dump(tree)
+    assert settings.list == ()
+    assert [w for w in warnings if "statistics.list: has no effect: task 'tensor' reads the section 'tensor'" in w] == warnings != []
+    settings, warnings = dump(tree | {"tensor": {"list": ["gelu"]}})
+    assert (settings.list, warnings) == (("gelu",), [])
+
+
 def test_a_full_config_json_is_accepted_without_remarks() -> None:
     """A config.json with every key at a usual value, sections of other tasks included, is read silently."""
     tree = {
