@@ -24,7 +24,7 @@ from msprobe_integrations.torch.apinames import COMPOSED, TWICE, ApiNames, as_ca
 from msprobe_integrations.torch.calls import Call
 from msprobe_integrations.torch.containers import tensors_in
 from msprobe_integrations.torch.filters import ALWAYS
-from msprobe_integrations.torch.frames import called_internally
+from msprobe_integrations.torch.frames import PLAIN, called_internally, kinds
 from msprobe_integrations.torch.origins import Origins
 from msprobe_integrations.torch.raw import ignored_argument, raw_results
 from msprobe_integrations.torch.recorder import Recorder
@@ -136,7 +136,7 @@ class ApiCapture(TorchFunctionMode):
             return func(*args, **kwargs) if kwargs else func(*args)
         prefix, api = named
         caller = sys._getframe(1)
-        if called_internally(caller):
+        if kinds.get(caller.f_code) != PLAIN and called_internally(caller):
             return self._unrecorded(api, func, args, kwargs)
         if prefix == "Tensor":
             if func in COMPOSED and all(kind is torch.Tensor for kind in types):

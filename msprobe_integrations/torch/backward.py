@@ -66,10 +66,10 @@ class GradientWatch:
     Attributes:
         passes: how many backward passes were reported so far.
         active: False: gradients that still come are ignored.
+        unfinished: gradients of a pass have come and are not reported yet.
     """
 
     __slots__ = (
-        "_arrived",
         "_awaited",
         "_begins",
         "_done",
@@ -86,6 +86,7 @@ class GradientWatch:
         "failed",
         "passes",
         "tag",
+        "unfinished",
     )
 
     def __init__(
@@ -101,7 +102,7 @@ class GradientWatch:
     ) -> None:
         self.tag = tag
         self._begins = begins
-        self._arrived = False
+        self.unfinished = False
         self.failed = failed
         self.passes = 0
         self.active = True
@@ -211,7 +212,7 @@ class GradientWatch:
             return
         self.report()  # the last pass may have used only some outputs
         self._task = task
-        self._arrived = True
+        self.unfinished = True
         self._rewind()
         if self._begins is not None:
             self._begins(self)
@@ -246,9 +247,9 @@ class GradientWatch:
     def report(self) -> None:
         """Report what has arrived and was not reported yet; called by the owner at the end of a step, for calls whose outputs were
         only partly used."""
-        if not self._arrived:
+        if not self.unfinished:
             return
-        self._arrived = False
+        self.unfinished = False
         for slot, total in self._sums.items():
             if total is not None:
                 self._inputs[slot] = self._reduce(total)

@@ -48,15 +48,16 @@ _INTERNAL = tuple(
         "fx/",
     )
 )
-_kinds: dict[CodeType, int] = {}
+kinds: dict[CodeType, int] = {}
+"""What `kind_of` has found so far."""
 
 
 def kind_of(code: CodeType) -> int:
     """`PLAIN`: somebody's own code. `PLUMBING`: the way of a call, which nobody wants to see in a stack. `INTERNAL`: machinery of torch
     that works in Python (tensor subclasses, transforms, compilation); what it calls on its own is no call of the user."""
-    found = _kinds.get(code)
+    found = kinds.get(code)
     if found is None:
-        found = _kinds[code] = _classify(code.co_filename.replace("\\", "/"))
+        found = kinds[code] = _classify(code.co_filename.replace("\\", "/"))
     return found
 
 

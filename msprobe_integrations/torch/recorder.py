@@ -174,7 +174,7 @@ class Recorder:
 
     def _look(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], ignored: int) -> None:
         if call.keep and self.inputs:
-            reduce = self.reduce_for(call.name)
+            reduce = self.reduce if self.keeper is None else self.reduce_for(call.name)
             read = args if ignored < 0 else [None if i == ignored else a for i, a in enumerate(args)]
             call.inputs = [reduce(a) if isinstance(a, torch.Tensor) else convert(a, reduce) for a in read]
             if ignored >= 0 and isinstance(args[ignored], torch.Tensor):
@@ -221,7 +221,9 @@ class Recorder:
         if self._open >= MOST_OPEN:
             self.pipeline.lose("gradients of calls, too many without a backward pass")
             return
-        reduce: Callable[[torch.Tensor], TensorRef | None] = self.reduce_gradient_for(call.backward_name)
+        reduce: Callable[[torch.Tensor], TensorRef | None] = self.reduce_gradient
+        if self.keeper is not None:
+            reduce = self.reduce_gradient_for(call.backward_name)
         arriving = reduce if self.inputs else self.reduce_gradient  # what is not written is not saved
         reduce = reduce if self.outputs else self.reduce_gradient
         if self.range is not None:
@@ -271,7 +273,8 @@ class Recorder:
         """Report gradients that came only in part, forget the step's numbering."""
         watches, self._watches = self._watches, []
         for watch in watches:
-            watch.report()
+            if watch.unfinished:
+                watch.report()
             watch.active = False
         self._open = 0
         self.unsettled.end_step()
@@ -286,7 +289,7 @@ class Recorder:
         if self.inputs and call.keep:
             sections["input_args"] = call.inputs
             sections["input_kwargs"] = call.keywords
-        reduce = self.reduce_for(call.name)
+        reduce = self.reduce if self.keeper is None else self.reduce_for(call.name)
         if self.outputs and ended:
             sections["output"] = None if failed else self._output(result, reduce)
             if self.unsettled.seen:

@@ -48,11 +48,15 @@ class CallTree:
         """A backward pass through a module's call begins. Calls with a common result begin together, the inner one first."""
         if not call.is_module:
             return
+        running = self._running
+        if not running or next(reversed(running.values())).since < call.since:  # what encloses a call has started before it
+            running[call.backward_name] = call
+            return
         inner = []
-        while self._running and _encloses(call, next(reversed(self._running.values()))):
-            inner.append(self._running.popitem()[1])
-        self._running[call.backward_name] = call
-        self._running |= {one.backward_name: one for one in reversed(inner)}
+        while running and _encloses(call, next(reversed(running.values()))):
+            inner.append(running.popitem()[1])
+        running[call.backward_name] = call
+        running.update({one.backward_name: one for one in reversed(inner)})
 
     def backward_ends(self, call: Call, name: str = "", filtered: bool = False, last: bool = True) -> None:
         """It has ended.
@@ -70,8 +74,9 @@ class CallTree:
         call.reported = last
         if call.is_module:
             call.owner.last = call
-        self.follows(name, call.parent)
         parent = call.parent
+        if parent is not None and parent.reported:
+            self.follows(name, parent)
         while filtered and parent is not None and not parent.watch:
             if parent.backward_name not in self._nodes:
                 self._nodes.add(parent.backward_name)
@@ -122,14 +127,18 @@ class CallTree:
         waiting = {entry.name: entry for entry in entries if entry.name in behind}
         ordered: list[Entry] = []
         for entry in entries:
-            if entry.name in behind:
-                continue
-            todo = [entry]
-            while todo:
-                placed = todo.pop()
-                ordered.append(placed)
-                todo += [waiting.pop(moved) for moved in reversed(following.get(placed.name, ())) if moved in waiting]
+            if entry.name not in behind:
+                ordered.append(entry)
+                if entry.name in following:
+                    self._place(entry.name, following, waiting, ordered)
         entries[:] = [*ordered, *waiting.values()]
+
+    def _place(self, name: str, following: dict[str, list[str]], waiting: dict[str, Entry], ordered: list[Entry]) -> None:
+        for moved in following.pop(name):
+            if moved in waiting:
+                ordered.append(waiting.pop(moved))
+                if moved in following:
+                    self._place(moved, following, waiting, ordered)
 
 
 def _encloses(call: Call, inner: Call) -> bool:
