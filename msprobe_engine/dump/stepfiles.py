@@ -10,13 +10,17 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from msprobe_engine.dump import layout
 from msprobe_engine.dump.filewrite import NEW_FILE
-from msprobe_engine.records import Entry
+from msprobe_engine.records import Entry, TensorRef
 
 if TYPE_CHECKING:
     from msprobe_engine.dump.hostmemory import Slab
 
+Flags = npt.NDArray[np.bool_]
 WAITING, WRITTEN, LOST = 0, 1, 2
 OVER_QUOTA = "tensors over max_disk_gb"
 NO_MEMORY = "tensors without host memory"
@@ -108,6 +112,25 @@ class NotSaved(NamedTuple):
     reason: str
 
 
+class Saved(NamedTuple):
+    """What of a step is saved.
+
+    Attributes:
+        rows: [n] bool by statistics row, the last one False.
+        lost_names: file names that were not written although their row was kept.
+        late: losses that hooks did not count, reason to count.
+        waited: seconds that the training waited for memory.
+    """
+
+    rows: Flags
+    lost_names: frozenset[str]
+    late: dict[str, int]
+    waited: float
+
+
+NOTHING = Saved(np.zeros(1, np.bool_), frozenset(), {}, 0.0)
+
+
 class StepFiles:
     """One step of one rank. Fields without a note are guarded by `lock`.
 
@@ -141,7 +164,7 @@ class StepFiles:
         self.lost_names: set[str] = set()
         self.late: dict[str, int] = {}
         self.clock = self.waited = 0.0
-        self.format: Format | None = None
+        self.format: Format
         self.lock = threading.RLock()
         self._fd = -1
 
@@ -157,6 +180,50 @@ class StepFiles:
         """Count one loss that the hooks do not know of."""
         with self.lock:
             self.late[kind] = self.late.get(kind, 0) + 1
+
+    def name(self, order: int, wanted: Sequence[tuple[str, str | None, TensorRef]]) -> None:
+        """A record is complete. `order`: its number among those of the step; `wanted`: see `tensor_names.tensor_files`."""
+        with self.lock:
+            for wish, name, ref in wanted:
+                payload = self.kept.get(ref.row)
+                if payload is None:
+                    continue
+                known = self.names.get(name or wish)
+                if known is not None:
+                    if known[1] is not payload and name is not None:
+                        self.again.append((order, name, payload))
+                    continue
+                self.names[name or wish] = (order, payload)
+                if name is None:
+                    self.lose(wish, payload.nbytes, "its file name would be longer than 255 bytes or have characters that it cannot have")
+                    self.count(NO_NAME)
+                else:
+                    self._give_name(payload, name)
+
+    def settle(self) -> None:
+        """All records and bytes are here: names that were given twice go to the record that came last."""
+        with self.lock:
+            again, self.again = sorted(self.again, key=lambda item: item[0]), []
+            for order, name, payload in again:
+                before, other = self.names[name]
+                if order > before and other is not payload:
+                    if other.state != LOST:
+                        self.format.withdraw(other, name)
+                    self.names[name] = (order, payload)
+                    self._give_name(payload, name)
+
+    def _give_name(self, payload: Payload, name: str) -> None:
+        if payload.state == LOST:
+            self.lose(name, payload.nbytes, payload.why)
+        else:
+            self.format.named(payload, name)
+
+    def saved(self) -> Saved:
+        """What is saved, as far as is known now."""
+        rows = np.zeros(max(self.kept, default=-1) + 2, np.bool_)
+        rows[[row for row, payload in list(self.kept.items()) if payload.state != LOST]] = True
+        with self.lock:
+            return Saved(rows, frozenset(self.lost_names), dict(self.late), self.waited)
 
     def move(self, path: str) -> None:
         """The directory was renamed; a descriptor of it goes on."""

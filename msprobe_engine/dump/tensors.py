@@ -9,55 +9,40 @@ What does not fit or cannot be written is listed in ``not_saved.json``, counted,
 
 from __future__ import annotations
 
-import contextlib
 import os
-import queue
 import threading
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple
-
-import numpy as np
-import numpy.typing as npt
 
 from msprobe_engine.dump import packedfiles
 from msprobe_engine.dump.diskquota import DiskQuota
 from msprobe_engine.dump.hostmemory import PATIENCE_SECONDS, PLAIN, HostMemory
 from msprobe_engine.dump.layout import DumpWriteError
 from msprobe_engine.dump.loosefiles import LooseFiles, Maker, Templates
-from msprobe_engine.dump.stepfiles import LOST, NO_MEMORY, NO_NAME, NOT_COPIED, NOT_WRITTEN, OVER_QUOTA, WRITTEN, Payload, StepFiles
+from msprobe_engine.dump.stepfiles import (
+    LOST,
+    NO_MEMORY,
+    NOT_COPIED,
+    NOT_WRITTEN,
+    NOTHING,
+    OVER_QUOTA,
+    WRITTEN,
+    Payload,
+    Saved,
+    StepFiles,
+)
 from msprobe_engine.dump.template import Options
 from msprobe_engine.dump.tensor_names import tensor_files
+from msprobe_engine.dump.writerpool import WriterPool
 from msprobe_engine.guard import Faults
 from msprobe_engine.log import get_logger
 from msprobe_engine.records import Entry
 
 _BATCH, _BATCH_BYTES = 64, 4 << 20
 _TOGETHER = 1 << 20
-_IDLE_SECONDS = 10.0
 _MOST_STEPS = 64
 _log = get_logger()
 
-Flags = npt.NDArray[np.bool_]
 Job = tuple[StepFiles, "list[Payload | tuple[int, Entry]]"]
-
-
-class Saved(NamedTuple):
-    """What of a step is saved.
-
-    Attributes:
-        rows: [n] bool by statistics row, the last one False.
-        lost_names: file names that were not written although their row was kept.
-        late: losses that hooks did not count, reason to count.
-        waited: seconds that the training waited for memory.
-    """
-
-    rows: Flags
-    lost_names: frozenset[str]
-    late: dict[str, int]
-    waited: float
-
-
-NOTHING = Saved(np.zeros(1, np.bool_), frozenset(), {}, 0.0)
 
 
 class TensorStore:
@@ -97,7 +82,6 @@ class TensorStore:
         self._shard_bytes = max(1, min(packedfiles.SHARD_BYTES, budget // 4))
         self._faults = faults
         self._count = count
-        self._most_threads = threads
         self._patience = patience
         self.written = 0
         """Names of saved tensors in the steps that are finished."""
@@ -105,8 +89,7 @@ class TensorStore:
         self._finished: dict[int, Saved] = {}
         self._lock = threading.Lock()
         self._done = threading.Condition(self._lock)
-        self._queue: queue.SimpleQueue[Job] = queue.SimpleQueue()
-        self._threads = 0
+        self._pool: WriterPool[Job] = WriterPool(self._do, threads)
         self._resting = False
         self._progress = 0
         self._process = os.getpid()
@@ -227,12 +210,12 @@ class TensorStore:
     def so_far(self, number: int) -> Saved:
         """What of a step is going to be saved as far as is known now. No wait."""
         files = self._steps.get(number)
-        return self._finished.get(number, NOTHING) if files is None else _saved(files)
+        return self._finished.get(number, NOTHING) if files is None else files.saved()
 
     def finish(self, number: int) -> Saved:
         """Wait until everything of a step is in its files. Called when the frame of the step is written."""
         files = self._steps.get(number)
-        if files is None or files.format is None or os.getpid() != self._process:
+        if files is None or os.getpid() != self._process:
             return self._finished.get(number, NOTHING)
         jobs: list[Callable[[], None]] = [lambda: self._settle(files), files.format.finish, files.write_not_saved]
         for job in jobs:
@@ -242,7 +225,7 @@ class TensorStore:
                 self._fail(error, files.tensors)
         files.close()
         self.written += sum(name in payload.names for name, (_, payload) in files.names.items() if payload.state == WRITTEN)
-        saved = _saved(files)
+        saved = files.saved()
         with self._lock:
             if self._steps.get(number) is files:
                 del self._steps[number]
@@ -262,7 +245,7 @@ class TensorStore:
     def keep_only(self, number: int, names: Collection[str]) -> None:
         """Of a step that is over only the files of these names stay. Called before `finish`, on the thread that writes the frame."""
         files = self._steps.get(number)
-        if files is None or files.format is None or os.getpid() != self._process:
+        if files is None or os.getpid() != self._process:
             return
         try:
             self._settle(files)
@@ -288,7 +271,7 @@ class TensorStore:
 
     def drain(self) -> bool:
         """Wait until all copies were written, as long as anything is written at all; False when that was given up."""
-        self._help()
+        self._pool.help()
         with self._done:
             while any(files.pending for files in self._steps.values()):
                 before = self._progress
@@ -310,36 +293,14 @@ class TensorStore:
         if not batch and not self.memory.waiting:
             return
         files.pending += 1
-        self._queue.put((files, batch))
-        if self._threads < self._most_threads and os.getpid() == self._process:
-            try:
-                threading.Thread(target=self._run, name="msprobe-tensors", daemon=True).start()
-                self._threads += 1
-            except RuntimeError:  # no more threads for this process, or it is about to end: whoever waits does the work
-                self._say("threads", "no thread can be started for tensor files: the training waits while they are written")
+        self._pool.put((files, batch))
 
     def _hurry(self) -> None:
         with self._lock:
             for files in self._steps.values():
                 if not files.finishing:
                     self._send(files)
-        self._help()
-
-    def _help(self) -> None:
-        """Without threads of its own the store works on the caller's."""
-        with contextlib.suppress(queue.Empty):
-            while not self._threads:
-                self._do(self._queue.get_nowait())
-
-    def _run(self) -> None:
-        while True:
-            try:
-                self._do(self._queue.get(timeout=_IDLE_SECONDS))
-            except queue.Empty:
-                with self._lock:
-                    if self._queue.empty():
-                        self._threads -= 1
-                        return
+        self._pool.help()
 
     def _do(self, job: Job) -> None:
         files, batch = job
@@ -354,11 +315,11 @@ class TensorStore:
                 self._done.notify_all()
 
     def _work(self, files: StepFiles, batch: list[Payload | tuple[int, Entry]]) -> None:
-        assert files.format is not None
         for item in batch:  # names first: a file that knows its name is written once and renamed once
             if not isinstance(item, Payload):
                 try:
-                    self._name(files, *item)
+                    order, entry = item
+                    files.name(order, tensor_files(entry, self.options.sections(entry), self.options.suffix))
                 except Exception as error:
                     self._fail(error, files.tensors)
         ready: list[Payload] = []
@@ -382,51 +343,16 @@ class TensorStore:
         if self.memory.waiting:
             files.format.flush()
 
-    def _name(self, files: StepFiles, order: int, entry: Entry) -> None:
-        found = tensor_files(entry, self.options.sections(entry), self.options.suffix)
-        with files.lock:
-            for wish, name, ref in found:
-                payload = files.kept.get(ref.row)
-                if payload is None:
-                    continue
-                known = files.names.get(name or wish)
-                if known is not None:
-                    if known[1] is not payload and name is not None:
-                        files.again.append((order, name, payload))
-                    continue
-                files.names[name or wish] = (order, payload)
-                if name is None:
-                    files.lose(wish, payload.nbytes, "its file name would be longer than 255 bytes or have characters that it cannot have")
-                    files.count(NO_NAME)
-                else:
-                    self._give_name(files, payload, name)
-
-    def _give_name(self, files: StepFiles, payload: Payload, name: str) -> None:
-        assert files.format is not None
-        if payload.state == LOST:
-            files.lose(name, payload.nbytes, payload.why)
-        else:
-            files.format.named(payload, name)
-
     def _settle(self, files: StepFiles) -> None:
-        """Wait for the writer threads. Then names that were given twice go to the record that came last."""
-        assert files.format is not None
+        """Wait for the writer threads."""
         with self._done:
             self._send(files)
-        self._help()
+        self._pool.help()
         with self._done:
             while files.pending:
                 self._done.wait()
             files.finishing = True
-        with files.lock:
-            again, files.again = sorted(files.again, key=lambda item: item[0]), []
-            for order, name, payload in again:
-                before, other = files.names[name]
-                if order > before and other is not payload:
-                    if other.state != LOST:
-                        files.format.withdraw(other, name)
-                    files.names[name] = (order, payload)
-                    self._give_name(files, payload, name)
+        files.settle()
 
     def _release(self, payload: Payload) -> None:
         slab, payload.slab = payload.slab, None
@@ -460,11 +386,3 @@ class TensorStore:
         if what not in self._said:
             self._said.add(what)
             _log.warning("%s", message)
-
-
-def _saved(files: StepFiles) -> Saved:
-    kept = files.kept
-    rows = np.zeros(max(kept, default=-1) + 2, np.bool_)
-    rows[[row for row, payload in list(kept.items()) if payload.state != LOST]] = True
-    with files.lock:
-        return Saved(rows, frozenset(files.lost_names), dict(files.late), files.waited)

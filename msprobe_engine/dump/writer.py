@@ -18,8 +18,9 @@ import numpy as np
 from msprobe_engine.dump import framelog, layout
 from msprobe_engine.dump import text as _text
 from msprobe_engine.dump.layout import DumpWriteError
+from msprobe_engine.dump.stepfiles import Saved
 from msprobe_engine.dump.template import Layout, LayoutCache, Options
-from msprobe_engine.dump.tensors import Saved, TensorStore
+from msprobe_engine.dump.tensors import TensorStore
 from msprobe_engine.dump.text import Float64, Int32
 from msprobe_engine.errors import UsageError
 from msprobe_engine.records import Frame

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
+from msprobe_engine.dump.stepfiles import Saved
 from msprobe_engine.dump.template import Options
 from msprobe_engine.dump.tensor_reader import TensorFiles
-from msprobe_engine.dump.tensors import Saved, TensorStore
+from msprobe_engine.dump.tensors import TensorStore
 from msprobe_engine.guard import Faults
 from msprobe_engine.records import Entry, TensorRef
 from msprobe_integrations.torch.backend import TorchBackend
