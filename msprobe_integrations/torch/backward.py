@@ -78,6 +78,7 @@ class GradientWatch:
         "_missing",
         "_outputs",
         "_parts",
+        "_passed",
         "_reduce",
         "_reduce_arriving",
         "_sums",
@@ -114,7 +115,7 @@ class GradientWatch:
         self._expected = 0
         self._missing = 0
         self._task = -1
-        self._parts = self._awaited = _NO_PARTS
+        self._parts = self._awaited = self._passed = _NO_PARTS
         self._sums = _NO_SUMS
 
     def start(self, input_edges: Sequence[Edge | None], outputs: Sequence[torch.Tensor | None], since: int) -> bool:
@@ -142,8 +143,14 @@ class GradientWatch:
             first = leaves.setdefault(id(found[0]), slot) if found[1] < 0 else targets.setdefault((found[0], found[1]), slot)
             if first != slot:
                 same.setdefault(first, [first]).append(slot)
+        own = [node for node in roots if node._sequence_nr() >= since]
+        if targets and len(own) < len(roots):
+            # an input that is handed on as it is: its gradient is what arrives at the output
+            passed = {todo[2]: targets[node, todo[1]] for node, all_ in actions.items() for todo in all_ if (node, todo[1]) in targets}
+            if passed:
+                self._passed = passed
         if targets or leaves:
-            self._walk(roots, targets, leaves, since, actions)
+            self._walk(roots, own, targets, leaves, since, actions)
         if same:
             _share_out(same, actions)
         slots: list[int] = []
@@ -171,14 +178,14 @@ class GradientWatch:
     def _walk(
         self,
         roots: list[Node],
+        todo: list[Node],
         targets: dict[tuple[Node, int], int],
         leaves: dict[int, int],
         since: int,
         actions: dict[Node, list[tuple[bool, int, int]]],
     ) -> None:
+        """From the nodes `todo` inward. Other roots are inputs passed through: older than the call, their consumers lie outside."""
         seen = set(roots)
-        # an output that is an input passed through has a node older than the call: its consumers lie outside
-        todo = [n for n in roots if n._sequence_nr() >= since]
         while todo:
             node = todo.pop()
             index = -1
@@ -210,10 +217,12 @@ class GradientWatch:
         task = _graph_task()
         if task == self._task:
             return
-        self.report()  # the last pass may have used only some outputs
+        if self.unfinished:  # the last pass has used only some outputs
+            self.report()
         self._task = task
         self.unfinished = True
-        self._rewind()
+        if self._missing != self._expected:
+            self._rewind()
         if self._begins is not None:
             self._begins(self)
 
@@ -225,7 +234,9 @@ class GradientWatch:
             gradient = grad_outputs[index] if is_output else grad_inputs[index]
             if is_output:
                 if gradient is not None:
-                    self._outputs[slot] = self._reduce_arriving(gradient)
+                    self._outputs[slot] = ref = self._reduce_arriving(gradient)
+                    if self._passed and slot in self._passed:
+                        self._inputs[self._passed[slot]] = ref
             elif slot in self._parts:
                 self._contribute(slot, gradient)
             elif gradient is not None:

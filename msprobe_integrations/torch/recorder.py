@@ -226,9 +226,10 @@ class Recorder:
             reduce = self.reduce_gradient_for(call.backward_name)
         arriving = reduce if self.inputs else self.reduce_gradient  # what is not written is not saved
         reduce = reduce if self.outputs else self.reduce_gradient
+        begun = self.tree.backward_begins if call.is_module else None
         if self.range is not None:
             reduce, arriving = partial(self._reduce_in_range, call, reduce), partial(self._reduce_in_range, call, arriving)
-        begun = self._backward_begins if call.is_module or self.range is not None else None
+            begun = self._backward_begins
         watch = GradientWatch(call, len(edges), len(outputs), reduce, self._gradients, self._broken, begun, arriving)
         if watch.start(edges, outputs, call.since):
             self._watches.append(watch)
@@ -291,7 +292,7 @@ class Recorder:
             sections["input_kwargs"] = call.keywords
         reduce = self.reduce if self.keeper is None else self.reduce_for(call.name)
         if self.outputs and ended:
-            sections["output"] = None if failed else self._output(result, reduce)
+            sections["output"] = None if failed else self._output(result, reduce, call.is_module)
             if self.unsettled.seen:
                 self.unsettled.await_in(sections["output"], reduce)
         if parameters is not None and ended:
@@ -303,10 +304,12 @@ class Recorder:
             tags = {**tags, "stopped_early" if stopped else "raised": True}
         self.record(Entry(call.name, sections, call.parent_name, call.stack, call.micro_step, tags))
 
-    def _output(self, result: Any, reduce: Callable[[torch.Tensor], TensorRef]) -> Any:
+    def _output(self, result: Any, reduce: Callable[[torch.Tensor], TensorRef], is_module: bool) -> Any:
         if isinstance(result, torch.Tensor):
             return [reduce(result)]
         structure = convert(result, reduce)
+        if is_module and not isinstance(result, tuple):
+            return [structure]  # of a module only a tuple is several outputs, in the existing format
         if isinstance(structure, list) or (isinstance(structure, dict) and isinstance(result, Mapping)):
             return structure
         if isinstance(result, torch.Size):
@@ -314,11 +317,10 @@ class Recorder:
         return [structure]
 
     def _backward_begins(self, watch: GradientWatch) -> None:
-        """The first gradient of a backward pass through a call has arrived."""
-        call: Call = watch.tag
-        self.tree.backward_begins(call)
-        if self.kept is not None:
-            call.running = self.kept.starts(call.backward_name)
+        """The first gradient of a backward pass through a call has arrived, where a range decides what is kept."""
+        assert self.kept is not None
+        self.tree.backward_begins(watch)
+        watch.tag.running = self.kept.starts(watch.tag.backward_name)
 
     def _gradients(self, watch: GradientWatch, inputs: list[TensorRef | None], outputs: list[TensorRef | None]) -> None:
         call: Call = watch.tag

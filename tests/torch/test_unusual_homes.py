@@ -87,8 +87,8 @@ def test_model_output() -> None:
 
     frame, found = run(forward, lambda m: m(ids=fresh(), scale=1.0).loss.backward())
     record = found["Module.m.Around.forward.0"]
-    assert places(record) == ["kwargs.ids", "output.loss", "output.logits"]
-    assert record.sections["output"]["class_type"] == Opaque(f"{__name__}.CausalOutput")
+    assert places(record) == ["kwargs.ids", "output.0.loss", "output.0.logits"]
+    assert record.sections["output"][0]["class_type"] == Opaque(f"{__name__}.CausalOutput")
     assert places(backward_of(found)) == ["input.0", "input.1", "output.0"]
     assert stat(frame, backward_of(found).sections["input"][0]).max == 1.0
 
