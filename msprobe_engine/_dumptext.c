@@ -141,7 +141,8 @@ static char *put_statistics(char *p, int kind, int depth, const double *row) {
     int64_t nans = words[NANS], pos = words[POS_INF], neg = words[NEG_INF], finite = words[COUNT] - nans - pos - neg;
     int integers = (words[FLAGS] & HAS_INTEGERS) != 0;
     if (kind == BOOLEAN) {
-        int top = integers ? words[IMAX] != 0 : row[MAX] != 0, bottom = integers ? words[IMIN] != 0 : row[MIN] != 0;
+        int top = nans || pos || !finite || (integers ? words[IMAX] != 0 : row[MAX] != 0);
+        int bottom = nans || neg || !finite || (integers ? words[IMIN] != 0 : row[MIN] != 0);
         p = top ? KEY(p, depth, "\"Max\": true,\n") : KEY(p, depth, "\"Max\": false,\n");
         p = bottom ? KEY(p, depth, "\"Min\": true,\n") : KEY(p, depth, "\"Min\": false,\n");
         p = KEY(p, depth, "\"Mean\": null,\n");

@@ -166,6 +166,7 @@ def test_exceptions_are_the_functions_own(tmp_path: Path) -> None:
 def compiled(path: Path) -> int:
     from torch._dynamo.testing import CompileCounter
 
+    torch._dynamo.config.disable = False  # a framework that was imported before may have switched it off
     debugger = PrecisionDebugger(str(path))
     pkg: Any = types.ModuleType("pkg")
     pkg.f = lambda t: torch.sin(t) * 2

@@ -248,6 +248,7 @@ def test_existing_reader_rule(tmp_path: Path) -> None:
 
 
 def compiled(path: Path) -> None:
+    torch._dynamo.config.disable = False  # a framework that was imported before may have switched it off
     debugger = PrecisionDebugger(str(path))
 
     def f(v: torch.Tensor) -> torch.Tensor:
