@@ -288,9 +288,11 @@ class ModuleCapture:
         gradient = parameter.grad
         if gradient is None:  # already moved into the framework's own buffer
             gradient = getattr(parameter, "main_grad", None)
-        if gradient is None or not self._keeps_gradients(info):
+        recorder = self._recorder
+        if gradient is None or (recorder.kept is not None and not self._keeps_gradients(info, recorder.kept)):
             return
-        ref = self._recorder.reduce_gradient_for(self._gradients_name(info))(gradient)
+        reduce = recorder.reduce_gradient if recorder.keeper is None else recorder.reduce_gradient_for(self._gradients_name(info))
+        ref = reduce(gradient)
         grads = self._grads.setdefault(id(info), (info, {}))[1]
         if name in grads:  # this parameter is a round ahead: shared parameter or a module with unused ones
             self._emit_grads(info)
@@ -299,10 +301,7 @@ class ModuleCapture:
         if len(grads) == info.expected:
             self._emit_grads(info)
 
-    def _keeps_gradients(self, info: ModuleInfo) -> bool:
-        kept = self._recorder.kept
-        if kept is None:
-            return True
+    def _keeps_gradients(self, info: ModuleInfo, kept: RecordFilter) -> bool:
         if kept.range is not None and not kept.range.holds(None, info.path):
             return False
         if kept.names is None or info.inside or info.kind.certain:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from msprobe_engine.pipeline import Pipeline
 from msprobe_engine.records import NODE_ONLY, Entry
+from msprobe_integrations.torch.backward import GradientWatch
 from msprobe_integrations.torch.calls import Call
 
-_NEAR = 16  # records between that of a module and its parameter gradients, at most
+_NEAR = 24
+"""So many records from the end a record is looked for."""
 
 
 class CallTree:
@@ -44,8 +46,9 @@ class CallTree:
         """Record name of the module's backward pass that began last and has not ended, None when there is none."""
         return next(reversed(self._running), None)
 
-    def backward_begins(self, call: Call) -> None:
-        """A backward pass through a module's call begins. Calls with a common result begin together, the inner one first."""
+    def backward_begins(self, watch: GradientWatch) -> None:
+        """A backward pass through a call begins. Calls with a common result begin together, the inner one first."""
+        call: Call = watch.tag
         if not call.is_module:
             return
         running = self._running
@@ -86,26 +89,37 @@ class CallTree:
 
     def follows(self, name: str, parent: Call | None) -> None:
         """The record `name`, which has just been appended, belongs before the backward record of `parent` and of those around it."""
-        if parent is None or not parent.reported:
-            return
         chain = []
         while parent is not None and parent.reported:
-            chain.append(parent.backward_name)
+            moved = parent.backward_name
+            if not self._move_last(moved):
+                chain.append(moved)
             parent = parent.parent
-        self._late.append((name, chain))
+        if chain:
+            self._late.append((name, chain))
+
+    def _move_last(self, name: str) -> bool:
+        """Put a record at the end of all; False when it is not near it."""
+        entries = self._pipeline.entries
+        for i in range(len(entries) - 1, max(len(entries) - _NEAR, 0) - 1, -1):
+            if entries[i][0] == name:
+                entries.append(entries.pop(i))
+                return True
+        return False
 
     def gradients_of(self, name: str, call: Call | None) -> None:
         """The parameter gradients `name` of a module have just been appended; they stand before its backward record, as in the existing
         format, when nothing else has come between: `call` is the module's last call that has one."""
-        around = set()
-        above = call
-        while above is not None:
-            around.add(above.backward_name)
-            above = above.parent
         if call is None:
             return
-        for entry in reversed(self._pipeline.entries[-_NEAR:-1]):
-            if entry.name == call.backward_name:
+        entries, around = self._pipeline.entries, [call.backward_name]
+        above = call.parent
+        while above is not None:
+            around.append(above.backward_name)
+            above = above.parent
+        for i in range(len(entries) - 2, max(len(entries) - _NEAR, -1), -1):
+            entry = entries[i]
+            if entry.name == around[0]:
                 self.follows(name, call)
                 return
             if entry.name not in around and entry.parent not in around:
@@ -124,13 +138,16 @@ class CallTree:
         following: dict[str, list[str]] = {}
         for name, chain in late:
             following.setdefault(name, []).extend(moved for moved in chain if behind[moved] == name)
-        waiting = {entry.name: entry for entry in entries if entry.name in behind}
+        waiting: dict[str, Entry] = {}
         ordered: list[Entry] = []
         for entry in entries:
-            if entry.name not in behind:
+            name = entry[0]
+            if name in behind:  # it came before what it goes behind
+                waiting[name] = entry
+            else:
                 ordered.append(entry)
-                if entry.name in following:
-                    self._place(entry.name, following, waiting, ordered)
+            if name in following:
+                self._place(name, following, waiting, ordered)
         entries[:] = [*ordered, *waiting.values()]
 
     def _place(self, name: str, following: dict[str, list[str]], waiting: dict[str, Entry], ordered: list[Entry]) -> None:
