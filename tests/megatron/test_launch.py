@@ -102,7 +102,8 @@ sys.path.insert(0, {examples!r})
 import pretrain_loop
 pretrain_loop.main(sys.argv[1:])
 from megatron.training import get_args
-print("ARGS", getattr(get_args(), "msprobe_config", "not known"), flush=True)
+sys.stdout.write("ARGS " + str(getattr(get_args(), "msprobe_config", "not known")) + "\\n")  # at once: ranks write to one pipe
+sys.stdout.flush()
 import torch.distributed as dist
 dist.barrier()
 dist.destroy_process_group()
