@@ -16,6 +16,8 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+enum { LARGE = 1 << 20 };
+
 typedef struct {
     const char *temporary, *name;
     struct iovec parts[3];
@@ -46,7 +48,13 @@ static int write_parts(int fd, struct iovec *parts) {
 static int write_file(int directory, Job *job) {
     int fd = openat(directory, job->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0640);
     if (fd < 0) return errno;
+    int large = job->parts[1].iov_len >= LARGE;
     int error = write_parts(fd, job->parts);
+#ifdef POSIX_FADV_DONTNEED
+    if (large && !error) (void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED); /* begins to write it to the disk, see send_off */
+#else
+    (void)large;
+#endif
     if (close(fd) && !error && errno != EINTR) error = errno; /* some file systems say only now that they are full */
     if (!error && job->name && renameat(directory, job->temporary, directory, job->name)) error = errno;
     if (error) unlinkat(directory, job->temporary, 0);

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.dump import layout
-from msprobe_engine.dump.filewrite import NEW_FILE
+from msprobe_engine.dump.filewrite import NEW_FILE, send_off
 from msprobe_engine.records import Entry, TensorRef
 
 if TYPE_CHECKING:
@@ -253,6 +253,7 @@ class StepFiles:
         fd = os.open(name, NEW_FILE, layout.FILE_MODE, dir_fd=directory)
         try:
             layout.write_all(fd, list(parts))
+            send_off(fd)
         except BaseException:
             os.close(fd)
             with contextlib.suppress(OSError):
