@@ -42,8 +42,8 @@ def _dump(dump: DumpSettings, section: str, report: Report) -> DumpSettings:
         )
     if not dump.data_mode:
         dump = replace(dump, data_mode=("all",))
-    if dump.task == "structure" and dump.level == "L1":
-        report.warning(join(section, "level"), "task 'structure' needs modules: 'mix' is used instead of 'L1'")
+    if dump.task == "structure" and dump.level in ("L1", "debug"):
+        report.warning(join(section, "level"), f"task 'structure' needs modules: 'mix' is used instead of '{dump.level}'")
         dump = replace(dump, level="mix")
     extras.check(dump, section, report)
     return _debug(dump, section, report) if dump.level == "debug" else dump

@@ -108,11 +108,12 @@ def test_keys_that_cannot_go_together_are_mistakes(tree: Any, says: str) -> None
 
 
 def test_task_structure_needs_modules() -> None:
-    """Task 'structure' at level L1 becomes level mix, with a remark; an empty data_mode means all."""
-    settings, warnings = read_settings({"dump": {"task": "structure", "data_mode": []}})
-    assert settings.dump == DumpSettings(task="structure", level="mix")
-    assert len(warnings) == 1
-    assert "dump.level" in warnings[0]
+    """Task 'structure' at level L1 or debug becomes level mix, with a remark; an empty data_mode means all."""
+    for level in ({}, {"level": "debug"}):
+        settings, warnings = read_settings({"dump": {"task": "structure", "data_mode": [], **level}})
+        assert settings.dump == DumpSettings(task="structure", level="mix")
+        assert len(warnings) == 1
+        assert "dump.level" in warnings[0]
 
 
 def test_remarks_are_logged_once(capsys: pytest.CaptureFixture[str]) -> None:
