@@ -129,7 +129,9 @@ class TorchBackend(Job):
             found = step.seen.get(id(tensor))
             version = tensor._version
             if found is not None and found[1] == version and found[0]() is tensor:
-                return found[2]
+                known = found[2]
+                # checkpointing marks a tensor that was made without gradients, in the same version
+                return known if known[1][3] is tensor.requires_grad else self._marked(step, id(tensor), tensor)
             description, numel, code = self._known[(type(tensor), tensor.dtype, tensor.shape, tensor.requires_grad, tensor.device)]
             # raises for functorch wrappers and sparse tensors, is 0 for freed and functional ones: they look plain otherwise
             pointer = tensor.data_ptr()
@@ -149,6 +151,13 @@ class TorchBackend(Job):
         except Exception:
             pass
         return self._reduce_any(step, tensor)
+
+    def _marked(self, step: Step, key: int, tensor: Any) -> TensorRef:
+        """The row of a tensor that is known, described with what ``requires_grad`` is by now."""
+        weakly, version, (row, description) = step.seen[key]
+        made = TensorRef(row, _describe.intern(*description._replace(requires_grad=tensor.requires_grad)))
+        step.seen[key] = (weakly, version, made)
+        return made
 
     def reduce_part(self, part: torch.Tensor, index0: int) -> TensorRef:
         """`reduce` for a flat range of a plain tensor that starts at element `index0` of it: the digest is taken with positions in
@@ -178,7 +187,7 @@ class TorchBackend(Job):
             version = tensor._version
             found = step.seen.get(key)
             if found is not None and found[1] == version and found[0]() is tensor:
-                return found[2]
+                return found[2] if found[2][1][3] is tensor.requires_grad else self._marked(step, key, tensor)
             # plain CPU tensors, as in `reduce_unshielded`: the part is memory with other strides, no view is made
             whole, _, code = self._known[(type(tensor), tensor.dtype, tensor.shape, tensor.requires_grad, tensor.device)]
             pointer = tensor.data_ptr()  # raises for what only looks plain

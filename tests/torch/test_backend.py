@@ -254,6 +254,18 @@ def test_same_version_is_reduced_once(backend: TorchBackend) -> None:
     assert backend.reduce(x).row == 0
 
 
+def test_marked_tensors_keep_their_row(backend: TorchBackend) -> None:
+    """A tensor that is marked as requiring a gradient after it was seen (as checkpointing does) is described anew, with the same row."""
+    tensor = torch.ones(3)
+    before = backend.reduce(tensor)
+    tensor.requires_grad_()
+    after = backend.reduce(tensor)
+    assert (before.row, before.description.requires_grad) == (after.row, False)
+    assert after.description.requires_grad is True
+    assert after.description is backend.describe(tensor)
+    assert backend.reduce(tensor) is after
+
+
 def test_reused_ids_are_other_tensors(backend: TorchBackend) -> None:
     """A new tensor at the address of a dead one is reduced again."""
     ids, found = set(), []
