@@ -59,24 +59,31 @@ def hook(elements: int, tensors: int, directory: Path) -> tuple[float, float]:
     return best[0], best[1]
 
 
-def step(packed: bool, tensors: int, elements: int, directory: Path) -> tuple[float, float, float]:
-    """Seconds until the training thread was through, until all was written, and until the system had it on the disk."""
+def steps(packed: bool, tensors: int, elements: int, directory: Path) -> list[tuple[float, float, float]]:
+    """Of a first step and of one after it, which finds memory to use again: seconds until the training thread was through, until all
+    was written, and until the system had it on the disk."""
     data = [torch.full((elements,), float(i)) for i in range(min(tensors, 64))]
     backend = TorchBackend()
     kept = keeper(backend, packed)
-    kept.store.begin_step(0, str(directory))
-    kept.begin_step(0)
-    start = time.perf_counter()
-    for i in range(tensors):
-        tensor = data[i % len(data)]
-        tensor.add_(0)  # a new version: a row and a file of its own
-        kept.hand_over(Entry(f"Functional.relu.{i}.forward", {"output": [kept.reduce(tensor)]}))
-    kept.end_step([])
-    through = time.perf_counter() - start
-    kept.store.finish(0)
-    written = time.perf_counter() - start
-    subprocess.run(["sync", "-f", str(directory)], check=True)
-    return through, written, time.perf_counter() - start
+    times = []
+    for number in range(2):
+        folder = directory / f"step{number}"
+        folder.mkdir()
+        kept.store.begin_step(number, str(folder))
+        kept.begin_step(number)
+        start = time.perf_counter()
+        for i in range(tensors):
+            tensor = data[i % len(data)]
+            tensor.add_(0)  # a new version: a row and a file of its own
+            kept.hand_over(Entry(f"Functional.relu.{i}.forward", {"output": [kept.reduce(tensor)]}))
+        kept.end_step([])
+        backend.finish_step()
+        through = time.perf_counter() - start
+        kept.store.finish(number)
+        written = time.perf_counter() - start
+        subprocess.run(["sync", "-f", str(directory)], check=True)
+        times.append((through, written, time.perf_counter() - start))
+    return times
 
 
 def dd(nbytes: int, directory: Path, fsync: bool) -> float:
@@ -102,23 +109,24 @@ def main() -> None:
     for name, elements, tensors in (("4 B", 1, 2000), ("4 KiB", 1024, 2000), ("256 KiB", 65536, 200), ("16 MiB", 4 << 20, 8)):
         without, with_copy = hook(elements, tensors, place)
         print(f"  {name:8} {without * 1e6:10.1f} {with_copy * 1e6:10.1f}   {elements * 4 / (with_copy - without) / 1e9:6.2f} GB/s copied")
-    print("\nstep: MB/s written, share of dd; MB/s on the disk, share of dd conv=fsync; ms of the training thread")
+    print("\nstep: MB/s written, share of dd; MB/s on the disk, share of dd conv=fsync; ms of the training thread; tensors/s")
     for name, (tensors, elements) in STEPS.items():
         nbytes = tensors * elements * 4
         for packed in (False, True):
             form, rows = "packed" if packed else "files", []
-            for _ in range(arguments.rounds):
+            for number in range(arguments.rounds):
                 fast, slow = dd(nbytes, place, False), dd(nbytes, place, True)
-                through, written, synced = step(packed, tensors, elements, place)
-                rows.append((nbytes / written, nbytes / written / fast, nbytes / synced, nbytes / synced / slow, through))
+                folder = place / f"{name}-{form}-{number}"
+                folder.mkdir()
+                for through, written, synced in steps(packed, tensors, elements, folder):
+                    rows.append((nbytes / written, nbytes / written / fast, nbytes / synced, nbytes / synced / slow, through))
                 if name == "large":  # ext4 is slow to make files where thousands were removed lately: small ones go at the end
-                    shutil.rmtree(place / "dump_tensor_data")
-                else:
-                    (place / "dump_tensor_data").rename(place / f"{form}{len(rows)}")
+                    shutil.rmtree(folder)
                 subprocess.run(["sync", "-f", str(place)], check=True)
-            a, b, c, d, e = (statistics.median(column) for column in zip(*rows))
-            line = f"{name:6} {form:7} {a / 1e6:8.0f} {b:6.0%}   {c / 1e6:8.0f} {d:6.0%}   {e * 1e3:8.0f}"
-            print(f"  {line}   {tensors / (nbytes / a):8.0f} tensors/s")
+            for which, part in (("first", rows[::2]), ("later", rows[1::2])):
+                a, b, c, d, e = (statistics.median(column) for column in zip(*part))
+                line = f"{name:6} {form:7} {which} {a / 1e6:8.0f} {b:6.0%}   {c / 1e6:8.0f} {d:6.0%}   {e * 1e3:8.0f}"
+                print(f"  {line}   {tensors / (nbytes / a):8.0f}", flush=True)
     shutil.rmtree(place)
 
 
