@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import types
 from pathlib import Path
 from typing import Any
@@ -166,7 +167,8 @@ def test_exceptions_are_the_functions_own(tmp_path: Path) -> None:
 def compiled(path: Path) -> int:
     from torch._dynamo.testing import CompileCounter
 
-    torch._dynamo.config.disable = False  # a framework that was imported before may have switched it off
+    os.environ.pop("TORCHDYNAMO_DISABLE", None)  # a framework that was imported before may have switched compilation off
+    torch._dynamo.config.disable = False
     debugger = PrecisionDebugger(str(path))
     pkg: Any = types.ModuleType("pkg")
     pkg.f = lambda t: torch.sin(t) * 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -248,7 +249,8 @@ def test_existing_reader_rule(tmp_path: Path) -> None:
 
 
 def compiled(path: Path) -> None:
-    torch._dynamo.config.disable = False  # a framework that was imported before may have switched it off
+    os.environ.pop("TORCHDYNAMO_DISABLE", None)  # a framework that was imported before may have switched compilation off
+    torch._dynamo.config.disable = False
     debugger = PrecisionDebugger(str(path))
 
     def f(v: torch.Tensor) -> torch.Tensor:
