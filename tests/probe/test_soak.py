@@ -29,6 +29,6 @@ def test_nothing_grows(steps: int, arguments: list[str]) -> None:
         assert (window["hooks"], window["modes"]) == (0, 0)
         assert window["files"] <= first["files"]
         assert window["threads"] <= first["threads"]
-    dumps = 20 * (len(rest))
-    assert rest[-1]["objects"] - first["objects"] < 10 * dumps, "more than ten objects stay behind each dump"
+    dumps = 20 * (len(rest) - 1)  # the first windows fill caches
+    assert rest[-1]["objects"] - rest[0]["objects"] < 10 * dumps, "ten objects or more stay behind each dump"
     assert rest[-1]["resident"] - first["resident"] < 12e6, [w["resident"] for w in rest]
