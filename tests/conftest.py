@@ -12,12 +12,6 @@ settings.register_profile("shared", deadline=None, suppress_health_check=[Health
 settings.load_profile("shared")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of Megatron come last: the device shim that lets it train on a CPU wraps functions of torch and switches compilation off,
-    and stays for the life of the process."""
-    items.sort(key=lambda item: "megatron" in item.path.parts)
-
-
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("MSPROBE_CONFIG", "MSPROBE_LOG_LEVEL", "MONITOR_OUTPUT_DIR", "DYNAMIC_MONITOR"):
