@@ -211,14 +211,14 @@ class DumpRun:
 
     def save(self, variable: Any, name: Any, save_backward: Any) -> None:
         """Save a variable into the current step, when it is wanted and the level is debug."""
+        if self.dump.task == "structure":
+            log.warn_once("save task", "PrecisionDebugger.save has no effect in task structure; set task to 'statistics' or 'tensor'")
+            return
         if self.saved is None:
             log.warn_once("save level", f"PrecisionDebugger.save has no effect at level {self.dump.level}; set level to 'debug'")
             return
         self.story.saves += 1
         if self.ended or not self.on or not self.faults.enabled("save"):
-            return
-        if self.dump.task == "structure":
-            log.warn_once("save task", "PrecisionDebugger.save has no effect in task structure; set task to 'statistics' or 'tensor'")
             return
         if why := saved.problem(variable, name, save_backward):
             log.warn_once(f"save {why}", f"PrecisionDebugger.save: {why}. This call is left out")
