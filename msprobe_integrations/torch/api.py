@@ -20,7 +20,8 @@ from torch.overrides import TorchFunctionMode
 
 from msprobe_engine.records import NODE_ONLY, Entry
 from msprobe_integrations.torch import modestack
-from msprobe_integrations.torch.apinames import COMPOSED, TWICE, ApiNames, as_called
+from msprobe_integrations.torch.apinames import COMPOSED, TWICE, ApiNames
+from msprobe_integrations.torch.callform import as_called
 from msprobe_integrations.torch.calls import Call
 from msprobe_integrations.torch.containers import tensors_in
 from msprobe_integrations.torch.filters import ALWAYS
@@ -151,7 +152,7 @@ class ApiCapture(TorchFunctionMode):
             prefix, api = self._names.called(prefix, api, caller)
         if self._recorder.kept is not None and self._passes(prefix, api):
             return self._unrecorded(api, func, args, kwargs)
-        call = self.begin(prefix, api, *as_called(func, args, kwargs or {}), ignored_argument(api, args, kwargs or {}))
+        call = self.begin(prefix, api, *as_called(func, args, kwargs or {}, caller), ignored_argument(api, args, kwargs or {}))
         try:
             result = func(*args, **kwargs) if kwargs else func(*args)
             for made in raw_results(api, result):

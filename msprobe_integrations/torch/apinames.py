@@ -7,7 +7,6 @@ called through an operator under the operator's name.
 from __future__ import annotations
 
 import dis
-import inspect
 import sys
 from collections.abc import Callable
 from types import CodeType, FrameType, FunctionType
@@ -187,29 +186,6 @@ _ASKED = frozenset(_DUNDERS) | {method for method, _ in _UNARY.values()} | _NAME
 
 
 _VF = frozenset(("lstm",))  # nn.LSTM calls torch._VF.lstm; the same object is torch.lstm
-
-
-_parameters: dict[Any, tuple[str, ...]] = {}
-
-
-def as_called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments as user code gives them. Python functions of ``torch.nn.functional`` hand theirs on by keyword
-    (``weight=weight``); those that follow the positional ones, up to the last tensor, are put back in their place."""
-    if not kwargs or not isinstance(func, FunctionType) or func.__module__ != "torch.nn.functional":
-        return args, kwargs
-    names = _parameters.get(func)
-    if names is None:
-        names = _parameters[func] = tuple(inspect.signature(func).parameters)
-    following: list[str] = []
-    for name in names[len(args) :]:
-        if name not in kwargs or not (kwargs[name] is None or isinstance(kwargs[name], torch.Tensor)):
-            break
-        following.append(name)
-    while following and kwargs[following[-1]] is None:
-        following.pop()
-    if not following:
-        return args, kwargs
-    return (*args, *(kwargs[n] for n in following)), {k: v for k, v in kwargs.items() if k not in following}
 
 
 class ApiNames:

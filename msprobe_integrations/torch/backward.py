@@ -19,6 +19,7 @@ from torch.autograd import function as _function
 from torch.autograd.graph import Node
 
 from msprobe_engine.records import TensorRef
+from msprobe_integrations.torch.node_hooks import LightHook
 
 sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 """Sequence number the next autograd node of this thread will get."""
@@ -163,8 +164,9 @@ class GradientWatch:
             node.register_hook(_Hook(self, tuple(todo)))
         if len(slots) > 1 and len(set(slots)) < len(slots):
             self._parts = {slot: slots.count(slot) for slot in slots if slots.count(slot) > 1}
-        self._expected = len(actions)
-        self._rewind()
+        self._expected = self._missing = len(actions)
+        if self._parts:
+            self._rewind()
         return True
 
     def _rewind(self) -> None:
@@ -274,7 +276,7 @@ class GradientWatch:
         self.passes += 1
 
 
-class _Hook:
+class _Hook(LightHook):
     """Post hook of one node. An object instead of a closure: thousands live at a time, and each costs the garbage collector."""
 
     __slots__ = ("todo", "watch")

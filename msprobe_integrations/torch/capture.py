@@ -13,6 +13,7 @@ from msprobe_engine.collector import StepCollection
 from msprobe_engine.errors import UsageError
 from msprobe_engine.pipeline import Pipeline
 from msprobe_engine.records import Entry
+from msprobe_integrations.torch import node_hooks
 from msprobe_integrations.torch.api import ApiCapture
 from msprobe_integrations.torch.compiled import CompiledCode
 from msprobe_integrations.torch.filters import RecordFilter
@@ -75,6 +76,8 @@ class Capture:
 
     def open(self, modes: int | None = None) -> None:
         """Put hooks on (nothing happens when they are) and start seeing calls; `modes`: see `ApiCapture.install`."""
+        if not self.on:
+            node_hooks.install()
         self.on = self._collecting = True
         self._collector.begin()
         self._pipeline.level = self.level
@@ -92,6 +95,8 @@ class Capture:
 
     def pause(self) -> None:
         """Stop seeing new calls; hooks stay for the next `open`, and gradients of calls already seen still come."""
+        if self.on:
+            node_hooks.remove()
         self.on = False
         if self.api is not None:
             self.api.remove()

@@ -9,12 +9,13 @@ which were given by position.
 
 from __future__ import annotations
 
-import dis
 from collections.abc import Mapping
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
+
+from msprobe_integrations.torch.callform import form_of
 
 _NOTHING, _WITHIN, _WRAPPER, _PLAIN = range(4)
 _C10D = "torch/distributed/distributed_c10d.py"
@@ -68,7 +69,6 @@ class DistributedCall(NamedTuple):
 
 _kinds: dict[CodeType, int] = {}
 _plumbing: dict[CodeType, bool] = {}
-_forms: dict[tuple[CodeType, int], tuple[int, tuple[str, ...]] | None] = {}
 
 
 def distributed_call(frame: FrameType | None) -> DistributedCall | None:
@@ -149,7 +149,7 @@ def _arguments(frame: FrameType) -> tuple[tuple[Any, ...], dict[str, Any]]:
     defaults = getattr(getattr(dist, code.co_name, None), "__defaults__", None) or ()
     first = max(len(names) - len(defaults), 1)
     given = [n for n, default in zip(names[first:], defaults[len(defaults) - len(names) + first :]) if values[n] is not default]
-    form = _form(frame.f_back) if frame.f_back is not None else None
+    form = form_of(frame.f_back) if frame.f_back is not None else None
     if form is not None:
         told = {*names[: form[0]], *form[1]}
         if not {*names[:first], *given} - set(_REPLACED) <= told <= set(names) or form[0] > len(names):
@@ -157,32 +157,3 @@ def _arguments(frame: FrameType) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if form is None:  # called by C code, with * or **, or through a partial: what has no default is taken as positional
         form = first, tuple(given)
     return tuple(values[n] for n in names[: form[0]]), {n: values[n] for n in form[1]}
-
-
-def _form(caller: FrameType) -> tuple[int, tuple[str, ...]] | None:
-    """(number of positional arguments, names of keywords) of the call that `caller` is at; None when its instruction does not say."""
-    site = (caller.f_code, caller.f_lasti)
-    if site not in _forms:
-        _forms[site] = _form_at(*site)
-    return _forms[site]
-
-
-def _form_at(code: CodeType, offset: int) -> tuple[int, tuple[str, ...]] | None:
-    # the offset may be that of a cache entry behind the instruction
-    before = [instruction for instruction in dis.get_instructions(code) if instruction.offset <= offset]
-    if not before:
-        return None
-    instruction = before.pop()
-    count = instruction.arg or 0
-    names: tuple[str, ...] = ()
-    if instruction.opname in ("CALL_KW", "CALL_FUNCTION_KW"):  # 3.13 and later; 3.10
-        names = before[-1].argval
-    elif instruction.opname == "CALL":
-        for earlier in before[-2:]:
-            if earlier.opname == "KW_NAMES":  # 3.11 and 3.12
-                names = code.co_consts[earlier.arg or 0]
-    elif instruction.opname != "CALL_FUNCTION":
-        return None
-    if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
-        return None
-    return count - len(names), names

@@ -35,16 +35,20 @@ def ignored_argument(api: str, args: Sequence[Any], kwargs: dict[str, Any]) -> i
 
 class RawMemory:
     """Which memory holds no values yet. Views, and aliases by ``.data`` and ``detach()``, of raw memory are raw; any write through one
-    of the tensors that are known (their version counters tell) ends it, and so does `forget`."""
+    of the tensors that are known (their version counters tell) ends it, and so does `forget`.
+
+    Attributes:
+        known: what is known of each memory, by its identity; empty nearly always, so callers look at it before they ask.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[int, list[tuple[weakref.ref[torch.Tensor], int]]] = {}
+        self.known: dict[int, list[tuple[weakref.ref[torch.Tensor], int]]] = {}
 
     def add(self, tensor: torch.Tensor) -> None:
         """`tensor` has just been made without values. Never raises."""
         with contextlib.suppress(Exception):  # sparse and wrapped tensors have no storage, inference tensors no version
             key = _storage(tensor)
-            known = self._known
+            known = self.known
 
             def gone(_: Any) -> None:
                 known.pop(key, None)
@@ -53,32 +57,29 @@ class RawMemory:
 
     def alias(self, tensor: torch.Tensor) -> None:
         """`tensor` shares memory with another and counts its own versions (``.data``): writes through it end rawness too."""
-        if self._known:
+        if self.known:
             with contextlib.suppress(Exception):
-                found = self._known.get(_storage(tensor))
+                found = self.known.get(_storage(tensor))
                 if found is not None:
                     found.append((weakref.ref(tensor), tensor._version))
 
     def forget(self, tensor: torch.Tensor) -> None:
         """The memory of `tensor` has been written to without a new version (a collective)."""
-        if self._known:
+        if self.known:
             with contextlib.suppress(Exception):
-                self._known.pop(_storage(tensor), None)
-
-    def __bool__(self) -> bool:
-        return bool(self._known)
+                self.known.pop(_storage(tensor), None)
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Is the memory of `tensor` still without values? Never raises."""
         try:
             key = _storage(tensor)
-            found = self._known.get(key)
+            found = self.known.get(key)
             if found is None:
                 return False
             for reference, version in list(found):
                 witness = reference()
                 if witness is None or witness._version != version or _storage(witness) != key:  # the last: ``.data = ...``
-                    self._known.pop(key, None)
+                    self.known.pop(key, None)
                     return False
             return True
         except Exception:

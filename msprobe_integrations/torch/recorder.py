@@ -70,6 +70,7 @@ class Recorder:
         self.pipeline = pipeline
         self.keeper = keeper
         self.raw = RawMemory()
+        self._raw = self.raw.known
         self.reduce_gradient = pipeline.backend.reduce
         # without the look for modes on torch's stack, which are off where `reduce` is called
         self._reduce = getattr(pipeline.backend, "reduce_unshielded", pipeline.backend.reduce)
@@ -93,7 +94,7 @@ class Recorder:
 
     def reduce(self, tensor: torch.Tensor) -> TensorRef:
         """Statistics of a tensor; row -1 for memory that holds no values yet."""
-        if self.raw and self.raw.holds(tensor):
+        if self._raw and self.raw.holds(tensor):
             return self._without_values(tensor, "uninitialised")
         ref = self._reduce(tensor)
         if ref[0] < 0:
@@ -115,7 +116,7 @@ class Recorder:
             self.keeper.hand_over(entry)
 
     def _save(self, tensor: torch.Tensor) -> TensorRef:
-        if self.raw and self.raw.holds(tensor):
+        if self._raw and self.raw.holds(tensor):
             return self._without_values(tensor, "uninitialised")
         assert self.keeper is not None
         ref = self.keeper.reduce(tensor)

@@ -356,14 +356,3 @@ def _takes_no_gradient(record: str, c: Context) -> bool:
 
 def shapes_file(d: Difference, c: Context) -> bool:
     return c.cell.task == "structure" and d.kind == "layout" and d.place == "shapes.json" and bool(d.ours)
-
-
-def handed_on(d: Difference, _: Context) -> bool:
-    """Only what is no tensor differs in place: tensors stand where the caller put them."""
-    if not api_base(d.record).startswith("Functional.") or not d.record.endswith(".forward"):
-        return False
-    if d.kind == "key extra" and d.place.startswith("input_kwargs."):
-        return not is_tensor(d.ours)
-    if d.kind == "length" and d.place == "input_args":
-        return len(d.ours) < len(d.theirs) and not any(is_tensor(value) for value in d.theirs[len(d.ours) :])
-    return False

@@ -79,11 +79,6 @@ RULES: tuple[Rule, ...] = (
     Rule("stack-frames", "Stacks have no frames of the tool and of torch's own calling on (module calls, wrappers).", why.stack_frames),
     # arguments
     Rule("positional-dtype", "A dtype or device passed by position: its value here, `{}` there.", why.positional_dtype),
-    Rule(
-        "handed-on",
-        "Functions of torch.nn.functional: options by keyword with their defaults, as torch hands them on; as written by the caller there.",
-        why.handed_on,
-    ),
     Rule("collective-facts", "Collectives say in `tags` their group_ranks, reduce, async, root, peer.", why.collective_facts),
     Rule(
         "written-buffers",

@@ -197,3 +197,25 @@ def test_keyword_and_inplace_modules_have_gradients() -> None:
     found = entries(frame)
     assert stat(frame, found["Module.keyword.Keyword.backward.0"].sections["output"][0]).max == 2.0
     assert stat(frame, found["Module.act.ReLU.backward.0"].sections["output"][0]).max == 1.0
+
+
+def test_hooks_of_the_user_beside_ours() -> None:
+    """A hook that the user puts on a node before or after ours works, can be removed, and torch has its own registration back."""
+    before = dict(vars(torch.autograd.Function))
+    seen: list[str] = []
+
+    def work() -> None:
+        x = torch.ones(3, requires_grad=True)
+        y = x * 2
+        first = y.grad_fn.register_hook(lambda *_: seen.append("first"))  # type: ignore[union-attr]
+        gone = y.grad_fn.register_hook(lambda *_: seen.append("gone"))  # type: ignore[union-attr]
+        z = y.exp()
+        z.grad_fn.register_hook(lambda *_: seen.append("second"))  # type: ignore[union-attr]
+        gone.remove()
+        z.sum().backward()
+        first.remove()
+
+    frame = capture(None, work, "L1")[0]
+    assert seen == ["second", "first"]
+    assert "Tensor.exp.0.backward" in entries(frame)
+    assert dict(vars(torch.autograd.Function)) == before
