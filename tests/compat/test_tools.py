@@ -19,6 +19,8 @@ from rules import Context, explain
 pytestmark = [pytest.mark.framework, pytest.mark.timeout(600)]
 COMPARED = [("statistics", "statistics"), ("statistics", "md5"), ("tensor", "statistics")]
 GOOD = ("", "pass", "Pass", "Yes")
+ROUNDING = 1e-3
+"""Percent: 1e-5, of means near zero."""
 
 
 def both(version: str, cell: Cell) -> tuple[Path, Path]:
@@ -48,9 +50,9 @@ def test_compare_matches_our_dump_with_theirs(tmp_path: Path, version: str, task
     assert venv is not None
     rows = existing_tool.compare(version, venv, theirs / "dump.json", ours / "dump.json", tmp_path / "theirs")
     data = load(theirs).data
-    bad = {owner(row["NPU Name"], data) for row in rows if row["Bench Name"] in ("N/A", "") or _verdict(row) not in GOOD}
+    bad = {owner(row["NPU Name"], data) for row in rows if not _good(row)}
     assert bad - with_reason(version, cell, ours, theirs) == set()
-    good = sum(row["Bench Name"] not in ("N/A", "") and _verdict(row) in GOOD for row in rows)
+    good = sum(_good(row) for row in rows)
     print(version, cell, f"{good} of {len(rows)} rows matched and good")
     assert good > 0.5 * len(rows)
     if mode == "statistics":
@@ -58,8 +60,17 @@ def test_compare_matches_our_dump_with_theirs(tmp_path: Path, version: str, task
         assert len(back) >= good
 
 
-def _verdict(row: dict[str, str]) -> str:
-    return row.get("Result", row.get("Accuracy Reached or Not", ""))
+def _good(row: dict[str, str]) -> bool:
+    """Matched, and the same by its verdict. It warns when an output differs ten times as much as its input, however little that is:
+    sums in double and sums in float32 differ by 1e-8 where those of the input happen to agree. And two nulls have no verdict."""
+    if row["Bench Name"] in ("N/A", ""):
+        return False
+    if row["NPU Dtype"] == row["Bench Dtype"] == "None":
+        return True
+    verdict = row.get("Result", row.get("Accuracy Reached or Not", ""))
+    if verdict == "warning" and "10 times that of input" in row["Err_message"]:
+        return all(float(row[f"{kind}RelativeErr"].rstrip("%")) < ROUNDING for kind in ("Max", "Min", "Mean", "Norm"))
+    return verdict in GOOD
 
 
 @pytest.mark.parametrize("level", ["L0", "mix"])
@@ -83,7 +94,9 @@ def test_graph_of_our_dump(tmp_path: Path, version: str, level: str) -> None:
     assert set(extra) <= reasons
     print(version, cell, f"nodes: {len(mine)} ours, {len(other)} theirs, {len(common)} in both, {len(extra)} only ours")
     matched = graphs.build(version, venv, tmp_path / "both", theirs, ours)["NPU"]
-    assert {n for n, node in matched.items() if not node.matched and node.kind != "collection"} - reasons <= {"DefaultModel"}
+    # it numbers groups of calls between modules and matches their members by that number; calls of its own (8.1.1) make more groups
+    shifted = {n for n in matched if version == "8.1.1" and matched.get(matched[n].parent, matched[n]).kind == "collection"}
+    assert {n for n, node in matched.items() if not node.matched and node.kind != "collection"} - reasons - shifted <= {"DefaultModel"}
 
 
 @pytest.mark.parametrize("level", ["L0", "mix"])
