@@ -27,11 +27,23 @@ from msprobe_engine.dump.record import KINDS, Record, Tensor, kind_of
 from msprobe_engine.dump.shapes import with_shapes
 from msprobe_engine.dump.tensor_reader import not_saved
 from msprobe_engine.errors import UsageError
+from msprobe_engine.settings.tree import nearest
 
-__all__ = ["KINDS", "Dump", "Record", "Snapshot", "Tensor", "read"]
+__all__ = ["KINDS", "Dump", "NoSuchRecord", "Record", "Snapshot", "Tensor", "read"]
 
 T = TypeVar("T")
 _KEPT = 4  # snapshots that stay in memory
+
+
+class NoSuchRecord(UsageError, KeyError):
+    """A snapshot has no record of a name; a `KeyError` too, as of every mapping."""
+
+    __str__ = Exception.__str__  # KeyError shows the repr of its text
+
+    def __init__(self, name: Any, snapshot: Snapshot) -> None:
+        near = nearest(name, snapshot)
+        hint = f"the nearest is '{near}'" if near else 'find("*part*") looks for a part of a name'
+        super().__init__(f"{snapshot.source.directory}: no record '{str(name)[:200]}' among {len(snapshot)}; {hint}")
 
 
 def read(path: Path | str) -> Dump:
@@ -184,9 +196,12 @@ class Snapshot(Mapping[str, "Record"]):
         """The record of this very name.
 
         Raises:
-            KeyError: there is none.
+            NoSuchRecord: there is none (a KeyError too, so ``in`` and ``get`` of other code work).
         """
-        return Record(self, self.source.entries[name])
+        try:
+            return Record(self, self.source.entries[name])
+        except KeyError:
+            raise NoSuchRecord(name, self) from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.source.entries)

@@ -111,6 +111,8 @@ class DumpSink:
         self._prepared: dict[int, _Prepared] = {}
         self._packed: tuple[Layout, str, framelog.PackedLayout] | None = None
         self._said_replaced = False
+        self._looked_for_others = rank is not None
+        self._made = time.time()
 
     def directory(self, step: int) -> Path:
         """Where the files of a step are (created by `begin_step`)."""
@@ -140,12 +142,27 @@ class DumpSink:
             layout.write_plain(marker, [line])
         except OSError as error:
             raise DumpWriteError(error, marker) from error
+        if not self._looked_for_others:
+            self._looked_for_others = True
+            self._warn_of_others(path)
         with self._lock:
             self._begun[step] = path
             self._prepared.pop(step, None)
         if self._tensors is not None:
             self._tensors.begin_step(step, path)
         return Path(path)
+
+    def _warn_of_others(self, path: str) -> None:
+        """Without ranks a directory is named by its process, so a second run does not replace the first one but stands beside it."""
+        step, own = os.path.split(path)
+        with contextlib.suppress(OSError), os.scandir(step) as found:
+            old = sorted(e.name for e in found if e.name.startswith("proc") and e.name != own and e.stat().st_mtime < self._made)
+            if old:
+                more = f" and {len(old) - 1} more" if len(old) > 1 else ""
+                _log.warning(
+                    "%s holds %s%s of an earlier run without ranks; it stays beside %s as if it were another rank: remove it, or "
+                    "give this run a dump_path of its own", step, old[0], more, own
+                )  # fmt: skip
 
     def _marker_line(self, step: int) -> bytes:
         start = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -36,6 +36,9 @@ def _dump(dump: DumpSettings, section: str, report: Report) -> DumpSettings:
         for i, element in enumerate(elements):
             if flaw := expressions.problem(element):
                 report.error(join(section, f"{key}[{i}]"), f"{show(element)} {flaw}")
+    for i, cut in enumerate(dump.slice):
+        if cut.end is not None and (cut.begin < 0) == (cut.end < 0) and cut.begin >= cut.end:
+            report.error(join(section, f"slice[{i}].end"), f"{cut.end} is not behind begin {cut.begin}: nothing would be left")
     if "all" in dump.data_mode and len(dump.data_mode) > 1:
         report.error(
             join(section, "data_mode"), f"{show(list(dump.data_mode))}: 'all' stands alone; leave it out to choose, or write ['all']"

@@ -89,4 +89,11 @@ def _one_line(error: Exception) -> str:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
         return f"{error.problem or error.context} (line {mark.line + 1}, column {mark.column + 1})"
+    if isinstance(error, json.JSONDecodeError):
+        where, before = f"(line {error.lineno}, column {error.colno})", error.doc[: error.pos].rstrip()
+        if not error.doc.strip():
+            return "the file is empty"
+        if before.endswith(",") and error.doc[error.pos :].lstrip()[:1] in ("}", "]"):
+            return f"a comma stands before the closing {error.doc[error.pos :].lstrip()[0]} {where}; take it away"
+        return f"{error.msg} {where}"
     return " ".join(str(error).split()) or type(error).__name__

@@ -46,12 +46,15 @@ class SavedVariables:
         self._complete = complete
         self._broken = broken
         self._counts: dict[str, int] = {}
+        self._names: set[str] = set()
         self._hooks: list[Any] = []
         self._waiting: list[Entry] = []
 
     def save(self, variable: Any, name: str, backward: bool) -> None:
         """Record a variable that `problem` has nothing against."""
         number = self._counts.get(name, 0)
+        while self._taken(name, number, backward):  # x_grad is the gradient of x, or a variable of that name
+            number += 1
         self._counts[name] = number + 1
         with torch._C.DisableTorchFunction():
             entry = Entry(str(DebugName(name, number)), {_VALUE: convert(variable, self._reduce)})
@@ -70,6 +73,15 @@ class SavedVariables:
             self._complete(entry)
         self._hooks, self._waiting = [], []
         self._counts.clear()
+        self._names.clear()
+
+    def _taken(self, name: str, number: int, backward: bool) -> bool:
+        """Has a record of this step the name of this variable, or of its gradient? From now on they have."""
+        wanted = {str(DebugName(name, number))} | ({str(DebugName(name, number, is_grad=True))} if backward else set())
+        if wanted & self._names:
+            return True
+        self._names |= wanted
+        return False
 
     def _await_gradients(self, variable: Any) -> dict[str, Any]:
         tensors: list[torch.Tensor] = []

@@ -187,8 +187,10 @@ def test_a_wrong_place_names_the_right_ones(snapshot: Snapshot) -> None:
         snapshot[MLP].tensor("output.1")
     with pytest.raises(UsageError, match="task of this dump is 'statistics'; save it with task tensor"):
         snapshot[MLP].tensor("output.0").load()
-    with pytest.raises(KeyError):
-        snapshot["Module.x.X.forward.0"]
+    with pytest.raises(KeyError, match=r"no record 'Module.mlp.MLP.forward.9' among \d+; the nearest is 'Module"):
+        snapshot["Module.mlp.MLP.forward.9"]
+    with pytest.raises(UsageError, match=r"no record 'zzz' among \d+; find"):
+        snapshot["zzz"]
 
 
 def test_recomputation_without_the_key() -> None:

@@ -349,6 +349,23 @@ def test_without_a_rank(tmp_path: Path) -> None:
     assert len(open_dump(tmp_path).load(5).entries) == 5
 
 
+def test_an_earlier_run_without_a_rank(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Another process's directory in the step is not replaced, so it is named once; one of a process beside this one is not."""
+    old = tmp_path / "step0/proc1"
+    old.mkdir(parents=True)
+    os.utime(old, (1, 1))
+    with caplog.at_level(logging.WARNING):
+        made = DumpSink(tmp_path, level="L0")
+        (tmp_path / "step0/proc2").mkdir()
+        os.utime(tmp_path / "step0/proc2", (4e9, 4e9))
+        made.write(small_frame(0))
+        made.write(small_frame(1))
+    said = [r.getMessage() for r in caplog.records]
+    assert len(said) == 1
+    assert f"step0 holds proc1 of an earlier run without ranks; it stays beside proc{os.getpid()}" in said[0]
+    assert old.exists()
+
+
 def test_an_odd_value_does_not_cost_the_step(tmp_path: Path) -> None:
     """A value that json cannot write, a structure too deep and a record seen twice leave the rest of the step whole."""
     deep: Any = tensor(0)

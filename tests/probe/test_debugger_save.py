@@ -80,6 +80,21 @@ def test_format(tmp_path: Path) -> None:
     assert data["five_grad.0.debug"] is data["flag_grad.0.debug"] is data["unused_grad.0.debug"] is None
 
 
+def test_a_variable_named_as_a_gradient(tmp_path: Path) -> None:
+    """A variable "h_grad" beside a variable "h": every record keeps its own name and value."""
+    debugger = PrecisionDebugger(config(tmp_path, "debug"))
+    h = x().requires_grad_()
+    debugger.save(h, "h")
+    debugger.save(5, "h_grad")
+    debugger.save(h, "h")
+    (h * 3).sum().backward()
+    debugger.step()
+    data = document(tmp_path)["data"]
+    assert list(data) == ["h.0.debug", "h_grad.0.debug", "h_grad.1.debug", "h_grad_grad.1.debug", "h.2.debug", "h_grad.2.debug"]
+    assert data["h_grad.1.debug"]["value"] == 5
+    assert data["h_grad.0.debug"]["Max"] == data["h_grad.2.debug"]["Max"] == 3
+
+
 def test_gradients_that_come_late_twice_or_not(tmp_path: Path) -> None:
     """The last of several backward passes counts, leaves and parameters have gradients too, tensors without one have null, and
     what comes after the step is not taken."""

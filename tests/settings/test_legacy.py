@@ -114,6 +114,10 @@ def test_nested_options_are_read_and_null_is_absent() -> None:
     ("tree", "says"),
     [
         ({"task": "statistics", "statistics": {"slice": [{"dim": -1}]}}, "settings: statistics.slice[0].dim: -1 (integer)"),
+        (
+            {"task": "statistics", "statistics": {"slice": [{"begin": 3, "end": 3}]}},
+            "settings: slice[0].end: 3 is not behind begin 3",
+        ),
         ({"task": "statistics", "statistics": {"slice": [{"dmi": 0}]}}, "settings: statistics.slice[0].dmi: unknown key"),
         ({"risk_level": "core"}, "did you mean 'CORE'?"),
         ({"task": "statistics", "lst": []}, "settings: lst: unknown key"),
