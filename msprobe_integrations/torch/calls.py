@@ -8,7 +8,7 @@ from typing import Any
 
 from msprobe_integrations.torch.filters import ALWAYS, Base, current_graph_task
 
-__all__ = ["Call", "CallStack", "Numbering", "current_graph_task"]
+__all__ = ["PASS", "Call", "CallStack", "Numbering", "again", "current_graph_task", "rename"]
 
 
 class Call:
@@ -16,6 +16,7 @@ class Call:
 
     Attributes:
         owner: whose call it is: a `ModuleInfo`, or the capture that saw it.
+        backward_name: of its backward record, of the last one when several backward passes go through it.
         base: what the filter knows of all calls like this one, see `filters.Base`.
         inside: `filters` directions that are kept because an enclosing call was asked for.
         wanted: its forward record is kept (if the range allows).
@@ -23,6 +24,7 @@ class Call:
         watch: its backward record is kept.
         node: something inside it is kept, so that it is a node of construct.json.
         is_module: it is a call of a module.
+        passes: which backward pass `backward_name` is of, 0 for the first.
         running: its backward pass has begun inside the range that is kept.
         reported: its backward record is out.
     """
@@ -43,6 +45,7 @@ class Call:
         "owner",
         "parent",
         "parent_name",
+        "passes",
         "recompute",
         "reported",
         "running",
@@ -72,6 +75,7 @@ class Call:
         self.stack = -1
         self.recompute = False
         self.micro_step = -1
+        self.passes = 0
 
 
 class CallStack(threading.local):
@@ -91,12 +95,33 @@ class CallStack(threading.local):
         return None
 
 
+PASS = 1_000_000
+"""Added to the number of a call for each further backward pass through it."""
+
+
+def again(name: str, passes: int) -> str:
+    """Name of the backward record of one more pass through a call that has had `passes` of them. Numbers of later calls are not known
+    yet, and those of two runs must agree: so the number of the call plus a million for each pass, ``Functional.linear.1000002.backward``
+    for the second pass through call 2. `name`: of any of its backward records."""
+    parts = name.split(".")
+    place = -1 if parts[-1].isdigit() else -2  # modules have the number last, APIs before the direction
+    parts[place] = str(int(parts[place]) % PASS + passes * PASS)
+    return ".".join(parts)
+
+
+def rename(call: Call | None, passes: int) -> None:
+    """A further backward pass has come to `call`, so to the calls around it: records of this pass belong to each other."""
+    while call is not None and call.passes < passes:
+        call.passes, call.reported = passes, False
+        call.backward_name = again(call.backward_name, passes)
+        call = call.parent
+
+
 class Numbering:
     """Call numbers within a step, from 0 per base name."""
 
     def __init__(self) -> None:
         self._next: dict[str, int] = {}
-        self._backward: dict[str, int] = {}
         self._lock = threading.Lock()  # a model may be called by several threads at once; two calls of one number would be one record
 
     def take(self, base: str) -> int:
@@ -110,14 +135,6 @@ class Numbering:
         """Number of the last call of `base`, -1 when there was none."""
         return self._next.get(base, 0) - 1
 
-    def again(self, base: str) -> int:
-        """Number for one more backward pass through an old call of `base`: after all numbers taken so far."""
-        with self._lock:
-            n = max(self._next.get(base, 0), self._backward.get(base, 0))
-            self._backward[base] = n + 1
-            return n
-
     def reset(self) -> None:
         """A new step begins."""
         self._next.clear()
-        self._backward.clear()

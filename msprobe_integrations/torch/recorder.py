@@ -14,7 +14,7 @@ import torch
 from msprobe_engine.pipeline import Pipeline
 from msprobe_engine.records import Entry, TensorRef
 from msprobe_integrations.torch.backward import Edge, GradientWatch, sequence_number
-from msprobe_integrations.torch.calls import Call, CallStack, Numbering, current_graph_task
+from msprobe_integrations.torch.calls import Call, CallStack, Numbering, again, current_graph_task
 from msprobe_integrations.torch.filters import BACKWARD, FORWARD, RecordFilter
 from msprobe_integrations.torch.keep import Keeper
 from msprobe_integrations.torch.raw import RawMemory
@@ -336,8 +336,10 @@ class Recorder:
         if not watch.passes:
             self._open -= 1
         else:
-            tags = {"pass": watch.passes + 1, "of": name}
-            name = self._numbered_again(name)
+            self.tree.further_pass(call, watch.passes)
+            tags = {"pass": watch.passes + 1, "of": again(name, 0)}
+        if call.passes:
+            name = again(name, watch.passes)
         sections: dict[str, Any] = {}
         if self.inputs and (self.range is None or call.running):
             sections["input"] = outputs
@@ -349,13 +351,6 @@ class Recorder:
 
     def _reduce_in_range(self, call: Call, reduce: Callable[[torch.Tensor], TensorRef | None], gradient: torch.Tensor) -> TensorRef | None:
         return reduce(gradient) if self.range is not None and self.range.holds(call) else None
-
-    def _numbered_again(self, name: str) -> str:
-        parts = name.split(".")
-        place = -1 if parts[-1].isdigit() else -2  # modules have the number last, APIs before the direction
-        base = ".".join(parts[:-2])
-        parts[place] = str(self.numbers.again(base))
-        return ".".join(parts)
 
     def _broken(self, error: Exception) -> None:
         self.pipeline.faults.fail("gradient capture", error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msprobe_engine.pipeline import Pipeline
 from msprobe_engine.records import NODE_ONLY, Entry
 from msprobe_integrations.torch.backward import GradientWatch
-from msprobe_integrations.torch.calls import Call
+from msprobe_integrations.torch.calls import Call, rename
 
 _NEAR = 24
 """So many records from the end a record is looked for."""
@@ -20,9 +20,10 @@ class CallTree:
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
-        self._running: dict[str, Call] = {}
+        self._running: dict[Call, None] = {}
         self._late: list[tuple[str, list[str]]] = []
         self._nodes: set[str] = set()
+        self._further: dict[str, Entry] = {}
 
     def kept(self, call: Call) -> None:
         """The forward record of a call is kept: the enclosing call is a node."""
@@ -37,29 +38,31 @@ class CallTree:
     def parent_in_backward(self, call: Call) -> str | None:
         """The backward record during which a call without enclosing call runs: recomputation, backward code of the user."""
         path = f"{call.owner.path}." if call.is_module else None
-        for name, running in reversed(self._running.items()):
+        for running in reversed(self._running):
             if path is None or path.startswith(f"{running.owner.path}."):
-                return name
+                return running.backward_name
         return None
 
     def running(self) -> str | None:
         """Record name of the module's backward pass that began last and has not ended, None when there is none."""
-        return next(reversed(self._running), None)
+        return next((call.backward_name for call in reversed(self._running)), None)
 
     def backward_begins(self, watch: GradientWatch) -> None:
         """A backward pass through a call begins. Calls with a common result begin together, the inner one first."""
         call: Call = watch.tag
         if not call.is_module:
             return
+        if watch.passes:
+            rename(call, watch.passes)
         running = self._running
-        if not running or next(reversed(running.values())).since < call.since:  # what encloses a call has started before it
-            running[call.backward_name] = call
+        if not running or next(reversed(running)).since < call.since:  # what encloses a call has started before it
+            running[call] = None
             return
         inner = []
-        while running and _encloses(call, next(reversed(running.values()))):
-            inner.append(running.popitem()[1])
-        running[call.backward_name] = call
-        running.update({one.backward_name: one for one in reversed(inner)})
+        while running and _encloses(call, next(reversed(running))):
+            inner.append(running.popitem()[0])
+        running[call] = None
+        running.update(dict.fromkeys(reversed(inner)))
 
     def backward_ends(self, call: Call, name: str = "", filtered: bool = False, last: bool = True) -> None:
         """It has ended.
@@ -71,7 +74,7 @@ class CallTree:
                 where the existing tool has it.
         """
         if call.is_module:
-            self._running.pop(call.backward_name, None)
+            self._running.pop(call, None)
         if not name:
             return
         call.reported = last
@@ -86,6 +89,16 @@ class CallTree:
                 above = parent.parent.backward_name if parent.parent is not None else parent.parent_name
                 self._pipeline.entries.append(Entry(parent.backward_name, {}, above, -1, parent.micro_step, NODE_ONLY))
             parent = parent.parent
+
+    def further_pass(self, call: Call, passes: int) -> None:
+        """A further backward pass has come through `call`. The calls around it are its nodes, also where nothing comes through them: the
+        gradient of a gradient reaches weights and not the module's inputs."""
+        rename(call, passes)
+        around = call.parent
+        while around is not None:
+            above = around.parent.backward_name if around.parent is not None else around.parent_name
+            self._further[around.backward_name] = Entry(around.backward_name, {}, above, -1, around.micro_step, NODE_ONLY)
+            around = around.parent
 
     def follows(self, name: str, parent: Call | None) -> None:
         """The record `name`, which has just been appended, belongs before the backward record of `parent` and of those around it."""
@@ -129,6 +142,10 @@ class CallTree:
         """Put records that came before records of what they enclose behind these. Gradients of weights arrive after those of inputs,
         so the backward record of a linear layer would stand before that of the multiplication inside it."""
         late, self._late = self._late, []
+        further, self._further = self._further, {}
+        if further:
+            recorded = {entry[0] for entry in self._pipeline.entries}
+            self._pipeline.entries.extend(entry for name, entry in further.items() if name not in recorded)
         self._running.clear()
         self._nodes.clear()
         if not late:

@@ -11,6 +11,8 @@ from capturing import capture, entries, stat
 from torch import nn
 from torch.nn import functional as F
 
+from msprobe_engine.records import NODE_ONLY
+
 
 class Parallel(nn.Module):
     """Attention and MLP beside each other on one input: three and more contributions to one gradient."""
@@ -150,18 +152,38 @@ def test_accumulated_parameter_gradients_are_numbered() -> None:
     assert (stat(frame, first).max, stat(frame, second).max) == (3.0, 6.0)
 
 
-def test_second_backward_over_one_graph_is_a_record_of_its_own() -> None:
-    """retain_graph: every pass is recorded, under a name that no call has."""
+def test_further_passes_over_one_graph_are_records_of_their_own() -> None:
+    """retain_graph: every pass has its records, a million on for each; calls that come later keep their numbers, names are unique, and
+    records of a pass belong to the module's record of that pass."""
     model = nn.Sequential(nn.Linear(4, 4))
     x = torch.ones(2, 4, requires_grad=True)
 
     def work() -> None:
-        loss = model(x).sum()
-        loss.backward(retain_graph=True)
-        loss.backward()
+        y = model(x)
+        for _ in range(3):
+            y.sum().backward(retain_graph=True)
+        model(x).sum().backward()
 
-    names = [e.name for e in capture(model, work, "L0")[0].entries]
-    assert [n for n in names if ".backward." in n] == ["Module.0.Linear.backward.0", "Module.0.Linear.backward.1"]
+    found = entries(capture(model, work, "mix")[0])
+    modules = [n for n in found if n.startswith("Module.0.Linear.backward.")]
+    assert modules == [f"Module.0.Linear.backward.{n}" for n in (0, 1_000_000, 2_000_000, 1)]
+    for number in (0, 1_000_000, 2_000_000, 1):
+        assert found[f"Functional.linear.{number}.backward"].parent == f"Module.0.Linear.backward.{number}"
+    assert found["Module.0.Linear.backward.2000000"].tags == {"pass": 3, "of": "Module.0.Linear.backward.0"}
+    assert {n for n in found if n.endswith("forward") and "linear" in n} == {"Functional.linear.0.forward", "Functional.linear.1.forward"}
+
+
+def test_the_gradient_of_a_gradient() -> None:
+    """The second pass of create_graph comes through the weights and through no input of a module: the module is a node all the same."""
+    model = nn.Sequential(nn.Linear(4, 4))
+    x = torch.ones(2, 4, requires_grad=True)
+
+    def work() -> None:
+        torch.autograd.grad(model(x).sum(), x, create_graph=True)[0].sum().backward()
+
+    found = entries(capture(model, work, "mix")[0])
+    assert found["Functional.linear.1000000.backward"].parent == "Module.0.Linear.backward.1000000"
+    assert found["Module.0.Linear.backward.1000000"].tags == NODE_ONLY
 
 
 def test_linear_backward_names_input_weight_and_bias() -> None:
