@@ -14,6 +14,7 @@ from msprobe_engine.dump.summary import size
 from msprobe_engine.errors import UsageError
 from msprobe_engine.settings.load import read_settings
 from msprobe_engine.settings.schema import DumpSettings
+from msprobe_engine.settings.selection import selection
 from msprobe_engine.settings.tree import to_tree
 
 READ_SPEED, CHECKSUM_SPEED, SECONDS_PER_TENSOR = 30e9, 19e9, 1.6e-6
@@ -232,6 +233,10 @@ def _notes(found: Source, made: Estimate, counted: bool) -> Iterator[str]:
         yield "the dump was written by the existing tool, which records fewer functions at levels L1 and mix: expect more"
     if not all(one.dump.complete for one in found.ranks):
         yield f"step {found.step} was cut off, a whole one takes more"
+    left_out = first.dump.header.get("selection")
+    if isinstance(left_out, dict) and left_out and left_out != selection(made.dump):
+        words = ", ".join(f"{key} {value}" for key, value in left_out.items())
+        yield f"the dump holds only what its own settings asked for ({words[:200]}): what they left out is missing here too"
     if len(made.per_rank) < made.ranks:
         yield f"ranks that were not read are taken to be like the mean of rank {', '.join(map(str, made.per_rank))}"
     told = {one.told_by for one in found.ranks}

@@ -9,9 +9,10 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -64,6 +65,8 @@ class DumpSink:
             ``digest``: the digest is written whenever a row has one, in every mode. A mode that is not ``statistics`` is named in
             the header.
         construct_micro_steps: construct.json as 26.2.0 writes it for Megatron, ``{node: [parent, micro step]}``. 8.1.1 cannot read that.
+        selection: settings that leave records out (``{"list": ["layer.3"]}``); named in the header, so that nobody takes the dump for
+            all that there was.
         tensors: where tensors of the step are saved; dump.json is written after their files. None: none are saved.
 
     Raises:
@@ -84,6 +87,7 @@ class DumpSink:
         data_mode: Sequence[str] = ("all",),
         summary_mode: str = "statistics",
         construct_micro_steps: bool = False,
+        selection: Mapping[str, Any] = MappingProxyType({}),
         tensors: TensorStore | None = None,
     ) -> None:
         for value, allowed, what in ((level, ("L0", "L1", "mix", "debug"), "level"), (task, ("statistics", "tensor", "structure"), "task")):
@@ -99,6 +103,7 @@ class DumpSink:
         self.task = task
         self.framework = framework
         self._summary_mode = summary_mode
+        self._selection = dict(selection)
         self._extra_info = extra_info
         self._rank_directory = layout.rank_directory(rank)
         self._rank = rank
@@ -244,6 +249,8 @@ class DumpSink:
         header["nonfinite_counts"] = True  # a tensor without nan_count or inf_count has none
         if self._summary_mode != "statistics":
             header["summary_mode"] = self._summary_mode
+        if self._selection:
+            header["selection"] = self._selection
         if not frame.complete:
             header["complete"] = False
         lost = dict(frame.lost)

@@ -16,6 +16,7 @@ from msprobe_engine.pipeline import Pipeline
 from msprobe_engine.records import Frame
 from msprobe_engine.rules.base import Alert
 from msprobe_engine.settings.schema import DumpSettings
+from msprobe_engine.settings.selection import selection
 from msprobe_engine.sinks.base import Sink
 from msprobe_engine.sinks.reported import ReportedSink
 from msprobe_engine.writer import Writer
@@ -78,6 +79,7 @@ class DumpFiles:
             rank=rank,
             data_mode=self.dump.data_mode,
             summary_mode=self.dump.summary_mode,
+            selection=selection(self.dump),
             tensors=self.tensors,
         )
         self._rank = rank

@@ -15,6 +15,7 @@ from msprobe_engine.records import Frame
 from msprobe_engine.rules.base import Alert
 from msprobe_engine.session import Session
 from msprobe_engine.settings.schema import DumpSettings
+from msprobe_engine.settings.selection import selection
 from msprobe_engine.sinks.select import SelectSink
 from msprobe_engine.window import Window
 from msprobe_integrations.torch.backend import CHECKSUMS
@@ -188,6 +189,7 @@ class Plans:
         options: dict[str, Any] = {}
         if dump is not None:
             options = {name: getattr(dump, name) for name in ("task", "extra_info", "data_mode", "summary_mode")}
+            options["selection"] = selection(dump)
             options["tensors"] = self._keeper.store if self._keeper is not None else None
         sink = DumpSink(root, level=level, framework=self._session.backend.framework, rank=rank, **options)
         self._sinks.append((sink, wanted))

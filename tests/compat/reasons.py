@@ -50,7 +50,7 @@ def api_base(name: str) -> str:
 
 
 def header(d: Difference, _: Context) -> bool:
-    return d.kind == "header" and d.place in ("nonfinite_counts", "micro_steps", "summary_mode", "lost") and d.theirs is None
+    return d.kind == "header" and d.place in ("nonfinite_counts", "micro_steps", "summary_mode", "selection", "lost") and d.theirs is None
 
 
 def counts(d: Difference, _: Context) -> bool:

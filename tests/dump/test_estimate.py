@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -358,3 +359,16 @@ def test_any_json(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
     except ProbeError:
         return
     assert made.total_bytes.high >= 0
+
+
+def test_a_dump_that_was_narrowed(source: Path, tmp_path: Path) -> None:
+    """A dump says in its header what its settings left out; an estimate for other settings says so, one for the same does not."""
+    again = tmp_path / "again"
+    shutil.copytree(source, again)
+    (path,) = again.glob("step*/*/dump.json")
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({"selection": {"list": ["linear"]}} | content))
+    notes = "\n".join(dump.estimate(again, level="mix").notes)
+    assert "the dump holds only what its own settings asked for (list ['linear']): what they left out is missing here too" in notes
+    notes = "\n".join(dump.estimate(again, level="mix", list=["linear"]).notes)
+    assert "asked for" not in notes

@@ -1,0 +1,24 @@
+"""Which settings leave records, or parts of them, out of a dump."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from msprobe_engine.settings.schema import DumpSettings
+
+
+def selection(dump: DumpSettings) -> dict[str, Any]:
+    """The keys of `dump` that leave something out, with their values as plain data; empty when everything is recorded."""
+    found: dict[str, Any] = {}
+    if dump.scope or dump.list:
+        found |= {key: list(value) for key, value in (("scope", dump.scope), ("list", dump.list)) if value}
+    elif dump.risk_level != "ALL" and dump.level in ("L1", "mix"):
+        found["risk_level"] = dump.risk_level
+    if "all" not in dump.data_mode:
+        found["data_mode"] = list(dump.data_mode)
+    if dump.slice:
+        found["slice"] = [asdict(cut) for cut in dump.slice]
+    if dump.request_id is not None:
+        found["request_id"] = dump.request_id
+    return found
