@@ -45,6 +45,7 @@ class Tally:
 
     Attributes:
         steps: steps whose files are there.
+        cut_off: those of them that did not come to their end.
         records: records in them.
         files, bytes: JSON files.
         lost: what was seen and could not be kept, reason to count.
@@ -53,6 +54,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.steps = Steps()
+        self.cut_off = Steps()
         self.records = 0
         self.files = 0
         self.bytes = 0
@@ -60,11 +62,13 @@ class Tally:
         self.skipped: dict[str, int] = {}
         self._lock = threading.Lock()
 
-    def wrote(self, step: int, records: int, sizes: Iterable[int]) -> None:
+    def wrote(self, step: int, records: int, sizes: Iterable[int], complete: bool = True) -> None:
         """Files of a step were written."""
         sizes = list(sizes)
         with self._lock:
             self.steps.add(step)
+            if not complete:
+                self.cut_off.add(step)
             self.records += records
             self.files += len(sizes)
             self.bytes += sum(sizes)
@@ -93,6 +97,8 @@ class Tally:
         if tensors[0]:
             files += f", {_many(tensors[0], 'saved tensor')}, {size(tensors[1])}"
         text = f"{steps}, {_many(self.records, 'record')}, {files} in {root}"
+        if self.cut_off.count:
+            text += f"; cut off: {_many(self.cut_off.count, 'step')} ({self.cut_off})"
         for word, counts in (("lost", {**self.lost, **lost}), ("left out", self.skipped)):
             if counts:
                 text += f"; {word}: " + ", ".join(f"{reason} {count:,}" for reason, count in sorted(counts.items()))

@@ -55,6 +55,9 @@ class ApiCapture(TorchFunctionMode):
         origins: finds calls of optimizers and of gradient clipping; None when nobody asks for parents (level L1).
     """
 
+    _caller = 1
+    """Frames between `__torch_function__` and who calls it; a class that overrides it has one more."""
+
     def __init__(self, recorder: Recorder, is_on: Callable[[], bool], origins: Origins | None = None) -> None:
         super().__init__()
         self._origins = origins
@@ -136,7 +139,7 @@ class ApiCapture(TorchFunctionMode):
                 return alias
             return func(*args, **kwargs) if kwargs else func(*args)
         prefix, api = named
-        caller = sys._getframe(1)
+        caller = sys._getframe(self._caller)
         if kinds.get(caller.f_code) != PLAIN and called_internally(caller):
             return self._unrecorded(api, func, args, kwargs)
         if prefix == "Tensor":

@@ -66,6 +66,7 @@ class GradientWatch:
 
     Attributes:
         passes: how many backward passes were reported so far.
+        shared: places of inputs that are one tensor and whose contributions cannot be told apart: the first has their sum.
         active: False: gradients that still come are ignored.
         unfinished: gradients of a pass have come and are not reported yet.
     """
@@ -87,6 +88,7 @@ class GradientWatch:
         "active",
         "failed",
         "passes",
+        "shared",
         "tag",
         "unfinished",
     )
@@ -107,6 +109,7 @@ class GradientWatch:
         self.unfinished = False
         self.failed = failed
         self.passes = 0
+        self.shared: tuple[list[int], ...] = ()
         self.active = True
         self._reduce = reduce
         self._reduce_arriving = reduce_arriving or reduce
@@ -153,7 +156,7 @@ class GradientWatch:
         if targets or leaves:
             self._walk(roots, own, targets, leaves, since, actions)
         if same:
-            _share_out(same, actions)
+            self.shared = _share_out(same, actions)
         slots: list[int] = []
         for node, todo in actions.items():
             for action in todo:
@@ -318,11 +321,15 @@ def _add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return a + b
 
 
-def _share_out(same: dict[int, list[int]], actions: dict[Node, list[tuple[bool, int, int]]]) -> None:
-    """A tensor that stands at several places of the arguments has a contribution for each place, when one node made them all."""
+def _share_out(same: dict[int, list[int]], actions: dict[Node, list[tuple[bool, int, int]]]) -> tuple[list[int], ...]:
+    """A tensor that stands at several places of the arguments has a contribution for each place, when one node made them all. Returns the
+    places whose contributions cannot be told apart: the first one has their sum."""
+    left: list[list[int]] = []
     for first, slots in same.items():
         nodes = [node for node, todo in actions.items() for is_output, _, slot in todo if not is_output and slot == first]
         if len(nodes) != len(slots) or any(node is not nodes[0] for node in nodes):
+            left.append(slots)
             continue
         places = iter(slots)
         actions[nodes[0]] = [(o, i, next(places) if not o and slot == first else slot) for o, i, slot in actions[nodes[0]]]
+    return tuple(left)

@@ -49,7 +49,7 @@ def _form_at(code: CodeType, offset: int) -> Form | None:
         for earlier in before[-2:]:
             if earlier.opname == "KW_NAMES":  # 3.11 and 3.12
                 names = code.co_consts[earlier.arg or 0]
-    elif instruction.opname != "CALL_FUNCTION":
+    elif instruction.opname not in ("CALL_FUNCTION", "CALL_METHOD"):  # 3.10
         return None
     if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
         return None

@@ -60,8 +60,12 @@ def why_nothing(story: Story, dump: DumpSettings, rank: int | None) -> str:
     filters = [f"{key} {show(list(getattr(dump, key)))}" for key in ("scope", "list") if getattr(dump, key)]
     if filters:
         return f"no call between start() and stop() has a name that {' and '.join(filters)} wants; dump once without it to see the names"
-    model = "the model given to start() was not called" if dump.level == "L0" else "no torch function was called on this thread"
-    return f"{model} between start() and stop()"
+    if dump.level == "L0":
+        return (
+            "no module inside the model given to start() was called between start() and stop() (the model itself is no record, only "
+            "what it holds: give start() a module around it)"
+        )
+    return "no torch function was called on this thread between start() and stop()"
 
 
 def differences(before: DumpSettings, after: DumpSettings) -> list[str]:

@@ -133,7 +133,7 @@ class DumpFiles:
         (_log.info if first else _log.debug)(text, *values)
 
     def _wrote(self, frame: Frame, main: str, sizes: list[int]) -> None:
-        self.tally.wrote(frame.step, len(frame.entries), sizes)
+        self.tally.wrote(frame.step, len(frame.entries), sizes, frame.complete)
         self.say("%s is at %s", Path(main).name, main)
 
     def _log_frame(self, frame: Frame, _alerts: Sequence[Alert]) -> None:

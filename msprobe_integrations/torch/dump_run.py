@@ -365,7 +365,8 @@ class DumpRun:
             if self.story.begun == self._concluded:
                 return
             self._concluded = self.story.begun
-            bad = self.files.tally.lost or self.files.writer.lost or self.faults.disabled
+            tally = self.files.tally
+            bad = tally.lost or tally.cut_off.count or self.files.writer.lost or self.faults.disabled
             how = ", but not everything is there" if bad else " successfully"
             (_log.warning if bad else _log.info)("msprobe ends%s. %s", how, self.files.summary())
             if self.story.starts > 1 and not self.story.steps.count:

@@ -193,6 +193,8 @@ class KernelDump:
 class _Calls(ApiCapture):
     """Finds the named call as a dump at level L1 names calls; nothing of it is kept."""
 
+    _caller = 2
+
     def __init__(self, forward: str, dump: KernelDump, faults: Faults) -> None:
         pipeline = Pipeline(TorchBackend(), [], Writer([], faults), faults)
         recorder = Recorder(pipeline, stacks=False, data_mode=("forward",), kept=RecordFilter((), (forward,), "L1"))

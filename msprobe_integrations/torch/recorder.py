@@ -340,6 +340,8 @@ class Recorder:
             tags = {"pass": watch.passes + 1, "of": again(name, 0)}
         if call.passes:
             name = again(name, watch.passes)
+        if watch.shared:
+            tags = {**tags, "one_tensor": [list(places) for places in watch.shared]}
         sections: dict[str, Any] = {}
         if self.inputs and (self.range is None or call.running):
             sections["input"] = outputs

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +80,7 @@ EMPTY: list[tuple[dict[str, Any], str, str]] = [
     ({"level": "debug"}, "idle", "PrecisionDebugger.save() was never called"),
     ({"level": "L0", "step": [50]}, "train", "'step' is [50] and steps 0-2 ran; the run was too short"),
     ({"level": "L0", "rank": [4]}, "train", "'rank' is [4] and this process has no rank, which counts as rank 0"),
-    ({"level": "L0"}, "idle", "the model given to start() was not called between start() and stop()"),
+    ({"level": "L0"}, "idle", "no module inside the model given to start() was called between start() and stop()"),
     ({"level": "L1"}, "idle", "no torch function was called on this thread between start() and stop()"),
     ({"level": "L0", "section": {"list": ["nowhere"]}}, "train", "has a name that list ['nowhere'] wants"),
     (
@@ -109,7 +111,7 @@ def test_strict_raises(tmp_path: Path) -> None:
     debugger = PrecisionDebugger(
         {"strict": True, "dump": {"level": "L0", "step": [0], "dump_path": str(tmp_path / "dump")}}  # type: ignore[arg-type]
     )
-    with pytest.raises(NothingCapturedError, match=r"the model given to start\(\) was not called"):
+    with pytest.raises(NothingCapturedError, match=r"no module inside the model given to start\(\) was called"):
         step(debugger, Net(), run=False)
 
 
@@ -121,7 +123,7 @@ def test_one_empty_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     step(debugger, net, run=False)
     debugger.run.at_exit()
     said = capsys.readouterr().err
-    assert said.count("[WARNING] step 1: nothing was captured; the model given to start() was not called") == 1
+    assert said.count("[WARNING] step 1: nothing was captured; no module inside the model given to start() was called") == 1
     assert "msprobe ends successfully" in said
     assert "[ERROR]" not in said
 
@@ -201,3 +203,19 @@ def test_step_is_never_called(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     debugger.run.at_exit()
     said = capsys.readouterr().err
     assert "[WARNING] step() was never called: what 3 calls of start() began is one step; call it after each" in said
+
+
+def test_a_step_that_was_cut_off(tmp_path: Path) -> None:
+    """A program that ends by an exception inside a step does not end successfully: the last line names the step."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        f"import torch\nfrom msprobe.pytorch import PrecisionDebugger\n"
+        f"PrecisionDebugger({str(config(tmp_path, 'L0'))!r})\nnet = torch.nn.Sequential(torch.nn.Linear(2, 2))\n"
+        "for step in range(2):\n    PrecisionDebugger.start(net)\n    y = net(torch.ones(1, 2)).sum()\n"
+        "    if step == 1:\n        raise RuntimeError('mine')\n    y.backward()\n    PrecisionDebugger.stop()\n    PrecisionDebugger.step()\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "RuntimeError: mine" in done.stderr
+    assert "[WARNING] msprobe ends, but not everything is there. 2 steps (0-1)" in done.stderr
+    assert "; cut off: 1 step (1)" in done.stderr

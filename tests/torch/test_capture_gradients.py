@@ -241,3 +241,25 @@ def test_hooks_of_the_user_beside_ours() -> None:
     assert seen == ["second", "first"]
     assert "Tensor.exp.0.backward" in entries(frame)
     assert dict(vars(torch.autograd.Function)) == before
+
+
+def test_one_tensor_at_several_places() -> None:
+    """Where contributions of the places cannot be told apart the first has their sum and the record says which places; where one node
+    made them all each place has its own."""
+    x = torch.arange(3.0, requires_grad=True)
+
+    class Add(nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return a * 2 + b * 3
+
+    model = nn.Sequential(Add())
+    frame = capture(model, lambda: torch.mul(model[0](x, x), 1).sum().backward(), "mix")[0]
+    record = entries(frame)["Module.0.Add.backward.0"]
+    first, second = record.sections["output"]
+    assert (stat(frame, first).max, second) == (5.0, None)
+    assert record.tags == {"one_tensor": [[0, 1]]}
+    y = torch.arange(3.0, requires_grad=True)
+    frame = capture(None, lambda: torch.mul(y, y).sum().backward(), "L1")[0]
+    record = entries(frame)["Torch.mul.0.backward"]
+    assert [stat(frame, ref).max for ref in record.sections["output"]] == [2.0, 2.0]
+    assert not record.tags
