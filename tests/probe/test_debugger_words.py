@@ -205,16 +205,27 @@ def test_step_is_never_called(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "[WARNING] step() was never called: what 3 calls of start() began is one step; call it after each" in said
 
 
+CUT_OFF = """
+import sys, torch
+from msprobe.pytorch import PrecisionDebugger
+PrecisionDebugger(sys.argv[1])
+net = torch.nn.Sequential(torch.nn.Linear(2, 2))
+for step in range(2):
+    PrecisionDebugger.start(net)
+    y = net(torch.ones(1, 2)).sum()
+    if step == 1:
+        raise RuntimeError("mine")
+    y.backward()
+    PrecisionDebugger.stop()
+    PrecisionDebugger.step()
+"""
+
+
 def test_a_step_that_was_cut_off(tmp_path: Path) -> None:
     """A program that ends by an exception inside a step does not end successfully: the last line names the step."""
-    script = tmp_path / "train.py"
-    script.write_text(
-        f"import torch\nfrom msprobe.pytorch import PrecisionDebugger\n"
-        f"PrecisionDebugger({str(config(tmp_path, 'L0'))!r})\nnet = torch.nn.Sequential(torch.nn.Linear(2, 2))\n"
-        "for step in range(2):\n    PrecisionDebugger.start(net)\n    y = net(torch.ones(1, 2)).sum()\n"
-        "    if step == 1:\n        raise RuntimeError('mine')\n    y.backward()\n    PrecisionDebugger.stop()\n    PrecisionDebugger.step()\n"
-    )
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", CUT_OFF, str(config(tmp_path, "L0"))], capture_output=True, text=True, check=False
+    )  # fmt: skip
     assert done.returncode == 1
     assert "RuntimeError: mine" in done.stderr
     assert "[WARNING] msprobe ends, but not everything is there. 2 steps (0-1)" in done.stderr
