@@ -81,7 +81,11 @@ class RandomLog:
     def __init__(self, directory: Path, rank: int | None) -> None:
         make_directory(directory, "random_save")
         who = f"proc{os.getpid()}" if rank is None else f"rank{rank}"
-        self.path = directory / f"random_{who}_{time.strftime('%Y%m%d%H%M%S')}.csv"
+        stem, n = f"random_{who}_{time.strftime('%Y%m%d%H%M%S')}", 1
+        self.path = directory / f"{stem}.csv"
+        while os.path.lexists(self.path):  # a second one in the same second
+            n += 1
+            self.path = directory / f"{stem}_{n}.csv"
         self._file = AppendFile(self.path)
         self._file.append(b"\xef\xbb\xbfapi_name,stack\r\n")
         self._counts: dict[str, int] = {}

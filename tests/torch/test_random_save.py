@@ -120,6 +120,17 @@ def test_ended(tmp_path: Path) -> None:
     assert len(listed(tmp_path)) == 1
 
 
+def test_two_in_one_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every list has a file of its own, however soon it follows the one before."""
+    monkeypatch.setattr("time.strftime", lambda _: "20260101000000")
+    for _ in range(3):
+        random_save(tmp_path)
+        torch.rand(1)
+        random_save_end()
+    assert sorted(p.stem.rpartition("20260101000000")[2] for p in tmp_path.iterdir()) == ["", "_2", "_3"]
+    assert all(p.read_text().count("torch_random.rand.0") == 1 for p in tmp_path.iterdir())
+
+
 def test_forked_workers_are_not_listed(tmp_path: Path) -> None:
     """A forked child's calls are not this process': its rows would share the numbers."""
     random_save(tmp_path)
