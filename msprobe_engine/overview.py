@@ -63,7 +63,8 @@ class Overview:
         lines = [str(self.root)]
         for place, steps in sorted(self.dumps.items()):
             total = sum(rank.nbytes for ranks in steps.values() for rank in ranks)
-            lines.append(f"dump {place}: {_count(len(steps), 'step')}, {size(total)}")
+            name = "dump" if place == "." else f"dump {place}"
+            lines.append(f"{name}: {_count(len(steps), 'step')}, {size(total)}")
             lines += [f"  step {step}: {', '.join(map(_rank_text, ranks))}" for step, ranks in sorted(steps.items())]
         if self.incidents:
             lines.append(f"incidents: {len(self.incidents)}")

@@ -90,7 +90,7 @@ def test_a_tensor_of_several_names_takes_its_room_once(tmp_path: Path) -> None:
     """Hard links are counted as names, and once in the size."""
     folder = rank(tmp_path, tensors={"a.pt": "x" * 1500}) / "dump_tensor_data"
     (folder / "b.pt").hardlink_to(folder / "a.pt")
-    assert look(tmp_path).text().splitlines()[1:] == ["dump .: 1 step, 1.5 kB", "  step 3: rank0 (2 tensors, 1.5 kB)"]
+    assert look(tmp_path).text().splitlines()[1:] == ["dump: 1 step, 1.5 kB", "  step 3: rank0 (2 tensors, 1.5 kB)"]
 
 
 def test_packed_tensors_are_counted_in_the_index(tmp_path: Path) -> None:
