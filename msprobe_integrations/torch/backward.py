@@ -147,6 +147,8 @@ class GradientWatch:
             first = leaves.setdefault(id(found[0]), slot) if found[1] < 0 else targets.setdefault((found[0], found[1]), slot)
             if first != slot:
                 same.setdefault(first, [first]).append(slot)
+        if len(roots) > 1:
+            roots = list(dict.fromkeys(roots))  # one node may have made several outputs
         own = [node for node in roots if node._sequence_nr() >= since]
         if targets and len(own) < len(roots):
             # an input that is handed on as it is: its gradient is what arrives at the output

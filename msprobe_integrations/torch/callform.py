@@ -23,6 +23,7 @@ _plans: dict[tuple[Any, CodeType, int], Plan | None] = {}
 _parameters: dict[Any, tuple[str, ...]] = {}
 _DISPATCH = "torch/_jit_internal.py"
 _HANDING_ON = torch.overrides.handle_torch_function.__code__
+_FILLING = ("CACHE", "EXTENDED_ARG", "PUSH_NULL")
 _STARS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -106,14 +107,28 @@ def _plan(func: Any, user: FrameType) -> Plan | None:
     form, names = form_of(user), _names(func)
     if form is None:
         return None
-    count = form[0] + (names[0] == "self")  # x.norm(2): the instruction does not count x
+    count = form[0]
+    if names[0] == "self":
+        bound = _bound(user, func.__name__)
+        if bound is None:
+            return None
+        count += bound  # x.norm(2): the instruction does not count x; torch.Tensor.norm(x, 2) does
     told = {*names[:count], *form[1]}
-    if count > len(names) or not told <= set(names):
+    if count > len(names) or not told <= set(names) or len(told) < count + len(form[1]):
         return None
     left = [p for p in inspect.signature(func).parameters.values() if p.name not in told and p.kind not in _STARS]
     if any(p.default is p.empty for p in left):  # called by C code in between, functools.partial for example
         return None
     return names[:count], form[1], tuple((p.name, p.default) for p in left)
+
+
+def _bound(user: FrameType, name: str) -> bool | None:
+    """Is the method `name` called at `user` one of an object (True) or of ``Tensor`` (False)? None: its name stands nowhere before."""
+    before = [i for i in dis.get_instructions(user.f_code) if i.offset <= user.f_lasti and not i.opname.startswith(_FILLING)]
+    for at in range(len(before) - 1, -1, -1):
+        if before[at].argval == name and before[at].opname.startswith("LOAD_"):
+            return at == 0 or before[at - 1].argval != "Tensor"
+    return None
 
 
 def _names(func: Any) -> tuple[str, ...]:

@@ -45,6 +45,11 @@ def shown(value: Any) -> Any:
         (lambda: X.norm(2), [T, 2], {}),
         (lambda: X.norm(dim=0), [T], {"dim": 0}),
         (lambda: torch.norm(X, 2), [T, 2], {}),
+        (lambda: torch.Tensor.norm(X, 2), [T, 2], {}),
+        (lambda: torch.Tensor.norm(X, p=2), [T], {"p": 2}),
+        (lambda: torch.Tensor.split(X, split_size=2), [T], {"split_size": 2}),
+        (lambda: torch.Tensor.norm(self=X, p=2), [], {"self": T, "p": 2}),
+        (lambda: torch.Tensor.norm(X, 2, dim=0, keepdim=True), [T, 2], {"dim": 0, "keepdim": True}),
         # where the instruction does not tell, nothing that was given is lost
         (lambda: F.layer_norm(X, (8,), **OPTIONS), [T, [8]], {"weight": None, "bias": None, "eps": 1e-4}),
         (lambda: functools.partial(F.softmax, dim=0)(X), [T], {"dim": 0, "_stacklevel": 3, "dtype": None}),

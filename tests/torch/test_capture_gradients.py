@@ -263,3 +263,25 @@ def test_one_tensor_at_several_places() -> None:
     record = entries(frame)["Torch.mul.0.backward"]
     assert [stat(frame, ref).max for ref in record.sections["output"]] == [2.0, 2.0]
     assert not record.tags
+
+
+@pytest.mark.parametrize("level", ["L0", "L1"])
+def test_one_node_of_several_outputs(level: str) -> None:
+    """A call whose outputs come from one node gets its input gradient once: x -> a, b = x.chunk(2), loss 3a + b."""
+
+    class Halves(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return x.chunk(2)
+
+    model, x = nn.Sequential(Halves()), torch.ones(4, 2, requires_grad=True)
+
+    def work() -> None:
+        a, b = model[0](x * 2)
+        (a * 3 + b).sum().backward()
+
+    frame = capture(model, work, level)[0]
+    record = entries(frame)["Module.0.Halves.backward.0" if level == "L0" else "Tensor.chunk.0.backward"]
+    (gradient,) = record.sections["output"]
+    assert (stat(frame, gradient).max, stat(frame, gradient).min) == (3.0, 1.0)
+    frame = capture(None, lambda: sum(row.sum() for row in (x * 2).unbind()).backward(), "L1")[0]  # type: ignore[union-attr]
+    assert stat(frame, entries(frame)["Tensor.unbind.0.backward"].sections["output"][0]).max == 1.0
