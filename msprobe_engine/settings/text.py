@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +63,10 @@ def read_file(path: Path) -> Any:
     if path.suffix.lower() not in SUFFIXES:
         raise SettingsError(f"{path}: a settings file ends in {', '.join(SUFFIXES)}; this one ends in '{path.suffix}'")
     try:
-        with path.open("rb") as file:
+        # a pipe would keep the training waiting for whoever writes to it
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise SettingsError(f"{path}: is no regular file; a settings file is one")
             raw = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error

@@ -24,6 +24,7 @@ from msprobe_integrations.torch.apinames import COMPOSED, TWICE, ApiNames
 from msprobe_integrations.torch.callform import as_called
 from msprobe_integrations.torch.calls import Call
 from msprobe_integrations.torch.containers import tensors_in
+from msprobe_integrations.torch.doors import Door
 from msprobe_integrations.torch.filters import ALWAYS
 from msprobe_integrations.torch.frames import PLAIN, called_internally, kinds
 from msprobe_integrations.torch.origins import Origins
@@ -67,36 +68,36 @@ class ApiCapture(TorchFunctionMode):
         self._on = is_on
         self._names = ApiNames()
         self.installed = False
-        self._engine: Any = None
         self._aside = threading.local()
 
     def install(self, at: int | None = None) -> None:
         """Start seeing calls; `at`: as if it had been done when so many modes were on this thread's stack."""
         if not self.installed:
+            self.installed = True  # first: what an interrupt leaves half done is taken off by `remove`
+            modestack.take_out(self)  # it may have been left here by a `remove` on another thread
             modestack.insert(self, at)
-            setattr(autograd_function._SingleLevelFunction, "apply", classmethod(_apply_through(self)))  # noqa: B010 - not in torch's type information
-            self._engine = _autograd._engine_run_backward
-            _autograd._engine_run_backward = self._run_backward
-            for name in _REFLECTED:
-                if name not in vars(torch.Tensor):
-                    self._reflected[name] = _reflected(self, name)
-                    setattr(torch.Tensor, name, self._reflected[name])
-            self.installed = True
+            _APPLY.add(self._apply)
+            _ENGINE.add(self._run_backward)
+            self._put_on_operators()
+
+    def _put_on_operators(self) -> None:
+        for name in _REFLECTED:
+            if name not in vars(torch.Tensor):
+                self._reflected[name] = _reflected(self, name)
+                setattr(torch.Tensor, name, self._reflected[name])
 
     def remove(self) -> None:
         """Stop seeing calls; other modes that were entered meanwhile stay."""
         if not self.installed:
             return
-        self.installed = False
-        if _autograd._engine_run_backward == self._run_backward:
-            _autograd._engine_run_backward = self._engine
-        if "apply" in autograd_function._SingleLevelFunction.__dict__:
-            delattr(autograd_function._SingleLevelFunction, "apply")
+        _ENGINE.discard(self._run_backward)
+        _APPLY.discard(self._apply)
         for name, ours in self._reflected.items():
             if vars(torch.Tensor).get(name) is ours:
                 delattr(torch.Tensor, name)
         self._reflected.clear()
         modestack.take_out(self)
+        self.installed = False
 
     def sees(self) -> bool:
         """Is a call made now to be recorded?"""
@@ -119,13 +120,26 @@ class ApiCapture(TorchFunctionMode):
     def _away(self) -> bool:
         return getattr(self._aside, "on", False)
 
-    def _run_backward(self, *args: Any, **kwargs: Any) -> Any:
+    def _run_backward(self, engine: Any, *args: Any, **kwargs: Any) -> Any:
         """The autograd engine, with this mode on: torch takes a mode off the stack while it handles ``backward()``, and what runs inside
         (recomputation, custom backward code) would not be seen."""
         if not self._on() or self in torch.overrides._get_current_function_mode_stack():
-            return self._engine(*args, **kwargs)
+            return engine(*args, **kwargs)
         with self:
-            return self._engine(*args, **kwargs)
+            return engine(*args, **kwargs)
+
+    def _apply(self, apply: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
+        """``apply`` of a custom ``autograd.Function``."""
+        if not self.sees() or cls.__module__.startswith(_PLUMBING) or called_internally(sys._getframe(2)):
+            return apply(cls, *args, **kwargs)
+        call = self.begin("Autograd", cls.__name__, args, kwargs)
+        try:
+            result = apply(cls, *args, **kwargs)
+        except BaseException:
+            self.end(call, None, failed=True)
+            raise
+        self.end(call, result)
+        return result
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if _compiling() or not self._on():  # torch.compile would trace the probe, and compile it again for every new stack
@@ -253,20 +267,9 @@ def _reflected(capture: ApiCapture, name: str) -> Callable[..., Any]:
     return operator
 
 
-def _apply_through(capture: ApiCapture) -> Callable[..., Any]:
-    level = autograd_function._SingleLevelFunction
+def _inherited_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    return super(autograd_function._SingleLevelFunction, cls).apply(*args, **kwargs)
 
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        original = super(level, cls).apply
-        if not capture.sees() or cls.__module__.startswith(_PLUMBING) or called_internally(sys._getframe(1)):
-            return original(*args, **kwargs)
-        call = capture.begin("Autograd", cls.__name__, args, kwargs)
-        try:
-            result = original(*args, **kwargs)
-        except BaseException:
-            capture.end(call, None, failed=True)
-            raise
-        capture.end(call, result)
-        return result
 
-    return apply
+_ENGINE = Door(_autograd, "_engine_run_backward")
+_APPLY = Door(autograd_function._SingleLevelFunction, "apply", classmethod, _inherited_apply)

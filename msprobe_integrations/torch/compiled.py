@@ -23,6 +23,7 @@ from torch.autograd.function import BackwardCFunction
 from msprobe_engine.log import get_logger
 from msprobe_integrations.torch import modestack
 from msprobe_integrations.torch.api import ApiCapture
+from msprobe_integrations.torch.doors import Door
 
 _log = get_logger()
 _is_compiling = torch.compiler.is_compiling
@@ -119,8 +120,7 @@ class CompiledCode:
         self._compiling = 0
         self._local = threading.local()
         self._frame: Any = None
-        self._original: Any = None
-        self._apply: dict[str, Any] = {}
+        self._doors: list[tuple[Door, Any]] = []
         self._callbacks: Any = None
         self.seen = False
         self._running = 0
@@ -135,12 +135,12 @@ class CompiledCode:
         frame = sys.modules.get("torch._dynamo.eval_frame")
         if self._frame is not None or frame is None or not hasattr(frame, _ENTRY):
             return
-        self._frame, self._original = frame, getattr(frame, _ENTRY)
-        setattr(frame, _ENTRY, self._set_callback)
+        self._frame = frame
+        self._doors = [(_door(frame, _ENTRY), self._set_callback)]
         if self._api is not None:
-            self._apply = {name: vars(BackwardCFunction)[name] for name in _APPLY if name in vars(BackwardCFunction)}
-            for name, original in self._apply.items():
-                setattr(BackwardCFunction, name, _apply_outside(self._api, original))
+            self._doors += [(_door(BackwardCFunction, name), self._apply_outside) for name in _APPLY if name in vars(BackwardCFunction)]
+        for door, handler in self._doors:
+            door.add(handler)
         if self._modules is not None and hasattr(frame, "skip_code"):
             for code in self._modules.hook_codes():
                 frame.skip_code(code)
@@ -151,10 +151,8 @@ class CompiledCode:
 
     def remove(self) -> None:
         """Leave the door as it was."""
-        if self._frame is not None and getattr(self._frame, _ENTRY) == self._set_callback:
-            setattr(self._frame, _ENTRY, self._original)
-        for name, original in self._apply.items():
-            setattr(BackwardCFunction, name, original)
+        for door, handler in self._doors:
+            door.discard(handler)
         if self._callbacks is not None:
             for registered, ours in (
                 (self._callbacks.remove_start_callback, self._compilation_begins),
@@ -162,8 +160,8 @@ class CompiledCode:
             ):
                 with contextlib.suppress(ValueError):  # the compiler was reset meanwhile
                     registered(ours)
-        self._frame = self._original = self._callbacks = None
-        self._apply = {}
+        self._frame = self._callbacks = None
+        self._doors = []
 
     def _compilation_begins(self, _: Any = None) -> None:
         self._compiling += 1
@@ -175,16 +173,23 @@ class CompiledCode:
         if self._compiling == 0 and self._modules is not None:
             self._modules.show()
 
-    def _set_callback(self, callback: Any) -> Any:
+    def _set_callback(self, original: Any, callback: Any) -> Any:
         """Torch calls this with the compiler before compiled code runs on this thread, and with what was before afterwards, both times
         in the frame of the call. Code that is not compiled inside of compiled code switches it off and on, too."""
-        caller, inside = sys._getframe(1), self.inside
+        caller, inside = _beyond(sys._getframe(1)), self.inside
         if callable(callback) and not inside:
             self._enter(caller)
-        result = self._original(callback)  # from here on a function of ours would be compiled
+        result = original(callback)  # from here on a function of ours would be compiled
         if inside and self._local.caller == id(caller):
             self._leave()
         return result
+
+    def _apply_outside(self, original: Any, node: Any, *args: Any) -> Any:
+        """``apply`` of a node: that of compiled code runs unseen."""
+        if self._api is None or type(node).__name__ != _COMPILED_NODE:
+            return original(node, *args)
+        with self._api.aside():
+            return original(node, *args)
 
     def _enter(self, caller: FrameType) -> None:
         self._running += 1
@@ -221,11 +226,19 @@ def _target(function: Any) -> nn.Module | None:
     return None
 
 
-def _apply_outside(api: ApiCapture, original: Any) -> Any:
-    def apply(self: Any, *args: Any) -> Any:
-        if type(self).__name__ != _COMPILED_NODE:
-            return original(self, *args)
-        with api.aside():
-            return original(self, *args)
+_BETWEEN = (Door.add.__code__.co_filename, is_wrapper.__code__.co_filename)
+_known_doors: dict[tuple[int, str], Door] = {}
 
-    return apply
+
+def _door(owner: Any, name: str) -> Door:
+    found = _known_doors.get((id(owner), name))
+    if found is None:
+        found = _known_doors[id(owner), name] = Door(owner, name)
+    return found
+
+
+def _beyond(frame: FrameType) -> FrameType:
+    """The frame of the call itself, outside of the door and of other captures behind it."""
+    while frame.f_back is not None and frame.f_code.co_filename in _BETWEEN:
+        frame = frame.f_back
+    return frame

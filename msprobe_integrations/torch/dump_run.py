@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,7 @@ class DumpRun:
         self.capture: Capture | None = None
         self.focus: Focus | None = None
         self.saved: SavedVariables | None = None
+        self._saving = threading.RLock()  # a program may save from several threads
         self.keeper: Keeper | None = None
         self.extras = Extras(DumpSettings(), Path(), self.faults)
         self.custom = CustomApis(lambda: None if self.capture is None else self.capture.api)
@@ -225,7 +227,7 @@ class DumpRun:
             self.files.tally.skip("calls of save()")
             return
         if self._wanted():
-            with self.faults.guard("save"):
+            with self._saving, self.faults.guard("save"):
                 self._begin_step()
                 self.saved.save(variable, name, save_backward)
 

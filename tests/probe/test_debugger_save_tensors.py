@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import pytest
 import torch
 from debug_model import Net, config, x
 
+from msprobe_engine import dump
 from msprobe_engine.dump.reader import open_dump
 from msprobe_integrations.torch.debugger import PrecisionDebugger
 
@@ -105,3 +109,33 @@ def test_a_gradient_changed_in_place_later(tmp_path: Path) -> None:
     (place,) = (tmp_path / "dump" / "step0").glob("*/dump_tensor_data")
     assert torch.equal(torch.load(place / "h.0.debug.pt", weights_only=True), x())
     assert torch.equal(torch.load(place / "h_grad.0.debug.pt", weights_only=True), torch.full((2, 4), 2.0))
+
+
+@pytest.mark.parametrize("form", ["files", "packed"])
+def test_several_threads(tmp_path: Path, form: str) -> None:
+    """Variables saved from four threads at once: each has its record and its file, with its own content, in every step."""
+    debugger = PrecisionDebugger(config(tmp_path, "debug", "tensor", section={"tensor_format": form}))
+
+    def work(who: int) -> None:
+        for i in range(50):
+            debugger.save(torch.full((4,), float(100 * who + i)), f"v{who}", save_backward=False)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for _ in range(2):
+            threads = [threading.Thread(target=work, args=(who,)) for who in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            debugger.step()
+    finally:
+        sys.setswitchinterval(before)
+    debugger.run.at_exit()
+    out = dump.read(tmp_path / "dump")
+    for number in range(2):
+        assert len(out[number]) == 200
+        for who, i in itertools.product(range(4), range(50)):
+            (tensor,) = out[number][f"v{who}.{i}.debug"].tensors.values()
+            assert tensor.load()[0] == 100 * who + i

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,13 @@ def test_merge_keys_and_byte_order_marks_are_understood() -> None:
     """YAML's merge key may repeat what it overrides, and a byte order mark is no content."""
     text = b"\xef\xbb\xbfbase: &b {x: 1}\nother:\n  <<: *b\n  x: 2\n"
     assert parse(text, Path("a.yaml")) == {"base": {"x": 1}, "other": {"x": 2}}
+
+
+def test_a_pipe_is_refused(tmp_path: Path) -> None:
+    """A named pipe is an error at once; opening it would wait for somebody to write."""
+    os.mkfifo(tmp_path / "c.json")
+    with pytest.raises(SettingsError, match="is no regular file"):
+        read_file(tmp_path / "c.json")
 
 
 def test_other_kinds_of_files_are_refused(tmp_path: Path) -> None:
