@@ -20,6 +20,7 @@ from torch.autograd.graph import Node
 
 from msprobe_engine.records import TensorRef
 from msprobe_integrations.torch.node_hooks import LightHook
+from msprobe_integrations.torch.written_views import View, ViewHook, written_by
 
 sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 """Sequence number the next autograd node of this thread will get."""
@@ -67,6 +68,7 @@ class GradientWatch:
     Attributes:
         passes: how many backward passes were reported so far.
         shared: places of inputs that are one tensor and whose contributions cannot be told apart: the first has their sum.
+        view: the view that the call has written to, None when it has not.
         active: False: gradients that still come are ignored.
         unfinished: gradients of a pass have come and are not reported yet.
     """
@@ -91,6 +93,7 @@ class GradientWatch:
         "shared",
         "tag",
         "unfinished",
+        "view",
     )
 
     def __init__(
@@ -110,6 +113,7 @@ class GradientWatch:
         self.failed = failed
         self.passes = 0
         self.shared: tuple[list[int], ...] = ()
+        self.view: View | None = None
         self.active = True
         self._reduce = reduce
         self._reduce_arriving = reduce_arriving or reduce
@@ -159,6 +163,8 @@ class GradientWatch:
             self._walk(roots, own, targets, leaves, since, actions)
         if same:
             self.shared = _share_out(same, actions)
+        if targets:
+            self._written_view(targets, actions, outputs, since)
         slots: list[int] = []
         for node, todo in actions.items():
             for action in todo:
@@ -169,7 +175,7 @@ class GradientWatch:
             node.register_hook(_Hook(self, tuple(todo)))
         if len(slots) > 1 and len(set(slots)) < len(slots):
             self._parts = {slot: slots.count(slot) for slot in slots if slots.count(slot) > 1}
-        self._expected = self._missing = len(actions)
+        self._expected = self._missing = len(actions) + (self.view is not None)
         if self._parts:
             self._rewind()
         return True
@@ -218,6 +224,41 @@ class GradientWatch:
                     actions[node] = [(False, index, slot)]
                 else:
                     found.append((False, index, slot))
+
+    def _written_view(
+        self,
+        targets: dict[tuple[Node, int], int],
+        actions: dict[Node, list[tuple[bool, int, int]]],
+        outputs: Sequence[torch.Tensor | None],
+        since: int,
+    ) -> None:
+        """A call that has written into a view: its input is not in the graph any more, see `written_views`."""
+        for output in outputs:
+            view = written_by(output, since)
+            if view is not None:
+                found = {slot for todo in actions.values() for is_output, _, slot in todo if not is_output}
+                left = [slot for slot in targets.values() if slot not in found]
+                if left:
+                    self.view = view
+                    view.node.register_hook(ViewHook(self, view.place, left[0], is_output=False))
+                return
+
+    def redirect(self, slot: int, view: View) -> None:
+        """Output `slot`, a view, has been written to by a later call: its gradient comes from there, the node of the call is out of the
+        graph."""
+        view.node.register_hook(ViewHook(self, view.place, slot, is_output=True))
+
+    def arrived_in_view(self, gradient: torch.Tensor | None, slot: int, is_output: bool) -> None:
+        """Called by the hooks of `redirect` and of calls that write into a view."""
+        if _graph_task() != self._task:
+            self.begin()
+        if gradient is not None and is_output:
+            self._outputs[slot] = self._reduce_arriving(gradient)
+        elif gradient is not None:
+            self._inputs[slot] = self._reduce(gradient)
+        self._missing -= 1
+        if self._missing == 0:
+            self.report()
 
     def begin(self) -> None:
         """A backward pass reaches the call."""

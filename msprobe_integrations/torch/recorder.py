@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import sys
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import FrameType
@@ -90,6 +91,7 @@ class Recorder:
         self.tree = CallTree(pipeline)
         self.unsettled = Unsettled()
         self._watches: list[GradientWatch] = []
+        self._views: dict[int, tuple[weakref.ref[torch.Tensor], list[tuple[GradientWatch, int]]]] = {}
         self._open = 0
 
     def reduce(self, tensor: torch.Tensor) -> TensorRef:
@@ -235,6 +237,21 @@ class Recorder:
         if watch.start(edges, outputs, call.since):
             self._watches.append(watch)
             self._open += 1
+            for slot, output in enumerate(outputs):
+                if output is not None and output._is_view():
+                    self._view_made(watch, slot, output)
+
+    def _view_made(self, watch: GradientWatch, slot: int, view: torch.Tensor) -> None:
+        """A call has given a view, or has written to one: then the gradient of calls that gave it before comes from elsewhere."""
+        known = self._views.get(id(view))
+        if known is None or known[0]() is not view:
+            self._views[id(view)] = known = (weakref.ref(view), [])
+        elif watch.view is not None:
+            for earlier, place in known[1]:
+                if earlier.tag not in self.stack.calls:
+                    earlier.redirect(place, watch.view)
+            known[1].clear()
+        known[1].append((watch, slot))
 
     def _without_values(self, tensor: torch.Tensor, why: str) -> TensorRef:
         description = self.pipeline.backend.describe(tensor)
@@ -279,6 +296,7 @@ class Recorder:
                 watch.report()
             watch.active = False
         self._open = 0
+        self._views.clear()
         self.unsettled.end_step()
         self.tree.end_step()
         if self.kept is not None:

@@ -285,3 +285,54 @@ def test_one_node_of_several_outputs(level: str) -> None:
     assert (stat(frame, gradient).max, stat(frame, gradient).min) == (3.0, 1.0)
     frame = capture(None, lambda: sum(row.sum() for row in (x * 2).unbind()).backward(), "L1")[0]  # type: ignore[union-attr]
     assert stat(frame, entries(frame)["Tensor.unbind.0.backward"].sections["output"][0]).max == 1.0
+
+
+@pytest.mark.parametrize("write", [nn.ReLU(inplace=True), nn.Dropout(0.5, inplace=True), nn.Hardtanh(inplace=True)])
+def test_a_write_into_a_view(write: nn.Module) -> None:
+    """An activation in place behind a linear layer of a three-dimensional input, whose result is a view: gradients of both are those of
+    the same model without writing in place."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), write, nn.Linear(4, 2))
+    x = torch.randn(2, 3, 4, requires_grad=True)
+
+    def work() -> None:
+        torch.manual_seed(1)
+        model(x).square().sum().backward()
+
+    frame = capture(model, work)[0]
+    other = copy.deepcopy(model)
+    other[1].inplace = False
+    torch.manual_seed(1)
+    steps = [x.detach()]
+    for layer in other:
+        steps.append(layer(steps[-1]))
+        if steps[-1].requires_grad:
+            steps[-1].retain_grad()
+    steps[-1].square().sum().backward()
+    found = entries(frame)
+    linear, written = found["Module.0.Linear.backward.0"], found[f"Module.1.{type(write).__name__}.backward.0"]
+    for ref, tensor in (
+        (linear.sections["input"][0], steps[1]),
+        (written.sections["output"][0], steps[1]),
+        (written.sections["input"][0], steps[2]),
+    ):
+        assert tensor.grad is not None
+        assert tuple(ref.description.shape) == (2, 3, 4)
+        assert stat(frame, ref).norm == pytest.approx(float(tensor.grad.double().norm()), rel=1e-6)
+    assert linear.sections["output"][0] is not None
+
+
+def test_a_row_that_is_written_to() -> None:
+    """h[1].mul_(5): the gradient of the row before is five times that behind; what made h has its whole gradient."""
+
+    def work() -> None:
+        h = torch.ones(3, 4, requires_grad=True) * 1
+        h[1].mul_(5)
+        h.sum().backward()
+
+    frame = capture(None, work, "L1")[0]
+    found = entries(frame)
+    (before,) = found["Tensor.mul_.0.backward"].sections["output"]
+    assert (tuple(before.description.shape), stat(frame, before).min, stat(frame, before).max) == ((4,), 5.0, 5.0)
+    (whole,) = found["Tensor.__mul__.0.backward"].sections["input"]
+    assert (stat(frame, whole).min, stat(frame, whole).max) == (1.0, 5.0)
