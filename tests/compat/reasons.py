@@ -150,9 +150,7 @@ def collective_facts(d: Difference, _: Context) -> bool:
 
 
 def unseen_collectives(d: Difference, _: Context) -> bool:
-    return d.kind in ("extra", "node extra", "stack extra") and (
-        api_base(d.record) == "Distributed.barrier" or api_base(d.record).startswith("Distributed.c10d_")
-    )
+    return d.kind in ("extra", "node extra", "stack extra") and api_base(d.record).startswith("Distributed.c10d_")
 
 
 def uninitialised(d: Difference, _: Context) -> bool:

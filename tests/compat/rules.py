@@ -58,7 +58,7 @@ RULES: tuple[Rule, ...] = (
     # which records, and their names
     Rule("not-listed", "Functions that are in no list of the existing tool are recorded.", why.not_listed),
     Rule("own-calls", "8.1.1 records calls of its own hooks (`view_as`) and of the start of `backward` (`ones_like`).", why.own_calls),
-    Rule("unseen-collectives", "Barriers are recorded, and collectives that C++ starts, such as DDP's (`c10d_*`).", why.unseen_collectives),
+    Rule("unseen-collectives", "Collectives that C++ starts, such as DDP's, are recorded (`c10d_*`).", why.unseen_collectives),
     Rule("core-linear", "risk_level CORE has `linear`, which is missing in 26.2.0 for want of a comma.", why.core_linear),
     Rule("gradient-name", "8.1.1: `parameters_grad` without a number, right after the forward pass; here as in 26.2.0.", why.gradient_name),
     Rule(
