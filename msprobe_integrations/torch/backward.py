@@ -67,6 +67,7 @@ class GradientWatch:
 
     Attributes:
         passes: how many backward passes were reported so far.
+        task: graph task of the pass that came last, -1 before the first.
         shared: places of inputs that are one tensor and whose contributions cannot be told apart: the first has their sum.
         view: the view that the call has written to, None when it has not.
         active: False: gradients that still come are ignored.
@@ -86,12 +87,12 @@ class GradientWatch:
         "_reduce",
         "_reduce_arriving",
         "_sums",
-        "_task",
         "active",
         "failed",
         "passes",
         "shared",
         "tag",
+        "task",
         "unfinished",
         "view",
     )
@@ -122,7 +123,7 @@ class GradientWatch:
         self._outputs: Refs = [None] * n_outputs
         self._expected = 0
         self._missing = 0
-        self._task = -1
+        self.task = -1
         self._parts = self._awaited = self._passed = _NO_PARTS
         self._sums = _NO_SUMS
 
@@ -250,7 +251,7 @@ class GradientWatch:
 
     def arrived_in_view(self, gradient: torch.Tensor | None, slot: int, is_output: bool) -> None:
         """Called by the hooks of `redirect` and of calls that write into a view."""
-        if _graph_task() != self._task:
+        if _graph_task() != self.task:
             self.begin()
         if gradient is not None and is_output:
             self._outputs[slot] = self._reduce_arriving(gradient)
@@ -263,11 +264,11 @@ class GradientWatch:
     def begin(self) -> None:
         """A backward pass reaches the call."""
         task = _graph_task()
-        if task == self._task:
+        if task == self.task:
             return
         if self.unfinished:  # the last pass has used only some outputs
             self.report()
-        self._task = task
+        self.task = task
         self.unfinished = True
         if self._missing != self._expected:
             self._rewind()
@@ -276,7 +277,7 @@ class GradientWatch:
 
     def arrived(self, todo: tuple[tuple[bool, int, int], ...], grad_inputs: Any, grad_outputs: Any) -> None:
         """Called by the hooks: note what one node saw."""
-        if _graph_task() != self._task:
+        if _graph_task() != self.task:
             self.begin()
         for is_output, index, slot in todo:
             gradient = grad_outputs[index] if is_output else grad_inputs[index]

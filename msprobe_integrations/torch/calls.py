@@ -8,7 +8,7 @@ from typing import Any
 
 from msprobe_integrations.torch.filters import ALWAYS, Base, current_graph_task
 
-__all__ = ["PASS", "Call", "CallStack", "Numbering", "again", "current_graph_task", "rename"]
+__all__ = ["PASS", "Call", "CallStack", "Numbering", "again", "current_graph_task", "pass_of"]
 
 
 class Call:
@@ -24,7 +24,8 @@ class Call:
         watch: its backward record is kept.
         node: something inside it is kept, so that it is a node of construct.json.
         is_module: it is a call of a module.
-        passes: which backward pass `backward_name` is of, 0 for the first.
+        tasks: graph tasks of the backward passes through it, see `pass_of`.
+        told: which of them have a record.
         running: its backward pass has begun inside the range that is kept.
         reported: its backward record is out.
     """
@@ -45,12 +46,13 @@ class Call:
         "owner",
         "parent",
         "parent_name",
-        "passes",
         "recompute",
         "reported",
         "running",
         "since",
         "stack",
+        "tasks",
+        "told",
         "wanted",
         "watch",
     )
@@ -75,7 +77,8 @@ class Call:
         self.stack = -1
         self.recompute = False
         self.micro_step = -1
-        self.passes = 0
+        self.tasks: tuple[int, ...] = ()
+        self.told: tuple[int, ...] = ()
 
 
 class CallStack(threading.local):
@@ -109,12 +112,21 @@ def again(name: str, passes: int) -> str:
     return ".".join(parts)
 
 
-def rename(call: Call | None, passes: int) -> None:
-    """A further backward pass has come to `call`, so to the calls around it: records of this pass belong to each other."""
-    while call is not None and call.passes < passes:
-        call.passes, call.reported = passes, False
-        call.backward_name = again(call.backward_name, passes)
-        call = call.parent
+def pass_of(call: Call, task: int) -> int:
+    """Which backward pass through `call` a pass of the autograd engine (its graph task) is, 0 for the first. A pass through what a call
+    has made is a pass through the calls around it, so records of one pass belong to each other."""
+    tasks = call.tasks
+    if tasks and tasks[-1] == task:
+        return len(tasks) - 1
+    if task in tasks:  # an outer pass goes on after one inside it
+        return tasks.index(task)
+    call.tasks = (*tasks, task)
+    if tasks:
+        call.reported = False
+        call.backward_name = again(call.backward_name, len(tasks))
+    if call.parent is not None:
+        pass_of(call.parent, task)
+    return len(tasks)
 
 
 class Numbering:

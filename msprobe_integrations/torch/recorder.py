@@ -15,7 +15,7 @@ import torch
 from msprobe_engine.pipeline import Pipeline
 from msprobe_engine.records import Entry, TensorRef
 from msprobe_integrations.torch.backward import Edge, GradientWatch, sequence_number
-from msprobe_integrations.torch.calls import Call, CallStack, Numbering, again, current_graph_task
+from msprobe_integrations.torch.calls import Call, CallStack, Numbering, again, current_graph_task, pass_of
 from msprobe_integrations.torch.filters import BACKWARD, FORWARD, RecordFilter
 from msprobe_integrations.torch.keep import Keeper
 from msprobe_integrations.torch.raw import RawMemory
@@ -353,11 +353,15 @@ class Recorder:
         tags: Mapping[str, Any] = _NO_TAGS
         if not watch.passes:
             self._open -= 1
-        else:
-            self.tree.further_pass(call, watch.passes)
-            tags = {"pass": watch.passes + 1, "of": again(name, 0)}
-        if call.passes:
-            name = again(name, watch.passes)
+        number = pass_of(call, watch.task)
+        if number in call.told:  # a pass inside this one has split it
+            call.tasks = (*call.tasks, -2 - watch.passes)
+            number = len(call.tasks) - 1
+        call.told = (*call.told, number)
+        if len(call.tasks) > 1:
+            name = again(name, number)
+        if number:
+            tags = {"pass": number + 1, "of": again(name, 0)}
         if watch.shared:
             tags = {**tags, "one_tensor": [list(places) for places in watch.shared]}
         sections: dict[str, Any] = {}
@@ -365,7 +369,7 @@ class Recorder:
             sections["input"] = outputs
         if self.outputs and ended:
             sections["output"] = inputs
-        parent = call.parent.backward_name if call.parent is not None else call.parent_name
+        parent = self.tree.parent_of_pass(call, watch.task)
         self.record(Entry(name, sections, parent, -1, call.micro_step, tags))
         self.tree.backward_ends(call, name, self.kept is not None, last=bool(inputs))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msprobe_engine.pipeline import Pipeline
 from msprobe_engine.records import NODE_ONLY, Entry
 from msprobe_integrations.torch.backward import GradientWatch
-from msprobe_integrations.torch.calls import Call, rename
+from msprobe_integrations.torch.calls import Call, again, pass_of
 
 _NEAR = 24
 """So many records from the end a record is looked for."""
@@ -52,8 +52,7 @@ class CallTree:
         call: Call = watch.tag
         if not call.is_module:
             return
-        if watch.passes:
-            rename(call, watch.passes)
+        pass_of(call, watch.task)
         running = self._running
         if not running or next(reversed(running)).since < call.since:  # what encloses a call has started before it
             running[call] = None
@@ -90,15 +89,19 @@ class CallTree:
                 self._pipeline.entries.append(Entry(parent.backward_name, {}, above, -1, parent.micro_step, NODE_ONLY))
             parent = parent.parent
 
-    def further_pass(self, call: Call, passes: int) -> None:
-        """A further backward pass has come through `call`. The calls around it are its nodes, also where nothing comes through them: the
-        gradient of a gradient reaches weights and not the module's inputs."""
-        rename(call, passes)
-        around = call.parent
-        while around is not None:
-            above = around.parent.backward_name if around.parent is not None else around.parent_name
-            self._further[around.backward_name] = Entry(around.backward_name, {}, above, -1, around.micro_step, NODE_ONLY)
-            around = around.parent
+    def parent_of_pass(self, call: Call, task: int) -> str | None:
+        """Name of the record around that of a backward pass through `call`. The calls around it are nodes of a further pass, also where
+        nothing comes through them: the gradient of a gradient reaches weights and not the module's inputs."""
+        parent = call.parent
+        if parent is None:
+            return call.parent_name
+        if len(parent.tasks) < 2:
+            return parent.backward_name
+        number = pass_of(parent, task)
+        name = again(parent.backward_name, number)
+        if number and name not in self._further:
+            self._further[name] = Entry(name, {}, self.parent_of_pass(parent, task), -1, parent.micro_step, NODE_ONLY)
+        return name
 
     def follows(self, name: str, parent: Call | None) -> None:
         """The record `name`, which has just been appended, belongs before the backward record of `parent` and of those around it."""

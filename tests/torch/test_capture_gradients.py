@@ -336,3 +336,55 @@ def test_a_row_that_is_written_to() -> None:
     assert (tuple(before.description.shape), stat(frame, before).min, stat(frame, before).max) == ((4,), 5.0, 5.0)
     (whole,) = found["Tensor.__mul__.0.backward"].sections["input"]
     assert (stat(frame, whole).min, stat(frame, whole).max) == (1.0, 5.0)
+
+
+def test_passes_that_take_different_ways() -> None:
+    """First through one output of a module, then through the other, then through both: records of a pass of the engine are below the
+    module's record of that pass, whichever pass it is for them."""
+
+    class Halves(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            a, b = x.chunk(2)
+            return a.sin(), b.cos()
+
+    model, x = nn.Sequential(Halves()), torch.ones(4, requires_grad=True)
+
+    def work() -> None:
+        a, b = model[0](x)
+        a.sum().backward(retain_graph=True)
+        b.sum().backward(retain_graph=True)
+        (a + b).sum().backward()
+
+    found = entries(capture(model, work, "mix")[0])
+    module = "Module.0.Halves.backward"
+    assert [found[name].parent for name in ("Tensor.sin.0.backward", "Tensor.sin.1000000.backward")] == [f"{module}.0", f"{module}.2000000"]
+    assert [found[name].parent for name in ("Tensor.cos.0.backward", "Tensor.cos.1000000.backward")] == [
+        f"{module}.1000000",
+        f"{module}.2000000",
+    ]
+    assert found["Tensor.cos.1000000.backward"].tags == {"pass": 2, "of": "Tensor.cos.0.backward"}
+
+
+def test_a_pass_inside_a_pass() -> None:
+    """A hook of the user that runs a backward pass over the same graph: every record has a name of its own, and the outer pass's record
+    of the gradient that came first is the first one."""
+    layer, x = nn.Linear(2, 2), torch.ones(1, 2, requires_grad=True)
+    model = nn.Sequential(layer)
+
+    def work() -> None:
+        h = model(x)
+        done: list[int] = []
+
+        def hook(_: torch.Tensor) -> None:
+            if not done:
+                done.append(1)
+                with torch.enable_grad():
+                    (h * 2).sum().backward(retain_graph=True)
+
+        layer.bias.register_hook(hook)
+        h.sum().backward(retain_graph=True)
+
+    found = entries(capture(model, work, "mix")[0])
+    names = [n for n in found if n.startswith("Functional.linear") and n.endswith("backward")]
+    assert len(names) >= 2
+    assert all(found[n].parent in found for n in names)
