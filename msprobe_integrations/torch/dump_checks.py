@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ Models = nn.Module | Sequence[nn.Module]
 def root_of(settings: ProbeSettings) -> Path:
     """Where the step directories are."""
     assert settings.dump is not None
-    return Path(settings.dump.dump_path) if settings.dump.dump_path else Path(settings.output_dir) / "dump"
+    root = settings.dump.dump_path or os.path.join(settings.output_dir, "dump")
+    return Path(os.path.abspath(os.path.expanduser(root)))  # the program may change its working directory
 
 
 def check(settings: ProbeSettings, source: str) -> None:

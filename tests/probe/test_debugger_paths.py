@@ -221,3 +221,22 @@ def test_nothing_is_made_before_it_is_needed(tmp_path: Path) -> None:
     debugger.step()
     assert not (tmp_path / "dump").exists()
     assert steps(tmp_path) == []
+
+
+def test_a_program_that_changes_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative dump_path is relative to where the run began, whatever the program does to its working directory."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    debugger = PrecisionDebugger(config(tmp_path, "L0", dump_path="out"))
+    net = Net()
+    for number in range(3):
+        debugger.start(net)
+        net(x()).sum().backward()
+        debugger.stop()
+        debugger.step()
+        if number == 0:
+            os.chdir("elsewhere")
+    debugger.run.at_exit()
+    assert open_dump(tmp_path / "out").steps == [0, 1, 2]
+    assert all(open_dump(tmp_path / "out").load(step).complete for step in range(3))
+    assert list((tmp_path / "elsewhere").iterdir()) == []
