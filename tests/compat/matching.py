@@ -88,7 +88,8 @@ def load(directory: Path) -> RankDump:
             dump.header = json.loads((directory / name).read_text())
             dump.data = dump.header.pop("data")
             if dump.header.get("dump_data_dir"):
-                dump.header["dump_data_dir"] = re.sub(r"/proc\d+/", "/proc/", os.path.normpath(dump.header["dump_data_dir"]))
+                place = re.sub(r"/proc\d+/", "/proc/", os.path.normpath(dump.header["dump_data_dir"]))
+                dump.header["dump_data_dir"] = place[max(place.find("dump/step"), 0) :]  # absolute here, as dump_path has it there
     if (directory / "stack.json").exists():
         dump.stacks = stacks_of(json.loads(neutral((directory / "stack.json").read_text())))
     if (directory / "construct.json").exists():

@@ -232,11 +232,11 @@ def test_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     debugger = PrecisionDebugger()
     assert (debugger.dump.task, debugger.dump.level) == ("statistics", "L1")
-    assert str(debugger.run.files.root) == "msprobe_output/dump"
+    assert str(debugger.run.files.root) == str(tmp_path / "msprobe_output/dump")
     PrecisionDebugger._instance = None
     path = tmp_path / "c.json"
     path.write_text(json.dumps({"task": "statistics", "level": "L0"}))
-    assert str(PrecisionDebugger(path).run.files.root) == "msprobe_output/dump"
+    assert str(PrecisionDebugger(path).run.files.root) == str(tmp_path / "msprobe_output/dump")
 
 
 def test_probe_yaml_without_dump(tmp_path: Path) -> None:
