@@ -1,9 +1,13 @@
-"""Shared by all tests: hypothesis without deadlines (machines differ), and an environment free of this project's variables."""
+"""Shared by all tests: hypothesis without deadlines (machines differ), an environment free of this project's variables, and file systems
+of their own."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -18,3 +22,30 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.delenv(name, raising=False)
     yield
     logging.getLogger("msprobe").setLevel(logging.INFO)  # settings loaded in a test may have made it silent
+
+
+@pytest.fixture
+def tmpfs(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Mounts a file system in memory with these options; skips where that is not allowed."""
+    mounted: list[Path] = []
+
+    def mount(options: str) -> Path:
+        if os.geteuid() != 0:
+            pytest.skip("mounting a tmpfs needs root")
+        place = tmp_path / f"tmpfs{len(mounted)}"
+        place.mkdir()
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)], capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"mounting a tmpfs is not allowed here: {done.stderr.strip()}")
+        mounted.append(place)
+        return place
+
+    yield mount
+    for place in mounted:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.fixture
+def small(tmpfs: Callable[[str], Path]) -> Path:
+    """A file system of 1 MiB: a disk that is soon full."""
+    return tmpfs("size=1m")

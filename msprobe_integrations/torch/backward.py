@@ -249,18 +249,6 @@ class GradientWatch:
         graph."""
         view.node.register_hook(ViewHook(self, view.place, slot, is_output=True))
 
-    def arrived_in_view(self, gradient: torch.Tensor | None, slot: int, is_output: bool) -> None:
-        """Called by the hooks of `redirect` and of calls that write into a view."""
-        if _graph_task() != self.task:
-            self.begin()
-        if gradient is not None and is_output:
-            self._outputs[slot] = self._reduce_arriving(gradient)
-        elif gradient is not None:
-            self._inputs[slot] = self._reduce(gradient)
-        self._missing -= 1
-        if self._missing == 0:
-            self.report()
-
     def begin(self) -> None:
         """A backward pass reaches the call."""
         task = _graph_task()
@@ -276,7 +264,7 @@ class GradientWatch:
             self._begins(self)
 
     def arrived(self, todo: tuple[tuple[bool, int, int], ...], grad_inputs: Any, grad_outputs: Any) -> None:
-        """Called by the hooks: note what one node saw."""
+        """Called by the hooks: note what one node saw. `todo`: (is it an output, place in the gradients, slot) of each."""
         if _graph_task() != self.task:
             self.begin()
         for is_output, index, slot in todo:

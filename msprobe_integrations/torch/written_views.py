@@ -48,13 +48,12 @@ def written_by(output: torch.Tensor | None, since: int) -> View | None:
 class ViewHook(LightHook):
     """Post hook of the node that stands for a write into a view."""
 
-    __slots__ = ("is_output", "place", "slot", "watch")
+    __slots__ = ("place", "todo", "watch")
 
     def __init__(self, watch: GradientWatch, place: Place, slot: int, is_output: bool) -> None:
         self.watch = watch
         self.place = place
-        self.slot = slot
-        self.is_output = is_output
+        self.todo = ((is_output, 0, slot),)
 
     def __call__(self, grad_inputs: Any, grad_outputs: Any) -> None:  # noqa: ARG002
         watch = self.watch
@@ -63,7 +62,7 @@ class ViewHook(LightHook):
                 whole = grad_inputs[0]
                 with torch.no_grad(), torch._C.DisableTorchFunction():
                     gradient = None if whole is None else whole.as_strided(*self.place)
-                watch.arrived_in_view(gradient, self.slot, self.is_output)
+                watch.arrived(self.todo, (gradient,), (gradient,))
             except Exception as error:
                 watch.active = False
                 watch.failed(error)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import socket
-import subprocess
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,20 +27,6 @@ from msprobe_integrations.torch.probe import TorchProbe
 
 pytestmark = pytest.mark.framework
 STEPS = 12
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MiB."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small tmpfs needs root")
-    place = tmp_path / "small"
-    place.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True, text=True, check=False)
-    if mounted.returncode:
-        pytest.skip(f"mounting a small tmpfs is not allowed here: {mounted.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 def with_debugger(config: Path, in_the_way: Path | None = None) -> dict[str, Any]:

@@ -1,9 +1,12 @@
-"""Helpers of the capture tests: run a function under a capture and return the frame."""
+"""Helpers of the capture tests: run a function under a capture and return the frame; a small model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+
+import torch
+from torch import nn
 
 from msprobe_engine.guard import Faults
 from msprobe_engine.pipeline import Pipeline
@@ -12,6 +15,17 @@ from msprobe_engine.rows import Statistics, read
 from msprobe_engine.writer import Writer
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.capture import Capture
+
+
+class Block(nn.Module):
+    """A block of a model: a layer, an activation, a function and a sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.act = nn.Linear(4, 4), nn.GELU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.act(self.fc(x))) + x
 
 
 def capture(model: Any, work: Callable[[], Any], level: str = "mix", steps: int = 1, **options: Any) -> list[Frame]:

@@ -10,7 +10,7 @@ from typing import Any
 import capturing
 import pytest
 import torch
-from capturing import capture, entries
+from capturing import Block, capture, entries
 from torch import nn
 
 from msprobe_engine.dump.writer import DumpSink
@@ -19,15 +19,6 @@ from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.filters import RecordFilter
 from msprobe_integrations.torch.modules import ModuleCapture
 from msprobe_integrations.torch.stacks import Stacks
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc, self.act = nn.Linear(4, 4), nn.GELU()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(self.act(self.fc(x))) + x
 
 
 class Net(nn.Module):

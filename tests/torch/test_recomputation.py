@@ -7,18 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from capturing import capture, entries
+from capturing import Block, capture, entries
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc, self.act = nn.Linear(4, 4), nn.GELU()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(self.act(self.fc(x))) + x
 
 
 class Stack(nn.Module):
