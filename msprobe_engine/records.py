@@ -94,8 +94,13 @@ class Sample(NamedTuple):
     extra: Mapping[str, Any] = {}
 
 
-FAMILIES = ("actv", "actv_grad", "grad_unreduced", "grad_reduced", "param_origin", "param_updated", "exp_avg", "exp_avg_sq", "other")
-"""Monitor families; the names are those of the existing CSV files."""
+FAMILIES = (
+    "actv", "actv_grad", "grad_unreduced", "grad_reduced", "param_origin", "param_updated", "exp_avg", "exp_avg_sq", "opt_state",
+    "update", "ratio", "attention_hook", "linear_hook", "moe_router_weight_hook", "moe_router_logit_hook", "other",
+)  # fmt: skip
+"""Monitor families; those that the existing tool has carry the names of its CSV files. ``opt_state`` are states of the optimizer with
+other names (``extra["state"]`` says which), ``update`` and ``ratio`` what the optimizer adds to a parameter and m / sqrt(v), the
+``*_hook`` families single numbers (``extra["column"]`` says which), ``other`` collectives and momentum agreement."""
 
 
 class Record(NamedTuple):

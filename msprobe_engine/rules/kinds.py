@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msprobe_engine.records import Entry, Sample
 
-KINDS = ("activation", "activation_grad", "grad", "param", "opt_state", "collective", "loss", "step")
+KINDS = ("activation", "activation_grad", "grad", "param", "opt_state", "update", "feature", "collective", "loss", "step")
 """All kinds. `loss` and `step` are scalars: the loss, and every other number of a step."""
 
 _FAMILY = {
@@ -16,6 +16,13 @@ _FAMILY = {
     "param_updated": "param",
     "exp_avg": "opt_state",
     "exp_avg_sq": "opt_state",
+    "opt_state": "opt_state",
+    "update": "update",
+    "ratio": "update",
+    "attention_hook": "feature",
+    "linear_hook": "feature",
+    "moe_router_weight_hook": "feature",
+    "moe_router_logit_hook": "feature",
     "other": "collective",
 }
 

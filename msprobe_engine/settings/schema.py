@@ -19,7 +19,9 @@ def _rule(default: Any, help: str, **rule: Any) -> Any:
 
 LEVELS = ("L0", "L1", "mix", "L2", "debug")
 TASKS = ("statistics", "tensor", "structure")
-OPS = ("norm", "min", "max", "mean", "zeros", "nans", "infs", "rms", "shape", "dtype", "digest")
+OPS = ("norm", "min", "max", "mean", "zeros", "nans", "infs", "rms", "absmax", "kurtosis", "underflow", "shape", "dtype", "digest")
+SMALL_FLOATS = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
+"""Types that a value may underflow in."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +82,27 @@ class DumpSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LayerFeatureSettings:
+    """Derived numbers of single modules: attention entropy, spectral norm of weights, routing of experts."""
+
+    attention: tuple[str, ...] = _rule((), "modules whose first two inputs are q and k: entropy and largest weight of the attention")
+    attention_layout: str = _rule("s,b,h,d", "layout of q and k", choices=("s,b,h,d", "b,s,h,d"))
+    linear: tuple[str, ...] = _rule((), "modules with a 2-D weight: spectral norm and stable rank; '*' is all but embeddings")
+    router_weights: tuple[str, ...] = _rule((), "routers: mean cosine similarity of the experts' weight vectors")
+    router_logits: tuple[str, ...] = _rule((), "routers whose output are logits: mean entropy per token, and the load of each expert")
+    power_iterations: int = _rule(30, "upper bound of power iterations for the spectral norm", minimum=1, maximum=1000)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaCheckSettings:
+    """Parameters that have to be equal on several ranks are compared by digest, in one small exchange."""
+
+    interval: int = _rule(0, "every so many steps; 0: never", minimum=0)
+    parameters: bool = _rule(True, "parameters after the optimizer step")
+    gradients: bool = _rule(False, "reduced gradients just before the optimizer step")
+
+
+@dataclass(frozen=True, kw_only=True)
 class MonitorSettings:
     """What is watched all the time, as flat samples."""
 
@@ -89,22 +112,39 @@ class MonitorSettings:
     gradients: bool = _rule(True, "reduced gradients, just before the optimizer step")
     gradient_phases: tuple[str, ...] = _rule(
         ("reduced",),
-        "where reduced gradients are taken; unscaled and clipped, under Megatron only, cost one more pass each",
+        "where reduced gradients are taken; unscaled and clipped, where the framework has such a moment, cost one more pass each",
         choices=("reduced", "unscaled", "clipped"),
     )
     unreduced_gradients: bool = _rule(False, "local gradients before data-parallel reduction")
     micro_batch_gradients: bool = _rule(False, "unreduced gradients of every micro batch")
     parameters: bool = _rule(False, "parameters before and after the optimizer step")
-    optimizer_states: bool = _rule(False, "exp_avg and exp_avg_sq after the step")
-    collectives: bool = _rule(False, "inputs and outputs of collectives")
+    optimizer_states: bool = _rule(False, "states of the optimizer (exp_avg, exp_avg_sq, momentum_buffer, ...)")
+    states_when: str = _rule("after", "optimizer states are taken before or after the step", choices=("before", "after"))
+    updates: bool = _rule(False, "the optimizer's update of every parameter and, for Adam, the ratio m / sqrt(v)")
+    momentum_agreement: bool = _rule(False, "share of elements whose gradient has the sign of the first moment")
+    layer_features: LayerFeatureSettings | None = _rule(None, "derived numbers of single modules", section=LayerFeatureSettings)
+    histograms: tuple[str, ...] = _rule((), "families that get a histogram of each tensor, too (grad_reduced, update, actv, ...)")
+    collectives: bool = _rule(False, "outputs of collectives")
+    collective_inputs: bool = _rule(False, "inputs of collectives, too")
+    collective_sites: tuple[str, ...] = _rule((), "regular expressions over 'path[line]' of the call stack; [] is all collectives")
+    collective_stacks: bool = _rule(False, "write the call stacks of collectives once instead of their statistics")
+    stack_info: bool = _rule(False, "write the call stack of every module in the first monitored step")
+    print_struct: bool = _rule(False, "write shapes and dtypes of every module in the first monitored step")
     start_step: int = _rule(0, "first step", minimum=0)
     interval: int = _rule(1, "every so many steps", minimum=1)
     collect_times: int = _rule(100_000_000, "stop after so many monitored steps", minimum=0)
+    hot: bool = _rule(False, "re-read the settings file while the training runs, and follow its monitor section")
     rank: tuple[int, ...] = _rule((), "ranks that monitor, [] is all", ranges=True, minimum=0, maximum=1_000_000)
     ops: tuple[str, ...] = _rule(
         ("norm", "min", "max", "mean", "nans", "zeros"),
         "statistics that files show",
         choices=OPS,
+    )
+    eps: float = _rule(0.0, "zeros counts elements whose absolute value is below this; 0: exact zeros", minimum=0)
+    underflow_dtype: str = _rule("bfloat16", "underflow is the share of elements that this type would turn into zero", choices=SMALL_FLOATS)
+    squash_name: bool = _rule(False, "shorten names in files as the existing tool does; a name that would be ambiguous stays whole")
+    replica_check: ReplicaCheckSettings = field(
+        default_factory=ReplicaCheckSettings, metadata={"help": "replicas that drift apart", "section": ReplicaCheckSettings}
     )
     digest: bool = _rule(False, "also take the 64-bit digest of every tensor")
 
@@ -124,6 +164,21 @@ class CsvSettings:
     enabled: bool = _rule(True, "write CSV files")
     path: str = _rule("", "directory; empty: MONITOR_OUTPUT_DIR or <output_dir>/monitor")
     steps_per_file: int = _rule(100, "steps per CSV file", minimum=1, maximum=1_000_000)
+    append_output: tuple[str, ...] = _rule((), "go on in the rank's directory whose time stamp (MonDD_HH-MM-SS) lies between these two")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonLinesSettings:
+    enabled: bool = _rule(False, "write one JSON object per step")
+    path: str = _rule("", "directory; empty: <output_dir>/jsonl")
+    ops: tuple[str, ...] = _rule(("norm", "min", "max", "mean", "nans"), "statistics per tensor", choices=OPS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SqliteSettings:
+    enabled: bool = _rule(False, "write the trend data base (SQLite)")
+    path: str = _rule("", "directory; empty: <output_dir>/trend")
+    ops: tuple[str, ...] = _rule(("norm", "min", "max", "mean", "nans"), "statistics per tensor", choices=OPS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,6 +209,8 @@ class SinkSettings:
     csv: CsvSettings = field(default_factory=CsvSettings)
     tensorboard: TensorBoardSettings = field(default_factory=TensorBoardSettings)
     prometheus: PrometheusSettings = field(default_factory=PrometheusSettings)
+    jsonl: JsonLinesSettings = field(default_factory=JsonLinesSettings)
+    sqlite: SqliteSettings = field(default_factory=SqliteSettings)
     memory: bool = _rule(False, "keep frames in memory (tests, notebooks)")
 
 
