@@ -1,4 +1,5 @@
-"""The two workloads of the overhead benchmark: a plain-PyTorch GPT, large enough per call (compute-bound) or not (host-bound)."""
+"""The workloads of the benchmarks: a plain-PyTorch GPT, large enough per call (compute-bound), not (host-bound), or with much to monitor and
+few tokens (monitored: 29 M parameters, head tied)."""
 
 from __future__ import annotations
 
@@ -20,11 +21,13 @@ class Workload:
     batch: int
     length: int
     heads: int = 8
+    tied: bool = False
 
 
 COMPUTE_BOUND = Workload("compute-bound", layers=7, width=512, vocabulary=8192, batch=4, length=128)
 HOST_BOUND = Workload("host-bound", layers=24, width=128, vocabulary=512, batch=2, length=32)
-WORKLOADS = {w.name: w for w in (COMPUTE_BOUND, HOST_BOUND)}
+MONITORED = Workload("monitored", layers=6, width=512, vocabulary=20_000, batch=1, length=64, tied=True)
+WORKLOADS = {w.name: w for w in (COMPUTE_BOUND, HOST_BOUND, MONITORED)}
 
 
 class Attention(nn.Module):
@@ -73,6 +76,8 @@ class Gpt(nn.Module):
         self.blocks = nn.ModuleList([Block(w) for _ in range(w.layers)])
         self.norm = nn.LayerNorm(w.width)
         self.head = nn.Linear(w.width, w.vocabulary, bias=False)
+        if w.tied:
+            self.head.weight = self.tokens.weight
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))

@@ -52,36 +52,30 @@ def dump_step(job: gpt.Job, config: Path) -> Callable[[], None]:
     return step
 
 
-def gradient_step(job: gpt.Job, tool: str, out: Path) -> Callable[[], None]:
-    """A training step with all reduced gradients monitored (CSV)."""
+FOUR, SIX = ["norm", "min", "max", "mean"], ["norm", "min", "max", "mean", "nans", "zeros"]
+MONITOR_MODES: dict[str, dict[str, Any]] = {
+    "gradients": {"wg_distribution": True, "ops": FOUR},
+    "parameter-side": {"wg_distribution": True, "param_distribution": True, "mv_distribution": True, "ops": FOUR},
+    "activations": {"xy_distribution": True, "all_xy": True, "ops": FOUR},
+    "everything": {
+        "wg_distribution": True, "param_distribution": True, "mv_distribution": True, "mg_direction": True,
+        "xy_distribution": True, "all_xy": True, "ops": SIX,
+    },
+}  # fmt: skip
+MONITOR_MODES["nothing-due"] = {**MONITOR_MODES["everything"], "start_step": 1_000_000}
+"""``monitor_config.json`` of the monitor modes; the families and statistics are those of one row of the table in docs/benchmarks.md."""
+
+
+def monitor_step(job: gpt.Job, mode: str, out: Path) -> Callable[[], Any]:
+    """A training step under `TrainerMon`, which both tools have under this name."""
     os.environ["MONITOR_OUTPUT_DIR"] = str(out)
-    config = {
-        "targets": {},
-        "wg_distribution": True,
-        "ops": ["norm", "min", "max", "mean", "nans"],
-        "ndigits": 12,
-        "step_count_per_record": 100,
-    }
     path = out / "monitor_config.json"
-    path.write_text(json.dumps(config))
-    if tool == "existing":
-        from msprobe.pytorch import TrainerMon
+    path.write_text(json.dumps({"targets": {}, "ndigits": 12, "step_count_per_record": 100, **MONITOR_MODES[mode]}))
+    from msprobe.pytorch import TrainerMon
 
-        monitor = TrainerMon(str(path), params_have_main_grad=False)
-        monitor.set_monitor(model=job.model, optimizer=job.optimizer, grad_acc_steps=1)
-        return lambda: job.step() and None
-    from msprobe.pytorch import TorchProbe
-
-    probe = TorchProbe.from_config(path)
-    probe.attach(job.model, job.optimizer)
-    count = iter(range(1_000_000_000))
-
-    def step() -> None:
-        probe.begin_step(next(count))
-        job.step()
-        probe.end_step()
-
-    return step
+    monitor = TrainerMon(str(path), params_have_main_grad=False)
+    monitor.set_monitor(model=job.model, optimizer=job.optimizer, grad_acc_steps=1)
+    return job.step
 
 
 def main() -> None:
@@ -101,8 +95,8 @@ def main() -> None:
     a.out.mkdir(parents=True, exist_ok=True)
     if a.tool == "none":
         step: Callable[[], Any] = job.step
-    elif a.mode == "gradients":
-        step = gradient_step(job, a.tool, a.out)
+    elif a.mode in MONITOR_MODES:
+        step = monitor_step(job, a.mode, a.out)
     else:
         step = dump_step(job, dump_config(a.mode, a.out))
     kind = torch.device(a.device).type
