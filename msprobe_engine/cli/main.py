@@ -10,8 +10,8 @@ import difflib
 import importlib
 import os
 import sys
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from msprobe_engine.errors import ProbeError
 from msprobe_engine.log import printable
@@ -29,9 +29,13 @@ class Command(NamedTuple):
 COMMANDS = {
     "check-config": Command("check_config", "check a settings file and print what it resolves to"),
     "estimate": Command("estimate", "say what a dump will cost in disk and time, before it is made"),
+    "grad_probe": Command("grad_probe", "compare the gradient directions of two runs (compare)"),
+    "monitor": Command("monitor", "work with what the monitor has written (analyze)"),
     "nan_analyze": Command("nan_analyze", "find the operator where the first NaN or Inf was born, over all ranks of a step"),
     "show": Command("show", "list what an output directory holds: dumps, steps, ranks, incidents, files"),
 }
+GROUPS = ("grad_probe", "monitor")
+"""Commands that have sub-commands: the table ``COMMANDS`` of their file."""
 ALIASES = {"overflow_check": "nan_analyze"}
 """Names of the existing tool's other versions."""
 
@@ -46,22 +50,32 @@ examples:
 EXIT_CODES = """\
 exit codes:
   0    done
-  1    done, and something was found (nan_analyze) or does not fit (estimate)
+  1    done, and something was found (nan_analyze, monitor analyze, grad_probe compare) or does not fit (estimate)
   2    wrong usage, settings or input; the message says what to do
   3    a bug in this tool; please report it with the output of --debug
   130  interrupted"""
 
 
-def _top_parser() -> argparse.ArgumentParser:
-    width = max(map(len, COMMANDS)) + 2
-    table = "\n".join(f"  {name:{width}}{command.help}" for name, command in COMMANDS.items())
-    parser = argparse.ArgumentParser(
-        prog="msprobe",
-        usage="msprobe [-h] [--version] [--debug] [-f FRAMEWORK] COMMAND ...",
-        description="Finds where the numbers of a large training run go wrong: which step, rank, module and operator.",
-        epilog=f"commands:\n{table}\n\n{EXAMPLES}\n\n{EXIT_CODES}",
+def _parser_of_commands(prog: str, usage: str, description: str, commands: Mapping[str, Command], examples: str) -> argparse.ArgumentParser:
+    width = max(map(len, commands)) + 2
+    table = "\n".join(f"  {name:{width}}{command.help}" for name, command in commands.items())
+    return argparse.ArgumentParser(
+        prog=prog,
+        usage=usage,
+        description=description,
+        epilog=f"commands:\n{table}\n\n{examples}\n\n{EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
+    )
+
+
+def _top_parser() -> argparse.ArgumentParser:
+    parser = _parser_of_commands(
+        "msprobe",
+        "msprobe [-h] [--version] [--debug] [-f FRAMEWORK] COMMAND ...",
+        "Finds where the numbers of a large training run go wrong: which step, rank, module and operator.",
+        COMMANDS,
+        EXAMPLES,
     )
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -79,9 +93,32 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(argv[:i]), list(argv[i:])
 
 
+def all_commands() -> list[str]:
+    """The names `sub_parser` takes: ``show``, ``monitor analyze``, ..."""
+    return sorted(f"{name} {sub}" if sub else name for name in COMMANDS for sub in (_group(name).COMMANDS if name in GROUPS else ("",)))
+
+
+def _group(name: str) -> Any:
+    return importlib.import_module(f"msprobe_engine.cli.{COMMANDS[name].module}")
+
+
+def _group_parser(name: str) -> argparse.ArgumentParser:
+    group = _group(name)
+    return _parser_of_commands(f"msprobe {name}", "msprobe " + name + " [-h] COMMAND ...", group.__doc__, group.COMMANDS, group.EXAMPLES)
+
+
+def _unknown(prog: str, word: str, commands: Sequence[str], known: Sequence[str]) -> int:
+    near = difflib.get_close_matches(word.replace("-", "_"), known, n=1)
+    hint = f"did you mean '{near[0]}'? " if near else ""
+    print(f"{prog}: unknown command '{word}'; {hint}Commands: {', '.join(commands)}", file=sys.stderr)
+    return WRONG
+
+
 def sub_parser(name: str) -> argparse.ArgumentParser:
-    """The parser of one sub-command; imports its file."""
-    module = importlib.import_module(f"msprobe_engine.cli.{COMMANDS[name].module}")
+    """The parser of one sub-command (``show``, ``monitor analyze``); imports its file."""
+    first, _, second = name.partition(" ")
+    table = _group(first).COMMANDS if second else COMMANDS
+    module = importlib.import_module(f"msprobe_engine.cli.{table[second or first].module}")
     parser = argparse.ArgumentParser(
         prog=f"msprobe {name}",
         description=module.__doc__,
@@ -121,15 +158,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not rest:
         top.print_help(sys.stderr)
         return WRONG
-    name = ALIASES.get(rest[0], rest[0])
+    name, given = ALIASES.get(rest[0], rest[0]), rest[1:]
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name.replace("-", "_"), [*COMMANDS, *ALIASES], n=1)
-        hint = f"did you mean '{near[0]}'? " if near else ""
-        print(f"msprobe: unknown command '{rest[0]}'; {hint}Commands: {', '.join(COMMANDS)}", file=sys.stderr)
-        return WRONG
+        return _unknown("msprobe", rest[0], list(COMMANDS), [*COMMANDS, *ALIASES])
+    if name in GROUPS:
+        if not given or given[0].startswith("-"):
+            parser = _group_parser(name)
+            parser.parse_args(given)
+            parser.print_help(sys.stderr)
+            return WRONG
+        commands = list(_group(name).COMMANDS)
+        if given[0] not in commands:
+            return _unknown(f"msprobe {name}", given[0], commands, commands)
+        name, given = f"{name} {given[0]}", given[1:]
     debug = options.debug
     try:
-        args = sub_parser(name).parse_args(rest[1:])
+        args = sub_parser(name).parse_args(given)
         debug = debug or args.debug
         code = int(args.run(args))
         sys.stdout.flush()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from msprobe_engine.cli.main import ALIASES, COMMANDS, _top_parser, sub_parser
+from msprobe_engine.cli.main import ALIASES, _top_parser, all_commands, sub_parser
 from msprobe_engine.settings.document import key_paths
 
 PINNED = Path(__file__).with_name("surface.txt")
@@ -19,7 +19,7 @@ def surface() -> str:
     """All settings keys and flags, one per line."""
     lines = [f"settings {path}" for path in key_paths()]
     lines += [f"msprobe {flag}" for flag in _flags(_top_parser())]
-    lines += [f"msprobe {name} {flag}" for name in sorted(COMMANDS) for flag in _flags(sub_parser(name))]
+    lines += [f"msprobe {name} {flag}" for name in all_commands() for flag in _flags(sub_parser(name))]
     lines += [f"msprobe {alias} = {name}" for alias, name in sorted(ALIASES.items())]
     return "\n".join(lines) + "\n"
 

@@ -1,0 +1,32 @@
+"""Compare the gradient directions of two runs of the gradient probe, step by step: share of elements whose gradient has the same
+sign. Suspect are a parameter whose similarity is below 0.97 in its first step, or falls by more than 0.03 from one step to the next."""
+
+from __future__ import annotations
+
+import argparse
+
+EPILOG = """\
+examples:
+  msprobe grad_probe compare run_a/grad run_b/grad -o out               all ranks both have
+  msprobe grad_probe compare run_a/grad/rank0 run_b/grad/rank0 -o out   one rank
+  msprobe grad_probe compare run_a/grad run_b/grad -o out --no-plots    numbers only
+
+exit codes: 0 nothing is suspect, 1 something is, 2 no data or wrong usage"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Two directories and where the result goes."""
+    parser.add_argument("first", metavar="A", help="dump_path of a run of task grad_probe, or one rank{R} directory in it")
+    parser.add_argument("second", metavar="B", help="the same of the other run")
+    parser.add_argument(
+        "-o", "--output_path", default="./output", metavar="DIR", help="where rank{R}/similarities.csv goes (default: ./output)"
+    )
+    parser.add_argument("--no-plots", action="store_true", help="write no pictures")
+    parser.epilog = EPILOG
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 nothing is suspect, 1 something is; errors are raised as `ProbeError`, which the entry point turns into 2."""
+    from msprobe_engine.grad_probe.compare import compare_command
+
+    return compare_command(args.first, args.second, args.output_path, plots=not args.no_plots)

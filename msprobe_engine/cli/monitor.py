@@ -1,0 +1,14 @@
+"""What the monitor has written, afterwards. Each sub-command is a file of its own, imported when it is asked for."""
+
+from __future__ import annotations
+
+from msprobe_engine.cli.main import Command
+
+COMMANDS = {
+    "analyze": Command("monitor_analyze", "put the alerts of all ranks into the order of execution and say where it began"),
+}
+
+EXAMPLES = """\
+examples:
+  msprobe monitor analyze monitor_output
+  msprobe monitor analyze --help"""

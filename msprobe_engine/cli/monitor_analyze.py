@@ -1,0 +1,50 @@
+"""Put the alerts of all ranks into the order of execution and say where it began. Reads what the monitor wrote, ours or the existing
+tool's."""
+
+from __future__ import annotations
+
+import argparse
+
+EPILOG = """\
+examples:
+  msprobe monitor analyze monitor_output
+  msprobe monitor analyze monitor_output -k 20 -s 1,2 -o out
+  msprobe monitor analyze monitor_output/anomaly_detected       the existing tool's alerts
+
+exit codes: 0 no alerts, 1 alerts were found, 2 no data or wrong usage"""
+
+
+def steps(text: str) -> frozenset[int]:
+    """``1,2`` or ``[1,2]`` as a set; empty: every step."""
+    inner = text.strip().removeprefix("[").removesuffix("]").strip()
+    try:
+        return frozenset(int(part) for part in inner.split(",")) if inner else frozenset()
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of steps; allowed: 1,2 or [1,2]") from None
+
+
+def positive(text: str) -> int:
+    """An int of at least 1."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; allowed: an int >= 1")
+    return number
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The run, and the options of the existing tool: -o, -k, -s."""
+    parser.add_argument("run_path", metavar="RUN", help="directory of a monitored run, or anomaly_detected of the existing tool")
+    parser.add_argument("-o", "--out_path", default="", metavar="DIR", help="where anomaly_analyse.json goes (default: RUN)")
+    parser.add_argument("-k", "--topk", type=positive, default=8, metavar="N", help="how many of the first alerts to keep (default: 8)")
+    parser.add_argument("-s", "--step", type=steps, default=frozenset(), metavar="STEPS", help="only these steps: 1,2 or [1,2]")
+    parser.epilog = EPILOG
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 no alerts, 1 alerts were found; errors are raised as `ProbeError`, which the entry point turns into 2."""
+    from msprobe_engine.monitor.analyze import analyze_command
+
+    return analyze_command(args.run_path, args.out_path, args.topk, args.step)
