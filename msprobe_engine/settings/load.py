@@ -10,7 +10,7 @@ from typing import Any
 
 from msprobe_engine import log
 from msprobe_engine.errors import SettingsError
-from msprobe_engine.settings import legacy, rules_between_keys, text, tree
+from msprobe_engine.settings import legacy, legacy_monitor, rules_between_keys, text, tree
 from msprobe_engine.settings.schema import DumpSettings, ProbeSettings
 
 KINDS = ("probe", "dump", "monitor")
@@ -61,7 +61,7 @@ def read_settings(
     if kind == "dump":
         settings = legacy.dump_settings(node, report)
     elif kind == "monitor":
-        settings = legacy.monitor_settings(node, report)
+        settings = legacy_monitor.monitor_settings(node, report)
     else:
         settings = tree.build(ProbeSettings, node, "", report)
     if given:
@@ -90,7 +90,7 @@ def recognise(node: Any) -> str:
     """Which of `KINDS` a file is, by its top-level keys: most exact hits, then nearest misses, ``probe`` when in doubt."""
     if not isinstance(node, Mapping):
         return "probe"
-    known = {"probe": [k.name for k in tree.keys_of(ProbeSettings)], "dump": legacy.DUMP_KEYS, "monitor": legacy.MONITOR_KEYS}
+    known = {"probe": [k.name for k in tree.keys_of(ProbeSettings)], "dump": legacy.DUMP_KEYS, "monitor": legacy_monitor.MONITOR_KEYS}
 
     def score(kind: str) -> tuple[int, float]:
         exact = sum(isinstance(name, str) and name in known[kind] for name in node)

@@ -106,7 +106,11 @@ class ReplicaCheckSettings:
 class MonitorSettings:
     """What is watched all the time, as flat samples."""
 
-    targets: tuple[str, ...] = _rule((), "module or parameter names (whole path components, * and ? allowed); [] is all")
+    enabled: bool = _rule(True, "false: nothing is monitored; the switch of `hot`")
+    targets: tuple[str, ...] = _rule(
+        (), "module or parameter names (whole path components, * and ? allowed, '1:name' is chunk 1 of the pipeline); [] is all"
+    )
+    activation_targets: tuple[str, ...] = _rule((), "modules of activations, without those inside them (* and ? allowed); [] is `targets`")
     activations: bool = _rule(False, "module inputs and outputs (forward)")
     activation_gradients: bool = _rule(False, "gradients of module inputs and outputs")
     gradients: bool = _rule(True, "reduced gradients, just before the optimizer step")
@@ -212,6 +216,7 @@ class SinkSettings:
     jsonl: JsonLinesSettings = field(default_factory=JsonLinesSettings)
     sqlite: SqliteSettings = field(default_factory=SqliteSettings)
     memory: bool = _rule(False, "keep frames in memory (tests, notebooks)")
+    anomalies: bool = _rule(False, "write alerts to <output_dir>/anomaly_detected/rank{R}/anomaly.json, as the existing tool does")
 
 
 @dataclass(frozen=True, kw_only=True)
