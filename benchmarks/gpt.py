@@ -1,5 +1,5 @@
-"""The workloads of the benchmarks: a plain-PyTorch GPT, large enough per call (compute-bound), not (host-bound), or with much to monitor and
-few tokens (monitored: 29 M parameters, head tied)."""
+"""The workloads of the benchmarks, a plain-PyTorch GPT: large enough per call (compute-bound), not (host-bound), or with much to
+monitor and few tokens (monitored: 29 M parameters, head tied)."""
 
 from __future__ import annotations
 

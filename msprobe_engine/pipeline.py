@@ -102,6 +102,7 @@ class Pipeline:
         self._step_started = time.monotonic()
         self._announcer = Announcer()
         self.rank_info: dict[str, Any] = {}
+        self.cost = {"seconds": 0.0}
 
     def sample(
         self,
@@ -200,6 +201,7 @@ class Pipeline:
 
         self._waiting.append(_Waiting(pending, build, edits, early))
         self.advance()
+        self.cost["seconds"] += time.monotonic() - now
 
     def advance(self, wait: bool = False) -> None:
         """Finish the steps whose rows have arrived; with `wait`, all of them."""

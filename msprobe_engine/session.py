@@ -84,6 +84,7 @@ class Session:
             if isinstance(sink, PrometheusSink):
                 sink.watch_losses(self.writer.lost)
                 sink.watch_info(self.pipeline.rank_info)
+                sink.watch_cost(self.pipeline.cost)
 
     def say_what_is_on(self) -> None:
         """One line on rank 0: that the probe is there, what it watches and where it writes."""

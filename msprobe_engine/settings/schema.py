@@ -204,6 +204,9 @@ class PrometheusSettings:
     job: str = _rule("msprobe", "job label, mode push")
     max_series: int = _rule(2000, "upper bound of series per process; what is cut is counted", minimum=1)
     layers: bool = _rule(True, "per-layer gauges besides the rank-level ones")
+    aggregate: str = _rule(
+        "none", "node: one series per node (sum, largest or smallest of its ranks); alerts keep their rank", choices=("none", "node")
+    )
     tls_cert: str = _rule("", "certificate file: the endpoint speaks TLS")
     tls_key: str = _rule("", "key file of tls_cert")
 

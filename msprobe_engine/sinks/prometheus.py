@@ -20,7 +20,7 @@ from msprobe_engine.settings.schema import PrometheusSettings
 from msprobe_engine.sinks.files import make_directory, replace_file
 from msprobe_engine.sinks.prometheus_http import MetricsServer
 from msprobe_engine.sinks.prometheus_metrics import Family, RankMetrics
-from msprobe_engine.sinks.prometheus_node import node_families, snapshot_path, write_snapshot
+from msprobe_engine.sinks.prometheus_node import folded, node_families, snapshot_path, write_snapshot
 from msprobe_engine.sinks.prometheus_push import Pusher
 
 _LOG = logging.getLogger("msprobe.prometheus")
@@ -73,6 +73,8 @@ class PrometheusSink:
         self._node: Path | None = None
         self._others = range(0)
         self._serves_node = False
+        self._folded = settings.aggregate == "node"
+        self._first_rank = rank - local_rank
         self._written = 0.0
         self._lock = threading.Lock()
 
@@ -101,6 +103,10 @@ class PrometheusSink:
     def watch_info(self, info: Mapping[str, Any]) -> None:
         """Labels of ``msprobe_rank_info`` (tp, pp, dp, ...); a mapping that its owner fills when they are known."""
         self._metrics.watch_info(info)
+
+    def watch_cost(self, cost: Mapping[str, float]) -> None:
+        """Export ``cost["seconds"]``, the time spent at step boundaries; a mapping that the pipeline goes on changing."""
+        self._metrics.watch_cost(cost)
 
     def watch_losses(self, losses: Mapping[str, int]) -> None:
         """Export `losses` (sink or queue name to frames lost), a mapping that the writer goes on changing."""
@@ -141,16 +147,16 @@ class PrometheusSink:
 
     def families(self) -> list[Family]:
         """What a scrape gets: this rank, and the others of the node where this rank serves them."""
-        own = self._metrics.families()
+        found = self._metrics.families()
         if self._serves_node and self._node is not None:
-            return node_families(own, self._node, self._others, time.time())
-        return own
+            found = node_families(found, self._node, self._others, time.time())
+        return folded(found, self._first_rank) if self._folded else found
 
     def _open_endpoint(self, settings: PrometheusSettings, output_dir: Path, local_rank: int, local_world_size: int, render: Any) -> None:
         port = settings.port
         if settings.per_node and local_world_size > 1:
             # Ranks of a node are consecutive (torchrun); the directory is named by the first, as output_dir may be shared by nodes.
-            first = self._rank - local_rank
+            first = self._first_rank
             self._node = output_dir.absolute() / "prometheus" / f"node{first}"
             make_directory(self._node, "prometheus sink")
             if local_rank > 0:

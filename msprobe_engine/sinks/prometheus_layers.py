@@ -1,7 +1,7 @@
 """Per-layer gauges: thousands of tensors become a few numbers per layer.
 
 Within one layer (and one phase or point) norms are added in quadrature, the largest absolute value is the maximum, and the share
-of zeros is over all elements. Micro steps are not added up: the largest of them counts, because an accumulated gradient holds
+of zeros and means are over all elements. Micro steps are not added up: the largest of them counts, because an accumulated gradient holds
 those before it. A group with NaN or Inf gives no new number; the gauge keeps the last finite one.
 """
 
@@ -14,45 +14,41 @@ import numpy.typing as npt
 
 from msprobe_engine.columns import absmax
 from msprobe_engine.records import Frame, Sample
-from msprobe_engine.rows import COUNT, SUMSQ, ZEROS, as_int64, nonfinite
+from msprobe_engine.rows import COUNT, SUM, SUMSQ, ZEROS, as_int64, nonfinite
 from msprobe_engine.rules.layout import Layout
 
 Labels = tuple[tuple[str, str], ...]
 Key = tuple[str, Labels]
 """Metric name without prefix, labels without rank."""
 
-_GRADIENT = ("layer_grad_norm", "layer_grad_absmax", "layer_grad_zero_ratio")
-_STATISTICS = ("norm", "absmax", "zero_ratio")
-_METRICS = {
-    "grad_unreduced": _GRADIENT,
-    "grad_reduced": _GRADIENT,
-    "actv": ("layer_activation_norm", "layer_activation_absmax"),
-    "actv_grad": ("layer_activation_grad_norm",),
-    "param_updated": ("layer_param_norm",),
-    "exp_avg": ("layer_exp_avg_norm",),
-    "exp_avg_sq": ("layer_exp_avg_sq_norm",),
+_GRADIENT = (("layer_grad_norm", "norm"), ("layer_grad_absmax", "absmax"), ("layer_grad_zero_ratio", "zeros"))
+_METRICS: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
+    ("grad_unreduced", ""): _GRADIENT,
+    ("grad_reduced", ""): _GRADIENT,
+    ("actv", ""): (("layer_activation_norm", "norm"), ("layer_activation_absmax", "absmax")),
+    ("actv_grad", ""): (("layer_activation_grad_norm", "norm"),),
+    ("param_updated", ""): (("layer_param_norm", "norm"),),
+    ("exp_avg", ""): (("layer_exp_avg_norm", "norm"),),
+    ("exp_avg_sq", ""): (("layer_exp_avg_sq_norm", "norm"),),
+    ("update", ""): (("layer_update_norm", "norm"),),
+    ("other", "mg_direction"): (("layer_momentum_agreement_ratio", "mean"),),
+    ("attention_hook", "entropy"): (("layer_attention_entropy_nats", "mean"),),
+    ("attention_hook", "softmax_max"): (("layer_attention_max_weight_ratio", "mean"),),
+    ("linear_hook", "kernel_norm"): (("layer_weight_spectral_norm", "absmax"),),
+    ("linear_hook", "stable_rank"): (("layer_weight_stable_rank", "mean"),),
+    ("moe_router_weight_hook", "router_weight_similarity"): (("layer_router_similarity_ratio", "mean"),),
+    ("moe_router_logit_hook", "per_token_expert_entropy"): (("layer_router_entropy_nats", "mean"),),
+    ("moe_router_logit_hook", "dead_experts"): (("layer_router_dead_experts", "absmax"),),
 }
+"""Family, and column or tag of the sample, to metrics and the statistic that each of them is."""
 _PHASE = {"grad_unreduced": "accumulated", "grad_reduced": "reduced"}
-
-HELP = {
-    "local_grad_norm": "L2 norm of all gradients that this rank holds (its own shards), by phase.",
-    "layer_grad_norm": "L2 norm of the gradients of one layer on this rank.",
-    "layer_grad_absmax": "Largest absolute gradient of one layer on this rank.",
-    "layer_grad_zero_ratio": "Share of exact zeros in the gradients of one layer on this rank.",
-    "layer_activation_norm": "L2 norm of the module inputs or outputs of one layer on this rank, largest micro step.",
-    "layer_activation_absmax": "Largest absolute value of the module inputs or outputs of one layer on this rank.",
-    "layer_activation_grad_norm": "L2 norm of the gradients of module inputs or outputs of one layer on this rank.",
-    "layer_param_norm": "L2 norm of the parameters of one layer on this rank, after the optimizer step.",
-    "layer_exp_avg_norm": "L2 norm of the first moments of one layer on this rank.",
-    "layer_exp_avg_sq_norm": "L2 norm of the second moments of one layer on this rank.",
-}
 
 
 class _Groups(NamedTuple):
     samples: npt.NDArray[np.intp]  # tensors of the layout that belong to a group, [m]
     group: npt.NDArray[np.intp]  # group of each of them, micro steps apart, [m]
     merged: npt.NDArray[np.intp]  # group without micro step of each group, [groups]
-    keys: list[tuple[Key, ...]]  # one key per statistic, for each merged group
+    keys: list[tuple[tuple[Key, str], ...]]  # metrics and their statistic, for each merged group
 
 
 class LayerGauges:
@@ -79,13 +75,16 @@ class LayerGauges:
         top = np.zeros(n)
         np.maximum.at(top, groups.group, absmax(rows))
         with np.errstate(invalid="ignore", divide="ignore"):
-            zero = np.bincount(groups.group, ints[:, ZEROS], n) / np.bincount(groups.group, ints[:, COUNT], n)
-        columns = []
-        for column in (norm, top, zero):
-            best = np.full(merged, -1.0)
-            np.maximum.at(best, groups.merged, np.where(bad | ~np.isfinite(column), -1.0, column))
-            columns.append(best.tolist())
-        return [(key, column[i]) for i, keys in enumerate(groups.keys) for key, column in zip(keys, columns) if column[i] >= 0.0]
+            count = np.bincount(groups.group, ints[:, COUNT], n)
+            zero = np.bincount(groups.group, ints[:, ZEROS], n) / count
+            mean = np.bincount(groups.group, rows[:, SUM], n) / count
+        columns = {}
+        for name, column in (("norm", norm), ("absmax", top), ("zeros", zero), ("mean", mean)):
+            best = np.full(merged, -np.inf)
+            np.maximum.at(best, groups.merged, np.where(bad | ~np.isfinite(column), -np.inf, column))
+            columns[name] = best.tolist()
+        found = ((key, columns[statistic][i]) for i, keys in enumerate(groups.keys) for key, statistic in keys)
+        return [(key, value) for key, value in found if value != -np.inf]
 
 
 def _group(frame: Frame, layout: Layout, by_layer: bool) -> _Groups | None:
@@ -94,13 +93,13 @@ def _group(frame: Frame, layout: Layout, by_layer: bool) -> _Groups | None:
     merged: list[int] = []
     groups: dict[tuple[object, ...], int] = {}
     final: dict[tuple[object, ...], int] = {}
-    keys: list[tuple[Key, ...]] = []
+    keys: list[tuple[tuple[Key, str], ...]] = []
 
-    def put(i: int, metrics: tuple[str, ...], labels: Labels, micro_step: int) -> None:
+    def put(i: int, metrics: tuple[tuple[str, str], ...], labels: Labels, micro_step: int) -> None:
         whole, part = (metrics, labels), (metrics, labels, micro_step)
         if whole not in final:
             final[whole] = len(keys)
-            keys.append(tuple((metric, labels) for metric in metrics))
+            keys.append(tuple(((metric, labels), statistic) for metric, statistic in metrics))
         if part not in groups:
             groups[part] = len(merged)
             merged.append(final[whole])
@@ -109,15 +108,19 @@ def _group(frame: Frame, layout: Layout, by_layer: bool) -> _Groups | None:
 
     for i in range(len(layout.names)):
         sample = layout.source(frame, i)
-        if isinstance(sample, Sample) and sample.family in _METRICS:
+        if isinstance(sample, Sample) and (metrics := _METRICS.get((sample.family, _column(sample)))) is not None:
             labels = _labels(sample)
             if sample.family in _PHASE:
-                put(i, ("local_grad_norm",), labels[1:], sample.micro_step)
+                put(i, (("local_grad_norm", "norm"),), labels[1:], sample.micro_step)
             if by_layer:
-                put(i, _METRICS[sample.family], labels, sample.micro_step)
+                put(i, metrics, labels, sample.micro_step)
     if not samples:
         return None
     return _Groups(np.array(samples, np.intp), np.array(group, np.intp), np.array(merged, np.intp), keys)
+
+
+def _column(sample: Sample) -> str:
+    return str(sample.extra.get("column") or (sample.extra.get("tag", "") if sample.family == "other" else ""))
 
 
 def _labels(sample: Sample) -> Labels:

@@ -20,10 +20,10 @@ from msprobe_engine.rows import NANS, NEG_INF, POS_INF, as_int64
 from msprobe_engine.rules.base import Alert
 from msprobe_engine.rules.kinds import KINDS, scalar_kind
 from msprobe_engine.rules.layout import KIND_INDEX, LayoutCache
-from msprobe_engine.sinks.prometheus_layers import HELP as LAYER_HELP
 from msprobe_engine.sinks.prometheus_layers import Key, LayerGauges
+from msprobe_engine.sinks.prometheus_names import METRICS, PREFIX
+from msprobe_engine.sinks.prometheus_traffic import Traffic
 
-PREFIX = "msprobe_"
 BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 """Upper bounds of the step duration histogram in seconds."""
 
@@ -39,12 +39,9 @@ class Family(NamedTuple):
     samples: list[tuple[str, Labels, float]]
 
 
-_SCALARS = {
-    "loss": ("loss", "Last finite loss."),
-    "grad_norm": ("grad_norm", "Global gradient norm as the framework reports it (before clipping), last finite value."),
-    "learning_rate": ("learning_rate", "Learning rate."),
-    "loss_scale": ("loss_scale", "Loss scale."),
-}
+_SCALARS = ("loss", "grad_norm", "learning_rate", "loss_scale", "param_norm", "update_norm")
+"""Numbers of a step that are metrics of their own; the others are ``msprobe_scalar``."""
+_NO_SCALARS = ("step_seconds", "skipped")
 _MAX_TEXT = 200
 _MAX_SCALARS = 50
 
@@ -74,7 +71,8 @@ class RankMetrics:
         self._layer_values: dict[Key, float] = {}
         self._cut = 0
         self._cut_total = 0
-        self._steps = self._incomplete = 0
+        self._traffic = Traffic()
+        self._steps = self._incomplete = self._skipped = 0
         self._step: int | None = None
         self._time = clock()
         self._started = self._time
@@ -89,6 +87,7 @@ class RankMetrics:
         self._incident: tuple[int, float] | None = None
         self._lost: dict[str, int] = {}
         self._errors: Mapping[str, int] = {}
+        self._cost: Mapping[str, float] = {}
 
     @property
     def _info(self) -> Labels:
@@ -101,6 +100,10 @@ class RankMetrics:
     def watch_losses(self, losses: Mapping[str, int]) -> None:
         """Export `losses` (what lost something, to how often), a mapping that its owner goes on changing."""
         self._errors = losses
+
+    def watch_cost(self, cost: Mapping[str, float]) -> None:
+        """Export ``cost["seconds"]`` (time spent at step boundaries), a mapping that its owner goes on changing."""
+        self._cost = cost
 
     def update(self, frame: Frame, alerts: Sequence[Alert]) -> None:
         """Take one frame in."""
@@ -117,6 +120,8 @@ class RankMetrics:
         with self._lock:
             self._steps += 1
             self._incomplete += not frame.complete
+            self._skipped += frame.scalars.get("skipped", 0.0) > 0
+            self._traffic.update(frame)
             self._duration(frame, now)
             self._step, self._time = frame.step, now
             for kind, count in zip(KINDS, per_kind):
@@ -178,66 +183,51 @@ class RankMetrics:
         return max(0, len(self._layer_values) - max(0, self._max - rank_level))
 
     def _rank_families(self) -> list[Family]:
-        gauge, counter = self._gauge, self._counter
+        make, none = self._family, ()
         out = [
-            gauge("series_over_limit", "Series cut at the last step because of max_series.", {(): float(self._cut)}),
-            counter("series_dropped", "Values not exported because of max_series.", {(): float(self._cut_total)}),
-            gauge("rank_info", "Constant 1; the labels say which rank this is.", {self._info: 1.0}),
-            counter("steps", "Steps seen by the probe.", {(): float(self._steps)}),
-            counter("incomplete_steps", "Steps that were cut off.", {(): float(self._incomplete)}),
-            gauge("start_time_seconds", "When the probe started.", {(): self._started}),
-            gauge(
-                "last_step_timestamp_seconds",
-                "When the last step was seen, or the probe started.",
-                {(): self._time},
-            ),
-            counter(
-                "nonfinite_elements",
-                "NaN and Inf elements seen, by kind of tensor; -Inf in activations (attention masks) left out.",
-                {(("kind", kind),): float(count) for kind, count in self._nonfinite.items()},
-            ),
+            make("series_over_limit", {none: float(self._cut)}),
+            make("series_dropped", {none: float(self._cut_total)}),
+            make("rank_info", {self._info: 1.0}),
+            make("steps", {none: float(self._steps)}),
+            make("steps_skipped", {none: float(self._skipped)}),
+            make("incomplete_steps", {none: float(self._incomplete)}),
+            make("start_time_seconds", {none: self._started}),
+            make("last_step_timestamp_seconds", {none: self._time}),
+            make("nonfinite_elements", {(("kind", kind),): float(count) for kind, count in self._nonfinite.items()}),
         ]
         if self._step is not None:
-            out.append(gauge("step", "Last step seen.", {(): float(self._step)}))
+            out.append(make("step", {none: float(self._step)}))
+        if "seconds" in self._cost:
+            out.append(make("probe_seconds", {none: self._cost["seconds"]}))
         out.append(self._histogram())
-        by_rule = {_pair(pair): float(count) for pair, count in self._anomalies.items()}
         out += [
-            gauge("first_nonfinite_step", "First step with NaN or Inf.", _by("kind", self._first_nonfinite)),
-            counter("anomalies", "Alerts raised.", by_rule),
-            gauge("last_anomaly_step", "Step of the last alert.", {_pair(pair): float(step) for pair, step in self._last_anomaly.items()}),
-            gauge(
-                "alert_active",
-                "1 when the rule fired at the last step, else 0.",
-                {(*_pair(key[:2]), ("severity", key[2])): float(on) for key, on in self._active.items()},
-            ),
+            make("first_nonfinite_step", _by("kind", self._first_nonfinite)),
+            make("anomalies", {_pair(pair): float(count) for pair, count in self._anomalies.items()}),
+            make("last_anomaly_step", {_pair(pair): float(step) for pair, step in self._last_anomaly.items()}),
+            make("alert_active", {(*_pair(key[:2]), ("severity", key[2])): float(on) for key, on in self._active.items()}),
         ]
         if self._incident is not None:
             step, when = self._incident
-            out.append(gauge("last_incident_step", "Step of the last critical alert; critical alerts start incidents.", {(): float(step)}))
-            out.append(gauge("last_incident_timestamp_seconds", "When the last critical alert was raised.", {(): when}))
-        out.append(counter("records_lost", "What was observed but could not be kept.", _by("reason", self._lost)))
-        out.append(counter("write_errors", "Frames that a sink or its queue lost.", _by("sink", dict(self._errors))))
-        for name, value in self._scalars.items():
-            if name in _SCALARS:
-                out.append(gauge(*_SCALARS[name], {(): value}))
-        rest: dict[Labels, float] = {
-            (("name", name[:_MAX_TEXT]),): v for name, v in self._scalars.items() if name not in _SCALARS and name != "step_seconds"
-        }
-        out.append(gauge("scalar", "Any other number of the step, last finite value.", rest))
+            out += [make("last_incident_step", {none: float(step)}), make("last_incident_timestamp_seconds", {none: when})]
+        out.append(make("records_lost", _by("reason", self._lost)))
+        out.append(make("write_errors", _by("sink", dict(self._errors))))
+        out += [make(name, {none: self._scalars[name]}) for name in _SCALARS if name in self._scalars]
+        rest = {name: value for name, value in self._scalars.items() if name not in _SCALARS and name not in _NO_SCALARS}
+        out.append(make("scalar", {(("name", name[:_MAX_TEXT]),): value for name, value in rest.items()}))
+        out += [make("collective_calls", _by("op", self._traffic.calls)), make("collective_bytes", _by("op", self._traffic.bytes))]
         return _within([family for family in out if family.samples], self._max)
 
     def _layer_families(self) -> list[Family]:
         room = len(self._layer_values) - self._over()
-        metrics: dict[str, dict[Labels, float]] = {name: {} for name in LAYER_HELP}
+        metrics: dict[str, dict[Labels, float]] = {}
         for (metric, labels), value in list(self._layer_values.items())[:room]:
-            metrics[metric][tuple((k, v[:_MAX_TEXT]) for k, v in labels)] = value
-        return [self._gauge(name, LAYER_HELP[name], values) for name, values in metrics.items() if values]
+            metrics.setdefault(metric, {})[tuple((k, v[:_MAX_TEXT]) for k, v in labels)] = value
+        return [self._family(name, values) for name, values in metrics.items()]
 
-    def _gauge(self, name: str, help: str, values: Mapping[Labels, float]) -> Family:
-        return Family(PREFIX + name, "gauge", help, [("", self._rank + labels, value) for labels, value in values.items()])
-
-    def _counter(self, name: str, help: str, values: Mapping[Labels, float]) -> Family:
-        return Family(PREFIX + name, "counter", help, [("_total", self._rank + labels, value) for labels, value in values.items()])
+    def _family(self, name: str, values: Mapping[Labels, float]) -> Family:
+        metric = METRICS[name]
+        suffix = "_total" if metric.type == "counter" else ""
+        return Family(PREFIX + name, metric.type, metric.help, [(suffix, self._rank + labels, value) for labels, value in values.items()])
 
     def _histogram(self) -> Family:
         samples: list[tuple[str, Labels, float]] = []
@@ -246,14 +236,14 @@ class RankMetrics:
             total += count
             samples.append(("_bucket", (*self._rank, ("le", bound)), float(total)))
         samples += [("_count", self._rank, float(total)), ("_sum", self._rank, self._duration_sum)]
-        return Family(PREFIX + "step_duration_seconds", "histogram", "Wall-clock time of a step.", samples if total else [])
+        return self._family("step_duration_seconds", {})._replace(samples=samples if total else [])
 
 
 def _pair(pair: tuple[str, str]) -> Labels:
     return (("rule", pair[0]), ("kind", pair[1]))
 
 
-def _by(label: str, counts: Mapping[str, int]) -> dict[Labels, float]:
+def _by(label: str, counts: Mapping[str, float]) -> dict[Labels, float]:
     return {((label, str(name)[:_MAX_TEXT]),): float(count) for name, count in list(counts.items())[:_MAX_SCALARS]}
 
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from msprobe_engine.sinks.files import replace_file
-from msprobe_engine.sinks.prometheus_metrics import PREFIX, Family, Labels
+from msprobe_engine.sinks.prometheus_metrics import Family, Labels
+from msprobe_engine.sinks.prometheus_names import METRICS, PREFIX
 
 _MAX_BYTES = 16 * 1024 * 1024
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,199}")
@@ -75,14 +77,40 @@ def node_families(own: list[Family], directory: Path, others: range, now: float)
             else:
                 merged[key] = family
     out = list(merged.values())
-    out.append(_own("snapshot_age_seconds", "Age of what another rank of this node left; it grows when the rank is dead.", ages))
-    out.append(_own("snapshots_missing", "Ranks of this node that left nothing.", [("", (), float(missing))]))
-    out.append(_own("snapshots_unreadable", "Ranks of this node whose snapshot is damaged.", [("", (), float(unreadable))]))
+    out.append(_own("snapshot_age_seconds", ages))
+    out.append(_own("snapshots_missing", [("", (), float(missing))]))
+    out.append(_own("snapshots_unreadable", [("", (), float(unreadable))]))
     return [family for family in out if family.samples]
 
 
-def _own(name: str, text: str, samples: list[tuple[str, Labels, float]]) -> Family:
-    return Family(PREFIX + name, "gauge", text, samples)
+_FOLD: dict[str, Callable[[float, float], float]] = {"sum": lambda a, b: a + b, "max": max, "min": min}
+
+
+def folded(families: list[Family], node: int) -> list[Family]:
+    """One series per node instead of one per rank, with the label ``node`` in place of ``rank``.
+
+    What the series is, `prometheus_names.METRICS` says (``over_node``); metrics of kind ``each`` stay as they are.
+
+    Args:
+        node: first rank of the node.
+    """
+    out = []
+    for family in families:
+        metric = METRICS.get(family.name.removeprefix(PREFIX))
+        if metric is None or metric.over_node == "each":
+            out.append(family)
+            continue
+        fold = _FOLD[metric.over_node]
+        values: dict[tuple[str, Labels], float] = {}
+        for suffix, labels, value in family.samples:
+            key = suffix, (("node", str(node)), *(pair for pair in labels if pair[0] != "rank"))
+            values[key] = fold(values[key], value) if key in values else value
+        out.append(family._replace(samples=[(suffix, labels, value) for (suffix, labels), value in values.items()]))
+    return out
+
+
+def _own(name: str, samples: list[tuple[str, Labels, float]]) -> Family:
+    return Family(PREFIX + name, "gauge", METRICS[name].help, samples)
 
 
 def _family(raw: Any) -> Family:
