@@ -1,0 +1,88 @@
+"""The parameter side of the monitor: where a framework keeps gradients, parameters and states, and when they are what they are.
+
+A `ParameterSource` knows one framework: which part of which parameter this rank holds and which moments a step has. `ParameterWatch`
+knows the families and takes them at these moments; it is the same for all frameworks. Sources are found from the objects that are
+passed, never from what is importable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from msprobe_integrations.torch.gradients import Piece
+    from msprobe_integrations.torch.parameter_watch import ParameterWatch
+    from msprobe_integrations.torch.probe import TorchProbe
+
+GROUP = "msprobe.parameter_sources"
+"""Entry points: name is the root module of the class of an optimizer or model, value a function ``(probe, models, optimizer)`` that
+gives a `ParameterSource`, or None when the objects are not its framework's after all."""
+
+
+class ParameterSource(Protocol):
+    """One framework's view of the parameters of one optimizer on this rank.
+
+    What `gradient`, `value`, `main` and `states` give is what this rank holds: of a sharded piece its part (None: it holds nothing of
+    it, or there is nothing), else the whole tensor. They are called only while a step is monitored and may be called often: look up,
+    do not search.
+    """
+
+    pieces: Sequence[Piece]
+    """Parameters in an order that is the same on all ranks that share them."""
+
+    def gradient(self, piece: Piece) -> torch.Tensor | None:
+        """The gradient of `piece` as it is now, in the phase that the watch was told of last."""
+        ...
+
+    def value(self, piece: Piece) -> torch.Tensor | None:
+        """The parameter as the model uses it."""
+        ...
+
+    def main(self, piece: Piece) -> torch.Tensor | None:
+        """What the optimizer updates: an fp32 copy, a shard of it, or the parameter itself."""
+        ...
+
+    def states(self, piece: Piece) -> Mapping[str, torch.Tensor]:
+        """State tensors of the optimizer (``exp_avg``, ...), each with as many elements as `main`; empty before the first update."""
+        ...
+
+    def hyper(self, piece: Piece) -> Mapping[str, Any]:
+        """The piece's own parameter group without ``params``, and ``algorithm`` (``adam``, ``adamw``, ``sgd``, ``lion``, ``muon``, ...,
+        ``""``: unknown) and ``step`` (updates so far, this one included once it is done; a number or a tensor on the host)."""
+        ...
+
+    def replicated(self, piece: Piece) -> Sequence[Any]:
+        """Process groups whose ranks have to hold the same bits of this piece's part."""
+        ...
+
+    def connect(self, watch: ParameterWatch) -> None:
+        """Put on what is needed as long as the watch lives: the borders of an update. Calls `watch.before_step`, `watch.ready`,
+        `watch.after_step`."""
+        ...
+
+    def open(self) -> None:
+        """A monitored step begins: put on what only such steps need (hooks on single parameters). Called again in the next one."""
+        ...
+
+    def shut(self) -> None:
+        """The next step is not monitored: take off what `open` put on."""
+        ...
+
+    def close(self) -> None:
+        """Take everything off."""
+        ...
+
+
+def find_source(probe: TorchProbe, models: Sequence[nn.Module], optimizer: Any) -> ParameterSource:
+    """The source for these objects: that of the framework whose classes they are, else plain torch (DDP and FSDP2 included).
+
+    Args:
+        probe: owner; its monitor settings say what is watched.
+        models: model chunks.
+        optimizer: a `torch.optim.Optimizer`, a wrapper of one, or a framework's own.
+    """
+    raise NotImplementedError
