@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -11,6 +12,8 @@ from typing import Any, TypeVar
 from msprobe_engine.errors import SettingsError
 
 T = TypeVar("T")
+TEXT_LIMIT = 2000
+"""Longest text that an argument may be."""
 
 
 def arg(default: Any, help: str, *, minimum: float | None = None, above: float | None = None) -> Any:
@@ -26,6 +29,14 @@ class CommonArgs:
     exclude: tuple[str, ...] = arg((), "records whose name contains one of these are left out")
 
 
+@dataclass(frozen=True, kw_only=True)
+class LastingArgs(CommonArgs):
+    """Arguments of rules that say a lasting condition once when it begins and once when it has ended."""
+
+    patience: int = arg(1, "monitored steps in a row before the rule fires", minimum=1)
+    recovery: int = arg(10, "monitored steps without it after which it counts as ended, which is said, too", minimum=1)
+
+
 def parse_args(cls: type[T], rule: str, given: Mapping[str, Any]) -> T:
     """Turn the mapping `given` into the dataclass `cls`.
 
@@ -38,7 +49,7 @@ def parse_args(cls: type[T], rule: str, given: Mapping[str, Any]) -> T:
         if key not in fields:
             near = difflib.get_close_matches(str(key), fields, 1)
             hint = f"; did you mean '{near[0]}'?" if near else ""
-            raise SettingsError(f"rules: rule '{rule}' has no argument '{key}'{hint} Allowed: {', '.join(fields)}")
+            raise SettingsError(f"rules: rule '{rule}' has no argument '{key}'{hint}. Allowed: {', '.join(fields)}")
         values[key] = _checked(f"rules: {rule}.{key}", fields[key], value)
     return cls(**values)
 
@@ -53,6 +64,10 @@ def _checked(where: str, spec: dataclasses.Field[Any], value: Any) -> Any:
         if not isinstance(value, (list, tuple)) or not all(isinstance(v, str) for v in value):
             raise SettingsError(f"{where} = {value!r}: expected a list of names")
         return tuple(value)
+    if isinstance(default, str):
+        if not isinstance(value, str) or len(value) > TEXT_LIMIT:
+            raise SettingsError(f"{where} = {reprlib.repr(value)}: expected a text of at most {TEXT_LIMIT} characters")
+        return value
     wanted = "a whole number" if isinstance(default, int) else "a number"
     kinds = (int,) if isinstance(default, int) else (int, float)
     if isinstance(value, bool) or not isinstance(value, kinds) or value != value:

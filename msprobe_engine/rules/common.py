@@ -11,6 +11,7 @@ from msprobe_engine.records import Frame, Sample
 from msprobe_engine.rules.base import Alert
 from msprobe_engine.rules.kinds import KINDS
 from msprobe_engine.rules.layout import Layout
+from msprobe_engine.rules.texts import TEXTS
 
 
 def check_kinds(rule: str, kinds: Sequence[str], allowed: Sequence[str] = KINDS) -> tuple[str, ...]:
@@ -50,7 +51,7 @@ def alert_at(
     """The alert for tensor `i` of the frame. `seen` is the value in words, as the message shows it."""
     source = layout.source(frame, i)
     name = layout.names[i]
-    facts = dict(extra or {})
+    facts = {**(extra or {}), **words(rule)}
     shown = name
     if isinstance(source, Sample):
         facts["family"] = source.family
@@ -58,6 +59,9 @@ def alert_at(
             facts["phase"] = source.phase
         if source.vpp_stage:
             facts["vpp_stage"] = source.vpp_stage
+        for key in ("state", "column"):
+            if key in source.extra:
+                facts[key] = source.extra[key]
         shown = f"{name} ({source.family}{', ' + source.phase if source.phase else ''})"
     where = f"rank {frame.rank} step {frame.step}" + (f" micro step {source.micro_step}" if source.micro_step >= 0 else "")
     return Alert(
@@ -76,8 +80,26 @@ def alert_at(
     )
 
 
-def scalar_alert(frame: Frame, name: str, kind: str, *, rule: str, severity: str, value: float, expected: str, seen: str) -> Alert:
-    """The alert for a number of the step: it comes after all tensors."""
+def words(rule: str) -> dict[str, str]:
+    """What an alert of the rule usually means and what to run next, for `Alert.extra`."""
+    text = TEXTS.get(rule)
+    return {} if text is None else {"meaning": text.meaning, "next": text.next}
+
+
+def scalar_alert(
+    frame: Frame,
+    name: str,
+    kind: str,
+    *,
+    rule: str,
+    severity: str,
+    value: float,
+    expected: str,
+    seen: str,
+    order: int | None = None,
+    extra: dict[str, Any] | None = None,
+) -> Alert:
+    """The alert for a number of the step, or of several tensors: it comes after all tensors unless `order` says where."""
     return Alert(
         rule=rule,
         severity=severity,
@@ -88,7 +110,8 @@ def scalar_alert(frame: Frame, name: str, kind: str, *, rule: str, severity: str
         value=value,
         expected=expected,
         message=f"{rule}: {name}, rank {frame.rank} step {frame.step}: {seen}; expected {expected}",
-        order=len(frame.entries) + len(frame.samples),
+        order=len(frame.entries) + len(frame.samples) if order is None else order,
+        extra={**(extra or {}), **words(rule)},
     )
 
 

@@ -7,11 +7,13 @@ with those of the previous frame is one call into C. Rules and sinks therefore l
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.records import Entry, Frame, Sample, leaves
+from msprobe_engine.rows import COUNT, NANS, NEG_INF, POS_INF, SUMSQ, ZEROS, as_int64
 from msprobe_engine.rules.kinds import KINDS, entry_kind, sample_kind
 
 KIND_INDEX = {kind: i for i, kind in enumerate(KINDS)}
@@ -54,37 +56,105 @@ class Layout:
         return np.isin(self.kinds, [KIND_INDEX[kind] for kind in kinds])
 
 
+class Table:
+    """Columns of one frame in the order of its layout, each worked out once however many rules ask for it. [n] each."""
+
+    def __init__(self, frame: Frame, layout: Layout) -> None:
+        self.frame = frame
+        self.layout = layout
+
+    @cached_property
+    def rows(self) -> npt.NDArray[np.float64]:
+        """The statistics rows, [n, 16]."""
+        return self.layout.take(self.frame)
+
+    @cached_property
+    def ints(self) -> npt.NDArray[np.int64]:
+        """Their integer words, [n, 16]."""
+        return as_int64(self.rows)
+
+    @cached_property
+    def count(self) -> npt.NDArray[np.int64]:
+        """Number of elements."""
+        return np.ascontiguousarray(self.ints[:, COUNT])
+
+    @cached_property
+    def finite(self) -> npt.NDArray[np.bool_]:
+        """True where there are elements, all finite, with a finite sum of squares."""
+        fine: npt.NDArray[np.bool_] = (self.count > 0) & (self.squares < np.inf)
+        bad = self.ints[:, NANS] + self.ints[:, POS_INF] + self.ints[:, NEG_INF]
+        return fine & (bad == 0) if bad.any() else fine
+
+    @cached_property
+    def squares(self) -> npt.NDArray[np.float64]:
+        """Sum of squares of the finite elements."""
+        return np.ascontiguousarray(self.rows[:, SUMSQ])
+
+    @cached_property
+    def zeros(self) -> npt.NDArray[np.int64]:
+        """Number of exact zeros."""
+        return np.ascontiguousarray(self.ints[:, ZEROS])
+
+
+@dataclass
+class _Memory:
+    """The last frame of one size: what it held, and its layout."""
+
+    entries: list[Entry]
+    samples: list[Sample]
+    leaves: list[list[tuple[str, int, int]]]
+    layout: Layout
+
+
 class LayoutCache:
-    """Gives the layout of a frame, and the same object again while frames look alike. Not safe for several threads."""
+    """Gives the layout of a frame, and the same object again while frames look alike. Not safe for several threads.
+
+    Frames of different sizes take turns (a step that is not due holds no samples), so the last one of each size is remembered.
+    """
+
+    SIZES = 4
 
     def __init__(self) -> None:
         self._frame: Frame | None = None
-        self._entries: list[Entry] = []
-        self._samples: list[Sample] = []
-        self._leaves: list[list[tuple[str, int, int]]] = []
-        self._layout: Layout | None = None
+        self._memory: _Memory | None = None
+        self._known: dict[tuple[int, int], _Memory] = {}
+        self._table: Table | None = None
         self._number = 0
 
+    def table(self, frame: Frame) -> Table:
+        """The columns of `frame`, shared by all rules that ask."""
+        if self._table is None or self._table.frame is not frame:
+            self._table = Table(frame, self.of(frame))
+        return self._table
+
     def of(self, frame: Frame) -> Layout:
-        """The layout of `frame`; the same object as for the last frame when nothing moved."""
-        if frame is self._frame and self._layout is not None:
-            return self._layout
-        if self._layout is None or frame.samples != self._samples or frame.entries != self._entries:
+        """The layout of `frame`; the same object as for the last frame of this size when nothing moved."""
+        if frame is self._frame and self._memory is not None:
+            return self._memory.layout
+        size = (len(frame.entries), len(frame.samples))
+        memory = self._known.get(size)
+        if memory is None or frame.samples != memory.samples or frame.entries != memory.entries:
             found = self._walk(frame)
-            if self._layout is None or found != self._leaves or not _alike(frame.samples, self._samples):
-                self._leaves = found
-                self._number += 1
-                self._layout = self._build(frame, found)
-        self._frame, self._entries, self._samples = frame, frame.entries, frame.samples
+            if memory is None or found != memory.leaves or not _alike(frame.samples, memory.samples):
+                memory = _Memory([], [], found, self._renewed(frame, found))
+        memory.entries, memory.samples = frame.entries, frame.samples
         # The number of rows may have changed although no tensor moved.
-        if self._layout.plain != _is_plain(self._layout.rows, frame):
-            self._number += 1
-            self._layout = self._build(frame, self._leaves)
-        return self._layout
+        if memory.layout.plain != _is_plain(memory.layout.rows, frame):
+            memory.layout = self._renewed(frame, memory.leaves)
+        self._frame, self._memory = frame, memory
+        self._known.pop(size, None)
+        self._known[size] = memory
+        if len(self._known) > self.SIZES:
+            del self._known[next(iter(self._known))]
+        return memory.layout
+
+    def _renewed(self, frame: Frame, found: list[list[tuple[str, int, int]]]) -> Layout:
+        self._number += 1
+        return self._build(frame, found)
 
     def _walk(self, frame: Frame) -> list[list[tuple[str, int, int]]]:
         # An entry holds plain argument values too (an iteration number, for example); what is equal need not be walked again.
-        old, known = self._entries, self._leaves
+        old, known = (self._memory.entries, self._memory.leaves) if self._memory is not None else ([], [])
         shared = min(len(old), len(known))
         return [known[i] if i < shared and entry == old[i] else _tensors(entry) for i, entry in enumerate(frame.entries)]
 
@@ -105,7 +175,7 @@ class LayoutCache:
             if sample.ref.row < 0:
                 continue
             names.append(sample.name)
-            keys.append(f"{sample.family} {sample.vpp_stage} {sample.micro_step} {sample.phase} {sample.name}")
+            keys.append(f"{sample.family} {sample.vpp_stage} {sample.micro_step} {sample.phase} {sample.name}{_part(sample)}")
             rows.append(sample.ref.row)
             kinds.append(KIND_INDEX[sample_kind(sample)])
             order.append(i)
@@ -129,7 +199,13 @@ def _alike(new: list[Sample], old: list[Sample]) -> bool:
 
 
 def _identity(sample: Sample) -> tuple[object, ...]:
-    return (sample.name, sample.family, sample.ref.row, sample.phase, sample.micro_step, sample.vpp_stage, sample_kind(sample))
+    return (*sample[:2], sample.ref.row, *sample[3:6], sample_kind(sample), _part(sample))
+
+
+def _part(sample: Sample) -> str:
+    # Families that hold several tensors of one name say which one it is: a state of the optimizer, a number of a module.
+    extra = sample.extra
+    return f" {part}" if extra and (part := extra.get("state") or extra.get("column") or extra.get("tag")) else ""
 
 
 def _is_plain(rows: npt.NDArray[np.intp], frame: Frame) -> bool:

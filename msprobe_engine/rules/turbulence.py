@@ -98,7 +98,7 @@ class TurbulenceRule:
         if not frame.complete:
             return []
         layout = self._layouts.of(frame)
-        if layout is not self._layout:
+        if layout is not self._layout and layout.names:  # a step that is not due holds nothing, and history waits for the next
             self._follow(layout, frame)
         found: list[tuple[int, str, float, float]] = []
         if len(layout.names):
