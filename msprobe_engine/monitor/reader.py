@@ -1,0 +1,244 @@
+"""Reads what a monitored run has written: CSV directories (ours and the existing tool's), JSON lines, the trend data base.
+
+>>> run = open_run("out")                                   # doctest: +SKIP
+>>> run.series(0, "grad_reduced", "norm")                   # doctest: +SKIP
+{Key(vpp_stage=0, name='fc.weight', micro_step=-1, phase='reduced', detail=''): Series(steps=array([0, 1]), values=array([...]))}
+
+Reading goes as far as it can: what is damaged is left out and counted in `Run.problems`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from msprobe_engine.errors import UsageError
+from msprobe_engine.monitor import places
+from msprobe_engine.monitor.places import RankDirectory, between, rank_directories, rank_directory, scan
+from msprobe_engine.monitor.reader_csv import SCALARS, Problems, families_of, first_step, joined, read_scalars, read_tables
+from msprobe_engine.monitor.reader_json import read_alerts
+from msprobe_engine.monitor.series import EMPTY, Builder, Floats, Integers, Key, Series, Table
+from msprobe_engine.records import FAMILIES
+
+__all__ = ["Key", "Run", "Series", "Table", "open_run"]
+
+ALERTS_FILE = "alerts.jsonl"
+_KEPT = 24
+"""Tables that stay in memory."""
+
+
+class Source(Protocol):
+    """One way of writing a run. Methods put what they cannot read into `problems`: file to counts."""
+
+    problems: dict[str, Problems]
+
+    def ranks(self) -> list[int]: ...
+    def info(self, rank: int) -> dict[str, Any]: ...
+    def families(self, rank: int) -> list[str]: ...
+    def read(self, rank: int, family: str) -> dict[str, Table]:
+        """The table of the family, and those that came with it in the same files."""
+        ...
+
+    def scalars(self, rank: int) -> dict[str, Series]: ...
+    def alerts(self, rank: int) -> list[dict[str, Any]]: ...
+    def paths(self, rank: int) -> list[Path]: ...
+
+
+class Run:
+    """A monitored run, as `open_run` gives it. Files are read when they are asked for.
+
+    Attributes:
+        path: what was opened.
+        format: ``csv``, ``jsonl`` or ``sqlite``.
+        ranks: ranks that have written, ascending.
+    """
+
+    def __init__(self, path: Path, kind: str, source: Source) -> None:
+        self.path = path
+        self.format = kind
+        self.ranks: list[int] = source.ranks()
+        self._source = source
+        self._tables: OrderedDict[tuple[int, str], Table] = OrderedDict()
+        self._repeated: dict[tuple[int, str], int] = {}
+
+    @property
+    def problems(self) -> dict[str, int]:
+        """What could not be read so far: ``{file}: {what}`` to how often. Grows while files are read."""
+        found = {f"{file}: {what}": n for file, counts in self._source.problems.items() for what, n in counts.items()}
+        for (rank, family), count in self._repeated.items():
+            found[f"rank {rank} {family}: row written again, the later one counts"] = count
+        return found
+
+    def info(self, rank: int) -> dict[str, Any]:
+        """What the run said about itself (run.json): rank, world_size, rank_info, version, monitor, ...; ``{}`` when it did not."""
+        return self._source.info(rank)
+
+    def paths(self, rank: int) -> list[Path]:
+        """Directories (or the file) of a rank, the oldest first; several after a resume."""
+        return self._source.paths(rank)
+
+    def families(self, rank: int) -> list[str]:
+        """Families of a rank, in the order of `msprobe_engine.records.FAMILIES`, others behind."""
+        order = {family: i for i, family in enumerate(FAMILIES)}
+        return sorted(self._source.families(rank), key=lambda family: (order.get(family, len(order)), family))
+
+    def table(self, rank: int, family: str) -> Table:
+        """All rows of a family as columns, empty when there are none."""
+        key = rank, family
+        if key not in self._tables:
+            read = self._source.read(rank, family) if rank in self.ranks else {}
+            for other, table in {family: EMPTY, **read}.items():
+                self._tables[rank, other] = table
+                if table.repeated:
+                    self._repeated[rank, other] = table.repeated
+            self._tables.move_to_end(key)
+            while len(self._tables) > _KEPT:
+                self._tables.popitem(last=False)
+        return self._tables[key]
+
+    def ops(self, rank: int, family: str) -> list[str]:
+        """Statistics (for features: columns) that a family has."""
+        return list(self.table(rank, family).values)
+
+    def series(self, rank: int, family: str, op: str) -> dict[Key, Series]:
+        """One statistic of every tensor of a family over the steps, empty when there is none."""
+        return self.table(rank, family).series(op)
+
+    def scalars(self, rank: int) -> dict[str, Series]:
+        """Numbers of the steps by name (``loss``, ``grad_norm``, ...)."""
+        return self._source.scalars(rank)
+
+    def alerts(self, rank: int) -> list[dict[str, Any]]:
+        """Alerts in the order in which they were raised, each with the fields of `msprobe_engine.rules.base.Alert`."""
+        return self._source.alerts(rank)
+
+
+def open_run(path: Path | str, *, since: str | None = None, until: str | None = None) -> Run:
+    """Open a monitored run.
+
+    Args:
+        path: a directory that holds directories of ranks (``monitor`` of an output directory), the output directory, the directory
+            of one rank, the directory with the JSON lines, or a ``.jsonl`` or ``.db`` file. Where a run was written in several
+            ways, the CSV files are taken.
+        since, until: only directories whose time stamp (``Dec03_21-34-40``) lies in this range, ends included; CSV only.
+
+    Raises:
+        UsageError: there is nothing of a monitor at this path, or a stamp is none.
+    """
+    root = Path(path)
+    first = None if since is None else places.stamp_argument(since, "since")
+    last = None if until is None else places.stamp_argument(until, "until")
+    if root.is_file():
+        if root.name.endswith(".jsonl"):
+            return _json_lines(root, [root])
+        if root.suffix == ".db":
+            return _sqlite(root)
+        raise UsageError(f"{root}: is no file of a monitor; give a directory, a .jsonl file or a .db file")
+    if not root.is_dir():
+        raise UsageError(f"{root}: no such directory; give the output directory of the run or its monitor directory")
+    if (single := rank_directory(root.resolve())) is not None and any(families_of(entry.name) for entry in scan(root)):
+        return Run(root, "csv", CsvSource([single._replace(path=root)]))
+    for place in (root, root / "monitor"):
+        if place.is_dir() and (directories := rank_directories(place)):
+            chosen = [d for d in directories if d.stamp is None or between(d.stamp, first, last)]
+            if not chosen:
+                stamps = ", ".join(dict.fromkeys(str(d.stamp) for d in directories))
+                raise UsageError(f"{place}: no directory has a time stamp from {since or 'the first'} to {until or 'the last'}: {stamps}")
+            return Run(root, "csv", CsvSource(chosen))
+    for place in (root, root / "jsonl"):
+        if place.is_dir() and (files := [Path(e.path) for e in scan(place) if e.name.endswith(".jsonl") and e.name != ALERTS_FILE]):
+            return _json_lines(root, files)
+    for place in (root, root / "trend"):
+        if place.is_dir() and (files := [Path(e.path) for e in scan(place) if e.name.endswith(".trend.db")]):
+            return _sqlite(files[0])
+    listing = ", ".join(entry.name for entry in scan(root)[:8]) or "nothing"
+    raise UsageError(f"{root}: no monitor has written here; expected directories like Dec03_21-34-40-rank0-1a2b3c4d, found: {listing}")
+
+
+def _json_lines(root: Path, files: Sequence[Path]) -> Run:
+    from msprobe_engine.monitor.reader_json import JsonLinesSource
+
+    return Run(root, "jsonl", JsonLinesSource(files))
+
+
+def _sqlite(file: Path) -> Run:
+    from msprobe_engine.monitor.reader_sqlite import SqliteSource
+
+    return Run(file, "sqlite", SqliteSource(file))
+
+
+class CsvSource:
+    """CSV directories, several per rank after a resume: later ones replace what they write again."""
+
+    def __init__(self, directories: Sequence[RankDirectory]) -> None:
+        self.problems: dict[str, Problems] = {}
+        self._directories: dict[int, list[RankDirectory]] = {}
+        for directory in sorted(directories, key=lambda d: (d.began, d.path.name)):
+            self._directories.setdefault(directory.rank, []).append(directory)
+        self._files: dict[int, list[Path]] = {}
+
+    def ranks(self) -> list[int]:
+        return sorted(self._directories)
+
+    def info(self, rank: int) -> dict[str, Any]:
+        return next((dict(d.info) for d in reversed(self._directories.get(rank, [])) if d.info), {})
+
+    def paths(self, rank: int) -> list[Path]:
+        return [d.path for d in self._directories.get(rank, [])]
+
+    def families(self, rank: int) -> list[str]:
+        found = dict.fromkeys(family for path in self._list(rank) for family in families_of(path.name))
+        found.pop(SCALARS, None)
+        # What a file of the second monitor holds is known when it has been read.
+        return [family for family in found if not self._shared(rank, family) or len(self.read(rank, family).get(family, EMPTY).ids)]
+
+    def read(self, rank: int, family: str) -> dict[str, Table]:
+        builders: dict[str, Builder] = {}
+        for path in self._list(rank):
+            if family in families_of(path.name):
+                self._note(path, read_tables(path, lambda home: builders.setdefault(home, Builder())))
+        return {home: builder.table() for home, builder in builders.items() if home == family or not self._mixed(rank, home)}
+
+    def scalars(self, rank: int) -> dict[str, Series]:
+        found: dict[str, list[tuple[Integers, Floats]]] = {}
+        for path in self._list(rank):
+            if families_of(path.name) == (SCALARS,):
+                self._note(path, read_scalars(path, found))
+        return {name: joined(parts) for name, parts in found.items()}
+
+    def alerts(self, rank: int) -> list[dict[str, Any]]:
+        out: list[dict[str, Any]] = []
+        for directory in self._directories.get(rank, []):
+            path = directory.path / ALERTS_FILE
+            if path.exists():
+                problems: Problems = Counter()
+                out += read_alerts(path, problems)
+                self._note(path, problems)
+        return out
+
+    def _shared(self, rank: int, family: str) -> bool:
+        return any(family in families_of(p.name) and len(families_of(p.name)) > 1 for p in self._list(rank))
+
+    def _mixed(self, rank: int, family: str) -> bool:
+        # Files of other names hold this family, too: it is not complete yet.
+        return len({families_of(p.name) for p in self._list(rank) if family in families_of(p.name)}) > 1
+
+    def _list(self, rank: int) -> list[Path]:
+        if rank not in self._files:
+            files: list[Path] = []
+            for directory in self._directories.get(rank, []):
+                try:
+                    entries = scan(directory.path)
+                except UsageError as error:
+                    self.problems[str(directory.path)] = Counter([str(error)])
+                    continue
+                mine = [Path(e.path) for e in entries if families_of(e.name) and e.is_file(follow_symlinks=False)]
+                files += sorted(mine, key=lambda path: (first_step(path.name), path.name))
+            self._files[rank] = files
+        return self._files[rank]
+
+    def _note(self, path: Path, problems: Mapping[str, int]) -> None:
+        if problems:
+            self.problems[str(path)] = Counter(problems)

@@ -1,0 +1,194 @@
+"""JSON lines of a monitored run: one object per step, and alerts.
+
+Numbers that JSON does not have are the texts ``NaN``, ``Infinity`` and ``-Infinity``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from msprobe_engine.monitor.places import open_file
+from msprobe_engine.monitor.series import Builder, Key, Part, Series, Table, floats, whole
+
+Problems = Counter[str]
+
+_KEY = ("family", "name", "vpp_stage", "micro_step", "phase", "state", "tag", "shape", "dtype", "extra", "digest")
+"""Fields of a sample that are no statistics."""
+_LINE = 1 << 30
+_RANK = re.compile(r"rank(\d{1,7})\.jsonl", re.ASCII)
+
+
+def lines_of(path: Path, problems: Problems) -> Iterator[dict[str, Any]]:
+    """Objects of a file, one per line; what is none is counted. A last line without an end is left out: its writer was killed."""
+    try:
+        with open_file(path) as file:
+            while line := file.readline(_LINE):
+                if not line.endswith(b"\n"):
+                    problems["last line is cut" if len(line) < _LINE else "line too long"] += 1
+                    return
+                try:
+                    value = json.loads(line)
+                except (ValueError, RecursionError):
+                    problems["line that is no JSON"] += 1
+                    continue
+                if isinstance(value, dict):
+                    yield value
+                else:
+                    problems["line that is no JSON object"] += 1
+    except OSError as error:
+        problems[f"cannot be read: {error.strerror or os.fspath(path)}"] += 1
+
+
+def number(value: Any) -> float | None:
+    """A number, also one that JSON does not have; None when `value` is none."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def read_alerts(path: Path, problems: Problems) -> list[dict[str, Any]]:
+    """Alerts of a file, their `value` as a float."""
+    out = []
+    for alert in lines_of(path, problems):
+        if not isinstance(alert.get("rule"), str) or whole(alert.get("step")) is None:
+            problems["line that is no alert"] += 1
+            continue
+        value = number(alert.get("value"))
+        out.append({**alert, "value": float("nan") if value is None else value})
+    return out
+
+
+class JsonLinesSource:
+    """Files with one object per step; every file is read once."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self.problems: dict[str, Problems] = {}
+        self._files: dict[int, Path] = {}
+        for path in files:
+            match = _RANK.fullmatch(path.name)
+            rank = int(match[1]) if match else self._first_rank(path)
+            if rank is not None:
+                self._files[rank] = path
+        self._read: dict[int, _Rank] = {}
+
+    def ranks(self) -> list[int]:
+        return sorted(self._files)
+
+    def info(self, rank: int) -> dict[str, Any]:
+        return self._rank(rank).info
+
+    def paths(self, rank: int) -> list[Path]:
+        return [self._files[rank]] if rank in self._files else []
+
+    def families(self, rank: int) -> list[str]:
+        return list(self._rank(rank).tables)
+
+    def read(self, rank: int, family: str) -> dict[str, Table]:
+        table = self._rank(rank).tables.get(family)
+        return {} if table is None else {family: table}
+
+    def scalars(self, rank: int) -> dict[str, Series]:
+        return self._rank(rank).scalars
+
+    def alerts(self, rank: int) -> list[dict[str, Any]]:
+        return self._rank(rank).alerts
+
+    def _first_rank(self, path: Path) -> int | None:
+        return next((whole(line.get("rank")) or 0 for line in lines_of(path, Counter())), None)
+
+    def _rank(self, rank: int) -> _Rank:
+        if rank not in self._read:
+            problems: Problems = Counter()
+            self._read[rank] = _Rank(self._files[rank], problems) if rank in self._files else _Rank(None, problems)
+            if problems:
+                self.problems[str(self._files[rank])] = problems
+        return self._read[rank]
+
+
+class _Rank:
+    """What the file of one rank says."""
+
+    def __init__(self, path: Path | None, problems: Problems) -> None:
+        self.info: dict[str, Any] = {}
+        self.alerts: list[dict[str, Any]] = []
+        builders: dict[str, Builder] = {}
+        numbers: dict[str, dict[int, float]] = {}
+        for line in lines_of(path, problems) if path is not None else ():
+            if isinstance(line.get("run"), dict):
+                self.info = line["run"]
+                continue
+            step = whole(line.get("step"))
+            if step is None:
+                problems["line without a step"] += 1
+                continue
+            _scalars(line.get("scalars"), step, numbers, problems)
+            _samples(line.get("samples"), step, builders, problems)
+            for alert in line.get("alerts") or ():
+                if isinstance(alert, dict) and isinstance(alert.get("rule"), str):
+                    value = number(alert.get("value"))
+                    self.alerts.append({"step": step, **alert, "value": float("nan") if value is None else value})
+        self.tables: dict[str, Table] = {family: builder.table() for family, builder in builders.items()}
+        self.scalars = {name: _series(values) for name, values in numbers.items()}
+
+
+def _series(values: dict[int, float]) -> Series:
+    steps = sorted(values)
+    return Series(np.array(steps, np.int64), np.array([values[s] for s in steps], np.float64))
+
+
+def _scalars(found: Any, step: int, numbers: dict[str, dict[int, float]], problems: Problems) -> None:
+    if not isinstance(found, dict):
+        return
+    for name, value in found.items():
+        if (x := number(value)) is None:
+            problems["scalar that is no number"] += 1
+        else:
+            numbers.setdefault(name, {})[step] = x
+
+
+def _samples(found: Any, step: int, builders: dict[str, Builder], problems: Problems) -> None:
+    if not isinstance(found, list):
+        return
+    ids: dict[str, list[int]] = {}
+    columns: dict[str, dict[str, list[Any]]] = {}
+    for sample in found:
+        try:
+            family = sample["family"]
+            key = Key(
+                int(sample.get("vpp_stage", 0)),
+                sample["name"],
+                int(sample.get("micro_step", -1)),
+                sample.get("phase", ""),
+                sample.get("state", sample.get("tag", "")),
+            )
+            row = builders.setdefault(family, Builder()).keys[key]
+        except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
+            problems["sample without family, name or with a wrong stage"] += 1
+            continue
+        mine = ids.setdefault(family, [])
+        mine.append(row)
+        ops = columns.setdefault(family, {})
+        for op, value in sample.items():
+            if op not in _KEY:
+                column = ops.setdefault(op, [])
+                column += [None] * (len(mine) - 1 - len(column))
+                column.append(value)
+    for family, rows in ids.items():
+        values = {}
+        for op, column in columns[family].items():
+            column += [None] * (len(rows) - len(column))
+            values[op], wrong = floats(column)
+            if wrong:
+                problems[f"{op} that is no number"] += wrong
+        builders[family].add(Part(np.array(rows, np.int64), np.full(len(rows), step, np.int64), values))
