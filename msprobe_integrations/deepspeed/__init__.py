@@ -1,0 +1,9 @@
+"""DeepSpeed: the parameter side of the monitor for ZeRO 0 to 3.
+
+=============  =====================================================================================================================
+`shards`       where every parameter lies in the buffers of DeepSpeed's optimizers (fp32, fp16, bf16, ZeRO 1, 2 and 3, offload)
+`source`       gradients, parameters, states and settings of the optimizer for the generic watch of `msprobe_integrations.torch`
+=============  =====================================================================================================================
+
+Nothing here imports DeepSpeed: the objects that are passed tell what they are.
+"""

@@ -1,0 +1,364 @@
+"""Where a parameter lies in the buffers of DeepSpeed's optimizers: which elements are this rank's, and where its master copy is.
+
+Every number comes from the optimizer's own tables:
+
+================================  ==================================================================================================
+optimizer                         tables
+================================  ==================================================================================================
+torch optimizer (stage 0, fp32)   the parameter itself
+FP16_UnfusedOptimizer             `fp16_groups` and `fp32_groups`, one master copy per parameter
+FP16_Optimizer                    `fp16_groups` in the order of `fp32_groups_flat`
+BF16_Optimizer                    `bf16_groups` in the order of `bf16_groups_flat`, cut into equal partitions
+DeepSpeedZeroOptimizer            `grad_start_offset` and `grad_partition_insertion_offset` (they know the round-robin order and padding)
+DeepSpeedZeroOptimizer_Stage3     `grad_position`, and the rank in the parameter's partition group
+================================  ==================================================================================================
+
+Names hold for DeepSpeed 0.15 to 0.19. An optimizer is told by its tables, so subclasses are found as well. Nothing is gathered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+WHOLE = -1
+"""`Fragment.at` of a master copy that has the parameter's shape."""
+
+
+class Fragment(NamedTuple):
+    """This rank's part of one parameter.
+
+    Attributes:
+        lo, hi: flat range of the parameter's elements that this rank updates.
+        group: number of the optimizer's buffer.
+        at: where the range begins in that buffer; `WHOLE` when the buffer is the parameter's own.
+        order: the parameter's place in the list of gradients of that buffer.
+    """
+
+    lo: int
+    hi: int
+    group: int
+    at: int
+    order: int
+
+
+class Shards:
+    """The optimizer's view of the model's parameters; the base class is a torch optimizer that updates the parameters themselves.
+
+    Args:
+        optimizer: what DeepSpeed calls `engine.optimizer`.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+        self.fragments: dict[torch.Tensor, Fragment] = dict(self._find())
+
+    @property
+    def inner(self) -> Any:
+        """The torch optimizer that does the update."""
+        return self.optimizer
+
+    def inners(self) -> list[Any]:
+        """All torch optimizers that do updates: one, or two when a part of them is offloaded."""
+        second = getattr(self.optimizer, "backup_optimizer", None)
+        return [self.inner] if second is None else [self.inner, second]
+
+    def members(self, parameter: torch.Tensor) -> Any:
+        """The process group that shares the parameter's elements; None when every rank has all of them."""
+        del parameter
+
+    def numel(self, parameter: torch.Tensor) -> int:
+        """Elements of the whole parameter."""
+        return parameter.numel()
+
+    def value(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        """This rank's range of the model's parameter, in the model's dtype."""
+        fragment = self.fragments.get(parameter)
+        if fragment is None or fragment.at == WHOLE:
+            return parameter
+        return parameter.detach().view(-1)[fragment.lo : fragment.hi]
+
+    def reduced(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        """The gradient after data-parallel reduction and before unscaling and clipping, or None when there is none: this rank's range,
+        or the whole tensor when nothing is sharded."""
+        return parameter.grad
+
+    def unreduced(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        """What this rank has added up so far and not reduced, whole."""
+        return parameter.grad
+
+    def main(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        """This rank's range of what the optimizer updates: the master copy."""
+        return self._cut(self._buffer(parameter), parameter)
+
+    def stepping(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        """The gradient of the master copy, there only while the inner optimizer steps: unscaled and clipped."""
+        buffer = self._buffer(parameter)
+        return self._cut(buffer.grad if buffer is not None else None, parameter)
+
+    def states(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+        """This rank's range of the optimizer's states that have an element per element of the parameter."""
+        buffer = self._buffer(parameter)
+        if buffer is None:
+            return {}
+        found = self._state(buffer)
+        cut = {key: self._cut(v, parameter) for key, v in found.items() if isinstance(v, torch.Tensor) and v.shape == buffer.shape}
+        return {key: v for key, v in cut.items() if v is not None}
+
+    def hyper(self, parameter: torch.Tensor) -> dict[str, Any]:
+        """The parameter group's settings without its parameters, and ``step`` as the optimizer counts it."""
+        fragment = self.fragments.get(parameter)
+        buffer = self._buffer(parameter)
+        groups = self.inner.param_groups
+        number = self._param_group(fragment.group) if fragment is not None else -1
+        if buffer is None or not 0 <= number < len(groups):
+            return {}
+        found = {key: value for key, value in groups[number].items() if key != "params"}
+        step = self._state(buffer).get("step")
+        if step is not None:
+            found["step"] = step
+        return found
+
+    # what the kinds differ in
+
+    def _find(self) -> Iterator[tuple[torch.Tensor, Fragment]]:
+        for i, group in enumerate(self.optimizer.param_groups):
+            for j, parameter in enumerate(group["params"]):
+                yield parameter, Fragment(0, parameter.numel(), i, WHOLE, j)
+
+    def _buffer(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        return parameter if parameter in self.fragments else None
+
+    def _param_group(self, group: int) -> int:
+        return group
+
+    # helpers
+
+    def _state(self, buffer: torch.Tensor) -> Mapping[str, Any]:
+        for optimizer in self.inners():
+            if buffer in optimizer.state:
+                found: Mapping[str, Any] = optimizer.state[buffer]
+                return found
+        return {}
+
+    def _cut(self, buffer: torch.Tensor | None, parameter: torch.Tensor) -> torch.Tensor | None:
+        """The fragment's range of a tensor that is laid out as the buffer; None when there is none or it was moved away (NVMe)."""
+        fragment = self.fragments.get(parameter)
+        if buffer is None or fragment is None:
+            return None
+        if fragment.at == WHOLE:
+            return buffer
+        size = fragment.hi - fragment.lo
+        return buffer.detach().view(-1)[fragment.at : fragment.at + size] if buffer.numel() >= fragment.at + size else None
+
+
+class _Wrapped(Shards):
+    """A DeepSpeed optimizer around a torch optimizer."""
+
+    @property
+    def inner(self) -> Any:
+        return self.optimizer.optimizer
+
+
+class UnfusedShards(_Wrapped):
+    """fp16 or bf16 without ZeRO, one fp32 copy per parameter."""
+
+    def _find(self) -> Iterator[tuple[torch.Tensor, Fragment]]:
+        for i, group in enumerate(self.optimizer.fp16_groups):
+            for j, parameter in enumerate(group):
+                yield parameter, Fragment(0, parameter.numel(), i, WHOLE, j)
+
+    def _buffer(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        fragment = self.fragments.get(parameter)
+        if fragment is None:
+            return None
+        found: torch.Tensor = self.optimizer.fp32_groups[fragment.group][fragment.order]
+        return found
+
+
+class FusedShards(_Wrapped):
+    """fp16 or bf16 without ZeRO, one flat fp32 copy per parameter group."""
+
+    def _find(self) -> Iterator[tuple[torch.Tensor, Fragment]]:
+        for i, group in enumerate(self.optimizer.fp16_groups):
+            start = 0
+            for j, parameter in enumerate(group):
+                yield parameter, Fragment(0, parameter.numel(), i, start, j)
+                start += parameter.numel()
+
+    def _buffer(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        fragment = self.fragments.get(parameter)
+        if fragment is None:
+            return None
+        found: torch.Tensor = self.optimizer.fp32_groups_flat[fragment.group]
+        return found
+
+
+class _Partitioned(_Wrapped):
+    """Flat buffers cut into one partition per rank."""
+
+    def members(self, parameter: torch.Tensor) -> Any:
+        return self._groups().get(self._group_of(parameter))
+
+    def _groups(self) -> Mapping[int, Any]:
+        return dict(enumerate(self.optimizer.real_dp_process_group))
+
+    def _group_of(self, parameter: torch.Tensor) -> int:
+        fragment = self.fragments.get(parameter)
+        return fragment.group if fragment is not None else -1
+
+    def _rank(self, group: int) -> int:
+        return int(dist.get_rank(self._groups()[group]))
+
+
+class Bf16Shards(_Partitioned):
+    """BF16_Optimizer: gradients are added up in fp32 and all-reduced whole, masters and states are partitioned."""
+
+    def _find(self) -> Iterator[tuple[torch.Tensor, Fragment]]:
+        for i, group in enumerate(self.optimizer.bf16_groups):
+            size = self.optimizer.fp32_groups_flat_partition[i].numel()
+            begin = self._rank(i) * size
+            start = 0
+            for j, parameter in enumerate(group):
+                lo = min(max(begin - start, 0), parameter.numel())
+                hi = min(max(begin + size - start, 0), parameter.numel())
+                yield parameter, Fragment(lo, hi, i, max(start + lo - begin, 0), j)
+                start += parameter.numel()
+
+    def unreduced(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        fragment = self.fragments.get(parameter)
+        if fragment is None or not self.optimizer.fp32_groups_has_gradients[fragment.group][fragment.order]:
+            return None
+        found: torch.Tensor = self.optimizer.fp32_groups_gradients[fragment.group][fragment.order]
+        return found.view(parameter.shape)
+
+    def reduced(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        whole, fragment = self.unreduced(parameter), self.fragments.get(parameter)
+        return whole.view(-1)[fragment.lo : fragment.hi] if whole is not None and fragment is not None else None
+
+    def _buffer(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        fragment = self.fragments.get(parameter)
+        if fragment is None:
+            return None
+        found: torch.Tensor = self.optimizer.fp32_groups_flat_partition[fragment.group]
+        return found
+
+
+class ZeroShards(_Partitioned):
+    """ZeRO 1 and 2: the gradients of this rank's partition are kept as a list of fragments, or flat."""
+
+    def _find(self) -> Iterator[tuple[torch.Tensor, Fragment]]:
+        optimizer = self.optimizer
+        for i, group in enumerate(optimizer.bit16_groups):
+            rank = self._rank(i)
+            starts, places = optimizer.grad_start_offset[i][rank], optimizer.grad_partition_insertion_offset[i][rank]
+            order = {id(p): j for j, p in enumerate(optimizer.params_in_partition[i])}
+            for parameter in group:
+                number = optimizer.get_param_id(parameter)
+                if number not in starts:
+                    yield parameter, Fragment(0, 0, i, 0, -1)
+                    continue
+                lo, at = int(starts[number]), int(places[number])
+                hi = lo + min(parameter.numel() - lo, int(optimizer.partition_size[i]) - at)
+                yield parameter, Fragment(lo, hi, i, at, order[id(parameter)])
+
+    def unreduced(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        found: torch.Tensor | None = self.optimizer.get_gradient_for_reduction(parameter)
+        return found
+
+    def reduced(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        fragment = self.fragments.get(parameter)
+        if fragment is None or fragment.lo == fragment.hi:
+            return None
+        if self.optimizer.cpu_offload:
+            return self.stepping(parameter)
+        kept = self.optimizer.averaged_gradients.get(fragment.group)
+        if kept is None:
+            return None
+        flat = getattr(kept, "flat_partition", None)
+        if flat is not None:
+            return self._cut(flat, parameter)
+        parts = [part for part in kept if not getattr(part, "_zero_padding", False)]
+        found = parts[fragment.order].detach() if fragment.order < len(parts) else None
+        return found.view(-1) if found is not None and found.numel() == fragment.hi - fragment.lo else None
+
+    def states(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+        found = super().states(parameter)
+        if getattr(parameter, "use_muon", False):
+            found.pop("momentum_buffer", None)  # kept in an order of its own, which is not the partition's
+        return found
+
+    def _buffer(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        fragment = self.fragments.get(parameter)
+        if fragment is None:
+            return None
+        found: torch.Tensor = self.optimizer.single_partition_of_fp32_groups[fragment.group]
+        return found
+
+
+class Zero3Shards(_Partitioned):
+    """ZeRO 3: the parameter itself is empty between its uses; `ds_tensor` is this rank's partition of it, padded to equal sizes."""
+
+    def members(self, parameter: torch.Tensor) -> Any:
+        return getattr(parameter, "ds_process_group", self.optimizer.dp_process_group)
+
+    def numel(self, parameter: torch.Tensor) -> int:
+        return int(parameter.ds_numel)  # type: ignore[attr-defined]
+
+    def value(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        fragment, kept = self.fragments.get(parameter), getattr(parameter, "ds_tensor", None)
+        if fragment is None or kept is None or kept.numel() < fragment.hi - fragment.lo:
+            return None
+        found: torch.Tensor = kept.detach().view(-1)[: fragment.hi - fragment.lo]
+        return found
+
+    def unreduced(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        del parameter  # every micro batch is reduced at once
+
+    def reduced(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        fragment = self.fragments.get(parameter)
+        if fragment is None:
+            return None
+        if self.optimizer.offload_optimizer:
+            return self.stepping(parameter)
+        kept = self.optimizer.averaged_gradients.get(fragment.group)
+        return kept[fragment.order].detach().view(-1)[: fragment.hi - fragment.lo] if kept is not None else None
+
+    def _find(self) -> Iterator[tuple[torch.Tensor, Fragment]]:
+        optimizer = self.optimizer
+        for i, group in enumerate(optimizer.fp16_groups):
+            for j, parameter in enumerate(group):
+                number, at, size = optimizer.grad_position[optimizer.get_param_id(parameter)]
+                rank = int(dist.get_rank(self.members(parameter)))
+                lo = min(rank * size, parameter.ds_numel)
+                yield parameter, Fragment(lo, min(lo + size, parameter.ds_numel), number if number == i else i, at, j)
+
+    def _buffer(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        fragment = self.fragments.get(parameter)
+        if fragment is None:
+            return None
+        found: torch.Tensor = self.optimizer.fp32_partitioned_groups_flat[fragment.group]
+        return found
+
+    def _param_group(self, group: int) -> int:
+        return int(self.optimizer.sub_group_to_group_id[group])
+
+
+_KINDS: tuple[tuple[str, type[Shards]], ...] = (
+    ("fp32_partitioned_groups_flat", Zero3Shards),
+    ("single_partition_of_fp32_groups", ZeroShards),
+    ("fp32_groups_flat_partition", Bf16Shards),
+    ("fp32_groups_flat", FusedShards),
+    ("fp32_groups", UnfusedShards),
+)
+
+
+def shards_of(optimizer: Any) -> Shards:
+    """The view of an optimizer, by the tables it has."""
+    for table, kind in _KINDS:
+        if hasattr(optimizer, table):
+            return kind(optimizer)
+    return Shards(optimizer)

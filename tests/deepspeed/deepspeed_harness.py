@@ -1,0 +1,68 @@
+"""A small model under every kind of DeepSpeed optimizer, in forked ranks. DeepSpeed is imported once, in the parent."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import deepspeed  # noqa: E402
+import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: E402  (imported lazily inside of initialize otherwise)
+import torch  # noqa: E402
+import torch._dynamo  # noqa: E402
+from torch import nn  # noqa: E402
+
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # the first use would compile C++ for more than a minute
+logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True  # torch on the CPU has what these models need
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+class Net(nn.Module):
+    """Sizes that fit no partition: shards begin and end inside of parameters, the last partition is padded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(7, 13)
+        self.b = nn.Linear(13, 5, bias=False)
+        self.c = nn.Linear(5, 3)
+        self.unused = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.c(torch.tanh(self.b(torch.tanh(self.a(x))))).float().pow(2).mean()
+
+
+def config(stage: int, dtype: str, accumulation: int = 1, clip: float = 0.0, **more: Any) -> dict[str, Any]:
+    """A DeepSpeed configuration; `zero` in `more` goes into ``zero_optimization``."""
+    zero = {"stage": stage, "overlap_comm": False, "stage3_param_persistence_threshold": 0, **more.pop("zero", {})}
+    found: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 4,
+        "gradient_accumulation_steps": accumulation,
+        "gradient_clipping": clip,
+        "steps_per_print": 10**9,
+        "optimizer": {"type": "Adam", "params": {"lr": 1e-2, "weight_decay": 0.01, "torch_adam": True}},
+        "zero_optimization": zero,
+    }
+    if dtype != "fp32":
+        found[dtype] = {"enabled": True, **({"initial_scale_power": 6} if dtype == "fp16" else {})}
+    return {**found, **more}
+
+
+def engine_of(conf: dict[str, Any]) -> Any:
+    """A DeepSpeed engine over the model, the same weights on all ranks."""
+    if not deepspeed.comm.is_initialized():
+        deepspeed.init_distributed("gloo", verbose=False)
+    torch.manual_seed(0)
+    net = Net()
+    engine, *_ = deepspeed.initialize(model=net, model_parameters=net.parameters(), config=conf)
+    return engine
+
+
+def batches(dtype: str, count: int) -> list[torch.Tensor]:
+    """Micro batches of this rank."""
+    generator = torch.Generator().manual_seed(100 + deepspeed.comm.get_rank())
+    return [torch.randn(4, 7, generator=generator).to(DTYPES[dtype]) for _ in range(count)]
