@@ -77,10 +77,11 @@ def monitor_settings(node: Any, report: Report) -> ProbeSettings:
         report.warning("ndigits", _ALL_DIGITS)
     rules, dump = alert_rules(node.get("alert"), report)
     directory = os.environ.get("MONITOR_OUTPUT_DIR") or DEFAULT_DIRECTORY
+    monitor = _monitor(old)
     return ProbeSettings(
         output_dir=directory,
-        monitor=_monitor(old),
-        sinks=_sinks(old, directory, dump),
+        monitor=monitor,
+        sinks=_sinks(old, directory, dump, monitor.ops),
         rules=rules,
         # The old tool records an anomaly and goes on; capturing tensors after it is something nobody asked for in such a file.
         incident=IncidentSettings(enabled=dump, capture_level=""),
@@ -106,7 +107,7 @@ def _monitor(old: Old) -> MonitorSettings:
         enabled=old.flag("dynamic_on") or not hot,
         hot=hot,
         targets=targets,
-        activation_targets=("*",) if old.flag("all_xy") or not targets else targets,
+        activation_targets=() if not targets else ("*",) if old.flag("all_xy") else targets,
         activations=activations,
         activation_gradients=backward,
         gradients=gradients,
@@ -225,13 +226,15 @@ def _collectives(old: Old) -> dict[str, Any]:
     }
 
 
-def _sinks(old: Old, directory: str, anomalies: bool) -> SinkSettings:
+def _sinks(old: Old, directory: str, anomalies: bool, ops: tuple[str, ...]) -> SinkSettings:
     form = old.get("format", "str", "csv", choices=("csv", "tensorboard", "api"))
     steps = old.get("step_count_per_record", "int", 1, minimum=1, maximum=1_000_000)
     between = tuple(old.get("append_output", "str", (), many=True))
     return SinkSettings(
         csv=CsvSettings(enabled=form == "csv", path=directory, steps_per_file=steps, append_output=between),
-        tensorboard=TensorBoardSettings(enabled=form == "tensorboard"),
+        tensorboard=TensorBoardSettings(
+            enabled=form == "tensorboard", ops=tuple(op for op in ops if op not in ("shape", "dtype", "digest"))
+        ),
         memory=form == "api",
         anomalies=anomalies,
     )
