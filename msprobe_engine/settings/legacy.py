@@ -17,7 +17,6 @@ OTHER_TASKS = ("overflow_check", "free_benchmark", "run_ut", "grad_probe", "acc_
 """Tasks of the existing tool that are other features; their sections are left alone."""
 
 _INSTEAD = {
-    "grad_probe": "gradients are watched by TorchProbe, section monitor with gradients: true",
     "overflow_check": "NaN and Inf are found by TorchProbe (rule nan_inf) and by `msprobe nan_analyze` in a dump of task statistics",
     "nan_check": "NaN and Inf are counted in every dump of task statistics; `msprobe nan_analyze` finds where they begin",
     "exception_dump": "TorchProbe writes an incident directory when a critical alert is raised",
@@ -70,6 +69,7 @@ _SECTION_UNBUILT: dict[str, dict[str, tuple[Any, ...]]] = {
 }
 DUMP_KEYS = (*_TOP, *_TOP_UNBUILT, *_WITHOUT_EFFECT, *_SECTIONS, *OTHER_TASKS)
 """Top-level keys of ``config.json``."""
+
 
 def _unbuilt(path: str, value: Any, silent: tuple[Any, ...], report: Report) -> None:
     if not any(type(value) is type(s) and value == s for s in silent):

@@ -10,8 +10,8 @@ from typing import Any
 
 from msprobe_engine import log
 from msprobe_engine.errors import SettingsError
-from msprobe_engine.settings import legacy, legacy_monitor, rules_between_keys, text, tree
-from msprobe_engine.settings.schema import DumpSettings, ProbeSettings
+from msprobe_engine.settings import legacy, legacy_grad_probe, legacy_monitor, rules_between_keys, text, tree
+from msprobe_engine.settings.schema import DumpSettings, GradProbeSettings, ProbeSettings
 
 KINDS = ("probe", "dump", "monitor")
 """``probe``: this project's tree; ``dump``: the existing ``config.json``; ``monitor``: the existing ``monitor_config.json``."""
@@ -58,13 +58,18 @@ def read_settings(
     source, node = _content(path, bool(given) or kind is not None)
     report = tree.Report(source)
     kind = kind or ("dump" if not node and given and path is None else recognise(node))
-    if kind == "dump":
-        settings = legacy.dump_settings(node, report)
+    if kind == "dump" and legacy_grad_probe.asked(node, given):
+        settings = legacy_grad_probe.grad_probe_settings(node, report)
+    elif kind == "dump":
+        settings = legacy.dump_settings(legacy_grad_probe.other_task(node, given), report)
     elif kind == "monitor":
         settings = legacy_monitor.monitor_settings(node, report)
     else:
         settings = tree.build(ProbeSettings, node, "", report)
-    if given:
+    gradients = settings.grad_probe if given.get("task") != legacy_grad_probe.TASK else settings.grad_probe or GradProbeSettings()
+    if given and gradients is not None and (given.get("task") == legacy_grad_probe.TASK or settings.dump is None):
+        settings = replace(settings, dump=None, grad_probe=legacy_grad_probe.override(gradients, given, report))
+    elif given:
         settings = replace(settings, dump=_override(settings.dump or DumpSettings(), given, report))
     settings = rules_between_keys.check(settings, report, "" if kind == "dump" else "dump")
     report.raise_errors()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from msprobe_engine.settings import expressions, extras, scope
+from msprobe_engine.settings import expressions, extras, legacy_grad_probe, scope
 from msprobe_engine.settings.schema import DumpSettings, ProbeSettings
 from msprobe_engine.settings.tree import Report, join, show
 
@@ -13,6 +13,8 @@ def check(settings: ProbeSettings, report: Report, dump_section: str = "dump") -
     """`settings` with what follows from combinations. What cannot go together is reported with `dump_section` as the place of dump keys."""
     if settings.dump is not None:
         settings = replace(settings, dump=_dump(settings.dump, dump_section, report))
+    if settings.grad_probe is not None:
+        legacy_grad_probe.check(settings.grad_probe, report)
     prometheus = settings.sinks.prometheus
     if prometheus.enabled and prometheus.mode == "textfile" and not prometheus.textfile_dir:
         report.error("sinks.prometheus.textfile_dir", "is empty, but mode 'textfile' writes there; give the collector's directory")

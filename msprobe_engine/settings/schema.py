@@ -237,6 +237,26 @@ class IncidentSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GradProbeSettings:
+    """Statistics and signs of all gradients before each optimizer update, for comparing two runs (`PrecisionDebugger.monitor`)."""
+
+    dump_path: str = _rule("", "root of the output; empty: <output_dir>/grad_probe")
+    rank: tuple[int, ...] = _rule((), "ranks to watch, [] is all; ranges like '4-6'", ranges=True, minimum=0, maximum=1_000_000)
+    step: tuple[int, ...] = _rule((), "updates to watch, [] is all; ranges like '10-19'", ranges=True, minimum=0, maximum=1_000_000)
+    grad_level: str = _rule(
+        "L1", "L0 checksums, no signs; L1 statistics and signs; L2 also shares of intervals", choices=("L0", "L1", "L2")
+    )
+    param_list: tuple[str, ...] = _rule((), "exact names of parameters, [] is all")
+    bounds: tuple[float, ...] = _rule((-1, 0, 1), "L2: ascending bounds of the intervals")
+    direction_format: str = _rule(
+        "files",
+        "files: one .npy of bool (gradient > 0) per parameter, and all signs in 2 bits per element; packed: only the latter",
+        choices=("files", "packed"),
+    )
+    memory_budget_mb: int = _rule(2048, "host memory that signs waiting to be written may take", minimum=1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ProbeSettings:
     """Root of ``probe.yaml``."""
 
@@ -245,6 +265,7 @@ class ProbeSettings:
     log_level: str = _rule("info", "console messages", choices=("debug", "info", "warning", "error", "silent"))
     dump: DumpSettings | None = _rule(None, "dump directories while training; absent: none", section=DumpSettings)
     monitor: MonitorSettings | None = _rule(None, "always-on samples; absent: none", section=MonitorSettings)
+    grad_probe: GradProbeSettings | None = _rule(None, "gradient probe of PrecisionDebugger; absent: none", section=GradProbeSettings)
     rules: tuple[RuleSettings, ...] = _rule((), "alert rules; [] with a monitor: nan_inf", items=RuleSettings)
     sinks: SinkSettings = field(default_factory=SinkSettings, metadata={"help": "where data goes", "section": SinkSettings})
     incident: IncidentSettings = field(

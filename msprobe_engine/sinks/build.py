@@ -7,6 +7,7 @@ from pathlib import Path
 
 from msprobe_engine.errors import ProbeError
 from msprobe_engine.settings.schema import MonitorSettings, ProbeSettings
+from msprobe_engine.sinks.anomaly import AnomalySink
 from msprobe_engine.sinks.base import Sink
 from msprobe_engine.sinks.csv import CsvSink
 from msprobe_engine.sinks.memory import MemorySink
@@ -46,6 +47,8 @@ def build_sinks(
         wanted.append(lambda: _prometheus(settings, output_dir, rank, local_rank, local_world_size, info))
     if sinks.memory:
         wanted.append(MemorySink)
+    if sinks.anomalies:
+        wanted.append(lambda: AnomalySink(output_dir=output_dir, rank=rank))
     built: list[Sink] = []
     errors: list[ProbeError] = []
     for make in wanted:
