@@ -57,7 +57,6 @@ VALUES: list[tuple[str, Any, str]] = [
     ("task", "nan_check", "NaN and Inf are counted in every dump of task statistics"),
     ("task", "overflow_check", "NaN and Inf are found by TorchProbe"),
     ("task", "exception_dump", "TorchProbe writes an incident directory"),
-    ("task", "grad_probe", "gradients are watched by TorchProbe"),
     ("task", "diff_check", "use task 'tensor' with tensor.bench_path"),
     ("level", "L3", "'L3' (string) is not allowed; allowed: one of 'L0', 'L1', 'mix', 'L2', 'debug'"),
     ("level", 1, "1 (integer) is not allowed"),
