@@ -32,6 +32,7 @@ class Piece:
         lo, hi: flat range of the elements that are this rank's to reduce; (0, numel) when it is not sharded.
         facts: JSON-ready, goes into every sample's `extra`.
         exchange: merges the rows of all parts; None when the parameter is whole here, or cannot be merged.
+        whole: shape of the whole parameter where `parameter` does not have it (ZeRO 3 empties it between its uses).
     """
 
     name: str
@@ -41,6 +42,12 @@ class Piece:
     hi: int
     facts: Mapping[str, Any] = field(default_factory=dict)
     exchange: RowExchange | None = None
+    whole: tuple[int, ...] | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the whole parameter."""
+        return tuple(self.parameter.shape) if self.whole is None else self.whole
 
     @property
     def sharded(self) -> bool:
@@ -104,7 +111,7 @@ class Pieces:
     def _description(self, piece: Piece, data: torch.Tensor, seen: TensorDescription) -> TensorDescription:
         key = (id(piece), str(data.dtype))
         if key not in self._shapes:
-            self._shapes[key] = seen._replace(shape=tuple(piece.parameter.shape))
+            self._shapes[key] = seen._replace(shape=piece.shape)
         return self._shapes[key]
 
 
