@@ -47,6 +47,7 @@ class RowExchange:
 
     Args:
         group: the training's process group; None is the default group.
+        ranks: its global ranks, where there is no group of them.
         gather_limit: see `GATHER_LIMIT`.
         patience: see `PATIENCE`.
 
@@ -54,8 +55,10 @@ class RowExchange:
         RuntimeError: gloo is missing, or a rank of the group did not build its part within `patience`.
     """
 
-    def __init__(self, group: Any = None, *, gather_limit: int = GATHER_LIMIT, patience: float = PATIENCE) -> None:
-        self.ranks = list(dist.get_process_group_ranks(group or dist.group.WORLD))
+    def __init__(
+        self, group: Any = None, *, ranks: Sequence[int] = (), gather_limit: int = GATHER_LIMIT, patience: float = PATIENCE
+    ) -> None:
+        self.ranks = list(ranks or dist.get_process_group_ranks(group or dist.group.WORLD))
         self.size = len(self.ranks)
         self._limit = gather_limit
         self._patience = patience
