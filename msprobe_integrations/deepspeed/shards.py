@@ -92,16 +92,16 @@ class Shards:
 
     def main(self, parameter: torch.Tensor) -> torch.Tensor | None:
         """This rank's range of what the optimizer updates: the master copy."""
-        return self._cut(self._buffer(parameter), parameter)
+        return self._cut(self.buffer(parameter), parameter)
 
     def stepping(self, parameter: torch.Tensor) -> torch.Tensor | None:
         """The gradient of the master copy, there only while the inner optimizer steps: unscaled and clipped."""
-        buffer = self._buffer(parameter)
+        buffer = self.buffer(parameter)
         return self._cut(buffer.grad if buffer is not None else None, parameter)
 
     def states(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         """This rank's range of the optimizer's states that have an element per element of the parameter."""
-        buffer = self._buffer(parameter)
+        buffer = self.buffer(parameter)
         if buffer is None:
             return {}
         found = self._state(buffer)
@@ -111,7 +111,7 @@ class Shards:
     def hyper(self, parameter: torch.Tensor) -> dict[str, Any]:
         """The parameter group's settings without its parameters, and ``step`` as the optimizer counts it."""
         fragment = self.fragments.get(parameter)
-        buffer = self._buffer(parameter)
+        buffer = self.buffer(parameter)
         groups = self.inner.param_groups
         number = self._param_group(fragment.group) if fragment is not None else -1
         if buffer is None or not 0 <= number < len(groups):
@@ -129,7 +129,7 @@ class Shards:
             for j, parameter in enumerate(group["params"]):
                 yield parameter, Fragment(0, parameter.numel(), i, WHOLE, j)
 
-    def _buffer(self, parameter: torch.Tensor) -> torch.Tensor | None:
+    def buffer(self, parameter: torch.Tensor) -> torch.Tensor | None:
         return parameter if parameter in self.fragments else None
 
     def _param_group(self, group: int) -> int:
@@ -171,7 +171,7 @@ class UnfusedShards(_Wrapped):
             for j, parameter in enumerate(group):
                 yield parameter, Fragment(0, parameter.numel(), i, WHOLE, j)
 
-    def _buffer(self, parameter: torch.Tensor) -> torch.Tensor | None:
+    def buffer(self, parameter: torch.Tensor) -> torch.Tensor | None:
         fragment = self.fragments.get(parameter)
         if fragment is None:
             return None
@@ -189,7 +189,7 @@ class FusedShards(_Wrapped):
                 yield parameter, Fragment(0, parameter.numel(), i, start, j)
                 start += parameter.numel()
 
-    def _buffer(self, parameter: torch.Tensor) -> torch.Tensor | None:
+    def buffer(self, parameter: torch.Tensor) -> torch.Tensor | None:
         fragment = self.fragments.get(parameter)
         if fragment is None:
             return None
@@ -239,7 +239,7 @@ class Bf16Shards(_Partitioned):
         whole, fragment = self.unreduced(parameter), self.fragments.get(parameter)
         return whole.view(-1)[fragment.lo : fragment.hi] if whole is not None and fragment is not None else None
 
-    def _buffer(self, parameter: torch.Tensor) -> torch.Tensor | None:
+    def buffer(self, parameter: torch.Tensor) -> torch.Tensor | None:
         fragment = self.fragments.get(parameter)
         if fragment is None:
             return None
@@ -248,7 +248,8 @@ class Bf16Shards(_Partitioned):
 
 
 class ZeroShards(_Partitioned):
-    """ZeRO 1 and 2: the gradients of this rank's partition are kept as a list of fragments, or flat."""
+    """ZeRO 1 and 2: the gradients of this rank's partition are kept as a list of fragments, or flat. A rank that has nothing of a
+    parameter gives empty tensors."""
 
     def _find(self) -> Iterator[tuple[torch.Tensor, Fragment]]:
         optimizer = self.optimizer
@@ -271,13 +272,15 @@ class ZeroShards(_Partitioned):
 
     def reduced(self, parameter: torch.Tensor) -> torch.Tensor | None:
         fragment = self.fragments.get(parameter)
-        if fragment is None or fragment.lo == fragment.hi:
+        if fragment is None:
             return None
         if self.optimizer.cpu_offload:
             return self.stepping(parameter)
         kept = self.optimizer.averaged_gradients.get(fragment.group)
-        if kept is None:
+        if not kept:
             return None
+        if fragment.lo == fragment.hi:
+            return kept[0].detach().view(-1)[:0]
         flat = getattr(kept, "flat_partition", None)
         if flat is not None:
             return self._cut(flat, parameter)
@@ -291,7 +294,7 @@ class ZeroShards(_Partitioned):
             found.pop("momentum_buffer", None)  # kept in an order of its own, which is not the partition's
         return found
 
-    def _buffer(self, parameter: torch.Tensor) -> torch.Tensor | None:
+    def buffer(self, parameter: torch.Tensor) -> torch.Tensor | None:
         fragment = self.fragments.get(parameter)
         if fragment is None:
             return None
@@ -336,7 +339,7 @@ class Zero3Shards(_Partitioned):
                 lo = min(rank * size, parameter.ds_numel)
                 yield parameter, Fragment(lo, min(lo + size, parameter.ds_numel), number if number == i else i, at, j)
 
-    def _buffer(self, parameter: torch.Tensor) -> torch.Tensor | None:
+    def buffer(self, parameter: torch.Tensor) -> torch.Tensor | None:
         fragment = self.fragments.get(parameter)
         if fragment is None:
             return None
@@ -356,9 +359,11 @@ _KINDS: tuple[tuple[str, type[Shards]], ...] = (
 )
 
 
+def kind_of(optimizer: Any) -> type[Shards]:
+    """The kind of an optimizer, by the tables it has; `Shards` itself for one that is not DeepSpeed's."""
+    return next((kind for table, kind in _KINDS if hasattr(optimizer, table)), Shards)
+
+
 def shards_of(optimizer: Any) -> Shards:
-    """The view of an optimizer, by the tables it has."""
-    for table, kind in _KINDS:
-        if hasattr(optimizer, table):
-            return kind(optimizer)
-    return Shards(optimizer)
+    """The view of an optimizer."""
+    return kind_of(optimizer)(optimizer)

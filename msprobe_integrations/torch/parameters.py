@@ -8,7 +8,7 @@ passed, never from what is importable.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -21,6 +21,21 @@ if TYPE_CHECKING:
 GROUP = "msprobe.parameter_sources"
 """Entry points: name is the root module of the class of an optimizer or model, value a function ``(probe, models, optimizer)`` that
 gives a `ParameterSource`, or None when the objects are not its framework's after all."""
+
+
+class Replicas(NamedTuple):
+    """Ranks that have to hold the same bits.
+
+    Attributes:
+        label: what shares them: ``dp``, ``expert_dp``, ``tp``, ``embedding``.
+        group: process group of more than one rank.
+        part: of the part that `ParameterSource.value` gives; False: of the whole model parameter, `Piece.parameter`, also where only a
+            part of it is this rank's to update.
+    """
+
+    label: str
+    group: Any
+    part: bool = False
 
 
 class ParameterSource(Protocol):
@@ -55,8 +70,8 @@ class ParameterSource(Protocol):
         ``""``: unknown) and ``step`` (updates so far, this one included once it is done; a number or a tensor on the host)."""
         ...
 
-    def replicated(self, piece: Piece) -> Sequence[Any]:
-        """Process groups whose ranks have to hold the same bits of this piece's part."""
+    def replicated(self, piece: Piece) -> Sequence[Replicas]:
+        """Groups of ranks that hold the same parameter as this rank does."""
         ...
 
     def connect(self, watch: ParameterWatch) -> None:

@@ -1,0 +1,248 @@
+"""DeepSpeed's engine and optimizers as a source of the monitor's parameter side.
+
+===========  ==============  ======================================================================================================
+phase        family          when, and of what
+===========  ==============  ======================================================================================================
+local        grad_unreduced  one micro batch's gradient of this rank, as autograd made it: of the loss divided by the accumulation
+                             steps and times the loss scale
+accumulated  grad_unreduced  their sum on this rank just before the reduction: stage 0, ZeRO 1 and BF16_Optimizer. ZeRO 2 and 3 reduce
+                             every micro batch, such a sum exists nowhere: what is taken is the last micro batch's (``local``)
+reduced      grad_reduced    entry of the update: mean over the data-parallel ranks, summed over micro batches, still loss-scaled
+unscaled     grad_reduced    as the inner optimizer gets it, when DeepSpeed clips nothing
+clipped      grad_reduced    as the inner optimizer gets it, when DeepSpeed clips (it unscales and clips in one multiplication)
+===========  ==============  ======================================================================================================
+
+A step is an update: `engine.step()` at the accumulation boundary, skipped ones included. Nothing is gathered, nothing waits, and no
+hook sees more of a ZeRO 3 parameter than DeepSpeed has there by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from msprobe_integrations.deepspeed.replicas import replicas
+from msprobe_integrations.deepspeed.shards import Shards, Zero3Shards, ZeroShards, kind_of, shards_of
+from msprobe_integrations.torch.gradients import ACCUMULATED, CLIPPED, LOCAL, UNSCALED, Piece, layer_numbers, layer_of
+from msprobe_integrations.torch.methods import MethodHooks
+from msprobe_integrations.torch.parameters import Replicas
+from msprobe_integrations.torch.targets import matches
+
+if TYPE_CHECKING:
+    from msprobe_integrations.torch.parameter_watch import ParameterWatch
+    from msprobe_integrations.torch.probe import TorchProbe
+
+
+def find(probe: TorchProbe, models: Sequence[nn.Module], optimizer: Any) -> DeepSpeedSource | None:
+    """A source for a DeepSpeed engine among the models, or for an optimizer that `deepspeed.initialize` returned; None when neither is
+    there (`DeepSpeedCPUAdam` used on its own is an ordinary torch optimizer).
+
+    Building it is a collective call where parameters are sharded.
+    """
+    engine: Any = next((m for m in models if hasattr(m, "_take_model_step")), None)
+    found = optimizer if engine is None else engine.optimizer
+    while engine is None and found is not None and kind_of(found) is Shards:
+        found = getattr(found, "optimizer", None)  # wrappers of launchers
+    if found is None or not hasattr(found, "param_groups"):
+        return None  # not DeepSpeed's, or an engine without an optimizer (inference)
+    return DeepSpeedSource(probe, engine, found, models[0] if engine is None else engine.module)
+
+
+class DeepSpeedSource:
+    """Implements `ParameterSource`.
+
+    Args:
+        probe: owner; its monitor settings say what is watched.
+        engine: the engine; None when only its optimizer is known (then stage 0 and BF16_Optimizer have no ``accumulated`` gradients).
+        optimizer: `engine.optimizer`.
+        model: names come from its `named_parameters`.
+    """
+
+    def __init__(self, probe: TorchProbe, engine: Any, optimizer: Any, model: nn.Module) -> None:
+        assert probe.monitor is not None
+        self._monitor = probe.monitor
+        self._probe = probe
+        self._engine = engine
+        self._optimizer = optimizer
+        self._shards = shards_of(optimizer)
+        self._stepping = False
+        self._stepped = False
+        self._watch: ParameterWatch | None = None
+        self._lasting = MethodHooks()
+        self._open = MethodHooks()
+        numbers = layer_numbers(list(model.named_modules()))
+        chosen = [(n, p) for n, p in model.named_parameters() if p in self._shards.fragments and matches(n, self._monitor.targets)]
+        ranks = {p: self._ranks(p) for _, p in chosen}
+        exchanges = {key: probe.exchanges.of(key) for key in sorted({r for r in ranks.values() if r})}
+        self.pieces: list[Piece] = [self._piece(n, p, layer_of(n, numbers), exchanges.get(ranks[p])) for n, p in chosen]
+        self._of = {piece.parameter: piece for piece in self.pieces}
+        self._by_buffer: dict[int, list[Piece]] = {}
+
+    # what a piece holds
+
+    def gradient(self, piece: Piece) -> torch.Tensor | None:
+        """Inside of the inner optimizer's step what that optimizer uses, else the reduced gradient."""
+        return self._shards.stepping(piece.parameter) if self._stepping else self._shards.reduced(piece.parameter)
+
+    def value(self, piece: Piece) -> torch.Tensor | None:
+        """The parameter in the model's dtype; under ZeRO 3 this rank's partition of it."""
+        return self._shards.value(piece.parameter)
+
+    def main(self, piece: Piece) -> torch.Tensor | None:
+        """The master copy, or the part of it that this rank updates."""
+        return self._shards.main(piece.parameter)
+
+    def states(self, piece: Piece) -> Mapping[str, torch.Tensor]:
+        """Optimizer states of that part."""
+        return self._shards.states(piece.parameter)
+
+    def hyper(self, piece: Piece) -> Mapping[str, Any]:
+        """Settings of the piece's parameter group, ``step`` and ``algorithm``."""
+        found = self._shards.hyper(piece.parameter)
+        return {**found, "algorithm": algorithm(self._shards.inner, found)}
+
+    def replicated(self, piece: Piece) -> Sequence[Replicas]:
+        """Ranks that hold the same parameter."""
+        shards = self._shards
+        return replicas(piece.parameter, self._engine, shards.members(piece.parameter), isinstance(shards, Zero3Shards))
+
+    # moments
+
+    def connect(self, watch: ParameterWatch) -> None:
+        """Follow the updates."""
+        self._watch = watch
+        owner, name = (self._engine, "_take_model_step") if self._engine is not None else (self._optimizer, "step")
+        self._lasting.before(owner, name, lambda *_, **__: self._enter(watch))
+        self._lasting.after(owner, name, lambda _: self._leave(watch))
+        for inner in self._shards.inners():
+            if hasattr(inner, "register_step_pre_hook"):
+                self._lasting.on_undo(inner.register_step_pre_hook(lambda o, *_: self._around(o, watch.ready, True)).remove)
+                self._lasting.on_undo(inner.register_step_post_hook(lambda o, *_: self._around(o, watch.updated, False)).remove)
+
+    def open(self) -> None:
+        """Hooks for gradients before the reduction."""
+        watch = self._watch
+        if self._open or watch is None or not (self._monitor.micro_batch_gradients or self._monitor.unreduced_gradients):
+            return
+        every_pass = isinstance(self._shards, Zero3Shards) or bool(getattr(self._optimizer, "partition_gradients", False))
+        if self._monitor.micro_batch_gradients or every_pass:
+            for piece in self.pieces:
+                self._open.on_undo(piece.parameter.register_hook(self._local(piece, watch, every_pass)).remove)
+        if every_pass or not self._monitor.unreduced_gradients:
+            return
+        if isinstance(self._shards, ZeroShards):
+            self._open.before(self._optimizer, "reduce_ready_partitions_and_remove_grads", lambda p, *_: self._whole(p, watch))
+        elif self._engine is not None:
+            self._open.before(self._engine, "buffered_allreduce_fallback", lambda *_, **__: self._all_whole(watch))
+
+    def shut(self) -> None:
+        """Take them off."""
+        self._open.undo()
+
+    def close(self) -> None:
+        """Take everything off."""
+        self._open.undo()
+        self._lasting.undo()
+        self._watch = None
+
+    # in them
+
+    def _enter(self, watch: ParameterWatch) -> None:
+        self._stepped = False
+        scale = getattr(self._optimizer, "loss_scale", None)
+        if isinstance(scale, (int, float)):
+            watch.scalar("loss_scale", float(scale))
+        rates = [group["lr"] for group in self._optimizer.param_groups if "lr" in group]
+        if rates:
+            watch.scalar("learning_rate", rates[0])
+        watch.before_step()
+        watch.change_to(CLIPPED if self._clips() else UNSCALED)
+
+    def _leave(self, watch: ParameterWatch) -> None:
+        norm = getattr(self._engine if self._engine is not None else self._optimizer, "_global_grad_norm", None)
+        if norm is not None:
+            watch.scalar("grad_norm", norm)
+        overflow = getattr(self._optimizer, "overflow", None)
+        watch.after_step(skipped=bool(overflow) if overflow is not None else not self._stepped)
+
+    def _around(self, inner: Any, take: Callable[[Sequence[Piece]], None], before: bool) -> None:
+        """Before or after the inner optimizer steps on some of the buffers (ZeRO gives it one at a time)."""
+        self._stepped = True
+        self._stepping = True
+        try:
+            take(self._pieces_in([p for group in inner.param_groups for p in group["params"]]))
+        finally:
+            self._stepping = False
+
+    def _pieces_in(self, buffers: Sequence[torch.Tensor]) -> list[Piece]:
+        if not self._by_buffer:
+            for piece in self.pieces:
+                buffer = self._shards.buffer(piece.parameter)
+                if buffer is not None:
+                    self._by_buffer.setdefault(id(buffer), []).append(piece)
+        return [piece for buffer in buffers for piece in self._by_buffer.get(id(buffer), ())]
+
+    def _local(self, piece: Piece, watch: ParameterWatch, every_pass: bool) -> Callable[[torch.Tensor], None]:
+        def hook(gradient: torch.Tensor) -> None:
+            watch.micro_gradient(piece, gradient, phase=LOCAL)
+            if every_pass:
+                watch.unreduced(piece, gradient, phase=LOCAL)
+
+        return hook
+
+    def _whole(self, parameter: torch.Tensor, watch: ParameterWatch) -> None:
+        piece = self._of.get(parameter)
+        gradient = self._shards.unreduced(parameter) if piece is not None and self._optimizer.is_gradient_accumulation_boundary() else None
+        if piece is not None and gradient is not None:
+            watch.unreduced(piece, gradient, phase=ACCUMULATED)
+
+    def _all_whole(self, watch: ParameterWatch) -> None:
+        for piece in self.pieces:
+            gradient = self._shards.unreduced(piece.parameter)
+            if gradient is not None:
+                watch.unreduced(piece, gradient, phase=ACCUMULATED)
+
+    # building
+
+    def _ranks(self, parameter: torch.Tensor) -> tuple[int, ...]:
+        members = self._shards.members(parameter)
+        ranks = () if members is None else tuple(dist.get_process_group_ranks(members))
+        return ranks if len(ranks) > 1 else ()
+
+    def _piece(self, name: str, parameter: torch.Tensor, layer: int | None, exchange: Any) -> Piece:
+        facts: dict[str, Any] = {}
+        if layer is not None:
+            facts["layer"] = layer
+        if getattr(parameter, "tensor_model_parallel", False) or getattr(parameter, "model_parallel", False):
+            facts["tensor_parallel"] = "shard"
+        if getattr(parameter, "allreduce", True) is False:
+            facts["expert"] = True
+        fragment, numel = self._shards.fragments[parameter], self._shards.numel(parameter)
+        shape = tuple(getattr(parameter, "ds_shape", parameter.shape))
+        if not self._ranks(parameter):
+            return Piece(name, parameter, 0, 0, numel, facts, None, shape)
+        facts["of"] = numel
+        return Piece(name, parameter, 0, fragment.lo, fragment.hi, facts, exchange, shape)
+
+    def _clips(self) -> bool:
+        if self._engine is not None:
+            return float(self._engine.gradient_clipping() or 0.0) > 0
+        return float(getattr(self._optimizer, "clip_grad", 0.0) or 0.0) > 0
+
+
+def algorithm(optimizer: Any, hyper: Mapping[str, Any]) -> str:
+    """Name of the update rule of a torch optimizer, or of one of DeepSpeed's own; empty when it is none of the known ones."""
+    name = type(optimizer).__name__.lower()
+    if "muon" in name:
+        return "muon" if hyper.get("use_muon") else "adamw"
+    if name in ("fusedadam", "deepspeedcpuadam", "zenflowcpuadam"):
+        decoupled = getattr(optimizer, "adam_w_mode", None)
+        return "adamw" if decoupled in (None, True, 1) else "adam"
+    for known in ("adamw", "adam", "lion", "adagrad", "sgd", "rmsprop", "lamb"):
+        if name in (known, f"fused{known}", f"deepspeedcpu{known}"):
+            return known
+    return ""
