@@ -31,9 +31,9 @@ from msprobe_engine.sinks.base import Sink
 from msprobe_engine.window import Window
 from msprobe_integrations.torch.attempts import Attempts
 from msprobe_integrations.torch.backend import TorchBackend
+from msprobe_integrations.torch.module_side import ModuleSide
 from msprobe_integrations.torch.notify import find_notifier
 from msprobe_integrations.torch.plans import Plans
-from msprobe_integrations.torch.watch import TensorWatch
 
 _log = get_logger()
 
@@ -73,7 +73,7 @@ class TorchProbe:
         self._models: list[nn.Module] = []
         self.plans = Plans(self.session)
         self._attempts: Attempts | None = None
-        self._watch = TensorWatch(self) if m and (m.activations or m.activation_gradients) else None
+        self._watch = ModuleSide.build(self, m)
         atexit.register(self.close)
         this = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _forked(this()))
@@ -90,7 +90,13 @@ class TorchProbe:
 
     @property
     def micro_step(self) -> int:
-        """Current micro batch, -1 outside."""
+        """Current micro batch, -1 outside. When nobody sets it: how many training passes of the model came before in this step, counted
+        in steps in which modules are watched."""
+        return self._micro_step if self._watch is None else self._watch.micro_step()
+
+    @property
+    def told_micro_step(self) -> int:
+        """The micro batch that was set, -1 when none was."""
         return self._micro_step
 
     @micro_step.setter
@@ -137,8 +143,8 @@ class TorchProbe:
             return
         with self.guard("capture"):
             self.plans.open(step)
-            if self._watch is not None and self._due:
-                self._watch.install()
+            if self._watch is not None:
+                self._watch.begin() if self._due else self._watch.remove()
 
     def _meet(self) -> None:
         """The process group came up after the probe: from now on incidents are announced between the ranks."""
@@ -183,6 +189,8 @@ class TorchProbe:
                 self._watch.end_step()
             if self._due and self._window is not None:
                 self._window.take()
+            if self._watch is not None and not (self._window is not None and self._window.wanted(self.step + 1, self._rank)):
+                self._watch.remove()
         self.session.end_step(self.step, scalars, stacks, complete)
         self._due = False
 
@@ -203,7 +211,7 @@ class TorchProbe:
 
     def add_sample(self, family: str, name: str, ref: TensorRef, *, micro_step: int | None = None, vpp_stage: int = 0) -> None:
         """Note a tensor that was reduced already."""
-        at = self._micro_step if micro_step is None else micro_step
+        at = self.micro_step if micro_step is None else micro_step
         self.pipeline.samples.append(Sample(family, name, ref, "", at, vpp_stage))
 
     def add_entry(self, entry: Entry) -> None:
@@ -225,6 +233,8 @@ class TorchProbe:
         """Evaluation begins: nothing is seen until `resume`."""
         self._paused += 1
         self.plans.pause()
+        if self._watch is not None:
+            self._watch.pause()
 
     def resume(self) -> None:
         """Evaluation is over."""
@@ -232,6 +242,8 @@ class TorchProbe:
         if not self._paused:
             with self.guard("capture"):
                 self.plans.resume()
+                if self._watch is not None and self._due and self._in_step:
+                    self._watch.begin()
 
     def close(self) -> None:
         """Finish, flush, take all hooks off. Called at interpreter exit too."""

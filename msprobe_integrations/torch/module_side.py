@@ -1,0 +1,179 @@
+"""The module side of the monitor: activations, features of layers, notes of the first step, collectives. On only in steps that are due."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from msprobe_engine.errors import SettingsError
+from msprobe_engine.log import warn_once
+from msprobe_engine.settings.schema import MonitorSettings
+from msprobe_integrations.torch import node_hooks
+from msprobe_integrations.torch.module_hooks import ModuleHooks, Pre, say_sealed
+from msprobe_integrations.torch.targets import Named, matches, named_modules, plain, unmatched, unwrapped
+from msprobe_integrations.torch.watch import TensorWatch
+
+if TYPE_CHECKING:
+    from msprobe_integrations.torch.probe import TorchProbe
+    from msprobe_integrations.torch.watch_collectives import CollectiveWatch
+
+_graph_task: Callable[[], int] = torch._C._current_graph_task_id
+_KEYS = (
+    "activations", "activation_gradients", "micro_batch_gradients", "layer_features", "stack_info", "print_struct", "targets",
+    "collectives", "collective_inputs", "collective_stacks",
+)  # fmt: skip
+_FEATURES = ("attention", "linear", "router_weights", "router_logits")
+
+
+class ModuleSide:
+    """What `TorchProbe` drives.
+
+    Args:
+        probe: owner.
+        monitor: its monitor section.
+
+    Attributes:
+        on: hooks are on and what they see counts.
+    """
+
+    def __init__(self, probe: TorchProbe, monitor: MonitorSettings) -> None:
+        self.probe = probe
+        self.monitor = monitor
+        self.on = False
+        self._light = False
+        self._hooks = ModuleHooks()
+        self._forwards: dict[int, int] = {}
+        self._parts: list[Any] = []
+        self._collectives: CollectiveWatch | None = None
+        if monitor.collectives or monitor.collective_inputs or monitor.collective_stacks:
+            with probe.guard("collective monitor"):
+                from msprobe_integrations.torch.watch_collectives import CollectiveWatch
+
+                self._collectives = CollectiveWatch(self)
+
+    @staticmethod
+    def build(probe: TorchProbe, monitor: MonitorSettings | None) -> ModuleSide | None:
+        """None when the settings ask for nothing that is seen here."""
+        return ModuleSide(probe, monitor) if monitor is not None and any(getattr(monitor, key) for key in _KEYS) else None
+
+    def attach(self, models: Sequence[nn.Module]) -> None:
+        """Choose the modules by the settings."""
+        self._hooks.clear()
+        self._parts.clear()
+        monitor = self.monitor
+        everything = list(named_modules(models))
+        self._check_targets(models, everything)
+        open_ = [named for named in everything if not named.sealed]
+        wanted = [n for n in everything if matches(n.name, monitor.targets, n.chunk)]
+        if monitor.activations or monitor.activation_gradients or monitor.micro_batch_gradients or monitor.layer_features:
+            for named in open_:
+                if named.module is named.root or named.hooked is named.root:
+                    self._hooks.add(named, self._counter(named), None)
+        if monitor.activations or monitor.activation_gradients:
+            say_sealed(sum(named.sealed for named in wanted))
+            watch = TensorWatch(self)
+            self._parts.append(watch)
+            for named in wanted:
+                if not named.sealed:
+                    watch.add(named, self._hooks)
+        if monitor.layer_features is not None:
+            from msprobe_integrations.torch.features import LayerFeatures
+
+            features = LayerFeatures(self, monitor.layer_features)
+            self._parts.append(features)
+            for named in open_:
+                features.add(named, self._hooks)
+        if monitor.stack_info or monitor.print_struct:
+            from msprobe_integrations.torch.module_notes import ModuleNotes
+
+            notes = ModuleNotes(self)
+            self._parts.append(notes)
+            for named in open_:
+                notes.add(named, self._hooks, struct=matches(named.name, monitor.targets, named.chunk))
+
+    def begin(self) -> None:
+        """A step that is due begins, or goes on after a pause."""
+        self.on = True
+        self._hooks.install()
+        if not self._light and self._parts:
+            self._light = True
+            node_hooks.install()
+        if self._collectives is not None:
+            self._collectives.install()
+
+    def pause(self) -> None:
+        """Nothing is seen for a while; gradients of what was seen still come."""
+        self.on = False
+        self._hooks.remove()
+
+    def remove(self) -> None:
+        """Take everything off."""
+        self.pause()
+        if self._light:
+            self._light = False
+            node_hooks.remove()
+        if self._collectives is not None:
+            self._collectives.remove()
+
+    def end_step(self) -> None:
+        """The step is over: what came in part is reported. Hooks stay for the next step, until `remove`, and see nothing."""
+        self.on = False
+        for part in list(self._parts):
+            part.end_step()
+        if self._collectives is not None:
+            self._collectives.end_step()
+        self._forwards.clear()
+
+    def drop(self, part: Any) -> None:
+        """A part has failed: it sees nothing any more."""
+        self._hooks.drop(part)
+        self._parts = [p for p in self._parts if p is not part]
+
+    def sees(self, root: nn.Module) -> bool:
+        """Does a call of a module of this model count now? Calls in evaluation mode do not."""
+        return self.on and root.training
+
+    def micro_step(self, chunk: int = -1) -> int:
+        """Current micro batch: what the training says, else how often the model was called in this step, from 0; -1 when not known.
+
+        Args:
+            chunk: which model; -1: the one that was called most.
+        """
+        told = self.probe.told_micro_step
+        if told >= 0 or not self._forwards:
+            return told
+        return (max(self._forwards.values()) if chunk < 0 else self._forwards.get(chunk, 0)) - 1
+
+    def _counter(self, named: Named) -> Pre:
+        chunk, forwards = named.chunk, self._forwards
+
+        def count(module: nn.Module, args: Any, kwargs: Any) -> None:  # noqa: ARG001
+            if named.root.training and torch.is_grad_enabled() and _graph_task() == -1 and not torch.compiler.is_compiling():
+                forwards[chunk] = forwards.get(chunk, 0) + 1
+
+        return count
+
+    def _check_targets(self, models: Sequence[nn.Module], modules: Sequence[Named]) -> None:
+        """A name that nothing has is a mistake in the settings, said with the names that look most like it."""
+        features = self.monitor.layer_features
+        lists = [("targets", self.monitor.targets)]
+        lists += [(f"layer_features.{key}", getattr(features, key)) for key in _FEATURES] if features is not None else []
+        if not any(targets for _, targets in lists):
+            return
+        names: list[list[str]] = [[] for _ in models]
+        for named in modules:
+            names[named.chunk].append(named.name)
+        with_parameters = [
+            [*known, *(plain(name) for name, _ in unwrapped(model).named_parameters())] for known, model in zip(names, models)
+        ]
+        for key, targets in lists:
+            for target, close in unmatched(targets, with_parameters if key == "targets" else names).items():
+                text = f"monitor.{key}: nothing in the model is called {target!r}; the nearest names are {', '.join(map(repr, close))}"
+                if self.probe.backend.world_size() > 1:  # it may be on another pipeline stage
+                    warn_once(f"monitor.{key} {target}", f"{text}. Right when it is on another rank")
+                else:
+                    hint = "correct the settings; a target is whole path components, * and ? allowed"
+                    self.probe.faults.fail(f"monitor.{key} {target}", SettingsError(text), disable=False, hint=hint)
