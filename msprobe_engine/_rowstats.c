@@ -1,7 +1,7 @@
 /* Statistics row, digest, CRC-32 and XOR of contiguous or strided host memory in one pass.
  *
- * The row is defined in msprobe_engine/rows.py, the digest in msprobe_engine/digest.py, the CRC in _checksums.h. The file includes itself once per
- * instruction set (AVX-512, AVX2, portable); which one runs is decided when the module is loaded. Each chunk of memory is
+ * The row is defined in msprobe_engine/rows.py, the digest in msprobe_engine/digest.py, the CRC in _checksums.h; the words that few rows have
+ * are in _rowmoments.h, rows of two tensors and histograms in _pairs.h. The file includes itself once per instruction set (AVX-512, AVX2, portable); which one runs is decided when the module is loaded. Each chunk of memory is
  * small enough to stay in the L1 cache, so the conversion, the statistics and the checksums of a chunk cost one trip to memory.
  *
  * Fast path: sums of a chunk are taken without looking for NaN and Inf. A float64 sum of narrower floats is finite exactly when
@@ -40,15 +40,43 @@ static const unsigned char ITEM[CODES] = {4, 8, 2, 2, 1, 2, 4, 8, 1, 2, 4, 8, 1,
 #define MAX_DIMS 16
 
 /* What a caller wants besides the statistics; ONLY: instead of them. */
-enum { WANT_DIGEST = 1, ONLY = 2, WANT_CRC = 4, WANT_XOR = 8 };
-enum { HAS_DIGEST = 1, HAS_INTEGERS = 2, WRITTEN = 4, HAS_CRC = 8, HAS_XOR = 16 };
+enum { WANT_DIGEST = 1, ONLY = 2, WANT_CRC = 4, WANT_XOR = 8, WANT_MOMENTS = 16, WANT_BELOW = 32, WANT_EPS = 64 };
+enum { HAS_DIGEST = 1, HAS_INTEGERS = 2, WRITTEN = 4, HAS_CRC = 8, HAS_XOR = 16, HAS_MOMENTS = 32, HAS_BELOW = 64, HAS_EPS = 128 };
+/* Above LIMIT_SHIFT `want` has the slot of the limit for BELOW. */
+#define LIMIT_SHIFT 8
+#define MAX_LIMITS 4096
+#define WANT_ADDITIVE (WANT_MOMENTS | WANT_BELOW | WANT_EPS | (MAX_LIMITS - 1) << LIMIT_SHIFT)
+#define WANT_ANY (WANT_DIGEST | WANT_CRC | WANT_XOR | WANT_ADDITIVE)
+static struct {
+    int64_t f64;
+    int32_t f32;
+} limits[MAX_LIMITS]; /* the bits of the limit, rounded up for float32 */
 
 typedef struct {
     int64_t nan, pinf, ninf, zero, imin, imax;
     uint64_t digest, words, bytes; /* words: XOR of 64-bit words; bytes: how many have gone into crc and words */
     uint32_t crc;                  /* state, see _checksums.h */
     double mn, mx, sum, sq;
+    double cubes, fourths;
+    int64_t below;
 } Acc;
+
+/* Two tensors of n elements, and what to make of them; see _pairs.h. */
+typedef struct {
+    const void *a, *b;
+    size_t n;
+    int op, code_a, code_b;
+    double c[3];
+} Pair;
+enum { AGREE_OP, RATIO_OP, LINEAR_OP, SIGN_OP };
+#define PAIR_CHUNK 2048
+
+enum { LINEAR_BINS, LOG2_BINS };
+#define NO_BIN 63
+typedef struct {
+    Acc acc; /* first: a run_fn gets its address */
+    int64_t count[4][NO_BIN + 1];
+} Histogram;
 
 static uint32_t w32[BLOCK + 64] __attribute__((aligned(64)));
 static uint32_t w32_next[BLOCK + 64] __attribute__((aligned(64))); /* w32 from its second element on */
@@ -91,6 +119,9 @@ static void acc_merge(Acc *a, const Acc *b) {
     if (b->imax > a->imax) a->imax = b->imax;
     a->sum += b->sum;
     a->sq += b->sq;
+    a->cubes += b->cubes;
+    a->fourths += b->fourths;
+    a->below += b->below;
 }
 
 /* Any element type as float64, NaN and Inf told apart by bits (independent of the flush-to-zero mode of the thread). */
@@ -121,6 +152,7 @@ static void slow_f32(const float *p, size_t n, Acc *a) {
 }
 
 typedef void (*run_fn)(const uint8_t *, size_t, int, Acc *, int, uint64_t);
+typedef void (*pair_fn)(const Pair *, Acc *, int);
 
 /* ---- kernels, once per instruction set ---------------------------------------------------------------------------- */
 #define ISA 0
@@ -160,7 +192,8 @@ typedef void (*run_fn)(const uint8_t *, size_t, int, Acc *, int, uint64_t);
 #endif
 #endif
 
-static run_fn run = run_portable;
+static run_fn run = run_portable, histogram = histogram_portable;
+static pair_fn pair = pair_portable;
 static const char *isa_name = "portable";
 
 /* ---- threads ---------------------------------------------------------------------------------------------------------- */
@@ -266,7 +299,7 @@ static void gather(uint8_t *to, const uint8_t *from, int64_t n, int64_t stride, 
 #undef COPY
 }
 
-static void run_strided(const uint8_t *p, const Layout *l, int code, Acc *a, int want, uint64_t index0) {
+static void run_strided(run_fn run, const uint8_t *p, const Layout *l, int code, Acc *a, int want, uint64_t index0) {
     uint8_t stage[CHUNK_BYTES] __attribute__((aligned(64)));
     int item = ITEM[code], last = l->ndim - 1;
     int64_t inner = l->size[last], istride = l->stride[last], index[MAX_DIMS] = {0};
@@ -304,7 +337,8 @@ static void run_strided(const uint8_t *p, const Layout *l, int code, Acc *a, int
 static void write_row(int64_t *row, int64_t n, int code, const Acc *a, int want) {
     double f[4] = {a->mn, a->mx, a->sum, a->sq};
     int64_t imin = INT64_MAX, imax = INT64_MIN;
-    int64_t flags = WRITTEN | (want & WANT_DIGEST ? HAS_DIGEST : 0) | (want & WANT_CRC ? HAS_CRC : 0) | (want & WANT_XOR ? HAS_XOR : 0);
+    int64_t flags = WRITTEN | (want & WANT_DIGEST ? HAS_DIGEST : 0) | (want & WANT_CRC ? HAS_CRC : 0) | (want & WANT_XOR ? HAS_XOR : 0) |
+                    (want & WANT_MOMENTS ? HAS_MOMENTS : 0) | (want & WANT_BELOW ? HAS_BELOW : 0) | (want & WANT_EPS ? HAS_EPS : 0);
     if (code == I64) {
         imin = a->imin;
         imax = a->imax;
@@ -335,7 +369,11 @@ static void write_row(int64_t *row, int64_t n, int code, const Acc *a, int want)
     row[12] = flags;
     row[13] = want & WANT_CRC ? (int64_t)(uint32_t)~a->crc : 0;
     row[14] = (int64_t)a->words;
-    row[15] = 0;
+    row[15] = a->below;
+    if (want & WANT_MOMENTS) {
+        memcpy(row + 13, &a->cubes, 8);
+        memcpy(row + 14, &a->fourths, 8);
+    }
 }
 
 static int bad_code(long code) {
@@ -355,7 +393,7 @@ static PyObject *py_reduce(PyObject *self, PyObject *const *args, Py_ssize_t nar
     Py_ssize_t n = PyLong_AsSsize_t(args[1]);
     long code = PyLong_AsLong(args[2]);
     int64_t *row = PyLong_AsVoidPtr(args[3]);
-    int want = (int)PyLong_AsLong(args[4]) & (WANT_DIGEST | WANT_CRC | WANT_XOR);
+    int want = (int)PyLong_AsLong(args[4]) & WANT_ANY;
     uint64_t index0 = PyLong_AsUnsignedLongLong(args[5]);
     if (PyErr_Occurred() || bad_code(code)) return NULL;
     if (row == NULL || n < 0 || (p == NULL && n > 0)) {
@@ -425,7 +463,7 @@ static PyObject *py_reduce_strided(PyObject *self, PyObject *const *args, Py_ssi
     if (read_layout(args[1], args[2], &l, &n) < 0) return NULL;
     long code = PyLong_AsLong(args[3]);
     int64_t *row = PyLong_AsVoidPtr(args[4]);
-    int want = (int)PyLong_AsLong(args[5]) & (WANT_DIGEST | WANT_CRC | WANT_XOR);
+    int want = (int)PyLong_AsLong(args[5]) & WANT_ANY;
     uint64_t index0 = PyLong_AsUnsignedLongLong(args[6]);
     if (PyErr_Occurred() || bad_code(code)) return NULL;
     if (row == NULL || n < 0 || (p == NULL && n > 0)) {
@@ -437,10 +475,10 @@ static PyObject *py_reduce_strided(PyObject *self, PyObject *const *args, Py_ssi
     if (n > 0) {
         if ((size_t)n * ITEM[code] > GIL_BYTES) {
             Py_BEGIN_ALLOW_THREADS
-            run_strided(p, &l, (int)code, &a, want, index0);
+            run_strided(run, p, &l, (int)code, &a, want, index0);
             Py_END_ALLOW_THREADS
         } else
-            run_strided(p, &l, (int)code, &a, want, index0);
+            run_strided(run, p, &l, (int)code, &a, want, index0);
     }
     write_row(row, n, (int)code, &a, want);
     Py_RETURN_NONE;
@@ -497,6 +535,8 @@ static PyObject *py_crc32(PyObject *self, PyObject *const *args, Py_ssize_t narg
     return PyLong_FromUnsignedLong((uint32_t)~state);
 }
 
+#include "_pairs_calls.h"
+
 static PyObject *py_set_threads(PyObject *self, PyObject *arg) {
     (void)self;
     long n = PyLong_AsLong(arg);
@@ -509,6 +549,8 @@ static PyObject *py_set_threads(PyObject *self, PyObject *arg) {
     Py_RETURN_NONE;
 }
 
+#define CHOOSE(isa) (run = run_##isa, histogram = histogram_##isa, pair = pair_##isa, isa_name = #isa)
+
 /* set_isa(name) chooses the instruction set (for tests and benchmarks); returns the one in use. */
 static PyObject *py_set_isa(PyObject *self, PyObject *arg) {
     (void)self;
@@ -518,19 +560,16 @@ static PyObject *py_set_isa(PyObject *self, PyObject *arg) {
 #ifdef X86
     if (strcmp(name, "avx512") == 0 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
-        run = run_avx512;
+        CHOOSE(avx512);
         crc_choose(2);
-        isa_name = "avx512";
     } else if ((strcmp(name, "avx512") == 0 || strcmp(name, "avx2") == 0) && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
         crc_choose(1);
-        run = run_avx2; /* every processor with AVX2 and FMA has F16C */
-        isa_name = "avx2";
+        CHOOSE(avx2); /* every processor with AVX2 and FMA has F16C */
     } else
 #endif
     {
-        run = run_portable;
+        CHOOSE(portable);
         crc_choose(strcmp(name, "portable") != 0); /* not tied to the vectors that the other kernels need */
-        isa_name = "portable";
     }
     (void)name;
     Py_DECREF(bytes);
@@ -553,6 +592,9 @@ static PyMethodDef METHODS[] = {
     {"reduce_strided", (PyCFunction)(void (*)(void))py_reduce_strided, METH_FASTCALL, "reduce_strided(ptr, shape, strides, dtype_code, out_ptr, want, index0): the same for any strides (in elements)."},
     {"digest_runs", (PyCFunction)(void (*)(void))py_digest_runs, METH_FASTCALL, "digest_runs(ptr, numel, dtype_code, first, length, stride) -> int: digest of a shard with global indices."},
     {"crc32", (PyCFunction)(void (*)(void))py_crc32, METH_FASTCALL, "crc32(ptr, bytes, value) -> int: CRC-32 as zlib's, going on from value."},
+    {"reduce_pair", (PyCFunction)(void (*)(void))py_reduce_pair, METH_FASTCALL, "reduce_pair(op, a, code_a, b, code_b, numel, out_ptr, want, c0, c1, c2): write the row of values made of two tensors."},
+    {"histogram", (PyCFunction)(void (*)(void))py_histogram, METH_FASTCALL, "histogram(ptr, shape, strides, dtype_code, kind, out_ptr): add to 64 counters."},
+    {"set_limit", (PyCFunction)(void (*)(void))py_set_limit, METH_FASTCALL, "set_limit(slot, limit): a limit that `want` may name."},
     {"set_threads", py_set_threads, METH_O, "set_threads(n): split tensors over 1 MiB into up to n parts."},
     {"set_isa", py_set_isa, METH_O, "set_isa('avx512' | 'avx2' | 'portable') -> the one in use."},
     {NULL, NULL, 0, NULL}};
@@ -893,6 +935,8 @@ static void K(half)(const uint16_t *p, float *to, size_t n) {
     }
 }
 
+#include "_rowmoments.h"
+
 #define CONVERT(T, TO) for (size_t i = 0; i < m; i++) to_##TO[i] = (TO)((const T *)p)[i];
 
 /* XOR of 64-bit little-endian words, the last one filled up with zeros. */
@@ -917,46 +961,65 @@ static void K(checksums)(const uint8_t *p, size_t n, Acc *a, int want) {
     a->bytes += n;
 }
 
-/* The statistics of at most CHUNK_MAX elements. */
-static void K(statistics)(const uint8_t *p, size_t m, int code, Acc *a) {
-    float to_float[CHUNK_MAX] __attribute__((aligned(64)));
-    double to_double[CHUNK_MAX] __attribute__((aligned(64)));
+/* At most CHUNK_MAX elements as float32 (`*f`) or, where that could round, as float64 (`*d`); in place if they are that already. */
+static void K(decode)(const uint8_t *p, size_t m, int code, float *to_float, double *to_double, const float **f, const double **d) {
+    *f = to_float;
     switch (code) {
-    case F32: K(sum_f32)((const float *)p, m, a); return;
-    case F64: K(sum_f64)((const double *)p, m, a); return;
-    case I64: K(sum_i64)((const int64_t *)p, m, a, 0); return;
-    case U64: K(sum_i64)((const int64_t *)p, m, a, 1ull << 63); return;
-    case F16: K(half)((const uint16_t *)p, to_float, m); break;
+    case F32: *f = (const float *)p; return;
+    case F64: *d = (const double *)p; return;
+    case F16: K(half)((const uint16_t *)p, to_float, m); return;
     case BF16:
         for (size_t i = 0; i < m; i++) ((uint32_t *)(void *)to_float)[i] = (uint32_t)((const uint16_t *)p)[i] << 16;
-        break;
-    case I8: CONVERT(int8_t, float) break;
-    case U8: CONVERT(uint8_t, float) break;
-    case I16: CONVERT(int16_t, float) break;
-    case U16: CONVERT(uint16_t, float) break;
+        return;
+    case I8: CONVERT(int8_t, float) return;
+    case U8: CONVERT(uint8_t, float) return;
+    case I16: CONVERT(int16_t, float) return;
+    case U16: CONVERT(uint16_t, float) return;
     case BOOL:
         for (size_t i = 0; i < m; i++) to_float[i] = p[i] ? 1.0f : 0.0f;
-        break;
-    case I32: CONVERT(int32_t, double) K(sum_f64)(to_double, m, a); return;
-    case U32: CONVERT(uint32_t, double) K(sum_f64)(to_double, m, a); return;
+        return;
+    case I32: CONVERT(int32_t, double) break;
+    case U32: CONVERT(uint32_t, double) break;
+    case I64: CONVERT(int64_t, double) break;
+    case U64: CONVERT(uint64_t, double) break;
     case C64:
         for (size_t i = 0; i < m; i++) {
             double re = ((const float *)p)[2 * i], im = ((const float *)p)[2 * i + 1];
             to_double[i] = sqrt(re * re + im * im); /* exact enough: float32 squares neither over- nor underflow in float64 */
         }
-        K(sum_f64)(to_double, m, a);
-        return;
+        break;
     case C128:
         for (size_t i = 0; i < m; i++) {
             double re = ((const double *)p)[2 * i], im = ((const double *)p)[2 * i + 1];
             to_double[i] = isnan(re) || isnan(im) ? NAN : hypot(re, im);
         }
-        K(sum_f64)(to_double, m, a);
-        return;
+        break;
     default:
         for (size_t i = 0; i < m; i++) to_float[i] = fp8_table[code - E4M3FN][p[i]];
+        return;
     }
-    K(sum_f32)(to_float, m, a);
+    *d = to_double;
+}
+
+/* The statistics of at most CHUNK_MAX elements. */
+static void K(statistics)(const uint8_t *p, size_t m, int code, Acc *a, int want) {
+    float to_float[CHUNK_MAX] __attribute__((aligned(64)));
+    double to_double[CHUNK_MAX] __attribute__((aligned(64)));
+    const float *f = NULL;
+    const double *d = NULL;
+    int whole = code == I64 || code == U64, more = want & (WANT_MOMENTS | WANT_BELOW);
+    if (whole) {
+        K(sum_i64)((const int64_t *)p, m, a, code == U64 ? 1ull << 63 : 0);
+        if (!more) return;
+    }
+    K(decode)(p, m, code, to_float, to_double, &f, &d);
+    if (d == NULL) {
+        K(sum_f32)(f, m, a);
+        if (more) K(more_f32)(f, m, a, want);
+    } else {
+        if (!whole) K(sum_f64)(d, m, a);
+        if (more) K(more_f64)(d, m, a, want);
+    }
 }
 
 /* Statistics first: they take long enough for the chunk to arrive, and the checksums find it in the cache. */
@@ -966,11 +1029,13 @@ static void K(run)(const uint8_t *p, size_t n, int code, Acc *a, int want, uint6
     for (; n; n -= m, p += m * (size_t)item, index0 += m) {
         m = chunk - (size_t)(index0 % BLOCK); /* chunks end where blocks end */
         if (m > n) m = n;
-        if (!(want & ONLY)) K(statistics)(p, m, code, a);
+        if (!(want & ONLY)) K(statistics)(p, m, code, a, want);
         if (want & WANT_DIGEST) a->digest += K(digest)(p, m, item, index0);
         if (want & (WANT_CRC | WANT_XOR)) K(checksums)(p, m * (size_t)item, a, want);
     }
 }
+
+#include "_pairs.h"
 
 #undef CONVERT
 #undef FW

@@ -9,10 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.rows import (
+    BELOW,
     COUNT,
     DIGEST,
     FLAGS,
+    HAS_BELOW,
     HAS_DIGEST,
+    HAS_EPS,
     HAS_INTEGERS,
     IMAX,
     IMIN,
@@ -26,20 +29,24 @@ from msprobe_engine.rows import (
     ZEROS,
     Rows,
     as_int64,
+    kurtosis,
     nonfinite,
 )
 
 Column = npt.NDArray[np.float64]
 
-OPS = ("norm", "min", "max", "mean", "zeros", "nans", "infs", "rms")
+OPS = ("norm", "min", "max", "mean", "zeros", "nans", "infs", "rms", "absmax", "kurtosis", "underflow")
 """Statistics that are numbers. `digest` is text, `shape` and `dtype` are known without a row."""
 
 
 def column(rows: Rows, op: str) -> Column:
     """One statistic of every row, NaN-propagating, [n] float64.
 
-    `zeros` is the share of exact zeros (0 to 1), as the monitor's files have it; `nans` and `infs` are counts; `rms` is
-    norm / sqrt(count). NaN where a row has no elements (counts are 0 there).
+    `zeros` is the share of exact zeros (0 to 1), as the monitor's files have it, or of elements below the limit when the row was
+    taken with one that says what counts as zero (HAS_EPS); `nans` and `infs` are counts; `rms` is norm / sqrt(count); `absmax` is
+    the largest absolute value; `kurtosis` is `msprobe_engine.rows.kurtosis`, NaN when there is NaN or Inf; `underflow` is the share
+    of elements that are not zero and below the limit of the row. NaN where a row has no elements (counts are 0 there), or was
+    taken without the words that the statistic needs.
 
     Raises:
         KeyError: `op` is none of `OPS`.
@@ -123,7 +130,23 @@ def _spoil(rows: Rows, out: Column, inf: float | None) -> Column:
 def _zeros(rows: Rows) -> Column:
     ints = as_int64(rows)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray(ints[:, ZEROS] / ints[:, COUNT])
+        return np.asarray(np.where(ints[:, FLAGS] & HAS_EPS, ints[:, BELOW], ints[:, ZEROS]) / ints[:, COUNT])
+
+
+def _underflow(rows: Rows) -> Column:
+    ints = as_int64(rows)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        out: Column = (ints[:, BELOW] - ints[:, ZEROS]) / ints[:, COUNT]
+    out[(ints[:, FLAGS] & (HAS_BELOW | HAS_EPS)) != HAS_BELOW] = np.nan
+    return out
+
+
+def _absmax(rows: Rows) -> Column:
+    return _spoil(rows, absmax(rows), np.inf)
+
+
+def _kurtosis(rows: Rows) -> Column:
+    return np.where(nonfinite(rows) > 0, np.nan, kurtosis(rows))
 
 
 def _nans(rows: Rows) -> Column:
@@ -135,4 +158,7 @@ def _infs(rows: Rows) -> Column:
     return (ints[:, POS_INF] + ints[:, NEG_INF]).astype(np.float64)
 
 
-_COLUMNS = {"norm": _norm, "min": _min, "max": _max, "mean": _mean, "zeros": _zeros, "nans": _nans, "infs": _infs, "rms": _rms}
+_COLUMNS = {
+    "norm": _norm, "min": _min, "max": _max, "mean": _mean, "zeros": _zeros, "nans": _nans, "infs": _infs, "rms": _rms,
+    "absmax": _absmax, "kurtosis": _kurtosis, "underflow": _underflow,
+}  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import math
+import threading
 import zlib
 from collections.abc import Callable
 from functools import lru_cache
@@ -43,8 +44,46 @@ _FP8 = CODES["float8_e4m3fn"]
 _PLAIN = {c: np.dtype(n) for n, c in CODES.items() if not n.startswith(("bfloat", "float8"))}
 _ROW_BYTES = 8 * _rows.WORDS
 
-WANT_DIGEST, WANT_CRC, WANT_XOR = 1, 4, 8
-"""What a row gets besides the statistics; add them up."""
+WANT_DIGEST, WANT_CRC, WANT_XOR, WANT_MOMENTS, WANT_BELOW, WANT_EPS = 1, 4, 8, 16, 32, 64
+"""What a row gets besides the statistics; add them up. BELOW needs a limit: `want_below`. Moments and checksums exclude each other."""
+
+_FLAG_OF = (
+    (WANT_DIGEST, _rows.HAS_DIGEST), (WANT_CRC, _rows.HAS_CRC), (WANT_XOR, _rows.HAS_XOR),
+    (WANT_MOMENTS, _rows.HAS_MOMENTS), (WANT_BELOW, _rows.HAS_BELOW), (WANT_EPS, _rows.HAS_EPS),
+)  # fmt: skip
+_LIMIT_SHIFT = 8
+_LIMITS_MOST = 4096  # MAX_LIMITS of the kernel
+_limits: dict[float, int] = {}
+_lock = threading.Lock()
+
+
+def want_below(limit: float, *, as_zeros: bool = False) -> int:
+    """The part of `want` that asks for BELOW with `limit`. Limits are kept for the life of the process.
+
+    Args:
+        limit: above 0; elements with an absolute value strictly below it are counted. Integers are compared as float64.
+        as_zeros: the count stands for zeros (flag HAS_EPS of the row).
+
+    Raises:
+        UsageError: the limit is not above 0, or there have been 4096 others.
+    """
+    if not limit > 0.0:
+        raise UsageError(f"the limit is {limit!r}; allowed: numbers above 0")
+    with _lock:
+        slot = _limits.get(limit)
+        if slot is None:
+            slot = len(_limits)
+            if slot == _LIMITS_MOST:
+                raise UsageError(f"more than {_LIMITS_MOST} different limits in one process; use fewer")
+            if _kernel is not None:
+                _kernel.set_limit(slot, limit)
+            _limits[limit] = slot
+    return WANT_BELOW | (WANT_EPS if as_zeros else 0) | slot << _LIMIT_SHIFT
+
+
+def limit_of(want: int) -> float:
+    """The limit of a `want` made by `want_below`; 0 without one."""
+    return list(_limits)[want >> _LIMIT_SHIFT] if want & WANT_BELOW else 0.0
 
 
 def reduce(ptr: int, numel: int, code: int, out_ptr: int, want: int, index0: int) -> None:
@@ -52,7 +91,7 @@ def reduce(ptr: int, numel: int, code: int, out_ptr: int, want: int, index0: int
 
     Args:
         code: element type, a value of `CODES`.
-        want: sum of `WANT_DIGEST`, `WANT_CRC` and `WANT_XOR`; 0 for statistics alone.
+        want: sum of `WANT_DIGEST`, `WANT_CRC`, `WANT_XOR`, `WANT_MOMENTS` and a `want_below`; 0 for statistics alone.
         index0: global index of the first element, for the digest of a shard.
     """
     if _kernel is not None:
@@ -168,14 +207,17 @@ def row_of(raw: npt.NDArray[np.uint8], code: int, want: int, index0: int) -> npt
         with np.errstate(over="ignore", invalid="ignore"):
             row[0, _rows.MIN], row[0, _rows.MAX] = finite.min(), finite.max()
             row[0, _rows.SUM], row[0, _rows.SUMSQ] = finite.sum(), np.square(finite).sum()
+            if want & WANT_MOMENTS:
+                row[0, _rows.SUM3], row[0, _rows.SUM4] = (finite * finite * finite).sum(), np.square(np.square(finite)).sum()
+    if want & WANT_BELOW:
+        ints[_rows.BELOW] = (np.abs(values.astype(np.float64)) < limit_of(want)).sum()
     first: npt.NDArray[np.float64] = row[0]
     return first
 
 
 def wanted_flags(want: int) -> int:
     """The FLAGS of a row that has what `want` asks for."""
-    flags = _rows.HAS_DIGEST if want & WANT_DIGEST else 0
-    return flags | (_rows.HAS_CRC if want & WANT_CRC else 0) | (_rows.HAS_XOR if want & WANT_XOR else 0)
+    return sum(flag for bit, flag in _FLAG_OF if want & bit)
 
 
 def decode(raw: npt.NDArray[np.uint8], code: int) -> npt.NDArray[Any]:

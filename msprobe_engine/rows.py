@@ -1,7 +1,7 @@
 """The statistics row: sixteen 64-bit words per tensor, written by a device kernel, merged and read here.
 
 A row lives in a float64 buffer of shape [capacity, 16]; the integer words are the same memory seen as int64.
-Every word but CRC and XOR merges over micro batches, shards and ranks without looking at the data again (`merge`).
+Every word but CRC and XOR (which share their places with SUM3 and SUM4) merges over micro batches, shards and ranks without looking at the data again (`merge`).
 
 =====  ========  ==============================================================================
 word   type      meaning
@@ -18,30 +18,60 @@ word   type      meaning
 9      float64   SUMSQ    sum of squares of the finite values
 10     int64     IMIN     integer and bool tensors: exact smallest value (float64 MIN rounds above 2**53)
 11     int64     IMAX     integer and bool tensors: exact largest value
-12     int64     FLAGS    bit 0: DIGEST is valid, 1: IMIN/IMAX are valid, 2: the row was written, 3: CRC is valid, 4: XOR is valid
+12     int64     FLAGS    bit 0: DIGEST is valid, 1: IMIN/IMAX are valid, 2: the row was written, 3: CRC is valid, 4: XOR is valid,
+                          5: SUM3 and SUM4 are valid, 6: BELOW is valid, 7: BELOW is what counts as zero (`monitor.eps`)
 13     uint64    CRC      CRC-32 (zlib's) of the bytes of the elements in C order; 0 when not asked for
+13     float64   SUM3     with bit 5: sum of the cubes of the finite values
 14     uint64    XOR      XOR of the 64-bit little-endian words of these bytes, the last one filled up with zeros; 0 likewise
-15     -         reserved, zero
+14     float64   SUM4     with bit 5: sum of the fourth powers of the finite values
+15     int64     BELOW    number of elements whose absolute value is below a limit (strictly; zeros too, NaN never); 0 when not asked for
 =====  ========  ==============================================================================
 
-Complex tensors: MIN, MAX, SUM and SUMSQ are of the absolute value; NANS counts elements with a NaN part,
+A row has checksums or moments, never both.
+
+Precision of the kurtosis. The sums are raw (about zero), because only such sums merge without knowing each other's mean. The central
+moments come out of them by cancellation, which costs digits when the mean is large against the spread: with q = |mean| / standard
+deviation the relative error of the kurtosis is about 1e-15 * max(1, q)**4 (1e-7 at q = 100, 1e-3 at q = 1000). From q = 1000 on, so
+also for constant tensors, `kurtosis` is NaN instead of noise. float64 values above 1e77 overflow the sum of fourth powers; then it
+is NaN, too.
+
+Complex tensors: MIN, MAX, the sums and BELOW are of the absolute value; NANS counts elements with a NaN part,
 POS_INF elements with an infinite part (and no NaN part); ZEROS counts 0+0j.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from msprobe_engine.errors import UsageError
+
 WORDS = 16
 COUNT, NANS, POS_INF, NEG_INF, ZEROS, DIGEST = 0, 1, 2, 3, 4, 5
 MIN, MAX, SUM, SUMSQ, IMIN, IMAX, FLAGS, CRC, XOR = 6, 7, 8, 9, 10, 11, 12, 13, 14
-HAS_DIGEST, HAS_INTEGERS, WRITTEN, HAS_CRC, HAS_XOR = 1, 2, 4, 8, 16
+SUM3, SUM4, BELOW = 13, 14, 15
+HAS_DIGEST, HAS_INTEGERS, WRITTEN, HAS_CRC, HAS_XOR, HAS_MOMENTS, HAS_BELOW, HAS_EPS = 1, 2, 4, 8, 16, 32, 64, 128
 
 Rows = npt.NDArray[np.float64]
+
+_SMALLEST = {"bfloat16": -133, "float16": -24, "float8_e4m3fn": -9, "float8_e5m2": -16}
+_LARGEST_Q = 1000.0
+
+
+def underflow_limit(dtype: str) -> float:
+    """The magnitude from which on a number of another type does not become zero in `dtype` (rounding to nearest, ties to even): just
+    above half of the smallest number of `dtype`. A row whose BELOW was counted with this limit holds the number of elements that
+    are zero, or would be.
+
+    Raises:
+        UsageError: `dtype` is none of bfloat16, float16, float8_e4m3fn, float8_e5m2.
+    """
+    if dtype not in _SMALLEST:
+        raise UsageError(f"underflow_dtype is {dtype!r}; allowed: {', '.join(_SMALLEST)}")
+    return math.nextafter(math.ldexp(1.0, _SMALLEST[dtype] - 1), math.inf)
 
 
 def as_int64(rows: Rows) -> npt.NDArray[np.int64]:
@@ -80,9 +110,29 @@ def merge(a: Rows, b: Rows) -> Rows:
     io[:, IMAX] = np.maximum(ia[:, IMAX], ib[:, IMAX])
     empty_a, empty_b = ia[:, COUNT] == 0, ib[:, COUNT] == 0
     both = ia[:, FLAGS] & ib[:, FLAGS] & ~(HAS_CRC | HAS_XOR)
-    for w, joint in ((FLAGS, both), (CRC, 0), (XOR, 0)):
-        io[:, w] = np.where(empty_a, ib[:, w], np.where(empty_b, ia[:, w], joint))
-    io[:, 15:] = 0
+    moments, below = (both & HAS_MOMENTS) != 0, (both & HAS_BELOW) != 0
+    joint: dict[int, Any] = {FLAGS: both, BELOW: np.where(below, ia[:, BELOW] + ib[:, BELOW], 0)}
+    for w in (SUM3, SUM4):  # what has no moments may have bits here that are no numbers
+        joint[w] = (np.where(moments, a[:, w], 0.0) + np.where(moments, b[:, w], 0.0)).view(np.int64)
+    for w, merged in joint.items():
+        io[:, w] = np.where(empty_a, ib[:, w], np.where(empty_b, ia[:, w], merged))
+    return out
+
+
+def kurtosis(rows: Rows) -> npt.NDArray[np.float64]:
+    """Fourth central moment of the finite elements over the square of the second (3 for normal data), [n] float64. NaN where the row
+    has no moments or no spread that its sums can tell; see the head of this file."""
+    ints = as_int64(rows)
+    known = (ints[:, FLAGS] & HAS_MOMENTS) != 0
+    with np.errstate(all="ignore"):
+        finite = (ints[:, COUNT] - nonfinite(rows)).astype(np.float64)
+        mean, second, third, fourth = (np.where(known, rows[:, w], np.nan) / finite for w in (SUM, SUMSQ, SUM3, SUM4))
+        scale = np.sqrt(second)  # so that nothing below under- or overflows
+        mean, third, fourth = mean / scale, third / scale**3, fourth / scale**4
+        variance = 1.0 - mean * mean
+        central = fourth - 4.0 * mean * third + 6.0 * mean**2 - 3.0 * mean**4
+        out: npt.NDArray[np.float64] = central / (variance * variance)
+        out[~np.isfinite(out) | (variance * _LARGEST_Q**2 <= mean * mean)] = np.nan
     return out
 
 
@@ -112,11 +162,20 @@ class Statistics(NamedTuple):
     digest: int | None
     crc32: int | None = None
     xor: int | None = None
+    kurtosis: float | None = None
+    below: int | None = None
 
     @property
     def nonfinite(self) -> int:
         """Number of NaN and Inf elements."""
         return self.nans + self.infs
+
+    @property
+    def absmax(self) -> float | int | None:
+        """Largest absolute value, NaN-propagating."""
+        if self.max is None or self.min is None:
+            return None
+        return self.max if self.max != self.max or self.max >= -self.min else -self.min
 
     @property
     def rms(self) -> float | None:
@@ -132,8 +191,9 @@ def read(row: npt.NDArray[np.float64]) -> Statistics:
     digest = int(words[DIGEST]) & 0xFFFFFFFFFFFFFFFF if flags & HAS_DIGEST else None
     crc = int(words[CRC]) & 0xFFFFFFFF if flags & HAS_CRC else None
     xor = int(words[XOR]) & 0xFFFFFFFFFFFFFFFF if flags & HAS_XOR else None
+    below = int(words[BELOW]) if flags & HAS_BELOW else None
     if count == 0:
-        return Statistics(0, 0, 0, 0, None, None, None, None, None, None, None, None, digest, crc, xor)
+        return Statistics(0, 0, 0, 0, None, None, None, None, None, None, None, None, digest, crc, xor, None, below)
     zeros = int(words[ZEROS])
     finite = count - nans - pos - neg
     total, squares = float(row[SUM]), float(row[SUMSQ])
@@ -143,12 +203,15 @@ def read(row: npt.NDArray[np.float64]) -> Statistics:
         fmax, fmin = int(words[IMAX]), int(words[IMIN])
     fmean = total / finite if finite else None
     fnorm = math.sqrt(squares) if finite else None
+    peak = None
+    if flags & HAS_MOMENTS:
+        peak = float(kurtosis(row.reshape(1, WORDS))[0]) if nans == pos == neg == 0 else math.nan
+    rest = (fmax, fmin, fmean, fnorm, digest, crc, xor, peak, below)
     if nans:
-        vmax = vmin = vmean = vnorm = math.nan
-        return Statistics(count, nans, pos + neg, zeros, vmax, vmin, vmean, vnorm, fmax, fmin, fmean, fnorm, digest, crc, xor)
+        return Statistics(count, nans, pos + neg, zeros, math.nan, math.nan, math.nan, math.nan, *rest)
     if not pos and not neg:
-        return Statistics(count, 0, 0, zeros, fmax, fmin, fmean, fnorm, fmax, fmin, fmean, fnorm, digest, crc, xor)
+        return Statistics(count, 0, 0, zeros, fmax, fmin, fmean, fnorm, *rest)
     top = math.inf if pos else fmax if fmax is not None else -math.inf
     bottom = -math.inf if neg else fmin if fmin is not None else math.inf
     mean = math.nan if pos and neg else math.inf if pos else -math.inf
-    return Statistics(count, nans, pos + neg, zeros, top, bottom, mean, math.inf, fmax, fmin, fmean, fnorm, digest, crc, xor)
+    return Statistics(count, nans, pos + neg, zeros, top, bottom, mean, math.inf, *rest)
