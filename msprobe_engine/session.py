@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,14 @@ class Session:
             for name, value in (scalars or {}).items():
                 self.pipeline.scalar(name, value)
             self.pipeline.end_step(step, stacks, complete)
+
+    def follow(self, settings: ProbeSettings) -> None:
+        """The monitor's settings have changed: sinks show other columns from the next frame on."""
+        self.settings = settings
+        monitor = settings.monitor
+        for sink in self.writer.sinks:
+            if monitor is not None and (follow := getattr(sink, "follow", None)) is not None:
+                self.writer.call(partial(follow, monitor), f"settings of sink {sink.name}")
 
     def close(self) -> None:
         """Finish all steps and close every sink. Safe to call twice."""

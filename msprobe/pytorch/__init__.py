@@ -13,6 +13,7 @@ from msprobe_integrations.torch.graph_modes import AclGraphDumper, acl_save, set
 from msprobe_integrations.torch.probe import TorchProbe
 from msprobe_integrations.torch.seeds import random_save, random_save_end, seed_all, undo_seed_all
 from msprobe_integrations.torch.single_save import SingleSave
+from msprobe_integrations.torch.trainer_mon import TrainerMon
 
 __all__ = [
     "AclGraphDumper",
@@ -20,6 +21,7 @@ __all__ = [
     "SingleComparator",
     "SingleSave",
     "TorchProbe",
+    "TrainerMon",
     "acl_save",
     "module_dump",
     "module_dump_end",

@@ -15,6 +15,7 @@ import atexit
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +68,11 @@ class TorchProbe:
         self._alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
         rank = self.backend.rank()
         self._rank = rank
-        m = settings.monitor
-        self._window = Window(m.rank, (), start=m.start_step, interval=m.interval, times=m.collect_times) if m else None
+        m = settings.monitor if settings.monitor is not None and settings.monitor.enabled else None
+        self._window = _window_of(m)
         self._due = False
         self._models: list[nn.Module] = []
+        self._attached: tuple[Any, Any, Callable[[bool], None] | None] | None = None
         self.plans = Plans(self.session)
         self._attempts: Attempts | None = None
         self._watch = ModuleSide.build(self, m)
@@ -82,6 +84,11 @@ class TorchProbe:
     def from_config(cls, path: str | Path, **arguments: Any) -> TorchProbe:
         """Build from a settings file; raises `SettingsError` when it is wrong."""
         return cls(load_settings(path), **arguments)
+
+    @property
+    def closed(self) -> bool:
+        """True after `close`."""
+        return self._closed
 
     @property
     def monitor(self) -> MonitorSettings | None:
@@ -105,8 +112,15 @@ class TorchProbe:
         if self.plans.current is not None:
             self.plans.current.recorder.micro_step = value
 
-    def attach(self, models: nn.Module | Sequence[nn.Module], optimizer: Any = None) -> None:
-        """Name the modules of the model (or of a list: virtual pipeline chunks) and, with a plain optimizer, watch its gradients."""
+    def attach(
+        self, models: nn.Module | Sequence[nn.Module], optimizer: Any = None, on_update: Callable[[bool], None] | None = None
+    ) -> None:
+        """Name the modules of the model (or of a list: virtual pipeline chunks) and, with an optimizer, watch its parameters.
+
+        Args:
+            on_update: called after every update of the optimizer, with True when it was skipped; from inside its hooks.
+        """
+        self._attached = (models, optimizer, on_update)
         with self.guard("attach"):
             self._models = [models] if isinstance(models, nn.Module) else list(models)
             one = self._models if len(self._models) > 1 else self._models[0]
@@ -117,6 +131,30 @@ class TorchProbe:
                 from msprobe_integrations.torch.optimizer import OptimizerWatch
 
                 self._optimizer = OptimizerWatch(self, self._models, optimizer)
+                if on_update is not None:
+                    optimizer.register_step_post_hook(lambda *_: on_update(False))
+
+    def follow(self, monitor: MonitorSettings) -> None:
+        """Other monitor settings hold from now on: between two steps, or in a step before its first forward pass. Rules, sinks and
+        incidents stay as they are. Not to be called from inside a hook of the optimizer."""
+        before, self.settings = self.settings.monitor, replace(self.settings, monitor=monitor)
+        self.session.follow(self.settings)
+        if self._closed or (before is not None and replace(before, ops=monitor.ops) == monitor):
+            return
+        active = monitor if monitor.enabled else None
+        if self._watch is not None:
+            self._watch.remove()
+        self._watch = None
+        with self.guard("attach"):
+            self._window = _window_of(active)
+            self._watch = ModuleSide.build(self, active)
+            self.backend.want_digest = monitor.digest
+            if self._attached is not None:
+                self.attach(*self._attached)
+        if self._in_step:
+            self._due = self._window is not None and self._window.wanted(self.step, self._rank)
+            with self.guard("capture"):
+                self._begin_monitor()
 
     def begin_step(self, step: int) -> None:
         """A step begins; hooks are put on where they are wanted."""
@@ -143,8 +181,11 @@ class TorchProbe:
             return
         with self.guard("capture"):
             self.plans.open(step)
-            if self._watch is not None:
-                self._watch.begin() if self._due else self._watch.remove()
+            self._begin_monitor()
+
+    def _begin_monitor(self) -> None:
+        if self._watch is not None:
+            self._watch.begin() if self._due else self._watch.remove()
 
     def _meet(self) -> None:
         """The process group came up after the probe: from now on incidents are announced between the ranks."""
@@ -260,6 +301,10 @@ class TorchProbe:
         if self._attempts is not None:
             self._attempts.close()
         self.session.close()
+
+
+def _window_of(m: MonitorSettings | None) -> Window | None:
+    return Window(m.rank, (), start=m.start_step, interval=m.interval, times=m.collect_times) if m else None
 
 
 def _forked(probe: TorchProbe | None) -> None:

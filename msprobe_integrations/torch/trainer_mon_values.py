@@ -1,0 +1,55 @@
+"""Statistics of the monitor as plain values: what the in-memory calls of `TrainerMon` give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from msprobe_engine import columns
+from msprobe_engine.records import Sample
+from msprobe_engine.rows import Rows
+from msprobe_engine.sinks.tensorboard import tag_of
+from msprobe_integrations.torch.backend import TorchBackend
+
+Values = dict[str, dict[str, Any]]
+"""Tag (as in TensorBoard, ``0:fc.weight/rank0/post_grad``) to statistic to value: a float64 tensor without dimensions, for ``shape`` a
+`torch.Size` and for ``dtype`` a `torch.dtype`."""
+
+
+def values_of(samples: Iterable[Sample], rows: Rows, ops: Sequence[str], rank: int, families: Sequence[str]) -> Values:
+    """The statistics `ops` of the samples of some families. `rows`: [n, 16], what the samples refer to."""
+    chosen = [s for s in samples if s.family in families and s.ref.row >= 0]
+    if not chosen:
+        return {}
+    mine = rows[[s.ref.row for s in chosen]]
+    numbers = {op: columns.column(mine, op).tolist() for op in ops if op in columns.OPS}
+    digests = columns.digests(mine) if "digest" in ops else []
+    out: Values = {}
+    for i, sample in enumerate(chosen):
+        entry: dict[str, Any] = {}
+        for op in ops:
+            if op == "shape":
+                entry[op] = torch.Size(sample.ref.description.shape)
+            elif op == "dtype":
+                name = sample.ref.description.dtype
+                entry[op] = getattr(torch, name.removeprefix("torch."), name)
+            elif op == "digest":
+                entry[op] = digests[i]
+            else:
+                entry[op] = torch.tensor(numbers[op][i], dtype=torch.float64)
+        out[tag_of(sample, rank)] = entry
+    return out
+
+
+def values_of_tensors(tensors: Mapping[str, Any], ops: Sequence[str]) -> Values:
+    """The statistics `ops` of tensors given by tag. Waits for the device; what is no tensor is left out."""
+    backend = TorchBackend()
+    refs = {tag: backend.reduce(t) for tag, t in tensors.items() if isinstance(t, torch.Tensor)}
+    rows = backend.finish_step().rows()
+    out: Values = {}
+    for tag, ref in refs.items():
+        found = values_of([Sample("grad_reduced", tag, ref)], rows, ops, 0, ("grad_reduced",))
+        out.update({tag: entry for entry in found.values()})
+    return out
