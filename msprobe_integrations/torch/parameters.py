@@ -8,6 +8,7 @@ passed, never from what is importable.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
@@ -41,9 +42,9 @@ class Replicas(NamedTuple):
 class ParameterSource(Protocol):
     """One framework's view of the parameters of one optimizer on this rank.
 
-    What `gradient`, `value`, `main` and `states` give is what this rank holds: of a sharded piece its part (None: it holds nothing of
-    it, or there is nothing), else the whole tensor. They are called only while a step is monitored and may be called often: look up,
-    do not search.
+    What `gradient`, `value`, `main` and `states` give is what this rank holds: of a sharded piece its part, else the whole tensor. None
+    is "there is none, on no rank", and makes no row; a rank that holds nothing of a piece gives an empty tensor, so that it takes part
+    in the merge. They are called only while a step is monitored and may be called often: look up, do not search.
     """
 
     pieces: Sequence[Piece]
@@ -100,4 +101,12 @@ def find_source(probe: TorchProbe, models: Sequence[nn.Module], optimizer: Any) 
         models: model chunks.
         optimizer: a `torch.optim.Optimizer`, a wrapper of one, or a framework's own.
     """
-    raise NotImplementedError
+    roots = dict.fromkeys(cls.__module__.partition(".")[0] for thing in (optimizer, *models) for cls in type(thing).__mro__)
+    for root in roots:
+        for entry in entry_points(group=GROUP, name=root):
+            found: ParameterSource | None = entry.load()(probe, models, optimizer)
+            if found is not None:
+                return found
+    from msprobe_integrations.torch.parameters_plain import PlainSource
+
+    return PlainSource(probe, models, optimizer)
