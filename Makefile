@@ -57,13 +57,16 @@ $(MCORE19_DIR)/.installed: $(VENV)/.installed
 	$(BIN)/python -c 'import typing_extensions, packaging' || $(BIN)/python -m pip install --quiet typing_extensions packaging
 	@touch $@
 
-# The real prometheus and promtool, where they can be installed; without them the tests that need them are skipped with that reason.
+# The real prometheus and promtool, and a browser, where they can be installed; without them the tests that need them are skipped with
+# that reason.
 system-packages:
-	@if ! command -v promtool >/dev/null && command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
-	  echo "installing the Debian package prometheus"; \
-	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends prometheus >/dev/null; } \
-	    || echo "prometheus could not be installed; its tests will be skipped" >&2; \
-	fi
+	@for pair in promtool:prometheus chromium:chromium; do \
+	  if ! command -v $${pair%%:*} >/dev/null && command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+	    echo "installing the Debian package $${pair##*:}"; \
+	    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $${pair##*:} >/dev/null; } \
+	      || echo "$${pair##*:} could not be installed; its tests will be skipped" >&2; \
+	  fi; \
+	done
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/megatron/demo.py

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -49,3 +50,22 @@ def tmpfs(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
 def small(tmpfs: Callable[[str], Path]) -> Path:
     """A file system of 1 MiB: a disk that is soon full."""
     return tmpfs("size=1m")
+
+
+_PACKAGES = {"promtool": "prometheus"}
+
+
+@pytest.fixture(scope="session")
+def binary() -> Callable[[str], str]:
+    """Path of a program. Without it the test fails with the Debian package to install, or is skipped with MSPROBE_ALLOW_SKIP=1."""
+
+    def find(name: str) -> str:
+        path = shutil.which(name)
+        if path is None:
+            text = f"{name} is not installed: apt-get install {_PACKAGES.get(name, name)}"
+            if os.environ.get("MSPROBE_ALLOW_SKIP") == "1":
+                pytest.skip(text)
+            pytest.fail(text)
+        return path
+
+    return find

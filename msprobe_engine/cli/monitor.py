@@ -6,9 +6,11 @@ from msprobe_engine.cli.main import Command
 
 COMMANDS = {
     "analyze": Command("monitor_analyze", "put the alerts of all ranks into the order of execution and say where it began"),
+    "report": Command("monitor_report", "write one HTML page of a run: curves, heat maps, alerts, layers that stand out"),
 }
 
 EXAMPLES = """\
 examples:
   msprobe monitor analyze monitor_output
+  msprobe monitor report runs/a
   msprobe monitor analyze --help"""

@@ -1,0 +1,51 @@
+"""Write one HTML page of a monitored run that needs no network: curves and heat maps per family, alerts on the time line, the layers
+that stand out."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+EPILOG = """\
+examples:
+  msprobe monitor report runs/a                     writes runs/a/report.html
+  msprobe monitor report runs/a/monitor -o a.html
+  msprobe monitor report runs/a --since Nov21_09-00-00
+
+exit codes: 0 done, 2 no data or wrong usage"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The run, the page, and a range of time."""
+    parser.add_argument("run_path", metavar="RUN", help="output directory of a monitored run, or what is in it")
+    parser.add_argument("-o", "--output", default="", metavar="FILE", help="the page (default: RUN/report.html)")
+    parser.add_argument("--since", metavar="STAMP", help="only directories from this time stamp on (MonDD_HH-MM-SS)")
+    parser.add_argument("--until", metavar="STAMP", help="only directories up to this time stamp")
+    parser.epilog = EPILOG
+
+
+def run(args: argparse.Namespace) -> int:
+    """0: the page is written; errors are raised as `ProbeError`, which the entry point turns into 2."""
+    from msprobe_engine.monitor.reader import open_run
+    from msprobe_engine.monitor.report import write_report
+    from msprobe_engine.progress import bar
+
+    opened = open_run(args.run_path, since=args.since, until=args.until)
+    where = Path(args.run_path)
+    page = Path(args.output) if args.output else (where if where.is_dir() else where.parent) / "report.html"
+    total = sum(len(opened.families(rank)) for rank in opened.ranks)
+    with bar("reading", total) as advance:
+        data = write_report(opened, page, advance)
+    print(f"{page}: {len(data['ranks'])} ranks, steps {data['first']} to {data['last']}, {len(data['pictures'])} pictures")
+    for rule, count in sorted(data["rules"].items()):
+        print(f"  {count} alerts of rule {rule}")
+    for w in data["worst"][:5]:
+        bad = (
+            f"NaN or Inf at step {w['first_bad']}"
+            if w["first_bad"] is not None
+            else f"{w['jump']:g} times its median at step {w['jump_step']}"
+        )
+        print(f"  {w['layer']} ({w['family']}): {bad}")
+    for what, count in data["problems"].items():
+        print(f"  not read: {what} ({count})")
+    return 0

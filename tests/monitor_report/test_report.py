@@ -1,0 +1,161 @@
+"""``msprobe monitor report``: what its page holds, and that a browser draws it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from msprobe_engine.cli.main import main
+from msprobe_engine.errors import UsageError
+from msprobe_engine.monitor.reader import open_run
+from msprobe_engine.monitor.report import render, write_report
+from msprobe_engine.monitor.report_data import BINS, LINES, MAX_ALERTS, collect
+from msprobe_engine.rules.base import Alert
+from msprobe_engine.settings.schema import CsvSettings, MonitorSettings
+from msprobe_engine.sinks.csv import CsvSink
+from msprobe_engine.testing import frame_of
+
+HOSTILE = "layers.0.</script><script>document.title='x'</script>&amp;.weight"
+
+
+def write(
+    root: Path, rank: int, steps: dict[int, dict[str, list[float]]], *, alerts: dict[int, list[Alert]] | None = None, loss: float = 1.0
+) -> None:
+    """One rank of a run by the CSV sink: step to tensors."""
+    sink = CsvSink(CsvSettings(), MonitorSettings(), output_dir=root, rank=rank)
+    for step, tensors in steps.items():
+        sink.write(frame_of(tensors, step=step, rank=rank, scalars={"loss": loss / (step + 1)}), (alerts or {}).get(step, []))
+    sink.close()
+
+
+def alert(step: int, rank: int = 0, name: str = "layers.1.w") -> Alert:
+    return Alert("nan_inf", "critical", "grad", name, step, rank, math.nan, "finite", "it is NaN", extra={"meaning": "m", "next": "n"})
+
+
+def picture(data: dict[str, Any], statistic: str) -> dict[str, Any]:
+    found = [p for p in data["pictures"] if p["statistic"] == statistic]
+    assert len(found) == 1
+    return dict(found[0])
+
+
+def test_layers_add_in_quadrature_and_the_largest_rank_counts(tmp_path: Path) -> None:
+    """A layer's norm is that of all its tensors; over ranks the largest is shown, and each rank has its curve."""
+    write(tmp_path, 0, {0: {"layers.0.a": [3.0], "layers.0.b": [4.0], "head.w": [1.0]}})
+    write(tmp_path, 1, {0: {"layers.0.a": [6.0], "layers.0.b": [8.0], "head.w": [1.0]}})
+    norm = picture(collect(open_run(tmp_path)), "norm")
+    assert norm["layers"] == ["layers.0", "head"]
+    assert norm["top"] == [[10.0], [1.0]]
+    assert norm["lines"] == {"rank 0": [pytest.approx(math.sqrt(26), rel=1e-4)], "rank 1": [pytest.approx(math.sqrt(101), rel=1e-4)]}
+
+
+def test_what_is_not_finite_is_named_first(tmp_path: Path) -> None:
+    """A layer with NaN is at the head of the list with its first step, and its cell is marked."""
+    steps = {s: {"layers.1.w": [math.nan if s == 5 else 1.0], "layers.10.w": [1.0 + 9 * (s == 3)]} for s in range(8)}
+    write(tmp_path, 0, steps, alerts={5: [alert(5)]})
+    data = collect(open_run(tmp_path))
+    norm = picture(data, "norm")
+    assert norm["layers"] == ["layers.1", "layers.10"]
+    assert norm["bad"] == [[5], []]
+    assert (data["worst"][0]["layer"], data["worst"][0]["first_bad"]) == ("layers.1", 5)
+    jump = next(w for w in data["worst"] if w["layer"] == "layers.10")
+    assert (jump["jump"], jump["jump_step"]) == (10.0, 3)
+    assert data["timeline"] == [{"rule": "nan_inf", "severity": "critical", "marks": [(5, 1)]}]
+    assert data["meanings"] == [{"rule": "nan_inf", "meaning": "m", "next": "n"}]
+
+
+def test_one_rank_apart(tmp_path: Path) -> None:
+    """The rank that differs from the others is named with its factor."""
+    for rank in range(4):
+        write(tmp_path, rank, {s: {"layers.0.w": [100.0 if rank == 2 else 1.0]} for s in range(3)})
+    data = collect(open_run(tmp_path))
+    assert [(w["rank"], w["rank_factor"]) for w in data["worst"]] == [(2, 100.0)]
+    assert picture(data, "norm")["apart"] == [[0.0, 0.0, 2.0, 0.0]]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=700), st.integers(1, 7))
+def test_sizes_are_bounded_and_spikes_stay(values: list[float], every: int) -> None:
+    """However many steps there are, a curve has at most `BINS` points, and its largest value is that of the run."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder), 0, {i * every: {"layers.0.w": [v]} for i, v in enumerate(values)})
+        data = collect(open_run(folder))
+    line = picture(data, "norm")["top"][0]
+    assert len(line) == len(data["steps"]) == min(BINS, len(values))
+    assert max(line) == pytest.approx(max(values), rel=1e-4)
+    assert len(data["scalars"][0]["lines"]["rank 0"]) == len(line)
+
+
+def test_many_ranks_and_alerts(tmp_path: Path) -> None:
+    """More ranks than `LINES` become three curves; alerts beyond the limit are counted."""
+    for rank in range(LINES + 2):
+        found = {0: [alert(0, rank) for _ in range(60)]}
+        write(tmp_path, rank, {0: {"layers.0.w": [float(rank + 1)]}}, alerts=found)
+    data = collect(open_run(tmp_path))
+    assert picture(data, "norm")["lines"] == {"smallest rank": [1.0], "median": [5.5], "largest rank": [10.0]}
+    assert len(data["alerts"]) == MAX_ALERTS
+    assert data["alerts_left_out"] == 100
+
+
+def test_names_end_no_script(tmp_path: Path) -> None:
+    """Names are data: no name closes the script element, and the JSON reads back."""
+    write(tmp_path, 0, {0: {HOSTILE: [1.0]}}, alerts={0: [alert(0, name=HOSTILE)]})
+    data = collect(open_run(tmp_path))
+    page = render(data)
+    assert page.count("</script>") == 2
+    assert HOSTILE not in page
+    inside = re.search(r'id="data">(.*?)</script>', page, re.DOTALL)
+    assert inside is not None
+    assert json.loads(inside.group(1)) == json.loads(json.dumps(data))
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The page is written beside the run with mode 0640, and a summary is printed; a directory without a run is an error."""
+    write(tmp_path, 0, {s: {"layers.0.w": [1.0 + 9 * (s == 2)]} for s in range(4)}, alerts={2: [alert(2)]})
+    assert main(["monitor", "report", str(tmp_path)]) == 0
+    assert "1 alerts of rule nan_inf" in capsys.readouterr().out
+    assert (tmp_path / "report.html").stat().st_mode & 0o777 == 0o640
+    (tmp_path / "empty").mkdir()
+    assert main(["monitor", "report", str(tmp_path / "empty")]) == 2
+    with pytest.raises(UsageError):
+        collect(open_run(tmp_path / "empty"))
+
+
+def test_a_browser_draws_it(binary: Callable[[str], str], tmp_path: Path) -> None:
+    """Headless Chromium runs the page to its end: all pictures are there, a hostile name is text, and no script failed."""
+    rng = np.random.default_rng(0)
+    steps = {
+        s: {f"layers.{i}.w": rng.normal(size=4).tolist() for i in range(3)} | {HOSTILE: [math.nan if s == 3 else 1.0]} for s in range(9)
+    }
+    for rank in range(2):
+        write(tmp_path, rank, steps, alerts={3: [alert(3, rank, HOSTILE)]})
+    data = write_report(open_run(tmp_path), tmp_path / "report.html")
+    command = [
+        "chromium",
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--virtual-time-budget=5000",
+        f"--user-data-dir={tmp_path}/profile",
+    ]
+    page = f"file://{tmp_path}/report.html"
+    done = subprocess.run([*command, "--dump-dom", page], capture_output=True, text=True, timeout=120)
+    body = done.stdout
+    assert 'data-done="yes"' in body, done.stderr
+    assert "<title>Run " in body
+    families = len({p["family"] for p in data["pictures"]})
+    assert body.count("<canvas") == 1 + len(data["scalars"]) + 3 * families
+    assert "&lt;/script&gt;" in body
+    subprocess.run([*command, "--screenshot=shot.png", page], cwd=tmp_path, capture_output=True, timeout=120, check=True)
+    assert (tmp_path / "shot.png").stat().st_size > 20_000
