@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Mapping
+
 from msprobe_engine.errors import SettingsError
 from msprobe_engine.rules.args import parse_args
 from msprobe_engine.rules.base import Rule
-from msprobe_engine.rules.extreme_value import ExtremeValueArgs, ExtremeValueRule
+from msprobe_engine.rules.kinds import KINDS
 from msprobe_engine.rules.layout import LayoutCache
-from msprobe_engine.rules.nan_inf import NanInfArgs, NanInfRule
-from msprobe_engine.rules.no_progress import NoProgressArgs, NoProgressRule
-from msprobe_engine.rules.turbulence import TurbulenceArgs, TurbulenceRule
+from msprobe_engine.rules.registry import RECOMMENDED, RULES
 from msprobe_engine.settings.schema import ProbeSettings, RuleSettings
 
 
@@ -23,17 +24,41 @@ def build_rules(settings: ProbeSettings) -> list[Rule]:
     if not wanted and (settings.monitor is not None or settings.incident.level):
         wanted = (RuleSettings(rule="nan_inf"),)
     layouts = LayoutCache()
-    return [_build(rule, layouts) for rule in wanted]
+    named = {rule.rule for rule in wanted}
+    rules: list[Rule] = []
+    for rule in wanted:
+        if rule.rule == RECOMMENDED:
+            rules += _recommended(rule, named, layouts)
+        else:
+            rules.append(_build(rule, layouts))
+    return rules
 
 
 def _build(rule: RuleSettings, layouts: LayoutCache) -> Rule:
-    severity, kinds = rule.severity, rule.kinds
-    if rule.rule == "nan_inf":
-        return NanInfRule(parse_args(NanInfArgs, rule.rule, rule.args), severity=severity, kinds=kinds, layouts=layouts)
-    if rule.rule == "turbulence":
-        return TurbulenceRule(parse_args(TurbulenceArgs, rule.rule, rule.args), severity=severity, kinds=kinds, layouts=layouts)
-    if rule.rule == "extreme_value":
-        return ExtremeValueRule(parse_args(ExtremeValueArgs, rule.rule, rule.args), severity=severity, kinds=kinds, layouts=layouts)
-    if rule.rule == "no_progress":
-        return NoProgressRule(parse_args(NoProgressArgs, rule.rule, rule.args), severity=severity, kinds=kinds, layouts=layouts)
-    raise SettingsError(f"rules: rule = {rule.rule!r}: expected one of nan_inf, turbulence, extreme_value, no_progress")
+    info = RULES.get(rule.rule)
+    if info is None:
+        near = difflib.get_close_matches(rule.rule, [*RULES, RECOMMENDED], 1)
+        hint = f"did you mean '{near[0]}'? " if near else ""
+        raise SettingsError(f"rules: rule = {rule.rule!r}: {hint}expected one of {RECOMMENDED}, {', '.join(RULES)}")
+    return info.rule(parse_args(info.args, rule.rule, rule.args), severity=rule.severity, kinds=rule.kinds, layouts=layouts)
+
+
+def _recommended(rule: RuleSettings, named: set[str], layouts: LayoutCache) -> list[Rule]:
+    """The set, without rules that the settings name themselves. Its `args` are by rule: ``{loss_spike: {window: 50}}``.
+
+    Raises:
+        SettingsError: an argument for a rule that is not in the set; severity or kinds, which no two rules share.
+    """
+    names = [name for name, info in RULES.items() if info.recommended and name not in named]
+    if rule.severity or rule.kinds:
+        raise SettingsError(f"rules: {RECOMMENDED} takes neither severity nor kinds; name the rule that shall have them besides it")
+    for name, args in rule.args.items():
+        if name not in RULES or not RULES[name].recommended:
+            raise SettingsError(f"rules: {RECOMMENDED} has no rule '{name}'. Allowed: {', '.join(names)}")
+        if name in named:
+            raise SettingsError(f"rules: {RECOMMENDED}.{name}: the settings name this rule themselves; give its arguments there")
+        if not isinstance(args, Mapping):
+            raise SettingsError(f"rules: {RECOMMENDED}.{name} = {args!r}: expected the arguments of this rule")
+    # A loss that is not finite is the business of a rule of its own in this set.
+    kinds = {"nan_inf": tuple(kind for kind in KINDS if kind != "loss")}
+    return [_build(RuleSettings(rule=name, kinds=kinds.get(name, ()), args=rule.args.get(name, {})), layouts) for name in names]

@@ -115,6 +115,24 @@ def scalar_alert(
     )
 
 
+def over_alert(frame: Frame, name: str, kind: str, *, rule: str, steps: int, more: int = 0) -> Alert:
+    """The alert that says that something lasting has ended, after `steps` monitored steps."""
+    rest = f" (and {more} more)" if more else ""
+    return Alert(
+        rule=rule,
+        severity="warning",
+        kind=kind,
+        name=name,
+        step=frame.step,
+        rank=frame.rank,
+        value=float(steps),
+        expected="",
+        message=f"{rule}: {name}{rest}, rank {frame.rank} step {frame.step}: over, after {steps} monitored steps",
+        order=len(frame.entries) + len(frame.samples),
+        extra={"over": True, **({"more": more} if more else {})},
+    )
+
+
 def note_rest(alerts: list[Alert], total: int) -> list[Alert]:
     """Say in the last alert how many more there were than are reported."""
     rest = total - len(alerts)

@@ -7,7 +7,7 @@ go, also over steps in which nothing is due.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,27 +29,28 @@ class View(NamedTuple):
 
     Attributes:
         table: columns of the whole frame.
-        index: their positions in the table, [m].
+        places: their positions in the table, [m].
         slots: their slots, [m]; equal numbers where several tensors share one (the tensors of a layer).
         size: slots in use so far, over all frames.
         seen: slots of this frame, ascending, each once.
     """
 
     table: Table
-    index: Slots
+    places: Slots
     slots: Slots
     size: int
     seen: Slots
 
-    def spread(self, values: Column, fill: float = 0.0) -> Column:
+    def spread(self, values: npt.NDArray[Any], fill: float = 0.0) -> Column:
         """A column of the table by slot, [size]; `fill` where a slot has no tensor in this frame."""
         out = np.full(self.size, fill)
-        out[self.slots] = values[self.index]
+        out[self.slots] = values[self.places]
         return out
 
-    def total(self, values: npt.NDArray[np.generic]) -> Column:
+    def total(self, values: npt.NDArray[Any]) -> Column:
         """Sum of a column of the table over the tensors of each slot, [size]."""
-        return np.bincount(self.slots, values[self.index], self.size)
+        out: Column = np.bincount(self.slots, values[self.places], self.size).astype(np.float64, copy=False)
+        return out
 
 
 class Watch:
@@ -109,6 +110,20 @@ class Watch:
         return np.array(index, np.intp), of, np.unique(of)
 
 
+class Distance(NamedTuple):
+    """Logarithms of value / level, [m] each.
+
+    Attributes:
+        raw: also while the level is young.
+        away: NaN where the level is not known yet or the value does not count.
+        scatter: usual absolute value of it.
+    """
+
+    raw: Column
+    away: Column
+    scatter: Column
+
+
 class Level:
     """What is usual for each slot: a running mean of the logarithm, into which no value enters with more than one octave of distance,
     so that neither an outlier nor a start from far away spoils it, and its mean deviation.
@@ -125,17 +140,13 @@ class Level:
         self._scatter: Column = np.zeros(0)
         self._seen: npt.NDArray[np.int64] = np.zeros(0, np.int64)
 
-    def judge(self, x: Column, slots: Slots, healthy: Mask) -> tuple[Column, Column]:
-        """How far each value is from its level, then takes it in.
+    def measure(self, x: Column, slots: Slots, healthy: Mask) -> Distance:
+        """How far values are from their levels.
 
         Args:
             x: positive values, [m].
             slots: their slots, [m], each at most once.
             healthy: False for values that do not count (not finite, zero), [m].
-
-        Returns:
-            The logarithm of value / level, [m], NaN where the level is not known yet or the value does not count; and the mean
-            deviation of that logarithm, [m].
         """
         size = int(slots.max()) + 1 if len(slots) else 0
         if size > len(self._mean):
@@ -143,16 +154,19 @@ class Level:
             self._mean = np.append(self._mean, np.zeros(more))
             self._scatter = np.append(self._scatter, np.zeros(more))
             self._seen = np.append(self._seen, np.zeros(more, np.int64))
-        seen, mean, scatter = self._seen[slots], self._mean[slots], self._scatter[slots]
-        log = np.log(np.where(healthy, x, 1.0))
-        away = log - mean
+        away = np.log(np.where(healthy, x, 1.0)) - self._mean[slots]
+        known = healthy & (self._seen[slots] >= self._warmup)
+        return Distance(away, np.where(known, away, np.nan), self._scatter[slots])
+
+    def take(self, distance: Distance, slots: Slots, healthy: Mask) -> None:
+        """Take values in that were measured just before; `healthy` False leaves one out."""
+        seen = self._seen[slots]
         young = seen == 0
-        step = np.where(young, away, np.clip(away, -OCTAVE, OCTAVE))
+        step = np.where(young, distance.raw, np.clip(distance.raw, -OCTAVE, OCTAVE))
         weight = np.where(healthy, np.maximum(1.0 / (seen + 1.0), self._weight), 0.0)
-        self._mean[slots] = mean + weight * step
-        self._scatter[slots] = scatter + np.where(young, 0.0, weight) * (np.abs(step) - scatter)
+        self._mean[slots] += weight * step
+        self._scatter[slots] += np.where(young, 0.0, weight) * (np.abs(step) - distance.scatter)
         self._seen[slots] = seen + healthy
-        return np.where(healthy & (seen >= self._warmup), away, np.nan), scatter
 
     def value(self, slot: int) -> float:
         """The level of one slot."""

@@ -20,6 +20,11 @@ def _rule(default: Any, help: str, **rule: Any) -> Any:
 LEVELS = ("L0", "L1", "mix", "L2", "debug")
 TASKS = ("statistics", "tensor", "structure")
 OPS = ("norm", "min", "max", "mean", "zeros", "nans", "infs", "rms", "absmax", "kurtosis", "underflow", "shape", "dtype", "digest")
+RULES = (
+    "recommended", "nan_inf", "loss_not_finite", "loss_spike", "update_norm_doubling", "exploding_gradient", "vanishing_gradient",
+    "dead_activation", "dead_expert", "unchanged_parameter", "gradient_underflow", "loss_scale_collapse", "skipped_updates",
+    "replica_mismatch", "outlier_rank", "stalled", "no_progress", "extreme_value", "turbulence", "learned", "condition",
+)  # fmt: skip
 SMALL_FLOATS = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 """Types that a value may underflow in."""
 
@@ -157,7 +162,7 @@ class MonitorSettings:
 class RuleSettings:
     """One alert rule."""
 
-    rule: str = _rule("nan_inf", "name of the rule", choices=("nan_inf", "turbulence", "extreme_value", "no_progress"))
+    rule: str = _rule("nan_inf", "name of the rule; recommended stands for a set of them", choices=RULES)
     severity: str = _rule("", "warning or critical; empty: the rule's own", choices=("", "warning", "critical"))
     kinds: tuple[str, ...] = _rule((), "only these kinds of tensors, [] is all the rule is made for")
     args: Mapping[str, Any] = _rule({}, "arguments of the rule (threshold, warmup, patience, ...)", free=True)
@@ -266,7 +271,7 @@ class ProbeSettings:
     dump: DumpSettings | None = _rule(None, "dump directories while training; absent: none", section=DumpSettings)
     monitor: MonitorSettings | None = _rule(None, "always-on samples; absent: none", section=MonitorSettings)
     grad_probe: GradProbeSettings | None = _rule(None, "gradient probe of PrecisionDebugger; absent: none", section=GradProbeSettings)
-    rules: tuple[RuleSettings, ...] = _rule((), "alert rules; [] with a monitor: nan_inf", items=RuleSettings)
+    rules: tuple[RuleSettings, ...] = _rule((), "alert rules, see monitor.md; [] with a monitor: nan_inf", items=RuleSettings)
     sinks: SinkSettings = field(default_factory=SinkSettings, metadata={"help": "where data goes", "section": SinkSettings})
     incident: IncidentSettings = field(
         default_factory=IncidentSettings, metadata={"help": "alert, then capture", "section": IncidentSettings}

@@ -1,0 +1,120 @@
+"""Base of the rules that say a lasting condition once when it begins and once when it is over."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+
+from msprobe_engine.records import Frame
+from msprobe_engine.rules.args import LastingArgs
+from msprobe_engine.rules.base import Alert
+from msprobe_engine.rules.common import check_kinds, excluded, note_rest, number, over_alert, scalar_alert
+from msprobe_engine.rules.layout import LayoutCache
+from msprobe_engine.rules.texts import TEXTS
+from msprobe_engine.rules.watching import Episode, Episodes, Level
+
+A = TypeVar("A", bound=LastingArgs)
+
+_LAYER = re.compile(r"(?:[^.]+\.)*?[0-9]+(?=\.|$)")
+
+
+def layer_of(name: str) -> str:
+    """The layer that a parameter belongs to: its name up to the first number, or the module that owns it where there is none.
+
+    ``decoder.layers.3.mlp.fc1.weight`` -> ``decoder.layers.3``, ``embedding.weight`` -> ``embedding``, ``scale`` -> ``scale``.
+    """
+    found = _LAYER.match(name)
+    return found[0] if found else name.rpartition(".")[0] or name
+
+
+class LastingRule(Generic[A]):
+    """A rule with arguments `args`, severity, kinds and the episodes of its slots.
+
+    Class attributes:
+        name: as in the settings.
+        all_kinds: kinds it can look at; the first one is that of alerts that belong to no single tensor.
+        args_type: dataclass of its arguments.
+    """
+
+    name: str
+    all_kinds: ClassVar[tuple[str, ...]]
+    args_type: type[A]
+
+    def __init__(self, args: A | None = None, *, severity: str = "", kinds: Sequence[str] = (), layouts: LayoutCache | None = None) -> None:
+        self.args: A = args or self.args_type()
+        self.severity = severity or TEXTS[self.name].severity
+        self.kinds = check_kinds(self.name, kinds, self.all_kinds)
+        self.layouts = layouts or LayoutCache()
+        self.episodes = Episodes(self.args.patience, self.args.recovery)
+        self.setup()
+
+    def setup(self) -> None:
+        """Make what the rule remembers."""
+
+    def check(self, frame: Frame) -> list[Alert]:
+        """Alerts for one frame."""
+        raise NotImplementedError
+
+    def left_out(self, name: str) -> bool:
+        """Is it excluded by the arguments?"""
+        return excluded(name, self.args.exclude)
+
+    def say(
+        self, frame: Frame, found: Sequence[Episode], names: Callable[[int], str], describe: Callable[[Episode], Alert], kind: str = ""
+    ) -> list[Alert]:
+        """Alerts for what began, at most `max_alerts`, and one for all that is over.
+
+        Args:
+            names: name of a slot.
+            describe: the alert for an episode that begins.
+        """
+        if not found:
+            return []
+        begun = [episode for episode in found if not episode.over]
+        over = [episode for episode in found if episode.over]
+        alerts = note_rest([describe(episode) for episode in begun[: self.args.max_alerts]], len(begun))
+        if over:
+            first = over[0]
+            told = kind or self.all_kinds[0]
+            alerts.append(over_alert(frame, names(first.slot), told, rule=self.name, steps=first.steps, more=len(over) - 1))
+        return alerts
+
+
+class ScalarLevel:
+    """One number of the step against its own running level."""
+
+    def __init__(self, args: LastingArgs, threshold: float, scatter: float, window: int, warmup: int) -> None:
+        self._threshold, self._scatter = threshold, scatter
+        self._level = Level(window, warmup)
+        self._episodes = Episodes(args.patience, args.recovery)
+        self._slot = np.zeros(1, np.intp)
+
+    def check(self, rule: LastingRule[Any], frame: Frame, name: str, value: float | None, kind: str) -> list[Alert]:
+        """Alerts of `rule` for the number, None when the frame does not hold it."""
+        if value is None or not math.isfinite(value) or value <= 0.0:
+            return []
+        one = np.ones(1, np.bool_)
+        distance = self._level.measure(np.array([value]), self._slot, one)
+        high = (distance.away > math.log(self._threshold)) & (distance.away > self._scatter * distance.scatter)
+        self._level.take(distance, self._slot, ~high)
+        level = self._level.value(0)
+        return rule.say(
+            frame,
+            self._episodes.update(high, self._slot),
+            lambda _slot: name,
+            lambda _episode: scalar_alert(
+                frame,
+                name,
+                kind,
+                rule=rule.name,
+                severity=rule.severity,
+                value=value,
+                expected=f"at most {number(self._threshold * level)}",
+                seen=f"value {number(value)}, {number(value / level)} times its running level {number(level)}",
+            ),
+            kind,
+        )
