@@ -96,15 +96,15 @@ class TorchProbe:
         return self.settings.monitor
 
     @property
+    def told_micro_step(self) -> int:
+        """The micro batch that was set, -1 when none was."""
+        return self._micro_step
+
+    @property
     def micro_step(self) -> int:
         """Current micro batch, -1 outside. When nobody sets it: how many training passes of the model came before in this step, counted
         in steps in which modules are watched."""
         return self._micro_step if self._watch is None else self._watch.micro_step()
-
-    @property
-    def told_micro_step(self) -> int:
-        """The micro batch that was set, -1 when none was."""
-        return self._micro_step
 
     @micro_step.setter
     def micro_step(self, value: int) -> None:

@@ -50,6 +50,6 @@ def values_of_tensors(tensors: Mapping[str, Any], ops: Sequence[str]) -> Values:
     rows = backend.finish_step().rows()
     out: Values = {}
     for tag, ref in refs.items():
-        found = values_of([Sample("grad_reduced", tag, ref)], rows, ops, 0, ("grad_reduced",))
-        out.update({tag: entry for entry in found.values()})
+        for entry in values_of([Sample("grad_reduced", tag, ref)], rows, ops, 0, ("grad_reduced",)).values():
+            out[tag] = entry
     return out
