@@ -142,7 +142,7 @@ def test_a_browser_draws_it(binary: Callable[[str], str], tmp_path: Path) -> Non
         write(tmp_path, rank, steps, alerts={3: [alert(3, rank, HOSTILE)]})
     data = write_report(open_run(tmp_path), tmp_path / "report.html")
     command = [
-        "chromium",
+        binary("chromium"),
         "--headless",
         "--no-sandbox",
         "--disable-gpu",
