@@ -27,6 +27,7 @@ from torch import nn
 
 from msprobe_integrations.deepspeed.replicas import replicas
 from msprobe_integrations.deepspeed.shards import Shards, Zero3Shards, ZeroShards, kind_of, shards_of
+from msprobe_integrations.torch.algorithms import algorithm_of
 from msprobe_integrations.torch.gradients import ACCUMULATED, CLIPPED, LOCAL, UNSCALED, Piece, layer_numbers, layer_of
 from msprobe_integrations.torch.methods import MethodHooks
 from msprobe_integrations.torch.parameters import Replicas
@@ -35,6 +36,9 @@ from msprobe_integrations.torch.targets import matches
 if TYPE_CHECKING:
     from msprobe_integrations.torch.parameter_watch import ParameterWatch
     from msprobe_integrations.torch.probe import TorchProbe
+
+PART = "parameter monitor"
+"""What a fault in one of the hooks switches off."""
 
 
 def find(probe: TorchProbe, models: Sequence[nn.Module], optimizer: Any) -> DeepSpeedSource | None:
@@ -71,9 +75,10 @@ class DeepSpeedSource:
         self._shards = shards_of(optimizer)
         self._stepping = False
         self._stepped = False
+        self._passes: dict[Piece, int] = {}
         self._watch: ParameterWatch | None = None
-        self._lasting = MethodHooks()
-        self._open = MethodHooks()
+        self._lasting = MethodHooks(probe.faults, PART)
+        self._open = MethodHooks(probe.faults, PART)
         numbers = layer_numbers(list(model.named_modules()))
         chosen = [(n, p) for n, p in model.named_parameters() if p in self._shards.fragments and matches(n, self._monitor.targets)]
         ranks = {p: self._ranks(p) for _, p in chosen}
@@ -103,7 +108,7 @@ class DeepSpeedSource:
     def hyper(self, piece: Piece) -> Mapping[str, Any]:
         """Settings of the piece's parameter group, ``step`` and ``algorithm``."""
         found = self._shards.hyper(piece.parameter)
-        return {**found, "algorithm": algorithm(self._shards.inner, found)}
+        return {**found, "algorithm": algorithm_of(self._shards.inner, found)}
 
     def replicated(self, piece: Piece) -> Sequence[Replicas]:
         """Ranks that hold the same parameter."""
@@ -120,18 +125,19 @@ class DeepSpeedSource:
         self._lasting.after(owner, name, lambda _: self._leave(watch))
         for inner in self._shards.inners():
             if hasattr(inner, "register_step_pre_hook"):
-                self._lasting.on_undo(inner.register_step_pre_hook(lambda o, *_: self._around(o, watch.ready, True)).remove)
-                self._lasting.on_undo(inner.register_step_post_hook(lambda o, *_: self._around(o, watch.updated, False)).remove)
+                self._lasting.on_undo(inner.register_step_pre_hook(self._lasting.guarded(lambda o, *_: self._around(o, watch.ready))).remove)
+                self._lasting.on_undo(inner.register_step_post_hook(self._lasting.guarded(lambda o, *_: self._around(o, watch.updated))).remove)
 
     def open(self) -> None:
         """Hooks for gradients before the reduction."""
+        self._passes.clear()
         watch = self._watch
         if self._open or watch is None or not (self._monitor.micro_batch_gradients or self._monitor.unreduced_gradients):
             return
         every_pass = isinstance(self._shards, Zero3Shards) or bool(getattr(self._optimizer, "partition_gradients", False))
         if self._monitor.micro_batch_gradients or every_pass:
             for piece in self.pieces:
-                self._open.on_undo(piece.parameter.register_hook(self._local(piece, watch, every_pass)).remove)
+                self._open.on_undo(piece.parameter.register_hook(self._open.guarded(self._local(piece, watch, every_pass))).remove)
         if every_pass or not self._monitor.unreduced_gradients:
             return
         if isinstance(self._shards, ZeroShards):
@@ -169,7 +175,7 @@ class DeepSpeedSource:
         overflow = getattr(self._optimizer, "overflow", None)
         watch.after_step(skipped=bool(overflow) if overflow is not None else not self._stepped)
 
-    def _around(self, inner: Any, take: Callable[[Sequence[Piece]], None], before: bool) -> None:
+    def _around(self, inner: Any, take: Callable[[Sequence[Piece]], None]) -> None:
         """Before or after the inner optimizer steps on some of the buffers (ZeRO gives it one at a time)."""
         self._stepped = True
         self._stepping = True
@@ -188,9 +194,10 @@ class DeepSpeedSource:
 
     def _local(self, piece: Piece, watch: ParameterWatch, every_pass: bool) -> Callable[[torch.Tensor], None]:
         def hook(gradient: torch.Tensor) -> None:
-            watch.micro_gradient(piece, gradient, phase=LOCAL)
+            number = self._passes[piece] = self._passes.get(piece, -1) + 1
+            watch.micro_gradient(piece, gradient, phase=LOCAL, micro_step=number)
             if every_pass:
-                watch.unreduced(piece, gradient, phase=LOCAL)
+                watch.unreduced(piece, gradient, phase=LOCAL, micro_step=number)
 
         return hook
 
@@ -233,16 +240,3 @@ class DeepSpeedSource:
             return float(self._engine.gradient_clipping() or 0.0) > 0
         return float(getattr(self._optimizer, "clip_grad", 0.0) or 0.0) > 0
 
-
-def algorithm(optimizer: Any, hyper: Mapping[str, Any]) -> str:
-    """Name of the update rule of a torch optimizer, or of one of DeepSpeed's own; empty when it is none of the known ones."""
-    name = type(optimizer).__name__.lower()
-    if "muon" in name:
-        return "muon" if hyper.get("use_muon") else "adamw"
-    if name in ("fusedadam", "deepspeedcpuadam", "zenflowcpuadam"):
-        decoupled = getattr(optimizer, "adam_w_mode", None)
-        return "adamw" if decoupled in (None, True, 1) else "adam"
-    for known in ("adamw", "adam", "lion", "adagrad", "sgd", "rmsprop", "lamb"):
-        if name in (known, f"fused{known}", f"deepspeedcpu{known}"):
-            return known
-    return ""

@@ -6,32 +6,53 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
+from msprobe_engine.guard import Faults
+
 
 class MethodHooks:
-    """Puts a function around methods of objects and takes them off again. What is put on last is on the outside."""
+    """Puts a function around methods of objects and takes them off again. What is put on last is on the outside.
 
-    def __init__(self) -> None:
+    Args:
+        faults: of the probe. A look that raises switches `part` off: from then on nothing looks any more, and the methods go on.
+        part: what is looked at.
+    """
+
+    def __init__(self, faults: Faults, part: str) -> None:
+        self._faults = faults
+        self._part = part
         self._undo: list[Callable[[], None]] = []
+
+    def guarded(self, look: Callable[..., None]) -> Callable[..., None]:
+        """`look` for a hook that a framework calls: without autograd, and nothing that it raises comes out of it."""
+
+        def call(*args: Any, **kwargs: Any) -> None:
+            if self._faults.enabled(self._part):
+                with self._faults.guard(self._part), torch.no_grad():
+                    look(*args, **kwargs)
+
+        return call
 
     def before(self, owner: Any, name: str, look: Callable[..., None]) -> None:
         """Call `look` with the method's arguments before each call of ``owner.name``."""
-        original = getattr(owner, name)
+        original, seen = getattr(owner, name), self.guarded(look)
 
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
-            look(*args, **kwargs)
+            seen(*args, **kwargs)
             return original(*args, **kwargs)
 
         self._put(owner, name, call)
 
     def after(self, owner: Any, name: str, look: Callable[[Any], None]) -> None:
         """Call `look` with the result after each call of ``owner.name`` that returned."""
-        original = getattr(owner, name)
+        original, seen = getattr(owner, name), self.guarded(look)
 
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
-            look(result)
+            seen(result)
             return result
 
         self._put(owner, name, call)
