@@ -63,6 +63,7 @@ class Session:
             rank=rank,
             local_rank=local_rank,
             local_world_size=local_world_size,
+            world_size=backend.world_size(),
             monitor=settings.monitor,
         )
         for error in errors:
@@ -81,10 +82,11 @@ class Session:
                 submit=self._submit,
             )
             self.pipeline.listeners.append(self._incident)
-        for sink in self.writer.sinks:  # sinks that export the probe's own losses
+        for sink in self.writer.sinks:  # sinks that say where the rank is, and those that export the probe's own losses
+            if (watch := getattr(sink, "watch_info", None)) is not None:
+                watch(self.pipeline.rank_info)
             if isinstance(sink, PrometheusSink):
                 sink.watch_losses(self.writer.lost)
-                sink.watch_info(self.pipeline.rank_info)
                 sink.watch_cost(self.pipeline.cost)
 
     def say_what_is_on(self) -> None:

@@ -134,7 +134,7 @@ def open_run(path: Path | str, *, since: str | None = None, until: str | None = 
         if root.name.endswith(".jsonl"):
             return _json_lines(root, [root])
         if root.suffix == ".db":
-            return _sqlite(root)
+            return _sqlite(root, [root])
         raise UsageError(f"{root}: is no file of a monitor; give a directory, a .jsonl file or a .db file")
     if not root.is_dir():
         raise UsageError(f"{root}: no such directory; give the output directory of the run or its monitor directory")
@@ -152,7 +152,7 @@ def open_run(path: Path | str, *, since: str | None = None, until: str | None = 
             return _json_lines(root, files)
     for place in (root, root / "trend"):
         if place.is_dir() and (files := [Path(e.path) for e in scan(place) if e.name.endswith(".trend.db")]):
-            return _sqlite(files[0])
+            return _sqlite(root, files)
     listing = ", ".join(entry.name for entry in scan(root)[:8]) or "nothing"
     raise UsageError(f"{root}: no monitor has written here; expected directories like Dec03_21-34-40-rank0-1a2b3c4d, found: {listing}")
 
@@ -163,10 +163,10 @@ def _json_lines(root: Path, files: Sequence[Path]) -> Run:
     return Run(root, "jsonl", JsonLinesSource(files))
 
 
-def _sqlite(file: Path) -> Run:
+def _sqlite(root: Path, files: Sequence[Path]) -> Run:
     from msprobe_engine.monitor.reader_sqlite import SqliteSource
 
-    return Run(file, "sqlite", SqliteSource(file))
+    return Run(root, "sqlite", SqliteSource(files))
 
 
 class CsvSource:

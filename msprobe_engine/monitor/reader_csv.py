@@ -20,6 +20,7 @@ import numpy as np
 
 from msprobe_engine.monitor.places import open_file
 from msprobe_engine.monitor.series import Builder, Floats, Ids, Integers, Key, Part, Series, floats, integers, whole
+from msprobe_engine.sinks.names import plain_name
 
 Problems = Counter[str]
 
@@ -46,7 +47,6 @@ _NOT_NUMBERS = (
     "digest",
     "id",
 )
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 SCALARS = "scalars"
 _CHUNK = 20_000
 _LINE = 4_000_000
@@ -114,11 +114,6 @@ def joined(parts: Sequence[tuple[Integers, Floats]]) -> Series:
     last = np.ones(len(steps), bool)
     last[:-1] = steps[1:] != steps[:-1]
     return Series(steps[last], values[order][last])
-
-
-def plain_name(cell: str) -> str:
-    """A name without the apostrophe that keeps a spreadsheet from running it."""
-    return cell[1:] if cell.startswith("'") and cell.lstrip("'").startswith(_FORMULA) else cell
 
 
 def _read(

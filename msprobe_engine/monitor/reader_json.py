@@ -20,7 +20,7 @@ from msprobe_engine.monitor.series import Builder, Key, Part, Series, Table, flo
 
 Problems = Counter[str]
 
-_KEY = ("family", "name", "vpp_stage", "micro_step", "phase", "state", "tag", "shape", "dtype", "extra", "digest")
+_KEY = ("family", "name", "vpp_stage", "micro_step", "phase", "state", "tag", "shape", "dtype", "extra", "digest", "histogram")
 """Fields of a sample that are no statistics."""
 _LINE = 1 << 30
 _RANK = re.compile(r"rank(\d{1,7})\.jsonl", re.ASCII)

@@ -20,6 +20,7 @@ def build_sinks(
     rank: int,
     local_rank: int = 0,
     local_world_size: int = 1,
+    world_size: int = 0,
     monitor: MonitorSettings | None = None,
     info: Mapping[str, str] | None = None,
 ) -> tuple[list[Sink], list[ProbeError]]:
@@ -30,7 +31,7 @@ def build_sinks(
 
     Args:
         output_dir: root of everything that is written.
-        rank, local_rank, local_world_size: where this process is.
+        rank, local_rank, local_world_size, world_size: where this process is; world_size 0: unknown.
         monitor: what is watched; decides the columns of the CSV files.
         info: further labels of this rank for Prometheus (tp, pp, dp, ...).
 
@@ -40,9 +41,13 @@ def build_sinks(
     wanted: list[Callable[[], Sink]] = []
     sinks = settings.sinks
     if sinks.csv.enabled and monitor is not None:
-        wanted.append(lambda: CsvSink(sinks.csv, monitor, output_dir=output_dir, rank=rank))
+        wanted.append(lambda: CsvSink(sinks.csv, monitor, output_dir=output_dir, rank=rank, world_size=world_size))
     if sinks.tensorboard.enabled:
-        wanted.append(lambda: _tensorboard(settings, output_dir, rank))
+        wanted.append(lambda: _tensorboard(settings, monitor, output_dir, rank))
+    if sinks.jsonl.enabled:
+        wanted.append(lambda: _json_lines(settings, monitor, output_dir, rank, world_size))
+    if sinks.sqlite.enabled:
+        wanted.append(lambda: _sqlite(settings, monitor, output_dir, rank, world_size))
     if sinks.prometheus.enabled:
         wanted.append(lambda: _prometheus(settings, output_dir, rank, local_rank, local_world_size, info))
     if sinks.memory:
@@ -63,11 +68,23 @@ def build_sinks(
     return built, errors
 
 
-# Imported when asked for: neither module is needed by most runs.
-def _tensorboard(settings: ProbeSettings, output_dir: Path, rank: int) -> Sink:
+# Imported when asked for: none of these is needed by most runs.
+def _tensorboard(settings: ProbeSettings, monitor: MonitorSettings | None, output_dir: Path, rank: int) -> Sink:
     from msprobe_engine.sinks.tensorboard import TensorBoardSink
 
-    return TensorBoardSink(settings.sinks.tensorboard, output_dir=output_dir, rank=rank)
+    return TensorBoardSink(settings.sinks.tensorboard, output_dir=output_dir, rank=rank, monitor=monitor)
+
+
+def _json_lines(settings: ProbeSettings, monitor: MonitorSettings | None, output_dir: Path, rank: int, world_size: int) -> Sink:
+    from msprobe_engine.sinks.jsonlines import JsonLinesSink
+
+    return JsonLinesSink(settings.sinks.jsonl, monitor, output_dir=output_dir, rank=rank, world_size=world_size)
+
+
+def _sqlite(settings: ProbeSettings, monitor: MonitorSettings | None, output_dir: Path, rank: int, world_size: int) -> Sink:
+    from msprobe_engine.sinks.sqlite import SqliteSink
+
+    return SqliteSink(settings.sinks.sqlite, monitor, output_dir=output_dir, rank=rank, world_size=world_size)
 
 
 def _prometheus(

@@ -3,10 +3,13 @@
 ::
 
     {directory}/{MonDD}_{HH-MM-SS}-rank{R}-{8 hex}/{family}_{first step}-{last step}.csv
-    vpp_stage,name,step[,micro_step],<statistics>,shape,dtype[,phase]
+    vpp_stage,name,step[,micro_step],<statistics>,shape,dtype[,phase][,state][,tag]
+    vpp_stage,name,step[,micro_step],<numbers>            families of derived numbers of modules
 
-`phase` is ours and comes last, in the gradient families only: where in its life the gradient was seen. Numbers are written in
-full (the shortest text that reads back as the same float64); what does not exist is ``nan``.
+Ours, and therefore last, are `phase` (gradient families: where in its life the gradient was seen), `state` (``opt_state``: which
+state of the optimizer) and `tag` (``other``: what the row is of). Numbers are written in full (the shortest text that reads back as
+the same float64); what does not exist is ``nan``. Beside the tables are the files of `msprobe_engine.sinks.beside`. Histograms are
+no table: TensorBoard and the JSON lines have them.
 """
 
 from __future__ import annotations
@@ -14,20 +17,26 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from msprobe_engine import columns
 from msprobe_engine.errors import SinkError
+from msprobe_engine.log import get_logger
+from msprobe_engine.monitor.places import MONTHS
 from msprobe_engine.records import FAMILIES, Frame, Sample, TensorDescription
-from msprobe_engine.rows import Rows
 from msprobe_engine.rules.base import Alert
 from msprobe_engine.settings.schema import CsvSettings, MonitorSettings
+from msprobe_engine.sinks import resume
+from msprobe_engine.sinks.beside import ALERTS, SCALARS_HEADER, RunFile, alert_lines, scalar_lines
+from msprobe_engine.sinks.cells import statistic_cells
+from msprobe_engine.sinks.features import FEATURES, pivot
 from msprobe_engine.sinks.files import AppendFile, make_directory
+from msprobe_engine.sinks.names import Names, safe_cell
 
-_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""First characters that make a spreadsheet run a cell (CSV injection, as OWASP lists them)."""
+__all__ = ["CsvSink", "safe_cell"]
+
+_log = get_logger()
 
 
 class CsvSink:
@@ -38,54 +47,108 @@ class CsvSink:
         monitor: which statistics and whether gradients come per micro batch; None: the defaults.
         output_dir: root of the run's output.
         rank: global rank.
+        world_size: number of ranks, for run.json; 0: unknown.
 
     Raises:
-        SinkError: the directory cannot be created.
+        SettingsError: ``append_output`` is no range of time stamps.
+        SinkError: the directory cannot be created, or there is none to go on in.
     """
 
     name = "csv"
 
-    def __init__(self, settings: CsvSettings, monitor: MonitorSettings | None, *, output_dir: Path, rank: int) -> None:
+    def __init__(self, settings: CsvSettings, monitor: MonitorSettings | None, *, output_dir: Path, rank: int, world_size: int = 0) -> None:
         monitor = monitor or MonitorSettings()
         self._steps = settings.steps_per_file
-        self._ops = tuple(op for op in dict.fromkeys(monitor.ops) if op not in ("shape", "dtype"))
-        self._per_micro_step = {"actv", "actv_grad"} | ({"grad_unreduced"} if monitor.micro_batch_gradients else set())
+        self._ops: tuple[str, ...] = ()
+        self._per_micro_step: set[str] = set()
+        self._choose(monitor)
         root = Path(settings.path or os.environ.get("MONITOR_OUTPUT_DIR") or output_dir / "monitor")
-        now = time.localtime()
-        stamp = f"{_MONTHS[now.tm_mon - 1]}{time.strftime('%d_%H-%M-%S', now)}"
-        self.directory = root / f"{stamp}-rank{rank}-{secrets.token_hex(4)}"
-        """Where the files are."""
-        make_directory(self.directory, "csv sink")
+        self._there: int | None = None
+        """Last step of the run that goes on here."""
+        if settings.append_output:
+            self.directory = resume.find_directory(root, rank, settings.append_output)
+            for path in (*self.directory.glob("*.csv"), *self.directory.glob("*.jsonl")):
+                resume.whole_lines(path)
+            self._there = resume.last_step(self.directory)
+            _log.info("csv sink: goes on in %s; last step there: %s", self.directory, self._there)
+            """Where the files are."""
+        else:
+            now = time.localtime()
+            stamp = f"{MONTHS[now.tm_mon - 1]}{time.strftime('%d_%H-%M-%S', now)}"
+            self.directory = root / f"{stamp}-rank{rank}-{secrets.token_hex(4)}"
+            make_directory(self.directory, "csv sink")
+        self._run = RunFile(self.directory, rank, world_size, monitor)
         self._files: dict[str, AppendFile] = {}
+        self._alerts: AppendFile | None = None
         self._block = -1
-        self._names: dict[str, str] = {}
+        self._names = Names(monitor.squash_name)
+        self._cells: dict[str, str] = {}
         self._tails: dict[tuple[tuple[int, ...], str], str] = {}
+        self._columns: dict[str, list[str]] = {family: list(known) for family, known in FEATURES.items()}
+        """Columns of derived numbers, as far as they are known."""
+
+    def watch_info(self, info: Mapping[str, Any]) -> None:
+        """Facts about the rank for run.json (tp, pp, dp, ...); a mapping that its owner fills when they are known."""
+        self._run.watch(info)
+
+    def follow(self, monitor: MonitorSettings) -> None:
+        """Take over other settings of the monitor, between two frames. Files that have other columns get the new ones, too."""
+        self._close_files()
+        self._choose(monitor)
+
+    def _choose(self, monitor: MonitorSettings) -> None:
+        self._ops = tuple(op for op in dict.fromkeys(monitor.ops) if op not in ("shape", "dtype"))
+        self._per_micro_step = {"actv", "actv_grad", "attention_hook", "moe_router_logit_hook"}
+        if monitor.micro_batch_gradients:
+            self._per_micro_step.add("grad_unreduced")
 
     def header(self, family: str) -> list[str]:
         """Column names of a family's files."""
         micro = ["micro_step"] if family in self._per_micro_step else []
-        return ["vpp_stage", "name", "step", *micro, *self._ops, "shape", "dtype", *(["phase"] if family.startswith("grad_") else [])]
+        if family in FEATURES:
+            return ["vpp_stage", "name", "step", *micro, *self._columns[family]]
+        last = {"opt_state": ["state"], "other": ["tag"]}.get(family, ["phase"] if family.startswith("grad_") else [])
+        return ["vpp_stage", "name", "step", *micro, *self._ops, "shape", "dtype", *last]
 
     def write(self, frame: Frame, alerts: Sequence[Alert]) -> None:
-        """Append the samples of one frame. All families are tried before an error is raised.
+        """Append the samples of one frame. All files are tried before an error is raised.
 
         Raises:
             SinkError: a block could not be written.
         """
-        del alerts
         block = frame.step // self._steps * self._steps
         if block != self._block:
             self._close_files()
             self._block = block
+        if self._there is not None:
+            if frame.step <= self._there:
+                _log.warning(
+                    "csv sink: steps %d to %d are in %s already and are written again; readers take the later ones",
+                    frame.step,
+                    self._there,
+                    self.directory,
+                )
+            self._there = None
         families: dict[str, list[Sample]] = {}
-        for sample in frame.samples:
+        for sample in self._names.samples(frame.samples):
             families.setdefault(sample.family if sample.family in FAMILIES else "other", []).append(sample)
         failed: SinkError | None = None
         for family, samples in families.items():
             try:
-                self._write_family(family, frame, samples)
+                header, lines = (self._feature_lines if family in FEATURES else self._lines)(family, frame, samples)
+                self._append(family, header, lines)
             except SinkError as error:
                 failed = error
+        try:
+            if frame.scalars:
+                self._append("scalars", SCALARS_HEADER, scalar_lines(frame))
+            if alerts:
+                if self._alerts is None:
+                    self._alerts = AppendFile(self.directory / ALERTS)
+                self._alerts.append(alert_lines(alerts).encode("utf-8", "backslashreplace"))
+            self._run.refresh()
+        except SinkError as error:
+            failed = error
         if failed is not None:
             raise failed
 
@@ -94,44 +157,81 @@ class CsvSink:
 
     def close(self) -> None:
         self._close_files()
+        if self._alerts is not None:
+            self._alerts.close()
+            self._alerts = None
 
     def _close_files(self) -> None:
         for file in self._files.values():
             file.close()
         self._files.clear()
 
-    def _write_family(self, family: str, frame: Frame, samples: list[Sample]) -> None:
-        text = "\n".join(self._lines(family, frame, samples)) + "\n"
+    def _append(self, family: str, header: Sequence[str], lines: Sequence[str]) -> None:
         file = self._files.get(family)
         if file is None:
-            file = AppendFile(self.directory / f"{family}_{self._block}-{self._block + self._steps - 1}.csv")
+            path = self.directory / f"{family}_{self._block}-{self._block + self._steps - 1}.csv"
+            file = AppendFile(path)
+            if file.size:
+                # Files of an earlier run, or of a block that comes back: the columns have to be ours.
+                there = resume.read_header(path)
+                if family in FEATURES:
+                    more = [name for name in there if name not in header]
+                    self._columns[family] += more
+                    lines, header = [line + ",nan" * len(more) for line in lines], self.header(family)
+                if there != list(header):
+                    file.close()
+                    resume.with_columns(path, header)
+                    file = AppendFile(path)
             self._files[family] = file
+        text = "\n".join(lines) + "\n"
         if file.size == 0:
-            text = ",".join(self.header(family)) + "\n" + text
+            text = ",".join(map(safe_cell, header)) + "\n" + text
         file.append(text.encode("utf-8", "backslashreplace"))
 
-    def _lines(self, family: str, frame: Frame, samples: list[Sample]) -> list[str]:
+    def _lines(self, family: str, frame: Frame, samples: list[Sample]) -> tuple[list[str], list[str]]:
         # Samples without statistics (meta tensors) read row 0 here and are blanked below.
         rows = frame.rows[[max(s.ref.row, 0) for s in samples]] if len(frame.rows) else None
-        cells = [_cells(rows, op) for op in self._ops] if rows is not None else []
+        cells = [statistic_cells(rows, op) for op in self._ops] if rows is not None else []
         numbers = [",".join(values) for values in zip(*cells)] if cells else [""] * len(samples)
         blank = ",".join(["nan"] * len(self._ops))
         micro, phase = family in self._per_micro_step, family.startswith("grad_")
+        detail = {"opt_state": "state", "other": "tag"}.get(family, "")
         lines = []
         for sample, shown in zip(samples, numbers):
-            line = f"{sample.vpp_stage},{self._name(sample.name)},{frame.step}"
+            line = f"{sample.vpp_stage},{self._cell(sample.name)},{frame.step}"
             if micro:
                 line += f",{max(sample.micro_step, 0)}"
             if self._ops:
                 line += f",{shown if sample.ref.row >= 0 and shown else blank}"
             line += self._tail(sample.ref.description)
-            lines.append(f"{line},{sample.phase}" if phase else line)
-        return lines
+            if phase:
+                line += f",{sample.phase}"
+            elif detail:
+                line += f",{self._cell(str(sample.extra.get(detail, '')))}"
+            lines.append(line)
+        return self.header(family), lines
 
-    def _name(self, name: str) -> str:
-        text = self._names.get(name)
+    def _feature_lines(self, family: str, frame: Frame, samples: list[Sample]) -> tuple[list[str], list[str]]:
+        first, numbers = pivot(frame, samples)
+        known = self._columns[family]
+        new = [name for name in numbers if name not in known]
+        if new:
+            known += new
+            if (file := self._files.pop(family, None)) is not None:
+                file.close()  # opened again with the columns added
+        micro = family in self._per_micro_step
+        blank = ["nan"] * len(first)
+        cells = [[repr(v) for v in numbers[name].tolist()] if name in numbers else blank for name in known]
+        lines = []
+        for sample, *shown in zip(first, *cells):
+            where = f"{sample.vpp_stage},{self._cell(sample.name)},{frame.step}{f',{max(sample.micro_step, 0)}' if micro else ''}"
+            lines.append(",".join([where, *shown]))
+        return self.header(family), lines
+
+    def _cell(self, name: str) -> str:
+        text = self._cells.get(name)
         if text is None:
-            text = self._names[name] = safe_cell(name)
+            text = self._cells[name] = safe_cell(name)
         return text
 
     def _tail(self, description: TensorDescription) -> str:
@@ -142,28 +242,3 @@ class CsvSink:
             if len(self._tails) < 100_000:  # shapes that change at every step must not fill the memory
                 self._tails[key] = text
         return text
-
-
-def safe_cell(text: str) -> str:
-    """A text as one CSV cell (RFC 4180). A text that a spreadsheet would run as a formula gets an apostrophe in front."""
-    if text.startswith(_FORMULA):
-        text = "'" + text
-    if any(c in text for c in ',"\n\r'):
-        return '"' + text.replace('"', '""') + '"'
-    return text
-
-
-def _cells(rows: Rows, op: str) -> list[str]:
-    if op == "digest":
-        return [f"0x{digest}" if digest else "nan" for digest in columns.digests(rows)]
-    values = columns.column(rows, op)
-    if op in ("nans", "infs"):
-        return [str(int(v)) for v in values.tolist()]
-    out = [repr(v) for v in values.tolist()]
-    if op in ("min", "max"):
-        # float64 rounds integers above 2**53; the row holds them exactly.
-        low, high = columns.integer_bounds(rows)
-        exact = columns.exact_integers(rows).nonzero()[0].tolist()
-        for i in exact:
-            out[i] = str(int(low[i] if op == "min" else high[i]))
-    return out

@@ -30,12 +30,13 @@ class AppendFile:
     """A file that grows by whole blocks: a block is there completely or not at all.
 
     Each block is one write without a buffer of ours, so that what was written is in the hands of the operating system and
-    survives a killed process. When a block does not fit (disk full), what was written of it is cut off again.
+    survives a killed process. When a block does not fit (disk full), what was written of it is cut off again. A link in place of
+    the file is not followed.
     """
 
     def __init__(self, path: Path, *, exclusive: bool = False) -> None:
         self.path = path
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | (os.O_EXCL if exclusive else 0)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_EXCL if exclusive else 0)
         try:
             self._fd = os.open(path, flags, FILE_MODE)
             self._size = os.fstat(self._fd).st_size

@@ -24,9 +24,10 @@ from msprobe_engine.columns import OPS, column
 from msprobe_engine.errors import MissingExtraError, SinkError
 from msprobe_engine.records import Frame, Sample
 from msprobe_engine.rules.base import Alert
-from msprobe_engine.settings.schema import TensorBoardSettings
+from msprobe_engine.settings.schema import MonitorSettings, TensorBoardSettings
 from msprobe_engine.sinks.crc32c import masked_crc32c
 from msprobe_engine.sinks.files import AppendFile, make_directory
+from msprobe_engine.sinks.names import Names
 
 
 class TensorBoardSink:
@@ -36,6 +37,7 @@ class TensorBoardSink:
         settings: section ``sinks.tensorboard``.
         output_dir: root of the run's output.
         rank: global rank.
+        monitor: for the names.
 
     Raises:
         MissingExtraError: the package tensorboard is not installed.
@@ -44,7 +46,7 @@ class TensorBoardSink:
 
     name = "tensorboard"
 
-    def __init__(self, settings: TensorBoardSettings, *, output_dir: Path, rank: int) -> None:
+    def __init__(self, settings: TensorBoardSettings, *, output_dir: Path, rank: int, monitor: MonitorSettings | None = None) -> None:
         try:
             from tensorboard.compat.proto import event_pb2, summary_pb2
         except ImportError as error:
@@ -56,6 +58,7 @@ class TensorBoardSink:
             raise SinkError(f"sinks.tensorboard.ops: {unknown[0]!r} is no number to plot; allowed: {', '.join(OPS)}")
         self._ops = tuple(dict.fromkeys(settings.ops))
         self._rank = rank
+        self._names = Names(monitor is not None and monitor.squash_name)
         self.directory = Path(settings.path or output_dir / "tensorboard") / f"rank{rank}"
         """Where the event file is."""
         make_directory(self.directory, "tensorboard sink")
@@ -80,7 +83,7 @@ class TensorBoardSink:
         self._rules |= fired.keys()
         for rule in sorted(self._rules):
             add(tag=f"alerts/{rule}", simple_value=float(fired[rule]))
-        samples = [s for s in frame.samples if s.ref.row >= 0]
+        samples = [s for s in self._names.samples(frame.samples) if s.ref.row >= 0]
         if samples:
             rows = frame.rows[[s.ref.row for s in samples]]
             empty = (rows.view("int64")[:, 0] == 0).tolist()

@@ -1,0 +1,145 @@
+"""The trend data base as a run: ours with exact numbers, the existing tool's as it has clamped them.
+
+In a data base of the existing tool NaN and what does not exist are both NULL (NaN here), and its infinities are +-(1e9 + 1).
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+
+from msprobe_engine.monitor.reader_json import number
+from msprobe_engine.monitor.series import Builder, Key, Part, Series, Table
+from msprobe_engine.monitor.trend_db import LIMIT, stored_keys
+
+Problems = Counter[str]
+_CHUNK = 50_000
+
+
+class SqliteSource:
+    """One file of all ranks, or one file per rank."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self.problems: dict[str, Problems] = {}
+        self._files: dict[int, list[Path]] = {}
+        for path in files:
+            for rank in self._ask(path, lambda db: _column(db, "SELECT DISTINCT rank FROM trend_data")) or ():
+                self._files.setdefault(int(rank), []).append(path)
+
+    def ranks(self) -> list[int]:
+        return sorted(self._files)
+
+    def info(self, rank: int) -> dict[str, Any]:
+        def job(db: sqlite3.Connection) -> Any:
+            return json.loads(_column(db, "SELECT fields FROM run_info WHERE rank = ?", rank)[0]) if _has(db, "run_info") else {}
+
+        found = [info for path in self.paths(rank) if isinstance(info := self._ask(path, job), dict)]
+        return found[0] if found else {}
+
+    def paths(self, rank: int) -> list[Path]:
+        return self._files.get(rank, [])
+
+    def families(self, rank: int) -> list[str]:
+        def job(db: sqlite3.Connection) -> list[str]:
+            metrics = set(_column(db, "SELECT DISTINCT metric_id FROM trend_data WHERE rank = ?", rank))
+            return [family for metric, family in _families(db).items() if metric in metrics]
+
+        return list(dict.fromkeys(family for path in self.paths(rank) for family in self._ask(path, job) or ()))
+
+    def read(self, rank: int, family: str) -> dict[str, Table]:
+        builder = Builder()
+
+        def job(db: sqlite3.Connection) -> None:
+            for metric, name in _families(db).items():
+                if name == family:
+                    _read(db, rank, metric, builder)
+
+        for path in self.paths(rank):
+            self._ask(path, job)
+        return {family: builder.table()}
+
+    def scalars(self, rank: int) -> dict[str, Series]:
+        found: dict[str, dict[int, float]] = {}
+
+        def job(db: sqlite3.Connection) -> None:
+            if _has(db, "scalars"):
+                for step, name, value in db.execute("SELECT step, name, value FROM scalars WHERE rank = ? ORDER BY step", (rank,)):
+                    x = number(value)
+                    found.setdefault(str(name), {})[int(step)] = float("nan") if x is None else x
+
+        for path in self.paths(rank):
+            self._ask(path, job)
+        return {n: Series(np.array(list(v), np.int64), np.array(list(v.values()), np.float64)) for n, v in found.items()}
+
+    def alerts(self, rank: int) -> list[dict[str, Any]]:
+        out: list[dict[str, Any]] = []
+
+        def job(db: sqlite3.Connection) -> None:
+            for fields in _column(db, "SELECT fields FROM alerts WHERE rank = ? ORDER BY rowid", rank) if _has(db, "alerts") else ():
+                alert = json.loads(fields)
+                value = number(alert.get("value"))
+                out.append({**alert, "value": float("nan") if value is None else value})
+
+        for path in self.paths(rank):
+            self._ask(path, job)
+        return out
+
+    def _ask(self, path: Path, job: Callable[[sqlite3.Connection], Any]) -> Any:
+        """What `job` gives; None when the file cannot be read, which is then a problem of the file."""
+        try:
+            if path.is_symlink():
+                raise OSError("is a link")
+            with closing(sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True, timeout=10.0)) as db:
+                return job(db)
+        except (OSError, sqlite3.Error, ValueError, TypeError, AttributeError, LookupError) as error:
+            self.problems.setdefault(str(path), Counter())[f"cannot be read: {error}"] = 1
+            return None
+
+
+def _column(db: sqlite3.Connection, query: str, *arguments: int) -> list[Any]:
+    return [row[0] for row in db.execute(query, arguments)]
+
+
+def _has(db: sqlite3.Connection, table: str) -> bool:
+    return db.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (table,)).fetchone() is not None
+
+
+def _families(db: sqlite3.Connection) -> dict[int, str]:
+    query = (
+        "SELECT metric_id, family FROM metric_keys" if _has(db, "metric_keys") else "SELECT metric_id, metric_name FROM monitoring_metrics"
+    )
+    return {int(metric): str(family) for metric, family in db.execute(query)}
+
+
+def _read(db: sqlite3.Connection, rank: int, metric: int, builder: Builder) -> None:
+    ops = [row[1] for row in db.execute("PRAGMA table_info(trend_data)")][4:]
+    query = "SELECT target_id, target_name, vpp_stage, micro_step FROM monitoring_targets"
+    keys = {target: Key(stage, name, micro) for target, name, stage, micro in db.execute(query)}
+    exact: dict[str, dict[tuple[int, int], float]] = {op: {} for op in ops}
+    if _has(db, "row_keys"):
+        keys.update((target, key) for m, target, _, key in stored_keys(db) if m == metric)
+        query = "SELECT target_id, step, statistic, value FROM exact_values WHERE rank = ? AND metric_id = ?"
+        for target, step, op, value in db.execute(query, (rank, metric)):
+            exact.setdefault(op, {})[target, step] = float(value)
+    cursor = db.execute("SELECT * FROM trend_data WHERE rank = ? AND metric_id = ?", (rank, metric))
+    while rows := cursor.fetchmany(_CHUNK):
+        _, steps, targets, _, *columns = zip(*rows)
+        ids = np.fromiter((builder.keys[keys[t]] for t in targets), np.int64, len(rows))
+        values = {}
+        for op, column in zip(ops, columns):
+            if set(column) == {None} and not exact[op]:
+                continue
+            numbers = np.array(column, np.float64)
+            known = exact[op]
+            for i in np.flatnonzero(np.isnan(numbers) | (np.abs(numbers) >= LIMIT)).tolist() if known else ():
+                numbers[i] = known.get((targets[i], steps[i]), numbers[i])
+            values[op] = numbers
+        builder.add(Part(ids, np.array(steps, np.int64), values))

@@ -1,0 +1,103 @@
+"""Files beside the tables of a rank: numbers of the steps, alerts, and what the run says about itself.
+
+::
+
+    scalars_{first step}-{last step}.csv    step,name,value
+    alerts.jsonl                            one object per alert
+    run.json                                rank, world_size, rank_info, version, started, started_unix, monitor
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from msprobe_engine.records import Frame
+from msprobe_engine.rules.base import Alert
+from msprobe_engine.settings.schema import MonitorSettings
+from msprobe_engine.sinks.files import replace_file
+from msprobe_engine.sinks.jsontext import dumps
+from msprobe_engine.sinks.names import safe_cell
+
+ALERTS = "alerts.jsonl"
+RUN = "run.json"
+SCALARS_HEADER = ["step", "name", "value"]
+
+
+def scalar_lines(frame: Frame) -> list[str]:
+    """Rows of the scalars file: full floats, ``nan`` and ``inf`` as Python prints them."""
+    return [f"{frame.step},{safe_cell(name)},{float(value)!r}" for name, value in frame.scalars.items()]
+
+
+def alert_lines(alerts: Sequence[Alert]) -> str:
+    """One JSON object per line."""
+    return "".join(dumps(alert_fields(alert)) + "\n" for alert in alerts)
+
+
+def alert_fields(alert: Alert) -> dict[str, Any]:
+    """Fields of an alert in a fixed order, where it is first."""
+    fields = {name: getattr(alert, name) for name in ("step", "rank", "rule", "severity", "kind", "name", "micro_step", "value")}
+    return {**fields, "expected": alert.expected, "message": alert.message, "order": alert.order, "extra": dict(alert.extra)}
+
+
+class RunFile:
+    """run.json of one rank; written again when more has become known.
+
+    Args:
+        directory: where it is.
+        rank: global rank.
+        world_size: number of ranks, 0 when unknown.
+        monitor: settings of the monitor.
+    """
+
+    def __init__(self, directory: Path | None, rank: int, world_size: int, monitor: MonitorSettings | None) -> None:
+        now = time.time()
+        self.content: dict[str, Any] = {
+            "rank": rank,
+            "world_size": world_size,
+            "rank_info": {},
+            "version": _version(),
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(now)),
+            "started_unix": round(now, 3),
+            "monitor": None if monitor is None else asdict(monitor),
+        }
+        self._directory = directory
+        self._watched: Mapping[str, Any] = {}
+        self._stale = True
+
+    def watch(self, info: Mapping[str, Any]) -> None:
+        """Facts about the rank (tp, pp, dp, ...), in a mapping that its owner fills when they are known."""
+        self._watched = info
+
+    def stale(self) -> None:
+        """What was taken over has not been written after all."""
+        self._stale = True
+
+    def refresh(self) -> bool:
+        """Take over what has become known, and write the file when that is anything new; True then.
+
+        Raises:
+            SinkError: it cannot be written.
+        """
+        info = dict(self._watched)
+        if info != self.content["rank_info"]:
+            self.content["rank_info"] = info
+            self._stale = True
+        if not self._stale:
+            return False
+        if self._directory is not None:
+            replace_file(self._directory / RUN, (dumps(self.content) + "\n").encode())
+        self._stale = False
+        return True
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("msprobe")
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,100 @@
+"""The trend data base, written while the training runs: one file per rank, one transaction per step.
+
+``{path, or <output_dir>/trend}/rank{R}.trend.db``; tables: `msprobe_engine.monitor.trend_db`. The horizontal axis is the step, micro
+batches are targets of their own. ``msprobe data2db`` puts the files of all ranks into one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from msprobe_engine.columns import column
+from msprobe_engine.monitor.series import Key
+from msprobe_engine.monitor.trend_db import TrendDatabase
+from msprobe_engine.records import FAMILIES, Frame, Sample
+from msprobe_engine.rules.base import Alert
+from msprobe_engine.settings.schema import MonitorSettings, SqliteSettings
+from msprobe_engine.sinks.beside import RunFile, alert_fields
+from msprobe_engine.sinks.features import FEATURES, pivot
+from msprobe_engine.sinks.files import make_directory
+from msprobe_engine.sinks.jsontext import dumps
+from msprobe_engine.sinks.names import Names
+
+
+class SqliteSink:
+    """Writes samples, scalars and alerts.
+
+    Args:
+        settings: section ``sinks.sqlite``.
+        monitor: for the names and what the run says about itself.
+        output_dir: root of the run's output.
+        rank: global rank.
+        world_size: number of ranks; 0: unknown.
+
+    Raises:
+        SinkError: the file cannot be opened.
+    """
+
+    name = "sqlite"
+
+    def __init__(
+        self, settings: SqliteSettings, monitor: MonitorSettings | None, *, output_dir: Path, rank: int, world_size: int = 0
+    ) -> None:
+        self._ops = tuple(op for op in dict.fromkeys(settings.ops) if op not in ("shape", "dtype", "digest"))
+        self._rank = rank
+        directory = Path(settings.path or output_dir / "trend")
+        make_directory(directory, "sqlite sink")
+        self.path = directory / f"rank{rank}.trend.db"
+        """The file."""
+        self._db = TrendDatabase(self.path)
+        self._names = Names(monitor is not None and monitor.squash_name)
+        self._run = RunFile(None, rank, world_size, monitor)
+
+    def watch_info(self, info: Mapping[str, Any]) -> None:
+        """Facts about the rank (tp, pp, dp, ...); a mapping that its owner fills when they are known."""
+        self._run.watch(info)
+
+    def write(self, frame: Frame, alerts: Sequence[Alert]) -> None:
+        """Add one frame in one transaction.
+
+        Raises:
+            SinkError: nothing of this frame was written.
+        """
+        families: dict[str, list[Sample]] = {}
+        for sample in self._names.samples(frame.samples):
+            families.setdefault(sample.family if sample.family in FAMILIES else "other", []).append(sample)
+        with self._db.transaction():
+            for family, samples in families.items():
+                self._add(family, frame, samples)
+            self._db.add_scalars(self._rank, [(frame.step, name, value) for name, value in frame.scalars.items()])
+            self._db.add_alerts(self._rank, [(alert.step, dumps(alert_fields(alert))) for alert in alerts])
+            if self._run.refresh():
+                self._db.set_info(self._rank, dumps(self._run.content))
+
+    def flush(self) -> None:
+        """Nothing waits here: every frame is with the operating system when `write` returns."""
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _add(self, family: str, frame: Frame, samples: list[Sample]) -> None:
+        if family in FEATURES:
+            samples, values = pivot(frame, samples)
+        else:
+            samples = [s for s in samples if s.ref.row >= 0]
+            rows = frame.rows[[s.ref.row for s in samples]]
+            values = {op: column(rows, op) for op in self._ops} if samples else {}
+        # Several metrics only where a family has several phases or states.
+        places: dict[int, list[int]] = {}
+        targets = []
+        detail = {"opt_state": "state", "other": "tag"}.get(family, "")
+        for i, sample in enumerate(samples):
+            more = str(sample.extra.get(detail, "")) if detail else ""
+            metric, target = self._db.place(family, Key(sample.vpp_stage, sample.name, sample.micro_step, sample.phase, more))
+            places.setdefault(metric, []).append(i)
+            targets.append(target)
+        for metric, mine in places.items():
+            chosen = {op: v[mine] for op, v in values.items()}
+            self._db.add(self._rank, metric, [frame.step] * len(mine), [targets[i] for i in mine], chosen)
