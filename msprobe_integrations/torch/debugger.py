@@ -26,6 +26,7 @@ from msprobe_engine.guard import Faults
 from msprobe_engine.pipeline import Pipeline
 from msprobe_engine.settings.hot import HotSwitch
 from msprobe_engine.settings.load import load_settings, read_settings
+from msprobe_engine.settings.places import check_directory
 from msprobe_engine.settings.schema import DumpSettings, ProbeSettings
 from msprobe_engine.writer import Writer
 from msprobe_integrations.torch import focus
@@ -33,6 +34,7 @@ from msprobe_integrations.torch.capture import Capture
 from msprobe_integrations.torch.dump_checks import check, model_or_steps
 from msprobe_integrations.torch.dump_end import differences
 from msprobe_integrations.torch.dump_run import DumpRun
+from msprobe_integrations.torch.grad_probe import GradientProbe, root_of
 
 _log = log.get_logger()
 
@@ -56,6 +58,10 @@ class PrecisionDebugger:
     _built = False
     _foreign = False
     """This is a forked child of the process that built the object."""
+    _run: DumpRun | None
+    gradients: GradientProbe | None
+    """The gradient probe, with task grad_probe."""
+    _started = False
 
     def __new__(cls, *_: Any, **__: Any) -> PrecisionDebugger:
         if cls._instance is None or cls._instance._foreign:
@@ -81,8 +87,13 @@ class PrecisionDebugger:
                 self._say_ignored(source, given, config_path is not None)
                 return
             settings = load_settings(source, **given)
-            check(settings, _name(config_path))
-            self.run = DumpRun(settings, model, _hot_switch(config_path, given, settings))
+            self.gradients = self._run = None
+            if settings.grad_probe is not None:
+                check_directory(root_of(settings), _name(config_path), "dump_path" if settings.grad_probe.dump_path else "output_dir")
+                self.gradients = GradientProbe(settings)
+            if settings.grad_probe is None or settings.dump is not None:
+                check(settings, _name(config_path))
+                self._run = DumpRun(settings, model, _hot_switch(config_path, given, settings))
         except BaseException:
             if not self._built:
                 type(self)._instance = None
@@ -91,6 +102,17 @@ class PrecisionDebugger:
         this = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _forked(this()))
         self._built = True
+
+    @property
+    def run(self) -> DumpRun:
+        """The dump behind this object.
+
+        Raises:
+            UsageError: there is none, the task is grad_probe.
+        """
+        if self._run is None:
+            raise UsageError("the task is grad_probe: there is no dump")
+        return self._run
 
     @property
     def dump(self) -> DumpSettings:
@@ -220,26 +242,45 @@ class PrecisionDebugger:
             _log.warning("restore_custom_api: %s was not registered", api)
 
     @classmethod
-    def monitor(cls, _model: Any = None) -> None:
-        """Of 8.1.1, for its task grad_probe, which is not built.
+    def monitor(cls, model: nn.Module | Sequence[nn.Module], optimizer: Any = None) -> None:
+        """Task grad_probe: watch the gradients of `model` from the next update of its optimizer on. No effect in other tasks. Ends with
+        the program, or with `stop` where ``start`` was never called.
+
+        Args:
+            model: the model, or its virtual pipeline chunks.
+            optimizer: the one whose updates count, or a list. None: every optimizer that holds parameters of the model; not enough
+                where it holds others than the model (Megatron's distributed optimizer, DeepSpeed ZeRO).
 
         Raises:
-            UsageError: always; the message names what to use.
+            UsageError: there is no debugger, or an argument cannot work.
         """
-        raise UsageError(
-            "monitor() belongs to task grad_probe, which is not built. Gradients are watched by TorchProbe: "
-            "settings section monitor with gradients: true"
-        )
+        this = cls._existing()
+        if this._foreign:
+            log.warn_once("debugger in a fork", "monitor() has no effect in a forked process")
+        elif this.gradients is None:
+            log.warn_once("monitor task", "PrecisionDebugger.monitor has no effect: the task is not grad_probe")
+        else:
+            this.gradients.monitor(model, optimizer)
+
+    @classmethod
+    def _existing(cls) -> PrecisionDebugger:
+        if cls._instance is None or not cls._instance._built:
+            raise UsageError("PrecisionDebugger instance is not created: construct it first, PrecisionDebugger('config.json')")
+        return cls._instance
 
     @classmethod
     def _get(cls, what: str) -> DumpRun | None:
-        this = cls._instance
-        if this is None or not this._built:
-            raise UsageError("PrecisionDebugger instance is not created: construct it first, PrecisionDebugger('config.json')")
+        this = cls._existing()
         if this._foreign:
             log.warn_once("debugger in a fork", f"{what}() has no effect in a forked process; construct PrecisionDebugger in it to dump it")
             return None
-        return this.run
+        this._started |= what == "start"
+        if this._run is None and this.gradients is not None:
+            if what == "stop" and not this._started:
+                this.gradients.close()
+            else:
+                log.warn_once(f"{what} of grad_probe", f"{what}() has no effect: the task is grad_probe, which begins with monitor(model)")
+        return this._run
 
     def _say_ignored(self, source: Any, given: Mapping[str, Any], whole: bool) -> None:
         """A second construction: what of its arguments is not what is in use?"""
@@ -249,6 +290,9 @@ class PrecisionDebugger:
             other = read_settings(source, **given)[0].dump or DumpSettings()
         except SettingsError as error:
             _log.warning("PrecisionDebugger exists already: this second construction is not used, and is wrong: %s", error)
+            return
+        if self._run is None:
+            _log.warning("PrecisionDebugger exists already, with task grad_probe: this second construction is not used")
             return
         different = [d for d in differences(self.dump, other) if whole or d.split()[0] in given]
         if different:
@@ -260,7 +304,10 @@ class PrecisionDebugger:
             _log.info("PrecisionDebugger exists already, with the same settings: this second construction is not used")
 
     def _at_exit(self) -> None:
-        self.run.at_exit()
+        if self._run is not None:
+            self._run.at_exit()
+        if self.gradients is not None:
+            self.gradients.close()
 
 
 def module_dump(module: nn.Module, dump_name: str) -> None:
@@ -306,5 +353,8 @@ def _hot_switch(config_path: Any, given: Mapping[str, Any], settings: ProbeSetti
 def _forked(debugger: PrecisionDebugger | None) -> None:
     if debugger is not None and not debugger._foreign:
         debugger._foreign = True
-        debugger.run.forked()
+        if debugger._run is not None:
+            debugger._run.forked()
+        if debugger.gradients is not None:
+            debugger.gradients.forked()
         atexit.unregister(debugger._at_exit)

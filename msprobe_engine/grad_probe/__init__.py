@@ -1,0 +1,1 @@
+"""The gradient probe: statistics and signs of all gradients at every optimizer update, and the comparison of two runs of it."""
