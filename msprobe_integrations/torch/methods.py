@@ -10,9 +10,14 @@ import torch
 
 from msprobe_engine.guard import Faults
 
+_LOOKS = "_msprobe_looks"
+_Look = Callable[..., None]
+
 
 class MethodHooks:
-    """Puts a function around methods of objects and takes them off again. What is put on last is on the outside.
+    """Puts a function around methods of objects and takes them off again.
+
+    A method is wrapped once, however many look: who wraps it later keeps his place in the chain when looks come and go.
 
     Args:
         faults: of the probe. A look that raises switches `part` off: from then on nothing looks any more, and the methods go on.
@@ -24,7 +29,7 @@ class MethodHooks:
         self._part = part
         self._undo: list[Callable[[], None]] = []
 
-    def guarded(self, look: Callable[..., None]) -> Callable[..., None]:
+    def guarded(self, look: _Look) -> _Look:
         """`look` for a hook that a framework calls: without autograd, and nothing that it raises comes out of it."""
 
         def call(*args: Any, **kwargs: Any) -> None:
@@ -34,35 +39,20 @@ class MethodHooks:
 
         return call
 
-    def before(self, owner: Any, name: str, look: Callable[..., None]) -> None:
+    def before(self, owner: Any, name: str, look: _Look) -> None:
         """Call `look` with the method's arguments before each call of ``owner.name``."""
-        original, seen = getattr(owner, name), self.guarded(look)
+        self._add(owner, name, 0, self.guarded(look))
 
-        @functools.wraps(original)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            seen(*args, **kwargs)
-            return original(*args, **kwargs)
-
-        self._put(owner, name, call)
-
-    def after(self, owner: Any, name: str, look: Callable[[Any], None]) -> None:
+    def after(self, owner: Any, name: str, look: _Look) -> None:
         """Call `look` with the result after each call of ``owner.name`` that returned."""
-        original, seen = getattr(owner, name), self.guarded(look)
-
-        @functools.wraps(original)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
-            seen(result)
-            return result
-
-        self._put(owner, name, call)
+        self._add(owner, name, 1, self.guarded(look))
 
     def on_undo(self, undo: Callable[[], None]) -> None:
         """Something else that is to be taken off with the rest (the ``remove`` of a hook's handle)."""
         self._undo.append(undo)
 
     def undo(self) -> None:
-        """Take everything off. A method that somebody else has wrapped since stays as it is: the rest of the chain would be lost."""
+        """Take everything off."""
         for undo in reversed(self._undo):
             undo()
         self._undo.clear()
@@ -70,17 +60,47 @@ class MethodHooks:
     def __bool__(self) -> bool:
         return bool(self._undo)
 
-    def _put(self, owner: Any, name: str, call: Callable[..., Any]) -> None:
-        before = vars(owner).get(name)
-        setattr(owner, name, call)
-        self._undo.append(functools.partial(_restore, owner, name, call, before))
+    def _add(self, owner: Any, name: str, when: int, look: _Look) -> None:
+        call = _ours(getattr(owner, name)) or _wrap(owner, name)
+        looks: list[_Look] = getattr(call, _LOOKS)[when]
+        looks.append(look)
+        self._undo.append(functools.partial(_remove, owner, name, call, looks, look))
 
 
-def _restore(owner: Any, name: str, call: Callable[..., Any], before: Any) -> None:
-    """Put back what the object had: nothing (the class's method shows again) or an attribute of its own."""
-    if vars(owner).get(name) is not call:
+def _wrap(owner: Any, name: str) -> Any:
+    original = getattr(owner, name)
+    before: list[_Look] = []
+    after: list[_Look] = []
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for look in before:
+            look(*args, **kwargs)
+        result = original(*args, **kwargs)
+        for look in after:
+            look(result)
+        return result
+
+    setattr(call, _LOOKS, (before, after, vars(owner).get(name)))
+    setattr(owner, name, call)
+    return call
+
+
+def _ours(function: Any) -> Any:
+    """Our wrapper in the chain of `__wrapped__`, or None."""
+    while function is not None and not hasattr(function, _LOOKS):
+        function = getattr(function, "__wrapped__", None)
+    return function
+
+
+def _remove(owner: Any, name: str, call: Any, looks: list[_Look], look: _Look) -> None:
+    """Take one look off; with the last one the object gets back what it had: the class's method, or an attribute of its own. A wrapper
+    that somebody else has wrapped since stays and only calls on."""
+    looks.remove(look)
+    before, after, had = getattr(call, _LOOKS)
+    if before or after or vars(owner).get(name) is not call:
         return
-    if before is None:
+    if had is None:
         delattr(owner, name)
     else:
-        setattr(owner, name, before)
+        setattr(owner, name, had)
