@@ -1,4 +1,4 @@
-"""The existing config.json and monitor_config.json."""
+"""The existing config.json."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from msprobe_engine.errors import SettingsError
-from msprobe_engine.settings.legacy import DUMP_KEYS, MONITOR_KEYS
+from msprobe_engine.settings.legacy import DUMP_KEYS
 from msprobe_engine.settings.load import read_settings
-from msprobe_engine.settings.schema import DumpSettings, IncidentSettings, LoadSettings, MonitorSettings, RuleSettings, SliceSettings
+from msprobe_engine.settings.schema import DumpSettings, LoadSettings, SliceSettings
 
 
 def dump(tree: dict[str, Any]) -> tuple[DumpSettings, list[str]]:
@@ -19,14 +19,6 @@ def dump(tree: dict[str, Any]) -> tuple[DumpSettings, list[str]]:
     assert settings.monitor is None
     assert settings.rules == ()
     return settings.dump, warnings
-
-
-def monitor(tree: dict[str, Any]) -> tuple[MonitorSettings, list[str]]:
-    """Monitor section and remarks."""
-    settings, warnings = read_settings(tree, kind="monitor")
-    assert settings.monitor is not None
-    assert settings.dump is None
-    return settings.monitor, warnings
 
 
 def test_a_selection_in_the_section_of_another_task() -> None:
@@ -137,117 +129,9 @@ def test_mistakes_in_config_json_are_named(tree: dict[str, Any], says: str) -> N
     assert says in str(caught.value)
 
 
-def test_monitor_families_follow_the_old_switches() -> None:
-    """Each *_distribution key switches on its families, and only those."""
-    assert monitor({"targets": {}})[0] == MonitorSettings(gradients=False, ops=("norm", "shape", "dtype"))
-    tree = {
-        "targets": {"layers.0": {"input": "tuple[2]:0"}, "0:head": {}},
-        "xy_distribution": True,
-        "wg_distribution": True,
-        "monitor_mbs_grad": True,
-        "param_distribution": True,
-        "mv_distribution": True,
-        "cc_distribution": {"enable": True, "cc_codeline": [], "cc_pre_hook": True},
-        "module_ranks": [0, 3],
-        "start_step": 2,
-        "step_interval": 5,
-        "collect_times": 1e8,
-        "ops": ["min", "nans", "id", "shape"],
-    }
-    expected = MonitorSettings(
-        targets=("layers.0", "0:head"),
-        activations=True,
-        activation_gradients=True,
-        unreduced_gradients=True,
-        micro_batch_gradients=True,
-        parameters=True,
-        optimizer_states=True,
-        collectives=True,
-        start_step=2,
-        interval=5,
-        rank=(0, 3),
-        ops=("min", "nans", "shape", "dtype"),
-    )
-    assert monitor(tree) == (expected, [])
-
-
-@pytest.mark.parametrize(("only", "expected"), [("forward_only", (True, False)), ("backward_only", (False, True))])
-def test_activations_can_be_restricted_to_one_direction(only: str, expected: tuple[bool, bool]) -> None:
-    """forward_only leaves activations, backward_only their gradients."""
-    section, _ = monitor({"xy_distribution": True, only: True})
-    assert (section.activations, section.activation_gradients) == expected
-
-
-@pytest.mark.parametrize(
-    ("form", "expected"), [("csv", (True, False, False)), ("tensorboard", (False, True, False)), ("api", (False, False, True))]
-)
-def test_the_format_chooses_the_sink(form: str, expected: tuple[bool, bool, bool]) -> None:
-    """format csv, tensorboard and api switch on the CSV, TensorBoard and memory sinks; CSV files hold one step unless told otherwise."""
-    sinks = read_settings({"format": form, "ops": ["norm"]})[0].sinks
-    assert (sinks.csv.enabled, sinks.tensorboard.enabled, sinks.memory) == expected
-    assert sinks.csv.steps_per_file == 1
-    assert read_settings({"step_count_per_record": 50, "ops": []})[0].sinks.csv.steps_per_file == 50
-
-
-def test_alert_rules_are_translated() -> None:
-    """AnomalyTurbulence becomes turbulence; AnomalyNan becomes nan_inf, and with a threshold also extreme_value; dump writes incidents."""
-    nan, turbulence = {"rule_name": "AnomalyNan", "args": {"threshold": 1e10}}, {"rule_name": "AnomalyTurbulence", "args": {"threshold": 1}}
-    settings, warnings = read_settings({"ops": [], "alert": {"rules": [turbulence, nan, {"rule_name": "AnomalyNan"}], "dump": True}})
-    assert settings.rules == (
-        RuleSettings(rule="turbulence", args={"threshold": 1.0}),
-        RuleSettings(rule="nan_inf"),
-        RuleSettings(rule="extreme_value", args={"threshold": 1e10}),
-        RuleSettings(rule="nan_inf"),
-    )
-    assert settings.incident == IncidentSettings(enabled=True, capture_level="")
-    assert warnings == []
-    assert not read_settings({"ops": []})[0].incident.enabled
-
-
-@pytest.mark.parametrize(
-    ("tree", "says"),
-    [
-        ({"wg_distrbution": True}, "did you mean 'wg_distribution'?"),
-        ({"wg_distribution": "yes"}, "settings: wg_distribution: 'yes' (string)"),
-        ({"targets": {"a": 1}}, "settings: targets: {'a': 1} (mapping)"),
-        ({"module_ranks": "0"}, "settings: module_ranks: '0' (string)"),
-        ({"ops": ["nrom"]}, "settings: ops[0]: 'nrom'"),
-        ({"ops": "norm"}, "settings: ops: 'norm' (string)"),
-        ({"format": "xml"}, "allowed: one of 'csv', 'tensorboard', 'api'"),
-        ({"step_count_per_record": 0, "ops": []}, "settings: step_count_per_record: 0"),
-        ({"cc_distribution": {"enabled": True}}, "settings: cc_distribution.enabled: unknown key; did you mean 'enable'?"),
-        ({"alert": {"rules": [{"rule_name": "AnomalyTurbulence"}]}}, "needs a 'threshold'"),
-        ({"alert": {"rules": [{"rule_name": "AnomalyTurbulence", "args": {"threshold": -1}}]}}, "alert.rules[0].args.threshold: -1"),
-        ({"alert": {"rules": [{"rule_name": "AnomalyNaN"}]}}, "unknown rule; did you mean 'AnomalyNan'?"),
-        ({"alert": {"rule": []}}, "settings: alert.rule: unknown key; did you mean 'rules'?"),
-        ({"alert": []}, "settings: alert: [] (list)"),
-        ({"ndigits": 21, "ops": []}, "settings: ndigits: 21"),
-    ],
-)
-def test_mistakes_in_monitor_config_are_named(tree: dict[str, Any], says: str) -> None:
-    """What the existing tool passed over in silence or died of is one clear line here."""
-    with pytest.raises(SettingsError) as caught:
-        read_settings(tree, kind="monitor")
-    assert says in str(caught.value)
-
-
-@pytest.mark.parametrize("key", ["all_xy", "ur_distribution", "mg_direction", "stack_info", "print_struct", "dynamic_on"])
-def test_monitor_keys_that_are_not_built_give_one_remark(key: str) -> None:
-    """A monitor key whose feature is not built is accepted with one remark that names it; false is silent."""
-    assert monitor({"ops": [], key: False})[1] == []
-    (warning,) = monitor({"ops": [], key: True})[1]
-    assert f"settings: {key}: " in warning
-
-
 def test_every_documented_key_is_known() -> None:
-    """All keys of the existing documentation are in the tables of known keys."""
-    dump_keys = (
+    """All keys of the existing documentation are in the table of known keys."""
+    keys = (
         "task dump_path rank step level async_dump enable_dataloader dump_enable extra_info precision risk_level custom_op_namespaces load"
     )
-    monitor_keys = (
-        "targets xy_distribution all_xy forward_only backward_only wg_distribution monitor_mbs_grad param_distribution mv_distribution"
-        " ur_distribution mg_direction cc_distribution stack_info print_struct recording_l2_features l2_targets sa_order module_ranks"
-        " start_step step_interval collect_times dynamic_on ops eps ndigits format step_count_per_record append_output squash_name alert"
-    )
-    assert set(dump_keys.split()) <= set(DUMP_KEYS)
-    assert set(monitor_keys.split()) <= set(MONITOR_KEYS)
+    assert set(keys.split()) <= set(DUMP_KEYS)
