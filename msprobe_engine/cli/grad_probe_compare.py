@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import argparse
 
+MOST = 20
+"""Suspects that are printed."""
+
 EPILOG = """\
 examples:
   msprobe grad_probe compare run_a/grad run_b/grad -o out               all ranks both have
@@ -27,6 +30,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0 nothing is suspect, 1 something is; errors are raised as `ProbeError`, which the entry point turns into 2."""
-    from msprobe_engine.grad_probe.compare import compare_command
+    from pathlib import Path
 
-    return compare_command(args.first, args.second, args.output_path, plots=not args.no_plots)
+    from msprobe_engine.cli.progress import progress
+    from msprobe_engine.grad_probe.compare import compare_rank, compare_runs, is_rank_directory, write_result
+    from msprobe_engine.log import printable
+
+    first, second, output, plots = Path(args.first), Path(args.second), Path(args.output_path), not args.no_plots
+    if is_rank_directory(first) and is_rank_directory(second):
+        suspects = write_result(compare_rank(first, second, progress), output, None, plots=plots, progress=progress)
+    else:
+        suspects = compare_runs(first, second, output, plots=plots, progress=progress)
+    for suspect in suspects[:MOST]:
+        where = f"step {suspect.step}" if suspect.rank is None else f"rank {suspect.rank} step {suspect.step}"
+        print(printable(f"{where}: {suspect.parameter}: similarity {suspect.similarity:.4f}, {suspect.why}"))
+    if len(suspects) > MOST:
+        print(f"... and {len(suspects) - MOST} more in suspects.csv")
+    if suspects:
+        at = min(s.step for s in suspects)
+        names = len({s.parameter for s in suspects if s.step == at})
+        print(f"The runs part in step {at}: {names} parameter{'s' * (names > 1)} suspect there. Details: {output}")
+    else:
+        print(f"Nothing is suspect. Details: {output}")
+    return 1 if suspects else 0
