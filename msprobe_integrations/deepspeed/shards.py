@@ -68,7 +68,7 @@ class Shards:
 
     def members(self, parameter: torch.Tensor) -> Any:
         """The process group that shares the parameter's elements; None when every rank has all of them."""
-        del parameter
+        return None
 
     def numel(self, parameter: torch.Tensor) -> int:
         """Elements of the whole parameter."""
@@ -280,7 +280,8 @@ class ZeroShards(_Partitioned):
         if not kept:
             return None
         if fragment.lo == fragment.hi:
-            return kept[0].detach().view(-1)[:0]
+            nothing: torch.Tensor = kept[0].detach().view(-1)[:0]
+            return nothing
         flat = getattr(kept, "flat_partition", None)
         if flat is not None:
             return self._cut(flat, parameter)
@@ -319,7 +320,7 @@ class Zero3Shards(_Partitioned):
         return found
 
     def unreduced(self, parameter: torch.Tensor) -> torch.Tensor | None:
-        del parameter  # every micro batch is reduced at once
+        return None  # every micro batch is reduced at once
 
     def reduced(self, parameter: torch.Tensor) -> torch.Tensor | None:
         fragment = self.fragments.get(parameter)

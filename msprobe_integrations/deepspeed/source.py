@@ -123,10 +123,12 @@ class DeepSpeedSource:
         owner, name = (self._engine, "_take_model_step") if self._engine is not None else (self._optimizer, "step")
         self._lasting.before(owner, name, lambda *_, **__: self._enter(watch))
         self._lasting.after(owner, name, lambda _: self._leave(watch))
+        ready = self._lasting.guarded(lambda inner, *_: self._around(inner, watch.ready))
+        updated = self._lasting.guarded(lambda inner, *_: self._around(inner, watch.updated))
         for inner in self._shards.inners():
             if hasattr(inner, "register_step_pre_hook"):
-                self._lasting.on_undo(inner.register_step_pre_hook(self._lasting.guarded(lambda o, *_: self._around(o, watch.ready))).remove)
-                self._lasting.on_undo(inner.register_step_post_hook(self._lasting.guarded(lambda o, *_: self._around(o, watch.updated))).remove)
+                self._lasting.on_undo(inner.register_step_pre_hook(ready).remove)
+                self._lasting.on_undo(inner.register_step_post_hook(updated).remove)
 
     def open(self) -> None:
         """Hooks for gradients before the reduction."""
@@ -239,4 +241,3 @@ class DeepSpeedSource:
         if self._engine is not None:
             return float(self._engine.gradient_clipping() or 0.0) > 0
         return float(getattr(self._optimizer, "clip_grad", 0.0) or 0.0) > 0
-

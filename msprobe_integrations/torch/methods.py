@@ -74,10 +74,10 @@ def _wrap(owner: Any, name: str) -> Any:
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        for look in before:
+        for look in tuple(before):
             look(*args, **kwargs)
         result = original(*args, **kwargs)
-        for look in after:
+        for look in tuple(after):
             look(result)
         return result
 
