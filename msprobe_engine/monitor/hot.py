@@ -73,7 +73,6 @@ class HotMonitor:
         self._kind, self._rank, self._world, self._notifier, self._clock = kind, rank, world_size, notifier, clock
         self._settings = settings
         self._wanted = Change(_NEXT, first) if first is not None else None
-        self._raw = b""
         self._seen: tuple[int, int] | None = self._state()
         self._not_before = float("-inf")
         self._window = _window(settings)
@@ -132,7 +131,6 @@ class HotMonitor:
         except ProbeError as error:
             log.warning(f"the settings were changed and cannot be used, those before stay: correct the file\n{error}")
             return
-        self._raw = raw
         for line in remarks:
             log.warn_once(f"settings: {line}", line)
         if settings == (self._wanted.settings if self._wanted is not None else self._settings):
@@ -171,7 +169,7 @@ class HotMonitor:
         said = f"the monitor has taken {times} steps and is off"
         try:
             raw = _bytes(self.path)
-            if self._raw and raw != self._raw:
+            if self._state() != self._seen:
                 return  # somebody has changed it meanwhile: that is the next settings
             after = switched_off(raw, self.path)
             if after is None:
@@ -179,7 +177,7 @@ class HotMonitor:
                 return
             target = Path(os.path.realpath(self.path))
             replace_file(target, after, stat.S_IMODE(os.stat(target).st_mode))
-            self._raw, self._seen = after, self._state()
+            self._seen = self._state()
             log.info(f"{said}; {self.path} says so, switch it on there to start again")
         except (OSError, ProbeError) as error:
             log.warning(f"{said}, but {self.path} could not be changed to say so: {error}")
