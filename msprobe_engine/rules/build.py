@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from msprobe_engine.errors import SettingsError
 from msprobe_engine.rules.args import parse_args
 from msprobe_engine.rules.base import Rule
+from msprobe_engine.rules.condition import ConditionRule
 from msprobe_engine.rules.kinds import KINDS
 from msprobe_engine.rules.layout import LayoutCache
 from msprobe_engine.rules.registry import RECOMMENDED, RULES
@@ -31,6 +32,9 @@ def build_rules(settings: ProbeSettings) -> list[Rule]:
             rules += _recommended(rule, named, layouts)
         else:
             rules.append(_build(rule, layouts))
+    names = [rule.name for rule in rules if isinstance(rule, ConditionRule)]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        raise SettingsError(f"rules: two conditions have the name {name!r}; give each its own")
     return rules
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from msprobe_engine.rules import (
+    condition,
     dead_activation,
     dead_expert,
     gradient_underflow,
@@ -61,4 +62,5 @@ RULES: dict[str, RuleInfo] = {
     "no_progress": RuleInfo(NoProgressRule, NoProgressArgs),
     "extreme_value": RuleInfo(ExtremeValueRule, ExtremeValueArgs),
     "turbulence": RuleInfo(TurbulenceRule, TurbulenceArgs, recommended=False),
+    "condition": RuleInfo(condition.ConditionRule, condition.ConditionArgs, recommended=False),
 }
