@@ -5,8 +5,17 @@ Tags are those of the existing tool, so that dashboards keep working::
     {vpp}:{name}[:{micro step}]/rank{R}/{word}_{statistic}
 
 with the words actv, actv_grad, acc_grad or pre_grad (unreduced gradients, accumulated or of one micro batch), post_grad (reduced),
-param_origin, param_updated, exp_avg, exp_avg_sq. Ours are ``unscaled_grad`` and ``clipped_grad``, ``scalars/{name}`` and
-``alerts/{rule}`` (alerts in this step).
+param_origin, param_updated, exp_avg, exp_avg_sq, mg_direction (momentum agreement). Ours are ``unscaled_grad``, ``clipped_grad``,
+``update``, ``ratio``, the names of further optimizer states, and::
+
+    {vpp}:{name}[:{micro step}]/rank{R}/{column}                  derived numbers of modules (entropy, kernel_norm, ...)
+    {name}/rank{R}/{tag}_{statistic}                              collectives, tag {pre|post}_{i}
+    {vpp}:{name}[:{micro step}]/rank{R}/{word}_histogram          histograms
+    {vpp}:{name}/rank{R}/adam_update, .../adam_ratio              images: histograms of `update` and `ratio` over all steps so far
+    scalars/{name}                                                loss, grad_norm, ...
+    alerts/{rule}                                                 alerts in this step
+
+Images come every `IMAGE_STEPS` steps and at the end.
 """
 
 from __future__ import annotations
@@ -17,17 +26,28 @@ import struct
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from msprobe_engine import histograms
 from msprobe_engine.columns import OPS, column
 from msprobe_engine.errors import MissingExtraError, SinkError
 from msprobe_engine.records import Frame, Sample
+from msprobe_engine.rows import MAX, MIN
 from msprobe_engine.rules.base import Alert
 from msprobe_engine.settings.schema import MonitorSettings, TensorBoardSettings
 from msprobe_engine.sinks.crc32c import masked_crc32c
+from msprobe_engine.sinks.features import FEATURES
 from msprobe_engine.sinks.files import AppendFile, make_directory
+from msprobe_engine.sinks.heatmap import Heatmap
 from msprobe_engine.sinks.names import Names
+
+IMAGE_STEPS = 100
+"""Steps from one set of images to the next."""
+_IMAGES = {"update": "adam_update", "ratio": "adam_ratio"}
 
 
 class TensorBoardSink:
@@ -66,6 +86,9 @@ class TensorBoardSink:
         name = f"events.out.tfevents.{int(time.time()):010d}.rank{rank}.{os.getpid()}.{secrets.token_hex(2)}"
         self._file = AppendFile(self.directory / name, exclusive=True)
         self._rules: set[str] = set()
+        self._maps: dict[str, Heatmap] = {}
+        self._fresh: set[str] = set()
+        self._next_images = self._last = 0
         self._tags: dict[tuple[Any, ...], tuple[str, ...]] = {}
         self._append(self._event(wall_time=time.time(), file_version="brain.Event:2"))
 
@@ -77,6 +100,7 @@ class TensorBoardSink:
         """
         summary = self._summary()
         add = summary.value.add
+        self._last = frame.step
         for name, value in frame.scalars.items():
             add(tag=_utf8(f"scalars/{name}"), simple_value=value)
         fired = Counter(alert.rule for alert in alerts)
@@ -84,6 +108,8 @@ class TensorBoardSink:
         for rule in sorted(self._rules):
             add(tag=f"alerts/{rule}", simple_value=float(fired[rule]))
         samples = [s for s in self._names.samples(frame.samples) if s.ref.row >= 0]
+        numbers = [s for s in samples if s.family in FEATURES]
+        samples = [s for s in samples if s.family not in FEATURES] if numbers else samples
         if samples:
             rows = frame.rows[[s.ref.row for s in samples]]
             empty = (rows.view("int64")[:, 0] == 0).tolist()
@@ -93,6 +119,12 @@ class TensorBoardSink:
                     continue
                 for tag, series in zip(self._tags_of(sample), values):
                     add(tag=tag, simple_value=series[i])
+                if sample.extra and "histogram" in sample.extra:
+                    self._histogram(frame, sample, add)
+        for sample, value in zip(numbers, column(frame.rows[[s.ref.row for s in numbers]], "mean").tolist() if numbers else ()):
+            add(tag=_utf8(f"{where_of(sample, self._rank)}/{sample.extra.get('column', 'value')}"), simple_value=value)
+        if self._maps and frame.step >= self._next_images:
+            self._images(add)
         if len(summary.value):
             self._append(self._event(wall_time=time.time(), step=frame.step, summary=summary))
 
@@ -100,10 +132,48 @@ class TensorBoardSink:
         """Nothing waits here: every event is with the operating system when `write` returns."""
 
     def close(self) -> None:
+        """Write the images of the last steps, close the file."""
+        if self._fresh:
+            summary = self._summary()
+            self._images(summary.value.add)
+            with suppress(SinkError):  # a full disk; what the images show is in the histograms, too
+                self._append(self._event(wall_time=time.time(), step=self._last, summary=summary))
         self._file.close()
 
+    def _histogram(self, frame: Frame, sample: Sample, add: Any) -> None:
+        reference = sample.extra["histogram"]
+        kind = reference["kind"]
+        counts, edges = histograms.counts(frame.rows, reference["row"], kind), histograms.edges(kind)
+        row = frame.rows[sample.ref.row]
+        proto = add(tag=_utf8(f"{tag_of(sample, self._rank)}_histogram")).histo
+        # A bucket of TensorBoard begins where the one before ends: an empty one gives the first its beginning.
+        proto.bucket_limit.extend(edges.tolist())
+        proto.bucket.extend([0, *counts.tolist()])
+        middle = (edges[1:] + edges[:-1]) / 2
+        proto.min, proto.max, proto.num = float(edges[0]), float(edges[-1]), float(counts.sum())
+        proto.sum, proto.sum_squares = float(counts @ middle), float(counts @ (middle * middle))
+        if kind == "linear" and np.isfinite(row[MIN]) and np.isfinite(row[MAX]):
+            proto.min, proto.max = max(float(row[MIN]), proto.min), min(float(row[MAX]), proto.max)
+        if (image := _IMAGES.get(sample.family)) is not None:
+            tag = _utf8(f"{where_of(sample, self._rank)}/{image}")
+            if tag not in self._maps:
+                self._maps[tag] = Heatmap(len(counts))
+                if not self._next_images:
+                    self._next_images = frame.step + IMAGE_STEPS
+            self._maps[tag].add(counts)
+            self._fresh.add(tag)
+
+    def _images(self, add: Any) -> None:
+        for tag in sorted(self._fresh):
+            data, width, height = self._maps[tag].png()
+            image = add(tag=tag).image
+            image.encoded_image_string, image.width, image.height, image.colorspace = data, width, height, 3
+        self._fresh.clear()
+        self._next_images = self._last + IMAGE_STEPS
+
     def _tags_of(self, sample: Sample) -> tuple[str, ...]:
-        key = (sample.family, sample.name, sample.phase, sample.micro_step, sample.vpp_stage)
+        detail = (sample.extra.get("state"), sample.extra.get("tag")) if sample.extra else None
+        key = (sample.family, sample.name, sample.phase, sample.micro_step, sample.vpp_stage, detail)
         tags = self._tags.get(key)
         if tags is None:
             tags = self._tags[key] = tuple(_utf8(f"{tag_of(sample, self._rank)}_{op}") for op in self._ops)
@@ -123,8 +193,15 @@ def _utf8(tag: str) -> str:
 
 def tag_of(sample: Sample, rank: int) -> str:
     """The tag of a sample without ``_{statistic}``."""
+    return f"{where_of(sample, rank)}/{_word(sample)}"
+
+
+def where_of(sample: Sample, rank: int) -> str:
+    """The tag of a sample without its last part."""
+    if sample.family == "other" and sample.extra.get("tag", "mg_direction") != "mg_direction":
+        return f"{sample.name}/rank{rank}"
     micro = f":{sample.micro_step}" if sample.micro_step >= 0 else ":0" if sample.family in ("actv", "actv_grad") else ""
-    return f"{sample.vpp_stage}:{sample.name}{micro}/rank{rank}/{_word(sample)}"
+    return f"{sample.vpp_stage}:{sample.name}{micro}/rank{rank}"
 
 
 def _word(sample: Sample) -> str:
@@ -132,4 +209,6 @@ def _word(sample: Sample) -> str:
         return "acc_grad" if sample.phase == "accumulated" else "pre_grad"
     if sample.family == "grad_reduced":
         return "post_grad" if sample.phase in ("", "reduced") else f"{sample.phase}_grad"
+    if sample.family in ("opt_state", "other"):
+        return str(sample.extra.get("state" if sample.family == "opt_state" else "tag", sample.family))
     return sample.family
