@@ -24,6 +24,7 @@ from torch import nn
 
 from msprobe_engine.guard import Guard
 from msprobe_engine.log import get_logger, set_rank
+from msprobe_engine.monitor.hot import HotMonitor
 from msprobe_engine.records import Entry, Sample, TensorRef
 from msprobe_engine.session import Session
 from msprobe_engine.settings.load import load_settings
@@ -32,6 +33,7 @@ from msprobe_engine.sinks.base import Sink
 from msprobe_engine.window import Window
 from msprobe_integrations.torch.attempts import Attempts
 from msprobe_integrations.torch.backend import TorchBackend
+from msprobe_integrations.torch.hot import hot_monitor
 from msprobe_integrations.torch.module_side import ModuleSide
 from msprobe_integrations.torch.notify import find_notifier
 from msprobe_integrations.torch.plans import Plans
@@ -72,6 +74,8 @@ class TorchProbe:
         self._window = _window_of(m)
         self._due = False
         self._models: list[nn.Module] = []
+        self._file: Path | None = None
+        self._follower: HotMonitor | None = None
         self._attached: tuple[Any, Any, Callable[[bool], None] | None] | None = None
         self.plans = Plans(self.session)
         self._attempts: Attempts | None = None
@@ -82,8 +86,11 @@ class TorchProbe:
 
     @classmethod
     def from_config(cls, path: str | Path, **arguments: Any) -> TorchProbe:
-        """Build from a settings file; raises `SettingsError` when it is wrong."""
-        return cls(load_settings(path), **arguments)
+        """Build from a settings file; raises `SettingsError` when it is wrong. With ``monitor.hot`` the file is followed."""
+        probe = cls(load_settings(path), **arguments)
+        if probe.monitor is not None and probe.monitor.hot:
+            probe.follow_file(path)
+        return probe
 
     @property
     def closed(self) -> bool:
@@ -156,6 +163,10 @@ class TorchProbe:
             with self.guard("capture"):
                 self._begin_monitor()
 
+    def follow_file(self, path: str | Path) -> None:
+        """Look at the settings file after every step and follow its monitor section (``monitor.hot``); not with `follow` by hand."""
+        self._file = Path(path)
+
     def begin_step(self, step: int) -> None:
         """A step begins; hooks are put on where they are wanted."""
         if self._closed:
@@ -217,8 +228,16 @@ class TorchProbe:
 
     def end_step(self, scalars: Mapping[str, Any] | None = None) -> None:
         """A step is over: everything seen becomes a frame."""
-        if not self._closed:
-            self._finish_step(scalars)
+        if self._closed:
+            return
+        self._finish_step(scalars)
+        if self._file is not None and self.faults.enabled("monitor.hot"):
+            with self.guard("monitor.hot"):
+                if self._follower is None:
+                    self._follower = hot_monitor(self, self._file, None)
+                changed = self._follower.end_step(self.step)
+                if changed is not None and changed.monitor is not None:
+                    self.follow(changed.monitor)
 
     def _finish_step(self, scalars: Mapping[str, Any] | None = None, complete: bool = True) -> None:
         self._in_step = False
@@ -294,6 +313,8 @@ class TorchProbe:
         atexit.unregister(self.close)
         if self._in_step and not self.pipeline.empty:  # cut off by an exception: what was seen may say why
             self._finish_step(complete=False)
+        if self._follower is not None:
+            self._follower.close()
         with self.guard("capture"):
             self.plans.close()
         if self._watch is not None:
