@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from msprobe_engine.settings import expressions, extras, legacy_grad_probe, scope
+from msprobe_engine.settings import expressions, extras, legacy_grad_probe, scope, sites
 from msprobe_engine.settings.schema import DumpSettings, ProbeSettings
 from msprobe_engine.settings.tree import Report, join, show
 
 
 def check(settings: ProbeSettings, report: Report, dump_section: str = "dump") -> ProbeSettings:
     """`settings` with what follows from combinations. What cannot go together is reported with `dump_section` as the place of dump keys."""
+    if settings.monitor is not None:
+        for i, pattern in enumerate(settings.monitor.collective_sites):
+            if flaw := sites.problem(pattern):
+                report.error(f"monitor.collective_sites[{i}]", f"{show(pattern)} {flaw}")
     if settings.dump is not None:
         settings = replace(settings, dump=_dump(settings.dump, dump_section, report))
     if settings.grad_probe is not None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from msprobe_engine.collector import StepCollection
 from msprobe_engine.errors import SettingsError
 from msprobe_engine.log import warn_once
 from msprobe_engine.settings.schema import MonitorSettings
@@ -44,11 +45,12 @@ class ModuleSide:
         self.monitor = monitor
         self.on = False
         self._light = False
+        self._collector = StepCollection()
         self._hooks = ModuleHooks()
         self._forwards: dict[int, int] = {}
         self._parts: list[Any] = []
         self._collectives: CollectiveWatch | None = None
-        if monitor.collectives or monitor.collective_inputs or monitor.collective_stacks:
+        if torch.distributed.is_available():  # watched in any case, because they change tensors without telling
             with probe.guard("collective monitor"):
                 from msprobe_integrations.torch.watch_collectives import CollectiveWatch
 
@@ -98,9 +100,11 @@ class ModuleSide:
         """A step that is due begins, or goes on after a pause."""
         self.on = True
         self._hooks.install()
-        if not self._light and self._parts:
-            self._light = True
-            node_hooks.install()
+        if self._parts:
+            self._collector.begin()
+            if not self._light:
+                self._light = True
+                node_hooks.install()
         if self._collectives is not None:
             self._collectives.install()
 
@@ -112,6 +116,7 @@ class ModuleSide:
     def remove(self) -> None:
         """Take everything off."""
         self.pause()
+        self._collector.end()
         if self._light:
             self._light = False
             node_hooks.remove()
@@ -126,6 +131,7 @@ class ModuleSide:
         if self._collectives is not None:
             self._collectives.end_step()
         self._forwards.clear()
+        self._collector.end()
 
     def drop(self, part: Any) -> None:
         """A part has failed: it sees nothing any more."""

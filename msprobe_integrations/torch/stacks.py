@@ -98,13 +98,14 @@ class Stacks:
             return self._lines[part]
         except KeyError:
             code, instruction = part
-            number = _line_number(code, instruction)
+            number = line_number(code, instruction)
             source = linecache.getline(code.co_filename, number).strip()
             text = self._lines[part] = f"File {code.co_filename}, line {number}, in {code.co_name}, \n {source}"
             return text
 
 
-def _line_number(code: CodeType, instruction: int) -> int:
+def line_number(code: CodeType, instruction: int) -> int:
+    """The line of an instruction."""
     for start, end, line in code.co_lines():
         if start <= instruction < end and line is not None:
             return line

@@ -25,6 +25,7 @@ _grad_enabled = torch.is_grad_enabled
 _compiling = torch.compiler.is_compiling
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _new = tuple.__new__
+_KIND, _BINS = "log2", 50
 _NO_EXTRA: dict[str, Any] = {}
 _PART = "activation monitor"
 _LOST = "activation gradients, too many calls without a backward pass"
@@ -34,21 +35,31 @@ class _Site:
     """One watched module.
 
     Attributes:
-        started: calls in progress: edges and names of their inputs, and the sequence number before them.
+        inputs, outputs: full names by the end of the name, see `module_tensors`.
+        started: calls in progress: names and edges of their inputs, the micro step, and the sequence number before them.
         without: micro steps of calls that were made without gradients: a recomputation may make them again, with gradients.
     """
 
-    __slots__ = ("chunk", "input", "inputs", "output", "outputs", "root", "started", "without")
+    __slots__ = ("chunk", "inputs", "outputs", "root", "started", "without")
 
     def __init__(self, named: Named) -> None:
         self.chunk = named.chunk
         self.root = named.root
-        self.input = f"{named.name}.input"
-        self.output = f"{named.name}.output"
-        self.inputs: dict[str, str] = {}
-        self.outputs: dict[str, str] = {}
-        self.started: list[tuple[list[Edge | None], list[str], int]] = []
+        self.inputs = _Names(f"{named.name}.input")
+        self.outputs = _Names(f"{named.name}.output")
+        self.started: list[tuple[list[str], list[Edge | None], int, int]] = []
         self.without: deque[int] = deque()
+
+
+class _Names(dict[str, str]):
+    """Full names by the end of the name, made once."""
+
+    def __init__(self, base: str) -> None:
+        self._base = base
+
+    def __missing__(self, end: str) -> str:
+        name = self[end] = self._base + end
+        return name
 
 
 class TensorWatch:
@@ -67,14 +78,15 @@ class TensorWatch:
         monitor = side.monitor
         self._forward = monitor.activations
         self._backward = monitor.activation_gradients
-        self._histograms = tuple(family for family in ("actv", "actv_grad") if family in monitor.histograms)
-        self._rows: dict[int, int] = {}
+        self._rows: dict[int, dict[str, Any]] = {}
         self._sites: list[_Site] = []
         self._watches: list[GradientWatch] = []
         # without the look for modes on torch's stack, which are off where it is called
         self._reduce = self._probe.backend.reduce_unshielded
+        if "actv" in monitor.histograms:
+            self._take = self._take_with_histogram  # type: ignore[method-assign]
         self._reduce_gradient: Callable[[torch.Tensor], TensorRef] = (
-            self._gradient_with_histogram if "actv_grad" in self._histograms else self._probe.backend.reduce
+            self._gradient_with_histogram if "actv_grad" in monitor.histograms else self._probe.backend.reduce
         )
 
     def add(self, named: Named, hooks: ModuleHooks) -> None:
@@ -96,79 +108,86 @@ class TensorWatch:
             site.without.clear()
 
     def _hooks(self, site: _Site) -> tuple[Pre, Post]:
-        side, started = self._side, site.started
+        side, root, started, without, chunk = self._side, site.root, site.started, site.without, site.chunk
+        forward, backward, take = self._forward, self._backward, self._take
+        input_names, output_names = site.inputs, site.outputs
 
         def pre(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if _compiling() or not side.sees(site.root):
+            if not side.on or not root.training or _compiling():
                 return
             try:
+                again = _graph_task() != -1
+                if again and not without:
+                    return
                 if _modes():
                     with no_torch_function():
-                        self._begin(site, args, kwargs)
+                        begin(args, kwargs, again)
                 else:
-                    self._begin(site, args, kwargs)
+                    begin(args, kwargs, again)
             except Exception as error:
                 self._fail(error)
 
+        def begin(args: tuple[Any, ...], kwargs: dict[str, Any], again: bool) -> None:
+            found = inputs_of(args, kwargs)
+            names = [input_names[end] for end, _ in found]
+            micro_step = side.micro_step(chunk)
+            if forward and not again:
+                take(chunk, micro_step, names, found)
+            edges = [edge(tensor) for _, tensor in found] if backward and _grad_enabled() else []
+            started.append((names, edges, micro_step, sequence_number()))
+
         def post(_module: Any, _args: Any, _kwargs: Any, result: Any) -> None:
-            if not started or _compiling():
+            if not started:
                 return
             try:
                 if _modes():
                     with no_torch_function():
-                        self._end(site, result)
+                        end(result)
                 else:
-                    self._end(site, result)
+                    end(result)
             except Exception as error:
                 self._fail(error)
+
+        def end(result: Any) -> None:
+            names, edges, micro_step, since = started.pop()
+            again = _graph_task() != -1
+            found = outputs_of(result)
+            ends = [output_names[end] for end, _ in found]
+            if forward and not again:
+                take(chunk, micro_step, ends, found)
+            if backward:
+                if not _grad_enabled():
+                    without.append(micro_step)
+                    return
+                if again and without:
+                    micro_step = without.popleft()
+                self._follow(chunk, micro_step, names, edges, ends, found, since)
 
         return pre, post
 
-    def _begin(self, site: _Site, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        again = _graph_task() != -1
-        if again and not site.without:
-            return
-        found = inputs_of(args, kwargs)
-        names = site.inputs
-        texts = [names.get(end) or names.setdefault(end, site.input + end) for end, _ in found]
-        if self._forward and not again:
-            self._take(site.chunk, texts, found)
-        edges = [edge(tensor) for _, tensor in found] if self._backward and _grad_enabled() else []
-        site.started.append((edges, texts, sequence_number()))
+    def _take(self, chunk: int, micro_step: int, names: list[str], found: Found) -> None:
+        reduce, append = self._reduce, self._probe.pipeline.samples.append
+        for name, (_, tensor) in zip(names, found):
+            ref = reduce(tensor)
+            append(_new(Sample, ("actv", name, ref, "", micro_step, chunk, _NO_EXTRA)))
 
-    def _end(self, site: _Site, result: Any) -> None:
-        edges, texts, since = site.started.pop()
-        again = _graph_task() != -1
-        found = outputs_of(result)
-        names = site.outputs
-        ends = [names.get(end) or names.setdefault(end, site.output + end) for end, _ in found]
-        if self._forward and not again:
-            self._take(site.chunk, ends, found)
-        if not self._backward:
-            return
-        micro_step = self._side.micro_step(site.chunk)
-        if not _grad_enabled():
-            site.without.append(micro_step)
-            return
-        if again and site.without:
-            micro_step = site.without.popleft()
+    def _take_with_histogram(self, chunk: int, micro_step: int, names: list[str], found: Found) -> None:
+        for name, (_, tensor) in zip(names, found):
+            ref = self._reduce(tensor)
+            extra = self._histogram(self._probe.backend.histogram(tensor, _KIND)) if ref.row >= 0 else _NO_EXTRA
+            self._probe.pipeline.samples.append(Sample("actv", name, ref, "", micro_step, chunk, extra))
+
+    def _follow(
+        self, chunk: int, micro_step: int, names: list[str], edges: list[Edge | None], ends: list[str], found: Found, since: int
+    ) -> None:
+        """Wait for the gradients of a call."""
         if len(self._watches) >= MOST_OPEN:
             self._probe.pipeline.lose(_LOST)
             return
-        outputs = [tensor for _, tensor in found]
-        tag = (site.chunk, micro_step, texts, ends)
-        watch = GradientWatch(tag, len(edges), len(outputs), self._reduce_gradient, self._gradients, self._fail)
-        if watch.start(edges, outputs, since):
+        tag = (chunk, micro_step, names, ends)
+        watch = GradientWatch(tag, len(edges), len(found), self._reduce_gradient, self._gradients, self._fail)
+        if watch.start(edges, [tensor for _, tensor in found], since):
             self._watches.append(watch)
-
-    def _take(self, chunk: int, names: list[str], found: Found) -> None:
-        reduce, samples = self._reduce, self._probe.pipeline.samples
-        micro_step = self._side.micro_step(chunk)
-        histogram = "actv" in self._histograms
-        for name, (_, tensor) in zip(names, found):
-            ref = reduce(tensor)
-            extra = self._with_histogram(tensor) if histogram and ref[0] >= 0 else _NO_EXTRA
-            samples.append(_new(Sample, ("actv", name, ref, "", micro_step, chunk, extra)))
 
     def _gradients(self, watch: GradientWatch, inputs: Sequence[TensorRef | None], outputs: Sequence[TensorRef | None]) -> None:
         chunk, micro_step, names, ends = watch.tag
@@ -176,21 +195,18 @@ class TensorWatch:
         for texts, refs in ((ends, outputs), (names, inputs)):
             for name, ref in zip(texts, refs):
                 if ref is not None:
-                    extra = self._of_gradient(ref) if self._rows else _NO_EXTRA
+                    extra = self._rows.get(ref.row, _NO_EXTRA) if self._rows else _NO_EXTRA
                     samples.append(_new(Sample, ("actv_grad", name, ref, "", micro_step, chunk, extra)))
-
-    def _with_histogram(self, tensor: torch.Tensor) -> dict[str, Any]:
-        return {"histogram": {"row": self._probe.backend.histogram(tensor, "log2"), "kind": "log2", "bins": 50}}
 
     def _gradient_with_histogram(self, gradient: torch.Tensor) -> TensorRef:
         ref: TensorRef = self._probe.backend.reduce(gradient)
         if ref.row >= 0 and ref.row not in self._rows:
-            self._rows[ref.row] = self._probe.backend.histogram(gradient, "log2")
+            self._rows[ref.row] = self._histogram(self._probe.backend.histogram(gradient, _KIND))
         return ref
 
-    def _of_gradient(self, ref: TensorRef) -> dict[str, Any]:
-        row = self._rows.get(ref.row)
-        return _NO_EXTRA if row is None else {"histogram": {"row": row, "kind": "log2", "bins": 50}}
+    @staticmethod
+    def _histogram(row: int) -> dict[str, Any]:
+        return {"histogram": {"row": row, "kind": _KIND, "bins": _BINS}}
 
     def _fail(self, error: Exception) -> None:
         self._probe.faults.fail(_PART, error)

@@ -1,0 +1,182 @@
+"""Derived numbers of a layer as 0-d tensors. Nothing waits for a device, nothing uses a random stream, autocast is off."""
+
+from __future__ import annotations
+
+import torch
+
+PIECE = {"cpu": 1 << 20}
+"""Attention weights that are in memory at a time, by type of device."""
+_PIECE = 1 << 24
+_MASKED = -1e30  # not -inf: its product with a weight of zero is zero
+_GOLDEN = 0.6180339887498949
+_TOLERANCE = 1e-3
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean over all rows, heads and batches of the entropy (nats) and of the largest weight of a causal attention.
+
+    The existing tool takes batch 0 and head 0 only. Weights are ``softmax(q k^T / sqrt(d))`` with the causal mask; with more keys than
+    queries the last query sees all keys. They are made in pieces of `PIECE` elements.
+
+    Args:
+        q: queries, 4-D, float.
+        k: keys, 4-D; the number of heads divides that of `q` (grouped queries).
+        layout: ``s,b,h,d`` or ``b,s,h,d``, of both.
+
+    Returns:
+        entropy and largest weight, float64 [].
+
+    Raises:
+        ValueError: the shapes do not fit.
+    """
+    if q.dim() != 4 or k.dim() != 4:
+        raise ValueError(f"q and k have shapes {list(q.shape)} and {list(k.shape)}; allowed: four dimensions ({layout})")
+    order = (1, 2, 0, 3) if layout == "s,b,h,d" else (0, 2, 1, 3)
+    q, k = q.detach().permute(order), k.detach().permute(order)  # [batch, heads, length, d]
+    (batches, heads, rows, d), (_, groups, keys, _) = q.shape, k.shape
+    if k.shape[0] != batches or k.shape[3] != d or not groups or heads % groups:
+        raise ValueError(f"q and k do not fit each other: {list(q.shape)} and {list(k.shape)} as batch, heads, length, d")
+    share = heads // groups
+    budget = PIECE.get(q.device.type, _PIECE)
+    per_time = max(1, min(heads, budget // max(1, rows * keys)))
+    block = max(1, min(rows, budget // max(1, keys)))
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    entropy = torch.zeros((), dtype=torch.float64, device=q.device)
+    largest = torch.zeros_like(entropy)
+    first_key = keys - rows
+    for b in range(batches):
+        for h in range(0, heads, per_time):
+            some = q[b, h : h + per_time].to(dtype)
+            low, high = h // share, (h + some.shape[0] - 1) // share + 1
+            fitting = k[b, low:high].to(dtype)
+            if share > 1:
+                fitting = fitting.repeat_interleave(share, 0)[h - low * share :][: some.shape[0]]
+            for i in range(0, rows, block):
+                last = min(i + block, rows)
+                seen = max(1, min(keys, last + first_key))  # the keys behind are masked for all rows of the block
+                weights = torch.matmul(some[:, i:last], fitting[:, :seen].transpose(1, 2)).div_(d**0.5)
+                here = torch.arange(i + first_key, last + first_key, device=q.device)[:, None]
+                weights.masked_fill_(torch.arange(seen, device=q.device) > here, _MASKED)
+                weights.sub_(weights.amax(-1, keepdim=True))
+                share_of = weights.exp()
+                total = share_of.sum(-1)
+                entropy += (total.log() - share_of.mul_(weights).sum(-1) / total).sum(dtype=torch.float64)
+                largest += total.reciprocal().sum(dtype=torch.float64)  # exp(0) = 1 stands for the largest
+    n = batches * heads * rows
+    return entropy / n, largest / n
+
+
+def start_vector(n: int, device: torch.device) -> torch.Tensor:
+    """Where power iteration begins: [n] float32, of length 1, always the same, from no random stream."""
+    spread = torch.frac(torch.arange(1, n + 1, dtype=torch.float64, device=device) * _GOLDEN) - 0.4
+    vector: torch.Tensor = (spread / torch.linalg.vector_norm(spread)).float()
+    return vector
+
+
+def spectral_norm(weight: torch.Tensor, start: torch.Tensor, iterations: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Largest singular value of a matrix by power iteration; approaches it from below.
+
+    On the host it ends early, when what is left (judged from the last two gains, which shrink geometrically) is below 1e-3. On a
+    device that would be a wait, so there the number of iterations is fixed.
+
+    Args:
+        weight: [m, n] float.
+        start: [n] float32, of length 1: `start_vector`, or what the last call returned.
+        iterations: upper bound.
+
+    Returns:
+        the norm, float32 [], and where the next call may begin, [n] float32.
+    """
+    matrix = weight.detach().float()
+    v = start
+    sigma = torch.zeros((), device=matrix.device)
+    values: list[float] = []
+    for _ in range(iterations):
+        u = torch.mv(matrix, v)
+        sigma = torch.linalg.vector_norm(u)
+        w = torch.mv(matrix.t(), u)
+        v = w / torch.linalg.vector_norm(w).clamp_min(torch.finfo(torch.float32).tiny)
+        if matrix.device.type == "cpu":
+            values.append(float(sigma))
+            if _settled(values):
+                break
+    return sigma, v
+
+
+def _settled(values: list[float]) -> bool:
+    """Is what is left of the sequence below the tolerance?"""
+    if len(values) < 3:
+        return False
+    gain, before = values[-1] - values[-2], values[-2] - values[-3]
+    if not gain > 0 or not before > 0:
+        return True  # rounding, or NaN
+    ratio = min(gain / before, 0.999)
+    return gain * ratio / (1 - ratio) <= _TOLERANCE * values[-1]
+
+
+def similarity(weight: torch.Tensor) -> torch.Tensor:
+    """Mean cosine similarity of all pairs of experts of a router.
+
+    Args:
+        weight: [experts, hidden] or [hidden, experts]: experts are the shorter side, the second one when they are equal.
+
+    Returns:
+        float64 []; 0 with fewer than two experts.
+    """
+    vectors = weight.detach().double()
+    vectors = vectors if vectors.shape[0] < vectors.shape[1] else vectors.t()
+    n = vectors.shape[0]
+    if n < 2:
+        return torch.zeros((), dtype=torch.float64, device=weight.device)
+    unit = vectors / torch.linalg.vector_norm(vectors, dim=1, keepdim=True).clamp_min(1e-12)
+    # the sum over all pairs, without the matrix of them: |sum of all|^2 has every pair twice, and each with itself
+    mean: torch.Tensor = (unit.sum(0).square().sum() - unit.square().sum()) / (n * (n - 1))
+    return mean
+
+
+def token_entropy(logits: torch.Tensor) -> torch.Tensor:
+    """Mean over tokens of the entropy (nats) of ``softmax(logits)`` over experts; experts masked with -inf count as zero.
+
+    Args:
+        logits: [..., experts].
+
+    Returns:
+        float32 [], float64 for float64 logits; 0 without tokens.
+    """
+    flat = _tokens(logits)
+    if not flat.shape[0]:
+        return torch.zeros((), device=logits.device)
+    logs = torch.log_softmax(flat, -1)
+    weights = logs.exp()
+    mean: torch.Tensor = -torch.where(weights == 0, 0.0, weights * logs).sum(-1).mean()
+    return mean
+
+
+def expert_load(logits: torch.Tensor, top: int, chosen: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """How evenly tokens are spread over experts.
+
+    Args:
+        logits: [..., experts].
+        top: experts per token.
+        chosen: [tokens, experts] bool, where the router itself says which experts a token goes to.
+
+    Returns:
+        tokens of the emptiest and of the fullest expert as shares of the mean, and how many experts have none; float64 [].
+    """
+    flat = _tokens(logits)
+    experts = flat.shape[-1]
+    if chosen is not None:
+        counts = chosen.reshape(-1, experts).sum(0).double()
+    else:
+        places = flat.topk(min(top, experts), -1).indices
+        every = torch.arange(experts, device=flat.device)
+        counts = torch.zeros(experts, dtype=torch.float64, device=flat.device)
+        for column in range(places.shape[1]):  # no scatter: its order of additions is not fixed on devices
+            counts += (places[:, column, None] == every).sum(0)
+    mean = counts.mean()
+    return counts.min() / mean, counts.max() / mean, (counts == 0).sum().double()
+
+
+def _tokens(logits: torch.Tensor) -> torch.Tensor:
+    flat = logits.detach().reshape(-1, logits.shape[-1])
+    return flat if flat.dtype == torch.float64 else flat.float()
