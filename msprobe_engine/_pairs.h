@@ -77,7 +77,8 @@ AGREE(agree_f64, double, uint64_t, 0x8000000000000000ull, 0x7FF0000000000000ull)
         else                                                                    \
             for (size_t i = 0; i < n; i++) {                                    \
                 double t = c1 * (double)a[i] + c2 * (double)b[i];               \
-                y[i] = t > 0 ? (T)1 : t < 0 ? (T)-1 : (T)(t * 0);               \
+                double s = t == 0 ? 0.0 : copysign(1.0, t);                     \
+                y[i] = (T)(t != t ? t : s);                                     \
             }                                                                   \
     }
 LINEAR(linear_f32, float)
@@ -134,25 +135,29 @@ static void K(pair)(const Pair *x, Acc *acc, int want) {
     }
 }
 
-/* Bin of each value; what has none goes to the last place of the table. */
+/* Bin of each value; what has none goes to the last place of the table. Bits are compared, so that nothing branches: 1.0 is the
+ * largest magnitude with a bin, and NaN lies above it. */
+#define LINEAR_BIN(T, FROM, INT, ABS, ONE)                                      \
+    for (size_t i = 0; i < n; i++) {                                            \
+        INT u;                                                                  \
+        T x;                                                                    \
+        memcpy(&u, FROM + i, sizeof u);                                         \
+        INT in = -(INT)((u & ABS) <= ONE);                                      \
+        u &= in;                                                                \
+        memcpy(&x, &u, sizeof x);                                               \
+        double t = (double)x * 15.0;                                            \
+        int32_t k = (int32_t)t;                                                 \
+        k = k - (t < (double)k) + 15;                                           \
+        k = k > 29 ? 29 : k;                                                    \
+        bin[i] = (uint8_t)((k & (int32_t)in) | (NO_BIN & ~(int32_t)in));        \
+    }
 static void K(linear_bins)(const float *f, const double *d, size_t n, uint8_t *bin) {
     if (d == NULL)
-        for (size_t i = 0; i < n; i++) {
-            int in = f[i] >= -1.0f && f[i] <= 1.0f; /* no NaN */
-            double t = in ? (double)f[i] * 15.0 : 0.0;
-            int k = (int)t;
-            k = k - (t < k) + 15;
-            bin[i] = (uint8_t)(in ? (k > 29 ? 29 : k) : NO_BIN);
-        }
+        LINEAR_BIN(float, f, int32_t, INT32_MAX, 0x3F800000)
     else
-        for (size_t i = 0; i < n; i++) {
-            int in = d[i] >= -1.0 && d[i] <= 1.0;
-            double t = in ? d[i] * 15.0 : 0.0;
-            int k = (int)t;
-            k = k - (t < k) + 15;
-            bin[i] = (uint8_t)(in ? (k > 29 ? 29 : k) : NO_BIN);
-        }
+        LINEAR_BIN(double, d, int64_t, INT64_MAX, 0x3FF0000000000000)
 }
+#undef LINEAR_BIN
 
 static void K(log2_bins)(const float *f, const double *d, size_t n, uint8_t *bin) {
     if (d == NULL)

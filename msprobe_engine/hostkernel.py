@@ -53,6 +53,8 @@ _FLAG_OF = (
 )  # fmt: skip
 _LIMIT_SHIFT = 8
 _LIMITS_MOST = 4096  # MAX_LIMITS of the kernel
+WANT_LIMIT = WANT_BELOW | WANT_EPS | (_LIMITS_MOST - 1) << _LIMIT_SHIFT
+"""All that `want_below` gives."""
 _limits: dict[float, int] = {}
 _lock = threading.Lock()
 
@@ -97,8 +99,12 @@ def reduce(ptr: int, numel: int, code: int, out_ptr: int, want: int, index0: int
     if _kernel is not None:
         _kernel.reduce(ptr, numel, code, out_ptr, want, index0)
         return
-    raw = np.ctypeslib.as_array((ctypes.c_uint8 * (numel * ITEMSIZE[code])).from_address(ptr)) if numel else np.empty(0, np.uint8)
-    _address(out_ptr)[:] = row_of(raw, code, want, index0)
+    _address(out_ptr)[:] = row_of(bytes_at(ptr, (numel,), (1,), code), code, want, index0)
+
+
+def kernel() -> Any:
+    """The module of the C kernel, None where it was not built."""
+    return _kernel
 
 
 def functions() -> tuple[Callable[..., None], Callable[..., None]]:
@@ -111,14 +117,7 @@ def reduce_strided(ptr: int, shape: tuple[int, ...], strides: tuple[int, ...], c
     if _kernel is not None:
         _kernel.reduce_strided(ptr, shape, strides, code, out_ptr, want, index0)
         return
-    if math.prod(shape) == 0:
-        reduce(ptr, 0, code, out_ptr, want, index0)
-        return
-    item = ITEMSIZE[code]
-    last = sum((n - 1) * s for n, s in zip(shape, strides)) + 1
-    memory = np.ctypeslib.as_array((ctypes.c_uint8 * (last * item)).from_address(ptr)).view(f"V{item}")
-    packed = np.ascontiguousarray(np.lib.stride_tricks.as_strided(memory, shape, [s * item for s in strides]))
-    _address(out_ptr)[:] = row_of(packed.reshape(-1).view(np.uint8), code, want, index0)
+    _address(out_ptr)[:] = row_of(bytes_at(ptr, shape, strides, code), code, want, index0)
 
 
 def reduce_into(rows: _rows.Rows, row: int, data: npt.NDArray[Any], dtype: str = "", *, digest: bool = False, index0: int = 0) -> None:
@@ -184,7 +183,7 @@ def row_of(raw: npt.NDArray[np.uint8], code: int, want: int, index0: int) -> npt
     if want & WANT_DIGEST:
         words: npt.NDArray[Any] = raw.view({1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}[ITEMSIZE[code]])
         row.view(np.uint64)[0, _rows.DIGEST] = _digest.digest_array(words, index0)
-    values = decode(raw, code)
+    values = real_values(raw, code)
     if code in _INTEGERS:
         ints[_rows.FLAGS] |= _rows.HAS_INTEGERS
         if count:
@@ -194,10 +193,6 @@ def row_of(raw: npt.NDArray[np.uint8], code: int, want: int, index0: int) -> npt
             else:
                 ints[_rows.IMIN], ints[_rows.IMAX] = low, high
         values = values.astype(np.float64)
-    elif values.dtype.kind == "c":
-        with np.errstate(invalid="ignore", over="ignore"):
-            size = np.hypot(values.real.astype(np.float64), values.imag.astype(np.float64))
-        values = np.where(np.isnan(values.real) | np.isnan(values.imag), np.nan, size)
     ints[_rows.NANS] = np.isnan(values).sum()
     ints[_rows.POS_INF] = np.isposinf(values).sum()
     ints[_rows.NEG_INF] = np.isneginf(values).sum()
@@ -218,6 +213,27 @@ def row_of(raw: npt.NDArray[np.uint8], code: int, want: int, index0: int) -> npt
 def wanted_flags(want: int) -> int:
     """The FLAGS of a row that has what `want` asks for."""
     return sum(flag for bit, flag in _FLAG_OF if want & bit)
+
+
+def bytes_at(ptr: int, shape: tuple[int, ...], strides: tuple[int, ...], code: int) -> npt.NDArray[np.uint8]:
+    """The bytes of elements in memory, in C order, flat. Strides are counted in elements."""
+    if math.prod(shape) == 0:
+        return np.empty(0, np.uint8)
+    item = ITEMSIZE[code]
+    last = sum((n - 1) * s for n, s in zip(shape, strides)) + 1
+    memory = np.ctypeslib.as_array((ctypes.c_uint8 * (last * item)).from_address(ptr)).view(f"V{item}")
+    packed = np.ascontiguousarray(np.lib.stride_tricks.as_strided(memory, shape, [s * item for s in strides]))
+    return packed.reshape(-1).view(np.uint8)
+
+
+def real_values(raw: npt.NDArray[np.uint8], code: int) -> npt.NDArray[Any]:
+    """`decode`, with the absolute value for complex types (NaN where a part is NaN)."""
+    values = decode(raw, code)
+    if values.dtype.kind != "c":
+        return values
+    with np.errstate(invalid="ignore", over="ignore"):
+        size = np.hypot(values.real.astype(np.float64), values.imag.astype(np.float64))
+    return np.where(np.isnan(values.real) | np.isnan(values.imag), np.nan, size)
 
 
 def decode(raw: npt.NDArray[np.uint8], code: int) -> npt.NDArray[Any]:

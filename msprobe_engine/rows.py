@@ -1,7 +1,8 @@
 """The statistics row: sixteen 64-bit words per tensor, written by a device kernel, merged and read here.
 
 A row lives in a float64 buffer of shape [capacity, 16]; the integer words are the same memory seen as int64.
-Every word but CRC and XOR (which share their places with SUM3 and SUM4) merges over micro batches, shards and ranks without looking at the data again (`merge`).
+Every word but CRC and XOR (which share their places with SUM3 and SUM4) merges over micro batches, shards and ranks without looking
+at the data again (`merge`).
 
 =====  ========  ==============================================================================
 word   type      meaning

@@ -14,14 +14,16 @@ import torch
 
 from msprobe_engine import hostkernel
 from msprobe_engine import rows as _rows
-from msprobe_engine.errors import DumpFormatError, UsageError
+from msprobe_engine.errors import DumpFormatError
 from msprobe_engine.records import TensorDescription, TensorRef
 from msprobe_engine.rows import Rows
 from msprobe_integrations.torch import describe as _describe
 from msprobe_integrations.torch.checksums import Staging, xor_into
+from msprobe_integrations.torch.derived import PairRows
 from msprobe_integrations.torch.job import Job
 from msprobe_integrations.torch.pending import Step, TorchPendingRows, quiet
 from msprobe_integrations.torch.statistics import CODES, DeviceRows, MemoryPool, host_flags, reduce_cpu, reduce_device
+from msprobe_integrations.torch.wanted import CHECKSUMS, Wanted
 
 _function_modes = torch._C._len_torch_function_stack
 _NoFunction = torch._C.DisableTorchFunction
@@ -31,9 +33,6 @@ _FIRST_CAPACITY = 1024
 _PAGE = 1 << 16
 _FAR = 1 << 40  # no offset reaches so far
 _NO_FLOAT64 = ("mps",)
-CHECKSUMS = {"md5": "crc32", "xor": "xor"}
-"""What `TorchBackend.want_checksum` has to be for a ``summary_mode``; other modes need none."""
-_CHECKSUMS = {"": 0, "crc32": hostkernel.WANT_CRC, "xor": hostkernel.WANT_XOR}
 
 
 class Part(NamedTuple):
@@ -52,7 +51,7 @@ def _freed(data: torch.Tensor) -> bool:
     return data.data_ptr() <= data.storage_offset() * data.element_size()
 
 
-class TorchBackend(Job):
+class TorchBackend(PairRows, Wanted, Job):
     """Statistics, files and ranks for torch. One per process; `reduce` may be called from any thread.
 
     Attributes:
@@ -69,33 +68,6 @@ class TorchBackend(Job):
         self._pool = MemoryPool()
         self._capacity = _FIRST_CAPACITY
         self._step = Step(self._pool, self._capacity)
-
-    @property
-    def want_digest(self) -> bool:
-        """Also fill the DIGEST word."""
-        return bool(self._want & hostkernel.WANT_DIGEST)
-
-    @want_digest.setter
-    def want_digest(self, wanted: bool) -> None:
-        self._set_want(hostkernel.WANT_DIGEST if wanted else 0, hostkernel.WANT_DIGEST)
-
-    @property
-    def want_checksum(self) -> str:
-        """Also fill the CRC word (``crc32``) or the XOR word (``xor``); ``""``: neither. The bytes of what the statistics are of, as
-        they are at the call. Row words and text: `msprobe_engine.rows`, `msprobe_engine.dump.text`."""
-        return next(name for name, bit in reversed(_CHECKSUMS.items()) if self._want & bit == bit)
-
-    @want_checksum.setter
-    def want_checksum(self, wanted: str) -> None:
-        if wanted not in _CHECKSUMS:
-            raise UsageError(f"want_checksum is {wanted!r}; allowed: {', '.join(repr(name) for name in _CHECKSUMS)}")
-        self._set_want(_CHECKSUMS[wanted], hostkernel.WANT_CRC | hostkernel.WANT_XOR)
-
-    def _set_want(self, bits: int, among: int) -> None:
-        want = self._want & ~among | bits
-        if want != self._want:
-            self._want = want
-            self._step.seen.clear()  # rows made so far lack what is wanted now
 
     def is_tensor(self, value: Any) -> bool:
         """True for torch tensors, subclasses too."""
@@ -281,7 +253,16 @@ class TorchBackend(Job):
             return
         step.host.clear(row)
         want = self._want
-        key = (type(data) if device_like else None, data.device)
+        out, key = self._device_row(step, data, row, data.numel(), host_flags(data.dtype, want & ~hostkernel.WANT_CRC))
+        reduce_device(data, out, want, index0)
+        if want & hostkernel.WANT_XOR:
+            xor_into(data, out.view(torch.int64)[_rows.XOR])
+        if want & hostkernel.WANT_CRC:
+            self._take_crc(step, data, row, key)
+
+    def _device_row(self, step: Step, data: torch.Tensor, row: int, count: int, flags: int) -> tuple[torch.Tensor, Any]:
+        """The device's row ([16] float64) for row `row` of the step, to be written on the present stream, and the device's key."""
+        key = (type(data) if getattr(type(data), "probe_device", False) else None, data.device)
         rows = step.devices.get(key)
         if rows is None:
             with step.lock:
@@ -289,12 +270,7 @@ class TorchBackend(Job):
         module = getattr(torch, data.device.type, None)
         if module is not None and data.device.type != "cpu" and hasattr(module, "current_stream"):
             rows.streams.add(module.current_stream(data.device))
-        out = rows.take(data, row, data.numel(), host_flags(data.dtype, want & ~hostkernel.WANT_CRC))
-        reduce_device(data, out, bool(want & hostkernel.WANT_DIGEST), index0)
-        if want & hostkernel.WANT_XOR:
-            xor_into(data, out.view(torch.int64)[_rows.XOR])
-        if want & hostkernel.WANT_CRC:
-            self._take_crc(step, data, row, key)
+        return rows.take(data, row, count, flags), key
 
     def _take_crc(self, step: Step, data: torch.Tensor, row: int, key: Any) -> None:
         """Without it the row is still good: what goes wrong here is counted."""
@@ -405,4 +381,4 @@ class TorchBackend(Job):
             raise DumpFormatError(f"{len(own)} bytes are no tensor of {dtype} and shape {list(shape)} ({error})") from None
 
 
-__all__ = ["Part", "PartOf", "TorchBackend", "TorchPendingRows"]
+__all__ = ["CHECKSUMS", "Part", "PartOf", "TorchBackend", "TorchPendingRows"]

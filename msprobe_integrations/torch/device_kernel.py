@@ -5,8 +5,9 @@ the layout of `msprobe_engine.rows`; when there is more than one, `_merge_kernel
 others two. No atomic operations: the same bits give the same row in every run.
 
 * Data are loaded as unsigned bits and decoded here, so every GPU reads every type, also the 8-bit floats it has no instructions for.
-* SUM and SUMSQ: each element is converted to float64 and added in float64, per lane, then as a tree. Relative error of SUMSQ, and
-  error of SUM relative to the sum of absolute values: below (elements / lanes + 30) * 2**-53, about 1e-12 for a billion elements.
+* Sums: each element is converted to float64 and its powers are added in float64, per lane, then as a tree. Relative error of SUMSQ
+  and SUM4, and error of SUM and SUM3 relative to the sum of absolute values: below (elements / lanes + 30) * 2**-53, about 1e-12 for
+  a billion elements.
 * Offsets are 64 bits. COUNT and FLAGS are left to the host, which knows them; for uint64 FLAGS says (HAS_INTEGERS) that the values do
   not fit int64.
 * A tensor that is not contiguous is copied on the device first, unless it is a permutation of dense memory and no digest is asked
@@ -21,6 +22,7 @@ Importing this module imports Triton; `msprobe_integrations.torch.statistics` do
 
 from __future__ import annotations
 
+import struct
 from functools import lru_cache
 from typing import Any
 
@@ -45,6 +47,7 @@ KINDS: dict[torch.dtype, str] = {
 }
 """Types the kernel reads, and their names in it."""
 
+_WORDS = hostkernel.WANT_DIGEST | hostkernel.WANT_MOMENTS | hostkernel.WANT_BELOW
 _T = tl.constexpr(TILE_WORDS)
 _W = tl.constexpr(_rows.WORDS)
 _PARTS = tl.constexpr(MAX_PROGRAMS)
@@ -152,7 +155,26 @@ def _store(row, nans, pos, neg, zeros, digest, low, high, total, squares, imin, 
 
 
 @triton.jit
-def _add(bits, inside, zeros, nans, pos, neg, low, high, total, squares, KIND: tl.constexpr, INTEGER: tl.constexpr):
+def _add(
+    bits,
+    inside,
+    zeros,
+    nans,
+    pos,
+    neg,
+    low,
+    high,
+    total,
+    squares,
+    cubes,
+    fourths,
+    below,
+    limit,
+    KIND: tl.constexpr,
+    INTEGER: tl.constexpr,
+    MOMENTS: tl.constexpr,
+    BELOW: tl.constexpr,
+):
     """Lane-wise sums and extremes with one more tile."""
     value = _values(bits, KIND)
     zeros += (inside & (value == 0)).to(tl.int32)
@@ -166,9 +188,15 @@ def _add(bits, inside, zeros, nans, pos, neg, low, high, total, squares, KIND: t
     low = tl.minimum(low, tl.where(counted, value, low))
     high = tl.maximum(high, tl.where(counted, value, high))
     real = tl.where(counted, value, 0).to(tl.float64)
+    square = real * real
     total += real
-    squares += real * real
-    return zeros, nans, pos, neg, low, high, total, squares
+    squares += square
+    if MOMENTS:
+        cubes += square * real
+        fourths += square * square
+    if BELOW:
+        below += (counted & (tl.abs(real) < limit)).to(tl.int32)
+    return zeros, nans, pos, neg, low, high, total, squares, cubes, fourths, below
 
 
 @triton.jit
@@ -184,19 +212,23 @@ def _add_digest(bits, inside, digest, word, place, weight, weight_up, SIZE: tl.c
     return digest + tl.where(inside, part, 0)
 
 
-@triton.jit(do_not_specialize=["n", "index0"])
+@triton.jit(do_not_specialize=["n", "index0", "limit"])
 def _row_kernel(
     data,
     out,
     n: tl.int64,
     index0: tl.int64,
+    limit: tl.int64,
     KIND: tl.constexpr,
     INTEGER: tl.constexpr,
     SIZE: tl.constexpr,
     DIGEST: tl.constexpr,
+    MOMENTS: tl.constexpr,
+    BELOW: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Row number p of `out` ([programs, 16] int64): the tiles p, p + programs, ... of the `n` elements whose bits are at `data`."""
+    """Row number p of `out` ([programs, 16] int64): the tiles p, p + programs, ... of the `n` elements whose bits are at `data`.
+    `limit`: the bits of the float64 that BELOW compares with."""
     PER: tl.constexpr = 2 if SIZE == 8 else 1  # digest words per element
     TILE: tl.constexpr = _T // PER
     program = tl.program_id(0).to(tl.int64)
@@ -206,6 +238,10 @@ def _row_kernel(
     zeros, nans, pos, neg = none, none, none, none
     total = tl.zeros([TILE], tl.float64)
     squares = tl.zeros([TILE], tl.float64)
+    cubes = tl.zeros([TILE], tl.float64)
+    fourths = tl.zeros([TILE], tl.float64)
+    below = none
+    bound = limit.to(tl.float64, bitcast=True)
     if KIND == "uint64":
         low = tl.full([TILE], 2**64 - 1, tl.uint64)
         high = tl.full([TILE], 0, tl.uint64)
@@ -228,14 +264,16 @@ def _row_kernel(
     every = tl.full([TILE], 1, tl.int1)
     for start in tl.range(program * TILE, whole, programs * TILE, num_stages=STAGES):
         bits = tl.load(data + (start + lane))
-        zeros, nans, pos, neg, low, high, total, squares = _add(
-            bits, every, zeros, nans, pos, neg, low, high, total, squares, KIND, INTEGER
+        zeros, nans, pos, neg, low, high, total, squares, cubes, fourths, below = _add(
+            bits, every, zeros, nans, pos, neg, low, high, total, squares, cubes, fourths, below, bound, KIND, INTEGER, MOMENTS, BELOW
         )
         if DIGEST:
             digest = _add_digest(bits, every, digest, word0 + start * PER, place, weight, weight_up, SIZE)
     rest = whole + lane < tl.where(n // TILE % programs == program, n, whole)
     bits = tl.load(data + (whole + lane), mask=rest, other=0)
-    zeros, nans, pos, neg, low, high, total, squares = _add(bits, rest, zeros, nans, pos, neg, low, high, total, squares, KIND, INTEGER)
+    zeros, nans, pos, neg, low, high, total, squares, cubes, fourths, below = _add(
+        bits, rest, zeros, nans, pos, neg, low, high, total, squares, cubes, fourths, below, bound, KIND, INTEGER, MOMENTS, BELOW
+    )
     if DIGEST:
         digest = _add_digest(bits, rest, digest, word0 + whole * PER, place, weight, weight_up, SIZE)
     least = tl.min(low, 0)
@@ -266,6 +304,11 @@ def _row_kernel(
         imax,
         flags,
     )
+    if MOMENTS:
+        tl.store(out + program * _W + 13, tl.sum(cubes, 0).to(tl.int64, bitcast=True))
+        tl.store(out + program * _W + 14, tl.sum(fourths, 0).to(tl.int64, bitcast=True))
+    if BELOW:
+        tl.store(out + program * _W + 15, tl.sum(below.to(tl.int64), 0))
 
 
 @triton.jit
@@ -281,7 +324,7 @@ def _real(parts, inside, WORD: tl.constexpr, neutral):
 
 
 @triton.jit(do_not_specialize=["programs"])
-def _merge_kernel(parts, out, programs: tl.int32):
+def _merge_kernel(parts, out, programs: tl.int32, MOMENTS: tl.constexpr, BELOW: tl.constexpr):
     """`msprobe_engine.rows.merge` of the rows `parts` ([programs, 16] int64) into the row `out`."""
     inside = tl.arange(0, _PARTS) < programs
     flags = tl.max(_word(parts, inside, 12, 0), 0)
@@ -300,35 +343,57 @@ def _merge_kernel(parts, out, programs: tl.int32):
         tl.where(flags > 0, _LEAST, tl.max(_word(parts, inside, 11, _LEAST), 0)),
         flags,
     )
+    if MOMENTS:
+        tl.store(out + 13, tl.sum(_real(parts, inside, 13, 0.0), 0).to(tl.int64, bitcast=True))
+        tl.store(out + 14, tl.sum(_real(parts, inside, 14, 0.0), 0).to(tl.int64, bitcast=True))
+    if BELOW:
+        tl.store(out + 15, tl.sum(_word(parts, inside, 15, 0), 0))
 
 
 @lru_cache(None)
-def constants(dtype: torch.dtype, want_digest: bool) -> dict[str, Any]:
-    """Compile-time arguments of `_row_kernel`: one compilation per type, with or without digest."""
+def constants(dtype: torch.dtype, want: int) -> dict[str, Any]:
+    """Compile-time arguments of `_row_kernel`: one compilation per type and per set of words that are wanted. `want` may have no
+    limit in it."""
     name = KINDS[dtype]
     integer = name.startswith(("int", "uint", "bool"))
-    return {"KIND": name, "INTEGER": integer, "SIZE": dtype.itemsize, "DIGEST": bool(want_digest), "STAGES": STAGES}
+    digest = bool(want & hostkernel.WANT_DIGEST)
+    return {"KIND": name, "INTEGER": integer, "SIZE": dtype.itemsize, "DIGEST": digest, **more_words(want), "STAGES": STAGES}
 
 
-def reduce(tensor: torch.Tensor, row: torch.Tensor, want_digest: bool, index0: int = 0) -> None:
+@lru_cache(None)
+def more_words(want: int) -> dict[str, bool]:
+    """Compile-time arguments of `_merge_kernel`."""
+    return {"MOMENTS": bool(want & hostkernel.WANT_MOMENTS), "BELOW": bool(want & hostkernel.WANT_BELOW)}
+
+
+def reduce(tensor: torch.Tensor, row: torch.Tensor, want: int, index0: int = 0) -> None:
     """Write the row of `tensor` to `row` ([16] float64 on the same device), on the current stream of that device.
 
     Args:
         tensor: plain, strided, of a type in `KINDS`, with at least one element; any strides.
+        want: as in `hostkernel.reduce`; checksums are not taken here.
         index0: global index of the first element, for the digest of a shard.
     """
     data = tensor.detach()
-    if not data.is_contiguous() and (want_digest or not torch.ops.aten.is_non_overlapping_and_dense.default(data)):
+    if not data.is_contiguous() and (want & hostkernel.WANT_DIGEST or not torch.ops.aten.is_non_overlapping_and_dense.default(data)):
         data = data.contiguous()
     n, size = data.numel(), data.element_size()
     bits, out = data.view(_BITS[size]), row.view(torch.int64)
     tile = TILE_WORDS // 2 if size == 8 else TILE_WORDS
     programs = min(MAX_PROGRAMS, -(-n // (tile * TILES_PER_PROGRAM)))
     parts = out if programs == 1 else out.new_empty(programs * _rows.WORDS)
+    limit = _bits_of(hostkernel.limit_of(want)) if want & hostkernel.WANT_BELOW else 0
+    words = want & _WORDS
     with _current(tensor.device):
-        _row_kernel[(programs,)](bits, parts, n, index0, **constants(tensor.dtype, want_digest))
+        _row_kernel[(programs,)](bits, parts, n, index0, limit, **constants(tensor.dtype, words))
         if programs > 1:
-            _merge_kernel[(1,)](parts, out, programs)
+            _merge_kernel[(1,)](parts, out, programs, **more_words(words))
+
+
+def _bits_of(number: float) -> int:
+    """Of a float64, as a non-negative int64."""
+    bits: int = struct.unpack("<q", struct.pack("<d", number))[0]
+    return bits
 
 
 class _Nothing:
@@ -348,7 +413,7 @@ def _current(device: torch.device) -> Any:
     return module.device(device)
 
 
-def check(device: torch.device, dtype: torch.dtype, want_digest: bool) -> str:
+def check(device: torch.device, dtype: torch.dtype, want: int) -> str:
     """Run the kernel on known numbers and compare with the numpy reference, once per type before it is trusted on a device.
 
     Waits for these launches only: they run on a stream of their own, which depends on nothing that the training has queued.
@@ -357,25 +422,26 @@ def check(device: torch.device, dtype: torch.dtype, want_digest: bool) -> str:
         what is wrong, "" when nothing is.
     """
     raw = _known_bits(dtype)
-    want = hostkernel.row_of(raw, hostkernel.CODES[KINDS[dtype]], want_digest, 5)
+    expected = hostkernel.row_of(raw, hostkernel.CODES[KINDS[dtype]], want & (_WORDS | ~0xFF), 5)
     module = getattr(torch, device.type)
     if device.type == "cpu":
-        got = _run(torch.from_numpy(raw).view(dtype), want_digest)
+        got = _run(torch.from_numpy(raw).view(dtype), want)
     else:
         with module.device(device), module.stream(module.Stream(device=device)):
-            got = _run(torch.from_numpy(raw).to(device).view(dtype), want_digest)
-    words = [_rows.NANS, _rows.POS_INF, _rows.NEG_INF, _rows.ZEROS, _rows.DIGEST, _rows.IMIN, _rows.IMAX]
+            got = _run(torch.from_numpy(raw).to(device).view(dtype), want)
+    words = [_rows.NANS, _rows.POS_INF, _rows.NEG_INF, _rows.ZEROS, _rows.DIGEST, _rows.IMIN, _rows.IMAX, _rows.BELOW]
     for word in words:
-        if got.view(np.int64)[word] != want.view(np.int64)[word]:
-            return f"word {word} of the known row is {got.view(np.int64)[word]} instead of {want.view(np.int64)[word]}"
-    if (got[6:8] != want[6:8]).any() or not np.allclose(got[8:10], want[8:10], rtol=1e-9, atol=0.0):
-        return f"the known row has {got[6:10].tolist()} instead of {want[6:10].tolist()}"
+        if got.view(np.int64)[word] != expected.view(np.int64)[word]:
+            return f"word {word} of the known row is {got.view(np.int64)[word]} instead of {expected.view(np.int64)[word]}"
+    sums = [_rows.SUM, _rows.SUMSQ, _rows.SUM3, _rows.SUM4]
+    if (got[6:8] != expected[6:8]).any() or not np.allclose(got[sums], expected[sums], rtol=1e-9, atol=0.0):
+        return f"the known row has {got[6:].tolist()} instead of {expected[6:].tolist()}"
     return ""
 
 
-def _run(tensor: torch.Tensor, want_digest: bool) -> Any:
+def _run(tensor: torch.Tensor, want: int) -> Any:
     row = torch.zeros(_rows.WORDS, dtype=torch.float64, device=tensor.device)
-    reduce(tensor, row, want_digest, 5)
+    reduce(tensor, row, want, 5)
     return row.cpu().numpy()
 
 

@@ -31,8 +31,10 @@ GATHER_LIMIT = 1 << 20
 PATIENCE = 60.0
 """Seconds after which an exchange counts as failed."""
 
-_COUNTS = (_rows.COUNT, _rows.NANS, _rows.POS_INF, _rows.NEG_INF, _rows.ZEROS, _rows.DIGEST)
-_ALL_FLAGS = _rows.HAS_DIGEST | _rows.HAS_INTEGERS | _rows.WRITTEN
+_COUNTS = (_rows.COUNT, _rows.NANS, _rows.POS_INF, _rows.NEG_INF, _rows.ZEROS, _rows.DIGEST, _rows.BELOW)
+_SUMS = (_rows.SUM, _rows.SUMSQ, _rows.SUM3, _rows.SUM4)
+_FLAGS = (_rows.HAS_DIGEST, _rows.HAS_INTEGERS, _rows.WRITTEN, _rows.HAS_MOMENTS, _rows.HAS_BELOW, _rows.HAS_EPS)
+"""Those that a merged row may have: checksums do not merge."""
 
 
 class MergeFailed(UsageError):
@@ -133,16 +135,18 @@ class _Gather(_Exchange):
 
 
 class _Reduce(_Exchange):
-    """COUNT..DIGEST add up as int64 (the digest modulo 2**64, which is what int64 addition does), SUM and SUMSQ as float64, the
+    """COUNT..DIGEST and BELOW add up as int64 (the digest modulo 2**64, which is what int64 addition does), the sums as float64, the
     bounds are minima (of the negative, or the complement, for maxima), and a flag holds if it holds on all non-empty shards."""
 
     def __init__(self, group: Any, identity: int, rows: Rows) -> None:
         ints = _rows.as_int64(rows)
-        flags = np.where(ints[:, _rows.COUNT] == 0, _ALL_FLAGS, ints[:, _rows.FLAGS])
-        low = np.stack([ints[:, _rows.IMIN], ~ints[:, _rows.IMAX], *(flags & bit for bit in (1, 2, 4))], 1)
-        head = np.array([[identity, ~identity, 0, 0, 0]], np.int64)
+        flags = np.where(ints[:, _rows.COUNT] == 0, sum(_FLAGS), ints[:, _rows.FLAGS])
+        low = np.stack([ints[:, _rows.IMIN], ~ints[:, _rows.IMAX], *(flags & bit for bit in _FLAGS)], 1)
+        head = np.array([[identity, ~identity, *(0 for _ in _FLAGS)]], np.int64)
+        sums = rows[:, _SUMS]
+        sums[ints[:, _rows.FLAGS] & _rows.HAS_MOMENTS == 0, 2:] = 0.0  # bits of checksums, perhaps
         self._add = torch.from_numpy(np.ascontiguousarray(ints[:, _COUNTS]))
-        self._sums = torch.from_numpy(np.ascontiguousarray(rows[:, (_rows.SUM, _rows.SUMSQ)]))
+        self._sums = torch.from_numpy(np.ascontiguousarray(sums))
         self._bounds = torch.from_numpy(np.stack([rows[:, _rows.MIN], -rows[:, _rows.MAX]], 1))
         self._low = torch.from_numpy(np.concatenate([head, low]))
         self.works = [
@@ -162,11 +166,14 @@ class _Reduce(_Exchange):
         out = _rows.empty(len(low) - 1)
         ints = _rows.as_int64(out)
         ints[:, _COUNTS] = self._add.numpy()
-        out[:, (_rows.SUM, _rows.SUMSQ)] = self._sums.numpy()
+        out[:, _SUMS] = self._sums.numpy()
         bounds = self._bounds.numpy()
         out[:, _rows.MIN], out[:, _rows.MAX] = bounds[:, 0], -bounds[:, 1]
         ints[:, _rows.IMIN], ints[:, _rows.IMAX] = low[1:, 0], ~low[1:, 1]
-        ints[:, _rows.FLAGS] = low[1:, 2] | low[1:, 3] | low[1:, 4]
+        flags = low[1:, 2:].sum(1)
+        ints[:, _rows.FLAGS] = flags
+        out[flags & _rows.HAS_MOMENTS == 0, _rows.SUM3 : _rows.BELOW] = 0.0
+        ints[flags & _rows.HAS_BELOW == 0, _rows.BELOW] = 0
         return out
 
 

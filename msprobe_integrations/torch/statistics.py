@@ -105,10 +105,14 @@ class RowBuffer:
 
     def clear(self, row: int) -> None:
         """Make a row that of an empty tensor: a reduction that failed half way."""
+        self.put(row, _rows.empty(1)[0])
+
+    def put(self, row: int, words: Rows) -> None:
+        """Write a whole row ([16] float64)."""
         self.address(row)
         for first, end, _, array in self._pieces:
             if first <= row < end:
-                array[row - first] = _rows.empty(1)[0]
+                array[row - first] = words
 
     def rows(self, n: int) -> Rows:
         """The first `n` rows: the memory itself when there is one piece, else a copy."""
@@ -201,34 +205,36 @@ def reduce_cpu(tensor: torch.Tensor, out_ptr: int, want: int, index0: int = 0) -
 
 
 _KERNEL_DEVICES = ("cuda", "npu")
-_trusted: dict[tuple[str, torch.dtype, bool], bool] = {}
-"""Device type, dtype, with digest: whether the Triton kernel takes such tensors. Decided when the first one is seen."""
+_trusted: dict[tuple[str, torch.dtype, int], bool] = {}
+"""Device type, dtype, `_KERNEL_WORDS` of what is wanted: whether the Triton kernel takes such tensors. Decided at the first one."""
+_KERNEL_WORDS = hostkernel.WANT_DIGEST | hostkernel.WANT_MOMENTS | hostkernel.WANT_BELOW
 
 
-def reduce_device(tensor: torch.Tensor, row: torch.Tensor, want_digest: bool, index0: int = 0) -> None:
+def reduce_device(tensor: torch.Tensor, row: torch.Tensor, want: int, index0: int = 0) -> None:
     """Row of a strided tensor on any device, written in place to `row` ([16] float64 on the same device): by the Triton kernel of
     `device_kernel` on GPUs and NPUs where Triton works and reads the type, else by torch operators. Never waits for the tensor.
+    `want` as in `hostkernel.reduce`, without checksums.
     COUNT and FLAGS, and IMIN and IMAX of floats, are left to the host; for uint64 FLAGS says (HAS_INTEGERS) when the values do not
     fit int64."""
     with torch.no_grad():
         n = tensor.numel()
-        if n == 0 or (tensor.device.type in _KERNEL_DEVICES and _by_kernel(tensor, row, want_digest, index0)):
+        if n == 0 or (tensor.device.type in _KERNEL_DEVICES and _by_kernel(tensor, row, want, index0)):
             return
         flat = tensor.detach().reshape(-1)
         if n <= PIECE:
-            _piece(flat, row, want_digest, index0)
+            _piece(flat, row, want, index0)
             return
         starts = range(0, n, PIECE)
         parts = row.new_zeros((len(starts), _rows.WORDS))
         for part, at in enumerate(starts):
-            _piece(flat[at : at + PIECE], parts[part], want_digest, index0 + at)
-        _merge_parts(parts, row)
+            _piece(flat[at : at + PIECE], parts[part], want, index0 + at)
+        merge_parts(parts, row, want)
 
 
-def _by_kernel(tensor: torch.Tensor, row: torch.Tensor, want_digest: bool, index0: int) -> bool:
+def _by_kernel(tensor: torch.Tensor, row: torch.Tensor, want: int, index0: int) -> bool:
     """Let the kernel write the row. False when it cannot: why is said once, and operators do this kind of tensor from then on."""
     kind = tensor.device.type
-    key = (kind, tensor.dtype, want_digest)
+    key = (kind, tensor.dtype, want & _KERNEL_WORDS)
     try:
         trusted = _trusted.get(key)
         if trusted is False:
@@ -236,12 +242,12 @@ def _by_kernel(tensor: torch.Tensor, row: torch.Tensor, want_digest: bool, index
         from msprobe_integrations.torch import device_kernel  # imports Triton
 
         if trusted is None:
-            wrong = device_kernel.check(tensor.device, tensor.dtype, want_digest) if tensor.dtype in device_kernel.KINDS else ""
+            wrong = device_kernel.check(tensor.device, tensor.dtype, want) if tensor.dtype in device_kernel.KINDS else ""
             if wrong:
                 raise RuntimeError(wrong)
             _trusted[key] = trusted = tensor.dtype in device_kernel.KINDS
         if trusted:
-            device_kernel.reduce(tensor, row, want_digest, index0)
+            device_kernel.reduce(tensor, row, want, index0)
         return trusted
     except torch.cuda.OutOfMemoryError:  # of the copy of a strided tensor; no reason to doubt the kernel, and operators need more
         raise
@@ -257,8 +263,8 @@ def _by_kernel(tensor: torch.Tensor, row: torch.Tensor, want_digest: bool, index
         return False
 
 
-def _merge_parts(parts: torch.Tensor, row: torch.Tensor) -> None:
-    """Merge the rows `parts` ([k, 16]) into `row`."""
+def merge_parts(parts: torch.Tensor, row: torch.Tensor, want: int) -> None:
+    """Merge the rows `parts` ([k, 16], all taken with `want`) into `row`, on the device."""
     ints, words = parts.view(torch.int64), row.view(torch.int64)
     torch.sum(ints[:, _rows.NANS : _rows.MIN], 0, out=words[_rows.NANS : _rows.MIN])
     torch.amin(parts[:, _rows.MIN], 0, out=row[_rows.MIN])
@@ -266,16 +272,20 @@ def _merge_parts(parts: torch.Tensor, row: torch.Tensor) -> None:
     torch.sum(parts[:, _rows.SUM : _rows.IMIN], 0, out=row[_rows.SUM : _rows.IMIN])
     torch.amin(ints[:, _rows.IMIN], 0, out=words[_rows.IMIN])
     torch.amax(ints[:, _rows.IMAX : _rows.FLAGS + 1], 0, out=words[_rows.IMAX : _rows.FLAGS + 1])
+    if want & hostkernel.WANT_MOMENTS:
+        torch.sum(parts[:, _rows.SUM3 : _rows.BELOW], 0, out=row[_rows.SUM3 : _rows.BELOW])
+    if want & hostkernel.WANT_BELOW:
+        torch.sum(ints[:, _rows.BELOW], 0, out=words[_rows.BELOW])
 
 
-def _piece(flat: torch.Tensor, row: torch.Tensor, want_digest: bool, index0: int) -> None:
+def _piece(flat: torch.Tensor, row: torch.Tensor, want: int, index0: int) -> None:
     """The row of at most `PIECE` elements. Results go to their words by ``out=``, without small tensors in between."""
     dtype = flat.dtype
     words = row.view(torch.int64)
-    if want_digest:
+    if want & hostkernel.WANT_DIGEST:
         _digest_piece(flat, index0, words[_rows.DIGEST])
     if dtype in _INTEGER:
-        _integers(flat, row, words)
+        _integers(flat, row, words, want)
         return
     if dtype.is_complex:
         pair = torch.view_as_real(flat).to(torch.float64)
@@ -295,11 +305,29 @@ def _piece(flat: torch.Tensor, row: torch.Tensor, want_digest: bool, index0: int
     row[_rows.MIN].copy_(torch.nan_to_num(real, inf, inf, inf).amin())
     row[_rows.MAX].copy_(torch.nan_to_num(real, -inf, -inf, -inf).amax())
     kept = torch.nan_to_num(real, 0.0, 0.0, 0.0).to(torch.float64)
+    if want & hostkernel.WANT_BELOW:
+        _below(real.to(torch.float64), words, want)
+    _sums(kept, row, want)
+
+
+def _sums(kept: torch.Tensor, row: torch.Tensor, want: int) -> None:
+    """The sums of powers of `kept` (float64, without NaN and Inf; used up)."""
     torch.sum(kept, 0, out=row[_rows.SUM])
-    torch.sum(kept.square_(), 0, out=row[_rows.SUMSQ])
+    if not want & hostkernel.WANT_MOMENTS:
+        torch.sum(kept.square_(), 0, out=row[_rows.SUMSQ])
+        return
+    squares = kept.square()
+    torch.sum(squares, 0, out=row[_rows.SUMSQ])
+    torch.sum(kept.mul_(squares), 0, out=row[_rows.SUM3])
+    torch.sum(squares.square_(), 0, out=row[_rows.SUM4])
 
 
-def _integers(flat: torch.Tensor, row: torch.Tensor, words: torch.Tensor) -> None:
+def _below(real: torch.Tensor, words: torch.Tensor, want: int) -> None:
+    """BELOW of `real` (float64: a narrower type would round the limit)."""
+    torch.sum(real.abs() < hostkernel.limit_of(want), 0, out=words[_rows.BELOW])
+
+
+def _integers(flat: torch.Tensor, row: torch.Tensor, words: torch.Tensor, want: int) -> None:
     unsigned = flat.dtype == torch.uint64
     wide = flat.view(torch.int64) if unsigned else flat.to(torch.int64)
     limits, extremes = words[_rows.IMIN : _rows.FLAGS], row[_rows.MIN : _rows.SUM]
@@ -317,8 +345,9 @@ def _integers(flat: torch.Tensor, row: torch.Tensor, words: torch.Tensor) -> Non
     else:
         extremes.copy_(limits)
     torch.sum(wide == 0, 0, out=words[_rows.ZEROS])
-    torch.sum(real, 0, out=row[_rows.SUM])
-    torch.sum(real * real, 0, out=row[_rows.SUMSQ])
+    if want & hostkernel.WANT_BELOW:
+        _below(real, words, want)
+    _sums(real, row, want)
 
 
 def _digest_piece(flat: torch.Tensor, index0: int, out: torch.Tensor) -> None:
