@@ -121,9 +121,11 @@ class Pipeline:
         return ref
 
     def scalar(self, name: str, value: Any) -> None:
-        """Note a number of this step; a tensor (0-dim or one element) is read at the step boundary, not now. What is no number is
-        left out and said once: it must not cost the step."""
-        if self.backend.is_tensor(value):
+        """Note a number of this step; a tensor (0-dim or one element) is read at the step boundary, not now, and of a `TensorRef` it is
+        the mean of the row. What is no number is left out and said once: it must not cost the step."""
+        if isinstance(value, TensorRef):
+            self._scalars[name] = value
+        elif self.backend.is_tensor(value):
             self._scalars[name] = self.backend.reduce(value)
         elif value is not None:
             try:
@@ -132,6 +134,10 @@ class Pipeline:
                 self.lose(f"scalar {name}")
                 problem = UsageError(f"end_step: {name!r} is a {type(value).__name__}; allowed: a number or a tensor with one element")
                 self.faults.fail(f"scalar {name}", problem, disable=False, hint="give numbers to end_step")
+
+    def noted(self, name: str) -> TensorRef | float | None:
+        """A number of this step as it was noted; None when there is none."""
+        return self._scalars.get(name)
 
     def edit_rows(self, edit: RowsEdit) -> None:
         """Call `edit` with this step's rows once they are on the host."""

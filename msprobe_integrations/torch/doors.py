@@ -74,3 +74,11 @@ class Door:
             return self._through(handlers[:-1], args, kwargs)
 
         return handlers[-1](following, *args, **kwargs)
+
+
+_shared: dict[tuple[int, str], Door] = {}
+
+
+def shared_door(owner: Any, name: str) -> Door:
+    """The one door of a function of a module or class that lives as long as the process."""
+    return _shared.setdefault((id(owner), name), Door(owner, name))

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
 from msprobe_engine.log import get_logger
 from msprobe_integrations.torch.merge import RowExchange
-
-if TYPE_CHECKING:
-    from msprobe_engine.settings.schema import MonitorSettings
 
 _log = get_logger()
 
@@ -17,13 +12,14 @@ _log = get_logger()
 class Exchanges:
     """Makes and keeps `RowExchange` objects.
 
-    Args:
-        monitor: its ranks decide whether rows of shards can be merged.
+    Attributes:
+        watched: ranks that monitor, empty is all: rows of sets that have others among them cannot be merged.
     """
 
-    def __init__(self, monitor: MonitorSettings | None) -> None:
-        self._watched = frozenset(monitor.rank) if monitor is not None else frozenset()
+    def __init__(self) -> None:
+        self.watched: Sequence[int] = ()
         self._made: dict[tuple[int, ...], RowExchange | None] = {}
+        self._said: set[tuple[int, ...]] = set()
 
     def of(self, ranks: Sequence[int]) -> RowExchange | None:
         """The exchange of these global ranks. A collective call of theirs the first time; None (said once) when there can be none.
@@ -31,6 +27,15 @@ class Exchanges:
         Ranks that are in several sets ask for them in the same order on all ranks: sorted.
         """
         key = tuple(ranks)
+        if self.watched and not set(key).issubset(self.watched):
+            if key not in self._said:
+                self._said.add(key)
+                _log.warning(
+                    "monitor.rank leaves out some of the ranks %s that share one optimizer: sharded statistics are those of each rank's "
+                    "shard (marked scope: shard); leave monitor.rank empty to get whole parameters",
+                    list(key),
+                )
+            return None
         if key not in self._made:
             self._made[key] = self._make(key)
         return self._made[key]
@@ -42,14 +47,8 @@ class Exchanges:
             if exchange is not None:
                 exchange.close()
 
-    def _make(self, ranks: tuple[int, ...]) -> RowExchange | None:
-        if self._watched and not self._watched.issuperset(ranks):
-            _log.warning(
-                "monitor.rank leaves out some of the ranks %s that share one optimizer: sharded statistics are those of each rank's "
-                "shard (marked scope: shard); leave monitor.rank empty to get whole parameters",
-                list(ranks),
-            )
-            return None
+    @staticmethod
+    def _make(ranks: tuple[int, ...]) -> RowExchange | None:
         try:
             return RowExchange(ranks=ranks)
         except Exception as error:

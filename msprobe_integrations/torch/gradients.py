@@ -6,12 +6,17 @@ an exchange is given for it, has the rows of all parts merged, so that what is r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
+from msprobe_engine import rows as _rows
 from msprobe_engine.records import Sample, TensorDescription, TensorRef
 
 if TYPE_CHECKING:
@@ -19,6 +24,9 @@ if TYPE_CHECKING:
     from msprobe_integrations.torch.probe import TorchProbe
 
 LOCAL, ACCUMULATED, REDUCED, UNSCALED, CLIPPED = "local", "accumulated", "reduced", "unscaled", "clipped"
+HISTOGRAM_KINDS = {"update": "linear", "ratio": "linear"}
+"""Histograms of other families are of exponents: ``log2``."""
+_new = tuple.__new__
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,12 +35,16 @@ class Piece:
 
     Attributes:
         name: parameter name without wrappers, ``decoder.layers.0.mlp.linear_fc1.weight``.
-        parameter: the model's parameter (all of it).
+        parameter: the model's parameter (all of it, or a DTensor).
         vpp_stage: virtual pipeline chunk.
         lo, hi: flat range of the elements that are this rank's to reduce; (0, numel) when it is not sharded.
-        facts: JSON-ready, goes into every sample's `extra`.
+        facts: JSON-ready, goes into every sample's `extra`. With ``of`` (elements of the whole) other ranks hold the rest.
         exchange: merges the rows of all parts; None when the parameter is whole here, or cannot be merged.
         whole: shape of the whole parameter where `parameter` does not have it (ZeRO 3 empties it between its uses).
+        positions: False when the part is no flat range of the whole, as of a second dimension: its digest would mean nothing, `lo`
+            and `hi` are 0 and the number of its elements.
+        sharded: True when other ranks hold the rest.
+        plain: facts of a sample of the whole tensor.
     """
 
     name: str
@@ -43,29 +55,66 @@ class Piece:
     facts: Mapping[str, Any] = field(default_factory=dict)
     exchange: RowExchange | None = None
     whole: tuple[int, ...] | None = None
+    positions: bool = True
+    sharded: bool = field(init=False)
+    plain: Mapping[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sharded", "of" in self.facts)
+        object.__setattr__(self, "plain", {k: v for k, v in self.facts.items() if k != "of"})
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the whole parameter."""
         return tuple(self.parameter.shape) if self.whole is None else self.whole
 
-    @property
-    def sharded(self) -> bool:
-        """True when other ranks hold the rest."""
-        return "of" in self.facts
-
     def part(self, whole: torch.Tensor) -> torch.Tensor:
         """This rank's range of a tensor of the parameter's shape, as a view."""
         return whole.detach().view(-1)[self.lo : self.hi] if self.sharded else whole.detach()
 
+    def part_facts(self) -> dict[str, Any]:
+        """Facts of a sample of this rank's part."""
+        extra = dict(self.facts)
+        if self.positions:
+            extra["shard"] = [self.lo, self.hi]
+        extra["scope"] = "shard" if self.exchange is None else "whole"
+        return extra
+
+
+Row = tuple[TensorRef, tuple[int, str]]
+"""Statistics row, and first row and kind of a histogram (-1: there is none)."""
+Get = Callable[[Piece], "torch.Tensor | None"]
+
 
 class Pieces:
-    """Takes samples of pieces and collects, per exchange, what is to be merged at the end of the step."""
+    """Takes samples of pieces and collects, per exchange, what is to be merged at the end of the step.
+
+    Attributes:
+        drawn: families that get a histogram of each tensor, and its kind.
+    """
 
     def __init__(self, probe: TorchProbe) -> None:
         self._probe = probe
-        self._shapes: dict[tuple[int, str], TensorDescription] = {}
+        self._shapes: dict[tuple[Piece, TensorDescription], TensorDescription] = {}
         self._merges: dict[RowExchange, tuple[list[str], list[int], list[dict[str, Any]]]] = {}
+        self._without_digest: list[int] = []
+        self._values: list[int] = []
+        families = probe.monitor.histograms if probe.monitor is not None else ()
+        self.drawn = {family: HISTOGRAM_KINDS.get(family, "log2") for family in families}
+
+    def take_all(self, family: str, pieces: Sequence[Piece], get: Get, *, phase: str = "") -> None:
+        """Sample what `get` gives for each piece: this rank's part of a sharded one, else the whole tensor. None: no sample."""
+        backend, samples = self._probe.backend, self._probe.pipeline.samples
+        reduce, append = backend.reduce, samples.append
+        histogram = family in self.drawn
+        for piece in pieces:
+            tensor = get(piece)
+            if tensor is None:
+                continue
+            if piece.sharded or histogram:
+                self.take(family, piece, tensor, phase=phase, part=True)
+            else:
+                append(_new(Sample, (family, piece.name, reduce(tensor), phase, -1, piece.vpp_stage, piece.plain)))
 
     def take(
         self, family: str, piece: Piece, tensor: torch.Tensor | None, *, phase: str = "", micro_step: int = -1, part: bool = False
@@ -77,42 +126,132 @@ class Pieces:
                 of a merged parameter still takes part with an empty row).
             part: the rows of all ranks are to be merged.
         """
-        merge = part and piece.sharded and piece.exchange is not None
+        part = part and piece.sharded
         if tensor is None:
-            if not merge:
+            if not part or piece.exchange is None:
                 return
             tensor = piece.parameter.detach().view(-1)[:0]
-        if not merge and part and piece.sharded and tensor.numel() == 0:
-            return
-        data = tensor.detach()  # a new object: rows are remembered per object and version, and collectives raise no version
-        ref = self._probe.backend.reduce_part(data, piece.lo if part and piece.sharded else 0)
-        extra: dict[str, Any] = dict(piece.facts)
-        if part and piece.sharded:
-            extra["shard"] = [piece.lo, piece.hi]
-            extra["scope"] = "whole" if merge else "shard"
+        backend = self._probe.backend
+        ref, histogram = self.reduce(family, piece, tensor, part)
+        self.add(family, piece, ref, phase=phase, micro_step=micro_step, part=part, histogram=histogram)
+
+    def reduce(self, family: str, piece: Piece, tensor: torch.Tensor, part: bool) -> Row:
+        """The row of a tensor of `piece`, and where the family is drawn its histogram; both for `add`."""
+        backend = self._probe.backend
+        if part and piece.sharded and piece.positions:
+            ref = backend.reduce_part(tensor.detach(), piece.lo)
         else:
-            extra.pop("of", None)
-        description = self._description(piece, data, ref.description) if merge else ref.description
-        sample = Sample(family, piece.name, TensorRef(ref.row, description), phase, micro_step, piece.vpp_stage, extra)
-        self._probe.pipeline.samples.append(sample)
-        if merge and ref.row >= 0:
-            assert piece.exchange is not None
-            names, places, extras = self._merges.setdefault(piece.exchange, ([], [], []))
-            names.append(f"{family} {phase} {piece.vpp_stage} {piece.name}")
-            places.append(ref.row)
-            extras.append(extra)
+            ref = backend.reduce(tensor)
+        kind = self.drawn.get(family)
+        return ref, (backend.histogram(tensor.detach(), kind), kind) if kind is not None else (-1, "")
+
+    def add(
+        self,
+        family: str,
+        piece: Piece,
+        ref: TensorRef,
+        *,
+        phase: str = "",
+        micro_step: int = -1,
+        part: bool = False,
+        extra: Mapping[str, Any] | None = None,
+        histogram: tuple[int, str] = (-1, ""),
+        state: str = "",
+    ) -> None:
+        """Note a row of `piece` as a sample.
+
+        Args:
+            ref: the row; of this rank's part with `part`.
+            extra: further facts.
+            histogram: first row of its histogram (-1: none) and the kind.
+            state: tells samples of one family, phase and piece apart.
+        """
+        part = part and piece.sharded
+        merge = part and piece.exchange is not None
+        facts: dict[str, Any] = piece.part_facts() if part else dict(piece.plain)
+        if extra:
+            facts.update(extra)
+        first, kind = histogram
+        if first >= 0:
+            from msprobe_engine import histograms
+
+            facts["histogram"] = histograms.reference(first, kind)
+        if part and not piece.positions and ref.row >= 0:
+            self._without_digest.append(ref.row)
+        if merge:
+            ref = TensorRef(ref.row, self._description(piece, ref.description))
+        elif part and 0 in ref.description.shape:
+            return  # nothing of it is here, and nobody adds the rest
+        self._probe.pipeline.samples.append(Sample(family, piece.name, ref, phase, micro_step, piece.vpp_stage, facts))
+        if not merge or ref.row < 0:
+            return
+        assert piece.exchange is not None
+        names, places, extras = self._merges.setdefault(piece.exchange, ([], [], []))
+        name = f"{family} {state} {phase} {piece.vpp_stage} {piece.name}"
+        names.append(name)
+        places.append(ref.row)
+        extras.append(facts)
+        if first >= 0:
+            for i in range(histograms.row_count(kind)):
+                names.append(f"{name} bins {i}")
+                places.append(first + i)
+
+    def value(self, row: int) -> None:
+        """What this row says in the end is its mean, as the row of one number."""
+        self._values.append(row)
 
     def flush(self, step: int) -> None:
         """Hand the step's merges to the pipeline; to be called just before the step ends."""
         merges, self._merges = self._merges, {}
+        edit = self._probe.pipeline.edit_rows
         for exchange, (names, places, extras) in merges.items():
-            self._probe.pipeline.edit_rows(exchange.merge(step, names, places, extras))
+            edit(exchange.merge(step, names, places, extras))
+        without, self._without_digest = self._without_digest, []
+        if without and self._probe.backend.want_digest:
+            edit(functools.partial(_drop_digests, without))
+        values, self._values = self._values, []
+        if values:
+            edit(functools.partial(_single_values, values))
 
-    def _description(self, piece: Piece, data: torch.Tensor, seen: TensorDescription) -> TensorDescription:
-        key = (id(piece), str(data.dtype))
+    def forget(self) -> None:
+        """The step is taken back: nothing of it is merged."""
+        self._merges, self._without_digest, self._values = {}, [], []
+
+    def _description(self, piece: Piece, seen: TensorDescription) -> TensorDescription:
+        key = (piece, seen)
         if key not in self._shapes:
             self._shapes[key] = seen._replace(shape=piece.shape)
         return self._shapes[key]
+
+
+def _drop_digests(places: Sequence[int], rows: _rows.Rows) -> None:
+    ints = _rows.as_int64(rows)
+    ints[places, _rows.FLAGS] &= ~_rows.HAS_DIGEST
+    ints[places, _rows.DIGEST] = 0
+
+
+def _single_values(places: Sequence[int], rows: _rows.Rows) -> None:
+    """Rows become those of one element each, their mean."""
+    for place in places:
+        mean = _rows.read(rows[place]).mean
+        if mean is not None:
+            set_value(rows[place], mean)
+
+
+def set_value(row: npt.NDArray[np.float64], value: float) -> None:
+    """Make a row ([16] float64) that of one finite or non-finite number."""
+    row[:] = _rows.empty(1)[0]
+    ints = row.view(np.int64)
+    ints[_rows.COUNT] = 1
+    ints[_rows.FLAGS] = _rows.WRITTEN
+    if math.isnan(value):
+        ints[_rows.NANS] = 1
+    elif math.isinf(value):
+        ints[_rows.POS_INF if value > 0 else _rows.NEG_INF] = 1
+    else:
+        ints[_rows.ZEROS] = int(value == 0)
+        row[_rows.MIN] = row[_rows.MAX] = row[_rows.SUM] = value
+        row[_rows.SUMSQ] = value * value
 
 
 def layer_numbers(modules: Sequence[tuple[str, torch.nn.Module]]) -> dict[str, int]:

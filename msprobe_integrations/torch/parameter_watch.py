@@ -1,61 +1,279 @@
-"""Takes every family of the parameter side at the moments that a source reports."""
+"""Takes every family of the parameter side at the moments that a source reports.
+
+===========  ====================  ===============================================================================
+phase        family                of what
+===========  ====================  ===============================================================================
+local        grad_unreduced        one micro batch's gradient, before it is added to others
+accumulated  grad_unreduced        sum over micro batches on this rank, before the reduction over ranks
+reduced      grad_reduced          after the reduction; still carries the loss scale where there is one
+unscaled     grad_reduced          without the loss scale
+clipped      grad_reduced          as the optimizer gets it, where gradients were clipped
+===========  ====================  ===============================================================================
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from msprobe_integrations.torch.gradients import ACCUMULATED, LOCAL, Piece
+from msprobe_engine.guard import Guard
+from msprobe_engine.records import Sample
+from msprobe_integrations.torch.gradients import ACCUMULATED, LOCAL, REDUCED, Get, Piece, Pieces, Row
+from msprobe_integrations.torch.parameter_updates import Updates
 
 if TYPE_CHECKING:
     from msprobe_integrations.torch.parameters import ParameterSource
     from msprobe_integrations.torch.probe import TorchProbe
 
+GRADIENTS, UNREDUCED, MICRO = "monitor.gradients", "monitor.unreduced_gradients", "monitor.micro_batch_gradients"
+PARAMETERS, STATES, UPDATES = "monitor.parameters", "monitor.optimizer_states", "monitor.updates"
+AGREEMENT = "monitor.momentum_agreement"
+OWN_FAMILIES = frozenset(("exp_avg", "exp_avg_sq"))
+"""States that are a family of their own; all others are ``opt_state``."""
+_ALL: set[Piece] = set()
+_no_function = torch._C.DisableTorchFunction
+
 
 class ParameterWatch:
     """One per source. A fault in a family switches that family off and nothing else.
 
+    Args:
+        probe: owner; its monitor settings say what is watched.
+        source: where things are. `connect` is called here.
+
     Attributes:
         on_update: called after every update of the optimizer with True when it was skipped; for loops that take an update for a step.
-        entry_only: gradients are taken only at the entry of the update, under the phase they have reached by then.
+        entry_only: gradients are taken only just before the update, under the phase they have reached by then.
+        in_place: between the backward pass and the update gradients change without a new version (a reduction over ranks).
     """
 
     def __init__(self, probe: TorchProbe, source: ParameterSource) -> None:
+        monitor = probe.monitor
+        assert monitor is not None
         self.on_update: Callable[[bool], None] | None = None
         self.entry_only = False
+        self.in_place = True
         self.source = source
         self._probe = probe
+        self._pieces = Pieces(probe)
+        self._updates = Updates(probe, self._pieces, source)
+        self._phases = frozenset(monitor.gradient_phases)
+        self._states_before = monitor.states_when == "before"
+        self._open = False
+        self._due = False
+        self._samples: list[Sample] | None = None
+        self._fresh()
+        source.connect(self)
 
-    def begin_step(self, due: bool, last: bool) -> None:
-        """A step begins. `due`: it is monitored; `last`: the one before was the last for now."""
+    def _fresh(self) -> None:
+        """What belongs to one step, or to one attempt at it."""
+        self.phase = REDUCED
+        self._taken: dict[str, set[Piece]] = {}
+        self._noted: dict[Piece, tuple[Row, str, int, bool]] = {}
+        self._micro = 0
+        self._micro_seen: set[Piece] = set()
+        self._changed = False
+        self._pieces.forget()
+        self._updates.fresh()
+        self._samples = self._probe.pipeline.samples
 
-    def micro_gradient(self, piece: Piece, gradient: torch.Tensor, phase: str = LOCAL, micro_step: int = -1) -> None:
-        """The gradient of one micro batch (``micro_batch_gradients``). -1: numbered by the probe, or by how often `piece` came."""
+    def begin_step(self, due: bool) -> None:
+        """A step begins; `due`: it is monitored."""
+        self._due = due
+        if not due:
+            self._shut()
+            return
+        self._fresh()
+        self._open = True
+        self.source.open()
 
-    def unreduced(self, piece: Piece, gradient: torch.Tensor, phase: str = ACCUMULATED, micro_step: int = -1) -> None:
-        """The whole gradient of this rank before the reduction (``unreduced_gradients``). The last one of a step counts."""
+    def _shut(self) -> None:
+        if self._open:
+            self._open = False
+            self.source.shut()
+
+    @property
+    def active(self) -> bool:
+        """True in a monitored step, outside of pauses."""
+        if not self._due or self._probe._paused:
+            return False
+        if self._samples is not self._probe.pipeline.samples:  # the step runs a second time
+            self._fresh()
+        return True
+
+    def guard(self, part: str) -> Guard:
+        """As `TorchProbe.guard`."""
+        return self._probe.guard(part)
+
+    def micro_gradient(
+        self, piece: Piece, gradient: torch.Tensor, phase: str = LOCAL, micro_step: int = -1, part: bool = False
+    ) -> None:
+        """The gradient of one micro batch (``micro_batch_gradients``). -1: numbered by the probe, or by how often it came.
+
+        Args:
+            part: as of `unreduced`.
+        """
+        if self.active and self._probe.wanted(MICRO):
+            with self._probe.guard(MICRO), torch.no_grad(), _no_function():
+                number = self._number(piece) if micro_step < 0 else micro_step
+                self._pieces.take("grad_unreduced", piece, gradient, phase=phase, micro_step=number, part=part)
+
+    def unreduced(self, piece: Piece, gradient: torch.Tensor, phase: str = ACCUMULATED, micro_step: int = -1, part: bool = False) -> None:
+        """This rank's gradient before the reduction (``unreduced_gradients``). The last one of a step counts.
+
+        Args:
+            part: `gradient` is of this rank's part of the piece (other ranks hold the rest of the same gradient), not of the whole.
+        """
+        if self.active and self._probe.wanted(UNREDUCED):
+            with self._probe.guard(UNREDUCED), torch.no_grad(), _no_function():
+                if self.in_place:
+                    self._changed = True
+                row = self._pieces.reduce("grad_unreduced", piece, gradient, part)
+                self._noted[piece] = row, phase, micro_step, part
 
     def change_to(self, phase: str) -> None:
         """Something is about to change the gradients in place; afterwards they are in `phase`. They are taken as they are if the phase
         they are in is wanted."""
+        if self.active:
+            if phase != self.phase and not self.entry_only:
+                self._take_gradients(None)
+            self._changed = True
+        self.phase = phase
 
     def before_step(self) -> None:
         """Entry of the update: gradients in the present phase, parameters."""
+        if not self.active:
+            return
+        if not self.entry_only:
+            self._take_gradients(None)
+        self._take(PARAMETERS, "param_origin", self.source.pieces, self.source.value)
 
-    def ready(self) -> None:
-        """Gradients and states are what the update will use: gradients in the present phase, states before, agreement."""
+    def ready(self, pieces: Sequence[Piece] | None = None) -> None:
+        """Gradients and states are what the update will use: gradients in the present phase, states before, agreement.
+
+        Args:
+            pieces: those of which this is true by now, each once a step; None: all.
+        """
+        if not self.active:
+            return
+        self._take_gradients(pieces)
+        chosen = self.source.pieces if pieces is None else pieces
+        if self._states_before:
+            self._take_states(chosen)
+        if self._probe.wanted(AGREEMENT):
+            with self._probe.guard(AGREEMENT), torch.no_grad(), _no_function():
+                self._updates.agreement(chosen)
+
+    def updated(self, pieces: Sequence[Piece] | None = None) -> None:
+        """The inner update of these pieces (None: all that have not been named in this step) is done, gradients are still there:
+        update and ratio."""
+        if self.active and self._probe.wanted(UPDATES):
+            with self._probe.guard(UPDATES), torch.no_grad(), _no_function():
+                self._updates.take(pieces)
 
     def after_step(self, skipped: bool | torch.Tensor = False) -> None:
         """The update is done, or was skipped (a tensor: not known on the host, 0 or 1): parameters, states, update and ratio.
         Calls `on_update`."""
+        sure = skipped is True
+        if self.active:
+            if not sure:
+                self._probe.backend.forget()  # fused updates leave version counters as they are
+                self.updated()
+            self._take(PARAMETERS, "param_updated", self.source.pieces, self.source.value)
+            if not self._states_before:
+                self._take_states(self.source.pieces)
+            with self._probe.guard("scalar skipped"), _no_function():
+                self._probe.pipeline.scalar("skipped", float(skipped) if isinstance(skipped, bool) else skipped)
+        self.phase = REDUCED
+        if self.on_update is not None:
+            self.on_update(sure)
 
     def scalar(self, name: str, value: Any) -> None:
         """A number of this step; one that is given to `end_step` of the probe replaces it."""
+        if self.active:
+            with self._probe.guard(f"scalar {name}"), torch.no_grad(), _no_function():
+                self._probe.pipeline.scalar(name, value)
 
-    def end_step(self) -> None:
-        """The step is over: merges over ranks and numbers of the whole model are handed on."""
+    def end_step(self, again: bool = True) -> None:
+        """The step is over: merges over ranks are handed on.
+
+        Args:
+            again: the next step is monitored too.
+        """
+        if not self._due:
+            return
+        if self.active:
+            self._emit_unreduced()
+        with self._probe.guard("merge over ranks"):
+            if self._probe.faults.enabled("merge over ranks"):
+                self._pieces.flush(self._probe.step)
+        self._due = False
+        if not again:
+            self._shut()
 
     def close(self) -> None:
         """Take everything off; the probe goes on without it."""
+        self._due = False
+        self.on_update = None
+        self.source.close()
+
+    def _emit_unreduced(self) -> None:
+        if not self._noted:
+            return
+        noted, self._noted = self._noted, {}
+        with self._probe.guard(UNREDUCED):
+            for piece, ((ref, histogram), phase, micro_step, part) in noted.items():
+                self._pieces.add("grad_unreduced", piece, ref, phase=phase, micro_step=micro_step, part=part, histogram=histogram)
+
+    def _take_gradients(self, pieces: Sequence[Piece] | None) -> None:
+        """In the present phase: of every piece once in a step."""
+        self._emit_unreduced()
+        phase = self.phase
+        if (phase not in self._phases and not self.entry_only) or not self._probe.wanted(GRADIENTS):
+            return
+        if self._changed:
+            self._probe.backend.forget()
+            self._changed = False
+        taken = self._taken.get(phase)
+        if pieces is None and taken is None:
+            chosen = self.source.pieces
+            self._taken[phase] = _ALL
+        elif taken is _ALL:
+            return
+        else:
+            done = self._taken.setdefault(phase, set())
+            chosen = [piece for piece in (self.source.pieces if pieces is None else pieces) if piece not in done]
+            done.update(chosen)
+        with self._probe.guard(GRADIENTS), torch.no_grad(), _no_function():
+            self._pieces.take_all("grad_reduced", chosen, self.source.gradient, phase=phase)
+
+    def _take(self, part: str, family: str, pieces: Sequence[Piece], get: Get) -> None:
+        if self._probe.wanted(part):
+            with self._probe.guard(part), torch.no_grad(), _no_function():
+                self._pieces.take_all(family, pieces, get)
+
+    def _take_states(self, pieces: Sequence[Piece]) -> None:
+        if not self._probe.wanted(STATES):
+            return
+        with self._probe.guard(STATES), torch.no_grad(), _no_function():
+            for piece in pieces:
+                for name, tensor in self.source.states(piece).items():
+                    row = self._pieces.reduce(name if name in OWN_FAMILIES else "opt_state", piece, tensor, True)
+                    ref, histogram = row
+                    if name in OWN_FAMILIES:
+                        self._pieces.add(name, piece, ref, part=True, histogram=histogram)
+                    else:
+                        self._pieces.add("opt_state", piece, ref, part=True, histogram=histogram, extra={"state": name}, state=name)
+
+    def _number(self, piece: Piece) -> int:
+        """Micro batches are counted by the probe, or else a new one has begun when a piece comes the second time."""
+        number = self._probe.micro_step
+        if number >= 0:
+            return number
+        if piece in self._micro_seen:
+            self._micro += 1
+            self._micro_seen.clear()
+        self._micro_seen.add(piece)
+        return self._micro

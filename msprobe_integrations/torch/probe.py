@@ -33,12 +33,17 @@ from msprobe_engine.sinks.base import Sink
 from msprobe_engine.window import Window
 from msprobe_integrations.torch.attempts import Attempts
 from msprobe_integrations.torch.backend import TorchBackend
+from msprobe_integrations.torch.exchanges import Exchanges
 from msprobe_integrations.torch.hot import hot_monitor
 from msprobe_integrations.torch.module_side import ModuleSide
 from msprobe_integrations.torch.notify import find_notifier
+from msprobe_integrations.torch.parameter_norms import note_norms
+from msprobe_integrations.torch.parameter_watch import ParameterWatch
+from msprobe_integrations.torch.parameters import ParameterSource, find_source
 from msprobe_integrations.torch.plans import Plans
 
 _log = get_logger()
+Find = Callable[["TorchProbe", Sequence[nn.Module], Any], ParameterSource]
 
 
 class TorchProbe:
@@ -76,7 +81,10 @@ class TorchProbe:
         self._models: list[nn.Module] = []
         self._file: Path | None = None
         self._follower: HotMonitor | None = None
-        self._attached: tuple[Any, Any, Callable[[bool], None] | None] | None = None
+        self._attached: tuple[Any, Any, Callable[[bool], None] | None, Find | None] | None = None
+        self.optimizers: list[Any] = []
+        self.watches: list[ParameterWatch] = []
+        self.exchanges = Exchanges()
         self.plans = Plans(self.session)
         self._attempts: Attempts | None = None
         self._watch = ModuleSide.build(self, m)
@@ -120,26 +128,43 @@ class TorchProbe:
             self.plans.current.recorder.micro_step = value
 
     def attach(
-        self, models: nn.Module | Sequence[nn.Module], optimizer: Any = None, on_update: Callable[[bool], None] | None = None
+        self,
+        models: nn.Module | Sequence[nn.Module],
+        optimizer: Any = None,
+        on_update: Callable[[bool], None] | None = None,
+        find: Find | None = None,
     ) -> None:
-        """Name the modules of the model (or of a list: virtual pipeline chunks) and, with an optimizer, watch its parameters.
+        """Name the modules of the model (or of a list: virtual pipeline chunks) and, with an optimizer, watch its parameters. A collective
+        call of all ranks where parameters are sharded. Called again, the newest objects count.
 
         Args:
-            on_update: called after every update of the optimizer, with True when it was skipped; from inside its hooks.
+            optimizer: an optimizer, or a list of optimizers that have different parameters.
+            on_update: called after every update of an optimizer, with True when it was skipped; from inside its hooks.
+            find: what finds the `ParameterSource` of an optimizer; None: `find_source`.
         """
-        self._attached = (models, optimizer, on_update)
+        self._attached = (models, optimizer, on_update, find)
         with self.guard("attach"):
+            self._close_watches()
             self._models = [models] if isinstance(models, nn.Module) else list(models)
             one = self._models if len(self._models) > 1 else self._models[0]
             self.plans.attach(one)
             if self._watch is not None:
                 self._watch.attach(self._models)
-            if optimizer is not None and self.monitor is not None:
-                from msprobe_integrations.torch.optimizer import OptimizerWatch
+            if optimizer is None or self.monitor is None:
+                return
+            self.optimizers = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+            self.exchanges.watched = self.monitor.rank
+            for each in self.optimizers:
+                source = (find or find_source)(self, self._models, each)
+                watch = ParameterWatch(self, source)
+                watch.on_update = on_update
+                self.watches.append(watch)
 
-                self._optimizer = OptimizerWatch(self, self._models, optimizer)
-                if on_update is not None:
-                    optimizer.register_step_post_hook(lambda *_: on_update(False))
+    def _close_watches(self) -> None:
+        watches, self.watches, self.optimizers = self.watches, [], []
+        for watch in watches:
+            with self.guard("closing"):
+                watch.close()
 
     def follow(self, monitor: MonitorSettings) -> None:
         """Other monitor settings hold from now on: between two steps, or in a step before its first forward pass. Rules, sinks and
@@ -160,6 +185,7 @@ class TorchProbe:
                 self.attach(*self._attached)
         if self._in_step:
             self._due = self._window is not None and self._window.wanted(self.step, self._rank)
+            self._begin_watches()
             with self.guard("capture"):
                 self._begin_monitor()
 
@@ -188,11 +214,17 @@ class TorchProbe:
             with self.guard("incidents"):
                 self._meet()
         self._due = self._window is not None and self._window.wanted(step, self._rank)
+        self._begin_watches()
         if self._paused or not self.faults.enabled("capture"):
             return
         with self.guard("capture"):
             self.plans.open(step)
             self._begin_monitor()
+
+    def _begin_watches(self) -> None:
+        for watch in self.watches:
+            with self.guard("parameter monitor"):
+                watch.begin_step(self._due)
 
     def _begin_monitor(self) -> None:
         if self._watch is not None:
@@ -251,6 +283,12 @@ class TorchProbe:
                 self._window.take()
             if self._watch is not None and not (self._window is not None and self._window.wanted(self.step + 1, self._rank)):
                 self._watch.remove()
+        if self.watches and self._due:
+            again = self._window is not None and self._window.wanted(self.step + 1, self._rank)
+            with self.guard("parameter monitor"):
+                for watch in self.watches:
+                    watch.end_step(again)
+                note_norms(self, scalars or {})
         self.session.end_step(self.step, scalars, stacks, complete)
         self._due = False
 
@@ -319,9 +357,11 @@ class TorchProbe:
             self.plans.close()
         if self._watch is not None:
             self._watch.remove()
+        self._close_watches()
         if self._attempts is not None:
             self._attempts.close()
         self.session.close()
+        self.exchanges.close()  # last frames may have waited for them
 
 
 def _window_of(m: MonitorSettings | None) -> Window | None:
@@ -338,3 +378,4 @@ def _forked(probe: TorchProbe | None) -> None:
             probe.plans.current.on = False
         if probe._watch is not None:
             probe._watch.remove()
+        probe._close_watches()

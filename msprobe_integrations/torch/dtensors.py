@@ -1,0 +1,91 @@
+"""DTensor parameters: what this rank holds of them, and whose rows make the whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from msprobe_integrations.torch.gradients import Piece
+
+if TYPE_CHECKING:
+    from msprobe_integrations.torch.exchanges import Exchanges
+
+
+def is_dtensor(tensor: Any) -> bool:
+    """True for a `torch.distributed.tensor.DTensor`, also of the time when that module was private."""
+    return type(tensor).__name__ == "DTensor" and hasattr(tensor, "_local_tensor")
+
+
+def local_of(tensor: torch.Tensor | None, parameter: torch.Tensor) -> torch.Tensor | None:
+    """What this rank holds of a gradient or state of `parameter`, without communication.
+
+    None when it is laid out in another way than the parameter (a gradient that is still to be added over ranks, say): rows of such
+    parts are not rows of a whole.
+    """
+    if tensor is None or type(tensor) is torch.Tensor:
+        return tensor if not is_dtensor(parameter) else None
+    if not is_dtensor(tensor):
+        return tensor
+    if not is_dtensor(parameter) or tensor.placements != parameter.placements:  # type: ignore[attr-defined]
+        return None
+    inner: torch.Tensor = tensor._local_tensor  # type: ignore[attr-defined]
+    return inner
+
+
+def dividing_dims(tensor: Any) -> list[int]:
+    """Dimensions of the mesh along which the tensor is in parts."""
+    return [i for i, placement in enumerate(tensor.placements) if not placement.is_replicate() and tensor.device_mesh.size(i) > 1]
+
+
+def sharers(tensor: Any) -> tuple[int, ...]:
+    """Global ranks, ascending, that together hold one copy of the tensor; empty when this rank has all of it."""
+    divided = dividing_dims(tensor)
+    place = tensor.device_mesh.get_coordinate()
+    if not divided or place is None:
+        return ()
+    line = tensor.device_mesh.mesh[tuple(slice(None) if i in divided else at for i, at in enumerate(place))]
+    return tuple(sorted(line.flatten().tolist()))
+
+
+def replicating_groups(tensor: Any) -> list[tuple[str, Any]]:
+    """Name and process group of each mesh dimension along which ranks hold the same."""
+    mesh = tensor.device_mesh
+    names = mesh.mesh_dim_names or [f"dim{i}" for i in range(mesh.ndim)]
+    dims = [i for i, placement in enumerate(tensor.placements) if placement.is_replicate() and mesh.size(i) > 1]
+    return [(names[i], mesh.get_group(i)) for i in dims]
+
+
+def make_piece(name: str, tensor: Any, chunk: int, facts: Mapping[str, Any], exchanges: Exchanges | None) -> Piece:
+    """What this rank holds of a DTensor parameter."""
+    shared = {**facts, "placements": [str(placement) for placement in tensor.placements]}
+    divided = dividing_dims(tensor)
+    whole = tensor.numel()
+    if not divided:
+        return Piece(name, tensor, chunk, 0, whole, shared)
+    shared["of"] = whole
+    ranks = sharers(tensor)
+    summed = any(not tensor.placements[i].is_shard() for i in divided)  # parts of a sum: no row of theirs is one of the whole
+    exchange = exchanges.of(ranks) if exchanges is not None and ranks and not summed else None
+    here = tensor._local_tensor.numel()
+    lo = _flat_start(tensor, divided)
+    if lo is None:
+        return Piece(name, tensor, chunk, 0, here, shared, exchange, positions=False)
+    return Piece(name, tensor, chunk, lo, lo + here, shared, exchange)
+
+
+def _flat_start(tensor: Any, divided: Sequence[int]) -> int | None:
+    """First element of this rank's part if the part is a flat range of the whole: rows of one plain division of the first dimension,
+    as `torch.chunk` makes it. None otherwise."""
+    placement = tensor.placements[divided[0]]
+    if len(divided) > 1 or type(placement).__name__ != "Shard" or placement.dim != 0:
+        return None
+    place = tensor.device_mesh.get_coordinate()
+    if place is None:
+        return None
+    rows, ranks, width = tensor.shape[0], tensor.device_mesh.size(divided[0]), math.prod(tensor.shape[1:])
+    chunk = -(-rows // ranks)
+    first, last = (min(rows, chunk * (place[divided[0]] + i)) for i in (0, 1))
+    return first * width if tensor._local_tensor.numel() == (last - first) * width else None

@@ -1,0 +1,133 @@
+"""What happens to gradients between the backward pass and the update in a torch loop: loss scaling and clipping, as it is called.
+
+`GradScaler.unscale_` and `GradScaler.step` are methods of a class, clipping are functions; both are looked through while a probe is
+attached, and concern a probe only when its own optimizer or parameters are passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.utils import clip_grad
+
+from msprobe_integrations.torch import dtensors
+from msprobe_integrations.torch.doors import Door, shared_door
+from msprobe_integrations.torch.gradients import CLIPPED, UNSCALED
+
+if TYPE_CHECKING:
+    from msprobe_integrations.torch.parameter_watch import ParameterWatch
+
+_PART = "gradient phases"
+_Scaler: Any = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
+_WITH_NORM = "_clip_grads_with_norm_"
+"""What `clip_grad_norm_` calls, however it was imported; torch 2.5 and earlier have no such function."""
+
+
+def inner_optimizer(optimizer: Any) -> Any:
+    """The optimizer inside of wrappers (of launchers, of learning-rate helpers) that keep it as ``optimizer``."""
+    while hasattr(inner := getattr(optimizer, "optimizer", None), "param_groups"):
+        optimizer = inner
+    return optimizer
+
+
+class UpdateDoors:
+    """Tells a watch of the phases of its gradients and of skipped updates.
+
+    Args:
+        watch: whom to tell.
+        optimizer: whose updates.
+        parameters: the watched parameters.
+        skipped: called when a scaler has left an update out.
+    """
+
+    def __init__(self, watch: ParameterWatch, optimizer: Any, parameters: Collection[torch.Tensor], skipped: Callable[[], None]) -> None:
+        self._watch = watch
+        self._optimizer = optimizer
+        self._parameters = frozenset(parameters)
+        self._skipped = skipped
+        self.stepped = False
+        """Set by whoever sees the update itself."""
+        self._doors: list[tuple[Door, Any]] = [
+            (shared_door(_Scaler, "unscale_"), self._unscale),
+            (shared_door(_Scaler, "step"), self._step),
+            (shared_door(clip_grad, "clip_grad_value_"), self._clip_value),
+            (shared_door(torch.nn.utils, "clip_grad_value_"), self._clip_value),
+        ]
+        if hasattr(clip_grad, _WITH_NORM):
+            self._doors.append((shared_door(clip_grad, _WITH_NORM), self._clip_with_norm))
+            self._doors.append((shared_door(torch.nn.utils, "clip_grads_with_norm_"), self._clip_with_norm))
+        else:
+            self._doors += [(shared_door(owner, "clip_grad_norm_"), self._clip_norm) for owner in (clip_grad, torch.nn.utils)]
+        for door, handler in self._doors:
+            door.add(handler)
+
+    def close(self) -> None:
+        """Take the doors off."""
+        for door, handler in self._doors:
+            door.discard(handler)
+        self._doors.clear()
+
+    def _unscale(self, following: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if scaler._enabled and self._watch.active and inner_optimizer(optimizer) is self._optimizer:
+            with self._watch.guard(_PART):
+                self._note_scale(scaler)
+                self._watch.change_to(UNSCALED)
+        return following(scaler, optimizer, *args, **kwargs)
+
+    def _step(self, following: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if not scaler._enabled or inner_optimizer(optimizer) is not self._optimizer:
+            return following(scaler, optimizer, *args, **kwargs)
+        with self._watch.guard(_PART):
+            self._note_scale(scaler)
+        self.stepped = False
+        result = following(scaler, optimizer, *args, **kwargs)
+        if not self.stepped:
+            self._skipped()
+        return result
+
+    def _note_scale(self, scaler: Any) -> None:
+        self._watch.scalar("loss_scale", scaler._scale)
+
+    def _clip_with_norm(self, following: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        parameters = _listed(parameters)
+        if self._concerned(parameters):
+            norm = kwargs["total_norm"] if "total_norm" in kwargs else args[1] if len(args) > 1 else None
+            self._clip()
+            self._note_norm(parameters, norm)
+        return following(parameters, *args, **kwargs)
+
+    def _clip_norm(self, following: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        parameters = _listed(parameters)
+        concerned = self._concerned(parameters)
+        if concerned:
+            self._clip()
+        result = following(parameters, *args, **kwargs)
+        if concerned:
+            self._note_norm(parameters, result)
+        return result
+
+    def _clip_value(self, following: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        parameters = _listed(parameters)
+        if self._concerned(parameters):
+            self._clip()
+        return following(parameters, *args, **kwargs)
+
+    def _concerned(self, parameters: Any) -> bool:
+        return self._watch.active and isinstance(parameters, (list, tuple)) and not self._parameters.isdisjoint(parameters)
+
+    def _clip(self) -> None:
+        with self._watch.guard(_PART):
+            self._watch.change_to(CLIPPED)
+
+    def _note_norm(self, parameters: Any, norm: Any) -> None:
+        """The norm that the training worked out itself, if it is of all parameters. Of a DTensor this rank has only a part of it."""
+        with self._watch.guard(_PART):
+            if norm is not None and not dtensors.is_dtensor(norm) and self._parameters.issubset(parameters):
+                self._watch.scalar("grad_norm", norm)
+
+
+def _listed(parameters: Any) -> Any:
+    """As torch does it: a generator can be read only once."""
+    return parameters if isinstance(parameters, (torch.Tensor, list, tuple)) else list(parameters)
