@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,6 +17,7 @@ from msprobe_engine.incident.notify import Notifier, SilentNotifier
 from msprobe_engine.log import get_logger, set_rank
 from msprobe_engine.pipeline import Pipeline
 from msprobe_engine.records import Frame
+from msprobe_engine.rows import empty
 from msprobe_engine.rules.base import Alert
 from msprobe_engine.settings.schema import ProbeSettings, RuleSettings
 from msprobe_engine.sinks.base import Sink
@@ -71,7 +74,11 @@ class Session:
             self.faults.fail(str(error).partition(":")[0], error, hint="the other sinks work")
         self.writer = Writer([*sinks, *extra_sinks], self.faults)
         self.pipeline = Pipeline(backend, build_rules(with_rules), self.writer, self.faults)
+        for rule in self.pipeline.rules:
+            if (bind := getattr(rule, "bind", None)) is not None:
+                bind(self._outside)
         self.incidents: IncidentManager | None = None
+        self._incident_lock = threading.Lock()
         if settings.incident.enabled and with_rules.rules:
             self.incidents = IncidentManager(
                 settings.incident,
@@ -128,6 +135,10 @@ class Session:
 
     def close(self) -> None:
         """Finish all steps and close every sink. Safe to call twice."""
+        for rule in self.pipeline.rules:
+            if (close := getattr(rule, "close", None)) is not None:
+                with self.faults.guard(f"rule {rule.name}"):
+                    close()
         with self.faults.guard("closing"):
             self.pipeline.close()
         if self.incidents is not None:
@@ -136,9 +147,18 @@ class Session:
 
     def _incident(self, frame: Frame, alerts: Sequence[Alert]) -> None:
         assert self.incidents is not None
-        request = self.incidents.on_frame(frame, alerts, self._now)
+        with self._incident_lock:
+            request = self.incidents.on_frame(frame, alerts, self._now)
         if request is not None:
             self._arm(request)
+
+    def _outside(self, alert: Alert) -> None:
+        """An alert of a thread that watches the training: said, written and made an incident of without waiting for a step."""
+        _log.log(logging.ERROR if alert.severity == "critical" else logging.WARNING, "ALERT %s", alert.message)
+        frame = Frame(alert.step, alert.rank, empty(0), framework=self.backend.framework, complete=False)
+        if self.incidents is not None and alert.severity == "critical":
+            self._incident(frame, [alert])
+        self.writer.submit(frame, [alert])
 
     def _arm(self, request: CaptureRequest) -> None:
         if self.armed is None:
