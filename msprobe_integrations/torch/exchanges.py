@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+
 from msprobe_engine.log import get_logger
 from msprobe_integrations.torch.merge import RowExchange
 

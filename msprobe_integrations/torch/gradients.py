@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from msprobe_engine import histograms
 from msprobe_engine import rows as _rows
 from msprobe_engine.records import Sample, TensorDescription, TensorRef
 
@@ -131,7 +132,6 @@ class Pieces:
             if not part or piece.exchange is None:
                 return
             tensor = piece.parameter.detach().view(-1)[:0]
-        backend = self._probe.backend
         ref, histogram = self.reduce(family, piece, tensor, part)
         self.add(family, piece, ref, phase=phase, micro_step=micro_step, part=part, histogram=histogram)
 
@@ -173,8 +173,6 @@ class Pieces:
             facts.update(extra)
         first, kind = histogram
         if first >= 0:
-            from msprobe_engine import histograms
-
             facts["histogram"] = histograms.reference(first, kind)
         if part and not piece.positions and ref.row >= 0:
             self._without_digest.append(ref.row)

@@ -107,9 +107,7 @@ class ParameterWatch:
         """As `TorchProbe.guard`."""
         return self._probe.guard(part)
 
-    def micro_gradient(
-        self, piece: Piece, gradient: torch.Tensor, phase: str = LOCAL, micro_step: int = -1, part: bool = False
-    ) -> None:
+    def micro_gradient(self, piece: Piece, gradient: torch.Tensor, phase: str = LOCAL, micro_step: int = -1, part: bool = False) -> None:
         """The gradient of one micro batch (``micro_batch_gradients``). -1: numbered by the probe, or by how often it came.
 
         Args:

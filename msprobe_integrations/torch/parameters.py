@@ -47,8 +47,10 @@ class ParameterSource(Protocol):
     in the merge. They are called only while a step is monitored and may be called often: look up, do not search.
     """
 
-    pieces: Sequence[Piece]
-    """Parameters in an order that is the same on all ranks that share them."""
+    @property
+    def pieces(self) -> Sequence[Piece]:
+        """Parameters in an order that is the same on all ranks that share them."""
+        ...
 
     def gradient(self, piece: Piece) -> torch.Tensor | None:
         """The gradient of `piece` as it is now, in the phase that the watch was told of last."""

@@ -61,7 +61,9 @@ class UnshardedGradients:
             door.discard(handler)
         self._doors.clear()
 
-    def _reduce(self, following: Any, fsdp_params: Sequence[Any], unsharded_grads: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+    def _reduce(
+        self, following: Any, fsdp_params: Sequence[Any], unsharded_grads: Sequence[torch.Tensor], *args: Any, **kwargs: Any
+    ) -> Any:
         if (watch := self._watch) is not None and watch.active:
             with watch.guard("monitor.unreduced_gradients"):
                 for fsdp_param, gradient in zip(fsdp_params, unsharded_grads):
@@ -70,7 +72,7 @@ class UnshardedGradients:
                         before = self._reductions.get(piece, 0)
                         self._reductions[piece] = before + 1
                         # reduced once a step: the sum of all micro batches; every micro batch: the last one's own
-                        watch.unreduced(piece, gradient, ACCUMULATED if not before else LOCAL, -1 if not before else before)
+                        watch.unreduced(piece, gradient, LOCAL if before else ACCUMULATED, before or -1)
         return following(fsdp_params, unsharded_grads, *args, **kwargs)
 
     def _post_backward(self, following: Any, group: Any, *args: Any, **kwargs: Any) -> Any:

@@ -64,7 +64,9 @@ class PlainSource:
             else:
                 self.pieces.append(Piece(name, parameter, chunk, 0, parameter.numel(), facts))
         of = {piece.parameter: piece for piece in self.pieces}
-        self._ddp = {p: m for model in models for m in model.modules() if isinstance(m, DistributedDataParallel) for p in m.parameters()}
+        self._ddp: dict[torch.Tensor, DistributedDataParallel] = {}
+        for module in (m for model in models for m in model.modules() if isinstance(m, DistributedDataParallel)):
+            self._ddp.update(dict.fromkeys(module.parameters(), module))
         self._unsharded = UnshardedGradients(models, of)
 
     def _chosen(self, chunk: int, model: nn.Module) -> Iterator[tuple[str, torch.Tensor, int, dict[str, Any]]]:
