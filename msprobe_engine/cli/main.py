@@ -28,6 +28,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "check-config": Command("check_config", "check a settings file and print what it resolves to"),
+    "data2db": Command("data2db", "put monitor files or dumps into a trend data base (SQLite)"),
     "estimate": Command("estimate", "say what a dump will cost in disk and time, before it is made"),
     "grad_probe": Command("grad_probe", "compare the gradient directions of two runs (compare)"),
     "monitor": Command("monitor", "work with what the monitor has written (analyze)"),

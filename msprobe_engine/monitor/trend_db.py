@@ -207,6 +207,11 @@ class TrendDatabase:
         """Alerts: step, fields as JSON."""
         self._db.executemany("INSERT INTO alerts VALUES (?, ?, ?)", ((rank, step, fields) for step, fields in alerts))
 
+    def replace_alerts(self, rank: int, alerts: Iterable[tuple[int, str]]) -> None:
+        """As `add_alerts`, in place of those that the rank has."""
+        self._db.execute("DELETE FROM alerts WHERE rank = ?", (rank,))
+        self.add_alerts(rank, alerts)
+
     def set_info(self, rank: int, fields: str) -> None:
         """What the run says about itself, as JSON."""
         self._db.execute("INSERT OR REPLACE INTO run_info VALUES (?, ?)", (rank, fields))

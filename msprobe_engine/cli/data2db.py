@@ -1,0 +1,51 @@
+"""Put what the monitor has written, or the statistics of dumps, into a trend data base (SQLite). Started again it goes on where it was
+stopped and takes what has been added since."""
+
+from __future__ import annotations
+
+import argparse
+
+EPILOG = """\
+examples:
+  msprobe data2db --db trend --data monitor_output
+  msprobe data2db --db trend --data msprobe_output/dump --format dump --process_num 4
+  msprobe data2db --db trend --data monitor_output --mapping names.json --micro_step false
+
+writes DB/monitor_data.trend.db and DB/dump_data.trend.db. NaN, Inf and numbers beyond 1e9, which the tables of the existing tool cannot
+hold, are in the table exact_values.
+
+exit codes: 0 done, 2 nothing to convert, a data base is in the way (--force) or wrong usage"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the existing tool, and --force."""
+    parser.add_argument("--db", required=True, metavar="DIR", help="directory of the data bases")
+    parser.add_argument("--data", required=True, metavar="DIR", help="what to read: output of a monitor, or a dump")
+    parser.add_argument("--format", choices=("auto", "dump", "monitor"), default="auto", help="what the data is (default: auto)")
+    parser.add_argument("--mapping", metavar="FILE", help='replacements in names: a JSON file like {"old": "new"}')
+    parser.add_argument(
+        "--micro_step",
+        type=str.lower,
+        choices=("true", "false"),
+        default="true",
+        help="true: the axis is the running number of micro batches (default); false: the step",
+    )
+    parser.add_argument("--process_num", type=int, default=1, metavar="N", help="processes that read, 1 to 128 (default: 1)")
+    parser.add_argument("--force", action="store_true", help="replace a data base that is there")
+    parser.epilog = EPILOG
+
+
+def run(args: argparse.Namespace) -> int:
+    """Convert and say what was done."""
+    from msprobe_engine.monitor.data2db import Options, data2db, read_mapping
+
+    mapping = read_mapping(args.mapping) if args.mapping else {}
+    options = Options(mapping, args.micro_step == "true", args.process_num, args.force)
+    for done in data2db(args.db, args.data, args.format, options):
+        skipped = f", {done.skipped} were there already" if done.skipped else ""
+        print(f"{done.path}: {done.rows} rows from {done.units} tables{skipped}")
+        for what, count in list(done.problems.items())[:10]:
+            print(f"  not read: {what} ({count})")
+        if len(done.problems) > 10:
+            print(f"  and {len(done.problems) - 10} more problems")
+    return 0
