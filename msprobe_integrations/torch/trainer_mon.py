@@ -73,6 +73,7 @@ class TrainerMon:
         self._handles: list[Any] = []
         self._duplicates: Duplicates | None = None
         self._step = 0
+        self._models_given = False
         self._place(process_group)
 
     def set_monitor(
@@ -89,7 +90,7 @@ class TrainerMon:
         Args:
             model: the model, or the list of its virtual pipeline chunks (their index is `vpp_stage`).
             optimizer: what updates its parameters: of torch, Accelerate, DeepSpeed (optimizer or engine) or Megatron.
-            grad_acc_steps: micro batches per update; micro steps are numbered below it.
+            grad_acc_steps: micro batches per update; checked, and not needed: they are counted.
             tp_group, dp_group: where given, reduced gradients are written by one of the ranks that hold the same ones: rank 0 of the
                 data-parallel group, and of the tensor-parallel group for what is not split over it.
             start_iteration: number of the first step.
@@ -107,12 +108,13 @@ class TrainerMon:
         if self._models_given:
             raise UsageError("set_monitor: a model is watched already; stop() this monitor and make a new TrainerMon")
         self._models_given = True
-        self._micro_batches = _count("grad_acc_steps", grad_acc_steps, 1)
+        _count("grad_acc_steps", grad_acc_steps, 1)
         self._step = _count("start_iteration", start_iteration, 0)
         probe = self._probe
         if tp_group is not None or dp_group is not None:
             self._duplicates = Duplicates(probe, tp_group, dp_group)
         probe.attach(models, optimizer, on_update=self._updated)
+        self._as_known()
         if self._hot:
             first = self._given if self._kind == "monitor" else None
             self._follower = hot_monitor(probe, self.config_file_path, self._kind, first)
@@ -120,9 +122,6 @@ class TrainerMon:
         for chunk in models:
             self._handles.append(chunk.register_forward_pre_hook(lambda *_: _forward_begins(this())))
         probe.begin_step(self._step)
-
-    _models_given = False
-    _micro_batches = 1
 
     def stop(self) -> None:
         """Write what is left and take everything off. The step in progress, whose update has not come, is not written."""
@@ -246,10 +245,7 @@ class TrainerMon:
                 if changed is not None:
                     self._next = changed.monitor
         self._step += 1
-        self._forwards = 0
         probe.begin_step(self._step)
-
-    _forwards = 0
 
     def forward_begins(self) -> None:
         """A chunk of the model is called: the first one of a step is where new settings are put in place."""
@@ -257,12 +253,20 @@ class TrainerMon:
             monitor, self._next = self._next, None
             with self._probe.guard("monitor.hot"):
                 self._probe.follow(monitor)
+                self._as_known()
+
+    def _as_known(self) -> None:
+        """Reduced gradients are those at the entry of the optimizer's step, as the existing tool has them."""
+        if self._kind == "monitor":
+            for watch in self._probe.watches:
+                watch.entry_only = True
 
     def _change(self, **keys: Any) -> None:
         warn_once("trainer_mon change", "changing the monitor by call is deprecated; change its file, with DYNAMIC_MONITOR=True")
         monitor = self._probe.monitor
         assert monitor is not None
         self._probe.follow(replace(monitor, **keys))
+        self._as_known()
 
     def _keep(self, frame: Frame, _alerts: Any) -> None:
         if frame.samples:
