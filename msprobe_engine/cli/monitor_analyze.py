@@ -4,6 +4,9 @@ tool's."""
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 EPILOG = """\
 examples:
@@ -37,14 +40,46 @@ def positive(text: str) -> int:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The run, and the options of the existing tool: -o, -k, -s."""
     parser.add_argument("run_path", metavar="RUN", help="directory of a monitored run, or anomaly_detected of the existing tool")
-    parser.add_argument("-o", "--out_path", default="", metavar="DIR", help="where anomaly_analyse.json goes (default: RUN)")
+    _options(parser, "RUN")
+    parser.epilog = EPILOG
+
+
+def _options(parser: argparse.ArgumentParser, place: str) -> None:
+    parser.add_argument("-o", "--out_path", default="", metavar="DIR", help=f"where anomaly_analyse.json goes (default: {place})")
     parser.add_argument("-k", "--topk", type=positive, default=8, metavar="N", help="how many of the first alerts to keep (default: 8)")
     parser.add_argument("-s", "--step", type=steps, default=frozenset(), metavar="STEPS", help="only these steps: 1,2 or [1,2]")
-    parser.epilog = EPILOG
 
 
 def run(args: argparse.Namespace) -> int:
     """0 no alerts, 1 alerts were found; errors are raised as `ProbeError`, which the entry point turns into 2."""
-    from msprobe_engine.monitor.analyze import analyze_command
+    return report(args.run_path, args.out_path, args.topk, args.step)
 
-    return analyze_command(args.run_path, args.out_path, args.topk, args.step)
+
+def report(path: str, output: str, top: int, wanted: frozenset[int]) -> int:
+    """Analyze and print; 1 when there are alerts."""
+    from msprobe_engine.log import printable
+    from msprobe_engine.monitor.analyze import analyze, summary
+
+    result = analyze(Path(path), Path(output) if output else None, top, wanted)
+    print("\n".join(printable(line) for line in summary(result).splitlines()))
+    for problem, count in result.found.problems.items():
+        print(printable(f"warning: {problem}" + (f" ({count} times)" if count > 1 else "")), file=sys.stderr)
+    print(f"Details: {result.path}")
+    return 1 if result.began is not None else 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The existing tool's ``python -m msprobe.core.monitor.anomaly_processor``: its options, and 0 also when there are alerts."""
+    from msprobe_engine.errors import ProbeError
+    from msprobe_engine.log import printable
+
+    parser = argparse.ArgumentParser(prog="anomaly_processor", description=__doc__, allow_abbrev=False)
+    parser.add_argument("-d", "--data_path", required=True, metavar="DIR", help="directory anomaly_detected, or that of the run")
+    _options(parser, "DIR")
+    args = parser.parse_args(argv)
+    try:
+        report(args.data_path, args.out_path, args.topk, args.step)
+    except ProbeError as error:
+        print(printable(f"anomaly_processor: {error}"), file=sys.stderr)
+        return 2
+    return 0
