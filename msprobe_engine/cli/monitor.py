@@ -6,6 +6,7 @@ from msprobe_engine.cli.main import Command
 
 COMMANDS = {
     "analyze": Command("monitor_analyze", "put the alerts of all ranks into the order of execution and say where it began"),
+    "csv2tb": Command("monitor_csv2tb", "convert monitor files into TensorBoard event files"),
     "report": Command("monitor_report", "write one HTML page of a run: curves, heat maps, alerts, layers that stand out"),
 }
 

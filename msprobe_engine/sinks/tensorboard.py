@@ -20,10 +20,6 @@ Images come every `IMAGE_STEPS` steps and at the end.
 
 from __future__ import annotations
 
-import os
-import secrets
-import struct
-import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -34,14 +30,14 @@ import numpy as np
 
 from msprobe_engine import histograms
 from msprobe_engine.columns import OPS, column
-from msprobe_engine.errors import MissingExtraError, SinkError
+from msprobe_engine.errors import SinkError
 from msprobe_engine.records import Frame, Sample
 from msprobe_engine.rows import MAX, MIN
 from msprobe_engine.rules.base import Alert
 from msprobe_engine.settings.schema import MonitorSettings, TensorBoardSettings
-from msprobe_engine.sinks.crc32c import masked_crc32c
+from msprobe_engine.sinks.events import EventFile, utf8
 from msprobe_engine.sinks.features import FEATURES
-from msprobe_engine.sinks.files import AppendFile, make_directory
+from msprobe_engine.sinks.files import make_directory
 from msprobe_engine.sinks.heatmap import Heatmap
 from msprobe_engine.sinks.names import Names
 
@@ -67,12 +63,6 @@ class TensorBoardSink:
     name = "tensorboard"
 
     def __init__(self, settings: TensorBoardSettings, *, output_dir: Path, rank: int, monitor: MonitorSettings | None = None) -> None:
-        try:
-            from tensorboard.compat.proto import event_pb2, summary_pb2
-        except ImportError as error:
-            raise MissingExtraError("tensorboard", "tensorboard", "tensorboard sink: writing event files") from error
-        self._event: Any = event_pb2.Event
-        self._summary: Any = summary_pb2.Summary
         unknown = [op for op in settings.ops if op not in OPS]
         if unknown:
             raise SinkError(f"sinks.tensorboard.ops: {unknown[0]!r} is no number to plot; allowed: {', '.join(OPS)}")
@@ -82,15 +72,13 @@ class TensorBoardSink:
         self.directory = Path(settings.path or output_dir / "tensorboard") / f"rank{rank}"
         """Where the event file is."""
         make_directory(self.directory, "tensorboard sink")
-        # TensorBoard looks for "tfevents" in the name and sorts by it; the host name that others put there tells nothing more.
-        name = f"events.out.tfevents.{int(time.time()):010d}.rank{rank}.{os.getpid()}.{secrets.token_hex(2)}"
-        self._file = AppendFile(self.directory / name, exclusive=True)
+        self._file = EventFile(self.directory, f"rank{rank}", "tensorboard sink")
+        self._summary = self._file.summary
         self._rules: set[str] = set()
         self._maps: dict[str, Heatmap] = {}
         self._fresh: set[str] = set()
         self._next_images = self._last = 0
         self._tags: dict[tuple[Any, ...], tuple[str, ...]] = {}
-        self._append(self._event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def write(self, frame: Frame, alerts: Sequence[Alert]) -> None:
         """Append one event.
@@ -102,7 +90,7 @@ class TensorBoardSink:
         add = summary.value.add
         self._last = frame.step
         for name, value in frame.scalars.items():
-            add(tag=_utf8(f"scalars/{name}"), simple_value=value)
+            add(tag=utf8(f"scalars/{name}"), simple_value=value)
         fired = Counter(alert.rule for alert in alerts)
         self._rules |= fired.keys()
         for rule in sorted(self._rules):
@@ -122,11 +110,11 @@ class TensorBoardSink:
                 if sample.extra and "histogram" in sample.extra:
                     self._histogram(frame, sample, add)
         for sample, value in zip(numbers, column(frame.rows[[s.ref.row for s in numbers]], "mean").tolist() if numbers else ()):
-            add(tag=_utf8(f"{where_of(sample, self._rank)}/{sample.extra.get('column', 'value')}"), simple_value=value)
+            add(tag=utf8(f"{where_of(sample, self._rank)}/{sample.extra.get('column', 'value')}"), simple_value=value)
         if self._maps and frame.step >= self._next_images:
             self._images(add)
         if len(summary.value):
-            self._append(self._event(wall_time=time.time(), step=frame.step, summary=summary))
+            self._file.append(frame.step, summary)
 
     def flush(self) -> None:
         """Nothing waits here: every event is with the operating system when `write` returns."""
@@ -137,7 +125,7 @@ class TensorBoardSink:
             summary = self._summary()
             self._images(summary.value.add)
             with suppress(SinkError):  # a full disk; what the images show is in the histograms, too
-                self._append(self._event(wall_time=time.time(), step=self._last, summary=summary))
+                self._file.append(self._last, summary)
         self._file.close()
 
     def _histogram(self, frame: Frame, sample: Sample, add: Any) -> None:
@@ -145,7 +133,7 @@ class TensorBoardSink:
         kind = reference["kind"]
         counts, edges = histograms.counts(frame.rows, reference["row"], kind), histograms.edges(kind)
         row = frame.rows[sample.ref.row]
-        proto = add(tag=_utf8(f"{tag_of(sample, self._rank)}_histogram")).histo
+        proto = add(tag=utf8(f"{tag_of(sample, self._rank)}_histogram")).histo
         # A bucket of TensorBoard begins where the one before ends: an empty one gives the first its beginning.
         proto.bucket_limit.extend(edges.tolist())
         proto.bucket.extend([0, *counts.tolist()])
@@ -155,7 +143,7 @@ class TensorBoardSink:
         if kind == "linear" and np.isfinite(row[MIN]) and np.isfinite(row[MAX]):
             proto.min, proto.max = max(float(row[MIN]), proto.min), min(float(row[MAX]), proto.max)
         if (image := _IMAGES.get(sample.family)) is not None:
-            tag = _utf8(f"{where_of(sample, self._rank)}/{image}")
+            tag = utf8(f"{where_of(sample, self._rank)}/{image}")
             if tag not in self._maps:
                 self._maps[tag] = Heatmap(len(counts))
                 if not self._next_images:
@@ -176,19 +164,8 @@ class TensorBoardSink:
         key = (sample.family, sample.name, sample.phase, sample.micro_step, sample.vpp_stage, detail)
         tags = self._tags.get(key)
         if tags is None:
-            tags = self._tags[key] = tuple(_utf8(f"{tag_of(sample, self._rank)}_{op}") for op in self._ops)
+            tags = self._tags[key] = tuple(utf8(f"{tag_of(sample, self._rank)}_{op}") for op in self._ops)
         return tags
-
-    def _append(self, event: Any) -> None:
-        data: bytes = event.SerializeToString()
-        # TFRecord: length, masked CRC of the length, data, masked CRC of the data.
-        length = struct.pack("<Q", len(data))
-        self._file.append(b"".join((length, struct.pack("<I", masked_crc32c(length)), data, struct.pack("<I", masked_crc32c(data)))))
-
-
-def _utf8(tag: str) -> str:
-    """A name that UTF-8 cannot hold would cost the whole event."""
-    return tag if tag.isascii() else tag.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def tag_of(sample: Sample, rank: int) -> str:

@@ -1,0 +1,1 @@
+"""Names of the existing monitor package. Re-exports only."""

@@ -1,0 +1,33 @@
+"""Convert the monitor files of a run into TensorBoard event files, one directory per rank and family."""
+
+from __future__ import annotations
+
+import argparse
+
+EPILOG = """\
+examples:
+  msprobe monitor csv2tb monitor_output
+  msprobe monitor csv2tb monitor_output --time_start Dec03_21-34-40 --time_end Jan02_08-00-00 --process_num 4
+  msprobe monitor csv2tb monitor_output --data_type_list grad_reduced,param_updated -o curves
+
+exit codes: 0 done, 2 nothing to convert or wrong usage"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `csv2tensorboard_by_step`."""
+    parser.add_argument("monitor_path", metavar="DIR", help="directory that holds the directories of the ranks")
+    parser.add_argument("--time_start", metavar="STAMP", help="only directories from this time stamp on, like Dec03_21-34-40")
+    parser.add_argument("--time_end", metavar="STAMP", help="only directories up to this time stamp")
+    parser.add_argument("--process_num", type=int, default=1, metavar="N", help="processes that convert, 1 to 128 (default: 1)")
+    parser.add_argument("--data_type_list", metavar="FAMILIES", help="families, with commas between them (default: all)")
+    parser.add_argument("-o", "--output_dirpath", metavar="DIR", help="default: DIR/{stamp}-csv2tensorboard_by_step")
+    parser.epilog = EPILOG
+
+
+def run(args: argparse.Namespace) -> int:
+    """Convert and print where the result is."""
+    from msprobe_engine.monitor.csv2tb import csv2tensorboard_by_step
+
+    families = [f.strip() for f in args.data_type_list.split(",")] if args.data_type_list else None
+    print(csv2tensorboard_by_step(args.monitor_path, args.time_start, args.time_end, args.process_num, families, args.output_dirpath))
+    return 0
