@@ -7,6 +7,7 @@ from msprobe_engine.cli.main import Command
 COMMANDS = {
     "analyze": Command("monitor_analyze", "put the alerts of all ranks into the order of execution and say where it began"),
     "csv2tb": Command("monitor_csv2tb", "convert monitor files into TensorBoard event files"),
+    "learn": Command("monitor_learn", "learn bands and relations from healthy runs, for rule learned"),
     "report": Command("monitor_report", "write one HTML page of a run: curves, heat maps, alerts, layers that stand out"),
 }
 

@@ -11,6 +11,7 @@ from msprobe_engine.rules import (
     dead_expert,
     gradient_underflow,
     layer_gradients,
+    learned,
     loss_scaling,
     losses,
     outlier_rank,
@@ -62,5 +63,6 @@ RULES: dict[str, RuleInfo] = {
     "no_progress": RuleInfo(NoProgressRule, NoProgressArgs),
     "extreme_value": RuleInfo(ExtremeValueRule, ExtremeValueArgs),
     "turbulence": RuleInfo(TurbulenceRule, TurbulenceArgs, recommended=False),
+    "learned": RuleInfo(learned.LearnedRule, learned.LearnedArgs, recommended=False),
     "condition": RuleInfo(condition.ConditionRule, condition.ConditionArgs, recommended=False),
 }
