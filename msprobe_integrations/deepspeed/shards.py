@@ -66,7 +66,7 @@ class Shards:
         second = getattr(self.optimizer, "backup_optimizer", None)
         return [self.inner] if second is None else [self.inner, second]
 
-    def members(self, parameter: torch.Tensor) -> Any:
+    def members(self, parameter: torch.Tensor) -> Any:  # noqa: ARG002
         """The process group that shares the parameter's elements; None when every rank has all of them."""
         return None
 
@@ -223,9 +223,8 @@ class Bf16Shards(_Partitioned):
             begin = self._rank(i) * size
             start = 0
             for j, parameter in enumerate(group):
-                lo = min(max(begin - start, 0), parameter.numel())
-                hi = min(max(begin + size - start, 0), parameter.numel())
-                yield parameter, Fragment(lo, hi, i, max(start + lo - begin, 0), j)
+                lo, hi = max(begin - start, 0), min(begin + size - start, parameter.numel())
+                yield parameter, Fragment(lo, hi, i, start + lo - begin, j) if lo < hi else Fragment(0, 0, i, 0, j)
                 start += parameter.numel()
 
     def unreduced(self, parameter: torch.Tensor) -> torch.Tensor | None:
@@ -319,7 +318,7 @@ class Zero3Shards(_Partitioned):
         found: torch.Tensor = kept.detach().view(-1)[: fragment.hi - fragment.lo]
         return found
 
-    def unreduced(self, parameter: torch.Tensor) -> torch.Tensor | None:
+    def unreduced(self, parameter: torch.Tensor) -> torch.Tensor | None:  # noqa: ARG002
         return None  # every micro batch is reduced at once
 
     def reduced(self, parameter: torch.Tensor) -> torch.Tensor | None:

@@ -5,7 +5,6 @@ Attribute names hold for megatron-core 0.9 to 0.19; what is missing in a version
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,13 +12,12 @@ import torch
 import torch.distributed as dist
 
 from msprobe_integrations.torch.gradients import Piece, layer_numbers, layer_of
-from msprobe_integrations.torch.merge import RowExchange
-from msprobe_integrations.torch.watch import matches
+from msprobe_integrations.torch.targets import matches
 
 if TYPE_CHECKING:
     from msprobe_engine.settings.schema import MonitorSettings
-
-_log = logging.getLogger("msprobe")
+    from msprobe_integrations.torch.exchanges import Exchanges
+    from msprobe_integrations.torch.merge import RowExchange
 
 
 def as_list(model: Any) -> list[Any]:
@@ -41,7 +39,8 @@ def model_config(chunk: Any) -> Any:
 
 
 class Place(NamedTuple):
-    """Where a parameter's gradient lies: its bucket, the group that shares the bucket's reduction, and this rank's part of it."""
+    """Where a parameter's gradient lies: its bucket, the group that shares the bucket's reduction, and this rank's part of it.
+    `everyone` is the group that holds the same parameter as far as the bucket knows it."""
 
     bucket: Any
     start: int
@@ -49,6 +48,7 @@ class Place(NamedTuple):
     hi: int
     sharded: bool
     group: Any
+    everyone: Any
 
 
 def bucket_groups(chunk: Any) -> list[Any]:
@@ -74,6 +74,8 @@ def places(chunk: Any) -> Iterator[tuple[torch.Tensor, Place]]:
         )
         rank = int(getattr(group, "intra_distributed_optimizer_instance_rank", 0) or 0) if sharded else 0
         members = getattr(group, "intra_distributed_optimizer_instance_group", None) or getattr(group, "data_parallel_group", None)
+        several = getattr(group, "inter_distributed_optimizer_instance_group", None) is not None
+        everyone = None if several else getattr(group, "data_parallel_group", None) or members
         if sharded and not hasattr(group, "intra_distributed_optimizer_instance_rank") and members is not None:
             rank = dist.get_rank(members)
         for bucket in group.buckets:
@@ -84,7 +86,7 @@ def places(chunk: Any) -> Iterator[tuple[torch.Tensor, Place]]:
                 start = view.storage_offset() - bucket.grad_data.storage_offset()
                 lo = min(max(rank * size - start, 0), parameter.numel())
                 hi = min(max((rank + 1) * size - start, 0), parameter.numel())
-                yield parameter, Place(bucket, start, lo, hi, sharded and n > 1, members)
+                yield parameter, Place(bucket, start, lo, hi, sharded and n > 1, members, everyone)
 
 
 class Layout:
@@ -92,30 +94,25 @@ class Layout:
 
     Args:
         chunks: model chunks (one per virtual pipeline stage), wrapped or not.
-        monitor: its targets choose the parameters; its ranks decide whether rows of shards can be merged.
+        monitor: its targets choose the parameters.
+        exchanges: merge the rows of shards.
 
-    Building it is a collective call when parameters are sharded (see `RowExchange`).
+    Building it is a collective call when parameters are sharded (see `Exchanges`).
     """
 
-    def __init__(self, chunks: Sequence[Any], monitor: MonitorSettings) -> None:
+    def __init__(self, chunks: Sequence[Any], monitor: MonitorSettings, exchanges: Exchanges) -> None:
         self.chunks = list(chunks)
         self.pieces: list[Piece] = []
         self.places: dict[torch.Tensor, Place] = {}
         for chunk in self.chunks:
             self.places.update(places(chunk))
-        exchanges = self._exchanges(monitor)
+        made = {ranks: exchanges.of(ranks) for ranks in sorted({_ranks(p) for p in self.places.values() if p.sharded})}
         for vpp_stage, chunk in enumerate(self.chunks):
             model = unwrapped(chunk)
             numbers = layer_numbers(list(model.named_modules()))
             for name, parameter in model.named_parameters():
-                if parameter.requires_grad and matches(name, monitor.targets):
-                    self.pieces.append(self._piece(name, parameter, vpp_stage, numbers, exchanges))
-        self.of_parameter = {piece.parameter: piece for piece in self.pieces}
-
-    def close(self) -> None:
-        """Take the exchanges apart."""
-        for exchange in {piece.exchange for piece in self.pieces if piece.exchange is not None}:
-            exchange.close()
+                if parameter.requires_grad and matches(name, monitor.targets, vpp_stage):
+                    self.pieces.append(self._piece(name, parameter, vpp_stage, numbers, made))
 
     def reduced(self, piece: Piece) -> torch.Tensor | None:
         """The reduced gradient that this rank holds: the whole tensor, or its part under the distributed optimizer."""
@@ -133,8 +130,19 @@ class Layout:
         found = getattr(piece.parameter, "main_grad", None)
         return piece.parameter.grad if found is None else found
 
+    def members(self, piece: Piece) -> Any:
+        """The group that reduces the piece's gradient; None when it is in no bucket, or the bucket's group is a part of it (several
+        instances of the distributed optimizer)."""
+        place = self.places.get(piece.parameter)
+        return place.everyone if place is not None else None
+
     def _piece(
-        self, name: str, parameter: torch.Tensor, vpp_stage: int, numbers: dict[str, int], exchanges: dict[tuple[int, ...], Any]
+        self,
+        name: str,
+        parameter: torch.Tensor,
+        vpp_stage: int,
+        numbers: dict[str, int],
+        exchanges: dict[tuple[int, ...], RowExchange | None],
     ) -> Piece:
         facts: dict[str, Any] = {}
         if getattr(parameter, "tensor_model_parallel", False):
@@ -151,26 +159,11 @@ class Layout:
         if place is None or not place.sharded:
             return Piece(name, parameter, vpp_stage, 0, parameter.numel(), facts)
         facts["of"] = parameter.numel()
-        ranks = tuple(dist.get_process_group_ranks(place.group))
-        return Piece(name, parameter, vpp_stage, place.lo, place.hi, facts, exchanges.get(ranks))
+        return Piece(name, parameter, vpp_stage, place.lo, place.hi, facts, exchanges.get(_ranks(place)))
 
-    def _exchanges(self, monitor: MonitorSettings) -> dict[tuple[int, ...], RowExchange]:
-        wants = monitor.gradients or monitor.parameters or monitor.optimizer_states
-        groups = {tuple(dist.get_process_group_ranks(p.group)): p.group for p in self.places.values() if p.sharded} if wants else {}
-        made: dict[tuple[int, ...], RowExchange] = {}
-        for ranks in sorted(groups):
-            if monitor.rank and not set(ranks) <= set(monitor.rank):
-                _log.warning(
-                    "monitor.rank leaves out some of the ranks %s that share one optimizer: sharded statistics are those of each rank's "
-                    "shard (marked scope: shard); leave monitor.rank empty to get whole parameters",
-                    list(ranks),
-                )
-                continue
-            try:
-                made[ranks] = RowExchange(groups[ranks])
-            except Exception as error:
-                _log.error("statistics of sharded tensors stay those of this rank's shard (marked scope: shard): %s", error)
-        return made
+
+def _ranks(place: Place) -> tuple[int, ...]:
+    return tuple(dist.get_process_group_ranks(place.group))
 
 
 def rank_info() -> dict[str, int]:

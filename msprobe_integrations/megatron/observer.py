@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from msprobe_engine.settings.schema import ProbeSettings
-from msprobe_integrations.megatron.grads import ParameterWatch
-from msprobe_integrations.megatron.layout import Layout, as_list, rank_info, unwrapped
+from msprobe_integrations.megatron.layout import as_list, rank_info, unwrapped
 from msprobe_integrations.megatron.optimizers import is_megatron, learning_rate, loss_scale
 from msprobe_integrations.megatron.rerun import Rerun
+from msprobe_integrations.megatron.source import MegatronSource, find
 from msprobe_integrations.torch.probe import TorchProbe
 
 _log = logging.getLogger("msprobe")
@@ -43,8 +43,7 @@ class TrainingObserver:
         self._driven = 0
         self._models: list[Any] = []
         self._optimizer: Any = None
-        self._watch: ParameterWatch | None = None
-        self._layout: Layout | None = None
+        self._source: MegatronSource | None = None
         self._scalars: dict[str, Any] = {}
         self._undo: list[Callable[[], None]] = []
         self._rerun = Rerun(lambda: {**self._optimizer_scalars(), **self._scalars}, self._exchange)
@@ -66,30 +65,22 @@ class TrainingObserver:
                 atexit.register(self.close)
             self._models, self._optimizer = chunks, optimizer
             probe.pipeline.rank_info.update(rank_info())
-            plain = optimizer if optimizer is not None and not is_megatron(optimizer) else None
-            probe.attach([unwrapped(c) for c in chunks], plain)
-            if plain is None:
-                self._watch_parameters(probe, chunks, optimizer)
+            self._source = None
+            megatron = optimizer is None or is_megatron(optimizer)
+            probe.attach([unwrapped(c) for c in chunks], optimizer, find=self._find if megatron else None)
             if optimizer is not None:
                 self._wrap_step(optimizer)
 
-    def _watch_parameters(self, probe: TorchProbe, chunks: list[Any], optimizer: Any) -> None:
-        monitor = probe.monitor
-        if monitor is None:
-            return
-        switches = ("gradients", "unreduced_gradients", "micro_batch_gradients", "parameters", "optimizer_states")
-        if not any(getattr(monitor, s) for s in switches):
-            return
-        with probe.guard("parameter monitor"):
-            self._layout = Layout(chunks, monitor)
-            self._watch = ParameterWatch(probe, self._layout, optimizer)
+    def _find(self, probe: TorchProbe, _models: Sequence[Any], optimizer: Any) -> MegatronSource | None:
+        """The source of the wrapped chunks; modules have their names in the unwrapped ones."""
+        self._source = find(probe, self._models, optimizer)
+        return self._source
 
     def _wrap_step(self, optimizer: Any) -> None:
         original = optimizer.step
 
         @functools.wraps(original)
         def step(*args: Any, **kwargs: Any) -> Any:
-            self.before_optimizer()
             result = original(*args, **kwargs)
             self.after_optimizer(result)
             return result
@@ -118,8 +109,6 @@ class TrainingObserver:
                 return
             self._open = False
             self._rerun.finish(self.probe, complete=False)
-            if self._watch is not None:
-                self._watch.end_step()
             found = {**self._optimizer_scalars(), **self._scalars, **(scalars or {})}
             self._scalars = {}
             self.probe.end_step(found)
@@ -178,7 +167,7 @@ class TrainingObserver:
                 self._rerun.turn(self.probe, machine, run)
 
     def _exchange(self, counts: Any) -> Any:
-        return self._watch.exchange(counts) if self._watch is not None else None
+        return self._source.exchange(counts) if self._source is not None else None
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
@@ -201,19 +190,11 @@ class TrainingObserver:
             with self._safely("micro batch"):
                 self.probe.micro_step = number
 
-    def before_optimizer(self) -> None:
-        """Entry of `optimizer.step`."""
-        if self._open and self._watch is not None:
-            with self._safely("optimizer"):
-                self._watch.before_step()
-
     def after_optimizer(self, result: Any) -> None:
         """Exit of `optimizer.step`; in a loop that we know nothing else of, the end of the step."""
         with self._safely("optimizer"):
             if not self._open:
                 return
-            if self._watch is not None:
-                self._watch.after_step()
             if isinstance(result, tuple) and len(result) >= 2:
                 self._scalars["skipped"] = 0.0 if result[0] else 1.0
                 if result[1] is not None:
@@ -228,20 +209,14 @@ class TrainingObserver:
         with self._safely("closing"):
             if self._open:
                 self.end()
-            layout, self._layout = self._layout, None
             self._detach()
             if self.probe is not None:
                 self.probe.close()
-            if layout is not None:
-                layout.close()  # after the probe: its last frames may wait for it
             atexit.unregister(self.close)
         self._broken = True
         self.probe = None
 
     def _detach(self) -> None:
-        if self._watch is not None:
-            self._watch.remove()
-            self._watch = None
         for undo in reversed(self._undo):
             undo()
         self._undo.clear()

@@ -5,9 +5,15 @@ Holds for FP32Optimizer, Float16OptimizerWithFloat16Params, DistributedOptimizer
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+
+from msprobe_integrations.torch.algorithms import algorithm_of
+
+if TYPE_CHECKING:
+    from msprobe_integrations.torch.gradients import Piece
 
 
 def is_megatron(optimizer: Any) -> bool:
@@ -21,43 +27,98 @@ def leaves(optimizer: Any) -> list[Any]:
     return [leaf for part in chained for leaf in leaves(part)] if chained is not None else [optimizer]
 
 
-class MainParameters:
-    """The optimizer's own view of the model's parameters: fp32 copies, shards of them, or the parameters themselves."""
+class _Copy(NamedTuple):
+    """What an inner optimizer updates for a parameter of the model: its own parameter, in which of its groups."""
 
-    def __init__(self, optimizer: Any) -> None:
+    inner: Any
+    tensor: torch.Tensor
+    group: Mapping[str, Any]
+
+
+class MainParameters:
+    """The optimizer's own view of the model's parameters: fp32 copies, shards of them, or the parameters themselves.
+
+    Args:
+        optimizer: a Megatron optimizer.
+        pieces: the parameters that are asked for. Of one that this rank holds nothing of, empty tensors are given, with the states and
+            settings of a parameter that it holds something of, so that all ranks that share it have the same to say.
+    """
+
+    def __init__(self, optimizer: Any, pieces: Sequence[Piece]) -> None:
         self._leaves = [leaf for leaf in leaves(optimizer) if not getattr(leaf, "is_stub_optimizer", False)]
-        self._owner: dict[int, Any] = {}
+        owner: dict[int, _Copy] = {}
         for leaf in self._leaves:
             inner = getattr(leaf, "optimizer", leaf)
             for group in getattr(inner, "param_groups", ()):
-                for parameter in group["params"]:
-                    self._owner[id(parameter)] = inner
+                owner.update((id(parameter), _Copy(inner, parameter, group)) for parameter in group["params"])
+        found = {piece: self._find(piece.parameter, owner) for piece in pieces}
+        self._copies = {piece: copy for piece, copy in found.items() if copy is not None and _fits(piece, copy.tensor)}
+        self._examples = {bool(piece.facts.get("expert")): copy for piece, copy in self._copies.items()}
 
-    def main(self, parameter: torch.Tensor) -> tuple[Any, torch.Tensor] | None:
-        """(inner optimizer, its parameter) for a parameter of the model; None when this rank holds nothing of it."""
+    def main(self, piece: Piece) -> torch.Tensor | None:
+        """The fp32 copy (of this rank's part); None when the optimizer does not update it."""
+        copy = self._copies.get(piece)
+        if copy is not None:
+            return copy.tensor
+        example = self._example(piece)
+        return _nothing(example.tensor) if example is not None else None
+
+    def gradient(self, piece: Piece) -> torch.Tensor | None:
+        """The gradient the optimizer is about to use: after `prepare_grads` it exists and is unscaled, after clipping it is clipped."""
+        copy = self._copies.get(piece)
+        if copy is None:
+            return self.main(piece)  # empty, or None
+        gradient = getattr(copy.tensor, "decoupled_grad", None)
+        return copy.tensor.grad if gradient is None else gradient
+
+    def states(self, piece: Piece) -> dict[str, torch.Tensor]:
+        """State tensors such as ``exp_avg`` with as many elements as `main`."""
+        copy = self._copies.get(piece)
+        if copy is not None:
+            return _tensors(copy)
+        example = self._example(piece)
+        return {key: _nothing(value) for key, value in _tensors(example).items()} if example is not None else {}
+
+    def hyper(self, piece: Piece) -> dict[str, Any]:
+        """Settings of the parameter group, ``step`` and ``algorithm``."""
+        copy = self._copies.get(piece) or self._example(piece)
+        if copy is None:
+            return {"algorithm": ""}
+        found = {key: value for key, value in copy.group.items() if key != "params"}
+        step = copy.inner.state.get(copy.tensor, {}).get("step")
+        if step is not None:
+            found["step"] = step
+        found["algorithm"] = algorithm_of(copy.inner, found)
+        return found
+
+    def _find(self, parameter: torch.Tensor, owner: Mapping[int, _Copy]) -> _Copy | None:
         for leaf in self._leaves:
             index = getattr(leaf, "model_param_group_index_map", None)
             if index is not None and parameter in index:
-                group, order = index[parameter]
-                return leaf.optimizer, leaf.optimizer.param_groups[group]["params"][order]
+                number, order = index[parameter]
+                group = leaf.optimizer.param_groups[number]
+                return _Copy(leaf.optimizer, group["params"][order], group)
         for candidate in (getattr(parameter, "main_param", None), parameter):
-            if isinstance(candidate, torch.Tensor) and id(candidate) in self._owner:
-                return self._owner[id(candidate)], candidate
+            if isinstance(candidate, torch.Tensor) and id(candidate) in owner:
+                return owner[id(candidate)]
         return None
 
-    def gradient(self, parameter: torch.Tensor) -> torch.Tensor | None:
-        """The gradient the optimizer is about to use: after `prepare_grads` it exists and is unscaled, after clipping it is clipped."""
-        found = self.main(parameter)
-        if found is None:
-            return None
-        gradient = getattr(found[1], "decoupled_grad", None)
-        return found[1].grad if gradient is None else gradient
+    def _example(self, piece: Piece) -> _Copy | None:
+        return self._examples.get(bool(piece.facts.get("expert"))) if piece.sharded and piece.lo == piece.hi else None
 
-    def state(self, parameter: torch.Tensor, key: str) -> torch.Tensor | None:
-        """A state tensor such as ``exp_avg``."""
-        found = self.main(parameter)
-        value = found[0].state.get(found[1], {}).get(key) if found is not None else None
-        return value if isinstance(value, torch.Tensor) else None
+
+def _fits(piece: Piece, tensor: torch.Tensor) -> bool:
+    """As many elements as this rank holds of the parameter; anything else would be reported as what it is not."""
+    return tensor.numel() == piece.hi - piece.lo
+
+
+def _tensors(copy: _Copy) -> dict[str, torch.Tensor]:
+    found = copy.inner.state.get(copy.tensor, {})
+    return {k: v for k, v in found.items() if isinstance(v, torch.Tensor) and v.numel() == copy.tensor.numel() and k != "step"}
+
+
+def _nothing(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().reshape(-1)[:0]
 
 
 def learning_rate(optimizer: Any) -> float | None:

@@ -95,13 +95,14 @@ class ParameterSource(Protocol):
         ...
 
 
-def find_source(probe: TorchProbe, models: Sequence[nn.Module], optimizer: Any) -> ParameterSource:
+def find_source(probe: TorchProbe, models: Sequence[nn.Module], optimizer: Any) -> ParameterSource | None:
     """The source for these objects: that of the framework whose classes they are, else plain torch (DDP and FSDP2 included).
 
     Args:
         probe: owner; its monitor settings say what is watched.
         models: model chunks.
-        optimizer: a `torch.optim.Optimizer`, a wrapper of one, or a framework's own.
+        optimizer: a `torch.optim.Optimizer`, a wrapper of one, or a framework's own. None: only a model that holds its optimizer (a
+            DeepSpeed engine) or reduces its gradients itself (Megatron's DDP) has a source, others give None.
     """
     roots = dict.fromkeys(cls.__module__.partition(".")[0] for thing in (optimizer, *models) for cls in type(thing).__mro__)
     for root in roots:
@@ -109,6 +110,8 @@ def find_source(probe: TorchProbe, models: Sequence[nn.Module], optimizer: Any) 
             found: ParameterSource | None = entry.load()(probe, models, optimizer)
             if found is not None:
                 return found
+    if optimizer is None:
+        return None
     from msprobe_integrations.torch.parameters_plain import PlainSource
 
     return PlainSource(probe, models, optimizer)

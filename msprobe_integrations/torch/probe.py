@@ -43,7 +43,7 @@ from msprobe_integrations.torch.parameters import ParameterSource, find_source
 from msprobe_integrations.torch.plans import Plans
 
 _log = get_logger()
-Find = Callable[["TorchProbe", Sequence[nn.Module], Any], ParameterSource]
+Find = Callable[["TorchProbe", Sequence[nn.Module], Any], ParameterSource | None]
 
 
 class TorchProbe:
@@ -82,6 +82,7 @@ class TorchProbe:
         self._file: Path | None = None
         self._follower: HotMonitor | None = None
         self._attached: tuple[Any, Any, Callable[[bool], None] | None, Find | None] | None = None
+        self._stale = False
         self.optimizers: list[Any] = []
         self.watches: list[ParameterWatch] = []
         self.exchanges = Exchanges()
@@ -144,18 +145,24 @@ class TorchProbe:
         """
         self._attached = (models, optimizer, on_update, find)
         with self.guard("attach"):
-            self._close_watches()
             self._models = [models] if isinstance(models, nn.Module) else list(models)
             one = self._models if len(self._models) > 1 else self._models[0]
             self.plans.attach(one)
             if self._watch is not None:
                 self._watch.attach(self._models)
-            if optimizer is None or self.monitor is None:
-                return
-            self.optimizers = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+            self._attach_parameters()
+
+    def _attach_parameters(self) -> None:
+        self._stale = False
+        self._close_watches()
+        if self.monitor is not None and self._attached is not None:
+            _, optimizer, on_update, find = self._attached
+            self.optimizers = list(optimizer) if isinstance(optimizer, (list, tuple)) else [] if optimizer is None else [optimizer]
             self.exchanges.watched = self.monitor.rank
-            for each in self.optimizers:
+            for each in self.optimizers or [None]:
                 source = (find or find_source)(self, self._models, each)
+                if source is None:
+                    continue
                 watch = ParameterWatch(self, source)
                 watch.on_update = on_update
                 self.watches.append(watch)
@@ -166,9 +173,13 @@ class TorchProbe:
             with self.guard("closing"):
                 watch.close()
 
-    def follow(self, monitor: MonitorSettings) -> None:
+    def follow(self, monitor: MonitorSettings, *, in_update: bool = False) -> None:
         """Other monitor settings hold from now on: between two steps, or in a step before its first forward pass. Rules, sinks and
-        incidents stay as they are. Not to be called from inside a hook of the optimizer."""
+        incidents stay as they are.
+
+        Args:
+            in_update: called from inside a hook of the optimizer, where none may come or go: `settle` does what is left.
+        """
         before, self.settings = self.settings.monitor, replace(self.settings, monitor=monitor)
         self.session.follow(self.settings)
         if self._closed or (before is not None and replace(before, ops=monitor.ops) == monitor):
@@ -181,13 +192,23 @@ class TorchProbe:
             self._window = _window_of(active)
             self._watch = ModuleSide.build(self, active)
             self.backend.want_digest = monitor.digest
-            if self._attached is not None:
-                self.attach(*self._attached)
+            if self._watch is not None and self._models:
+                self._watch.attach(self._models)
+        self._stale = True
         if self._in_step:
             self._due = self._window is not None and self._window.wanted(self.step, self._rank)
-            self._begin_watches()
             with self.guard("capture"):
                 self._begin_monitor()
+        if not in_update:
+            self.settle()
+
+    def settle(self) -> None:
+        """After `follow` inside of an update, outside of it and before the next backward pass: parameters are watched anew."""
+        if self._stale and not self._closed:
+            with self.guard("attach"):
+                self._attach_parameters()
+            if self._in_step:
+                self._begin_watches()
 
     def follow_file(self, path: str | Path) -> None:
         """Look at the settings file after every step and follow its monitor section (``monitor.hot``); not with `follow` by hand."""

@@ -9,11 +9,11 @@ from typing import Any
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import deepspeed  # noqa: E402
-import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: E402  (imported lazily inside of initialize otherwise)
-import torch  # noqa: E402
-import torch._dynamo  # noqa: E402
-from torch import nn  # noqa: E402
+import deepspeed
+import deepspeed.runtime.zero.muon.muon_optimizer
+import torch
+import torch._dynamo
+from torch import nn
 
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # the first use would compile C++ for more than a minute
 logging.getLogger("DeepSpeed").setLevel(logging.ERROR)

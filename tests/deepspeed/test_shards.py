@@ -1,0 +1,128 @@
+"""The tables of DeepSpeed's optimizers, as the probe reads them, against DeepSpeed's own gathers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import deepspeed_harness as harness
+import pytest
+import torch
+import torch.distributed as dist
+from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad, safe_get_full_optimizer_state
+from forkpool import run_ranks
+
+from msprobe_integrations.deepspeed.shards import Shards, shards_of
+
+OFFLOAD = {"zero": {"offload_optimizer": {"device": "cpu"}}, "zero_force_ds_cpu_optimizer": False}
+FP32_SUM = {"data_types": {"grad_accum_dtype": "fp32"}}
+CASES: list[tuple[int, str, int, dict[str, Any], str]] = [
+    (0, "fp32", 2, {}, "Shards"),
+    (0, "bf16", 2, {}, "UnfusedShards"),
+    (0, "fp16", 1, {}, "UnfusedShards"),
+    (1, "fp32", 1, {}, "ZeroShards"),
+    (1, "bf16", 2, {}, "ZeroShards"),
+    (1, "bf16", 2, FP32_SUM, "Bf16Shards"),
+    (1, "fp16", 2, {}, "ZeroShards"),
+    (2, "fp32", 2, {}, "ZeroShards"),
+    (2, "bf16", 2, {"zero": {"overlap_comm": True}}, "ZeroShards"),
+    (2, "bf16", 2, FP32_SUM, "ZeroShards"),
+    (2, "bf16", 2, OFFLOAD, "ZeroShards"),
+    (2, "fp16", 1, {}, "ZeroShards"),
+    (3, "fp32", 1, {}, "Zero3Shards"),
+    (3, "bf16", 2, {}, "Zero3Shards"),
+    (3, "bf16", 2, OFFLOAD, "Zero3Shards"),
+    (3, "fp16", 2, {"zero": {"sub_group_size": 40}}, "Zero3Shards"),
+]
+
+
+def put_together(shards: Shards, parameter: torch.Tensor, part: torch.Tensor | None) -> torch.Tensor:
+    """The whole from the parts of all ranks: every element comes from exactly one of them, or the sum shows it."""
+    if part is None:
+        return torch.zeros(0)  # on all ranks or on none
+    if shards.members(parameter) is None:
+        return part.float().view(-1)
+    fragment = shards.fragments[parameter]
+    whole = torch.zeros(shards.numel(parameter))
+    whole[fragment.lo : fragment.hi] = part.float().view(-1)
+    dist.all_reduce(whole)
+    return whole
+
+
+def differences(stage: int, dtype: str, accumulation: int, more: dict[str, Any]) -> tuple[str, list[Any], int]:
+    engine = harness.engine_of(harness.config(stage, dtype, accumulation, 0.05, **more))
+    shards = shards_of(engine.optimizer)
+    wrong: list[Any] = []
+    compared = 0
+
+    def compare(what: str, name: str, parameter: torch.Tensor, mine: torch.Tensor | None, theirs: torch.Tensor | None) -> None:
+        nonlocal compared
+        whole = put_together(shards, parameter, mine)
+        if theirs is None:
+            return
+        compared += 1
+        if mine is None:  # this rank's optimizer saw no gradient
+            whole = torch.zeros(theirs.numel())
+        if not torch.equal(whole, theirs.detach().float().view(-1)):
+            wrong.append((what, name, shards.fragments[parameter]))
+
+    for x in harness.batches(dtype, 3 * accumulation):
+        engine.backward(engine(x))
+        boundary = engine.is_gradient_accumulation_boundary()
+        named = list(engine.module.named_parameters())
+        for name, parameter in named if boundary else ():
+            compare("gradient", name, parameter, shards.reduced(parameter), safe_get_full_grad(parameter))
+        engine.step()
+        for name, parameter in named if boundary else ():
+            compare("master", name, parameter, shards.main(parameter), safe_get_full_fp32_param(parameter))
+            for key in ("exp_avg", "exp_avg_sq"):
+                theirs = safe_get_full_optimizer_state(parameter, key)
+                compare(key, name, parameter, shards.states(parameter).get(key), theirs)
+            with deepspeed_whole(parameter) as whole:
+                compare("value", name, parameter, shards.value(parameter), whole.clone())
+    return type(shards).__name__, wrong, compared
+
+
+def deepspeed_whole(parameter: torch.Tensor) -> Any:
+    """A context with the whole parameter."""
+    if hasattr(parameter, "ds_id"):
+        return harness.deepspeed.zero.GatheredParameters(parameter)
+    import contextlib
+
+    return contextlib.nullcontext(parameter.detach())
+
+
+@pytest.mark.framework
+@pytest.mark.parametrize(("stage", "dtype", "accumulation", "more", "kind"), CASES)
+def test_parts_are_those_of_the_whole(stage: int, dtype: str, accumulation: int, more: dict[str, Any], kind: str) -> None:
+    """Reduced gradients, master copies, moments and parameters, put together from the ranks' parts at the ranges the probe reads, are
+    bit for bit what DeepSpeed gathers itself."""
+    for found, wrong, compared in run_ranks(2, differences, stage, dtype, accumulation, more):
+        assert found == kind
+        assert wrong == []
+        assert compared >= (12 if stage == 0 else 60)
+
+
+def round_robin(stage: int, on: bool) -> dict[str, torch.Tensor]:
+    engine = harness.engine_of(harness.config(stage, "bf16", 2, zero={"round_robin_gradients": on}))
+    shards = shards_of(engine.optimizer)
+    found: dict[str, torch.Tensor] = {}
+    for number, x in enumerate(harness.batches("bf16", 2)):
+        engine.backward(engine(x))
+        for name, parameter in engine.module.named_parameters() if number else ():
+            found[name] = put_together(shards, parameter, shards.reduced(parameter))
+        engine.step()
+    for name, parameter in engine.module.named_parameters():
+        found[f"{name} master"] = put_together(shards, parameter, shards.main(parameter))
+        found[f"{name} exp_avg"] = put_together(shards, parameter, shards.states(parameter)["exp_avg"])
+    return {name: tensor.numpy() for name, tensor in found.items()}
+
+
+@pytest.mark.framework
+@pytest.mark.parametrize("stage", [1, 2])
+def test_round_robin_order(stage: int) -> None:
+    """With gradients dealt out round-robin (where DeepSpeed's own gathers do not know the order) all numbers are those of the run
+    without."""
+    plain, dealt = (run_ranks(2, round_robin, stage, on)[1] for on in (False, True))
+    assert set(plain) == set(dealt)
+    for name, whole in plain.items():
+        assert (whole == dealt[name]).all(), name
