@@ -11,6 +11,7 @@ import os
 import re
 import stat
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -28,8 +29,10 @@ from msprobe_engine.window import Window
 KIND = "settings"
 AHEAD = 2
 """Steps from the announcement of new settings to their first step."""
+CHEAP_SECONDS = 0.0002
+"""A look at the file that takes no longer is made at every step."""
 COST = 100
-"""The next look at the file is no earlier than so many times as long as the last one took."""
+"""On a slower file system the next look is no earlier than so many times as long as a look takes (the shortest of the last few)."""
 _LONGEST = MAX_BYTES - 1024
 _SWITCH = re.compile(r"""(["']?\b(?:dynamic_on|enabled)["']?\s*:\s*)(true|True|TRUE|yes|Yes|on|On)\b""")
 
@@ -75,6 +78,7 @@ class HotMonitor:
         self._wanted = Change(_NEXT, first) if first is not None else None
         self._seen: tuple[int, int] | None = self._state()
         self._not_before = float("-inf")
+        self._looks: deque[float] = deque(maxlen=8)
         self._window = _window(settings)
 
     def end_step(self, step: int) -> ProbeSettings | None:
@@ -119,7 +123,9 @@ class HotMonitor:
         if begin < self._not_before:
             return
         state = self._state()
-        self._not_before = begin + COST * (self._clock() - begin)
+        self._looks.append(self._clock() - begin)
+        if (shortest := min(self._looks)) > CHEAP_SECONDS:
+            self._not_before = begin + COST * shortest
         if state is None or state == self._seen:  # editors put a new file in place of the old one: for a moment there is none
             return
         self._seen = state

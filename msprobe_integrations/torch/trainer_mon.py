@@ -26,7 +26,7 @@ from msprobe_engine.monitor.hot import HotMonitor
 from msprobe_engine.records import Frame
 from msprobe_engine.settings import text
 from msprobe_engine.settings.load import load_settings, recognise
-from msprobe_engine.settings.schema import OPS, MonitorSettings, ProbeSettings
+from msprobe_engine.settings.schema import OPS, ProbeSettings
 from msprobe_engine.sinks.anomaly import AnomalySink
 from msprobe_engine.sinks.memory import MemorySink
 from msprobe_integrations.torch.duplicates import Duplicates
@@ -69,7 +69,6 @@ class TrainerMon:
         self._last: Frame | None = None
         self._optimizer: Any = None
         self._follower: HotMonitor | None = None
-        self._next: MonitorSettings | None = None
         self._handles: list[Any] = []
         self._duplicates: Duplicates | None = None
         self._step = 0
@@ -118,9 +117,8 @@ class TrainerMon:
         if self._hot:
             first = self._given if self._kind == "monitor" else None
             self._follower = hot_monitor(probe, self.config_file_path, self._kind, first)
-        this = weakref.ref(self)
-        for chunk in models:
-            self._handles.append(chunk.register_forward_pre_hook(lambda *_: _forward_begins(this())))
+            this = weakref.ref(self)
+            self._handles += [chunk.register_forward_pre_hook(lambda *_: _forward_begins(this())) for chunk in models]
         probe.begin_step(self._step)
 
     def stop(self) -> None:
@@ -242,18 +240,15 @@ class TrainerMon:
         if self._follower is not None:
             with probe.guard("monitor.hot"):
                 changed = self._follower.end_step(self._step)
-                if changed is not None:
-                    self._next = changed.monitor
+                if changed is not None and changed.monitor is not None:
+                    probe.follow(changed.monitor, in_update=True)
         self._step += 1
         probe.begin_step(self._step)
 
     def forward_begins(self) -> None:
-        """A chunk of the model is called: the first one of a step is where new settings are put in place."""
-        if self._next is not None:
-            monitor, self._next = self._next, None
-            with self._probe.guard("monitor.hot"):
-                self._probe.follow(monitor)
-                self._as_known()
+        """A chunk of the model is called: outside of the optimizer's hooks, so what new settings want of it is put on here."""
+        self._probe.settle()
+        self._as_known()
 
     def _as_known(self) -> None:
         """Reduced gradients are those at the entry of the optimizer's step, as the existing tool has them."""
