@@ -26,6 +26,7 @@ _KEYS = (
     "activations", "activation_gradients", "micro_batch_gradients", "layer_features", "stack_info", "print_struct", "targets",
     "collectives", "collective_inputs", "collective_stacks",
 )  # fmt: skip
+_WITH_COLLECTIVES = ("activations", "activation_gradients", "collectives", "collective_inputs", "collective_stacks")
 _FEATURES = ("attention", "linear", "router_weights", "router_logits")
 
 
@@ -50,7 +51,8 @@ class ModuleSide:
         self._forwards: dict[int, int] = {}
         self._parts: list[Any] = []
         self._collectives: CollectiveWatch | None = None
-        if torch.distributed.is_available():  # watched in any case, because they change tensors without telling
+        # watched beside activations too, because they change tensors without telling
+        if torch.distributed.is_available() and any(getattr(monitor, key) for key in _WITH_COLLECTIVES):
             with probe.guard("collective monitor"):
                 from msprobe_integrations.torch.watch_collectives import CollectiveWatch
 

@@ -84,8 +84,9 @@ class CollectiveWatch:
         self._written: set[tuple[str, str, str]] = set()
 
     def install(self) -> None:
-        """A step begins."""
-        self._observer.install()
+        """A step begins; without a process group there is nothing to see."""
+        if torch.distributed.is_initialized():
+            self._observer.install()
 
     def remove(self) -> None:
         """Nothing is seen any more, nothing is left behind."""
