@@ -176,9 +176,9 @@ class Pieces:
             facts["histogram"] = histograms.reference(first, kind)
         if part and not piece.positions and ref.row >= 0:
             self._without_digest.append(ref.row)
-        if merge:
+        if merge and ref.description.shape:
             ref = TensorRef(ref.row, self._description(piece, ref.description))
-        elif part and 0 in ref.description.shape:
+        elif part and not merge and piece.lo == piece.hi:
             return  # nothing of it is here, and nobody adds the rest
         self._probe.pipeline.samples.append(Sample(family, piece.name, ref, phase, micro_step, piece.vpp_stage, facts))
         if not merge or ref.row < 0:

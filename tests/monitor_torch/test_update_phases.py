@@ -1,0 +1,224 @@
+"""Between the backward pass and the update: loss scaling, clipping, closures, skipped updates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import parameter_cases as pc
+import pytest
+import torch
+from torch.nn.utils import clip_grad_norm_  # early: the name is bound before any probe exists
+
+from msprobe_engine.records import Frame
+
+pytestmark = pytest.mark.framework
+ALL = ("reduced", "unscaled", "clipped")
+
+
+def total(frame: Frame, phase: str) -> float:
+    """Norm over all gradients of a phase."""
+    return float(np.sqrt(sum(s.statistics.norm**2 for k, s in pc.samples(frame).items() if k[0] == "grad_reduced" and k[2] == phase)))
+
+
+def phases(frame: Frame) -> set[str]:
+    return {s.phase for s in frame.samples if s.family == "grad_reduced"}
+
+
+def scaled(monitor: dict[str, Any], *, unscale: bool = False, clip: float = 0.0, fused: bool = False) -> list[Frame]:
+    """Three steps with a loss scale of 8; the second overflows."""
+    model = pc.net()
+    optimizer = pc.optimizer("adamw", [p for p in model.parameters() if p.requires_grad], fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1000)
+    probe = pc.probe(**monitor)
+    seen: list[bool] = []
+    with pc.closing(probe) as frames:
+        probe.attach(model, optimizer, on_update=seen.append)
+        for step in range(3):
+            probe.begin_step(step)
+            loss = model(pc.data(step)).square().mean() * (float("inf") if step == 1 else 1.0)
+            scaler.scale(loss).backward()
+            if unscale:
+                scaler.unscale_(optimizer)
+            if clip:
+                clip_grad_norm_(model.parameters(), clip)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            probe.end_step()
+    assert seen == ([False] * 3 if fused else [False, True, False])
+    assert [frame.scalars["skipped"] for frame in frames] == [0, 1, 0]
+    assert [frame.scalars["loss_scale"] for frame in frames] == [8, 8, 4]
+    return frames
+
+
+@pytest.mark.parametrize("unscale", [False, True])
+def test_skipped_updates_are_steps(unscale: bool) -> None:
+    """A skipped update has its frame, says so, has its gradients in both phases and its unchanged parameters, and no update."""
+    monitor = {"gradient_phases": ALL, "parameters": True, "updates": True, "optimizer_states": True}
+    frames = scaled(monitor, unscale=unscale)
+    for frame in frames:
+        assert phases(frame) == {"reduced", "unscaled"}
+        bad = frame.step == 1
+        for key, seen in pc.samples(frame).items():
+            if key[0] == "grad_reduced":
+                assert bool(seen.statistics.nonfinite) == bad, key
+        families = {s.family for s in frame.samples}
+        assert ("update" in families) != bad
+        before, after = ({k[1]: s.statistics for k, s in pc.samples(frame).items() if k[0] == f} for f in ("param_origin", "param_updated"))
+        assert (before == after) == bad
+    for frame, scale in ((frames[0], 8), (frames[2], 4)):
+        assert total(frame, "reduced") == pytest.approx(scale * total(frame, "unscaled"), rel=1e-6)
+        assert frame.scalars["grad_norm"] == pytest.approx(total(frame, "unscaled"), rel=1e-6)
+
+
+def test_norm_without_the_scale() -> None:
+    """Where only scaled gradients are taken, the gradient norm is theirs divided by the loss scale."""
+    first, _, last = scaled({})
+    for frame, scale in ((first, 8), (last, 4)):
+        assert frame.scalars["grad_norm"] == pytest.approx(total(frame, "reduced") / scale, rel=1e-6)
+
+
+def test_update_that_skips_on_the_device() -> None:
+    """A fused optimizer unscales inside of its kernel: its gradients stay `reduced`, and what it says about overflow is the scalar."""
+    frames = scaled({"gradient_phases": ALL}, fused=True)
+    assert [phases(frame) for frame in frames] == [{"reduced"}] * 3
+
+
+def test_clipped_after_unscaling() -> None:
+    """All three phases of one step, each with its own values; the norm is the one clipping worked out."""
+    first, _, last = scaled({"gradient_phases": ALL}, unscale=True, clip=0.01)
+    for frame, scale in ((first, 8), (last, 4)):
+        assert phases(frame) == set(ALL)
+        assert total(frame, "clipped") == pytest.approx(0.01, rel=1e-3)
+        assert total(frame, "reduced") == pytest.approx(scale * total(frame, "unscaled"), rel=1e-6)
+        assert frame.scalars["grad_norm"] == pytest.approx(total(frame, "unscaled"), rel=1e-6)
+
+
+def train(probe: Any, between: Callable[[torch.nn.Module], Any], steps: int = 2, **attach: Any) -> torch.nn.Module:
+    model = pc.net()
+    optimizer = pc.optimizer("adamw", [p for p in model.parameters() if p.requires_grad])
+    probe.attach(model, optimizer, **attach)
+    for watch in probe.watches:
+        watch.entry_only = bool(getattr(probe, "entry_only", False))
+    for step in range(steps):
+        probe.begin_step(step)
+        model(pc.data(step)).square().mean().backward()
+        between(model)
+        optimizer.step()
+        optimizer.zero_grad()
+        probe.end_step()
+    return model
+
+
+def with_norm(model: torch.nn.Module) -> None:
+    parameters = [p for p in model.parameters() if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])
+    torch.nn.utils.clip_grads_with_norm_(iter(parameters), 0.01, norm)
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        lambda model: clip_grad_norm_(model.parameters(), 0.01),
+        lambda model: torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01, foreach=False),
+        with_norm,
+        lambda model: torch.nn.utils.clip_grad_value_(model.parameters(), 1e-3),
+    ],
+    ids=["early_import", "foreach", "with_norm", "value"],
+)
+def test_clipping(between: Callable[[torch.nn.Module], Any]) -> None:
+    """Whichever way gradients are clipped, `reduced` is before and `clipped` after it, and the norm is that of before."""
+    probe = pc.probe(gradient_phases=ALL)
+    with pc.closing(probe) as frames:
+        train(probe, between)
+    for frame in frames:
+        assert phases(frame) == {"reduced", "clipped"}
+        assert total(frame, "clipped") < 0.02 < total(frame, "reduced")
+        assert frame.scalars["grad_norm"] == pytest.approx(total(frame, "reduced"), rel=1e-6)
+
+
+def test_default_is_before_clipping() -> None:
+    """With the default `gradient_phases` only `reduced` is taken, before clipping."""
+    probe = pc.probe()
+    with pc.closing(probe) as frames:
+        train(probe, lambda model: clip_grad_norm_(model.parameters(), 0.01))
+    assert [phases(frame) for frame in frames] == [{"reduced"}] * 2
+    assert all(total(frame, "reduced") > 0.02 for frame in frames)
+
+
+def test_entry_only() -> None:
+    """A watch that looks at the entry of the update only gives one row per gradient, under the phase it has reached."""
+    probe = pc.probe()
+    probe.entry_only = True  # type: ignore[attr-defined]
+    with pc.closing(probe) as frames:
+        train(probe, lambda model: clip_grad_norm_(model.parameters(), 0.01))
+    assert [phases(frame) for frame in frames] == [{"clipped"}] * 2
+    assert all(total(frame, "clipped") < 0.02 for frame in frames)
+
+
+def test_other_parameters_do_not_matter() -> None:
+    """Clipping and scaling of what belongs to somebody else changes nothing here."""
+    other = torch.nn.Linear(2, 2)
+
+    def elsewhere(_: torch.nn.Module) -> None:
+        other(torch.ones(1, 2)).sum().backward()
+        clip_grad_norm_(other.parameters(), 0.01)
+
+    probe = pc.probe(gradient_phases=ALL)
+    with pc.closing(probe) as frames:
+        train(probe, elsewhere)
+    assert [phases(frame) for frame in frames] == [{"reduced"}] * 2
+
+
+def test_closure() -> None:
+    """An optimizer that is given a closure has its gradients from it: they are taken after the closure, not before."""
+    model = pc.net()
+    optimizer = pc.optimizer("sgd", [p for p in model.parameters() if p.requires_grad])
+    probe = pc.probe(momentum_agreement=True)
+    norms: list[float] = []
+    with pc.closing(probe) as frames:
+        probe.attach(model, optimizer)
+        for step in range(2):
+            probe.begin_step(step)
+
+            def closure(step: int = step) -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = model(pc.data(step)).square().mean()
+                loss.backward()
+                norms.append(
+                    float(torch.linalg.vector_norm(torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None])))
+                )
+                return loss
+
+            optimizer.step(closure) if step else optimizer.step(closure=closure)
+            probe.end_step()
+    assert [total(frame, "reduced") for frame in frames] == pytest.approx(norms, rel=1e-6)
+
+
+def hooks(model: torch.nn.Module) -> int:
+    return sum(len(getattr(p, name) or ()) for p in model.parameters() for name in ("_backward_hooks", "_post_accumulate_grad_hooks"))
+
+
+def test_nothing_is_left() -> None:
+    """Hooks on parameters are there only in monitored steps; after `close` every function is what it was."""
+    from torch.nn.utils import clip_grad
+
+    def functions() -> list[Any]:
+        scaler = vars(torch.amp.GradScaler)
+        return [
+            scaler["step"], scaler["unscale_"], clip_grad._clip_grads_with_norm_, clip_grad.clip_grad_value_,
+            torch.nn.utils.clip_grad_value_, torch.nn.utils.clip_grads_with_norm_,
+        ]  # fmt: skip
+
+    before = functions()
+    probe = pc.probe(unreduced_gradients=True, micro_batch_gradients=True, start_step=1, interval=2)
+    counts: list[int] = []
+    with pc.closing(probe):
+        model = train(probe, lambda model: counts.append(hooks(model)), steps=4)
+        assert functions() != before
+    assert counts == [0, counts[1], 0, counts[1]]
+    assert counts[1] > 0
+    assert hooks(model) == 0
+    assert functions() == before
