@@ -16,6 +16,7 @@ With ``log`` the values are natural logarithms of the absolute value. The file i
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import stat
@@ -157,7 +158,7 @@ class _Reader:
             self._wrong("msprobe_bands", version, f"{VERSION}; made by another version? learn again")
         knots = tree.get("knots")
         whole = isinstance(knots, list) and all(isinstance(k, int) and not isinstance(k, bool) and abs(k) < 1 << 62 for k in knots)
-        if not whole or not 1 <= len(knots) <= MAX_KNOTS or any(a >= b for a, b in zip(knots, knots[1:])):
+        if not whole or not 1 <= len(knots) <= MAX_KNOTS or any(a >= b for a, b in itertools.pairwise(knots)):
             self._wrong("knots", knots, f"1 to {MAX_KNOTS} whole numbers, ascending")
         self._knots = len(knots)
         patience = tree.get("patience")

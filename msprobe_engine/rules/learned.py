@@ -162,7 +162,7 @@ class LearnedRule:
         if not found:
             return []
         names = list(family.slots)
-        places = {slot: place for slot, place in zip(slots.tolist(), view.places.tolist())}
+        places = dict(zip(slots.tolist(), view.places.tolist()))
         begun = [e for e in found if not e.over and KINDS[view.table.layout.kinds[places[e.slot]]] in self._kinds]
 
         def describe(episode: Episode) -> Alert:
