@@ -14,7 +14,7 @@ from msprobe_engine.log import warn_once
 from msprobe_engine.settings.schema import MonitorSettings
 from msprobe_integrations.torch import node_hooks
 from msprobe_integrations.torch.module_hooks import ModuleHooks, Pre, say_sealed
-from msprobe_integrations.torch.targets import Named, matches, named_modules, plain, unmatched, unwrapped
+from msprobe_integrations.torch.targets import Named, is_named, matches, named_modules, plain, unmatched, unwrapped
 from msprobe_integrations.torch.watch import TensorWatch
 
 if TYPE_CHECKING:
@@ -71,7 +71,8 @@ class ModuleSide:
         everything = list(named_modules(models))
         self._check_targets(models, everything)
         open_ = [named for named in everything if not named.sealed]
-        wanted = [n for n in everything if matches(n.name, monitor.targets, n.chunk)]
+        exact = monitor.activation_targets
+        wanted = [n for n in everything if (is_named(n.name, exact, n.chunk) if exact else matches(n.name, monitor.targets, n.chunk))]
         if monitor.activations or monitor.activation_gradients or monitor.micro_batch_gradients or monitor.layer_features:
             for named in open_:
                 if named.module is named.root or named.hooked is named.root:
