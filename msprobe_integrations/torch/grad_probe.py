@@ -21,7 +21,7 @@ from msprobe_engine.errors import NothingCapturedError, UsageError
 from msprobe_engine.grad_probe.background import Background
 from msprobe_engine.grad_probe.files import StepFiles
 from msprobe_engine.grad_probe.layout import SUMMARY
-from msprobe_engine.guard import Faults
+from msprobe_engine.guard import Faults, Guard
 from msprobe_engine.log import get_logger, warn_once
 from msprobe_engine.settings.schema import ProbeSettings
 from msprobe_engine.settings.tree import nearest
@@ -53,6 +53,7 @@ class GradientProbe:
         self.backend = TorchBackend()
         self.backend.want_checksum = "crc32" if self.settings.grad_level == "L0" else ""
         self.step = -1
+        self._wanted = frozenset(bare(name) for name in self.settings.param_list)
         self._window = Window(self.settings.rank, self.settings.step)
         self._background = Background(self.faults, f"{PART} files", self.settings.memory_budget_mb << 20)
         self._models: list[tuple[str, weakref.ref[nn.Module]]] = []
@@ -61,6 +62,7 @@ class GradientProbe:
         self._stepped: weakref.WeakSet[Any] = weakref.WeakSet()
         self._open: GradientStep | None = None
         self._taken: set[int] = set()
+        self._sources: list[Any] = []
         self._undo: list[Callable[[], Any]] = []
         self._files: StepFiles | None = None
         self._begun = self._strangers = self._parts = self._empty = 0
@@ -86,7 +88,9 @@ class GradientProbe:
             _log.info("grad_probe: rank %s is not among the ranks of the settings, nothing is watched here", self.backend.rank())
             return
         self._off = False
-        if optimizer is None:
+        if optimizer is None and any(getattr(m, "optimizer", None) is not None and callable(getattr(m, "step", None)) for m in models):
+            self._follow(None, models)  # an engine that holds its optimizer
+        elif optimizer is None:
             if not self._undo:
                 self._undo.append(register_optimizer_step_pre_hook(self._before_any).remove)
         else:
@@ -96,9 +100,7 @@ class GradientProbe:
 
     def close(self) -> None:
         """Take the hooks off, write what is there, say what was written. Updates after this are not seen until `monitor` is called."""
-        for undo in self._undo:
-            undo()
-        self._undo.clear()
+        self._take_off()
         with self.faults.guard(PART):
             self._finish()
         self._stepped.clear()
@@ -115,25 +117,23 @@ class GradientProbe:
         """Find the parameters of the models by name; a wrapper may have put others in place since the last time."""
         names: dict[int, tuple[str, weakref.ref[torch.Tensor]]] = {}
         known: dict[str, int] = {}
-        wanted = frozenset(self.settings.param_list)
+        every: set[str] = set()
         for prefix, ref in self._models:
             model = ref()
             for name, parameter in model.named_parameters() if model is not None else ():
-                name = prefix + name
-                if known.setdefault(name, id(parameter)) != id(parameter):
+                if known.setdefault(prefix + name, id(parameter)) != id(parameter):
                     raise UsageError(f"monitor(): two models have a parameter '{name}'; give them as one list to tell them apart")
-                if not wanted or name in wanted or name.removeprefix("module.") in wanted:
-                    names[id(parameter)] = (name, weakref.ref(parameter))
-        self._names, self._all = names, tuple(known)
+                if self.listed(name):
+                    names[id(parameter)] = (prefix + name, weakref.ref(parameter))
+                every.add(bare(name))
+        self._names, self._every = names, every
 
     def _check_names(self) -> None:
         """What of ``param_list`` is there?"""
-        found = {name for name, _ in self._names.values()}
-        found |= {name.removeprefix("module.") for name in found}
-        missing = [name for name in self.settings.param_list if name not in found]
+        missing = [name for name in self.settings.param_list if bare(name) not in self._every]
         if not missing:
             return
-        near = nearest(missing[0], self._all)
+        near = nearest(missing[0], self._every)
         text = f"param_list: the model has no parameter '{missing[0]}'" + (f"; did you mean '{near}'?" if near else "")
         if not self._names and self.backend.world_size() == 1:
             raise UsageError(f"monitor(): {text}; none of the list is there. Names are those of model.named_parameters()")
@@ -151,9 +151,15 @@ class GradientProbe:
         if isinstance(optimizer, Optimizer) and self._held(optimizer):
             self._undo.append(optimizer.register_step_pre_hook(self._before).remove)
             return
+        self._follow(optimizer, models)
+
+    def _follow(self, optimizer: Any, models: Sequence[nn.Module]) -> None:
+        """Take gradients from where the framework of these objects keeps them."""
         from msprobe_integrations.torch.grad_source import watch_source
 
-        self._undo.append(watch_source(self, models, optimizer))
+        watch, undo = watch_source(self, models, optimizer)
+        self._sources.append(watch)
+        self._undo.append(undo)
 
     def _held(self, optimizer: Any) -> frozenset[int]:
         """Parameters of the models that this optimizer updates, by id."""
@@ -235,6 +241,24 @@ class GradientProbe:
             return False
         return True
 
+    def listed(self, name: str) -> bool:
+        """Is this parameter in ``param_list``, or is that empty? The names of wrappers in front make no difference."""
+        return not self._wanted or bare(name) in self._wanted
+
+    @property
+    def wants(self) -> bool:
+        """Are gradients to be taken now?"""
+        return self._open is not None and not self._off and self.faults.enabled(PART)
+
+    def guard(self) -> Guard:
+        """Around what is done in a hook."""
+        return self.faults.guard(PART)
+
+    def end_update(self) -> None:
+        """A source has ended its update; the step is over when all have."""
+        if all(source in self._stepped for source in self._sources):
+            self._finish()
+
     def begin_update(self, optimizer: Any) -> GradientStep | None:
         """`optimizer` is about to update: the open step, None when it is not wanted (or all of it was taken)."""
         if optimizer in self._stepped:
@@ -268,11 +292,14 @@ class GradientProbe:
         write, files, step = taken.finish(), self._directory(), self.step
         self._background.submit(lambda: write(files, step), taken.nbytes)
         if self._window.over(self.step + 1):
-            for undo in self._undo:
-                undo()
-            self._undo.clear()
+            self._take_off()
 
-    finish_update = _finish
+    def _take_off(self) -> None:
+        """No hook stays."""
+        for undo in self._undo:
+            undo()
+        self._undo.clear()
+        self._sources.clear()
 
     def _directory(self) -> StepFiles:
         if self._files is None:
@@ -315,6 +342,13 @@ class GradientProbe:
                 "trained, and where the optimizer has copies of its own, the optimizer too: monitor(model, optimizer)"
             )
         return "no optimizer updated after monitor(model); call it before the training loop (torch.optim.Optimizer, or give the optimizer)"
+
+
+def bare(name: str) -> str:
+    """A parameter's name without the names of wrappers in front."""
+    while name.startswith("module."):
+        name = name[len("module.") :]
+    return name
 
 
 def gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:
