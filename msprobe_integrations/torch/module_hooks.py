@@ -37,9 +37,7 @@ class ModuleHooks:
         self._compiled = CompiledCode(None, self)
         self._compiled.seen = True  # what is said about compiled modules is said here
         self._installed = False
-
-    def __len__(self) -> int:
-        return len(self._places)
+        self._boundaries: dict[int, CallBoundary] = {}
 
     def add(self, named: Named, pre: Pre | None, post: Post | None, owner: Any = None) -> None:
         """Call `pre` before and `post` after every call of the module, until `drop(owner)`."""
@@ -75,9 +73,16 @@ class ModuleHooks:
 
     def show(self) -> None:
         """Put the hooks on that are wanted."""
-        for place in self._places:
-            if self._installed and not place.handles:
-                _put_on(place)
+        for place in self._places if self._installed else ():
+            module, pre, post, handles, _ = place
+            if has_call_boundary(module):
+                if id(module) not in self._boundaries:
+                    self._boundaries[id(module)] = CallBoundary(module, self._before, self._after)
+            elif not handles:
+                if pre is not None:
+                    handles.append(module.register_forward_pre_hook(pre, with_kwargs=True))
+                if post is not None:
+                    handles.append(module.register_forward_hook(post, with_kwargs=True))
 
     def hide(self) -> None:
         """Take the hooks off for a while."""
@@ -85,6 +90,19 @@ class ModuleHooks:
             for handle in place.handles:
                 handle.remove()
             place.handles.clear()
+        for boundary in self._boundaries.values():
+            boundary.remove()
+        self._boundaries.clear()
+
+    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for place in self._places:
+            if place.module is module and place.pre is not None:
+                place.pre(module, args, kwargs)
+
+    def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        for place in self._places if result is not None else ():  # None: it has raised
+            if place.module is module and place.post is not None:
+                place.post(module, args, kwargs, result)
 
     def seal(self, module: nn.Module) -> None:
         """`module` is compiled, together with what is inside it: hooks there see nothing, from now on there are none."""
@@ -117,26 +135,3 @@ def say_sealed(count: int) -> None:
             "their inputs and outputs. Run without torch.compile to see them",
             count,
         )
-
-
-def _put_on(place: _Place) -> None:
-    module, pre, post, handles, _ = place
-    if has_call_boundary(module):
-        handles.append(CallBoundary(module, pre or _nothing, _unless_failed(post) if post is not None else _nothing))
-        return
-    if pre is not None:
-        handles.append(module.register_forward_pre_hook(pre, with_kwargs=True))
-    if post is not None:
-        handles.append(module.register_forward_hook(post, with_kwargs=True))
-
-
-def _unless_failed(post: Post) -> Callable[..., None]:
-    def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        if result is not None:
-            post(module, args, kwargs, result)
-
-    return after
-
-
-def _nothing(*_: Any) -> None:
-    return None

@@ -194,13 +194,13 @@ def test_call_that_raises_leaves_nothing() -> None:
     class Fragile(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             if x.numel() > 2:
-                raise ValueError
+                raise ValueError("too many")
             return x * 2
 
     model = nn.Sequential(Fragile())
 
     def step(_: int) -> None:
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match="too many"):
             model(torch.ones(3, requires_grad=True))
         model(torch.ones(2, requires_grad=True)).sum().backward()
 

@@ -112,7 +112,7 @@ def test_feature_of_a_module_that_is_none() -> None:
     """A module that gets no q and k is an error that says what it got; the others go on."""
     model = Layer()
     setup = features(attention=("norm",), linear=("fc",))
-    with pytest.raises(UsageError, match="norm.*q and k"):
+    with pytest.raises(UsageError, match=r"norm.*q and k"):
         watch(model, setup, step_of(model))
     memory, model = MemorySink(), Layer()
     probe = make(setup, memory, strict=False)

@@ -1,0 +1,82 @@
+"""The training is bit by bit the same with every family of the module side on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch._dynamo  # once here instead of in every forked rank
+from forkpool import run_ranks
+from small_model import EVERYTHING, Model, differing, train
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+pytestmark = pytest.mark.framework
+FAMILIES = {"actv", "actv_grad", "attention_hook", "linear_hook", "moe_router_weight_hook", "moe_router_logit_hook"}
+
+
+def model(kind: bool | None) -> Model:
+    torch.manual_seed(1)
+    return Model(kind)
+
+
+@pytest.mark.parametrize("kind", [None, False, True], ids=["plain", "checkpoint", "reentrant"])
+def test_one_process(tmp_path: Path, kind: bool | None) -> None:
+    """Dropout, in-place activations and both kinds of checkpointing: weights, losses and random state are the same, and every family
+    has rows in every step."""
+    without, _ = train(model(kind), None)
+    with_it, frames = train(model(kind), EVERYTHING, tmp_path)
+    assert differing(without, with_it) == []
+    for frame in frames:
+        assert {s.family for s in frame.samples} >= FAMILIES
+        assert {s.micro_step for s in frame.samples if s.family == "actv_grad"} == {0, 1}
+
+
+def wrapped(kind: str, output: Path) -> tuple[list[str], set[str], set[str]]:
+    def build() -> torch.nn.Module:
+        found: torch.nn.Module = model(None)
+        if kind == "ddp":
+            return DistributedDataParallel(found)
+        for block in found.blocks:  # type: ignore[union-attr]
+            fully_shard(block)
+        return fully_shard(found)
+
+    without, _ = train(build(), None)
+    with_it, frames = train(build(), EVERYTHING, output)
+    names = {s.name for s in frames[1].samples if s.family in ("actv", "actv_grad", "linear_hook")}
+    return differing(without, with_it), {s.family for s in frames[1].samples}, names
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_ranks(tmp_path: Path, kind: str) -> None:
+    """DDP and FSDP2 on two ranks: the same bits, every family, and names without the wrapper."""
+    for differs, families, names in run_ranks(2, wrapped, kind, tmp_path):
+        assert differs == []
+        assert families >= {*FAMILIES, "other"}
+        assert {".input", "blocks.0.norm.input", "blocks.1.out.output", "head"} <= names
+
+
+def sharded_features() -> tuple[dict[str, float], dict[str, float], set[str]]:
+    found = model(None)
+    truth = {
+        n: float(torch.linalg.svdvals(m.weight.detach().double())[0]) for n, m in found.named_modules() if isinstance(m, torch.nn.Linear)
+    }
+    for block in found.blocks:
+        fully_shard(block)
+    fully_shard(found)
+    _, frames = train(found, EVERYTHING, steps=1)
+    from msprobe_engine import rows
+
+    linear = [s for s in frames[0].samples if s.family == "linear_hook"]
+    norms = {s.name: rows.read(frames[0].rows[s.ref.row]).mean or 0.0 for s in linear if s.extra["column"] == "kernel_norm"}
+    return truth, norms, {s.extra.get("scope", "") for s in linear}
+
+
+def test_weights_are_whole_under_fsdp2() -> None:
+    """A weight that FSDP2 has sharded is looked at while it is whole."""
+    for truth, norms, scopes in run_ranks(2, sharded_features):
+        assert scopes == {""}
+        assert norms.keys() == truth.keys()
+        for name, value in norms.items():
+            assert value == pytest.approx(truth[name], rel=0.05), name  # four iterations
