@@ -43,6 +43,12 @@ def layer_rms(view: View) -> tuple[Column, Mask, Column]:
     return rms, fine & (squares > 0.0) & (squares < np.inf), squares
 
 
+def scale_of(frame: Frame) -> float:
+    """The loss scale of the step: gradients before unscaling are that much larger, and it changes over the run."""
+    scale = frame.scalars.get("loss_scale", 1.0)
+    return scale if 0.0 < scale < math.inf else 1.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class VanishingGradientArgs(LastingArgs):
     """Arguments of the rule."""
@@ -72,6 +78,7 @@ class VanishingGradientRule(LastingRule[VanishingGradientArgs]):
         if view is None:
             return []
         rms, healthy, _ = layer_rms(view)
+        rms = rms / scale_of(frame)
         distance = self._level.measure(rms, view.seen, healthy)
         others = float(np.median(rms[healthy])) if int(healthy.sum()) >= 3 else 0.0
         low = distance.away < math.log(self.args.drop)
@@ -134,6 +141,7 @@ class ExplodingGradientRule(LastingRule[ExplodingGradientArgs]):
 
     def _layers(self, frame: Frame, view: View) -> list[Alert]:
         rms, healthy, squares = layer_rms(view)
+        rms = rms / scale_of(frame)
         distance = self._level.measure(rms, view.seen, healthy)
         total = float(squares[healthy].sum())
         high = (distance.away > math.log(self.args.threshold)) & (distance.away > self.args.scatter * distance.scatter)

@@ -70,7 +70,7 @@ TEXTS: dict[str, Text] = {
         f"{_ORDER}; the layer named first is where it began. Try gradient clipping or a smaller learning rate",
     ),
     "update_norm_doubling": Text(
-        "the optimizer's update, of a layer or in total, doubles against its running level",
+        "the optimizer's update, of a layer or in total, doubles against its running median",
         "warning",
         "The earliest known sign of a loss spike: gradients begin to point the same way while the second moment is still small.",
         "keep a checkpoint of this step; lower beta2 or the learning rate, or clip updates, if the loss follows",

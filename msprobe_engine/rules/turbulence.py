@@ -89,6 +89,7 @@ class TurbulenceRule:
         self._layouts = layouts or LayoutCache()
         self._layout: Layout | None = None
         self._watched: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
+        self._scaled: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
         self._ops = OPS if self._args.mean else OPS[:1]
         self._history = {op: _History(0) for op in self._ops}
         self._scalars: dict[str, _History] = {}
@@ -107,14 +108,18 @@ class TurbulenceRule:
             finite = ints[:, COUNT] > 0
             if (ints[:, NANS] + ints[:, POS_INF] + ints[:, NEG_INF]).any():
                 finite &= (ints[:, NANS] == 0) & (ints[:, POS_INF] == 0) & (ints[:, NEG_INF] == 0)
+            factor = self._factor(frame)
             for op in self._ops:
                 with np.errstate(invalid="ignore", divide="ignore"):
                     x = np.sqrt(rows[:, SUMSQ]) if op == "norm" else np.abs(rows[:, SUM] / ints[:, COUNT])
+                x = x / factor
                 history = self._history[op]
                 before = history.mean.copy()
                 # A sum of squares can overflow although every element is finite.
                 hits = history.fired(x, finite & (x < np.inf), self._args)
-                found += [(i, op, float(x[i]), float(before[i])) for i in np.flatnonzero(hits & self._watched).tolist()]
+                found += [
+                    (i, op, float(x[i] * factor[i]), float(before[i] * factor[i])) for i in np.flatnonzero(hits & self._watched).tolist()
+                ]
         found.sort()
         alerts = [
             alert_at(
@@ -131,6 +136,13 @@ class TurbulenceRule:
             for i, op, value, mean in found[: self._args.max_alerts]
         ]
         return note_rest(alerts, len(found)) + self._check_scalars(frame)
+
+    def _factor(self, frame: Frame) -> Column:
+        """What each magnitude is divided by before it is held against its past: the loss scale, for gradients that hold it. [n]"""
+        scale = frame.scalars.get("loss_scale", 1.0)
+        if scale == 1.0 or not 0.0 < scale < np.inf:
+            return np.ones(len(self._scaled))
+        return np.where(self._scaled, scale, 1.0)
 
     def _check_scalars(self, frame: Frame) -> list[Alert]:
         alerts = []
@@ -161,6 +173,11 @@ class TurbulenceRule:
         source = np.array([known.get(key, -1) for key in layout.keys], np.intp)
         self._history = {op: history.moved(source) for op, history in self._history.items()}
         self._watched = layout.mask(self._kinds)
+        entries = len(frame.entries)
+        plain = {i for i, sample in enumerate(frame.samples, entries) if sample.phase in ("unscaled", "clipped")}
+        self._scaled = layout.mask(("grad", "activation_grad")) & np.array(
+            [order not in plain for order in layout.order.tolist()], np.bool_
+        )
         if not self._args.calls:
             self._watched &= layout.order >= len(frame.entries)
         if self._args.exclude:

@@ -17,7 +17,7 @@ from msprobe_engine.rules.args import LastingArgs, arg
 from msprobe_engine.rules.base import Alert
 from msprobe_engine.rules.common import number, scalar_alert
 from msprobe_engine.rules.lasting import LastingRule, layer_of
-from msprobe_engine.rules.watching import Distance, Episode, Level, Mask, Slots, Watch
+from msprobe_engine.rules.watching import Episode, Mask, RunningMedian, Slots, Watch
 
 GLOBAL = "update_norm"
 
@@ -26,11 +26,11 @@ GLOBAL = "update_norm"
 class UpdateNormArgs(LastingArgs):
     """Arguments of the rule."""
 
-    threshold: float = arg(2.0, "fires above so many times the running level", above=1.0)
+    threshold: float = arg(2.0, "fires above so many times the running median", above=1.0)
     scatter: float = arg(6.0, "and so many times the usual deviation (of the logarithm) away", minimum=0.0)
     elements: int = arg(1024, "layers with fewer elements are not looked at", minimum=1)
-    window: int = arg(50, "steps that the running level looks back", minimum=2)
-    warmup: int = arg(20, "values before the level counts as known", minimum=1)
+    window: int = arg(50, "steps that the running median looks back", minimum=2)
+    warmup: int = arg(20, "values before the median counts as known", minimum=1)
 
 
 class _TwoLevels:
@@ -38,8 +38,8 @@ class _TwoLevels:
     not, its schedule moves one of the two only."""
 
     def __init__(self, window: int, warmup: int) -> None:
-        self.plain = Level(window, warmup)
-        self._scaled = Level(window, warmup)
+        self.plain = RunningMedian(window, warmup)
+        self._scaled = RunningMedian(window, warmup)
         self._rated = False
 
     def far(self, x: Column, slots: Slots, healthy: Mask, rate: float | None, args: UpdateNormArgs) -> Mask:
@@ -48,20 +48,17 @@ class _TwoLevels:
         both = [(self.plain, plain)]
         if rate is not None and rate > 0.0:
             both.append((self._scaled, self._scaled.measure(x / rate, slots, healthy)))
-        out: Mask = np.logical_and.reduce([_beyond(distance, args) for _, distance in both])
+        # A schedule is a trend and no scatter: what is usual is judged by the plain values.
+        far = [distance.away > math.log(args.threshold) for _, distance in both]
+        out: Mask = np.logical_and.reduce([*far, plain.away > args.scatter * plain.scatter])
         for level, distance in both:
             level.take(distance, slots, healthy & ~out)
         return out
 
 
-def _beyond(distance: Distance, args: UpdateNormArgs) -> Mask:
-    out: Mask = (distance.away > math.log(args.threshold)) & (distance.away > args.scatter * distance.scatter)
-    return out
-
-
 class UpdateNormRule(LastingRule[UpdateNormArgs]):
     """Warnings when the norm of the update of a layer (family ``update``), or the global one (a number ``update_norm`` of the step, else
-    over all layers), is `threshold` times its running level."""
+    over all layers), is `threshold` times its running median."""
 
     name = "update_norm_doubling"
     all_kinds = ("update", "step")
@@ -119,7 +116,7 @@ class UpdateNormRule(LastingRule[UpdateNormArgs]):
                 severity=self.severity,
                 value=value,
                 expected=f"at most {number(self.args.threshold * level)}",
-                seen=f"norm of the update {number(value)}, {number(value / level)} times its running level {number(level)}",
+                seen=f"norm of the update {number(value)}, {number(value / level)} times its running median {number(level)}",
                 order=None if episode.slot == 0 else int(order[self._watch.first[episode.slot - 1]]),
             )
 

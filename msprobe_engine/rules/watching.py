@@ -173,6 +173,65 @@ class Level:
         return float(np.exp(self._mean[slot]))
 
 
+class RunningMedian:
+    """What is usual for each slot: the median of the logarithm over the last `window` values, and 1.25 times their median deviation,
+    which is the mean deviation where values scatter normally. Worked out anew every `EVERY` steps. For some hundred slots; `Level` is
+    for thousands.
+
+    Args:
+        window: steps that the median looks back.
+        warmup: values before it counts as known.
+    """
+
+    EVERY = 4
+
+    def __init__(self, window: int, warmup: int) -> None:
+        self._window = window
+        self._warmup = min(warmup, window)
+        self._past: Column = np.full((0, window), np.nan)
+        self._median: Column = np.zeros(0)
+        self._scatter: Column = np.zeros(0)
+        self._known: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        self._steps = 0
+
+    def measure(self, x: Column, slots: Slots, healthy: Mask) -> Distance:
+        """As `Level.measure`."""
+        size = int(slots.max()) + 1 if len(slots) else 0
+        if size > len(self._past):
+            size = max(size, 2 * len(self._past))
+            self._past = np.concatenate([self._past, np.full((size - len(self._past), self._window), np.nan)])
+            self._refresh()
+        elif self._steps % self.EVERY == 0:
+            self._refresh()
+        away = np.log(np.where(healthy, x, 1.0)) - self._median[slots]
+        known = healthy & (self._known[slots] >= self._warmup)
+        return Distance(away, np.where(known, away, np.nan), self._scatter[slots])
+
+    def take(self, distance: Distance, slots: Slots, healthy: Mask) -> None:
+        """As `Level.take`. A step in which nothing is healthy does not move the window."""
+        if healthy.any():
+            column = np.full(len(self._past), np.nan)
+            column[slots] = np.where(healthy, distance.raw + self._median[slots], np.nan)
+            self._past[:, self._steps % self._window] = column
+            self._steps += 1
+
+    def value(self, slot: int) -> float:
+        """The median of one slot."""
+        return float(np.exp(self._median[slot]))
+
+    def _refresh(self) -> None:
+        self._known = (~np.isnan(self._past)).sum(1)
+        self._median = _middle(self._past, self._known)
+        self._scatter = 1.25 * _middle(np.abs(self._past - self._median[:, None]), self._known)
+
+
+def _middle(values: Column, known: npt.NDArray[np.int64]) -> Column:
+    """Median of each row over what is not NaN (the upper one of two), 0 where there is nothing. [rows]"""
+    ordered = np.sort(values, 1)
+    out: Column = np.take_along_axis(ordered, np.maximum(known // 2, 0)[:, None].clip(max=values.shape[1] - 1), 1)[:, 0]
+    return np.where(known > 0, out, 0.0)
+
+
 class Episode(NamedTuple):
     """Begin or end of something that lasts.
 

@@ -86,7 +86,7 @@ class Router(nn.Module):
             weight = (weights * (chosen == i)).sum(-1, keepdim=True)
             rows = weight[..., 0] > 0
             if rows.any():
-                out[rows] = expert(x[rows]) * weight[rows]
+                out[rows] += expert(x[rows]) * weight[rows]
         return out
 
 
