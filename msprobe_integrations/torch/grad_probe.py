@@ -67,6 +67,7 @@ class GradientProbe:
         self._files: StepFiles | None = None
         self._begun = self._strangers = self._parts = self._empty = 0
         self._off = False
+        self._concluded: tuple[int, int, int] | None = None
 
     def monitor(self, model: Models, optimizer: Any = None) -> None:
         """Watch the gradients of `model` from the next update on.
@@ -315,8 +316,9 @@ class GradientProbe:
     def _conclude(self) -> None:
         """Say what was written, or why nothing was."""
         written, lost = self._background.done, self._background.lost
-        if not self._models or self._off:
+        if not self._models or self._off or self._concluded == (written, lost, self.step):
             return
+        self._concluded = written, lost, self.step
         if written or lost:
             how = f", {lost} are lost" if lost else ""
             (_log.warning if lost else _log.info)("grad_probe: gradients of %d updates are in %s%s", written, self.root, how)
