@@ -211,6 +211,12 @@ class Pieces:
         if values:
             edit(functools.partial(_single_values, values))
 
+    def exchange(self, kept: Any = None) -> Any:
+        """Put aside what is to be merged, and go on with nothing, or with what an earlier call gave."""
+        old = self._merges, self._without_digest, self._values
+        self._merges, self._without_digest, self._values = kept or ({}, [], [])
+        return old
+
     def forget(self) -> None:
         """The step is taken back: nothing of it is merged."""
         self._merges, self._without_digest, self._values = {}, [], []
@@ -230,26 +236,37 @@ def _drop_digests(places: Sequence[int], rows: _rows.Rows) -> None:
 
 def _single_values(places: Sequence[int], rows: _rows.Rows) -> None:
     """Rows become those of one element each, their mean."""
-    for place in places:
-        mean = _rows.read(rows[place]).mean
-        if mean is not None:
-            set_value(rows[place], mean)
+    chosen = rows[places]
+    ints = _rows.as_int64(chosen)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        means = chosen[:, _rows.SUM] / ints[:, _rows.COUNT]
+    means[_rows.nonfinite(chosen) > 0] = math.nan
+    there = ints[:, _rows.COUNT] > 0
+    set_values(rows, np.asarray(places)[there], means[there])
 
 
-def set_value(row: npt.NDArray[np.float64], value: float) -> None:
-    """Make a row ([16] float64) that of one finite or non-finite number."""
-    row[:] = _rows.empty(1)[0]
-    ints = row.view(np.int64)
-    ints[_rows.COUNT] = 1
-    ints[_rows.FLAGS] = _rows.WRITTEN
-    if math.isnan(value):
-        ints[_rows.NANS] = 1
-    elif math.isinf(value):
-        ints[_rows.POS_INF if value > 0 else _rows.NEG_INF] = 1
-    else:
-        ints[_rows.ZEROS] = int(value == 0)
-        row[_rows.MIN] = row[_rows.MAX] = row[_rows.SUM] = value
-        row[_rows.SUMSQ] = value * value
+def set_values(rows: _rows.Rows, places: npt.NDArray[np.int64], values: npt.NDArray[np.float64]) -> None:
+    """Make rows those of one number each.
+
+    Args:
+        rows: [n, 16].
+        places: which, [k].
+        values: [k], NaN and Inf too.
+    """
+    made = _rows.empty(len(values))
+    ints = _rows.as_int64(made)
+    finite = np.isfinite(values)
+    ints[:, _rows.COUNT] = 1
+    ints[:, _rows.FLAGS] = _rows.WRITTEN
+    ints[:, _rows.NANS] = np.isnan(values)
+    ints[:, _rows.POS_INF] = values == math.inf
+    ints[:, _rows.NEG_INF] = values == -math.inf
+    ints[:, _rows.ZEROS] = values == 0
+    held = np.where(finite, values, 0.0)
+    made[:, _rows.SUM], made[:, _rows.SUMSQ] = held, held * held
+    made[:, _rows.MIN] = np.where(finite, values, math.inf)
+    made[:, _rows.MAX] = np.where(finite, values, -math.inf)
+    rows[places] = made
 
 
 def layer_numbers(modules: Sequence[tuple[str, torch.nn.Module]]) -> dict[str, int]:

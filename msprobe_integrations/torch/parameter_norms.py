@@ -11,7 +11,7 @@ import numpy as np
 
 from msprobe_engine import rows as _rows
 from msprobe_engine.records import TensorDescription, TensorRef
-from msprobe_integrations.torch.gradients import REDUCED, UNSCALED, set_value
+from msprobe_integrations.torch.gradients import REDUCED, UNSCALED, set_values
 
 if TYPE_CHECKING:
     from msprobe_integrations.torch.probe import TorchProbe
@@ -60,4 +60,4 @@ def _norm(row: int, places: Sequence[int], divisor: TensorRef | float | None, ro
         norm = math.inf
     if isinstance(divisor, TensorRef):
         divisor = _rows.read(rows[divisor.row]).mean if divisor.row >= 0 else None
-    set_value(rows[row], norm / divisor if divisor else norm)
+    set_values(rows, np.array([row]), np.array([norm / divisor if divisor else norm]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,11 @@ if TYPE_CHECKING:
 _log = get_logger()
 KNOWN = ("adam", "adamw", "sgd", "lion", "rmsprop", "adagrad")
 AGREEMENT_TAG = "mg_direction"
-_NUMBER = TensorDescription("torch.Tensor", "torch.float32", (), False)
+
+
+@functools.cache
+def _number(device: str) -> TensorDescription:
+    return TensorDescription("torch.Tensor", "torch.float32", (), False, device)
 
 
 class Updates:
@@ -49,7 +54,7 @@ class Updates:
             ref = reduce(gradient, moment)
             if ref.row >= 0:
                 self._pieces.value(ref.row)
-            number = TensorRef(ref.row, _NUMBER._replace(device=ref.description.device))
+            number = TensorRef(ref.row, _number(ref.description.device))
             self._pieces.add("other", piece, number, part=True, extra={"tag": AGREEMENT_TAG}, state=AGREEMENT_TAG)
 
     def take(self, pieces: Sequence[Piece] | None) -> None:
