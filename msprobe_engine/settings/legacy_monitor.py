@@ -111,7 +111,7 @@ def _monitor(old: Old) -> MonitorSettings:
         activations=activations,
         activation_gradients=backward,
         gradients=gradients,
-        unreduced_gradients=gradients,
+        unreduced_gradients=gradients and not every,
         micro_batch_gradients=gradients and every,
         parameters=old.flag("param_distribution"),
         optimizer_states=old.flag("mv_distribution"),

@@ -19,6 +19,10 @@ def check(settings: ProbeSettings, report: Report, dump_section: str = "dump") -
         settings = replace(settings, dump=_dump(settings.dump, dump_section, report))
     if settings.grad_probe is not None:
         legacy_grad_probe.check(settings.grad_probe, report)
+    if settings.monitor is not None and settings.monitor.eps and {"zeros", "underflow"} <= set(settings.monitor.ops):
+        report.error(
+            "monitor.eps", f"{settings.monitor.eps!r} with op underflow: rows count below one limit only; leave out eps or underflow"
+        )
     prometheus = settings.sinks.prometheus
     if prometheus.enabled and prometheus.mode == "textfile" and not prometheus.textfile_dir:
         report.error("sinks.prometheus.textfile_dir", "is empty, but mode 'textfile' writes there; give the collector's directory")

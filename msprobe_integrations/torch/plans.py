@@ -24,6 +24,7 @@ from msprobe_integrations.torch.filters import record_filter
 from msprobe_integrations.torch.keep import Keeper
 from msprobe_integrations.torch.slices import Slices
 from msprobe_integrations.torch.tensor_dump import build_keeper
+from msprobe_integrations.torch.wants import Wants
 
 
 class Plans:
@@ -43,7 +44,8 @@ class Plans:
         self._window: Window | None = None
         self._keeper: Keeper | None = None
         self._backend: Any = session.backend
-        self._always_digest: bool = getattr(session.backend, "want_digest", False)
+        self.always = Wants.of(session.settings)
+        """What rows have in every step, whatever is captured."""
         self._summary_mode = "statistics"
         self.current: Capture | None = None
         self._kept: Capture | None = None
@@ -109,8 +111,7 @@ class Plans:
             self.current.close()
         self.current = chosen
         mode = self._summary_mode if chosen is not None and chosen is self._dump else "statistics"
-        self._backend.want_digest = self._always_digest or mode == "digest"
-        self._backend.want_checksum = CHECKSUMS.get(mode, "")
+        self.always.apply(self._backend, digest=mode == "digest", checksum=CHECKSUMS.get(mode, ""))
         if chosen is not None:
             for sink in self._sinks_of(step):
                 early.begin(sink, step)

@@ -41,6 +41,7 @@ from msprobe_integrations.torch.parameter_norms import note_norms
 from msprobe_integrations.torch.parameter_watch import ParameterWatch
 from msprobe_integrations.torch.parameters import ParameterSource, find_source
 from msprobe_integrations.torch.plans import Plans
+from msprobe_integrations.torch.wants import Wants
 
 _log = get_logger()
 Find = Callable[["TorchProbe", Sequence[nn.Module], Any], ParameterSource | None]
@@ -55,7 +56,7 @@ class TorchProbe:
     def __init__(self, settings: ProbeSettings, *, extra_sinks: Sequence[Sink] = ()) -> None:
         self.settings = settings
         self.backend = TorchBackend()
-        self.backend.want_digest = bool(settings.monitor and settings.monitor.digest)
+        Wants.of(settings).apply(self.backend)
         self.session = Session(
             settings,
             self.backend,
@@ -182,7 +183,12 @@ class TorchProbe:
         """
         before, self.settings = self.settings.monitor, replace(self.settings, monitor=monitor)
         self.session.follow(self.settings)
-        if self._closed or (before is not None and replace(before, ops=monitor.ops) == monitor):
+        same = before is not None and replace(before, ops=monitor.ops, eps=monitor.eps) == monitor
+        if self._closed:
+            return
+        self.plans.always = Wants.of(self.settings)
+        self.plans.always.apply(self.backend)
+        if same:
             return
         active = monitor if monitor.enabled else None
         if self._watch is not None:
@@ -191,7 +197,6 @@ class TorchProbe:
         with self.guard("attach"):
             self._window = _window_of(active)
             self._watch = ModuleSide.build(self, active)
-            self.backend.want_digest = monitor.digest
             if self._watch is not None and self._models:
                 self._watch.attach(self._models)
         self._stale = True

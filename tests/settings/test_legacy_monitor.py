@@ -49,7 +49,6 @@ def test_families_follow_the_old_switches() -> None:
         activation_targets=("layers.0", "0:head"),
         activations=True,
         activation_gradients=True,
-        unreduced_gradients=True,
         micro_batch_gradients=True,
         parameters=True,
         optimizer_states=True,
