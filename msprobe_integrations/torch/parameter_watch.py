@@ -34,6 +34,7 @@ OWN_FAMILIES = frozenset(("exp_avg", "exp_avg_sq"))
 """States that are a family of their own; all others are ``opt_state``."""
 _ALL: set[Piece] = set()
 _no_function = torch._C.DisableTorchFunction
+_OF_AN_ATTEMPT = ("phase", "_taken", "_noted", "_micro", "_micro_seen", "_changed", "_samples")
 
 
 class ParameterWatch:
@@ -64,6 +65,7 @@ class ParameterWatch:
         self._open = False
         self._due = False
         self._samples: list[Sample] | None = None
+        self._aside: tuple[dict[str, Any], Any] | None = None
         self._fresh()
         source.connect(self)
 
@@ -79,6 +81,16 @@ class ParameterWatch:
         self._updates.fresh()
         self._samples = self._probe.pipeline.samples
 
+    def _turn(self) -> None:
+        """The step runs a second time, or its first run is gone on with."""
+        present = {name: getattr(self, name) for name in _OF_AN_ATTEMPT}
+        merges = self._pieces.exchange()
+        aside, self._aside = self._aside, (present, merges)
+        self._fresh()
+        if aside is not None and aside[0]["_samples"] is self._samples:
+            vars(self).update(aside[0])
+            self._pieces.exchange(aside[1])
+
     def begin_step(self, due: bool) -> None:
         """A step begins; `due`: it is monitored."""
         self._due = due
@@ -86,6 +98,7 @@ class ParameterWatch:
             self._shut()
             return
         self._fresh()
+        self._aside = None
         self._open = True
         self.source.open()
 
@@ -99,8 +112,8 @@ class ParameterWatch:
         """True in a monitored step, outside of pauses."""
         if not self._due or self._probe._paused:
             return False
-        if self._samples is not self._probe.pipeline.samples:  # the step runs a second time
-            self._fresh()
+        if self._samples is not self._probe.pipeline.samples:
+            self._turn()
         return True
 
     def guard(self, part: str) -> Guard:

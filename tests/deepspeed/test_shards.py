@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import deepspeed_harness as harness
@@ -78,7 +79,7 @@ def differences(stage: int, dtype: str, accumulation: int, more: dict[str, Any])
                 theirs = safe_get_full_optimizer_state(parameter, key)
                 compare(key, name, parameter, shards.states(parameter).get(key), theirs)
             with deepspeed_whole(parameter) as whole:
-                compare("value", name, parameter, shards.value(parameter), whole.clone())
+                compare("value", name, parameter, shards.value(parameter), (parameter if whole is None else whole).detach().clone())
     return type(shards).__name__, wrong, compared
 
 
@@ -86,8 +87,6 @@ def deepspeed_whole(parameter: torch.Tensor) -> Any:
     """A context with the whole parameter."""
     if hasattr(parameter, "ds_id"):
         return harness.deepspeed.zero.GatheredParameters(parameter)
-    import contextlib
-
     return contextlib.nullcontext(parameter.detach())
 
 
