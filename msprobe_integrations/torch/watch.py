@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from msprobe_engine import histograms
 from msprobe_engine.records import Sample, TensorRef
 from msprobe_integrations.torch.backward import Edge, GradientWatch, edge, sequence_number
 from msprobe_integrations.torch.module_hooks import ModuleHooks, Post, Pre
@@ -25,7 +26,7 @@ _grad_enabled = torch.is_grad_enabled
 _compiling = torch.compiler.is_compiling
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _new = tuple.__new__
-_KIND, _BINS = "log2", 50
+_KIND = "log2"
 _NO_EXTRA: dict[str, Any] = {}
 _PART = "activation monitor"
 _LOST = "activation gradients, too many calls without a backward pass"
@@ -174,7 +175,7 @@ class TensorWatch:
     def _take_with_histogram(self, chunk: int, micro_step: int, names: list[str], found: Found) -> None:
         for name, (_, tensor) in zip(names, found):
             ref = self._reduce(tensor)
-            extra = self._histogram(self._probe.backend.histogram(tensor, _KIND)) if ref.row >= 0 else _NO_EXTRA
+            extra = self._histogram(tensor) if ref.row >= 0 else _NO_EXTRA
             self._probe.pipeline.samples.append(Sample("actv", name, ref, "", micro_step, chunk, extra))
 
     def _follow(
@@ -201,12 +202,12 @@ class TensorWatch:
     def _gradient_with_histogram(self, gradient: torch.Tensor) -> TensorRef:
         ref: TensorRef = self._probe.backend.reduce(gradient)
         if ref.row >= 0 and ref.row not in self._rows:
-            self._rows[ref.row] = self._histogram(self._probe.backend.histogram(gradient, _KIND))
+            self._rows[ref.row] = self._histogram(gradient)
         return ref
 
-    @staticmethod
-    def _histogram(row: int) -> dict[str, Any]:
-        return {"histogram": {"row": row, "kind": _KIND, "bins": _BINS}}
+    def _histogram(self, tensor: torch.Tensor) -> dict[str, Any]:
+        row = self._probe.backend.histogram(tensor, _KIND)
+        return {"histogram": histograms.reference(row, _KIND)} if row >= 0 else _NO_EXTRA
 
     def _fail(self, error: Exception) -> None:
         self._probe.faults.fail(_PART, error)

@@ -63,7 +63,7 @@ def loop(net: nn.Module, optimizer: torch.optim.Optimizer, probe: TorchProbe | N
 
         return hook
 
-    for name in ("fc1", "act", "fc2") if probe is None else ():
+    for name in ("", "fc1", "act", "fc2") if probe is None else ():
         net.get_submodule(name).register_forward_hook(keep(name))
     for step in range(steps):
         if probe is not None:
@@ -121,6 +121,8 @@ def read_csv(output: Path) -> dict[str, list[dict[str, str]]]:
     (directory,) = (output / "monitor").iterdir()
     found: dict[str, list[dict[str, str]]] = {}
     for path in sorted(directory.glob("*.csv")):
+        if path.name.startswith("scalars_"):
+            continue
         with open(path, newline="") as file:
             found.setdefault(path.name.rsplit("_", 1)[0], []).extend(csv.DictReader(file))
     return found
@@ -214,7 +216,7 @@ def test_schedule(tmp_path: Path, keys: dict[str, int], expected: list[int]) -> 
 def test_rank_window(tmp_path: Path) -> None:
     """Ranks outside the window have no rows; those inside do, under their rank."""
     pr.run(monitored, settings(tmp_path, MonitorSettings(rank=(1,)), strict=True), 2, False, ranks=2, directory=tmp_path)
-    with_rows = [d.name.split("-")[-2] for d in (tmp_path / "monitor").iterdir() if any(d.iterdir())]
+    with_rows = [d.name.split("-")[-2] for d in (tmp_path / "monitor").iterdir() if any(d.glob("grad_reduced_*"))]
     assert with_rows == ["rank1"]
 
 
