@@ -23,7 +23,7 @@ from msprobe_engine.monitor.places import MONTHS
 from msprobe_engine.monitor.reader import Key, Table, open_run
 from msprobe_engine.progress import bar
 from msprobe_engine.records import FAMILIES
-from msprobe_engine.sinks.events import EventFile, utf8
+from msprobe_engine.sinks.events import EventFile, tag_bytes
 from msprobe_engine.sinks.files import make_directory
 
 MAX_PROCESSES = 128
@@ -114,20 +114,15 @@ def write_table(table: Table, directory: Path) -> None:
         SinkError: it cannot be written.
     """
     ops = list(table.values)
-    tags = [[utf8(f"{name}/{op}") for op in ops] for name in _names(table.keys)]
+    tags = [[tag_bytes(f"{name}/{op}") for op in ops] for name in _names(table.keys)]
     order = np.argsort(table.steps, kind="stable")
     steps, ids = table.steps[order], table.ids[order].tolist()
-    values = [table.values[op][order].tolist() for op in ops]
+    values = np.stack([table.values[op][order] for op in ops], axis=1) if ops else np.empty((len(order), 0))
     file = EventFile(directory, "csv2tb", "csv2tensorboard_by_step")
     try:
         cuts = np.flatnonzero(np.diff(steps, prepend=np.int64(-1), append=np.int64(-1)))
         for a, b in zip(cuts.tolist(), cuts[1:].tolist()):
-            summary = file.summary()
-            add = summary.value.add
-            for i in range(a, b):
-                for tag, column in zip(tags[ids[i]], values):
-                    add(tag=tag, simple_value=column[i])
-            file.append(int(steps[a]), summary)
+            file.append(int(steps[a]), [tag for row in ids[a:b] for tag in tags[row]], values[a:b].ravel())
     finally:
         file.close()
 

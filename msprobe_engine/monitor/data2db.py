@@ -195,8 +195,10 @@ def _convert(run: Run, database: TrendDatabase, options: Options, done: Imported
     known = database.imported()
     units = [(rank, family) for rank in run.ranks for family in run.families(rank)]
     states = {unit: _state(run, *unit) for unit in units}
+    todo = [unit for unit in units if known.get(_unit(*unit)) != states[unit]]
+    done.skipped = len(units) - len(todo)
     axis = None
-    if options.micro_step:
+    if options.micro_step and todo:
         axis = _Axis()
         for counts in _read(run, units, _counts, options, done, "counting micro steps"):
             axis.add(counts)
@@ -208,8 +210,6 @@ def _convert(run: Run, database: TrendDatabase, options: Options, done: Imported
             )
         with database.transaction():
             database.set_imported("axis", axis.state)
-    todo = [unit for unit in units if known.get(_unit(*unit)) != states[unit]]
-    done.skipped = len(units) - len(todo)
     for unit, table in zip(todo, _read(run, todo, _table, options, done, "reading")):
         with database.transaction():
             done.rows += _add(database, *unit, table, axis, options)

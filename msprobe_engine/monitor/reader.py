@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from msprobe_engine.dump.reader import collection_paused
 from msprobe_engine.errors import UsageError
 from msprobe_engine.monitor import places
 from msprobe_engine.monitor.places import RankDirectory, between, rank_directories, rank_directory, scan
@@ -88,7 +89,8 @@ class Run:
         """All rows of a family as columns, empty when there are none."""
         key = rank, family
         if key not in self._tables:
-            read = self._source.read(rank, family) if rank in self.ranks else {}
+            with collection_paused():
+                read = self._source.read(rank, family) if rank in self.ranks else {}
             for other, table in {family: EMPTY, **read}.items():
                 self._tables[rank, other] = table
                 if table.repeated:

@@ -12,9 +12,9 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TextIO
 
 import numpy as np
 
@@ -50,7 +50,7 @@ _NOT_NUMBERS = (
 SCALARS = "scalars"
 _CHUNK = 20_000
 _LINE = 4_000_000
-"""Characters of the longest line that is read."""
+"""Characters of the longest line that is read in one piece."""
 _WIDTH = 4096
 """Columns of the widest file that is read."""
 
@@ -72,12 +72,10 @@ def first_step(name: str) -> int:
 def read_tables(path: Path, builder_of: Callable[[str], Builder]) -> Problems:
     """Read one file into the builders of its families; says what could not be read and how often. Never raises."""
     problems: Problems = Counter()
-    match = _V2_FILE.fullmatch(path.name)
-    monitor = match[1] if match else ""
-    family = "" if match else (families_of(path.name) or ("",))[0]
+    rows_of = _Rows(path.name, builder_of, problems)
     try:
         for header, rows in _chunks(path, problems):
-            _read(header, rows, monitor, family, builder_of, problems)
+            rows_of.add(header, rows)
     except OSError as error:
         problems[f"cannot be read: {error.strerror or error}"] += 1
     return problems
@@ -116,47 +114,62 @@ def joined(parts: Sequence[tuple[Integers, Floats]]) -> Series:
     return Series(steps[last], values[order][last])
 
 
-def _read(
-    header: Sequence[str], rows: list[list[str]], monitor: str, family: str, builder_of: Callable[[str], Builder], problems: Problems
-) -> None:
-    columns = dict(zip(reversed(header), reversed(list(zip(*rows)))))  # of two columns with one name the first counts
-    name = "name" if "name" in columns else "module_name"
-    if name not in columns or "step" not in columns or (monitor and "scope" not in columns):
-        problems["header without name and step"] += 1
-        return
-    steps, good = integers(columns["step"])
-    _count(problems, "row whose step is no whole number", int((~good).sum()))
-    detail = {"opt_state": "state", "other": "tag"}.get(family, "")
-    nothing = ("",) * len(rows)
-    parts = [columns.get(word, nothing) for word in ("vpp_stage", name, "micro_step", "phase", detail, "scope")]
-    local = Ids()
-    ids = np.fromiter(map(local.__getitem__, zip(*parts)), np.int64, len(rows))
-    values = {}
-    for op in header:
-        if op not in _NOT_NUMBERS and op not in values:
-            values[op], wrong = floats(columns[op])
-            _count(problems, f"cell of {op} that is no number", wrong)
-    # Where each key of this file belongs; a file of the second monitor holds several families.
-    homes: dict[str, Integers] = {}
-    wrong_rows = np.zeros(len(local), bool)
-    for (vpp, text, micro, phase, tag, scope), i in local.items():
-        home = _V2_FAMILIES.get((monitor, scope), "") if monitor else family
+class _Rows:
+    """Rows of one file on their way to the builders: what their keys are is worked out once."""
+
+    def __init__(self, name: str, builder_of: Callable[[str], Builder], problems: Problems) -> None:
+        match = _V2_FILE.fullmatch(name)
+        self._monitor = match[1] if match else ""
+        self._family = "" if match else (families_of(name) or ("",))[0]
+        self._builder_of = builder_of
+        self._problems = problems
+        self._keys = Ids()
+        """The cells that make a key, to their number in this file."""
+        self._homes: list[int] = []
+        """Family of every key, as an index into `_families`; -1: the row is none."""
+        self._numbers: list[int] = []
+        """Number of every key in the builder of its family."""
+        self._families = Ids()
+
+    def add(self, header: Sequence[str], rows: list[list[str]]) -> None:
+        columns = dict(zip(reversed(header), reversed(list(zip(*rows)))))  # of two columns with one name the first counts
+        name = "name" if "name" in columns else "module_name"
+        if name not in columns or "step" not in columns or (self._monitor and "scope" not in columns):
+            self._problems["header without name and step"] += 1
+            return
+        steps, good = integers(columns["step"])
+        _count(self._problems, "row whose step is no whole number", int((~good).sum()))
+        nothing = ("",) * len(rows)
+        detail = {"opt_state": "state", "other": "tag"}.get(self._family, "")
+        parts = [columns.get(word, nothing) for word in ("vpp_stage", name, "micro_step", "phase", detail, "scope")]
+        ids = np.fromiter(map(self._keys.__getitem__, zip(*parts)), np.int64, len(rows))
+        for cells in islice(self._keys, len(self._homes), None):
+            self._place(*cells)
+        values = {}
+        for op in header:
+            if op not in _NOT_NUMBERS and op not in values:
+                values[op], wrong = floats(columns[op])
+                _count(self._problems, f"cell of {op} that is no number", wrong)
+        homes = np.array(self._homes)[ids]
+        homes[~good] = -1
+        _count(self._problems, "row whose vpp_stage, micro_step or scope is unknown", int((homes[good] < 0).sum()))
+        numbers = np.array(self._numbers)[ids]
+        for family, home in self._families.items():
+            mine = homes == home
+            if mine.all():
+                self._builder_of(family).add(Part(numbers, steps, values))
+            elif mine.any():
+                self._builder_of(family).add(Part(numbers[mine], steps[mine], {op: v[mine] for op, v in values.items()}))
+
+    def _place(self, vpp: str, name: str, micro: str, phase: str, detail: str, scope: str) -> None:
+        family = _V2_FAMILIES.get((self._monitor, scope), "") if self._monitor else self._family
         stage, micro_step = _stage(vpp), whole(micro) if micro != "" else -1
-        if not home or stage is None or micro_step is None:
-            wrong_rows[i] = True
-            continue
-        if home not in homes:
-            homes[home] = np.full(len(local), -1, np.int64)
-        homes[home][i] = builder_of(home).keys[Key(stage, plain_name(text), micro_step, phase, tag)]
-    _count(problems, "row whose vpp_stage, micro_step or scope is unknown", int(wrong_rows[ids].sum()))
-    for home, translation in homes.items():
-        mine = translation[ids]
-        mine[~good] = -1
-        if len(homes) == 1:
-            builder_of(home).add(Part(mine, steps, values))
-        else:
-            chosen = mine >= 0
-            builder_of(home).add(Part(mine[chosen], steps[chosen], {op: v[chosen] for op, v in values.items()}))
+        if not family or stage is None or micro_step is None:
+            self._homes.append(-1)
+            self._numbers.append(-1)
+            return
+        self._homes.append(self._families[family])
+        self._numbers.append(self._builder_of(family).keys[Key(stage, plain_name(name), micro_step, phase, detail)])
 
 
 def _stage(text: str) -> int | None:
@@ -174,16 +187,16 @@ def _chunks(path: Path, problems: Problems) -> Iterator[tuple[list[str], list[li
             cut = file.read(1) != b"\n"
             file.seek(0)
         text = io.TextIOWrapper(file, encoding="utf-8", errors="backslashreplace", newline="")
-        reader = csv.reader(_lines(text, problems))
-        header = next(_rows(reader, problems), [])
+        # A longer line comes in pieces, none of which is a row.
+        reader = csv.reader(iter(partial(text.readline, _LINE), ""))
+        header = (_rows(reader, 1, problems) or [[]])[0]
         if not 2 <= len(header) <= _WIDTH:
             if size:
                 problems["no header"] += 1
             return
-        rows = _rows(reader, problems)
-        chunk = list(islice(rows, _CHUNK))
+        chunk = _rows(reader, _CHUNK, problems)
         while chunk:
-            following = list(islice(rows, _CHUNK))
+            following = _rows(reader, _CHUNK, problems)
             if cut and not following:
                 chunk.pop()
                 problems["last line is cut"] += 1
@@ -197,23 +210,18 @@ def _chunks(path: Path, problems: Problems) -> Iterator[tuple[list[str], list[li
             chunk = following
 
 
-def _rows(reader: Iterator[list[str]], problems: Problems) -> Iterator[list[str]]:
-    while True:
+def _rows(reader: Iterator[list[str]], count: int, problems: Problems) -> list[list[str]]:
+    """The next rows, at most `count`; fewer only at the end."""
+    rows: list[list[str]] = []
+    while len(rows) < count:
         try:
-            yield from reader
-            return
+            before = len(rows)
+            rows.extend(islice(reader, count - before))  # keeps what came before an error
+            if len(rows) < count:
+                return rows
         except csv.Error as error:  # a field without end, NUL: the reader goes on with the next line
             problems[f"line that is no CSV ({error})"] += 1
-
-
-def _lines(file: TextIO, problems: Problems) -> Iterator[str]:
-    while line := file.readline(_LINE):
-        if len(line) < _LINE or line.endswith(("\n", "\r")):
-            yield line
-            continue
-        problems[f"line longer than {_LINE} characters"] += 1
-        while (more := file.readline(_LINE)) and not more.endswith("\n"):
-            pass
+    return rows
 
 
 def _count(problems: Problems, what: str, count: int) -> None:

@@ -35,7 +35,7 @@ from msprobe_engine.records import Frame, Sample
 from msprobe_engine.rows import MAX, MIN
 from msprobe_engine.rules.base import Alert
 from msprobe_engine.settings.schema import MonitorSettings, TensorBoardSettings
-from msprobe_engine.sinks.events import EventFile, utf8
+from msprobe_engine.sinks.events import EventFile, tag_bytes, utf8
 from msprobe_engine.sinks.features import FEATURES
 from msprobe_engine.sinks.files import make_directory
 from msprobe_engine.sinks.heatmap import Heatmap
@@ -78,7 +78,7 @@ class TensorBoardSink:
         self._maps: dict[str, Heatmap] = {}
         self._fresh: set[str] = set()
         self._next_images = self._last = 0
-        self._tags: dict[tuple[Any, ...], tuple[str, ...]] = {}
+        self._tags: dict[tuple[Any, ...], tuple[bytes, ...]] = {}
 
     def write(self, frame: Frame, alerts: Sequence[Alert]) -> None:
         """Append one event.
@@ -86,9 +86,9 @@ class TensorBoardSink:
         Raises:
             SinkError: it could not be written; the file ends with the event before it.
         """
+        self._last = frame.step
         summary = self._summary()
         add = summary.value.add
-        self._last = frame.step
         for name, value in frame.scalars.items():
             add(tag=utf8(f"scalars/{name}"), simple_value=value)
         fired = Counter(alert.rule for alert in alerts)
@@ -98,23 +98,22 @@ class TensorBoardSink:
         samples = [s for s in self._names.samples(frame.samples) if s.ref.row >= 0]
         numbers = [s for s in samples if s.family in FEATURES]
         samples = [s for s in samples if s.family not in FEATURES] if numbers else samples
-        if samples:
-            rows = frame.rows[[s.ref.row for s in samples]]
-            empty = (rows.view("int64")[:, 0] == 0).tolist()
-            values = [column(rows, op).tolist() for op in self._ops]
-            for i, sample in enumerate(samples):
-                if empty[i]:
-                    continue
-                for tag, series in zip(self._tags_of(sample), values):
-                    add(tag=tag, simple_value=series[i])
-                if sample.extra and "histogram" in sample.extra:
-                    self._histogram(frame, sample, add)
         for sample, value in zip(numbers, column(frame.rows[[s.ref.row for s in numbers]], "mean").tolist() if numbers else ()):
             add(tag=utf8(f"{where_of(sample, self._rank)}/{sample.extra.get('column', 'value')}"), simple_value=value)
+        tags: list[bytes] = []
+        rows = frame.rows[[s.ref.row for s in samples]]
+        present = rows.view("int64")[:, 0] != 0
+        for sample, there in zip(samples, present.tolist()):
+            if there:
+                tags += self._tags_of(sample)
+                if sample.extra and "histogram" in sample.extra:
+                    self._histogram(frame, sample, add)
+        rows = rows[present]
+        values = np.stack([column(rows, op) for op in self._ops], axis=1).ravel() if tags else ()
         if self._maps and frame.step >= self._next_images:
             self._images(add)
-        if len(summary.value):
-            self._file.append(frame.step, summary)
+        if tags or len(summary.value):
+            self._file.append(frame.step, tags, values, summary)
 
     def flush(self) -> None:
         """Nothing waits here: every event is with the operating system when `write` returns."""
@@ -125,7 +124,7 @@ class TensorBoardSink:
             summary = self._summary()
             self._images(summary.value.add)
             with suppress(SinkError):  # a full disk; what the images show is in the histograms, too
-                self._file.append(self._last, summary)
+                self._file.append(self._last, (), (), summary)
         self._file.close()
 
     def _histogram(self, frame: Frame, sample: Sample, add: Any) -> None:
@@ -159,12 +158,12 @@ class TensorBoardSink:
         self._fresh.clear()
         self._next_images = self._last + IMAGE_STEPS
 
-    def _tags_of(self, sample: Sample) -> tuple[str, ...]:
+    def _tags_of(self, sample: Sample) -> tuple[bytes, ...]:
         detail = (sample.extra.get("state"), sample.extra.get("tag")) if sample.extra else None
         key = (sample.family, sample.name, sample.phase, sample.micro_step, sample.vpp_stage, detail)
         tags = self._tags.get(key)
         if tags is None:
-            tags = self._tags[key] = tuple(utf8(f"{tag_of(sample, self._rank)}_{op}") for op in self._ops)
+            tags = self._tags[key] = tuple(tag_bytes(f"{tag_of(sample, self._rank)}_{op}") for op in self._ops)
         return tags
 
 

@@ -23,6 +23,8 @@ from msprobe_engine.errors import SinkError
 from msprobe_engine.records import FAMILIES, TensorRef
 from msprobe_engine.settings.schema import CsvSettings, MonitorSettings
 from msprobe_engine.sinks.csv import CsvSink, safe_cell
+from msprobe_engine.sinks.features import FEATURES
+from msprobe_engine.sinks.names import plain_name
 from msprobe_engine.testing import TENSOR, frame_of
 
 OPS = ("norm", "min", "max", "mean", "nans", "zeros")
@@ -47,15 +49,20 @@ def test_directory_name_and_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_columns_of_every_family(tmp_path: Path, family: str) -> None:
-    """The header has the columns of the existing tool, phase last for gradients, and every row as many cells."""
+    """The header has the columns of the existing tool, ours (phase, state, tag) last, and every row as many cells."""
     sink = CsvSink(CsvSettings(), MonitorSettings(ops=("norm", "shape", "max")), output_dir=tmp_path, rank=0)
     sink.write(frame_of({"a.weight": [1.0, 2.0]}, family=family, step=3), [])
     path = sink.directory / f"{family}_0-99.csv"
-    micro = ["micro_step"] if family in ("actv", "actv_grad") else []
-    phase = ["phase"] if family in ("grad_unreduced", "grad_reduced") else []
-    assert path.read_text().splitlines()[0].split(",") == ["vpp_stage", "name", "step", *micro, "norm", "max", "shape", "dtype", *phase]
+    micro = ["micro_step"] if family in ("actv", "actv_grad", "attention_hook", "moe_router_logit_hook") else []
+    statistics = ["norm", "max", "shape", "dtype"]
+    ours = {"grad_unreduced": ["phase"], "grad_reduced": ["phase"], "opt_state": ["state"], "other": ["tag"]}.get(family, [])
     (row,) = table(path)
-    assert (row["name"], row["step"], row["max"], row["shape"], row["dtype"]) == ("a.weight", "3", "2.0", "[4]", "torch.float32")
+    assert (row["name"], row["step"]) == ("a.weight", "3")
+    if family in FEATURES:
+        assert list(row) == ["vpp_stage", "name", "step", *micro, *FEATURES[family], "value"]
+    else:
+        assert list(row) == ["vpp_stage", "name", "step", *micro, *statistics, *ours]
+        assert (row["max"], row["shape"], row["dtype"]) == ("2.0", "[4]", "torch.float32")
 
 
 def test_micro_steps_of_gradients_on_request(tmp_path: Path) -> None:
@@ -72,7 +79,7 @@ def test_blocks_of_steps(tmp_path: Path) -> None:
     for step in (0, 9, 10, 11, 25, 9):
         sink.write(frame_of({"w": [1.0]}, step=step), [])
     sink.close()
-    found = {path.name: [row["step"] for row in table(path)] for path in sink.directory.iterdir()}
+    found = {path.name: [row["step"] for row in table(path)] for path in sink.directory.glob("*.csv")}
     assert found == {"grad_reduced_0-9.csv": ["0", "9", "9"], "grad_reduced_10-19.csv": ["10", "11"], "grad_reduced_20-29.csv": ["25"]}
 
 
@@ -117,10 +124,11 @@ def test_sample_without_statistics(tmp_path: Path) -> None:
 
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20))
 def test_cells(text: str) -> None:
-    """Any name survives a CSV reader, and none begins with what a spreadsheet would run."""
+    """Any name survives a CSV reader and comes back, and none begins with what a spreadsheet would run."""
     cell = safe_cell(text)
     ((back,),) = list(csv.reader(io.StringIO(cell + "\n", newline=""))) or [[""]] if cell else [[""]]
-    assert back == (f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") and text else text)
+    assert plain_name(back) == text
+    assert back in (text, f"'{text}")
     assert not back.startswith(("=", "+", "-", "@", "\t", "\r"))
 
 
@@ -172,7 +180,7 @@ def test_write_error_is_a_sink_error(tmp_path: Path) -> None:
     sink.write(frame_of({"w": [1.0]}, step=1), [])
     sink.close()
     sink.close()
-    assert len(list(sink.directory.iterdir())) == 2
+    assert sorted(path.name for path in sink.directory.iterdir()) == ["grad_reduced_0-0.csv", "grad_reduced_1-1.csv", "run.json"]
 
 
 def test_cost(tmp_path: Path) -> None:
