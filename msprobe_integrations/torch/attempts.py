@@ -95,6 +95,7 @@ class Attempts:
         ended: Any = None
         with probe.guard(_PART), torch.no_grad(), no_torch_function():
             probe.plans.pause()
+            probe.count_micro_steps_again()
             ended = probe.backend.random_state()
             if first is not None:
                 second = self._second(vote, first, alerts)

@@ -136,6 +136,10 @@ class ModuleSide:
         self._forwards.clear()
         self._collector.end()
 
+    def count_again(self) -> None:
+        """The next pass of a model is its first in this step."""
+        self._forwards.clear()
+
     def drop(self, part: Any) -> None:
         """A part has failed: it sees nothing any more."""
         self._hooks.drop(part)

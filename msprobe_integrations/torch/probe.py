@@ -112,6 +112,11 @@ class TorchProbe:
         """The monitor section, None when nothing is monitored."""
         return self.settings.monitor
 
+    def count_micro_steps_again(self) -> None:
+        """The step runs once more: its first pass of the model is micro batch 0 again."""
+        if self._watch is not None:
+            self._watch.count_again()
+
     @property
     def told_micro_step(self) -> int:
         """The micro batch that was set, -1 when none was."""
