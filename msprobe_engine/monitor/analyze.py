@@ -114,7 +114,8 @@ class Located(NamedTuple):
         """Sorts; equal only for equal alerts."""
         a = self.anomaly
         value = 0.0 if math.isnan(a.value) else a.value
-        return (self.place, self.call, a.rank, a.vpp_stage, a.name, a.word, a.phase, a.op, a.rule, math.isnan(a.value), value, a.message)
+        what = a.rank, a.vpp_stage, a.pp_stage, a.name, a.word, a.phase, a.micro_step, a.op, a.rule
+        return self.place, self.call, *what, math.isnan(a.value), value, a.critical, a.message
 
 
 @dataclass(frozen=True)
