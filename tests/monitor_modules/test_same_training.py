@@ -11,6 +11,7 @@ from forkpool import run_ranks
 from small_model import EVERYTHING, Model, differing, train
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from watched import features, watch
 
 pytestmark = pytest.mark.framework
 FAMILIES = {"actv", "actv_grad", "attention_hook", "linear_hook", "moe_router_weight_hook", "moe_router_logit_hook"}
@@ -80,3 +81,25 @@ def test_weights_are_whole_under_fsdp2() -> None:
         assert norms.keys() == truth.keys()
         for name, value in norms.items():
             assert value == pytest.approx(truth[name], rel=0.05), name  # four iterations
+
+
+def tensor_parallel() -> tuple[float, dict[str, tuple[float, str]]]:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    from msprobe_engine import rows
+
+    torch.manual_seed(0)
+    found = torch.nn.Sequential(torch.nn.Linear(6, 8))
+    part = found[0].weight.detach().double().chunk(2)[torch.distributed.get_rank()]
+    parallelize_module(found, init_device_mesh("cpu", (2,)), {"0": ColwiseParallel()})
+    setup = features(linear=("0",))
+    (frame,) = watch(found, setup, lambda _: found(torch.ones(2, 6)))
+    values_of = {s.extra["column"]: (rows.read(frame.rows[s.ref.row]).mean or 0.0, s.extra["scope"]) for s in frame.samples}
+    return float(torch.linalg.svdvals(part)[0]), values_of
+
+
+def test_shards_of_tensor_parallel_layers() -> None:
+    """A weight that stays a DTensor while its module runs has the numbers of the local shard, marked as such."""
+    for truth, found in run_ranks(2, tensor_parallel):
+        assert found["kernel_norm"] == (pytest.approx(truth, rel=1e-3), "shard")
