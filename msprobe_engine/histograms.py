@@ -75,8 +75,8 @@ def counts(rows: Rows, first: int, kind: str) -> Counts:
         rows: [n, 16] of the step.
         first: its first row.
     """
-    words = _rows.as_int64(rows)[first : first + row_count(kind), 1 : 1 + PER_ROW]
-    return words.reshape(-1)[: bins(kind)].copy()
+    words: Counts = _rows.as_int64(rows)[first : first + row_count(kind), 1 : 1 + PER_ROW]
+    return words.flatten()[: bins(kind)]
 
 
 def to_rows(found: Counts, numel: int) -> Rows:

@@ -205,7 +205,8 @@ def row_of(raw: npt.NDArray[np.uint8], code: int, want: int, index0: int) -> npt
             if want & WANT_MOMENTS:
                 row[0, _rows.SUM3], row[0, _rows.SUM4] = (finite * finite * finite).sum(), np.square(np.square(finite)).sum()
     if want & WANT_BELOW:
-        ints[_rows.BELOW] = (np.abs(values.astype(np.float64)) < limit_of(want)).sum()
+        with np.errstate(invalid="ignore"):  # a NaN that signals
+            ints[_rows.BELOW] = (np.abs(values.astype(np.float64)) < limit_of(want)).sum()
     first: npt.NDArray[np.float64] = row[0]
     return first
 

@@ -32,7 +32,7 @@ A row has checksums or moments, never both.
 
 Precision of the kurtosis. The sums are raw (about zero), because only such sums merge without knowing each other's mean. The central
 moments come out of them by cancellation, which costs digits when the mean is large against the spread: with q = |mean| / standard
-deviation the relative error of the kurtosis is about 1e-15 * max(1, q)**4 (1e-7 at q = 100, 1e-3 at q = 1000). From q = 1000 on, so
+deviation the relative error of the kurtosis is about 5e-15 * max(1, q)**4 (1e-6 at q = 100, 1e-2 at q = 1000). From q = 1000 on, so
 also for constant tensors, `kurtosis` is NaN instead of noise. float64 values above 1e77 overflow the sum of fourth powers; then it
 is NaN, too.
 

@@ -241,7 +241,7 @@ def _row_kernel(
     cubes = tl.zeros([TILE], tl.float64)
     fourths = tl.zeros([TILE], tl.float64)
     below = none
-    bound = limit.to(tl.float64, bitcast=True)
+    bound = limit.to(tl.int64).to(tl.float64, bitcast=True)
     if KIND == "uint64":
         low = tl.full([TILE], 2**64 - 1, tl.uint64)
         high = tl.full([TILE], 0, tl.uint64)

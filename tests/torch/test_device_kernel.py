@@ -41,7 +41,8 @@ def serve() -> None:
         tensor = base.as_strided(ask["shape"], ask["strides"]) if ask["shape"] is not None else base
         device_kernel.MAX_PROGRAMS = ask["programs"]
         row = torch.full((rows.WORDS,), -7.0, dtype=torch.float64)
-        device_kernel.reduce(tensor, row, ask["digest"], ask["index0"])
+        want = ask["want"] | (hostkernel.want_below(ask["limit"]) if ask["limit"] else 0)
+        device_kernel.reduce(tensor, row, want, ask["index0"])
         sys.stdout.buffer.write(row.numpy().tobytes())
         sys.stdout.buffer.flush()
 
@@ -55,15 +56,16 @@ class Interpreter:
             [sys.executable, "-W", "ignore::RuntimeWarning", __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
         )
 
-    def row(self, tensor: torch.Tensor, digest: bool, index0: int = 0, programs: int = 1024) -> np.ndarray:
-        """The row the kernel writes for `tensor`, a view of memory that starts where the tensor starts."""
+    def row(self, tensor: torch.Tensor, want: int, index0: int = 0, programs: int = 1024, limit: float = 0.0) -> np.ndarray:
+        """The row the kernel writes for `tensor`, a view of memory that starts where the tensor starts; `limit`: of BELOW."""
         whole = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
         raw = whole.view(torch.uint8).numpy().tobytes()
         plain = tensor.is_contiguous() and tensor.numel() == whole.numel()
         ask = {
             "dtype": str(tensor.dtype).removeprefix("torch."),
             "bytes": len(raw),
-            "digest": digest,
+            "want": int(want),
+            "limit": limit,
             "index0": index0,
             "programs": programs,
             "shape": None if plain else list(tensor.shape),
@@ -88,10 +90,10 @@ def interpreter() -> Iterator[Interpreter]:
     assert made.process.wait(60) == 0
 
 
-def reference(tensor: torch.Tensor, digest: bool, index0: int = 0) -> np.ndarray:
+def reference(tensor: torch.Tensor, want: int, index0: int = 0) -> np.ndarray:
     """The numpy row."""
     raw = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
-    return hostkernel.row_of(raw, CODES[tensor.dtype], digest, index0)
+    return hostkernel.row_of(raw, CODES[tensor.dtype], want, index0)
 
 
 def same(got: np.ndarray, want: np.ndarray) -> None:
@@ -204,6 +206,27 @@ def test_shards_add_up(interpreter: Interpreter) -> None:
         assert merged[0, rows.SUMSQ] == pytest.approx(reference(whole, True)[rows.SUMSQ], rel=1e-12, nan_ok=True)
 
 
+@triton_here
+@pytest.mark.parametrize("dtype", KINDS)
+@settings(max_examples=5, deadline=None)
+@given(n=st.sampled_from([1, 700, 9000]), seed=st.integers(0, 2**31), programs=st.sampled_from([1, 3]), limit=st.sampled_from([2e-38, 1.5]))
+def test_moments_and_counts_below_a_limit(
+    interpreter: Interpreter, dtype: torch.dtype, n: int, seed: int, programs: int, limit: float
+) -> None:
+    """SUM3, SUM4 and BELOW are those of the reference for every type, the other words as without them."""
+    tensor = bits(dtype, n, seed)
+    if dtype == torch.float64:
+        tensor = tensor.clamp(-1e60, 1e60)  # the sum of fourth powers is finite
+    row = interpreter.row(tensor, hostkernel.WANT_MOMENTS, 0, programs, limit)
+    want = reference(tensor, hostkernel.WANT_MOMENTS | hostkernel.want_below(limit))
+    plain = row.copy()
+    plain[13:] = -7.0
+    same(plain, want)
+    assert row.view(np.int64)[rows.BELOW] == want.view(np.int64)[rows.BELOW]
+    np.testing.assert_allclose(row[rows.SUM4], want[rows.SUM4], rtol=1e-12)
+    np.testing.assert_allclose(row[rows.SUM3], want[rows.SUM3], rtol=1e-12, atol=1e-12 * n**0.25 * want[rows.SUM4] ** 0.75)
+
+
 COMPILE = """
 import json, sys, torch, triton
 from triton.backends.compiler import GPUTarget
@@ -213,14 +236,16 @@ from msprobe_integrations.torch import device_kernel as k
 aligned = {(0,): [["tt.divisibility", 16]], (1,): [["tt.divisibility", 16]]}
 pointers = {1: "*u8", 2: "*i16", 4: "*i32", 8: "*i64"}
 for target, suffix in ((GPUTarget("cuda", 80, 32), "ptx"), (GPUTarget("cuda", 90, 32), "ptx"), (GPUTarget("hip", "gfx942", 64), "amdgcn")):
-    for dtype, digest in ((torch.float32, False), (torch.bfloat16, True), (torch.float8_e4m3fn, True), (torch.uint64, True)):
-        signature = {"data": pointers[dtype.itemsize], "out": "*i64", "n": "i64", "index0": "i64"}
-        constants = k.constants(dtype, digest)
+    for dtype, want in ((torch.float32, 0), (torch.bfloat16, 1), (torch.float8_e4m3fn, 1), (torch.uint64, 1), (torch.float32, 48)):
+        signature = {"data": pointers[dtype.itemsize], "out": "*i64", "n": "i64", "index0": "i64", "limit": "i64"}
+        constants = k.constants(dtype, want)
         source = ASTSource(k._row_kernel, signature | dict.fromkeys(constants, "constexpr"), constants, aligned)
         made = triton.compile(source, target=target)
-        print(json.dumps([suffix, str(dtype), digest, made.asm[suffix]]))
-    made = triton.compile(ASTSource(k._merge_kernel, {"parts": "*i64", "out": "*i64", "programs": "i32"}, {}, aligned), target=target)
-    print(json.dumps([suffix, "merge", False, made.asm[suffix]]))
+        print(json.dumps([suffix, str(dtype), want, made.asm[suffix]]))
+    constants = k.more_words(48)
+    signature = {"parts": "*i64", "out": "*i64", "programs": "i32"} | dict.fromkeys(constants, "constexpr")
+    made = triton.compile(ASTSource(k._merge_kernel, signature, constants, aligned), target=target)
+    print(json.dumps([suffix, "merge", 48, made.asm[suffix]]))
 """
 
 
@@ -234,7 +259,7 @@ def test_compiles_for_gpus(tmp_path: Any) -> None:
     ran = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=240)
     assert ran.returncode == 0, ran.stderr
     made = [json.loads(line) for line in ran.stdout.splitlines()]
-    assert len(made) == 15
+    assert len(made) == 18
     for suffix, name, _, text in made:
         if suffix == "ptx" and name in ("torch.float32", "torch.bfloat16", "torch.uint64"):
             assert "cp.async.cg.shared.global" in text or "v4.b32" in text or "v2.b64" in text, name
@@ -246,15 +271,16 @@ from msprobe_engine import hostkernel
 from msprobe_integrations.torch import device_kernel as k
 
 cpu = torch.device("cpu")
-print(*[k.check(cpu, dtype, digest) or "right" for dtype in k.KINDS for digest in (False, True)], sep="\\n")
+every = 1 | hostkernel.WANT_MOMENTS | hostkernel.want_below(1.25)
+print(*[k.check(cpu, dtype, want) or "right" for dtype in k.KINDS for want in (0, every)], sep="\\n")
 right = hostkernel.row_of
-for word in (1, 4, 5, 6, 9):
+for word in (1, 4, 5, 6, 9, 13, 14, 15):
     def wrong(*a, word=word):
         row = right(*a)
         row[word] += 1e-3 * abs(row[word]) + 1e-300
         return row
     hostkernel.row_of = wrong
-    print("seen" if k.check(cpu, torch.float32, True) else "missed")
+    print("seen" if k.check(cpu, torch.float32, every) else "missed")
 """
 
 
@@ -264,7 +290,7 @@ def test_the_check_before_first_use() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     ran = subprocess.run([sys.executable, "-c", CHECK], env=environment, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.split() == ["right"] * 2 * len(KINDS) + ["seen"] * 5
+    assert ran.stdout.split() == ["right"] * 2 * len(KINDS) + ["seen"] * 8
 
 
 class Elsewhere(torch.Tensor):
