@@ -67,7 +67,7 @@ def make_piece(name: str, tensor: Any, chunk: int, facts: Mapping[str, Any], exc
         return Piece(name, tensor, chunk, 0, whole, shared)
     shared["of"] = whole
     ranks = sharers(tensor)
-    summed = any(not tensor.placements[i].is_shard() for i in divided)  # parts of a sum: no row of theirs is one of the whole
+    summed = any(tensor.placements[i].is_partial() for i in divided)  # parts of a sum: no row of theirs is one of the whole
     exchange = exchanges.of(ranks) if exchanges is not None and ranks and not summed else None
     here = tensor._local_tensor.numel()
     lo = _flat_start(tensor, divided)

@@ -180,6 +180,8 @@ class Pieces:
             ref = TensorRef(ref.row, self._description(piece, ref.description))
         elif part and not merge and piece.lo == piece.hi:
             return  # nothing of it is here, and nobody adds the rest
+        elif not part and "placements" in facts and ref.description.shape not in ((), piece.shape):
+            facts["scope"] = "shard"  # the unsharded gradient of FSDP2 is one of tensor-parallel shards still
         self._probe.pipeline.samples.append(Sample(family, piece.name, ref, phase, micro_step, piece.vpp_stage, facts))
         if not merge or ref.row < 0:
             return

@@ -15,6 +15,7 @@ from msprobe_integrations.torch import dtensors
 from msprobe_integrations.torch.algorithms import algorithm_of
 from msprobe_integrations.torch.gradients import Piece, layer_numbers, layer_of
 from msprobe_integrations.torch.methods import MethodHooks
+from msprobe_integrations.torch.parameter_watch import MICRO, UNREDUCED
 from msprobe_integrations.torch.parameters import Replicas
 from msprobe_integrations.torch.parameters_fsdp import UnshardedGradients
 from msprobe_integrations.torch.parameters_scaler import UpdateDoors, inner_optimizer
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from msprobe_integrations.torch.parameter_watch import ParameterWatch
     from msprobe_integrations.torch.probe import TorchProbe
 
+_PART = "parameter monitor"
 _SHARDED_FAMILIES = ("gradients", "parameters", "optimizer_states", "updates", "momentum_agreement")
 
 
@@ -47,7 +49,7 @@ class PlainSource:
         self._places: dict[torch.Tensor, tuple[int, int]] = {}
         self._watch: ParameterWatch | None = None
         self._doors: UpdateDoors | None = None
-        self._lasting = MethodHooks(probe.faults, "parameter monitor")
+        self._lasting = MethodHooks(probe.faults, _PART)
         self._handles: list[Any] = []
         self._touched: set[Piece] = set()
         self._sync_is_last = True
@@ -193,9 +195,10 @@ class PlainSource:
     def _arriving(self, watch: ParameterWatch, piece: Piece) -> Callable[[torch.Tensor], None]:
         def hook(gradient: torch.Tensor) -> None:
             if watch.active:
-                local = dtensors.local_of(gradient, piece.parameter)
-                if local is not None:
-                    watch.micro_gradient(piece, local, part=piece.sharded)
+                with watch.guard(MICRO):
+                    local = dtensors.local_of(gradient, piece.parameter)
+                    if local is not None:
+                        watch.micro_gradient(piece, local, part=piece.sharded)
 
         return hook
 
@@ -209,9 +212,10 @@ class PlainSource:
                 self._touched.add(piece)  # more is to come
                 return
             self._touched.discard(piece)
-            gradient = self.gradient(piece)
-            if gradient is not None:
-                watch.unreduced(piece, gradient, part=piece.sharded)
+            with watch.guard(UNREDUCED):
+                gradient = self.gradient(piece)
+                if gradient is not None:
+                    watch.unreduced(piece, gradient, part=piece.sharded)
 
         return hook
 
@@ -242,20 +246,26 @@ class PlainSource:
         return call
 
     def _enter(self) -> None:
-        if self._watch is not None:
-            if self._optimizer.param_groups:
-                self._watch.scalar("learning_rate", self._optimizer.param_groups[0].get("lr"))
-            self._watch.before_step()
-            self._watch.ready()
+        watch = self._watch
+        if watch is None:
+            return
+        with watch.guard(_PART):
+            groups = self._optimizer.param_groups
+            if groups:
+                watch.scalar("learning_rate", groups[0].get("lr"))
+            watch.before_step()
+            watch.ready()
 
     def _after(self, optimizer: Any, *_: Any) -> None:
         if self._doors is not None:
             self._doors.stepped = True
         if self._watch is not None:
-            found = getattr(optimizer, "found_inf", None)  # a fused update skips on the device
-            self._watch.after_step(found if isinstance(found, torch.Tensor) else False)
+            with self._watch.guard(_PART):
+                found = getattr(optimizer, "found_inf", None)  # a fused update skips on the device
+                self._watch.after_step(found if isinstance(found, torch.Tensor) else False)
 
     def _skipped(self) -> None:
         self._enter()
         if self._watch is not None:
-            self._watch.after_step(True)
+            with self._watch.guard(_PART):
+                self._watch.after_step(True)

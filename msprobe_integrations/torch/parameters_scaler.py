@@ -70,17 +70,20 @@ class UpdateDoors:
         self._doors.clear()
 
     def _unscale(self, following: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        if scaler._enabled and self._watch.active and inner_optimizer(optimizer) is self._optimizer:
-            with self._watch.guard(_PART):
+        with self._watch.guard(_PART):
+            if scaler._enabled and self._watch.active and inner_optimizer(optimizer) is self._optimizer:
                 self._note_scale(scaler)
                 self._watch.change_to(UNSCALED)
         return following(scaler, optimizer, *args, **kwargs)
 
     def _step(self, following: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        if not scaler._enabled or inner_optimizer(optimizer) is not self._optimizer:
-            return following(scaler, optimizer, *args, **kwargs)
+        concerned = False
         with self._watch.guard(_PART):
-            self._note_scale(scaler)
+            concerned = scaler._enabled and inner_optimizer(optimizer) is self._optimizer
+            if concerned:
+                self._note_scale(scaler)
+        if not concerned:
+            return following(scaler, optimizer, *args, **kwargs)
         self.stepped = False
         result = following(scaler, optimizer, *args, **kwargs)
         if not self.stepped:
@@ -92,17 +95,13 @@ class UpdateDoors:
 
     def _clip_with_norm(self, following: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
         parameters = _listed(parameters)
-        if self._concerned(parameters):
-            norm = kwargs["total_norm"] if "total_norm" in kwargs else args[1] if len(args) > 1 else None
-            self._clip()
-            self._note_norm(parameters, norm)
+        if self._clips(parameters):
+            self._note_norm(parameters, kwargs["total_norm"] if "total_norm" in kwargs else args[1] if len(args) > 1 else None)
         return following(parameters, *args, **kwargs)
 
     def _clip_norm(self, following: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
         parameters = _listed(parameters)
-        concerned = self._concerned(parameters)
-        if concerned:
-            self._clip()
+        concerned = self._clips(parameters)
         result = following(parameters, *args, **kwargs)
         if concerned:
             self._note_norm(parameters, result)
@@ -110,16 +109,17 @@ class UpdateDoors:
 
     def _clip_value(self, following: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
         parameters = _listed(parameters)
-        if self._concerned(parameters):
-            self._clip()
+        self._clips(parameters)
         return following(parameters, *args, **kwargs)
 
-    def _concerned(self, parameters: Any) -> bool:
-        return self._watch.active and isinstance(parameters, (list, tuple)) and not self._parameters.isdisjoint(parameters)
-
-    def _clip(self) -> None:
+    def _clips(self, parameters: Any) -> bool:
+        """Gradients of these parameters are about to be clipped; True when some of them are watched."""
+        concerned = False
         with self._watch.guard(_PART):
-            self._watch.change_to(CLIPPED)
+            if self._watch.active and not self._parameters.isdisjoint(parameters):
+                self._watch.change_to(CLIPPED)
+                concerned = True
+        return concerned
 
     def _note_norm(self, parameters: Any, norm: Any) -> None:
         """The norm that the training worked out itself, if it is of all parameters. Of a DTensor this rank has only a part of it."""
@@ -129,5 +129,7 @@ class UpdateDoors:
 
 
 def _listed(parameters: Any) -> Any:
-    """As torch does it: a generator can be read only once."""
-    return parameters if isinstance(parameters, (torch.Tensor, list, tuple)) else list(parameters)
+    """As torch does it: one tensor is a list of one, and a generator can be read only once."""
+    if isinstance(parameters, torch.Tensor):
+        return [parameters]
+    return parameters if isinstance(parameters, (list, tuple)) else list(parameters)
