@@ -198,7 +198,7 @@ class DeepSpeedSource:
         def hook(gradient: torch.Tensor) -> None:
             number = self._passes[piece] = self._passes.get(piece, -1) + 1
             watch.micro_gradient(piece, gradient, phase=LOCAL, micro_step=number)
-            if every_pass:
+            if every_pass and not self._monitor.micro_batch_gradients:  # else it is there already
                 watch.unreduced(piece, gradient, phase=LOCAL, micro_step=number)
 
         return hook

@@ -15,6 +15,11 @@ import torch
 import torch._dynamo
 from torch import nn
 
+from msprobe_engine.records import Frame
+from msprobe_engine.rows import Statistics
+from msprobe_engine.settings.schema import CsvSettings, IncidentSettings, MonitorSettings, ProbeSettings, SinkSettings
+from msprobe_integrations.torch.probe import TorchProbe
+
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # the first use would compile C++ for more than a minute
 logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
 deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True  # torch on the CPU has what these models need
@@ -66,3 +71,46 @@ def batches(dtype: str, count: int) -> list[torch.Tensor]:
     """Micro batches of this rank."""
     generator = torch.Generator().manual_seed(100 + deepspeed.comm.get_rank())
     return [torch.randn(4, 7, generator=generator).to(DTYPES[dtype]) for _ in range(count)]
+
+
+class Frames:
+    """A sink that keeps frames."""
+
+    name = "frames"
+
+    def __init__(self) -> None:
+        self.frames: list[Frame] = []
+
+    def write(self, frame: Frame, _alerts: Any) -> None:
+        self.frames.append(frame)
+
+    def flush(self) -> None: ...
+    def close(self) -> None: ...
+
+
+def probe_of(monitor: MonitorSettings, sink: Frames) -> TorchProbe:
+    """A probe that keeps its frames and writes nothing."""
+    settings = ProbeSettings(
+        output_dir="unused",
+        strict=True,
+        monitor=monitor,
+        sinks=SinkSettings(csv=CsvSettings(enabled=False)),
+        incident=IncidentSettings(enabled=False),
+    )
+    return TorchProbe(settings, extra_sinks=[sink])
+
+
+Key = tuple[str, str, str, int]
+Sampled = dict[Key, tuple[Statistics, dict[str, Any]]]
+
+
+def samples_of(frame: Frame) -> Sampled:
+    """(family, phase, name, micro step) -> statistics and facts; a state of the optimizer has its name behind the family."""
+    found: Sampled = {}
+    for record in frame.records():
+        source = record.source
+        family = source.family + (f" {source.extra['state']}" if "state" in source.extra else "")
+        key = (family, source.phase, record.name, source.micro_step)
+        assert key not in found, key
+        found[key] = (record.statistics, dict(source.extra))
+    return found
