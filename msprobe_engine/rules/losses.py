@@ -135,7 +135,11 @@ class _Past:
         self.median = float(np.median(values))
         if math.isnan(self._start):
             self._start = abs(self.median)
-        scatter = 1.4826 * float(np.median(np.abs(values - self.median)))
+        # Around a line through both halves: a loss that falls fast has not more scatter for that.
+        half = len(values) // 2
+        slope = (float(np.median(values[-half:])) - float(np.median(values[:half]))) / (len(values) - half)
+        rest = values - slope * np.arange(len(values))
+        scatter = 1.4826 * float(np.median(np.abs(rest - np.median(rest))))
         return self.median + max(args.threshold * scatter, args.rise * abs(self.median), args.share * self._start)
 
     def take(self, value: float, spike: bool) -> None:

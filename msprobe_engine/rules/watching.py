@@ -93,6 +93,7 @@ class Watch:
         entries = len(frame.entries)
         index: list[int] = []
         slots: list[int] = []
+        here: set[int] = set()
         for i, order in enumerate(table.layout.order.tolist()):
             key = self._key(frame.samples[order - entries]) if order >= entries else None
             if key is None:
@@ -102,8 +103,9 @@ class Watch:
                 slot = self._slots[key] = len(self.names)
                 self.names.append(key)
                 self.first.append(i)
-            elif slot not in slots[-1:]:
+            elif slot not in here:
                 self.first[slot] = i
+            here.add(slot)
             index.append(i)
             slots.append(slot)
         of = np.array(slots, np.intp)

@@ -131,7 +131,7 @@ class Recorder:
         self.alerts: list[Alert] = []
         self.frames = 0
 
-    def write(self, frame: Frame, alerts: Sequence[Alert]) -> None:
+    def write(self, _frame: Frame, alerts: Sequence[Alert]) -> None:
         self.frames += 1
         self.alerts += alerts
 

@@ -1,0 +1,256 @@
+"""The well-known faults, planted in made-up frames: each is caught by its rule within the stated number of steps, and noise is not."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from msprobe_engine.records import Frame
+from msprobe_engine.rows import BELOW, FLAGS, HAS_BELOW, as_int64
+from msprobe_engine.rules.base import Alert, Rule
+from msprobe_engine.rules.build import build_rules
+from msprobe_engine.rules.registry import RULES
+from msprobe_engine.settings.schema import ProbeSettings, RuleSettings
+from msprobe_engine.testing import frame_of
+
+LAYERS = [f"layers.{i}" for i in range(4)]
+
+
+def rule(name: str, **args: object) -> Rule:
+    return build_rules(ProbeSettings(rules=(RuleSettings(rule=name, args=args),)))[0]
+
+
+def join(*frames: Frame) -> Frame:
+    """One frame with the samples of several, and all their numbers."""
+    samples = []
+    first = 0
+    for frame in frames:
+        samples += [s._replace(ref=s.ref._replace(row=s.ref.row + first)) for s in frame.samples]
+        first += len(frame.rows)
+    scalars = {name: value for frame in frames for name, value in frame.scalars.items()}
+    return dataclasses.replace(frames[0], rows=np.concatenate([f.rows for f in frames]), samples=samples, scalars=scalars)
+
+
+def noisy(rng: np.random.Generator, step: int, factor: float = 1.0, layer: str = "") -> Frame:
+    """Gradients, updates and numbers of a healthy step; those of `layer` times `factor`."""
+    g = {f"{n}.w": (rng.normal(0, 1, 16) * (factor if n == layer else 1.0)).tolist() for n in LAYERS}
+    u = {f"{n}.w": (rng.normal(0, 1, 16) * (factor if n == layer else 1.0)).tolist() for n in LAYERS}
+    numbers = {"loss": 3.0 - 0.005 * step + 0.05 * rng.normal(), "grad_norm": float(np.exp(0.2 * rng.normal())), "learning_rate": 1e-3}
+    return join(frame_of(g, step=step, scalars=numbers), frame_of(u, step=step, family="update", phase=""))
+
+
+def first_alert(checked: Rule, frames: list[Frame]) -> Alert | None:
+    for frame in frames:
+        for alert in checked.check(frame):
+            return alert
+    return None
+
+
+@settings(max_examples=3, deadline=None)
+@given(st.integers(0, 10_000))
+def test_noise_is_no_fault(seed: int) -> None:
+    """No rule of the set says anything about 120 steps of noise around a level, with all that they look at."""
+    rng = np.random.default_rng(seed)
+    rules = build_rules(ProbeSettings(rules=(RuleSettings(rule="recommended", args={"update_norm_doubling": {"elements": 1}}),)))
+    for step in range(120):
+        assert [a.message for r in rules for a in r.check(noisy(rng, step))] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "factor", "within"),
+    [
+        ("exploding_gradient", {}, 200.0, 1),
+        ("vanishing_gradient", {}, 1e-5, 10),
+        ("update_norm_doubling", {"elements": 1}, 6.0, 1),
+    ],
+)
+@settings(max_examples=5, deadline=None)
+@given(seed=st.integers(0, 1000), where=st.sampled_from(LAYERS), start=st.integers(30, 60))
+def test_one_layer_leaves_its_level(
+    name: str, args: dict[str, object], factor: float, within: int, seed: int, where: str, start: int
+) -> None:
+    """A layer that explodes, vanishes or doubles its update is named, within the stated number of steps, and the end is said."""
+    rng = np.random.default_rng(seed)
+    checked = rule(name, **args)
+    assert first_alert(checked, [noisy(rng, step) for step in range(start)]) is None
+    alert = first_alert(checked, [noisy(rng, step, factor, where) for step in range(start, start + within)])
+    assert alert is not None
+    assert alert.extra["meaning"]
+    names = {alert.name} if name != "update_norm_doubling" else {alert.name, where}
+    assert where in names
+    over = first_alert(checked, [noisy(rng, step) for step in range(start + within, start + within + 12)])
+    assert over is not None
+    assert over.extra["over"] is True
+
+
+def test_a_layer_that_never_had_a_gradient_to_speak_of() -> None:
+    """A gradient a million times smaller than that of the median layer is vanishing from the start; exact zeros are not."""
+    small = {f"{n}.w": [1e-8 if n == LAYERS[0] else 0.0 if n == LAYERS[1] else 1.0] * 4 for n in (*LAYERS, "a", "b")}
+    alert = first_alert(rule("vanishing_gradient"), [frame_of(small, step=i) for i in range(10)])
+    assert alert is not None
+    assert alert.name == LAYERS[0]
+
+
+def test_gradients_are_compared_without_their_loss_scale() -> None:
+    """A loss scale that changes by 2**16 is no exploding and no vanishing gradient."""
+    for name in ("exploding_gradient", "vanishing_gradient", "turbulence"):
+        checked = rule(name)
+        for step in range(80):
+            scale = 2.0**16 if step > 40 else 1.0
+            scalars = {"loss_scale": scale}
+            assert checked.check(frame_of({"layers.0.w": [scale, scale]}, step=step, scalars=scalars)) == []
+
+
+@given(st.integers(0, 1000), st.floats(1.5, 100.0))
+@settings(max_examples=8, deadline=None)
+def test_loss_spike(seed: int, jump: float) -> None:
+    """A loss that jumps by half its value is said at once, one that falls never; a level that stays becomes the normal one."""
+    rng = np.random.default_rng(seed)
+    checked = rule("loss_spike", recovery=2)
+    for step in range(60):
+        assert checked.check(frame_of(scalars={"loss": 3.0 - 0.02 * step + 0.03 * rng.normal()}, step=step)) == []
+    (alert,) = checked.check(frame_of(scalars={"loss": 1.8 * (1 + jump)}, step=60))
+    assert (alert.name, alert.kind) == ("loss", "loss")
+    said = [len(checked.check(frame_of(scalars={"loss": 1.8 * (1 + jump)}, step=61 + i))) for i in range(120)]
+    assert sum(said) == 1  # over
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_loss_not_finite(value: float) -> None:
+    """NaN and Inf are said once, critically, and so is the end."""
+    checked = rule("loss_not_finite", recovery=1)
+    found = [checked.check(frame_of(scalars={"loss": x}, step=i)) for i, x in enumerate([1.0, value, value, 1.0])]
+    assert [[(a.severity, bool(a.extra.get("over"))) for a in f] for f in found] == [[], [("critical", False)], [], [("warning", True)]]
+
+
+def test_dead_activation() -> None:
+    """An output of zeros is named after `patience` steps; inputs, small outputs and outputs with one other value are not."""
+    zeros = [0.0] * 64
+    tensors = {"a.output": zeros, "a.input": zeros, "b.output": [0.0] * 63 + [1.0], "c.output_1": zeros, "d.output": [0.0] * 8}
+    checked = rule("dead_activation")
+    found = [checked.check(frame_of(tensors, family="actv", phase="", step=i)) for i in range(12)]
+    assert [[a.name for a in f] for f in found] == [[]] * 9 + [["a.output", "c.output_1"]] + [[]] * 2
+
+
+def parameters(step: int, changed: bool, gradient: list[float] | None, *, digest: bool = False, rate: float = 1e-3) -> Frame:
+    value = [1.0 + 0.001 * step]
+    frames = [
+        frame_of({"w": value, "v": value}, family="param_origin", phase="", step=step, scalars={"learning_rate": rate}),
+        frame_of({"w": [value[0] + 0.001 * changed], "v": [value[0] + 1.0]}, family="param_updated", phase="", step=step),
+    ]
+    if gradient is not None:
+        frames.append(frame_of({"w": gradient, "v": [1.0]}, step=step))
+    frame = join(*frames)
+    if digest:
+        from msprobe_engine.rows import DIGEST, HAS_DIGEST
+
+        ints = as_int64(frame.rows)
+        ints[:, FLAGS] |= HAS_DIGEST
+        ints[:, DIGEST] = [1, 2, 1 + changed, 3, *range(len(frame.rows) - 4)]
+    return frame
+
+
+@pytest.mark.parametrize("digest", [False, True])
+@pytest.mark.parametrize(
+    ("changed", "gradient", "rate", "fires"),
+    [
+        (False, [1.0], 1e-3, True),
+        (True, [1.0], 1e-3, False),
+        (False, [0.0], 1e-3, False),
+        (False, [math.nan], 1e-3, False),
+        (False, [1.0], 0.0, False),
+        (False, None, 1e-3, True),
+    ],
+)
+def test_unchanged_parameter(digest: bool, changed: bool, gradient: list[float] | None, rate: float, fires: bool) -> None:
+    """A parameter with a gradient that stays is named after three steps, by digest or by the other words; without a gradient to use, or
+    with learning rate 0, it is not."""
+    checked = rule("unchanged_parameter")
+    found = [checked.check(parameters(step, changed, gradient, digest=digest, rate=rate)) for step in range(5)]
+    assert [[a.name for a in f] for f in found] == ([[], [], ["w"], [], []] if fires else [[]] * 5)
+
+
+def test_frozen_parameters_are_told_apart() -> None:
+    """With `frozen` a parameter with a gradient of zeros is named, too, and the alert says which case it is."""
+    for gradient, word in (([0.0], "zero or missing"), ([1.0], "other than zero"), (None, "not monitored")):
+        alert = first_alert(rule("unchanged_parameter", frozen=True), [parameters(i, False, gradient) for i in range(3)])
+        assert alert is not None
+        assert alert.extra["gradient"] == word
+
+
+def test_gradient_underflow_by_count_and_by_zeros() -> None:
+    """A tenth of the elements below the limit fires; so does a share of zeros that rises by 0.3; a share that was always high does not."""
+    tensor = {"w": [0.0] * 32 + [1.0] * 32}
+    checked = rule("gradient_underflow", patience=2)
+    assert first_alert(checked, [frame_of(tensor, step=i) for i in range(40)]) is None
+    frames = [frame_of({"w": [0.0] * 56 + [1.0] * 8}, step=i) for i in range(40, 42)]
+    alert = first_alert(checked, frames)
+    assert alert is not None
+    assert alert.value == 56 / 64
+    counted = [frame_of(tensor, step=i) for i in range(2)]
+    for frame in counted:
+        as_int64(frame.rows)[0, FLAGS] |= HAS_BELOW
+        as_int64(frame.rows)[0, BELOW] = 32 + 8
+    alert = first_alert(rule("gradient_underflow", patience=2), counted)
+    assert alert is not None
+    assert alert.value == 8 / 32
+
+
+def test_dead_expert() -> None:
+    """An expert without gradient is named while a neighbour has one: as zeros, as a missing row, or never seen but as a parameter."""
+    names = [f"moe.experts.{i}.w" for i in range(3)]
+    known = frame_of({n: [1.0] for n in names}, family="param_origin", phase="")
+    for gradients in ({names[0]: [0.0], names[1]: [1.0], names[2]: [1.0]}, {names[1]: [1.0], names[2]: [1.0]}):
+        checked = rule("dead_expert", patience=3)
+        frames = [join(dataclasses.replace(known, step=i), frame_of(gradients, step=i)) for i in range(3)]
+        alert = first_alert(checked, frames)
+        assert alert is not None
+        assert (alert.name, alert.step) == ("moe.experts.0", 2)
+    silent = [frame_of({n: [0.0] for n in names}, step=i) for i in range(9)]
+    assert first_alert(rule("dead_expert", patience=3), silent) is None
+
+
+def test_dead_expert_by_load() -> None:
+    """A router's load of 0 is the same."""
+    checked = rule("dead_expert", patience=2)
+    found = []
+    for step in range(2):
+        frame = frame_of({"router": [0.0], "other": [0.5]}, family="moe_router_logit_hook", phase="", step=step)
+        frame.samples[:] = [s._replace(name="router", extra={"column": f"load_{i}"}) for i, s in enumerate(frame.samples)]
+        found += checked.check(frame)
+    assert [a.name for a in found] == ["router.0"]
+
+
+def test_loss_scale_collapse_and_skipped_updates() -> None:
+    """Halving again and again after the beginning, and the bottom, are said; the search at the beginning and a fixed scale are not."""
+    search = [2.0 ** max(16, 32 - i) for i in range(150)]
+    for name, scales, fires in (
+        ("loss_scale_collapse", search, False),
+        ("loss_scale_collapse", [1.0] * 150, False),
+        ("loss_scale_collapse", [*search, *[2.0 ** (15 - i) for i in range(6)]], True),
+        ("loss_scale_collapse", [4.0, 2.0, 1.0], True),
+    ):
+        alert = first_alert(rule(name), [frame_of(scalars={"loss_scale": s}, step=i) for i, s in enumerate(scales)])
+        assert (alert is not None) == fires
+    skips = rule("skipped_updates")
+    early = [frame_of(scalars={"loss_scale": 2.0**32, "skipped": float(i < 16)}, step=i) for i in range(100)]
+    assert first_alert(skips, early) is None
+    late = first_alert(skips, [frame_of(scalars={"loss_scale": 4.0, "skipped": 1.0}, step=100 + i) for i in range(4)])
+    assert late is not None
+    assert late.step == 103
+
+
+@pytest.mark.parametrize("name", [n for n in RULES if n not in ("learned", "condition")])
+def test_odd_frames_are_no_problem(name: str) -> None:
+    """Empty frames, frames that were cut off, tensors without elements and NaN everywhere raise nothing in any rule."""
+    checked = rule(name)
+    for step in range(30):
+        checked.check(frame_of(step=step))
+        checked.check(frame_of({"a.0.w": [], "b.0.output": [math.nan, math.inf]}, step=step, complete=step % 2 == 0))
+        for family in ("actv", "update", "param_updated", "param_origin", "moe_router_logit_hook"):
+            checked.check(frame_of({"experts.1.w": [math.inf], "x": []}, family=family, phase="", step=step, scalars={"loss": math.nan}))
