@@ -1,4 +1,5 @@
-"""Cost of statistics per tensor: kernel, kernel with digest or checksums, torch operators, and the usual four separate passes.
+"""Cost of statistics per tensor: kernel, kernel with digest, checksums or moments, Adam's update, torch operators, and the usual four
+separate passes.
 
     python benchmarks/reduce.py [--dtype float32] [--threads 1] [--max 10000000]
     python benchmarks/reduce.py --device cuda [--dtype bfloat16] [--max 1000000000]      (npu likewise)
@@ -23,6 +24,7 @@ import numpy as np
 import torch
 
 from msprobe_engine import hostkernel
+from msprobe_engine.rows import underflow_limit
 from msprobe_integrations.torch import statistics as rows_of
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.statistics import DeviceRows, host_flags, reduce_device
@@ -49,6 +51,13 @@ def through_backend(backend: TorchBackend, x: torch.Tensor, size: int) -> float:
         backend.reduce(x)
 
     return seconds(work, size)
+
+
+def update(backend: TorchBackend, x: torch.Tensor, size: int) -> float:
+    """Adam's update of two states of the type of `x`; the GB/s are those of one of them."""
+    backend.finish_step()
+    states, group = {"exp_avg": x, "exp_avg_sq": x.square(), "step": 10}, {"betas": (0.9, 0.999), "eps": 1e-8}
+    return seconds(lambda: backend.reduce_update("adam", None, None, states, group), size)
 
 
 def by_operators(x: torch.Tensor, size: int) -> float:
@@ -131,10 +140,11 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     hostkernel.set_threads(options.threads)
     dtype = getattr(torch, options.dtype)
-    plain, digest, crc, xor = TorchBackend(), TorchBackend(digest=True), TorchBackend(), TorchBackend()
+    plain, digest, crc, xor, moments = TorchBackend(), TorchBackend(digest=True), TorchBackend(), TorchBackend(), TorchBackend()
     crc.want_checksum, xor.want_checksum = "crc32", "xor"
+    moments.want_moments, moments.below = True, underflow_limit("bfloat16")
     print(f"{options.dtype}, {options.threads} thread(s), C kernel: {'yes' if hostkernel.available else 'no'}; us per tensor (GB/s)")
-    heads = ["kernel", "kernel+digest", "kernel+CRC-32", "kernel+XOR", "torch operators", "max/min/mean/norm"]
+    heads = ["kernel", "kernel+digest", "kernel+CRC-32", "kernel+XOR", "kernel+moments", "update", "torch operators", "max/min/mean/norm"]
     print(f"{'elements':>10} " + " ".join(f"{head:>18}" for head in heads))
     points: dict[str, list[tuple[int, float]]] = {"statistics": [], "with digest": []}
     size = 10
@@ -142,7 +152,8 @@ def main() -> None:
         x = torch.randn(size).to(dtype)
         size_bytes = size * x.element_size()
         a, b = through_backend(plain, x, size), through_backend(digest, x, size)
-        times = [a, b, through_backend(crc, x, size), through_backend(xor, x, size), by_operators(x, size)]
+        times = [a, b, *(through_backend(backend, x, size) for backend in (crc, xor, moments))]
+        times += [update(plain, x, size), by_operators(x, size)]
         times.append(seconds(lambda x=x: four_passes(x), size))  # type: ignore[misc]
         print(f"{size:>10} " + " ".join(f"{t * 1e6:>10.2f} ({size_bytes / t / 1e9:5.1f})" for t in times), flush=True)
         points["statistics"].append((size_bytes, a))

@@ -9,6 +9,7 @@ from forkpool import run_ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from msprobe_engine import histograms, hostkernel
 from msprobe_engine import rows as R
 from msprobe_engine.digest import digest_array
 from msprobe_integrations.torch.merge import MergeFailed, RowExchange
@@ -64,6 +65,44 @@ def test_merged_rows_are_those_of_the_whole(kind: str) -> None:
         assert rows[0].view(np.int64)[:6].tolist() == expected.view(np.int64)[:6].tolist()
         np.testing.assert_allclose(rows[0][[R.MIN, R.MAX, R.SUM, R.SUMSQ]], expected[[R.MIN, R.MAX, R.SUM, R.SUMSQ]], rtol=1e-13)
         assert R.read(rows[1]).count == 0
+
+
+def _with_more_words(limit: int, whole: np.ndarray, cut: int) -> np.ndarray:
+    part = whole[:cut] if dist.get_rank() == 0 else whole[cut:]
+    want = hostkernel.WANT_MOMENTS | hostkernel.want_below(0.5, as_zeros=True)
+    rows = R.empty(3)
+    for row, (data, what) in enumerate(((part, want), (part, hostkernel.WANT_CRC), (part[:0] if dist.get_rank() else whole, want))):
+        hostkernel.reduce(data.ctypes.data, data.size, 0, rows[row].ctypes.data, what, 0)
+    counts = histograms.to_rows(histograms.count_values(part, "log2"), part.size)
+    rows = np.concatenate([rows, counts])
+    exchange = RowExchange(None, gather_limit=limit)
+    edit = exchange.merge(7, [str(row) for row in range(len(rows))], range(len(rows)))
+    edit.start(rows)
+    edit.wait(10)
+    edit(rows)
+    return rows
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_words_that_only_some_rows_have(kind: str) -> None:
+    """Moments, counts below a limit and histograms merge to those of the whole in both ways of exchanging, also with an empty shard;
+    a row with a checksum loses it."""
+    whole = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
+    whole[[3, 500]] = [np.nan, 0]
+    want = hostkernel.WANT_MOMENTS | hostkernel.want_below(0.5, as_zeros=True)
+    expected = R.empty(1)
+    hostkernel.reduce_into(expected, 0, whole)
+    flags = R.WRITTEN | R.HAS_MOMENTS | R.HAS_BELOW | R.HAS_EPS
+    hostkernel.reduce(whole.ctypes.data, 1000, 0, expected.ctypes.data, want, 0)
+    for rows in run_ranks(2, _with_more_words, 1 << 30 if kind == "gather" else 0, whole, 300):
+        ints = R.as_int64(rows)
+        for row in (0, 2):
+            assert ints[row, R.FLAGS] == flags
+            assert ints[row, R.BELOW] == R.as_int64(expected)[0, R.BELOW]
+            np.testing.assert_allclose(rows[row, [R.SUM3, R.SUM4]], expected[0, [R.SUM3, R.SUM4]], rtol=1e-11)
+        assert ints[1, R.FLAGS] == R.WRITTEN
+        assert ints[1, 13:].tolist() == [0, 0, 0]
+        assert histograms.counts(rows, 3, "log2").tolist() == histograms.count_values(whole, "log2").tolist()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -17,21 +17,21 @@ from msprobe_integrations.torch.statistics import CODES, DeviceRows, MemoryPool,
 INTEGER_WORDS = [0, 1, 2, 3, 4, 5, 10, 11, 12]
 
 
-def by_operators(tensor: torch.Tensor, digest: bool = True, index0: int = 0) -> np.ndarray:
+def by_operators(tensor: torch.Tensor, want: int = hostkernel.WANT_DIGEST, index0: int = 0) -> np.ndarray:
     """The row `reduce_device` writes, with the words of the host put in."""
     device = DeviceRows(tensor, 4)
-    row = device.take(tensor, 0, tensor.numel(), host_flags(tensor.dtype, digest))
-    reduce_device(tensor, row, digest, index0)
+    row = device.take(tensor, 0, tensor.numel(), host_flags(tensor.dtype, want))
+    reduce_device(tensor, row, want, index0)
     out = rows.empty(1)
     device.scatter(device.filled().numpy(), out)
     return out[0]
 
 
-def by_numpy(tensor: torch.Tensor, index0: int = 0) -> np.ndarray:
+def by_numpy(tensor: torch.Tensor, index0: int = 0, want: int = hostkernel.WANT_DIGEST) -> np.ndarray:
     """The reference row of the bits of `tensor`."""
     raw = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
     flat = torch.view_as_real(raw) if raw.is_complex() else raw
-    return hostkernel.row_of(flat.reshape(-1).view(torch.uint8).numpy(), CODES[tensor.dtype], True, index0)
+    return hostkernel.row_of(flat.reshape(-1).view(torch.uint8).numpy(), CODES[tensor.dtype], want, index0)
 
 
 def same(got: np.ndarray, want: np.ndarray) -> None:
@@ -60,7 +60,25 @@ def bits(dtype: torch.dtype, n: int, seed: int) -> torch.Tensor:
 def test_operators_give_the_numpy_row(dtype: torch.dtype, n: int, seed: int, index0: int) -> None:
     """For every type the operators give the counts, extremes, exact integers and digest of the reference; sums to rounding."""
     tensor = bits(dtype, n, seed)
-    same(by_operators(tensor, True, index0), by_numpy(tensor, index0))
+    same(by_operators(tensor, hostkernel.WANT_DIGEST, index0), by_numpy(tensor, index0))
+
+
+@pytest.mark.parametrize("dtype", list(CODES))
+@settings(max_examples=4, deadline=None)
+@given(n=st.sampled_from([0, 1, 3000]), seed=st.integers(0, 2**31), limit=st.sampled_from([2e-38, 1.5]))
+def test_moments_and_counts_below_a_limit(dtype: torch.dtype, n: int, seed: int, limit: float) -> None:
+    """SUM3, SUM4 and BELOW by operators are those of the reference for every type, in one piece or several."""
+    tensor = bits(dtype, n, seed)
+    want = hostkernel.WANT_MOMENTS | hostkernel.want_below(limit)
+    expected = by_numpy(tensor, 0, want)
+    for piece in (1 << 22, 1234):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(statistics, "PIECE", piece)
+            row = by_operators(tensor, want)
+        same(row, expected)
+        assert row.view(np.int64)[rows.BELOW] == expected.view(np.int64)[rows.BELOW]
+        np.testing.assert_allclose(row[rows.SUM4], expected[rows.SUM4], rtol=1e-11)
+        np.testing.assert_allclose(row[rows.SUM3], expected[rows.SUM3], rtol=1e-11, atol=1e-10 * expected[rows.SUM4] ** 0.75)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32, torch.uint64, torch.complex64])
