@@ -32,7 +32,7 @@ from msprobe_engine.sinks.memory import MemorySink
 from msprobe_integrations.torch.duplicates import Duplicates
 from msprobe_integrations.torch.hot import hot_monitor
 from msprobe_integrations.torch.probe import TorchProbe
-from msprobe_integrations.torch.trainer_mon_values import Values, values_of, values_of_tensors
+from msprobe_integrations.torch.trainer_mon_values import Values, note_first_agreement, values_of, values_of_tensors
 
 _log = get_logger()
 ACTIVATIONS, ACTIVATION_GRADIENTS = ("actv",), ("actv_grad",)
@@ -71,7 +71,7 @@ class TrainerMon:
         self._follower: HotMonitor | None = None
         self._handles: list[Any] = []
         self._duplicates: Duplicates | None = None
-        self._step = 0
+        self._step = self._first_step = 0
         self._models_given = False
         self._place(process_group)
 
@@ -108,7 +108,7 @@ class TrainerMon:
             raise UsageError("set_monitor: a model is watched already; stop() this monitor and make a new TrainerMon")
         self._models_given = True
         _count("grad_acc_steps", grad_acc_steps, 1)
-        self._step = _count("start_iteration", start_iteration, 0)
+        self._step = self._first_step = _count("start_iteration", start_iteration, 0)
         probe = self._probe
         if tp_group is not None or dp_group is not None:
             self._duplicates = Duplicates(probe, tp_group, dp_group)
@@ -236,6 +236,9 @@ class TrainerMon:
         if self._duplicates is not None:
             with probe.guard("duplicates"):
                 self._duplicates.leave_out()
+        if self._kind == "monitor" and self._step == self._first_step:
+            with probe.guard("monitor.momentum_agreement"):
+                note_first_agreement(probe)
         probe.end_step()
         if self._follower is not None:
             with probe.guard("monitor.hot"):

@@ -1,9 +1,9 @@
-"""Statistics of the monitor as plain values: what the in-memory calls of `TrainerMon` give."""
+"""Statistics of the monitor as plain values: what the in-memory calls of `TrainerMon` give; and what only its files have."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,6 +13,11 @@ from msprobe_engine.rows import Rows
 from msprobe_engine.sinks.tensorboard import tag_of
 from msprobe_integrations.torch.backend import TorchBackend
 
+if TYPE_CHECKING:
+    from msprobe_integrations.torch.probe import TorchProbe
+
+AGREEMENT = "mg_direction"
+"""Tag of the share of elements whose gradient has the sign of the first moment."""
 Values = dict[str, dict[str, Any]]
 """Tag (as in TensorBoard, ``0:fc.weight/rank0/post_grad``) to statistic to value: a float64 tensor without dimensions, for ``shape`` a
 `torch.Size` and for ``dtype`` a `torch.dtype`."""
@@ -53,3 +58,15 @@ def values_of_tensors(tensors: Mapping[str, Any], ops: Sequence[str]) -> Values:
         for entry in values_of([Sample("grad_reduced", tag, ref)], rows, ops, 0, ("grad_reduced",)).values():
             out[tag] = entry
     return out
+
+
+def note_first_agreement(probe: TorchProbe) -> None:
+    """In the first step of a run there is no first moment yet; the existing tool writes 1 for every parameter that has a gradient."""
+    if not probe.wanted("monitor.momentum_agreement"):
+        return
+    seen = {(s.vpp_stage, s.name) for s in probe.pipeline.samples if s.extra.get("tag") == AGREEMENT}
+    one = torch.ones(())
+    for watch in probe.watches:
+        for piece in watch.source.pieces:
+            if (piece.vpp_stage, piece.name) not in seen and watch.source.gradient(piece) is not None:
+                probe.sample("other", piece.name, one, vpp_stage=piece.vpp_stage, extra={"tag": AGREEMENT})
