@@ -46,7 +46,7 @@ class ParameterWatch:
 
     Attributes:
         on_update: called after every update of the optimizer with True when it was skipped; for loops that take an update for a step.
-        entry_only: gradients are taken only just before the update, under the phase they have reached by then.
+        entry_only: gradients are taken only at the entry of the optimizer's step, under the phase they have reached by then.
         in_place: between the backward pass and the update gradients change without a new version (a reduction over ranks).
     """
 
@@ -157,8 +157,7 @@ class ParameterWatch:
         """Entry of the update: gradients in the present phase, parameters."""
         if not self.active:
             return
-        if not self.entry_only:
-            self._take_gradients(None)
+        self._take_gradients(None)
         self._take(PARAMETERS, "param_origin", self.source.pieces, self.source.value)
 
     def ready(self, pieces: Sequence[Piece] | None = None) -> None:
@@ -169,7 +168,8 @@ class ParameterWatch:
         """
         if not self.active:
             return
-        self._take_gradients(pieces)
+        if not self.entry_only:
+            self._take_gradients(pieces)
         chosen = self.source.pieces if pieces is None else pieces
         if self._states_before:
             self._take_states(chosen)
