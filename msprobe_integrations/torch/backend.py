@@ -65,6 +65,7 @@ class TorchBackend(PairRows, Wanted, Job):
         self._want = hostkernel.WANT_DIGEST if digest else 0
         self.unsupported: dict[str, int] = {}
         self._known: dict[tuple[Any, ...], tuple[TensorDescription, int, int]] = {}
+        self._known_pairs = {}
         self._pool = MemoryPool()
         self._capacity = _FIRST_CAPACITY
         self._step = Step(self._pool, self._capacity)

@@ -105,14 +105,16 @@ class RowBuffer:
 
     def clear(self, row: int) -> None:
         """Make a row that of an empty tensor: a reduction that failed half way."""
-        self.put(row, _rows.empty(1)[0])
+        self.put(row, _rows.empty(1))
 
     def put(self, row: int, words: Rows) -> None:
-        """Write a whole row ([16] float64)."""
-        self.address(row)
+        """Write whole rows ([k, 16] float64), the first one to `row`."""
+        behind = row + len(words)
+        self.address(behind - 1)
         for first, end, _, array in self._pieces:
-            if first <= row < end:
-                array[row - first] = words
+            low, high = max(row, first), min(behind, end)
+            if low < high:
+                array[low - first : high - first] = words[low - row : high - row]
 
     def rows(self, n: int) -> Rows:
         """The first `n` rows: the memory itself when there is one piece, else a copy."""
