@@ -157,8 +157,8 @@ def _worst(frames: Sequence[Frame]) -> list[dict[str, Any]]:
         size = np.maximum(np.abs(frame.rows[:, _rows.MIN]), np.abs(frame.rows[:, _rows.MAX]))
         size[words[:, _rows.COUNT] == 0] = 0.0
         size[~np.isfinite(size)] = 0.0  # no finite element at all
-        order = np.lexsort((-size, -share))
-        place = {int(row): n for n, row in enumerate(order[: 4 * WORST])}
+        place = {int(row): n for n, row in enumerate(np.lexsort((-size, -share)))}
+        # rows without a name may be no statistics: histograms hold counts
         named = sorted(((place[row], name, row) for name, row in _names(frame) if row in place), key=lambda item: item[0])
         for _, name, row in named[:WORST]:
             out.append({"step": frame.step, "name": name, "statistics": _rows.read(frame.rows[row])._asdict()})
