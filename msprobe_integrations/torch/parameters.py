@@ -7,6 +7,7 @@ passed, never from what is importable.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -19,9 +20,12 @@ if TYPE_CHECKING:
     from msprobe_integrations.torch.parameter_watch import ParameterWatch
     from msprobe_integrations.torch.probe import TorchProbe
 
+OURS = {"deepspeed": "msprobe_integrations.deepspeed.source", "megatron": "msprobe_integrations.megatron.source"}
+"""Modules with a function `find`, as entry points have it, by root module. Not entry points themselves: with metadata of an older
+installation a ZeRO optimizer would pass for an ordinary one, and its shards for parameters."""
 GROUP = "msprobe.parameter_sources"
-"""Entry points: name is the root module of the class of an optimizer or model, value a function ``(probe, models, optimizer)`` that
-gives a `ParameterSource`, or None when the objects are not its framework's after all."""
+"""Entry points of other packages: name is the root module of the class of an optimizer or model, value a function
+``(probe, models, optimizer)`` that gives a `ParameterSource`, or None when the objects are not its framework's after all."""
 
 
 class Replicas(NamedTuple):
@@ -106,8 +110,9 @@ def find_source(probe: TorchProbe, models: Sequence[nn.Module], optimizer: Any) 
     """
     roots = dict.fromkeys(cls.__module__.partition(".")[0] for thing in (optimizer, *models) for cls in type(thing).__mro__)
     for root in roots:
-        for entry in entry_points(group=GROUP, name=root):
-            found: ParameterSource | None = entry.load()(probe, models, optimizer)
+        finders = [importlib.import_module(OURS[root]).find] if root in OURS else []
+        for find in [*finders, *(entry.load() for entry in entry_points(group=GROUP, name=root))]:
+            found: ParameterSource | None = find(probe, models, optimizer)
             if found is not None:
                 return found
     if optimizer is None:
