@@ -41,6 +41,7 @@ from msprobe_integrations.torch.parameter_norms import note_norms
 from msprobe_integrations.torch.parameter_watch import ParameterWatch
 from msprobe_integrations.torch.parameters import ParameterSource, find_source
 from msprobe_integrations.torch.plans import Plans
+from msprobe_integrations.torch.rank_watch import RankWatch, watch_ranks
 from msprobe_integrations.torch.wants import Wants
 
 _log = get_logger()
@@ -87,6 +88,8 @@ class TorchProbe:
         self.optimizers: list[Any] = []
         self.watches: list[ParameterWatch] = []
         self.exchanges = Exchanges()
+        self._compared = False
+        self._ranks: RankWatch | None = None
         self.plans = Plans(self.session)
         self._attempts: Attempts | None = None
         self._watch = ModuleSide.build(self, m)
@@ -244,6 +247,10 @@ class TorchProbe:
             self._alone = False
             with self.guard("incidents"):
                 self._meet()
+        if not self._alone and not self._compared:
+            self._compared = True
+            with self.guard("rule outlier_rank"):
+                self._compare_ranks()
         self._due = self._window is not None and self._window.wanted(step, self._rank)
         self._begin_watches()
         if self._paused or not self.faults.enabled("capture"):
@@ -268,6 +275,12 @@ class TorchProbe:
             incidents.notifier.close()
             incidents.notifier = notifier
             incidents.world_size = self.backend.world_size()
+
+    def _compare_ranks(self) -> None:
+        """Where a rule wants the numbers of the ranks beside each other: a collective call in the first step."""
+        self._ranks = watch_ranks(self.pipeline.rules, self.monitor.rank if self.monitor is not None else ())
+        if self._ranks is not None:
+            self.pipeline.listeners.append(self._ranks.on_frame)
 
     def attempts(self, step: int, reset: Callable[[], Any] | None = None) -> Iterator[int]:
         """Begin a step whose forward and backward pass may run a second time, with everything captured, when a critical alert of a
@@ -392,6 +405,8 @@ class TorchProbe:
         if self._attempts is not None:
             self._attempts.close()
         self.session.close()
+        if self._ranks is not None:
+            self._ranks.close()
         self.exchanges.close()  # last frames may have waited for them
 
 
