@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import math
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from msprobe_engine import histograms
 from msprobe_engine.incident.event import Event
 from msprobe_engine.incident.merge import combine, merge, read_pieces
 from msprobe_engine.incident.writer import Capture, write_incident
@@ -44,6 +48,16 @@ def test_files_of_one_rank(tmp_path: Path, frame: Any, alert: Any) -> None:
     assert lines[-2]["scalars"]["loss"] == "NaN"
     assert strict(tmp_path / "i/rank0.json")["state"] == "complete"
     assert (tmp_path / "i/incident.json").stat().st_mode & 0o777 == 0o640
+
+
+def test_rows_without_a_name_are_no_worst_records(tmp_path: Path, frame: Any, alert: Any) -> None:
+    """Rows that belong to no record (histograms, whose words are counts) push none of the records out of the list of the worst."""
+    bad = frame(5, 0, bad=True)
+    counts = histograms.to_rows(np.full(50, 9), 10)
+    bad = replace(bad, rows=np.concatenate([bad.rows, *[counts] * 20]))
+    write_incident(tmp_path, [bad], [alert(5, 0)], event=EVENT, rank=0, world_size=1, capture=Capture("mix", 7, 1, False))
+    worst = json.loads((tmp_path / "rank0.json").read_text())["worst"]
+    assert [record["name"] for record in worst][:2] == ["Module.fc.Linear.forward.0.output.0", "grad_reduced/fc.weight"]
 
 
 def test_missing_and_late_ranks_are_named(tmp_path: Path, frame: Any, alert: Any) -> None:
