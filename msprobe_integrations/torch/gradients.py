@@ -166,12 +166,16 @@ class Pieces:
             histogram: first row of its histogram (-1: none) and the kind.
             state: tells samples of one family, phase and piece apart.
         """
+        first, kind = histogram
         part = part and piece.sharded
+        if not part and extra is None and first < 0 and "placements" not in piece.plain:
+            sample = _new(Sample, (family, piece.name, ref, phase, micro_step, piece.vpp_stage, piece.plain))
+            self._probe.pipeline.samples.append(sample)
+            return
         merge = part and piece.exchange is not None
         facts: dict[str, Any] = piece.part_facts() if part else dict(piece.plain)
         if extra:
             facts.update(extra)
-        first, kind = histogram
         if first >= 0:
             facts["histogram"] = histograms.reference(first, kind)
         if part and not piece.positions and ref.row >= 0:

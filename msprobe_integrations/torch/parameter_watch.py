@@ -64,6 +64,7 @@ class ParameterWatch:
         self._states_before = monitor.states_when == "before"
         self._open = False
         self._due = False
+        self._unreduced_on = self._micro_on = False
         self._samples: list[Sample] | None = None
         self._aside: tuple[dict[str, Any], Any] | None = None
         self._fresh()
@@ -99,6 +100,10 @@ class ParameterWatch:
             return
         self._fresh()
         self._aside = None
+        settings, faults = self._probe.monitor, self._probe.faults
+        assert settings is not None
+        self._unreduced_on = settings.unreduced_gradients and faults.enabled(UNREDUCED)
+        self._micro_on = settings.micro_batch_gradients and faults.enabled(MICRO)
         self._open = True
         self.source.open()
 
@@ -126,10 +131,15 @@ class ParameterWatch:
         Args:
             part: as of `unreduced`.
         """
-        if self.active and self._probe.wanted(MICRO):
-            with self._probe.guard(MICRO), torch.no_grad(), _no_function():
-                number = self._number(piece) if micro_step < 0 else micro_step
-                self._pieces.take("grad_unreduced", piece, gradient, phase=phase, micro_step=number, part=part)
+        if self._micro_on and self.active:  # called for every parameter: nothing here but what it takes
+            try:
+                with _no_function():
+                    number = self._number(piece) if micro_step < 0 else micro_step
+                    ref, histogram = self._pieces.reduce("grad_unreduced", piece, gradient, part)
+                    self._pieces.add("grad_unreduced", piece, ref, phase=phase, micro_step=number, part=part, histogram=histogram)
+            except Exception as error:
+                self._micro_on = False
+                self._probe.faults.fail(MICRO, error)
 
     def unreduced(self, piece: Piece, gradient: torch.Tensor, phase: str = ACCUMULATED, micro_step: int = -1, part: bool = False) -> None:
         """This rank's gradient before the reduction (``unreduced_gradients``). The last one of a step counts.
@@ -137,12 +147,15 @@ class ParameterWatch:
         Args:
             part: `gradient` is of this rank's part of the piece (other ranks hold the rest of the same gradient), not of the whole.
         """
-        if self.active and self._probe.wanted(UNREDUCED):
-            with self._probe.guard(UNREDUCED), torch.no_grad(), _no_function():
-                if self.in_place:
-                    self._changed = True
-                row = self._pieces.reduce("grad_unreduced", piece, gradient, part)
-                self._noted[piece] = row, phase, micro_step, part
+        if self._unreduced_on and self.active:
+            try:
+                with _no_function():
+                    if self.in_place:
+                        self._changed = True
+                    self._noted[piece] = self._pieces.reduce("grad_unreduced", piece, gradient, part), phase, micro_step, part
+            except Exception as error:
+                self._unreduced_on = False
+                self._probe.faults.fail(UNREDUCED, error)
 
     def change_to(self, phase: str) -> None:
         """Something is about to change the gradients in place; afterwards they are in `phase`. They are taken as they are if the phase

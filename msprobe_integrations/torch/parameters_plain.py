@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from msprobe_integrations.torch import dtensors
 from msprobe_integrations.torch.algorithms import algorithm_of
-from msprobe_integrations.torch.gradients import Piece, layer_numbers, layer_of
+from msprobe_integrations.torch.gradients import ACCUMULATED, LOCAL, Piece, layer_numbers, layer_of
 from msprobe_integrations.torch.methods import MethodHooks
 from msprobe_integrations.torch.parameter_watch import MICRO, UNREDUCED
 from msprobe_integrations.torch.parameters import Replicas
@@ -193,29 +193,35 @@ class PlainSource:
         self._watch = None
 
     def _arriving(self, watch: ParameterWatch, piece: Piece) -> Callable[[torch.Tensor], None]:
+        faults = self._probe.faults
+
         def hook(gradient: torch.Tensor) -> None:
-            if watch.active:
-                with watch.guard(MICRO):
-                    local = dtensors.local_of(gradient, piece.parameter)
-                    if local is not None:
-                        watch.micro_gradient(piece, local, part=piece.sharded)
+            try:
+                local = gradient if type(gradient) is torch.Tensor else dtensors.local_of(gradient, piece.parameter)
+                if local is not None:
+                    watch.micro_gradient(piece, local, LOCAL, -1, piece.sharded)
+            except Exception as error:
+                faults.fail(MICRO, error)
 
         return hook
 
     def _accumulated(self, watch: ParameterWatch, piece: Piece) -> Callable[[torch.Tensor], None]:
         module = self._ddp.get(piece.parameter)
+        faults = self._probe.faults
 
         def hook(_: torch.Tensor) -> None:
-            if not watch.active:
-                return
-            if module is not None and self._sync_is_last and not module.require_backward_grad_sync:
-                self._touched.add(piece)  # more is to come
-                return
-            self._touched.discard(piece)
-            with watch.guard(UNREDUCED):
+            try:
+                if module is not None:
+                    if self._sync_is_last and not module.require_backward_grad_sync:
+                        if watch.active:
+                            self._touched.add(piece)  # more is to come
+                        return
+                    self._touched.discard(piece)
                 gradient = self.gradient(piece)
                 if gradient is not None:
-                    watch.unreduced(piece, gradient, part=piece.sharded)
+                    watch.unreduced(piece, gradient, ACCUMULATED, -1, piece.sharded)
+            except Exception as error:
+                faults.fail(UNREDUCED, error)
 
         return hook
 
