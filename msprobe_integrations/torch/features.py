@@ -23,6 +23,13 @@ if TYPE_CHECKING:
     from msprobe_integrations.torch.module_side import ModuleSide
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
+_KINDS = {
+    "attention_hook": "attention",
+    "linear_hook": "linear",
+    "moe_router_weight_hook": "moe_router",
+    "moe_router_logit_hook": "moe_router",
+}
+"""What the existing tool puts behind the name of the module, by family."""
 _WEIGHTS = ("weight", "wg")
 _TOP = ("topk", "top_k", "num_experts_per_tok", "moe_router_topk", "num_experts_per_token")
 _Q_AND_K = ("query", "query_layer", "q", "key", "key_layer", "k")
@@ -174,7 +181,7 @@ class LayerFeatures:
         for column, value in found.items():
             extra = {"column": column, "scope": scope} if scope else {"column": column}
             ref = self._probe.backend.reduce(value)
-            self._probe.pipeline.samples.append(Sample(family, named.name, ref, "", micro_step, named.chunk, extra))
+            self._probe.pipeline.samples.append(Sample(family, f"{named.name}.{_KINDS[family]}", ref, "", micro_step, named.chunk, extra))
 
 
 @contextmanager

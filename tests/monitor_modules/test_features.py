@@ -73,21 +73,23 @@ def test_every_feature() -> None:
     weight = model.fc.weight.detach().double()
     sigma = float(torch.linalg.svdvals(weight)[0])
     frobenius = float(weight.norm())
-    assert found[0, "linear_hook", "fc/kernel_norm", -1].mean == pytest.approx(sigma, rel=3e-3)
-    assert found[1, "linear_hook", "fc/sr", -1].mean == pytest.approx(frobenius / sigma, rel=3e-3)
-    assert found[1, "linear_hook", "fc/stable_rank", -1].mean == pytest.approx((frobenius / sigma) ** 2, rel=6e-3)
-    assert {k[2].split("/")[0] for k in found if k[1] == "linear_hook"} == {"fc", "router"}
+    assert found[0, "linear_hook", "fc.linear/kernel_norm", -1].mean == pytest.approx(sigma, rel=3e-3)
+    assert found[1, "linear_hook", "fc.linear/sr", -1].mean == pytest.approx(frobenius / sigma, rel=3e-3)
+    assert found[1, "linear_hook", "fc.linear/stable_rank", -1].mean == pytest.approx((frobenius / sigma) ** 2, rel=6e-3)
+    assert {k[2].split("/")[0] for k in found if k[1] == "linear_hook"} == {"fc.linear", "router.linear"}
     assert {k[3] for k in found if k[1] == "attention_hook"} == {0, 1}
-    assert {k[2] for k in found if k[1] == "attention_hook"} == {"core/entropy", "core/softmax_max"}
-    assert found[0, "attention_hook", "core/entropy", 0].mean == pytest.approx(math.log(2) / 2, rel=0.5)
-    similarity = found[0, "moe_router_weight_hook", "router/router_weight_similarity", -1].mean
+    assert {k[2] for k in found if k[1] == "attention_hook"} == {"core.attention/entropy", "core.attention/softmax_max"}
+    assert found[0, "attention_hook", "core.attention/entropy", 0].mean == pytest.approx(math.log(2) / 2, rel=0.5)
+    similarity = found[0, "moe_router_weight_hook", "router.moe_router/router_weight_similarity", -1].mean
     assert similarity is not None
     assert -1 <= similarity <= 1
     columns = {"per_token_expert_entropy", "load_min_ratio", "load_max_ratio", "dead_experts"}
-    assert {k[2] for k in found if k[1] == "moe_router_logit_hook"} == {f"router/{c}" for c in columns}
+    assert {k[2] for k in found if k[1] == "moe_router_logit_hook"} == {f"router.moe_router/{c}" for c in columns}
     logits = model.router(model.embed(torch.arange(4).view(2, 2))).detach()
     counts = torch.bincount(logits.view(-1, 4).topk(2).indices.flatten(), minlength=4).double()
-    assert found[1, "moe_router_logit_hook", "router/load_max_ratio", 0].mean == pytest.approx(float(counts.max() / counts.mean()))
+    assert found[1, "moe_router_logit_hook", "router.moe_router/load_max_ratio", 0].mean == pytest.approx(
+        float(counts.max() / counts.mean())
+    )
 
 
 def test_precision_of_autocast_does_not_count() -> None:
@@ -104,7 +106,7 @@ def test_precision_of_autocast_does_not_count() -> None:
 
     found = values(watch(model, setup, step))
     sigma = float(torch.linalg.svdvals(model.fc.weight.detach().double())[0])
-    assert found[0, "linear_hook", "fc/kernel_norm", -1].mean == pytest.approx(sigma, rel=1e-3)
+    assert found[0, "linear_hook", "fc.linear/kernel_norm", -1].mean == pytest.approx(sigma, rel=1e-3)
     assert kinds == [torch.bfloat16]
 
 

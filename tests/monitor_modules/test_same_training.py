@@ -55,7 +55,7 @@ def test_ranks(tmp_path: Path, kind: str) -> None:
     for differs, families, names in run_ranks(2, wrapped, kind, tmp_path):
         assert differs == []
         assert families >= {*FAMILIES, "other"}
-        assert {".input", "blocks.0.norm.input", "blocks.1.out.output", "head"} <= names
+        assert {".input", "blocks.0.norm.input", "blocks.1.out.output", "head.linear"} <= names
 
 
 def sharded_features() -> tuple[dict[str, float], dict[str, float], set[str]]:
@@ -70,7 +70,11 @@ def sharded_features() -> tuple[dict[str, float], dict[str, float], set[str]]:
     from msprobe_engine import rows
 
     linear = [s for s in frames[0].samples if s.family == "linear_hook"]
-    norms = {s.name: rows.read(frames[0].rows[s.ref.row]).mean or 0.0 for s in linear if s.extra["column"] == "kernel_norm"}
+    norms = {
+        s.name.removesuffix(".linear"): rows.read(frames[0].rows[s.ref.row]).mean or 0.0
+        for s in linear
+        if s.extra["column"] == "kernel_norm"
+    }
     return truth, norms, {s.extra.get("scope", "") for s in linear}
 
 
