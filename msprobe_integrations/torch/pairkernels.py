@@ -1,7 +1,7 @@
 """Rows of values made of two tensors (`msprobe_engine.pairs`) and histograms (`msprobe_engine.histograms`) of torch tensors.
 
-On the CPU by the C kernel, without temporary tensors. On other devices by torch operators in pieces of `statistics.PIECE` elements:
-a few tens of MiB of temporary memory, nothing is read from the device.
+On the CPU by the C kernel, without temporary tensors. On other devices by torch operators in pieces of a quarter of `statistics.PIECE`
+elements, because several values of eight bytes exist per element: a few tens of MiB of temporary memory. Nothing is read from the device.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def pair_device(op: int, a: torch.Tensor, b: torch.Tensor, c: Factors, row: torc
     if n == 0:
         return
     a, b = (x.detach().reshape(-1) for x in _alike(a, b))
-    made, want, size = pair_type(a, b), pair_want(want), statistics.PIECE
+    made, want, size = pair_type(a, b), pair_want(want), statistics.PIECE // 4
     starts = range(0, n, size)
     parts = row[None] if n <= size else row.new_zeros((len(starts), _rows.WORDS))
     for part, at in enumerate(starts):
@@ -90,13 +90,13 @@ def histogram_cpu(tensor: torch.Tensor, kind: str) -> Any:
 def histogram_device(tensor: torch.Tensor, kind: str, rows: list[torch.Tensor]) -> None:
     """Add the counts of a tensor to the words of `rows` ([16] float64 each, on its device). Integer additions only: the same bits
     give the same counts in every run."""
-    flat, n = tensor.detach().reshape(-1), histograms.bins(kind)
+    flat, n, size = tensor.detach().reshape(-1), histograms.bins(kind), statistics.PIECE // 4
     # Neighbours count in different places, so that not all threads of a device wait for the same few words.
-    places = torch.arange(min(statistics.PIECE, flat.shape[0]), device=flat.device) % _SPREAD * (n + 1)
+    places = torch.arange(min(size, flat.shape[0]), device=flat.device) % _SPREAD * (n + 1)
     total = torch.zeros(_SPREAD * (n + 1), dtype=torch.int64, device=flat.device)
     one = torch.ones(1, dtype=torch.int64, device=flat.device)
-    for at in range(0, flat.shape[0], statistics.PIECE):
-        found = _bins(_real(flat[at : at + statistics.PIECE]), kind, n)
+    for at in range(0, flat.shape[0], size):
+        found = _bins(_real(flat[at : at + size]), kind, n)
         total.scatter_add_(0, found + places[: found.shape[0]], one.expand(found.shape[0]))
     counts = torch.nn.functional.pad(total.view(_SPREAD, n + 1).sum(0)[:n], (0, len(rows) * histograms.PER_ROW - n))
     for row, words in zip(rows, counts.view(-1, histograms.PER_ROW)):
