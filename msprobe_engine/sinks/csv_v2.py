@@ -70,7 +70,7 @@ class CsvV2Sink:
         self.directory = output_dir / f"rank_{rank}"
         """Where the files are."""
         make_directory(self.directory, "csv sink")
-        self._rank, self._ops, self._start, self._steps = rank, ops, start_step, steps_per_file
+        self._ops, self._start, self._steps = ops, start_step, steps_per_file
         self.chunks, self.micro_batches = chunks, micro_batches
         self._collectives = not cc_ranks or rank in cc_ranks
         self._files: dict[str, AppendFile] = {}
@@ -116,7 +116,7 @@ class CsvV2Sink:
         self._files.clear()
 
     def _is_collective(self, sample: Sample) -> bool:
-        return self._collectives and str(sample.extra.get("tag", "")).startswith(("pre_", "post_"))
+        return self._collectives and "call" in sample.extra
 
     def _append(self, monitor: str, frame: Frame, samples: list[Sample]) -> None:
         rows = frame.rows[[s.ref.row for s in samples]]
@@ -143,7 +143,7 @@ class CsvV2Sink:
 
     def _name(self, sample: Sample) -> str:
         if sample.family == "other":
-            return f"{sample.name}/rank{self._rank}/{sample.extra['tag']}"
+            return str(sample.extra["tag"])
         name = f"{sample.vpp_stage}:{sample.name}" if self.chunks else sample.name
         if sample.family in ("actv", "actv_grad") and (match := _PLACE.fullmatch(name)):
             kind = match[2] if sample.family == "actv" else f"grad_{match[2]}"
