@@ -120,8 +120,8 @@ def overflowing(stage: int) -> list[tuple[set[str], dict[str, float], float]]:
     found = []
     for frame in sink.frames:
         samples = harness.samples_of(frame)
-        worst = samples["grad_reduced", "reduced", "c.weight", -1][0]
-        found.append(({f"{k[0]} {k[1]}".strip() for k in samples}, frame.scalars, float(worst.nans + worst.infs)))
+        bad = sum(statistics.nans + statistics.infs for key, (statistics, _) in samples.items() if key[:2] == ("grad_reduced", "reduced"))
+        found.append(({f"{k[0]} {k[1]}".strip() for k in samples}, frame.scalars, float(bad)))
     return found
 
 
@@ -219,6 +219,8 @@ def binned(stage: int) -> dict[str, tuple[int, list[int]]]:
     (frame,) = sink.frames
     found = {}
     for sample in frame.samples:
+        if sample.family == "ratio":
+            continue  # belongs to the update, and was not asked for
         place = sample.extra["histogram"]
         counts = histograms.counts(frame.rows, place["row"], place["kind"])
         found[f"{sample.family} {sample.phase} {sample.name}"] = (place["bins"], [int(c) for c in counts])
