@@ -92,8 +92,8 @@ def watch_source(probe: GradientProbe, models: Sequence[nn.Module], optimizer: A
     source = find_source(owner, models, optimizer)
     if source is None:
         raise UsageError(
-            f"monitor(): gradients that a {type(optimizer).__module__}.{type(optimizer).__qualname__} uses cannot be found; allowed: a "
-            "torch.optim.Optimizer that holds parameters of the model, an optimizer of Megatron or DeepSpeed, or none"
+            f"monitor(): gradients that {'this model' if optimizer is None else type(optimizer).__qualname__} uses cannot be found; "
+            "allowed: a torch.optim.Optimizer that holds parameters of the model, an engine or optimizer of DeepSpeed, one of Megatron"
         )
     watch = SourceWatch(probe, source, len(models) > 1)
     source.connect(watch)  # type: ignore[arg-type]
