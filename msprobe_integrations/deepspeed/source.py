@@ -82,7 +82,7 @@ class DeepSpeedSource:
         numbers = layer_numbers(list(model.named_modules()))
         chosen = [(n, p) for n, p in model.named_parameters() if p in self._shards.fragments and matches(n, self._monitor.targets)]
         ranks = {p: self._ranks(p) for _, p in chosen}
-        exchanges = {key: probe.exchanges.of(key) for key in sorted({r for r in ranks.values() if r})}
+        exchanges = {key: probe.parameters.exchanges.of(key) for key in sorted({r for r in ranks.values() if r})}
         self.pieces: list[Piece] = [self._piece(n, p, layer_of(n, numbers), exchanges.get(ranks[p])) for n, p in chosen]
         self._of = {piece.parameter: piece for piece in self.pieces}
         self._by_buffer: dict[int, list[Piece]] = {}

@@ -58,7 +58,7 @@ class MegatronSource:
     def __init__(self, probe: TorchProbe, chunks: Sequence[Any], optimizer: Any) -> None:
         assert probe.monitor is not None
         self._monitor = probe.monitor
-        self.layout = Layout(chunks, probe.monitor, probe.exchanges)
+        self.layout = Layout(chunks, probe.monitor, probe.parameters.exchanges)
         self.pieces: Sequence[Piece] = self.layout.pieces
         self._optimizer = optimizer
         self._main = MainParameters(optimizer, self.pieces) if optimizer is not None else None

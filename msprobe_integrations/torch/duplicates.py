@@ -38,6 +38,6 @@ class Duplicates:
 
     def _duplicates(self) -> frozenset[tuple[int, str]]:
         if self._names is None:
-            pieces = [piece for watch in self._probe.watches for piece in watch.source.pieces]
+            pieces = [piece for watch in self._probe.parameters.watches for piece in watch.source.pieces]
             self._names = frozenset((p.vpp_stage, p.name) for p in pieces if not getattr(p.parameter, "tensor_model_parallel", False))
         return self._names

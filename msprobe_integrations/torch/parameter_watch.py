@@ -239,7 +239,7 @@ class ParameterWatch:
 
     def close(self) -> None:
         """Take everything off; the probe goes on without it."""
-        self._due = False
+        self.end_step(again=False)  # what is noted of a step that goes on has to be merged
         self.on_update = None
         self.source.close()
 

@@ -56,7 +56,7 @@ class PlainSource:
         self.pieces: list[Piece] = []
         chosen = [entry for chunk, model in enumerate(models) for entry in self._chosen(chunk, model)]
         merged = monitor.enabled and any(getattr(monitor, family) for family in _SHARDED_FAMILIES)
-        exchanges = probe.exchanges if merged else None
+        exchanges = probe.parameters.exchanges if merged else None
         if exchanges is not None:
             for ranks in sorted({dtensors.sharers(p) for _, p, _, _ in chosen if dtensors.is_dtensor(p)} - {()}):
                 exchanges.of(ranks)
@@ -73,7 +73,7 @@ class PlainSource:
 
     def _chosen(self, chunk: int, model: nn.Module) -> Iterator[tuple[str, torch.Tensor, int, dict[str, Any]]]:
         own = {p for group in self._optimizer.param_groups for p in group["params"]}
-        others = [inner_optimizer(other) for other in self._probe.optimizers]
+        others = [inner_optimizer(other) for other in self._probe.parameters.optimizers]
         first = not others or others[0] is self._optimizer
         taken = {p for other in others for group in getattr(other, "param_groups", ()) for p in group["params"]} - own
         root = unwrapped(model)

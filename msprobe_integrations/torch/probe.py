@@ -33,19 +33,15 @@ from msprobe_engine.sinks.base import Sink
 from msprobe_engine.window import Window
 from msprobe_integrations.torch.attempts import Attempts
 from msprobe_integrations.torch.backend import TorchBackend
-from msprobe_integrations.torch.exchanges import Exchanges
 from msprobe_integrations.torch.hot import hot_monitor
 from msprobe_integrations.torch.module_side import ModuleSide
 from msprobe_integrations.torch.notify import find_notifier
-from msprobe_integrations.torch.parameter_norms import note_norms
-from msprobe_integrations.torch.parameter_watch import ParameterWatch
-from msprobe_integrations.torch.parameters import ParameterSource, find_source
+from msprobe_integrations.torch.parameter_side import Attached, Find, ParameterSide
 from msprobe_integrations.torch.plans import Plans
 from msprobe_integrations.torch.rank_watch import RankWatch, watch_ranks
 from msprobe_integrations.torch.wants import Wants
 
 _log = get_logger()
-Find = Callable[["TorchProbe", Sequence[nn.Module], Any], ParameterSource | None]
 
 
 class TorchProbe:
@@ -83,11 +79,7 @@ class TorchProbe:
         self._models: list[nn.Module] = []
         self._file: Path | None = None
         self._follower: HotMonitor | None = None
-        self._attached: tuple[Any, Any, Callable[[bool], None] | None, Find | None] | None = None
-        self._stale = False
-        self.optimizers: list[Any] = []
-        self.watches: list[ParameterWatch] = []
-        self.exchanges = Exchanges()
+        self.parameters = ParameterSide(self)
         self._compared = False
         self._ranks: RankWatch | None = None
         self.plans = Plans(self.session)
@@ -152,35 +144,13 @@ class TorchProbe:
             on_update: called after every update of an optimizer, with True when it was skipped; from inside its hooks.
             find: what finds the `ParameterSource` of an optimizer; None: `find_source`.
         """
-        self._attached = (models, optimizer, on_update, find)
         with self.guard("attach"):
             self._models = [models] if isinstance(models, nn.Module) else list(models)
             one = self._models if len(self._models) > 1 else self._models[0]
             self.plans.attach(one)
             if self._watch is not None:
                 self._watch.attach(self._models)
-            self._attach_parameters()
-
-    def _attach_parameters(self) -> None:
-        self._stale = False
-        self._close_watches()
-        if self.monitor is not None and self._attached is not None:
-            _, optimizer, on_update, find = self._attached
-            self.optimizers = list(optimizer) if isinstance(optimizer, (list, tuple)) else [] if optimizer is None else [optimizer]
-            self.exchanges.watched = self.monitor.rank
-            for each in self.optimizers or [None]:
-                source = (find or find_source)(self, self._models, each)
-                if source is None:
-                    continue
-                watch = ParameterWatch(self, source)
-                watch.on_update = on_update
-                self.watches.append(watch)
-
-    def _close_watches(self) -> None:
-        watches, self.watches, self.optimizers = self.watches, [], []
-        for watch in watches:
-            with self.guard("closing"):
-                watch.close()
+            self.parameters.attach(Attached(self._models, optimizer, on_update, find))
 
     def follow(self, monitor: MonitorSettings, *, in_update: bool = False) -> None:
         """Other monitor settings hold from now on: between two steps, or in a step before its first forward pass. Rules, sinks and
@@ -207,7 +177,7 @@ class TorchProbe:
             self._watch = ModuleSide.build(self, active)
             if self._watch is not None and self._models:
                 self._watch.attach(self._models)
-        self._stale = True
+        self.parameters.stale = True
         if self._in_step:
             self._due = self._window is not None and self._window.wanted(self.step, self._rank)
             with self.guard("capture"):
@@ -217,11 +187,11 @@ class TorchProbe:
 
     def settle(self) -> None:
         """After `follow` inside of an update, outside of it and before the next backward pass: parameters are watched anew."""
-        if self._stale and not self._closed:
+        if self.parameters.stale and not self._closed:
             with self.guard("attach"):
-                self._attach_parameters()
+                self.parameters.attach()
             if self._in_step:
-                self._begin_watches()
+                self.parameters.begin_step(self._due)
 
     def follow_file(self, path: str | Path) -> None:
         """Look at the settings file after every step and follow its monitor section (``monitor.hot``); not with `follow` by hand."""
@@ -252,17 +222,12 @@ class TorchProbe:
             with self.guard("rule outlier_rank"):
                 self._compare_ranks()
         self._due = self._window is not None and self._window.wanted(step, self._rank)
-        self._begin_watches()
+        self.parameters.begin_step(self._due)
         if self._paused or not self.faults.enabled("capture"):
             return
         with self.guard("capture"):
             self.plans.open(step)
             self._begin_monitor()
-
-    def _begin_watches(self) -> None:
-        for watch in self.watches:
-            with self.guard("parameter monitor"):
-                watch.begin_step(self._due)
 
     def _begin_monitor(self) -> None:
         if self._watch is not None:
@@ -319,20 +284,18 @@ class TorchProbe:
         self._in_step = False
         self.micro_step = -1
         stacks: list[list[str]] | None = None
+        again = False
         with self.guard("capture"):
             stacks = self.plans.end_step(self.step)
             if self._watch is not None:
                 self._watch.end_step()
             if self._due and self._window is not None:
                 self._window.take()
-            if self._watch is not None and not (self._window is not None and self._window.wanted(self.step + 1, self._rank)):
-                self._watch.remove()
-        if self.watches and self._due:
             again = self._window is not None and self._window.wanted(self.step + 1, self._rank)
-            with self.guard("parameter monitor"):
-                for watch in self.watches:
-                    watch.end_step(again)
-                note_norms(self, scalars or {})
+            if self._watch is not None and not again:
+                self._watch.remove()
+        if self._due:
+            self.parameters.end_step(scalars or {}, again)
         self.session.end_step(self.step, scalars, stacks, complete)
         self._due = False
 
@@ -401,13 +364,13 @@ class TorchProbe:
             self.plans.close()
         if self._watch is not None:
             self._watch.remove()
-        self._close_watches()
+        self.parameters.remove()
         if self._attempts is not None:
             self._attempts.close()
         self.session.close()
         if self._ranks is not None:
             self._ranks.close()
-        self.exchanges.close()  # last frames may have waited for them
+        self.parameters.exchanges.close()  # last frames may have waited for them
 
 
 def _window_of(m: MonitorSettings | None) -> Window | None:
@@ -424,4 +387,4 @@ def _forked(probe: TorchProbe | None) -> None:
             probe.plans.current.on = False
         if probe._watch is not None:
             probe._watch.remove()
-        probe._close_watches()
+        probe.parameters.remove()

@@ -256,7 +256,7 @@ class TrainerMon:
     def _as_known(self) -> None:
         """Reduced gradients are those at the entry of the optimizer's step, as the existing tool has them."""
         if self._kind == "monitor":
-            for watch in self._probe.watches:
+            for watch in self._probe.parameters.watches:
                 watch.entry_only = True
 
     def _change(self, **keys: Any) -> None:

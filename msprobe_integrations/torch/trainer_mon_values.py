@@ -66,7 +66,7 @@ def note_first_agreement(probe: TorchProbe) -> None:
         return
     seen = {(s.vpp_stage, s.name) for s in probe.pipeline.samples if s.extra.get("tag") == AGREEMENT}
     one = torch.ones(())
-    for watch in probe.watches:
+    for watch in probe.parameters.watches:
         for piece in watch.source.pieces:
             if (piece.vpp_stage, piece.name) not in seen and watch.source.gradient(piece) is not None:
                 probe.sample("other", piece.name, one, vpp_stage=piece.vpp_stage, extra={"tag": AGREEMENT})

@@ -165,4 +165,4 @@ def test_attach_again() -> None:
         train(probe, steps=1)
     assert len(frames) == 2
     assert set(pc.samples(frames[0])) == set(pc.samples(frames[1]))
-    assert not probe.watches
+    assert not probe.parameters.watches

@@ -100,7 +100,7 @@ def train(probe: Any, between: Callable[[torch.nn.Module], Any], steps: int = 2,
     model = pc.net()
     optimizer = pc.optimizer("adamw", [p for p in model.parameters() if p.requires_grad])
     probe.attach(model, optimizer, **attach)
-    for watch in probe.watches:
+    for watch in probe.parameters.watches:
         watch.entry_only = bool(getattr(probe, "entry_only", False))
     for step in range(steps):
         probe.begin_step(step)

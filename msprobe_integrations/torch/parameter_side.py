@@ -1,0 +1,91 @@
+"""The parameter side of one probe: a watch per optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import nn
+
+from msprobe_integrations.torch.exchanges import Exchanges
+from msprobe_integrations.torch.parameter_norms import note_norms
+from msprobe_integrations.torch.parameter_watch import ParameterWatch
+from msprobe_integrations.torch.parameters import ParameterSource, find_source
+
+if TYPE_CHECKING:
+    from msprobe_integrations.torch.probe import TorchProbe
+
+Find = Callable[["TorchProbe", Sequence[nn.Module], Any], "ParameterSource | None"]
+_PART = "parameter monitor"
+
+
+class Attached(NamedTuple):
+    """What `TorchProbe.attach` was given."""
+
+    models: list[nn.Module]
+    optimizer: Any
+    on_update: Callable[[bool], None] | None
+    find: Find | None
+
+
+class ParameterSide:
+    """Makes, drives and closes the watches of a probe.
+
+    Attributes:
+        watches: one per optimizer; none where nothing is monitored.
+        optimizers: as they were passed.
+        exchanges: merge rows of shards.
+        stale: settings have changed since the watches were made.
+    """
+
+    def __init__(self, probe: TorchProbe) -> None:
+        self.watches: list[ParameterWatch] = []
+        self.optimizers: list[Any] = []
+        self.exchanges = Exchanges()
+        self.stale = False
+        self._probe = probe
+        self._attached: Attached | None = None
+
+    def attach(self, attached: Attached | None = None) -> None:
+        """Watch these, or by new settings what was watched before. A collective call where parameters are sharded."""
+        attached = self._attached = attached or self._attached
+        self.stale = False
+        self.remove()
+        monitor = self._probe.monitor
+        if attached is None or monitor is None:
+            return
+        optimizer = attached.optimizer
+        self.optimizers = list(optimizer) if isinstance(optimizer, (list, tuple)) else [] if optimizer is None else [optimizer]
+        self.exchanges.watched = monitor.rank
+        for each in self.optimizers or [None]:
+            source = (attached.find or find_source)(self._probe, attached.models, each)
+            if source is not None:
+                watch = ParameterWatch(self._probe, source)
+                watch.on_update = attached.on_update
+                self.watches.append(watch)
+
+    def begin_step(self, due: bool) -> None:
+        """A step begins; `due`: it is monitored."""
+        for watch in self.watches:
+            with self._probe.guard(_PART):
+                watch.begin_step(due)
+
+    def end_step(self, scalars: Mapping[str, Any], again: bool) -> None:
+        """A monitored step is over.
+
+        Args:
+            scalars: numbers that the loop gives.
+            again: the next step is monitored too.
+        """
+        if self.watches:
+            with self._probe.guard(_PART):
+                for watch in self.watches:
+                    watch.end_step(again)
+                note_norms(self._probe, scalars)
+
+    def remove(self) -> None:
+        """Take everything off."""
+        watches, self.watches, self.optimizers = self.watches, [], []
+        for watch in watches:
+            with self._probe.guard("closing"):
+                watch.close()
