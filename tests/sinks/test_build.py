@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from msprobe_engine.errors import SinkError
-from msprobe_engine.settings.schema import MonitorSettings, ProbeSettings, PrometheusSettings, SinkSettings, TensorBoardSettings
+from msprobe_engine.settings.schema import (
+    JsonLinesSettings,
+    MonitorSettings,
+    ProbeSettings,
+    PrometheusSettings,
+    SinkSettings,
+    SqliteSettings,
+    TensorBoardSettings,
+)
 from msprobe_engine.sinks.base import Sink
 from msprobe_engine.sinks.build import build_sinks
 from msprobe_engine.testing import frame_of
@@ -16,10 +24,16 @@ from msprobe_engine.testing import frame_of
 
 def test_all_of_them(tmp_path: Path) -> None:
     """Every sink that is switched on is built, takes a frame and closes."""
-    wanted = SinkSettings(tensorboard=TensorBoardSettings(enabled=True), prometheus=PrometheusSettings(enabled=True, port=0), memory=True)
+    wanted = SinkSettings(
+        tensorboard=TensorBoardSettings(enabled=True),
+        prometheus=PrometheusSettings(enabled=True, port=0),
+        jsonl=JsonLinesSettings(enabled=True),
+        sqlite=SqliteSettings(enabled=True),
+        memory=True,
+    )
     sinks, errors = build_sinks(ProbeSettings(sinks=wanted), output_dir=tmp_path, rank=0, monitor=MonitorSettings())
     assert errors == []
-    assert [s.name for s in sinks] == ["csv", "tensorboard", "prometheus", "memory"]
+    assert [s.name for s in sinks] == ["csv", "tensorboard", "jsonl", "sqlite", "prometheus", "memory"]
     for sink in sinks:
         assert isinstance(sink, Sink)
         sink.write(frame_of({"w": [1.0]}), [])
