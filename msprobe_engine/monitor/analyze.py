@@ -292,8 +292,9 @@ def summary(analysis: Analysis) -> str:
     lines.append(f"  {a.message}")
     if a.meaning:
         lines.append(f"  What it usually means: {a.meaning}")
-    if a.next:
-        lines.append(f"  What to do next: {a.next}")
+    others = ". ".join(sentence for sentence in a.next.split(". ") if "msprobe monitor analyze" not in sentence)  # this is it
+    if others:
+        lines.append(f"  What to do next: {others}")
     if not a.critical:
         lines.append("  It is a warning; nothing critical was reported.")
     elif analysis.earlier:

@@ -28,14 +28,21 @@ class _NoExchanges:
         return None
 
 
+class _Parameters:
+    """The side of the probe that knows optimizers."""
+
+    def __init__(self, optimizers: Sequence[Any]) -> None:
+        self.exchanges = _NoExchanges()
+        self.optimizers = list(optimizers)
+
+
 class _Owner:
     """What sources ask of the probe they belong to."""
 
     def __init__(self, faults: Faults, optimizers: Sequence[Any]) -> None:
         self.monitor = MonitorSettings(gradients=True)
-        self.exchanges = _NoExchanges()
         self.faults = faults
-        self.optimizers = list(optimizers)
+        self.parameters = _Parameters(optimizers)
 
 
 class SourceWatch:
