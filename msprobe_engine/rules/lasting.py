@@ -15,10 +15,11 @@ from msprobe_engine.rules.base import Alert
 from msprobe_engine.rules.common import check_kinds, excluded, note_rest, number, over_alert, scalar_alert
 from msprobe_engine.rules.layout import LayoutCache
 from msprobe_engine.rules.texts import TEXTS
-from msprobe_engine.rules.watching import Episode, Episodes, Level
+from msprobe_engine.rules.watching import OCTAVE, Episode, Episodes
 
 A = TypeVar("A", bound=LastingArgs)
 
+_SLOT, _HIGH, _FINE = np.zeros(1, np.intp), np.ones(1, np.bool_), np.zeros(1, np.bool_)
 _LAYER = re.compile(r"(?:[^.]+\.)*?[0-9]+(?=\.|$)")
 
 
@@ -85,26 +86,27 @@ class LastingRule(Generic[A]):
 
 
 class ScalarLevel:
-    """One number of the step against its own running level."""
+    """One number of the step against its own running level: `msprobe_engine.rules.watching.Level` with one slot, without arrays."""
 
     def __init__(self, args: LastingArgs, threshold: float, scatter: float, window: int, warmup: int) -> None:
-        self._threshold, self._scatter = threshold, scatter
-        self._level = Level(window, warmup)
+        self._threshold, self._factor = threshold, scatter
+        self._weight, self._warmup = 2.0 / (window + 1.0), warmup
+        self._mean = self._scatter = 0.0
+        self._seen = 0
         self._episodes = Episodes(args.patience, args.recovery)
-        self._slot = np.zeros(1, np.intp)
 
     def check(self, rule: LastingRule[Any], frame: Frame, name: str, value: float | None, kind: str) -> list[Alert]:
         """Alerts of `rule` for the number, None when the frame does not hold it."""
         if value is None or not math.isfinite(value) or value <= 0.0:
             return []
-        one = np.ones(1, np.bool_)
-        distance = self._level.measure(np.array([value]), self._slot, one)
-        high = (distance.away > math.log(self._threshold)) & (distance.away > self._scatter * distance.scatter)
-        self._level.take(distance, self._slot, ~high)
-        level = self._level.value(0)
+        away = math.log(value) - self._mean
+        high = self._seen >= self._warmup and away > math.log(self._threshold) and away > self._factor * self._scatter
+        level = math.exp(self._mean)
+        if not high:
+            self._take(away)
         return rule.say(
             frame,
-            self._episodes.update(high, self._slot),
+            self._episodes.update(_HIGH if high else _FINE, _SLOT),
             lambda _slot: name,
             lambda _episode: scalar_alert(
                 frame,
@@ -118,3 +120,13 @@ class ScalarLevel:
             ),
             kind,
         )
+
+    def _take(self, away: float) -> None:
+        if self._seen == 0:
+            self._mean = away
+        else:
+            weight = max(1.0 / (self._seen + 1.0), self._weight)
+            step = min(max(away, -OCTAVE), OCTAVE)
+            self._mean += weight * step
+            self._scatter += weight * (abs(step) - self._scatter)
+        self._seen += 1

@@ -93,7 +93,7 @@ class LossSpikeRule(LastingRule[LossSpikeArgs]):
             past = self._past.get(name)
             if past is None:
                 past = self._past[name] = _Past(self.args)
-            limit = past.limit()
+            limit = past.limit(value)
             bad = value > limit
             found = past.episodes.update(np.array([bad]), _SLOT)
             past.take(value, bad)
@@ -126,10 +126,11 @@ class _Past:
         self._start = math.nan
         self._high: list[float] = []
 
-    def limit(self) -> float:
-        """Largest value that is no spike; Inf while there is too little to go by."""
+    def limit(self, value: float) -> float:
+        """Largest value that is no spike; Inf while there is too little to go by, and where `value` is none in any case: a value of the
+        window was as large."""
         args = self._args
-        if len(self.values) < args.warmup:
+        if len(self.values) < args.warmup or (value <= max(self.values) and not math.isnan(self._start)):
             return math.inf
         values = np.array(self.values)
         self.median = float(np.median(values))

@@ -94,6 +94,8 @@ class UpdateNormRule(LastingRule[UpdateNormArgs]):
                 total = math.sqrt(float(squares.sum()))
             if "update" not in self.kinds:
                 healthy = np.zeros_like(healthy)
+        if view is None and not math.isfinite(total):
+            return []
         # The global norm has slot 0, the layers those behind it.
         known = "step" in self.kinds and math.isfinite(total) and total > 0.0
         x = np.append(total if known else 1.0, norm)

@@ -215,15 +215,15 @@ def test_dead_expert() -> None:
     assert first_alert(rule("dead_expert", patience=3), silent) is None
 
 
-def test_dead_expert_by_load() -> None:
-    """A router's load of 0 is the same."""
-    checked = rule("dead_expert", patience=2)
+def test_dead_expert_by_the_count_of_the_router() -> None:
+    """A router with more experts without tokens than at the beginning is named after `patience` steps; others are not."""
+    checked = rule("dead_expert", patience=2, warmup=3)
     found = []
-    for step in range(2):
-        frame = frame_of({"router": [0.0], "other": [0.5]}, family="moe_router_logit_hook", phase="", step=step)
-        frame.samples[:] = [s._replace(name="router", extra={"column": f"load_{i}"}) for i, s in enumerate(frame.samples)]
+    for step in range(6):
+        frame = frame_of({"a": [2.0 if step > 2 else 0.0], "b": [0.0], "c": [1.0]}, family="moe_router_logit_hook", phase="", step=step)
+        frame.samples[:] = [s._replace(extra={"column": "dead_experts"}) for s in frame.samples]
         found += checked.check(frame)
-    assert [a.name for a in found] == ["router.0"]
+    assert [(a.name, a.step, a.value, a.kind) for a in found] == [("a", 4, 2.0, "feature")]
 
 
 def test_loss_scale_collapse_and_skipped_updates() -> None:
