@@ -208,17 +208,18 @@ class ParameterWatch:
             self._take(PARAMETERS, "param_updated", self.source.pieces, self.source.value)
             if not self._states_before:
                 self._take_states(self.source.pieces)
-            with self._probe.guard("scalar skipped"), _no_function():
-                self._probe.pipeline.scalar("skipped", float(skipped) if isinstance(skipped, bool) else skipped)
+        self.scalar("skipped", float(skipped) if isinstance(skipped, bool) else skipped)
         self.phase = REDUCED
         if self.on_update is not None:
             self.on_update(sure)
 
     def scalar(self, name: str, value: Any) -> None:
-        """A number of this step; one that is given to `end_step` of the probe replaces it."""
-        if self.active:
-            with self._probe.guard(f"scalar {name}"), torch.no_grad(), _no_function():
-                self._probe.pipeline.scalar(name, value)
+        """A number of this step; one that is given to `end_step` of the probe replaces it. What is on a device is read in monitored steps
+        only, other numbers are known for nothing and noted in all."""
+        probe = self._probe
+        if self.active or (probe._in_step and not probe._paused and getattr(getattr(value, "device", None), "type", "cpu") == "cpu"):
+            with probe.guard(f"scalar {name}"), torch.no_grad(), _no_function():
+                probe.pipeline.scalar(name, value)
 
     def end_step(self, again: bool = True) -> None:
         """The step is over: merges over ranks are handed on.

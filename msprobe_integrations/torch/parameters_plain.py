@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from msprobe_integrations.torch.probe import TorchProbe
 
 _PART = "parameter monitor"
-_SHARDED_FAMILIES = ("gradients", "parameters", "optimizer_states", "updates", "momentum_agreement")
 
 
 class PlainSource:
@@ -55,11 +54,9 @@ class PlainSource:
         self._sync_is_last = True
         self.pieces: list[Piece] = []
         chosen = [entry for chunk, model in enumerate(models) for entry in self._chosen(chunk, model)]
-        merged = monitor.enabled and any(getattr(monitor, family) for family in _SHARDED_FAMILIES)
-        exchanges = probe.parameters.exchanges if merged else None
-        if exchanges is not None:
-            for ranks in sorted({dtensors.sharers(p) for _, p, _, _ in chosen if dtensors.is_dtensor(p)} - {()}):
-                exchanges.of(ranks)
+        exchanges = probe.parameters.exchanges
+        for ranks in sorted({dtensors.sharers(p) for _, p, _, _ in chosen if dtensors.is_dtensor(p)} - {()}):
+            exchanges.of(ranks)
         for name, parameter, chunk, facts in chosen:
             if dtensors.is_dtensor(parameter):
                 self.pieces.append(dtensors.make_piece(name, parameter, chunk, facts, exchanges))
@@ -227,7 +224,13 @@ class PlainSource:
 
     def _before(self, _optimizer: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         watch = self._watch
-        if watch is None or not watch.active:
+        if watch is None:
+            return None
+        with watch.guard(_PART):
+            groups = self._optimizer.param_groups
+            if groups:
+                watch.scalar("learning_rate", groups[0].get("lr"))
+        if not watch.active:
             return None
         if self._touched:  # no backward pass of DDP was the last one: the training reduces by itself
             self._sync_is_last = False
@@ -256,9 +259,6 @@ class PlainSource:
         if watch is None:
             return
         with watch.guard(_PART):
-            groups = self._optimizer.param_groups
-            if groups:
-                watch.scalar("learning_rate", groups[0].get("lr"))
             watch.before_step()
             watch.ready()
 

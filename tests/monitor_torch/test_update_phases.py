@@ -53,6 +53,14 @@ def scaled(monitor: dict[str, Any], *, unscale: bool = False, clip: float = 0.0,
     return frames
 
 
+def test_numbers_of_every_step() -> None:
+    """Skipped updates, the learning rate and the loss scale are known in steps that are not monitored, too."""
+    frames = scaled({"interval": 3})
+    assert [bool(frame.samples) for frame in frames] == [True, False, False]
+    assert all({"skipped", "loss_scale"} <= set(frame.scalars) for frame in frames)
+    assert ["learning_rate" in frame.scalars for frame in frames] == [True, False, True]  # where nothing is updated none is used
+
+
 @pytest.mark.parametrize("unscale", [False, True])
 def test_skipped_updates_are_steps(unscale: bool) -> None:
     """A skipped update has its frame, says so, has its gradients in both phases and its unchanged parameters, and no update."""
