@@ -125,6 +125,12 @@ class Session:
                 self.pipeline.scalar(name, value)
             self.pipeline.end_step(step, stacks, complete)
 
+    def hold(self, held: bool) -> None:
+        """Evaluation begins (True) or is over: rules that expect steps wait."""
+        for rule in self.pipeline.rules:
+            if (hold := getattr(rule, "hold", None)) is not None:
+                hold(held)
+
     def follow(self, settings: ProbeSettings) -> None:
         """The monitor's settings have changed: sinks show other columns from the next frame on."""
         self.settings = settings

@@ -53,6 +53,7 @@ class StalledRule(LastingRule[StalledArgs]):
         self._step = -1
         self._rank = 0
         self._said = 0.0
+        self._held = False
         self._outlet: Callable[[Alert], None] | None = None
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
@@ -62,6 +63,11 @@ class StalledRule(LastingRule[StalledArgs]):
     def bind(self, outlet: Callable[[Alert], None]) -> None:
         """Alerts of the watching thread go to `outlet`, on that thread."""
         self._outlet = outlet
+
+    def hold(self, held: bool) -> None:
+        """Evaluation begins or is over: no step is expected meanwhile, and that time counts for none."""
+        with self._lock:
+            self._held, self._last = held, time.monotonic()
 
     def close(self) -> None:
         """End the watching thread."""
@@ -92,7 +98,7 @@ class StalledRule(LastingRule[StalledArgs]):
     def overdue(self, now: float) -> Alert | None:
         """The alert, when at the time `now` (monotonic seconds) the next step is overdue and that was not said yet."""
         with self._lock:
-            if self._said or len(self._seconds) < self.args.warmup:
+            if self._said or self._held or len(self._seconds) < self.args.warmup:
                 return None
             median = float(np.median(np.array(self._seconds)))
             waited = now - self._last

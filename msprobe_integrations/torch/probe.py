@@ -337,6 +337,7 @@ class TorchProbe:
     def pause(self) -> None:
         """Evaluation begins: nothing is seen until `resume`."""
         self._paused += 1
+        self.session.hold(True)
         self.plans.pause()
         if self._watch is not None:
             self._watch.pause()
@@ -345,6 +346,7 @@ class TorchProbe:
         """Evaluation is over."""
         self._paused = max(0, self._paused - 1)
         if not self._paused:
+            self.session.hold(False)
             with self.guard("capture"):
                 self.plans.resume()
                 if self._watch is not None and self._due and self._in_step:

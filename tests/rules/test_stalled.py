@@ -39,6 +39,18 @@ def test_the_median_decides() -> None:
     assert rule.overdue(time.monotonic() + 30.0) is not None
 
 
+def test_an_evaluation_is_no_stall() -> None:
+    """While evaluation holds the rule nothing is overdue; afterwards the time begins anew."""
+    rule = StalledRule(StalledArgs(minimum=50.0, warmup=2))
+    for step in range(4):
+        rule.check(frame_of(step=step))
+    rule.hold(True)
+    assert rule.overdue(time.monotonic() + 1e6) is None
+    rule.hold(False)
+    assert rule.overdue(time.monotonic() + 40.0) is None
+    assert rule.overdue(time.monotonic() + 60.0) is not None
+
+
 def test_the_thread_says_it_with_the_stack_of_the_training() -> None:
     """The alert comes while the training waits, with the place it waits in; the thread ends with close."""
     said = threading.Event()
