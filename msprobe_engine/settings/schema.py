@@ -223,7 +223,7 @@ class SinkSettings:
     prometheus: PrometheusSettings = field(default_factory=PrometheusSettings)
     jsonl: JsonLinesSettings = field(default_factory=JsonLinesSettings)
     sqlite: SqliteSettings = field(default_factory=SqliteSettings)
-    memory: bool = _rule(False, "keep frames in memory (tests, notebooks)")
+    memory: bool = _rule(False, "keep the last 10000 frames in memory (tests, notebooks)")
     anomalies: bool = _rule(False, "write alerts to <output_dir>/anomaly_detected/rank{R}/anomaly.json, as the existing tool does")
 
 

@@ -12,6 +12,9 @@ from msprobe_engine.sinks.base import Sink
 from msprobe_engine.sinks.csv import CsvSink
 from msprobe_engine.sinks.memory import MemorySink
 
+MEMORY_FRAMES = 10_000
+"""Frames that sink ``memory`` keeps, the latest ones: a run may have millions of steps."""
+
 
 def build_sinks(
     settings: ProbeSettings,
@@ -51,7 +54,7 @@ def build_sinks(
     if sinks.prometheus.enabled:
         wanted.append(lambda: _prometheus(settings, output_dir, rank, local_rank, local_world_size, info))
     if sinks.memory:
-        wanted.append(MemorySink)
+        wanted.append(lambda: MemorySink(MEMORY_FRAMES))
     if sinks.anomalies:
         wanted.append(lambda: AnomalySink(output_dir=output_dir, rank=rank))
     built: list[Sink] = []

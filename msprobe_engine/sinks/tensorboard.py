@@ -39,7 +39,7 @@ from msprobe_engine.sinks.events import EventFile, tag_bytes, utf8
 from msprobe_engine.sinks.features import FEATURES
 from msprobe_engine.sinks.files import make_directory
 from msprobe_engine.sinks.heatmap import Heatmap
-from msprobe_engine.sinks.names import Names
+from msprobe_engine.sinks.names import Names, plain_tag
 
 IMAGE_STEPS = 100
 """Steps from one set of images to the next."""
@@ -184,7 +184,10 @@ def _word(sample: Sample) -> str:
     if sample.family == "grad_unreduced":
         return "acc_grad" if sample.phase == "accumulated" else "pre_grad"
     if sample.family == "grad_reduced":
-        return "post_grad" if sample.phase in ("", "reduced") else f"{sample.phase}_grad"
-    if sample.family in ("opt_state", "other"):
-        return str(sample.extra.get("state" if sample.family == "opt_state" else "tag", sample.family))
+        # at the entry of the optimizer's step it is called so in the existing tool, whatever was done to it before
+        return "post_grad" if sample.phase in ("", "reduced") or "entry" in sample.extra else f"{sample.phase}_grad"
+    if sample.family == "opt_state":
+        return str(sample.extra.get("state", sample.family))
+    if sample.family == "other":
+        return plain_tag(sample.name, str(sample.extra.get("tag", sample.family)))
     return sample.family

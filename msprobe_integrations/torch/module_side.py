@@ -173,6 +173,8 @@ class ModuleSide:
         """A name that nothing has is a mistake in the settings, said with the names that look most like it."""
         features = self.monitor.layer_features
         lists = [("targets", self.monitor.targets)]
+        if self.monitor.activation_targets != self.monitor.targets:
+            lists.append(("activation_targets", self.monitor.activation_targets))
         lists += [(f"layer_features.{key}", getattr(features, key)) for key in _FEATURES] if features is not None else []
         if not any(targets for _, targets in lists):
             return

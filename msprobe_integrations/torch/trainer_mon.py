@@ -32,7 +32,7 @@ from msprobe_engine.sinks.memory import MemorySink
 from msprobe_integrations.torch.duplicates import Duplicates
 from msprobe_integrations.torch.hot import hot_monitor
 from msprobe_integrations.torch.probe import TorchProbe
-from msprobe_integrations.torch.trainer_mon_values import Values, note_first_agreement, values_of, values_of_tensors
+from msprobe_integrations.torch.trainer_mon_values import Values, note_entry, note_first_agreement, values_of, values_of_tensors
 
 _log = get_logger()
 ACTIVATIONS, ACTIVATION_GRADIENTS = ("actv",), ("actv_grad",)
@@ -88,7 +88,8 @@ class TrainerMon:
 
         Args:
             model: the model, or the list of its virtual pipeline chunks (their index is `vpp_stage`).
-            optimizer: what updates its parameters: of torch, Accelerate, DeepSpeed (optimizer or engine) or Megatron.
+            optimizer: what updates its parameters: of torch, Accelerate, DeepSpeed or Megatron; or a list of them, then the update of the
+                last one ends the step.
             grad_acc_steps: micro batches per update; checked, and not needed: they are counted.
             tp_group, dp_group: where given, reduced gradients are written by one of the ranks that hold the same ones: rank 0 of the
                 data-parallel group, and of the tensor-parallel group for what is not split over it.
@@ -122,7 +123,7 @@ class TrainerMon:
         probe.begin_step(self._step)
 
     def stop(self) -> None:
-        """Write what is left and take everything off. The step in progress, whose update has not come, is not written."""
+        """Write what is left and take everything off. Of the step in progress, whose update has not come, what was seen so far."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -236,9 +237,11 @@ class TrainerMon:
         if self._duplicates is not None:
             with probe.guard("duplicates"):
                 self._duplicates.leave_out()
-        if self._kind == "monitor" and self._step == self._first_step:
-            with probe.guard("monitor.momentum_agreement"):
-                note_first_agreement(probe)
+        if self._kind == "monitor":
+            with probe.guard("monitor.trainer"):
+                note_entry(probe.pipeline.samples)
+                if self._step == self._first_step:
+                    note_first_agreement(probe)
         probe.end_step()
         if self._follower is not None:
             with probe.guard("monitor.hot"):
@@ -254,10 +257,13 @@ class TrainerMon:
         self._as_known()
 
     def _as_known(self) -> None:
-        """Reduced gradients are those at the entry of the optimizer's step, as the existing tool has them."""
-        if self._kind == "monitor":
-            for watch in self._probe.parameters.watches:
-                watch.entry_only = True
+        """Of several optimizers the last one ends the steps. Reduced gradients are those at the entry of the optimizer's step, as the
+        existing tool has them."""
+        watches = self._probe.parameters.watches
+        for watch in watches[:-1]:
+            watch.on_update = None
+        for watch in watches if self._kind == "monitor" else ():
+            watch.entry_only = True
 
     def _change(self, **keys: Any) -> None:
         warn_once("trainer_mon change", "changing the monitor by call is deprecated; change its file, with DYNAMIC_MONITOR=True")

@@ -12,6 +12,7 @@ from msprobe_engine.records import Sample
 from msprobe_engine.rows import Rows
 from msprobe_engine.sinks.tensorboard import tag_of
 from msprobe_integrations.torch.backend import TorchBackend
+from msprobe_integrations.torch.gradients import CLIPPED, UNSCALED
 
 if TYPE_CHECKING:
     from msprobe_integrations.torch.probe import TorchProbe
@@ -70,3 +71,10 @@ def note_first_agreement(probe: TorchProbe) -> None:
         for piece in watch.source.pieces:
             if (piece.vpp_stage, piece.name) not in seen and watch.source.gradient(piece) is not None:
                 probe.sample("other", piece.name, one, vpp_stage=piece.vpp_stage, extra={"tag": AGREEMENT})
+
+
+def note_entry(samples: list[Sample]) -> None:
+    """Reduced gradients that were unscaled or clipped before the optimizer's step keep their known tag; their phase says what they are."""
+    for i, sample in enumerate(samples):
+        if sample.family == "grad_reduced" and sample.phase in (UNSCALED, CLIPPED):
+            samples[i] = sample._replace(extra={**sample.extra, "entry": True})

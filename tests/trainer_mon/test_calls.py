@@ -110,6 +110,46 @@ def test_format_api(tmp_path: Path) -> None:
     assert not list((tmp_path / "out").rglob("*.csv"))
 
 
+def test_clipped_gradients_keep_their_tag(tmp_path: Path) -> None:
+    """A plain loop clips before the update: the reduced gradients are those, under the tag dashboards know, and their phase says it."""
+    net, optimizer = build()
+    with TrainerMon(config(tmp_path)) as monitor:
+        monitor.set_monitor(net, optimizer)
+        backward(net)
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 0.01)
+        optimizer.step()
+        reduced = monitor.generate_wgrad_metrics()[0]
+        assert "0:head.weight/rank0/post_grad" in reduced
+    assert sum(float(entry["norm"]) ** 2 for entry in reduced.values()) ** 0.5 == pytest.approx(0.01, rel=1e-3)
+    assert {row["phase"] for row in tables(tmp_path / "out")["grad_reduced"]} == {"clipped"}
+
+
+def test_several_optimizers(tmp_path: Path) -> None:
+    """A list of optimizers of one model: the last one's update ends the step, and each parameter has its row."""
+    net, _ = build()
+    matrices = [p for p in net.parameters() if p.dim() > 1]
+    optimizers = [torch.optim.SGD(matrices, lr=0.1), torch.optim.AdamW([p for p in net.parameters() if p.dim() == 1])]
+    with TrainerMon(config(tmp_path)) as monitor:
+        monitor.set_monitor(net, optimizers)
+        for _ in range(2):
+            backward(net)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+    assert steps_of(tmp_path / "out") == [0, 1]
+    assert len(tables(tmp_path / "out")["grad_reduced"]) == 2 * len(list(net.parameters()))
+
+
+def test_a_run_goes_on_in_its_directory(tmp_path: Path) -> None:
+    """append_output: the directory with a time stamp in the range gets the further steps."""
+    monitored(config(tmp_path), 2)
+    where = directory_of(tmp_path / "out")
+    stamp = where.name.partition("-rank")[0]
+    monitored(config(tmp_path, targets={}, wg_distribution=True, append_output=[stamp, stamp]), 2, start_iteration=2)
+    assert directory_of(tmp_path / "out") == where
+    assert steps_of(tmp_path / "out") == [0, 1, 2, 3]
+
+
 def test_format_tensorboard(tmp_path: Path) -> None:
     """format tensorboard: TensorBoard's own reader finds the documented tag of every family, with the statistics of the file."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -141,3 +181,4 @@ def test_format_tensorboard(tmp_path: Path) -> None:
     }  # fmt: skip
     assert expected <= tags, sorted(expected - tags)
     assert not any("_min" in tag for tag in tags)
+    assert {f"0:head.weight/rank0/{word}" for word in ("adam_update", "adam_ratio")} <= set(found.Tags()["images"])
