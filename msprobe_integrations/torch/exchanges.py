@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from msprobe_engine.log import get_logger
 from msprobe_integrations.torch.merge import RowExchange
 
+if TYPE_CHECKING:
+    from msprobe_engine.settings.schema import MonitorSettings
+
+_SHARDED = ("gradients", "parameters", "optimizer_states", "updates", "momentum_agreement")
 _log = get_logger()
 
 
@@ -15,12 +20,19 @@ class Exchanges:
 
     Attributes:
         watched: ranks that monitor, empty is all: rows of sets that have others among them cannot be merged.
+        wanted: something is monitored that may lie in shards; else none is made.
     """
 
     def __init__(self) -> None:
         self.watched: Sequence[int] = ()
+        self.wanted = True
         self._made: dict[tuple[int, ...], RowExchange | None] = {}
         self._said: set[tuple[int, ...]] = set()
+
+    def follow(self, monitor: MonitorSettings) -> None:
+        """These settings hold from now on."""
+        self.watched = monitor.rank
+        self.wanted = monitor.enabled and any(getattr(monitor, family) for family in _SHARDED)
 
     def of(self, ranks: Sequence[int]) -> RowExchange | None:
         """The exchange of these global ranks. A collective call of theirs the first time; None (said once) when there can be none.
@@ -28,6 +40,8 @@ class Exchanges:
         Ranks that are in several sets ask for them in the same order on all ranks: sorted.
         """
         key = tuple(ranks)
+        if not self.wanted:
+            return None
         if self.watched and not set(key).issubset(self.watched):
             if key not in self._said:
                 self._said.add(key)

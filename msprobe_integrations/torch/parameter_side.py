@@ -56,7 +56,7 @@ class ParameterSide:
             return
         optimizer = attached.optimizer
         self.optimizers = list(optimizer) if isinstance(optimizer, (list, tuple)) else [] if optimizer is None else [optimizer]
-        self.exchanges.watched = monitor.rank
+        self.exchanges.follow(monitor)
         for each in self.optimizers or [None]:
             source = (attached.find or find_source)(self._probe, attached.models, each)
             if source is not None:
