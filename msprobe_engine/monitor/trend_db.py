@@ -32,6 +32,7 @@ import numpy as np
 from msprobe_engine.errors import SinkError
 from msprobe_engine.monitor.series import Floats, Integers, Key
 from msprobe_engine.monitor.trend_tags import Tags, parameter_tags
+from msprobe_engine.sinks.names import plain_tag
 
 LIMIT = 1e9
 """Largest absolute value in ``trend_data``."""
@@ -117,8 +118,11 @@ class TrendDatabase:
         """Metric and target of a tensor, made when they are not there yet.
 
         The first phase of a family is the metric with the family's name, others are ``{family}_{phase}``; states of the optimizer are
-        ``opt_state_{state}``. Rows with a tag (collectives) have it behind the name of their target.
+        ``opt_state_{state}``. Rows with a tag (collectives) have it behind the name of their target, without the rank in it: the same
+        call on several ranks is one target.
         """
+        if family == "other":
+            key = key._replace(detail=plain_tag(key.name, key.detail))
         found = self._places.get((family, key))
         if found is None:
             metric = self._metric(family, key.phase, key.detail if family == "opt_state" else "")

@@ -13,6 +13,8 @@ _SQUASH = tuple(re.compile(rf".*\.({part})", re.DOTALL) for part in (r"layers?\.
 """Patterns of the existing tool (26.2.0) in their order; the group is what stays."""
 _PLACE = re.compile(r"(.*)(\.(?:input|output)(?:_\d+)?)", re.DOTALL)
 
+_TAG_RANK = re.compile(r"^rank\d+/", re.ASCII)
+
 
 def safe_cell(text: str) -> str:
     """A text as one CSV cell (RFC 4180). A text that a spreadsheet would run as a formula gets an apostrophe in front; so does one
@@ -29,6 +31,15 @@ def safe_cell(text: str) -> str:
 def plain_name(cell: str) -> str:
     """The name of a cell that `safe_cell` has written, after a CSV reader."""
     return cell[1:] if cell.startswith("'") and cell.lstrip("'").startswith(_FORMULA) else cell
+
+
+def plain_tag(name: str, tag: str) -> str:
+    """The tag of a row of ``other`` without the name and the rank in front of it, which stand elsewhere.
+
+    >>> plain_tag("all_reduce", "all_reduce/rank3/post_0_1")
+    'post_0_1'
+    """
+    return _TAG_RANK.sub("", tag.removeprefix(f"{name}/"))
 
 
 def squashed(name: str) -> str:

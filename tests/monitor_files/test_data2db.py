@@ -118,6 +118,19 @@ def test_a_data_base_in_the_way(tmp_path: Path) -> None:
     assert done.rows
 
 
+def test_a_collective_is_one_target_of_all_ranks(tmp_path: Path) -> None:
+    """The rank in a collective's tag is no part of its target, so the ranks of one call can be compared."""
+    for rank in (0, 1):
+        one = sink(tmp_path, rank)
+        frame = frame_of({"all_reduce": [float(rank)]}, family="other", phase="", rank=rank)
+        frame.samples[0] = frame.samples[0]._replace(extra={"tag": f"all_reduce/rank{rank}/post_0_0"})
+        one.write(frame, [])
+        one.close()
+    (done,) = data2db(tmp_path / "db", tmp_path)
+    query = "SELECT rank, target_name, max FROM trend_data JOIN monitoring_targets USING (target_id) ORDER BY rank"
+    assert rows(done.path, query) == [(0, "all_reduce/post_0_0", 0.0), (1, "all_reduce/post_0_0", 1.0)]
+
+
 def test_processes_and_mapping(tmp_path: Path) -> None:
     """Several processes give what one gives; replacements apply to names, also where two become one."""
     micro_run(tmp_path)

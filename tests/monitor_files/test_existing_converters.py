@@ -107,7 +107,7 @@ def test_our_reader_on_the_existing_data_base(tmp_path: Path) -> None:
 def test_data2db_of_dumps(tmp_path: Path, micro_step: str, fixture: str) -> None:
     """26.2's data2db on a dump of the existing tool gives rows that ours gives too; ours has further tensors (keyword arguments, other
     dtypes)."""
-    sources = sorted({path.parents[2] for path in (FIXTURES / fixture).glob("*/step*/rank[0-9]/dump.json")})
+    sources = sorted({path.parents[2] for path in (FIXTURES / fixture).glob("*/step*/rank[0-9]/dump.json")})[:3]
     assert sources
     for i, source in enumerate(sources):
         out = tmp_path / str(i)

@@ -42,6 +42,7 @@ def test_tags_of_derived_families(tmp_path: Path) -> None:
         frame(
             7,
             (sample("other", "all_reduce", tag="pre_0"), [3.0]),
+            (sample("other", "all_reduce", tag="all_reduce/rank3/post_2_0", call=2), [6.0]),
             (sample("other", "a.layers.0.w", tag="mg_direction"), [0.5]),
             (sample("opt_state", "w", state="momentum_buffer"), [2.0]),
             (sample("attention_hook", "attn", micro_step=1, column="entropy"), [1.25]),
@@ -54,6 +55,7 @@ def test_tags_of_derived_families(tmp_path: Path) -> None:
     found = {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
     assert found == {
         "all_reduce/rank3/pre_0_norm": [(7, 3.0)],
+        "all_reduce/rank3/post_2_0_norm": [(7, 6.0)],
         "0:layers.0.w/rank3/mg_direction_norm": [(7, 0.5)],
         "0:w/rank3/momentum_buffer_norm": [(7, 2.0)],
         "0:attn:1/rank3/entropy": [(7, 1.25)],
