@@ -24,14 +24,21 @@ def replicas(parameter: torch.Tensor, engine: Any, members: Any, partitioned: bo
     if not partitioned:
         group = members if members is not None else _data_parallel(engine, getattr(parameter, "group_name", None) if expert else None)
         found.append(Replicas("expert_dp" if expert else "dp", group, part=False))
-    mpu = getattr(engine, "mpu", None)
-    ask = getattr(mpu, "get_tensor_model_parallel_group", None) or getattr(mpu, "get_model_parallel_group", None)
-    if ask is not None and not (getattr(parameter, "model_parallel", False) or getattr(parameter, "tensor_model_parallel", False)):
-        found.append(Replicas("tp", ask(), part=partitioned))
+    if not (getattr(parameter, "model_parallel", False) or getattr(parameter, "tensor_model_parallel", False)):
+        found.append(Replicas("tp", _tensor_parallel(getattr(engine, "mpu", None)), part=partitioned))
     tied = getattr(getattr(engine, "module", None), "get_tied_weights_and_groups", None)
     if tied is not None:
         found.extend(Replicas("embedding", group, part=partitioned) for weight, group in tied() if weight is parameter)
     return [entry for entry in found if entry.group is not None and dist.get_world_size(entry.group) > 1]
+
+
+def _tensor_parallel(mpu: Any) -> Any:
+    """The tensor-parallel group of a model parallel unit, by the names that DeepSpeed itself tries, in its order: the last one means
+    the pipeline as well where there is one, but then there is one of the others."""
+    for name in ("get_tensor_model_parallel_group", "get_slice_parallel_group", "get_model_parallel_group"):
+        if hasattr(mpu, name):
+            return getattr(mpu, name)()
+    return None
 
 
 def _data_parallel(engine: Any, experts: str | None) -> Any:
