@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
+from typing import TypeVar
+
+T = TypeVar("T")
 
 _SECONDS = 5.0
 """A line of text at most this often."""
@@ -34,6 +37,20 @@ def bar(what: str, total: int) -> Iterator[Advance]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(what, total=total)
         yield lambda text: progress.update(task, advance=1, description=f"{what} {text[:40]}")
+
+
+def progress(items: Iterable[T], what: str, total: int | None = None) -> Iterator[T]:
+    """Hand `items` on with a bar.
+
+    Args:
+        total: how many items there are; None: asked of `items`, if they know.
+    """
+    if total is None:
+        total = len(items) if isinstance(items, Sized) else 0
+    with bar(what, total) as advance:
+        for item in items:
+            yield item
+            advance("")
 
 
 def _lines(what: str, total: int) -> Advance:
