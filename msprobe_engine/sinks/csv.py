@@ -140,7 +140,7 @@ class CsvSink:
             except SinkError as error:
                 failed = error
         try:
-            if frame.scalars:
+            if frame.scalars and (frame.samples or list(frame.scalars) != ["step_seconds"]):  # a step that nobody looks at makes no file
                 self._append("scalars", SCALARS_HEADER, scalar_lines(frame))
             if alerts:
                 if self._alerts is None:
