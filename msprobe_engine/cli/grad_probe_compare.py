@@ -32,9 +32,9 @@ def run(args: argparse.Namespace) -> int:
     """0 nothing is suspect, 1 something is; errors are raised as `ProbeError`, which the entry point turns into 2."""
     from pathlib import Path
 
-    from msprobe_engine.progress import progress
     from msprobe_engine.grad_probe.compare import compare_rank, compare_runs, is_rank_directory, write_result
     from msprobe_engine.log import printable
+    from msprobe_engine.progress import progress
 
     first, second, output, plots = Path(args.first), Path(args.second), Path(args.output_path), not args.no_plots
     if is_rank_directory(first) and is_rank_directory(second):

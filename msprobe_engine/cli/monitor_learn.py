@@ -29,9 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0: done, 1: false alarms in a run that was checked."""
-    from msprobe_engine.progress import progress
     from msprobe_engine.errors import UsageError
     from msprobe_engine.monitor.learn import check, describe, learn
+    from msprobe_engine.progress import progress
     from msprobe_engine.rules.bands import save_bands
 
     if args.patience < 1:
