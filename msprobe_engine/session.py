@@ -76,7 +76,7 @@ class Session:
         self.pipeline = Pipeline(backend, build_rules(with_rules), self.writer, self.faults)
         for rule in self.pipeline.rules:
             if (bind := getattr(rule, "bind", None)) is not None:
-                bind(self._outside)
+                bind(self.raise_alert)
         self.incidents: IncidentManager | None = None
         self._incident_lock = threading.Lock()
         if settings.incident.enabled and with_rules.rules:
@@ -158,8 +158,9 @@ class Session:
         if request is not None:
             self._arm(request)
 
-    def _outside(self, alert: Alert) -> None:
-        """An alert of a thread that watches the training: said, written and made an incident of without waiting for a step."""
+    def raise_alert(self, alert: Alert) -> None:
+        """An alert of a thread that watches the training, or after the last step: said, written and made an incident of without
+        waiting for a step."""
         _log.log(logging.ERROR if alert.severity == "critical" else logging.WARNING, "ALERT %s", alert.message)
         frame = Frame(alert.step, alert.rank, empty(0), framework=self.backend.framework, complete=False)
         if self.incidents is not None and alert.severity == "critical":

@@ -6,7 +6,7 @@ back go to `Pipeline.alert`. The rule's settings decide severity, number and wha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,6 +15,9 @@ from msprobe_engine.rules.args import LastingArgs, arg
 from msprobe_engine.rules.base import Alert, Rule
 from msprobe_engine.rules.common import words
 from msprobe_engine.rules.lasting import LastingRule
+
+Key = tuple[str, int, str, str]
+"""Kind, virtual stage, name and group of a tensor."""
 
 
 class Mismatch(NamedTuple):
@@ -25,7 +28,7 @@ class Mismatch(NamedTuple):
         kind: ``param`` or ``grad``.
         group: what the ranks are replicas of: ``dp``, ``tp``, ``expert_dp``, ``embedding``, ...
         ranks: global ranks that were compared.
-        minority: those whose value differs from that of most; all of `ranks` when no value has a majority.
+        minority: those whose value differs from that of most; all of `ranks` when no value has a majority, none when nobody was asked.
         vpp_stage: virtual pipeline chunk.
         order: position in the order of execution, -1 when unknown.
         facts: JSON-ready, goes into the alert's `extra` (digests by rank).
@@ -39,6 +42,11 @@ class Mismatch(NamedTuple):
     vpp_stage: int = 0
     order: int = -1
     facts: dict[str, Any] = {}
+
+    @property
+    def key(self) -> Key:
+        """What it is of."""
+        return self.kind, self.vpp_stage, self.name, self.group
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,22 +64,35 @@ class ReplicaMismatchRule(LastingRule[ReplicaMismatchArgs]):
     args_type = ReplicaMismatchArgs
 
     def setup(self) -> None:
-        self._running: dict[tuple[str, int, str, str], list[int]] = {}
+        self._running: dict[Key, list[int]] = {}
 
     def check(self, frame: Frame) -> list[Alert]:  # noqa: ARG002
         """Nothing: see `report`."""
         return []
 
-    def report(self, step: int, rank: int, mismatches: Sequence[Mismatch], kinds: Sequence[str] = ("param", "grad")) -> list[Alert]:
+    @property
+    def running(self) -> bool:
+        """Something differed in its last check."""
+        return bool(self._running)
+
+    def report(
+        self,
+        step: int,
+        rank: int,
+        mismatches: Sequence[Mismatch],
+        kinds: Sequence[str] = ("param", "grad"),
+        compared: Collection[Key] | None = None,
+    ) -> list[Alert]:
         """Alerts for the result of one check.
 
         Args:
             step, rank: where it is reported.
             mismatches: everything that differs in this check; empty when all is well.
             kinds: what this check looked at; what is running of other kinds stays.
+            compared: what it compared, where that is a part of all; what is running of others stays.
         """
         wanted = [m for m in mismatches if m.kind in self.kinds and not self.left_out(m.name)]
-        now = {(m.kind, m.vpp_stage, m.name, m.group): m for m in wanted}
+        now = {m.key: m for m in wanted}
         begun: list[Mismatch] = []
         for key, mismatch in now.items():
             state = self._running.setdefault(key, [0, 0, 0])  # checks that failed, checks without it since, said
@@ -81,7 +102,7 @@ class ReplicaMismatchRule(LastingRule[ReplicaMismatchArgs]):
                 begun.append(mismatch)
         over: list[tuple[str, int]] = []
         for key, state in list(self._running.items()):
-            if key in now or key[0] not in kinds:
+            if key in now or key[0] not in kinds or (compared is not None and key not in compared):
                 continue
             state[1] += 1
             if not state[2] or state[1] >= self.args.recovery:
@@ -102,10 +123,14 @@ class ReplicaMismatchRule(LastingRule[ReplicaMismatchArgs]):
 
     def _alert(self, step: int, rank: int, m: Mismatch) -> Alert:
         what = "parameter" if m.kind == "param" else "reduced gradient"
-        alone = len(m.minority) < len(m.ranks)
-        seen = f"rank{'s' if len(m.minority) > 1 else ''} {_ranks(m.minority)} of {_ranks(m.ranks)} ({m.group}) differ from the others"
-        if not alone:
-            seen = f"ranks {_ranks(m.ranks)} ({m.group}) all hold different values"
+        if not m.minority:
+            seen = f"ranks {short_ranks(m.ranks)} ({m.group}) do not hold the same"
+        elif len(m.minority) == len(m.ranks):
+            seen = f"ranks {short_ranks(m.ranks)} ({m.group}) differ, and no value has a majority"
+        else:
+            of = f"of {short_ranks(m.ranks)} ({m.group})"
+            several = len(m.minority) > 1
+            seen = f"rank{'s' * several} {short_ranks(m.minority)} {of} differ{'s' * (not several)} from the others"
         expected = "the same bits on all of them"
         facts = {**m.facts, "group": m.group, "ranks": list(m.ranks), "minority": list(m.minority)}
         if m.vpp_stage:
@@ -130,7 +155,7 @@ def replica_rule(rules: Sequence[Rule]) -> ReplicaMismatchRule:
     return next((rule for rule in rules if isinstance(rule, ReplicaMismatchRule)), None) or ReplicaMismatchRule()
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def short_ranks(ranks: Sequence[int]) -> str:
     """``0-3, 8``: ranks in short, at most eight ranges."""
     ranges: list[list[int]] = []
     for rank in sorted(ranks):

@@ -62,6 +62,7 @@ class MegatronSource:
         self.pieces: Sequence[Piece] = self.layout.pieces
         self._optimizer = optimizer
         self._main = MainParameters(optimizer, self.pieces) if optimizer is not None else None
+        self._gathers_late = any(getattr(getattr(c, "ddp_config", None), "overlap_param_gather", False) for c in chunks)
         self._prepared = False
         self._started: set[int] = set()
         self._passes: dict[Piece, int] = {}
@@ -95,8 +96,9 @@ class MegatronSource:
         return self._main.hyper(piece) if self._main is not None else {"algorithm": ""}
 
     def replicated(self, piece: Piece) -> Sequence[Replicas]:
-        """Ranks that hold the same parameter."""
-        return replicas(piece.parameter, self.layout.members(piece))
+        """Ranks that hold the same parameter. With overlapped gathering the forward pass has to come first."""
+        found = replicas(piece.parameter, self.layout.members(piece))
+        return [one._replace(late=True) for one in found] if piece.sharded and self._gathers_late else found
 
     # moments
 

@@ -11,6 +11,8 @@ from msprobe_integrations.torch.exchanges import Exchanges
 from msprobe_integrations.torch.parameter_norms import note_norms
 from msprobe_integrations.torch.parameter_watch import ParameterWatch
 from msprobe_integrations.torch.parameters import ParameterSource, find_source
+from msprobe_integrations.torch.replicas import PART as REPLICAS
+from msprobe_integrations.torch.replicas import ReplicaCheck
 
 if TYPE_CHECKING:
     from msprobe_integrations.torch.probe import TorchProbe
@@ -35,6 +37,7 @@ class ParameterSide:
         watches: one per optimizer; none where nothing is monitored.
         optimizers: as they were passed.
         exchanges: merge rows of shards.
+        replicas: compares what has to be equal on several ranks.
         stale: settings have changed since the watches were made.
     """
 
@@ -42,6 +45,7 @@ class ParameterSide:
         self.watches: list[ParameterWatch] = []
         self.optimizers: list[Any] = []
         self.exchanges = Exchanges()
+        self.replicas = ReplicaCheck(probe)
         self.stale = False
         self._probe = probe
         self._attached: Attached | None = None
@@ -62,10 +66,15 @@ class ParameterSide:
             if source is not None:
                 watch = ParameterWatch(self._probe, source)
                 watch.on_update = attached.on_update
+                watch.replicas = self.replicas
                 self.watches.append(watch)
+        with self._probe.guard(REPLICAS):
+            self.replicas.attach(self.watches)
 
     def begin_step(self, due: bool) -> None:
         """A step begins; `due`: it is monitored."""
+        with self._probe.guard(REPLICAS):
+            self.replicas.begin_step(self._probe.step)
         for watch in self.watches:
             with self._probe.guard(_PART):
                 watch.begin_step(due)
@@ -89,3 +98,13 @@ class ParameterSide:
         for watch in watches:
             with self._probe.guard("closing"):
                 watch.close()
+
+    def finish(self, seconds: float) -> None:
+        """Wait for what is compared, at most so long."""
+        with self._probe.guard(REPLICAS):
+            self.replicas.finish(seconds)
+
+    def close(self) -> None:
+        """Take the groups of ranks apart, at the very end: last frames may have waited for them."""
+        self.replicas.close()
+        self.exchanges.close()

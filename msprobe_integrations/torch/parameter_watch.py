@@ -26,6 +26,7 @@ from msprobe_integrations.torch.parameter_updates import Updates
 if TYPE_CHECKING:
     from msprobe_integrations.torch.parameters import ParameterSource
     from msprobe_integrations.torch.probe import TorchProbe
+    from msprobe_integrations.torch.replicas import ReplicaCheck
 
 GRADIENTS, UNREDUCED, MICRO = "monitor.gradients", "monitor.unreduced_gradients", "monitor.micro_batch_gradients"
 PARAMETERS, STATES, UPDATES = "monitor.parameters", "monitor.optimizer_states", "monitor.updates"
@@ -46,6 +47,7 @@ class ParameterWatch:
 
     Attributes:
         on_update: called after every update of the optimizer with True when it was skipped; for loops that take an update for a step.
+        replicas: told of every update; None: nobody compares replicas.
         entry_only: gradients are taken only at the entry of the optimizer's step, under the phase they have reached by then.
         in_place: between the backward pass and the update gradients change without a new version (a reduction over ranks).
     """
@@ -54,6 +56,7 @@ class ParameterWatch:
         monitor = probe.monitor
         assert monitor is not None
         self.on_update: Callable[[bool], None] | None = None
+        self.replicas: ReplicaCheck | None = None
         self.entry_only = False
         self.in_place = True
         self.source = source
@@ -121,6 +124,11 @@ class ParameterWatch:
             self._turn()
         return True
 
+    @property
+    def awake(self) -> bool:
+        """The entry of the next update is wanted: by the families, or to compare replicas."""
+        return self.active or (self.replicas is not None and self.replicas.due(self))
+
     def guard(self, part: str) -> Guard:
         """As `TorchProbe.guard`."""
         return self._probe.guard(part)
@@ -168,10 +176,11 @@ class ParameterWatch:
 
     def before_step(self) -> None:
         """Entry of the update: gradients in the present phase, parameters."""
-        if not self.active:
-            return
-        self._take_gradients(None)
-        self._take(PARAMETERS, "param_origin", self.source.pieces, self.source.value)
+        if self.active:
+            self._take_gradients(None)
+            self._take(PARAMETERS, "param_origin", self.source.pieces, self.source.value)
+        if self.replicas is not None:
+            self.replicas.before_update(self)
 
     def ready(self, pieces: Sequence[Piece] | None = None) -> None:
         """Gradients and states are what the update will use: gradients in the present phase, states before, agreement.
@@ -209,6 +218,8 @@ class ParameterWatch:
             if not self._states_before:
                 self._take_states(self.source.pieces)
         self.scalar("skipped", float(skipped) if isinstance(skipped, bool) else skipped)
+        if self.replicas is not None:
+            self.replicas.after_update(self)
         self.phase = REDUCED
         if self.on_update is not None:
             self.on_update(sure)

@@ -36,11 +36,13 @@ class Replicas(NamedTuple):
         group: process group of more than one rank.
         part: of the part that `ParameterSource.value` gives; False: of the whole model parameter, `Piece.parameter`, also where only a
             part of it is this rank's to update.
+        late: the whole is there only when the next forward pass has gathered it; after the update it is not.
     """
 
     label: str
     group: Any
     part: bool = False
+    late: bool = False
 
 
 class ParameterSource(Protocol):

@@ -65,7 +65,8 @@ class PlainSource:
         of = {piece.parameter: piece for piece in self.pieces}
         self._ddp: dict[torch.Tensor, DistributedDataParallel] = {}
         for module in (m for model in models for m in model.modules() if isinstance(m, DistributedDataParallel)):
-            self._ddp.update(dict.fromkeys(module.parameters(), module))
+            left_out = getattr(module, "parameters_to_ignore", ())
+            self._ddp.update((parameter, module) for name, parameter in module.module.named_parameters() if name not in left_out)
         self._unsharded = UnshardedGradients(models, of)
 
     def _chosen(self, chunk: int, model: nn.Module) -> Iterator[tuple[str, torch.Tensor, int, dict[str, Any]]]:
@@ -230,7 +231,7 @@ class PlainSource:
             groups = self._optimizer.param_groups
             if groups:
                 watch.scalar("learning_rate", groups[0].get("lr"))
-        if not watch.active:
+        if not watch.awake:
             return None
         if self._touched:  # no backward pass of DDP was the last one: the training reduces by itself
             self._sync_is_last = False

@@ -25,6 +25,7 @@ from torch import nn
 from msprobe_engine.guard import Guard
 from msprobe_engine.log import get_logger, set_rank
 from msprobe_engine.monitor.hot import HotMonitor
+from msprobe_engine.pipeline import CLOSE_PATIENCE
 from msprobe_engine.records import Entry, Sample, TensorRef
 from msprobe_engine.session import Session
 from msprobe_engine.settings.load import load_settings
@@ -296,6 +297,7 @@ class TorchProbe:
                 self._watch.remove()
         if self._due:
             self.parameters.end_step(scalars or {}, again)
+        self.parameters.replicas.end_step(self.step)
         self.session.end_step(self.step, scalars, stacks, complete)
         self._due = False
 
@@ -369,10 +371,13 @@ class TorchProbe:
         self.parameters.remove()
         if self._attempts is not None:
             self._attempts.close()
+        with self.guard("closing"):
+            self.pipeline.advance(wait=True)
+            self.parameters.finish(CLOSE_PATIENCE)
         self.session.close()
         if self._ranks is not None:
             self._ranks.close()
-        self.parameters.exchanges.close()  # last frames may have waited for them
+        self.parameters.close()
 
 
 def _window_of(m: MonitorSettings | None) -> Window | None:
