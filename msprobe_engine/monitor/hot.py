@@ -124,7 +124,7 @@ class HotMonitor:
             return
         state = self._state()
         self._looks.append(self._clock() - begin)
-        if (shortest := min(self._looks)) > CHEAP_SECONDS:
+        if len(self._looks) == self._looks.maxlen and (shortest := min(self._looks)) > CHEAP_SECONDS:
             self._not_before = begin + COST * shortest
         if state is None or state == self._seen:  # editors put a new file in place of the old one: for a moment there is none
             return
