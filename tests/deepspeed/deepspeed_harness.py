@@ -27,6 +27,10 @@ deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True  # torc
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
+STRICT = True
+"""Faults of the probe raise; a rank may set it back for itself."""
+
+
 class Net(nn.Module):
     """Sizes that fit no partition: shards begin and end inside of parameters, the last partition is padded."""
 
@@ -92,7 +96,7 @@ def probe_of(monitor: MonitorSettings, sink: Frames) -> TorchProbe:
     """A probe that keeps its frames and writes nothing."""
     settings = ProbeSettings(
         output_dir="unused",
-        strict=True,
+        strict=STRICT,
         monitor=monitor,
         sinks=SinkSettings(csv=CsvSettings(enabled=False)),
         incident=IncidentSettings(enabled=False),

@@ -12,6 +12,8 @@ from forkpool import run_ranks
 
 from msprobe_engine import histograms
 from msprobe_engine.settings.schema import MonitorSettings
+from msprobe_integrations.deepspeed.source import DeepSpeedSource
+from msprobe_integrations.torch.parameter_watch import ParameterWatch
 
 EVERYTHING = MonitorSettings(
     activations=True,
@@ -68,6 +70,22 @@ def trained(stage: int, dtype: str, more: dict[str, Any], monitor: MonitorSettin
 def test_training_is_bitwise_the_same(stage: int, dtype: str, more: dict[str, Any]) -> None:
     """Losses, weights and random state are the same bits with everything watched as without the probe, and nothing raises."""
     assert run_ranks(2, trained, stage, dtype, more, None) == run_ranks(2, trained, stage, dtype, more, EVERYTHING)
+
+
+def broken(stage: int, part: str) -> tuple[list[float], dict[str, bytes], bytes]:
+    def planted(*_: Any, **__: Any) -> None:
+        raise ValueError("planted")
+
+    setattr(DeepSpeedSource if hasattr(DeepSpeedSource, part) else ParameterWatch, part, planted)
+    harness.STRICT = False
+    return trained(stage, "bf16", {}, EVERYTHING)
+
+
+@pytest.mark.framework
+@pytest.mark.parametrize(("stage", "part"), [(1, "_enter"), (3, "_around"), (2, "gradient"), (0, "after_step"), (3, "_local")])
+def test_faults_of_the_probe_stay_in_the_probe(stage: int, part: str) -> None:
+    """An exception in any of our parts leaves the training as it is without it."""
+    assert run_ranks(2, broken, stage, part) == run_ranks(2, trained, stage, "bf16", {}, None)
 
 
 def hooks_of(stage: int) -> tuple[list[str], list[str]]:

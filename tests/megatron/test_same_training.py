@@ -21,6 +21,9 @@ ALL = MonitorSettings(
     micro_batch_gradients=True,
     parameters=True,
     optimizer_states=True,
+    updates=True,
+    momentum_agreement=True,
+    histograms=("grad_reduced", "update"),
     digest=True,
 )
 CASES = (
