@@ -1,4 +1,4 @@
-"""All rules by name. The table of docs/monitor.md is made of this: ``python -m msprobe_engine.rules.document``."""
+"""All rules by name. The table of docs/alerts.md is made of this: ``python -m msprobe_engine.rules.document``."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ class Text(NamedTuple):
     """The words of one rule.
 
     Attributes:
-        fires: when the rule fires, one line; the table of docs/monitor.md is made of it.
+        fires: when the rule fires, one line; the table of docs/alerts.md is made of it.
         severity: what its alerts are unless the settings say otherwise.
         meaning: what an alert of it usually means.
         next: what to run or to look at next.

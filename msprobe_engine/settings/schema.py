@@ -271,7 +271,7 @@ class ProbeSettings:
     dump: DumpSettings | None = _rule(None, "dump directories while training; absent: none", section=DumpSettings)
     monitor: MonitorSettings | None = _rule(None, "always-on samples; absent: none", section=MonitorSettings)
     grad_probe: GradProbeSettings | None = _rule(None, "gradient probe of PrecisionDebugger; absent: none", section=GradProbeSettings)
-    rules: tuple[RuleSettings, ...] = _rule((), "alert rules, see monitor.md; [] with a monitor: nan_inf", items=RuleSettings)
+    rules: tuple[RuleSettings, ...] = _rule((), "alert rules, see alerts.md; [] with a monitor: nan_inf", items=RuleSettings)
     sinks: SinkSettings = field(default_factory=SinkSettings, metadata={"help": "where data goes", "section": SinkSettings})
     incident: IncidentSettings = field(
         default_factory=IncidentSettings, metadata={"help": "alert, then capture", "section": IncidentSettings}

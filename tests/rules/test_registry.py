@@ -17,7 +17,7 @@ from msprobe_engine.settings.load import load_settings
 from msprobe_engine.settings.schema import ProbeSettings, RuleSettings
 from msprobe_engine.testing import frame_of
 
-PAGE = Path(__file__).parents[2] / "docs" / "monitor.md"
+PAGE = Path(__file__).parents[2] / "docs" / "alerts.md"
 
 
 def build(*rules: RuleSettings) -> list[Rule]:
@@ -32,7 +32,7 @@ def test_names_are_the_same_everywhere() -> None:
 
 
 def test_page_is_up_to_date() -> None:
-    """docs/monitor.md holds the tables as the code has them: python -m msprobe_engine.rules.document docs/monitor.md."""
+    """docs/alerts.md holds the tables as the code has them: python -m msprobe_engine.rules.document docs/alerts.md."""
     text = PAGE.read_text(encoding="utf-8")
     assert page(text) == text
 
