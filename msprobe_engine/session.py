@@ -21,6 +21,7 @@ from msprobe_engine.rows import empty
 from msprobe_engine.rules.base import Alert
 from msprobe_engine.settings.schema import ProbeSettings, RuleSettings
 from msprobe_engine.sinks.base import Sink
+from msprobe_engine.sinks.memory import MemorySink
 from msprobe_engine.writer import Writer
 
 _log = get_logger()
@@ -138,6 +139,12 @@ class Session:
         for sink in self.writer.sinks:
             if monitor is not None and (follow := getattr(sink, "follow", None)) is not None:
                 self.writer.call(partial(follow, monitor), f"settings of sink {sink.name}")
+
+    @property
+    def frames(self) -> list[Frame]:
+        """What the memory sink has kept, oldest first; waits until the writer has handed everything on."""
+        self.writer.flush()
+        return [frame for sink in self.writer.sinks if isinstance(sink, MemorySink) for frame in sink.frames]
 
     def close(self) -> None:
         """Finish all steps and close every sink. Safe to call twice."""

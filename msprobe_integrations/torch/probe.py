@@ -26,7 +26,7 @@ from msprobe_engine.guard import Guard
 from msprobe_engine.log import get_logger, set_rank
 from msprobe_engine.monitor.hot import HotMonitor
 from msprobe_engine.pipeline import CLOSE_PATIENCE
-from msprobe_engine.records import Entry, Sample, TensorRef
+from msprobe_engine.records import Entry, Frame, Sample, TensorRef
 from msprobe_engine.session import Session
 from msprobe_engine.settings.load import load_settings
 from msprobe_engine.settings.schema import MonitorSettings, ProbeSettings
@@ -107,6 +107,11 @@ class TorchProbe:
     def monitor(self) -> MonitorSettings | None:
         """The monitor section, None when nothing is monitored."""
         return self.settings.monitor
+
+    @property
+    def frames(self) -> list[Frame]:
+        """One frame per step, oldest first, with ``sinks: {memory: true}``; empty without."""
+        return self.session.frames
 
     def count_micro_steps_again(self) -> None:
         """The step runs once more: its first pass of the model is micro batch 0 again."""

@@ -28,7 +28,6 @@ from msprobe_engine.settings import text
 from msprobe_engine.settings.load import load_settings, recognise
 from msprobe_engine.settings.schema import OPS, ProbeSettings
 from msprobe_engine.sinks.anomaly import AnomalySink
-from msprobe_engine.sinks.memory import MemorySink
 from msprobe_integrations.torch.duplicates import Duplicates
 from msprobe_integrations.torch.hot import hot_monitor
 from msprobe_integrations.torch.probe import TorchProbe
@@ -211,8 +210,7 @@ class TrainerMon:
     @property
     def frames(self) -> list[Frame]:
         """Everything that ``format: api`` has kept, one frame per step, oldest first; empty with another format."""
-        self._probe.session.writer.flush()
-        return [frame for sink in self._probe.session.writer.sinks if isinstance(sink, MemorySink) for frame in sink.frames]
+        return self._probe.frames
 
     @property
     def step(self) -> int:
