@@ -32,7 +32,7 @@ class MegatronCallback:
 
     def __init__(self, config: ProbeSettings | str | Path) -> None:
         settings = config if isinstance(config, ProbeSettings) else load_settings(config)
-        self.observer = TrainingObserver(settings)
+        self.observer = TrainingObserver(settings, file=None if isinstance(config, ProbeSettings) else config)
         observe(lambda: self.observer, whole_loop=False)
         self._step: Any = None
 

@@ -80,11 +80,12 @@ def prepare(config: str) -> None:
 
     settings = load_settings(config)
     patches.flag_value = config
+    file = os.path.abspath(config)  # the script may go elsewhere
 
     def make() -> TrainingObserver:
         from msprobe_integrations.megatron.observer import TrainingObserver
 
-        return TrainingObserver(settings)
+        return TrainingObserver(settings, file=file)
 
     patches.observe(make)
 

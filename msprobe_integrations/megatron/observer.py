@@ -10,6 +10,7 @@ import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,10 +31,14 @@ class TrainingObserver:
     Args:
         settings: the probe's settings; the probe itself is built when the model is there (the rank is known then).
         make_probe: builds the probe; for tests.
+        file: where the settings come from; followed with ``monitor.hot``.
     """
 
-    def __init__(self, settings: ProbeSettings, make_probe: Callable[[ProbeSettings], TorchProbe] = TorchProbe) -> None:
+    def __init__(
+        self, settings: ProbeSettings, make_probe: Callable[[ProbeSettings], TorchProbe] = TorchProbe, *, file: str | Path | None = None
+    ) -> None:
         self.settings = settings
+        self._file = file
         self.probe: TorchProbe | None = None
         self.step = 0
         """Number of the current or next step: optimizer steps from 0, skipped ones counted."""
@@ -62,6 +67,8 @@ class TrainingObserver:
             probe = self.probe
             if probe is None:
                 probe = self.probe = self._make_probe(self.settings)
+                if self._file is not None and self.settings.monitor is not None and self.settings.monitor.hot:
+                    probe.follow_file(self._file)
                 atexit.register(self.close)
             self._models, self._optimizer = chunks, optimizer
             probe.pipeline.rank_info.update(rank_info())

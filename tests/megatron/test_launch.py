@@ -7,6 +7,8 @@ import os
 import re
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +96,34 @@ def test_own_loop(tmp_path: Path) -> None:
     loss = scalars(tmp_path, 0, "loss")
     printed = {int(m[1]): float(m[2]) for m in (re.match(r"step (\d+) loss (\S+)", line) for line in lines) if m}
     assert {step: round(value, 5) for step, value in loss.items()} == pytest.approx(printed, abs=2e-5)
+
+
+@pytest.mark.framework
+def test_the_settings_file_is_followed(tmp_path: Path) -> None:
+    """With `monitor.hot` a family that is switched on in the file while the training runs is there from one step on, the same on both
+    ranks, with the rows of shards merged."""
+    file = config(tmp_path)
+    text = file.read_text().replace("parameters: true", "hot: true")
+    file.write_text(text)
+
+    def edit() -> None:
+        for _ in range(1000):
+            if list((tmp_path / "out" / "monitor").glob("*/grad_reduced_*.csv")):
+                file.write_text(text.replace("hot: true", "hot: true, parameters: true"))
+                return
+            time.sleep(0.1)
+
+    editor = threading.Thread(target=edit)
+    editor.start()
+    probed = launch(str(EXAMPLES / "train_gpt.py"), ["--steps", "12", "--distopt", "--pace", "0.3"], probe=file)
+    editor.join()
+    assert probed.returncode == 0, probed.stdout + probed.stderr
+    both = [rows(tmp_path, "param_updated", rank) for rank in (0, 1)]
+    steps = [sorted({int(row["step"]) for row in found}) for found in both]
+    assert steps[0] == steps[1] == list(range(steps[0][0], 12))
+    assert steps[0][0] > 0
+    assert {int(row["step"]) for row in rows(tmp_path, "grad_reduced", 0)} == set(range(12))
+    assert [row["norm"] for row in both[0]] == [row["norm"] for row in both[1]]
 
 
 SCRIPT = """
