@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from grad_training import build, collect, settings, table, update
 from safetensors.numpy import load_file
-from training import build, collect, settings, table, update
 
 from msprobe_engine.grad_probe import layout, signs
 from msprobe_integrations.torch.debugger import PrecisionDebugger

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from training import collect
+from grad_training import collect
 
 from msprobe import GradComparator
 from msprobe_engine import rows

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from training import table
+from grad_training import table
 
 from msprobe import GradComparator
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from forkpool import run_ranks
-from training import settings
+from grad_training import settings
 
 from msprobe_engine.grad_probe.read import RankFiles
 from msprobe_engine.grad_probe.signs import positive

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from grad_training import build, collect, settings, table, update
 from torch.optim import optimizer as torch_optimizer
-from training import build, collect, settings, table, update
 
 from msprobe_engine.errors import SettingsError, UsageError
 from msprobe_engine.grad_probe.background import Background

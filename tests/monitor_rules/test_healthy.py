@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from rule_trainings import WIDTH, WORDS, Gpt, Mixture, train
 from torch import nn
-from training import WIDTH, WORDS, Gpt, Mixture, train
 
 STEPS = 300
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from training import Gpt, Step, train
+from rule_trainings import Gpt, Step, train
 
 from msprobe_engine.cli.main import main
 from msprobe_engine.rules.bands import load_bands

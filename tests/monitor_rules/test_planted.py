@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from training import EVERYTHING, Gpt, Mixture, Recorder, Step, train
+from rule_trainings import EVERYTHING, Gpt, Mixture, Recorder, Step, train
 
 from msprobe_engine.settings.schema import MonitorSettings, RuleSettings
 

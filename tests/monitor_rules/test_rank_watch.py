@@ -7,8 +7,8 @@ import tempfile
 from pathlib import Path
 
 import torch
+from rule_trainings import Recorder, settings
 from torch import nn
-from training import Recorder, settings
 
 from msprobe_engine.settings.schema import MonitorSettings, RuleSettings
 

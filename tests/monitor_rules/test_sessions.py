@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 import torch
+from rule_trainings import Gpt, Recorder, Step, settings, train
 from torch import nn
-from training import Gpt, Recorder, Step, settings, train
 
 from msprobe_engine.settings.schema import MonitorSettings, RuleSettings
 from msprobe_integrations.torch.probe import TorchProbe
