@@ -1,9 +1,10 @@
-"""What an output directory holds, found by looking at names and sizes: dumps by step and rank, incidents, tables, event files."""
+"""What an output directory holds, by names and sizes: dumps by step and rank, incidents, monitor files, tables, event files."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,10 +14,21 @@ from msprobe_engine.dump import layout, packedfiles
 from msprobe_engine.dump.summary import size
 from msprobe_engine.errors import UsageError
 from msprobe_engine.log import one_line
+from msprobe_engine.monitor.listing import Listing, list_monitor
+from msprobe_engine.monitor.places import rank_directory
 
 _JSON = (layout.DUMP, layout.DEBUG, layout.STACK, layout.CONSTRUCT, layout.SHAPES, layout.NOT_SAVED)
 _MAX_DEPTH = 6
 _LARGEST = 256 << 20
+_RANK = re.compile(r"rank_?\d+", re.ASCII)
+_KINDS = {
+    ".jsonl": "JSON lines",
+    ".trend.db": "trend data base",
+    "anomaly.json": "alerts in the existing format",
+    "anomaly_analyse.json": "order of the alerts",
+    "report.html": "report",
+}
+"""How the name of a file ends to what it is; in a directory of a rank it counts for the one above."""
 
 
 @dataclass(frozen=True)
@@ -56,20 +68,27 @@ class Overview:
     tables: dict[str, int] = field(default_factory=dict)
     """Directory to number of CSV files."""
     events: list[str] = field(default_factory=list)
-    """Directories with TensorBoard event files."""
+    """Directories for ``tensorboard --logdir``."""
+    monitors: dict[str, Listing] = field(default_factory=dict)
+    """Monitor directory to what is in it."""
+    others: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+    """Kind and directory (or file, where it is a single one) to number of files and bytes."""
 
     def text(self) -> str:
         """For the console."""
         lines = [str(self.root)]
         for place, steps in sorted(self.dumps.items()):
             total = sum(rank.nbytes for ranks in steps.values() for rank in ranks)
-            name = "dump" if place == "." else f"dump {place}"
-            lines.append(f"{name}: {_count(len(steps), 'step')}, {size(total)}")
+            lines.append(f"{_named('dump', place)}: {_count(len(steps), 'step')}, {size(total)}")
             lines += [f"  step {step}: {', '.join(map(_rank_text, ranks))}" for step, ranks in sorted(steps.items())]
         if self.incidents:
             lines.append(f"incidents: {len(self.incidents)}")
             lines += [f"  {place}{_incident_text(content)}" for place, content in self.incidents]
+        lines += [f"{_named('monitor', place)}: {_monitor_text(found)}" for place, found in sorted(self.monitors.items())]
         lines += [f"tables {place}: {_count(n, 'CSV file')}" for place, n in sorted(self.tables.items())]
+        lines += [
+            f"{kind} {place}: {_count(n, 'file') + ', ' if n > 1 else ''}{size(b)}" for (kind, place), (n, b) in sorted(self.others.items())
+        ]
         lines += [f"TensorBoard {place}: tensorboard --logdir {self.root / place}" for place in sorted(self.events)]
         shown = lines if len(lines) > 1 else [f"{self.root}: nothing that msprobe writes was found here"]
         return "\n".join(one_line(line) for line in shown)
@@ -83,7 +102,9 @@ class Overview:
                 for place, steps in sorted(self.dumps.items())
             },
             "incidents": [{"path": place, "incident": content} for place, content in self.incidents],
+            "monitors": {place: found.to_json() for place, found in sorted(self.monitors.items())},
             "tables": dict(sorted(self.tables.items())),
+            "others": [{"kind": kind, "path": place, "files": n, "bytes": b} for (kind, place), (n, b) in sorted(self.others.items())],
             "events": sorted(self.events),
         }
 
@@ -109,12 +130,46 @@ def look(root: Path) -> Overview:
             _step(here, directories, place, out)
             directories.clear()
             continue
+        if any(rank_directory(here / name) is not None for name in directories) and (found := list_monitor(here)) is not None:
+            out.monitors[place] = found
+            directories[:] = [name for name in directories if rank_directory(here / name) is None]
+        if "incident.json" not in files:
+            _others(here, place, files, out)
         tables = sum(name.endswith(".csv") for name in files)
         if tables:
             out.tables[place] = tables
         if any(name.startswith("events.out.tfevents") for name in files):
-            out.events.append(place)
+            runs = _above_ranks(place)
+            out.events += [runs] if runs not in out.events else []
     return out
+
+
+def _others(here: Path, place: str, files: list[str], out: Overview) -> None:
+    by_kind: dict[str, list[str]] = {}
+    for name in sorted(files):
+        for ending, kind in _KINDS.items():
+            if name.endswith(ending):
+                by_kind.setdefault(kind, []).append(name)
+                break
+    for kind, names in by_kind.items():
+        above = _above_ranks(place)
+        key = above if above != place or len(names) > 1 else names[0] if place == "." else f"{place}/{names[0]}"
+        n, nbytes = out.others.get((kind, key), (0, 0))
+        out.others[kind, key] = (n + len(names), nbytes + sum(_bytes(here / name) for name in names))
+
+
+def _above_ranks(place: str) -> str:
+    """The directory that holds those of the ranks, `place` itself where it is in none."""
+    parts = Path(place).parts
+    at = next((i for i, part in enumerate(parts) if _RANK.fullmatch(part)), len(parts))
+    return Path(*parts[:at]).as_posix()
+
+
+def _bytes(path: Path) -> int:
+    try:
+        return path.stat(follow_symlinks=False).st_size
+    except OSError:  # gone meanwhile: the run still writes
+        return 0
 
 
 def _step(here: Path, directories: list[str], place: str, out: Overview) -> None:
@@ -179,6 +234,19 @@ def _rank_text(rank: RankDump) -> str:
     marks += [f"{rank.not_saved} NOT SAVED"] * bool(rank.not_saved) + ["INCOMPLETE"] * rank.incomplete
     marks += ["no dump.json"] * (not rank.incomplete and not {layout.DUMP, layout.DEBUG} & set(rank.files))
     return rank.name + (f" ({', '.join(marks)})" if marks else "")
+
+
+def _named(what: str, place: str) -> str:
+    return what if place == "." else f"{what} {place}"
+
+
+def _monitor_text(found: Listing) -> str:
+    ranks = _count(len(found.ranks), "rank") + (f" in {found.directories} directories" if found.directories > len(found.ranks) else "")
+    steps = (
+        "" if found.first is None else f", step {found.first}" if found.first == found.last else f", steps {found.first} to {found.last}"
+    )
+    alerts = f"; {_count(found.alerts, 'alert')}" * bool(found.alerts)
+    return f"{ranks}{steps}: {', '.join(found.families) or 'no tables'} ({_count(found.files, 'file')}, {size(found.nbytes)}){alerts}"
 
 
 def _rank_json(rank: RankDump) -> dict[str, Any]:

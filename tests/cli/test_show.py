@@ -123,3 +123,54 @@ def test_odd_files_do_not_stop_the_listing(tmp_path: Path) -> None:
     found = look(tmp_path).dumps["."][3][0]
     assert (found.tensors, found.tensor_bytes) == (2, 1)
     assert found.files == ("dump.json", "stack.json", "construct.json")
+
+
+def monitored(root: Path, rank: int, steps: range, alerts: int = 0, *, numbers: bool = True) -> None:
+    """The files of one rank of a monitored run, as the CSV sink names them."""
+    here = root / "monitor" / f"Nov21_10-00-0{rank}-rank{rank}-0123abcd"
+    here.mkdir(parents=True)
+    (here / "run.json").write_text("{}")
+    (here / "grad_reduced_0-99.csv").write_text("vpp_stage,name,step,norm\n")
+    if numbers:
+        (here / "scalars_0-99.csv").write_text("step,name,value\n" + "".join(f"{step},loss,1.5\n" for step in steps))
+    if alerts:
+        (here / "alerts.jsonl").write_text("{}\n" * alerts)
+
+
+def test_a_monitored_run(tmp_path: Path) -> None:
+    """All ranks of a monitor are one line: steps that are there (not those of the file names), families, files, alerts. Other sinks and
+    what was made of the run afterwards have a line each; ranks of TensorBoard are one directory."""
+    monitored(tmp_path, 0, range(3, 41), alerts=2)
+    monitored(tmp_path, 1, range(3, 42))
+    for rank in range(2):
+        (tmp_path / f"tensorboard/rank{rank}").mkdir(parents=True)
+        (tmp_path / f"tensorboard/rank{rank}/events.out.tfevents.1.host").write_text("")
+        (tmp_path / "jsonl").mkdir(exist_ok=True)
+        (tmp_path / f"jsonl/rank{rank}.jsonl").write_text("{}\n")
+        (tmp_path / f"anomaly_detected/rank{rank}").mkdir(parents=True)
+        (tmp_path / f"anomaly_detected/rank{rank}/anomaly.json").write_text("{}")
+    (tmp_path / "report.html").write_text("<html>")
+    (tmp_path / "rank0.trend.db").write_text("")
+    lines = look(tmp_path).text().splitlines()
+    assert lines[1].startswith("monitor monitor: 2 ranks, steps 3 to 41: grad_reduced (7 files, ")
+    assert lines[1].endswith("); 2 alerts")
+    assert lines[2:] == [
+        "JSON lines jsonl: 2 files, 6 B",
+        "alerts in the existing format anomaly_detected: 2 files, 4 B",
+        "report report.html: 6 B",
+        "trend data base rank0.trend.db: 0 B",
+        f"TensorBoard tensorboard: tensorboard --logdir {tmp_path}/tensorboard",
+    ]
+    found = look(tmp_path / "monitor").to_json()["monitors"]["."]
+    assert (found["ranks"], found["steps"], found["alerts"]) == ([0, 1], [3, 41], 2)
+
+
+def test_a_monitor_without_numbers_of_the_steps(tmp_path: Path) -> None:
+    """The existing tool's directories have no such file: steps are those of the tables, else of their names. Damage hides nothing."""
+    monitored(tmp_path, 0, range(0), numbers=False)
+    assert "monitor monitor: 1 rank, step 0: grad_reduced" in look(tmp_path).text()
+    here = next((tmp_path / "monitor").iterdir())
+    (here / "grad_reduced_0-99.csv").write_text("vpp_stage,name,step,norm\n" + "".join(f'0,"a,b",{step},1.0\n' for step in range(4, 31)))
+    assert "monitor monitor: 1 rank, steps 4 to 30: grad_reduced" in look(tmp_path).text()
+    (here / "scalars_0-99.csv").write_bytes(b"step,name\n\xff\xfe,\n" + b"9" * 5000)
+    assert "monitor monitor: 1 rank, step 0: grad_reduced" in look(tmp_path).text()
