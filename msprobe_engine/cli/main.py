@@ -31,9 +31,9 @@ COMMANDS = {
     "data2db": Command("data2db", "put monitor files or dumps into a trend data base (SQLite)"),
     "estimate": Command("estimate", "say what a dump will cost in disk and time, before it is made"),
     "grad_probe": Command("grad_probe", "compare the gradient directions of two runs (compare)"),
-    "monitor": Command("monitor", "work with what the monitor has written (analyze)"),
+    "monitor": Command("monitor", "work with what the monitor has written (analyze, report, learn, csv2tb)"),
     "nan_analyze": Command("nan_analyze", "find the operator where the first NaN or Inf was born, over all ranks of a step"),
-    "show": Command("show", "list what an output directory holds: dumps, steps, ranks, incidents, files"),
+    "show": Command("show", "list what an output directory holds: dumps, monitor files, incidents, reports"),
 }
 GROUPS = ("grad_probe", "monitor")
 """Commands that have sub-commands: the table ``COMMANDS`` of their file."""
@@ -45,13 +45,14 @@ examples:
   msprobe check-config probe.yaml
   msprobe show msprobe_output
   msprobe nan_analyze -i msprobe_output/dump/step12
+  msprobe monitor report msprobe_output
   msprobe estimate out/dump --task tensor --steps 10
   msprobe nan_analyze --help"""
 
 EXIT_CODES = """\
 exit codes:
   0    done
-  1    done, and something was found (nan_analyze, monitor analyze, grad_probe compare) or does not fit (estimate)
+  1    done, and something was found (nan_analyze, monitor analyze, monitor learn --check, grad_probe compare) or does not fit (estimate)
   2    wrong usage, settings or input; the message says what to do
   3    a bug in this tool; please report it with the output of --debug
   130  interrupted"""

@@ -1,4 +1,4 @@
-"""What the monitor has written, afterwards. Each sub-command is a file of its own, imported when it is asked for."""
+"""Work with what the monitor of a run has written: CSV, JSON lines or a trend data base, ours or the existing tool's."""
 
 from __future__ import annotations
 

@@ -36,9 +36,11 @@ def run(args: argparse.Namespace) -> int:
     total = sum(len(opened.families(rank)) for rank in opened.ranks)
     with bar("reading", total) as advance:
         data = write_report(opened, page, advance)
-    print(f"{page}: {len(data['ranks'])} ranks, steps {data['first']} to {data['last']}, {len(data['pictures'])} pictures")
+    print(
+        f"{page}: {_count(len(data['ranks']), 'rank')}, steps {data['first']} to {data['last']}, {_count(len(data['pictures']), 'picture')}"
+    )
     for rule, count in sorted(data["rules"].items()):
-        print(f"  {count} alerts of rule {rule}")
+        print(f"  {_count(count, 'alert')} of rule {rule}")
     for w in data["worst"][:5]:
         bad = (
             f"NaN or Inf at step {w['first_bad']}"
@@ -49,3 +51,7 @@ def run(args: argparse.Namespace) -> int:
     for what, count in data["problems"].items():
         print(f"  not read: {what} ({count})")
     return 0
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}{'' if n == 1 else 's'}"

@@ -288,7 +288,8 @@ def _scalars(scalars: Mapping[int, Mapping[str, Series]], starts: npt.NDArray[np
             if name in named:
                 line = np.full(len(starts), -np.inf)
                 where = np.searchsorted(starts, named[name].steps, "right") - 1
-                np.maximum.at(line, where, named[name].values)
+                with np.errstate(invalid="ignore"):  # NaN stays NaN
+                    np.maximum.at(line, where, named[name].values)
                 curves[rank] = line
                 bad |= {int(i) for i in where[~np.isfinite(named[name].values)]}
         out.append({"name": name, "lines": _lines(curves), "bad": sorted(bad)})
@@ -337,7 +338,8 @@ def _worst(found: Collected, alerts: Iterable[Mapping[str, Any]]) -> list[dict[s
                 "alerts": named[name],
             })  # fmt: skip
     out.sort(key=lambda w: (w["first_bad"] is None, w["first_bad"] or 0, -w["alerts"], -max(w["jump"], w["rank_factor"] or 1e300)))
-    return out[:WORST]
+    once = {(w["layer"], w["family"]): w for w in reversed(out)}  # norm and counts of NaN say the same twice: the first in the order stays
+    return [w for w in out if once[w["layer"], w["family"]] is w][:WORST]
 
 
 def _alert(alert: Mapping[str, Any]) -> dict[str, Any]:

@@ -44,7 +44,7 @@ Environment:
 | --- | --- |
 | `MSPROBE_CONFIG` | the settings file, where none is named in the code or on the command line |
 | `MSPROBE_LOG_LEVEL` | 0 debug, 1 info, 2 warning, 3 error, 4 nothing; wins over `log_level` |
-| `MONITOR_OUTPUT_DIR` | directory of the CSV files, where `sinks.csv.path` is empty; root of everything with a `monitor_config.json` (else `./monitor_output`) |
+| `MONITOR_OUTPUT_DIR` | where CSV files go if `sinks.csv.path` is empty; with a `monitor_config.json` all files (else `./monitor_output`) |
 | `DYNAMIC_MONITOR` | `True`: a `monitor_config.json` is followed while the training runs (`monitor.hot` of `probe.yaml`) |
 
 Relative directories are relative to the working directory of the run. In a list with ranges, `"3-6"` means 3, 4, 5 and 6.

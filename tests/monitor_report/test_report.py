@@ -124,7 +124,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     """The page is written beside the run with mode 0640, and a summary is printed; a directory without a run is an error."""
     write(tmp_path, 0, {s: {"layers.0.w": [1.0 + 9 * (s == 2)]} for s in range(4)}, alerts={2: [alert(2)]})
     assert main(["monitor", "report", str(tmp_path)]) == 0
-    assert "1 alerts of rule nan_inf" in capsys.readouterr().out
+    assert "1 alert of rule nan_inf" in capsys.readouterr().out
     assert (tmp_path / "report.html").stat().st_mode & 0o777 == 0o640
     (tmp_path / "empty").mkdir()
     assert main(["monitor", "report", str(tmp_path / "empty")]) == 2
