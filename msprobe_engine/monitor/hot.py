@@ -75,7 +75,7 @@ class HotMonitor:
         self.path = Path(path)
         self._kind, self._rank, self._world, self._notifier, self._clock = kind, rank, world_size, notifier, clock
         self._settings = settings
-        self._wanted = Change(_NEXT, first) if first is not None else None
+        self._wanted: deque[Change] = deque([Change(_NEXT, first)] if first is not None else ())
         self._seen: tuple[int, int] | None = self._state()
         self._not_before = float("-inf")
         self._looks: deque[float] = deque(maxlen=8)
@@ -83,28 +83,38 @@ class HotMonitor:
 
     def end_step(self, step: int) -> ProbeSettings | None:
         """The step is over: the settings that hold from the next one on, None when they stay."""
-        monitor = self._settings.monitor
-        if monitor is not None and monitor.enabled and self._window.wanted(step, None):
-            self._window.take()
-            if self._window.over(step + 1):
-                return self._over()
-        if self._rank == 0:
-            self._look(step)
         if self._notifier is not None and self._world > 1:
             for event in self._notifier.poll():
                 if event.get("kind") == KIND and self._rank != 0:
                     self._receive(event)
-        if self._wanted is None or step + 1 < self._wanted.step:
+        monitor = self._settings.monitor
+        over = False
+        if monitor is not None and monitor.enabled and self._window.wanted(step, None):
+            self._window.take()
+            over = self._window.over(step + 1)
+        change = self._due(step + 1)
+        if change is None and over:
+            return self._over()
+        if self._rank == 0:
+            self._look(step)
+            change = self._due(step + 1) or change
+        if change is None:
             return None
-        if step + 1 > self._wanted.step != _NEXT and self._world > 1:
-            log.warning(f"the changed settings hold from step {step + 1} here, not from {self._wanted.step}: their announcement came late")
-        change, self._wanted = self._wanted, None
         self._settings = change.settings
         self._window = _window(change.settings)
         on = change.settings.monitor is not None and change.settings.monitor.enabled
         if self._rank == 0:
             log.info(f"{self.path} has changed: the monitor is {'on' if on else 'off'} from step {step + 1} on")
         return change.settings
+
+    def _due(self, step: int) -> Change | None:
+        """The last of the changes that hold from this step on. Every one of them holds, if only for a step, or the ranks would differ."""
+        change = None
+        while self._wanted and self._wanted[0].step <= step:
+            change = self._wanted.popleft()
+        if change is not None and step > change.step != _NEXT and self._world > 1:
+            log.warning(f"the changed settings hold from step {step} here, not from {change.step}: their announcement came late")
+        return change
 
     def close(self) -> None:
         """End the thread of the notifier."""
@@ -139,17 +149,18 @@ class HotMonitor:
             return
         for line in remarks:
             log.warn_once(f"settings: {line}", line)
-        if settings == (self._wanted.settings if self._wanted is not None else self._settings):
+        if settings == (self._wanted[-1].settings if self._wanted else self._settings):
             return
         several = self._world > 1 and self._notifier is not None
-        self._wanted = Change(step + (AHEAD if several else 1), settings)
+        change = Change(step + (AHEAD if several else 1), settings)
+        self._wanted.append(change)
         if several and self._notifier is not None:
-            self._notifier.announce({"kind": KIND, "step": self._wanted.step, "text": raw.decode("utf-8", "replace")})
+            self._notifier.announce({"kind": KIND, "step": change.step, "text": raw.decode("utf-8", "replace")})
 
     def _receive(self, event: Mapping[str, Any]) -> None:
         try:
             settings, _ = self._parse(str(event["text"]).encode())
-            self._wanted = Change(int(event["step"]), settings)
+            self._wanted.append(Change(int(event["step"]), settings))
         except (ProbeError, KeyError, ValueError, TypeError) as error:
             log.warning(f"settings that rank 0 sent cannot be used here, those before stay: {error}")
 

@@ -26,13 +26,16 @@ class Exchanges:
     def __init__(self) -> None:
         self.watched: Sequence[int] = ()
         self.wanted = True
+        self._at_once = False
         self._made: dict[tuple[int, ...], RowExchange | None] = {}
         self._said: set[tuple[int, ...]] = set()
 
     def follow(self, monitor: MonitorSettings) -> None:
         """These settings hold from now on."""
         self.watched = monitor.rank
-        self.wanted = monitor.enabled and any(getattr(monitor, family) for family in _SHARDED)
+        # with `hot` they are made at the start, where all ranks are: a later change may reach one rank a step after the others
+        self.wanted = monitor.hot or (monitor.enabled and any(getattr(monitor, family) for family in _SHARDED))
+        self._at_once = monitor.hot
 
     def of(self, ranks: Sequence[int]) -> RowExchange | None:
         """The exchange of these global ranks. A collective call of theirs the first time; None (said once) when there can be none.
@@ -42,6 +45,8 @@ class Exchanges:
         key = tuple(ranks)
         if not self.wanted:
             return None
+        if self._at_once and key not in self._made:
+            self._made[key] = self._make(key)
         if self.watched and not set(key).issubset(self.watched):
             if key not in self._said:
                 self._said.add(key)

@@ -6,35 +6,51 @@ costs the others a message and the merge, nothing else: nobody waits for an exch
 
 Why two ways: gathering moves n * k rows and needs no agreement on the meaning of words; four all-reduces move 2 * k. Small
 groups gather (one message round), large ones reduce. Both give the same rows.
+
+Why first an agreement: gloo ends the process when messages of different lengths meet, and ranks may disagree about what a step holds
+(settings that changed one step later on one of them, a rank that is paused). So rows travel only after a small message of fixed length has
+said that all ranks have the same ones waiting. What they do not all have stays local, and the next steps are merged again.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import time
+from collections import deque
 from collections.abc import MutableMapping, Sequence
-from datetime import timedelta
+from itertools import islice
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
 from msprobe_engine import rows as _rows
 from msprobe_engine.errors import UsageError
+from msprobe_engine.log import get_logger
 from msprobe_engine.rows import Rows
-from msprobe_integrations.torch.collectives import own_groups
+from msprobe_integrations.torch.own_group import OwnGroup
 
 GATHER_LIMIT = 1 << 20
 """Bytes (all ranks together) up to which rows are gathered; above, they are all-reduced."""
 PATIENCE = 60.0
-"""Seconds after which an exchange counts as failed."""
+"""Seconds that a frame waits for the rows of other ranks, and ranks for each other when an exchange is made."""
+LONGEST = 1800.0
+"""Seconds after which the transport gives up. A rank that writes a checkpoint for minutes is no fault."""
+LIMIT = 64
+"""Steps that may wait for the other ranks; more mean that a rank has left."""
+SLOTS = 8
+"""Steps that one agreement is about."""
 
 _COUNTS = (_rows.COUNT, _rows.NANS, _rows.POS_INF, _rows.NEG_INF, _rows.ZEROS, _rows.DIGEST, _rows.BELOW)
 _SUMS = (_rows.SUM, _rows.SUMSQ, _rows.SUM3, _rows.SUM4)
 _FLAGS = (_rows.HAS_DIGEST, _rows.HAS_INTEGERS, _rows.WRITTEN, _rows.HAS_MOMENTS, _rows.HAS_BELOW, _rows.HAS_EPS)
 """Those that a merged row may have: checksums do not merge."""
+_NOTHING = np.iinfo(np.int64).min
+_FAR = 1 << 62
+Words = npt.NDArray[np.int64]
+_log = get_logger()
 
 
 class MergeFailed(UsageError):
@@ -65,9 +81,11 @@ class RowExchange:
         self._limit = gather_limit
         self._patience = patience
         self.failed: str = ""
-        made: Any = dist.new_group(self.ranks, timeout=timedelta(seconds=patience), backend="gloo", use_local_synchronization=True)
-        self._group: Any = made
-        own_groups.add(made.group_name)
+        self._queue: deque[RowMerge] = deque()
+        self._flight: _Agreement | _Rows | None = None
+        self._since = 0.0
+        self._said = self.told = False
+        self._own = OwnGroup(self.ranks, patience, LONGEST)
 
     def merge(self, step: int, names: Sequence[str], places: Sequence[int], extras: Sequence[MutableMapping[str, Any]] = ()) -> RowMerge:
         """An edit for `Pipeline.edit_rows`: the rows at `places` are replaced by their merge over the group.
@@ -78,22 +96,126 @@ class RowExchange:
             places: row index of each name in this step's buffer.
             extras: the samples' `extra`; ``scope`` becomes ``shard`` in each when the merge fails.
         """
-        return RowMerge(self, [f"step {step}", *names], places, extras)
+        return RowMerge(self, step, names, places, extras)
 
     def close(self) -> None:
-        """Take the group apart. A gloo group that lives until the interpreter exits may abort the process there."""
-        group, self._group = self._group, None
-        self.failed = self.failed or "closed"
-        if group is not None and dist.is_initialized():
-            own_groups.discard(group.group_name)
-            with contextlib.suppress(Exception):  # gone with the training's own groups
-                dist.destroy_process_group(group)
+        """Take the group apart."""
+        self.told = True
+        self.fail("closed")
+        self._own.close()
 
     def begin(self, identity: int, rows: Rows) -> _Exchange:
-        """Start one exchange; returns at once."""
+        """Start one exchange, of as many rows on every rank; returns at once."""
         if (len(rows) + 1) * _rows.WORDS * 8 * self.size <= self._limit:
-            return _Gather(self._group, self.size, identity, rows)
-        return _Reduce(self._group, identity, rows)
+            return _Gather(self._own.group, self.size, identity, rows)
+        return _Reduce(self._own.group, identity, rows)
+
+    def submit(self, merge: RowMerge) -> None:
+        """Take `merge` into the line; returns at once and never raises."""
+        if not self.failed:
+            self._queue.append(merge)
+            self.advance()
+            if len(self._queue) > LIMIT:
+                self.fail(f"ranks {self.ranks} did not all send their rows in {LIMIT} steps: is the probe off on one of them?")
+
+    def advance(self) -> None:
+        """Go on with what has arrived; never waits and never raises. Every rank sees the same results and so does the same exchanges in
+        the same order."""
+        try:
+            while not self.failed:
+                if self._flight is None:
+                    if not self._queue:
+                        return
+                    self._flight = _Agreement(self._own.group, list(islice(self._queue, SLOTS)))
+                    self._since = time.monotonic()
+                elif not self._flight.done():
+                    return
+                elif isinstance(self._flight, _Rows):
+                    self._flight.share()
+                    self._flight = None
+                else:
+                    self._flight = self._agreed(*self._flight.result())
+                    self._since = time.monotonic()
+        except Exception as error:
+            self.fail(str(error) or type(error).__name__)
+
+    @property
+    def stalled(self) -> bool:
+        """True when the other ranks have been silent for longer than `patience`."""
+        return self._flight is not None and time.monotonic() > self._since + self._patience
+
+    def fail(self, why: str) -> None:
+        """Nothing is merged any more."""
+        self.failed = self.failed or why
+        self._queue.clear()
+        self._flight = None
+
+    def say_apart(self, why: str) -> None:
+        """Say once that rows of some steps are not merged."""
+        if not self._said:
+            self._said = True
+            _log.warning(
+                "statistics of sharded tensors stay those of this rank's shard (marked scope: shard) where ranks %s do not all have the "
+                "same rows: %s; said once",
+                self.ranks,
+                why,
+            )
+
+    def _agreed(self, low: Words, high: Words) -> _Rows | None:
+        same = (low == high).all(1) & (low[:, 1] != _NOTHING)
+        count = len(same) if same.all() else int(np.argmin(same))
+        if count:
+            return _Rows(self, [self._queue.popleft() for _ in range(count)])
+        newest = int(high[0, 0])
+        if low[0, 0] == newest:
+            self._queue.popleft().apart = "the same step holds different things; monitor settings have to be the same on all ranks"
+        while self._queue and self._queue[0].number < newest:
+            self._queue.popleft().apart = "some ranks have no rows of this step; the probe has to be driven alike on all of them"
+        return None
+
+
+class _Agreement:
+    """Which of the steps in the line do all ranks have? For each slot the smallest and the largest number of a step and its contents."""
+
+    def __init__(self, group: Any, merges: Sequence[RowMerge]) -> None:
+        words = np.full((SLOTS, 2), _NOTHING, np.int64)
+        for i, merge in enumerate(merges):
+            words[i] = merge.number, merge.identity
+        self._words = torch.from_numpy(np.stack([words, ~words]))
+        self._work = dist.all_reduce(self._words, op=dist.ReduceOp.MIN, group=group, async_op=True)
+
+    def done(self) -> bool:
+        return bool(self._work.is_completed())
+
+    def result(self) -> tuple[Words, Words]:
+        """Smallest and largest of all ranks, each [SLOTS, (step, contents)]. Raises what the transport raised."""
+        self._work.wait()
+        words = self._words.numpy()
+        return words[0], ~words[1]
+
+
+class _Rows:
+    """Rows of steps that all ranks have, on their way."""
+
+    def __init__(self, exchange: RowExchange, merges: Sequence[RowMerge]) -> None:
+        self._merges = merges
+        identity = _identity([str(merge.identity) for merge in merges])
+        self._exchange = exchange.begin(identity, np.concatenate([merge.mine for merge in merges]))
+
+    def done(self) -> bool:
+        return self._exchange.done()
+
+    def share(self) -> None:
+        """Give every merge its rows. Raises what the transport raised."""
+        merged = self._exchange.finish()
+        at = 0
+        for merge in self._merges:
+            merge.merged = merged[at : at + len(merge.mine)]
+            at += len(merge.mine)
+
+
+def _identity(texts: Sequence[str]) -> int:
+    return int.from_bytes(hashlib.blake2b("\0".join(texts).encode("utf-8", "backslashreplace"), digest_size=7).digest(), "big")
 
 
 class _Exchange:
@@ -182,31 +304,38 @@ class RowMerge:
     host, `ready` at every step boundary, then the call itself."""
 
     def __init__(
-        self, exchange: RowExchange, names: Sequence[str], places: Sequence[int], extras: Sequence[MutableMapping[str, Any]]
+        self,
+        exchange: RowExchange,
+        step: int,
+        names: Sequence[str],
+        places: Sequence[int],
+        extras: Sequence[MutableMapping[str, Any]],
     ) -> None:
         self._exchange = exchange
         self._places = np.asarray(places, np.int64)
         self._extras = extras
-        self._identity = int.from_bytes(hashlib.blake2b("\0".join(names).encode(), digest_size=7).digest(), "big")
-        self._under_way: _Exchange | None = None
-        self._error: Exception | None = None
         self._deadline = 0.0
+        self.number = max(-_FAR, min(_FAR, step))
+        self.identity = _identity([f"step {step}", *names])
+        self.mine: Rows = _rows.empty(0)
+        """This rank's rows."""
+        self.merged: Rows | None = None
+        """Those of all ranks, once they are there."""
+        self.apart = ""
+        """Why there will be none."""
 
     def start(self, rows: Rows) -> None:
         """Send this rank's rows; returns at once and never raises."""
         self._deadline = time.monotonic() + self._exchange._patience
-        if self._exchange.failed:
-            return
-        try:
-            self._under_way = self._exchange.begin(self._identity, np.ascontiguousarray(rows[self._places]))
-        except Exception as error:
-            self._error = error
+        self.mine = np.ascontiguousarray(rows[self._places])
+        self._exchange.submit(self)
 
     def ready(self) -> bool:
         """True when the call will not wait."""
-        if self._under_way is None or self._exchange.failed:
-            return True
-        return self._under_way.done() or time.monotonic() > self._deadline
+        exchange = self._exchange
+        exchange.advance()
+        over = self.merged is not None or self.apart or exchange.failed
+        return bool(over) or exchange.stalled or time.monotonic() > self._deadline
 
     def wait(self, seconds: float) -> None:
         """Wait until ready, at most so long; for the end of the run."""
@@ -215,24 +344,20 @@ class RowMerge:
             time.sleep(0.001)
 
     def __call__(self, rows: Rows) -> None:
-        """Put the merged rows in place.
+        """Put the merged rows in place. Where there are none the samples say so, and it is logged once.
 
         Raises:
-            MergeFailed: for the first step that could not be merged; later ones stay local without a word.
+            MergeFailed: once, when nothing can be merged any more.
         """
-        quiet = bool(self._exchange.failed)
-        try:
-            if self._error is not None:
-                raise self._error
-            if self._under_way is None or not self._under_way.done():
-                raise MergeFailed(
-                    f"ranks {self._exchange.ranks} did not all send their rows in {self._exchange._patience:.0f} s: "
-                    "is the probe off on one of them?"
-                )
-            rows[self._places] = self._under_way.finish()
-        except Exception as error:
-            for extra in self._extras:
-                extra["scope"] = "shard"
-            self._exchange.failed = str(error) or type(error).__name__
+        exchange = self._exchange
+        if self.merged is not None:
+            rows[self._places] = self.merged
+            return
+        for extra in self._extras:
+            extra["scope"] = "shard"
+        if exchange.failed:
+            quiet, exchange.told = exchange.told, True
             if not quiet:
-                raise MergeFailed(f"statistics of sharded tensors stay those of this rank's shard: {self._exchange.failed}") from error
+                raise MergeFailed(f"statistics of sharded tensors stay those of this rank's shard: {exchange.failed}")
+        else:
+            exchange.say_apart(self.apart or f"not all of them sent theirs in {exchange._patience:.0f} s, is the probe off on one of them?")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import time
+
 import numpy as np
 import pytest
 import torch.distributed as dist
@@ -105,37 +108,112 @@ def test_words_that_only_some_rows_have(kind: str) -> None:
         assert histograms.counts(rows, 3, "log2").tolist() == histograms.count_values(whole, "log2").tolist()
 
 
+def _heard() -> list[str]:
+    """Warnings of the probe from now on."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("msprobe").addHandler(handler)
+    return said
+
+
+def _apart(limit: int) -> tuple[dict[int, str], list[str]]:
+    rank = dist.get_rank()
+    said = _heard()
+    exchange = RowExchange(None, gather_limit=limit)
+    scopes: dict[int, str] = {}
+    edits = []
+    # rank 0 has no step 5; of step 3 and 7 the ranks have different contents
+    for step in (1, 3, 4, 5, 6, 7, 8):
+        extra = {"scope": "whole"}
+        names = ["a", "b", "c"][: 1 + 2 * rank if step == 3 else 2]
+        names[0] = f"a{rank}" if step == 7 else "a"
+        rows = R.empty(len(names))
+        if step == 5 and rank == 0:
+            scopes[5] = "shard"
+            continue
+        edit = exchange.merge(step, names, range(len(names)), [extra])
+        edit.start(rows)
+        edits.append((step, edit, rows, extra))
+    for step, edit, rows, extra in edits:
+        edit.wait(10)
+        edit(rows)
+        scopes[step] = extra["scope"]
+    dist.barrier()
+    exchange.close()
+    return dict(sorted(scopes.items())), said
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_of_different_steps_are_not_mixed(kind: str) -> None:
-    """Ranks that send rows of different steps get an error that says so, and their samples are marked as shards."""
-    limit = 1 << 30 if kind == "gather" else 0
-    for _, error, extra in run_ranks(2, merged, limit, np.ones(10, np.float32), [5], [1, 2], 30.0):
-        assert "different rows or steps" in error
-        assert extra["scope"] == "shard"
+    """What not all ranks have (another step, or other contents or another number of rows of the same step) stays local and is marked as
+    a shard; said once. The steps that all have are merged, those after it too."""
+    for found, said in run_ranks(2, _apart, 1 << 30 if kind == "gather" else 0):
+        assert found == {1: "whole", 3: "shard", 4: "whole", 5: "shard", 6: "whole", 7: "shard", 8: "whole"}
+        assert len(said) == 1
+        assert "do not all have the same rows" in said[0]
 
 
-def _one_sided() -> str:
+def _one_sided() -> list[str]:
     exchange = RowExchange(None, patience=1.0)
-    error = ""
+    said = _heard()
     if dist.get_rank() == 0:
-        edit = exchange.merge(0, ["a"], [0])
-        rows = R.empty(1)
-        edit.start(rows)
-        edit.wait(3)
-        try:
+        for step in range(3):
+            edit = exchange.merge(step, ["a"], [0])
+            rows = R.empty(1)
+            edit.start(rows)
+            edit.wait(3)
+            assert edit.ready()
             edit(rows)
-        except MergeFailed as e:
-            error = str(e)
-        later = exchange.merge(1, ["a"], [0])
-        later.start(rows)
-        assert later.ready()
-        later(rows)
-    return error
+        errors = []
+        for step in range(3, 70):
+            edit = exchange.merge(step, ["a"], [0])
+            edit.start(rows)
+            try:
+                edit(rows)
+            except MergeFailed as error:
+                errors.append(str(error))
+        assert len(errors) == 1
+        assert "in 64 steps" in errors[0]
+    return said
 
 
 def test_a_rank_that_is_off_costs_a_message_and_no_hang() -> None:
-    """When a rank of the group does not send, the others say so once after the patience and go on with their own rows."""
-    assert run_ranks(2, _one_sided, timeout=20)[0]
+    """When a rank of the group does not send, the others say so once after the patience and go on with their own rows, without a wait
+    from then on; after many steps they give it up."""
+    said, _ = run_ranks(2, _one_sided, timeout=20)
+    assert len(said) == 1
+    assert "is the probe off" in said[0]
+
+
+def _late() -> list[str]:
+    rank = dist.get_rank()
+    exchange = RowExchange(None, patience=30 if rank else 0.2)
+    extras: list[dict] = [{"scope": "whole"} for _ in range(3)]
+    edits = [exchange.merge(step, ["a"], [0], [extra]) for step, extra in enumerate(extras)]
+    rows = R.empty(1)
+    for step, edit in enumerate(edits):
+        if step == 1 and rank:
+            time.sleep(1)
+        edit.start(rows)
+        if step == 1 and rank == 0:
+            edit.wait(5)
+            edit(rows)
+            exchange._patience = 30
+        if step == 1:
+            dist.barrier()
+    for step, edit in enumerate(edits):
+        if step != 1 or rank:
+            edit.wait(10)
+            edit(rows)
+    return [extra["scope"] for extra in extras]
+
+
+def test_a_rank_that_comes_late_is_waited_for_again() -> None:
+    """One that is away for longer than the patience (it writes a checkpoint) costs the others the merge of that step, no later one."""
+    first, second = run_ranks(2, _late, timeout=20)
+    assert first == ["whole", "shard", "whole"]
+    assert second == ["whole", "whole", "whole"]
 
 
 @settings(max_examples=30, deadline=None)

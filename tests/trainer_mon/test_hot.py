@@ -146,6 +146,38 @@ def test_all_ranks_change_at_one_step(tmp_path: Path) -> None:
         hot.close()
 
 
+def test_changes_at_every_step_hold_on_all_ranks_alike(tmp_path: Path) -> None:
+    """A file that changes faster than a change travels: every rank takes the same settings at the same steps, none is left out."""
+    path = tmp_path / "probe.yaml"
+    write(path, "monitor: {hot: true}\n")
+    wire = Wire()
+    ranks = [follower(path, rank=r, world_size=2, notifier=wire.end()) for r in range(2)]
+    seen: list[dict[int, int]] = [{}, {}]
+    for step in range(6):
+        write(path, f"monitor: {{hot: true, interval: {step + 2}}}\n")
+        for rank, hot in enumerate(ranks):
+            changed = hot.end_step(step)
+            if changed is not None and changed.monitor is not None:
+                seen[rank][step + 1] = changed.monitor.interval
+    assert seen[0] == seen[1] == {2: 2, 3: 3, 4: 4, 5: 5, 6: 6}
+
+
+def test_a_change_at_the_end_of_the_collection_comes_at_its_step(tmp_path: Path) -> None:
+    """A change that was announced for the step after the last of the collection holds from that step on, on all ranks."""
+    path = tmp_path / "probe.yaml"
+    write(path, "monitor: {hot: true, collect_times: 3}\n")
+    wire = Wire()
+    ranks = [follower(path, rank=r, world_size=2, notifier=wire.end()) for r in range(2)]
+    for step in range(3):
+        if step == 1:
+            write(path, "monitor: {hot: true, collect_times: 30}\n")
+        changes = [hot.end_step(step) for hot in ranks]
+        if step < 2:
+            assert changes == [None, None]
+    assert [change is not None and change.monitor is not None and change.monitor.collect_times for change in changes] == [30, 30]
+    assert [change is not None and change.monitor is not None and change.monitor.enabled for change in changes] == [True, True]
+
+
 def test_what_others_send_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An announcement that makes no sense changes nothing and raises nothing; one of another kind is not looked at."""
     path = tmp_path / "probe.yaml"
