@@ -34,7 +34,7 @@ def tables() -> str:
         text = TEXTS[name]
         args = ", ".join(f"`{f.name}` ({_default(f.default)})" for f in dataclasses.fields(info.args) if f.name not in _COMMON)
         lines.append(f"| `{name}` | {text.fires} | {args} | {text.severity} | {'yes' if info.recommended else ''} |")
-    lines += ["", "| rule | what it usually means | what to run next |", "| --- | --- | --- |"]
+    lines += ["", "## What they mean", "", "| rule | what it usually means | what to run next |", "| --- | --- | --- |"]
     lines += [f"| `{name}` | {TEXTS[name].meaning} | {TEXTS[name].next} |" for name in RULES if name not in ("condition", "learned")]
     return "\n".join(lines) + "\n"
 
