@@ -100,7 +100,7 @@ class ReplicaMismatchRule(LastingRule[ReplicaMismatchArgs]):
             if not state[2] and state[0] >= self.args.patience:
                 state[2] = 1
                 begun.append(mismatch)
-        over: list[tuple[str, int]] = []
+        over: list[tuple[Key, int]] = []
         for key, state in list(self._running.items()):
             if key in now or key[0] not in kinds or (compared is not None and key not in compared):
                 continue
@@ -108,17 +108,17 @@ class ReplicaMismatchRule(LastingRule[ReplicaMismatchArgs]):
             if not state[2] or state[1] >= self.args.recovery:
                 del self._running[key]
                 if state[2]:
-                    over.append((key[2], state[0]))
+                    over.append((key, state[0]))
         alerts = [self._alert(step, rank, mismatch) for mismatch in begun[: self.args.max_alerts]]
         if len(begun) > len(alerts):
             rest = len(begun) - len(alerts)
             last = alerts[-1]
             alerts[-1] = Alert(**{**vars(last), "message": f"{last.message} (and {rest} more)", "extra": {**last.extra, "more": rest}})
         if over:
-            name, checks = over[0]
+            (kind, _, name, _), checks = over[0]
             rest_words = f" (and {len(over) - 1} more)" if len(over) > 1 else ""
             message = f"{self.name}: {name}{rest_words}, rank {rank} step {step}: over, after {checks} checks"
-            alerts.append(Alert(self.name, "warning", "param", name, step, rank, float(checks), "", message, extra={"over": True}))
+            alerts.append(Alert(self.name, "warning", kind, name, step, rank, float(checks), "", message, extra={"over": True}))
         return alerts
 
     def _alert(self, step: int, rank: int, m: Mismatch) -> Alert:

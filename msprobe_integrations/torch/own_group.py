@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -36,10 +37,21 @@ class OwnGroup:
             if change is not None:
                 change(timedelta(seconds=timeout), made)
 
-    def close(self) -> None:
-        """Take the group apart. A gloo group that lives until the interpreter exits may abort the process there."""
+    def close(self, under_way: list[Any] | None = None) -> None:
+        """Take the group apart. A gloo group that lives until the interpreter exits may abort the process there.
+
+        Args:
+            under_way: the only references to exchanges that have not ended; taken over. Gloo waits for them, as long as the time
+                limit says, when the last reference goes: that happens on a thread of its own then.
+        """
         group, self.group = self.group, None
-        if group is not None and dist.is_initialized():
-            own_groups.discard(group.group_name)
+        if group is None:
+            return
+        own_groups.discard(group.group_name)
+        if dist.is_initialized():
             with contextlib.suppress(Exception):  # gone with the training's own groups
                 dist.destroy_process_group(group)
+        if under_way:
+            under_way.append(group)
+            del group
+            threading.Thread(target=under_way.clear, name="msprobe-group", daemon=True).start()

@@ -95,6 +95,7 @@ class Channel:
         self._patience = patience
         self._waiting: deque[_Check] = deque()
         self._round: _Round | None = None
+        self._left: list[_Round] = []
         self._own = OwnGroup(self.ranks, meeting, patience)
         mine = fingerprint(*contents)
         both = torch.tensor([mine, ~mine], dtype=torch.int64, device="cpu")
@@ -144,14 +145,17 @@ class Channel:
             self._fail(str(error) or type(error).__name__)
 
     def close(self) -> None:
-        """Take the group apart."""
+        """Take the group apart; does not wait for ranks that do not answer."""
         self._fail("closed")
-        self._own.close()
+        left, self._left = self._left, []
+        self._own.close(left)
 
     def _fail(self, why: str) -> None:
         self.failed = self.failed or why
         self._waiting.clear()
-        self._round = None
+        if self._round is not None:
+            self._left.append(self._round)
+            self._round = None
 
 
 class _Round:

@@ -262,6 +262,7 @@ class ReplicaCheck:
         if not channel.leader or not (differences or rule.running):
             return
         found = [_mismatch(channel.ranks, group.takes[d.place], group.labels[d.place], d) for d in differences]
+        found.sort(key=lambda m: m.kind != GRAD)  # what came first is said first
         compared = {
             (take.kind, take.piece.vpp_stage, take.piece.name, label)
             for take, label, there in zip(group.takes, group.labels, taken.tolist())

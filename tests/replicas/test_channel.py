@@ -1,0 +1,141 @@
+"""Comparing numbers among ranks: who has what, who is not there, and nobody waits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+from forkpool import run_ranks
+
+from msprobe_engine.errors import UsageError
+from msprobe_integrations.torch import replica_channel
+from msprobe_integrations.torch.replica_channel import Channel, Difference
+
+Check = dict[int, tuple[list[int], list[bool]]]
+Answer = list[tuple[int, list[int] | None, list[bool] | None]]
+
+
+def plain(differences: Sequence[Difference]) -> Answer:
+    return [
+        (d.place, None if d.digests is None else d.digests.tolist(), None if d.known is None else d.known.tolist()) for d in differences
+    ]
+
+
+def settle(channel: Channel, seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not channel.idle and time.monotonic() < end:
+        channel.poll()
+        time.sleep(0.001)
+
+
+def compare(*checks: Check, apart: bool = False) -> tuple[list[Answer], str]:
+    """Answers of this rank, in order; a check is rank to (numbers, which are known)."""
+    rank, size = dist.get_rank(), len(checks[0][0][0])
+    channel = Channel(range(dist.get_world_size()), [f"tensor {i}" for i in range(size)])
+    answers: list[Answer] = []
+    for step, check in enumerate(checks):
+        numbers, known = check[rank]
+        channel.submit(step + apart * rank, np.array(numbers, np.int64), np.array(known), lambda found: answers.append(plain(found)))
+    settle(channel)
+    failed = channel.failed
+    channel.close()
+    return answers, failed
+
+
+def everywhere(*numbers: list[int]) -> Check:
+    return {rank: (mine, [True] * len(mine)) for rank, mine in enumerate(numbers)}
+
+
+HIGH, LOW = (1 << 63) - 1, -(1 << 63)
+
+
+def test_the_lowest_rank_learns_who_has_what() -> None:
+    """Equal numbers are no difference, the smallest neither; of others the lowest rank gets everybody's, the rest their places."""
+    differ, equal = everywhere([5, 7, LOW], [5, 8, LOW], [5, 7, LOW]), everywhere(*[[1, 2, 0]] * 3)
+    first = run_ranks(3, compare, differ, equal)
+    assert first[0] == ([[(1, [7, 8, 7], [True] * 3)], []], "")
+    assert first[1] == first[2] == ([[(1, None, None)], []], "")
+
+
+def test_extremes() -> None:
+    """A difference between the smallest and the largest number, and one in the sign only, are differences."""
+    ranks = run_ranks(2, compare, everywhere([LOW, -1, HIGH - 1], [HIGH - 1, 1, HIGH - 1]))
+    assert [place for place, *_ in ranks[0][0][0]] == [0, 1]
+
+
+def test_what_is_not_known_is_not_compared() -> None:
+    """Numbers that a rank does not know are left out; known by one rank alone, or by nobody, they are no difference."""
+    check = {
+        0: ([1, 1, 1, 9], [True, True, False, False]),
+        1: ([2, 1, 2, 8], [False, True, False, True]),
+        2: ([3, 2, 3, 7], [True, False, True, False]),
+    }
+    assert run_ranks(3, compare, check)[0][0] == [[(0, [1, 2, 3], [True, False, True])]]
+
+
+def test_of_many_differences_some_are_asked_for() -> None:
+    """Of 100 tensors that differ the numbers of the first 64 are gathered; all 100 are told."""
+    answer = run_ranks(2, compare, everywhere([1] * 100, [2] * 100))[0][0][0]
+    assert [place for place, *_ in answer] == list(range(100))
+    assert [digests is not None for _, digests, _ in answer] == [True] * 64 + [False] * 36
+
+
+def test_different_steps_are_no_result() -> None:
+    """Ranks whose steps differ say so and compare nothing."""
+    for answers, failed in run_ranks(2, partial(compare, apart=True), everywhere([1], [1])):
+        assert answers == []
+        assert failed == "ranks [0, 1] compare different steps; the probe has to be driven alike on all of them"
+
+
+def absent() -> tuple[float, str, bool]:
+    channel = Channel([0, 1], ["a"], patience=1.0)
+    begin = time.monotonic()
+    if dist.get_rank() == 0:
+        for step in range(3):
+            channel.submit(step, np.array([1]), np.array([True]), lambda _: None)
+            channel.poll()
+    took = time.monotonic() - begin
+    settle(channel)
+    dist.barrier()
+    failed, idle = channel.failed, channel.idle
+    channel.close()
+    return took, failed, idle
+
+
+def test_a_rank_that_does_not_answer() -> None:
+    """The others do not wait for it; after the patience they say that they compare nothing any more."""
+    (took, failed, idle), _ = run_ranks(2, absent)
+    assert took < 0.5
+    assert failed
+    assert idle
+
+
+def crowd() -> str:
+    channel = Channel([0, 1], ["a"])
+    if dist.get_rank() == 0:
+        for step in range(replica_channel.LIMIT + 2):
+            channel.submit(step, np.array([1]), np.array([True]), lambda _: None)
+    failed = channel.failed
+    dist.barrier()
+    channel.close()
+    return failed
+
+
+def test_checks_do_not_pile_up() -> None:
+    """A rank that is alone gives up after some checks."""
+    assert "did not all answer in 16 checks" in run_ranks(2, crowd)[0]
+
+
+def unlike() -> str:
+    with pytest.raises(UsageError) as caught:
+        Channel([0, 1], ["a"] if dist.get_rank() else ["a", "b"])
+    return str(caught.value)
+
+
+def test_ranks_with_different_parameters_find_out_at_once() -> None:
+    """Contents are compared before anything else; the message says what has to be the same."""
+    assert all("do not hold copies of the same parameters" in text for text in run_ranks(2, unlike))
