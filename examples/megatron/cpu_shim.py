@@ -160,6 +160,7 @@ def _patch_megatron(torch: Any) -> None:
     rng._set_cuda_rng_state = lambda state, device=-1, graph_safe=False: torch.default_generator.set_state(state)
     rng._get_cuda_rng_state = lambda device="cuda", clone=False, graph_safe=False: torch.default_generator.get_state()
     logging.getLogger("megatron.core.tensor_parallel.random").setLevel(logging.ERROR)
+    _norm_of_sequences()
     moe_utils.__dict__.setdefault("te_general_gemm", None)  # 0.14 to 0.16 ask for the name without TransformerEngine having set it
     if hasattr(dispatcher, "maybe_move_tensor_to_cpu"):  # turns split sizes into numpy only when they are on a GPU
 
@@ -174,3 +175,22 @@ def _patch_megatron(torch: Any) -> None:
     quantize = getattr(fp8, "_quantize_param_shard_impl", None)
     if quantize is not None:  # 0.12 calls it without any FP8 parameter, and it raises without TransformerEngine
         fp8._quantize_param_shard_impl = lambda params, *args, **kwargs: quantize(params, *args, **kwargs) if len(params) else None
+
+
+def _norm_of_sequences() -> None:
+    """Torch's norm refuses sequence parallelism only because it does not mark its parameters, as Megatron's fused norm does."""
+    from megatron.core.transformer.torch_norm import WrappedTorchNorm
+
+    make = WrappedTorchNorm.__new__
+
+    def marked(cls: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
+        divided, config.sequence_parallel = config.sequence_parallel, False
+        try:
+            norm = make(cls, config, *args, **kwargs)
+        finally:
+            config.sequence_parallel = divided
+        for parameter in norm.parameters():
+            parameter.sequence_parallel = divided
+        return norm
+
+    WrappedTorchNorm.__new__ = marked

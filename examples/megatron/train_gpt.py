@@ -59,6 +59,7 @@ SWITCHES = {
     "overlap-param": "overlap parameter gathering with the forward pass",
     "bf16": "bfloat16 weights",
     "fp16": "float16 weights with loss scaling",
+    "sp": "sequence parallelism (with tp)",
     "untie": "separate output weights",
     "quiet": "print nothing per step",
 }
@@ -118,6 +119,7 @@ def build(a: argparse.Namespace) -> tuple[Any, list[Any], Any]:
         pipeline_model_parallel_size=a.pp,
         virtual_pipeline_model_parallel_size=a.vpp or None,
         expert_model_parallel_size=a.ep,
+        sequence_parallel=a.sp,
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=a.bf16,
