@@ -18,7 +18,8 @@ def blocks(page: str, language: str, under: str = "") -> list[str]:
     text = (ROOT / page).read_text(encoding="utf-8")
     if under:
         begin = text.index(under) + len(under)
-        end = re.compile(r"^(#|\*\*)", re.MULTILINE).search(text, begin)
+        prose = re.sub(r"^```.*?^```", lambda code: " " * len(code[0]), text, flags=re.DOTALL | re.MULTILINE)
+        end = re.compile(r"^(#|\*\*)", re.MULTILINE).search(prose, begin)
         text = text[begin : end.start() if end else None]
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
