@@ -8,18 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forkpool import run_ranks
+from megatron_harness import run_gpt
 
-pytest.importorskip("megatron.core")
-ROOT = Path(__file__).parents[2]
-for place in (ROOT / "tests" / "megatron", ROOT / "tests" / "frameworks"):
-    if str(place) not in sys.path:
-        sys.path.insert(0, str(place))
+from msprobe.pytorch import TrainerMon
 
-from forkpool import run_ranks  # noqa: E402
-from megatron_harness import run_gpt  # noqa: E402
-from monitored import config, directory_of, steps_of, tables  # noqa: E402
-
-from msprobe.pytorch import TrainerMon  # noqa: E402
+sys.path.insert(0, str(Path(__file__).parents[1] / "trainer_mon"))
+from monitored import config, directory_of, steps_of, tables
 
 pytestmark = pytest.mark.framework
 KEYS: dict[str, Any] = {
