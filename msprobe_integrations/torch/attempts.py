@@ -12,9 +12,7 @@ deterministic body leaves the training as if it had run once.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +25,7 @@ from msprobe_engine.incident.event import Event
 from msprobe_engine.log import get_logger
 from msprobe_engine.records import Frame, Sample
 from msprobe_engine.rules.base import Alert
-from msprobe_integrations.torch.collectives import own_groups
+from msprobe_integrations.torch.own_group import OwnGroup
 from msprobe_integrations.torch.recorder import no_torch_function
 from msprobe_integrations.torch.second_pass import SecondPass, seen_so_far
 
@@ -37,8 +35,8 @@ if TYPE_CHECKING:
 _log = get_logger()
 _PART = "attempts"
 _RANKS = 1 << 31
-PATIENCE = timedelta(minutes=30)
-"""After so long without an answer of every rank, steps run once from then on: torch's own limit for gloo."""
+PATIENCE = 1800.0
+"""After so many seconds without an answer of every rank, steps run once from then on: torch's own limit for gloo."""
 
 
 class Attempts:
@@ -52,7 +50,7 @@ class Attempts:
     def __init__(self, probe: TorchProbe, models: list[nn.Module]) -> None:
         self._probe = probe
         self._judge = Judge(probe.settings)
-        self._group: Any = None
+        self._group: OwnGroup | None = None
         self._parameters = [
             (chunk, name.removeprefix("module."), parameter)
             for chunk, model in enumerate(models)
@@ -62,18 +60,13 @@ class Attempts:
         self.alone = not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1)
         if not self.alone:
             with no_torch_function():
-                self._group = dist.new_group(
-                    list(range(dist.get_world_size())), timeout=PATIENCE, backend="gloo", use_local_synchronization=True
-                )
-            own_groups.add(self._group.group_name)
+                self._group = OwnGroup(range(dist.get_world_size()), PATIENCE)
 
     def close(self) -> None:
         """Take the group apart."""
         group, self._group = self._group, None
-        if group is not None and dist.is_initialized():
-            own_groups.discard(group.group_name)
-            with contextlib.suppress(Exception):  # gone with the training's own groups
-                dist.destroy_process_group(group)
+        if group is not None:
+            group.close()
 
     def run(self, reset: Callable[[], Any] | None) -> Iterator[int]:
         """The numbers of the attempts, 0 and perhaps 1; see `TorchProbe.attempts`."""
@@ -149,7 +142,7 @@ class Attempts:
             return vote if self.alone else 0
         tensor = torch.tensor([vote], dtype=torch.int64, device="cpu")
         try:
-            dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group)
+            self._group.all_reduce(tensor, dist.ReduceOp.MAX).wait()
         except Exception:
             self.close()  # a rank is gone, or does not take part: no agreement any more
             raise

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from msprobe_integrations.torch.collective_handles import Handles
-from msprobe_integrations.torch.collective_work import Open, Operation, flat, own_groups
+from msprobe_integrations.torch.collective_work import Open, Operation, flat
 from msprobe_integrations.torch.distributed_calls import OF_OBJECTS, distributed_call, visible
 
 if TYPE_CHECKING:
@@ -153,11 +153,9 @@ class Kernels:
         at_out: int | None,
         recorded: bool,
     ) -> Operation | None:
-        """What is about to run; None when it is the probe's own. Without `recorded` only what it writes to."""
+        """What is about to run; None when nobody knows its group. Without `recorded` only what it writes to."""
         try:
             group = dist.ProcessGroup.unbox(args[at_group])
-            if group.group_name in own_groups:
-                return None
         except Exception:
             return None
         outputs = flat(args[at_out]) if at_out is not None else []
@@ -196,22 +194,21 @@ class Kernels:
             begun: list[tuple[CollectiveObserver, Open]] = []
             if not self._inside.now and (observers := [o for o in self._observers if o.on()]):
                 group = args[-1] if "group_name" not in kwargs else kwargs["group_name"]
-                if str(group) not in own_groups:
 
-                    def tags() -> dict[str, Any]:
-                        ranks = _named(group)
-                        found: dict[str, Any] = {"group_ranks": ranks, "async": True}
-                        for key, value in zip(arguments, args):
-                            if key == "reduce_op":
-                                found["reduce"] = str(value)
-                            elif key in ("src", "dst") and isinstance(value, int):
-                                found["peer" if receives or sends else "root"] = value
-                        return found
+                def tags() -> dict[str, Any]:
+                    ranks = _named(group)
+                    found: dict[str, Any] = {"group_ranks": ranks, "async": True}
+                    for key, value in zip(arguments, args):
+                        if key == "reduce_op":
+                            found["reduce"] = str(value)
+                        elif key in ("src", "dst") and isinstance(value, int):
+                            found["peer" if receives or sends else "root"] = value
+                    return found
 
-                    with _no_torch_function():
-                        inputs = [] if receives else flat(args[0])
-                        operation = Operation(name, None, False, inputs, [] if sends else None, tags, visible(sys._getframe()))
-                        begun = _start(observers, operation)
+                with _no_torch_function():
+                    inputs = [] if receives else flat(args[0])
+                    operation = Operation(name, None, False, inputs, [] if sends else None, tags, visible(sys._getframe()))
+                    begun = _start(observers, operation)
             result = self._call(op, keys, args, kwargs, begun)
             for observer, open_ in begun:
                 observer.returns(open_, flat(result))

@@ -13,9 +13,6 @@ import torch
 from msprobe_engine.records import TensorRef
 from msprobe_integrations.torch.distributed_calls import DistributedCall
 
-own_groups: set[str] = set()
-"""Names of process groups of the probe itself; their collectives are left out."""
-
 
 def flat(value: Any) -> list[torch.Tensor]:
     """The tensors of nested lists, in order."""

@@ -32,12 +32,12 @@ import torch
 from msprobe_engine.diagnose.facts import WRITE_ONLY, normal_op
 from msprobe_engine.records import Entry, Opaque, TensorRef
 from msprobe_integrations.torch.collective_kernels import kernels
-from msprobe_integrations.torch.collective_work import Open, Operation, Waiting, identity, own_groups, storage
+from msprobe_integrations.torch.collective_work import Open, Operation, Waiting, identity, storage
 from msprobe_integrations.torch.describe import describe
 from msprobe_integrations.torch.distributed_calls import DistributedCall
 from msprobe_integrations.torch.structure import convert
 
-__all__ = ["LOST", "CollectiveObserver", "own_groups"]
+__all__ = ["LOST", "CollectiveObserver"]
 
 LOST = "outputs of collectives, not complete when the step ended"
 _BATCH = "batch_isend_irecv"

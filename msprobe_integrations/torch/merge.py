@@ -83,6 +83,7 @@ class RowExchange:
         self.failed: str = ""
         self._queue: deque[RowMerge] = deque()
         self._flight: _Agreement | _Rows | None = None
+        self._left: list[Any] = []
         self._since = 0.0
         self._said = self.told = False
         self._own = OwnGroup(self.ranks, patience, LONGEST)
@@ -98,17 +99,25 @@ class RowExchange:
         """
         return RowMerge(self, step, names, places, extras)
 
-    def close(self) -> None:
-        """Take the group apart."""
+    def close(self, under_way: list[Any] | None = None) -> None:
+        """Take the group apart; does not wait for ranks that do not answer.
+
+        Args:
+            under_way: the only references to exchanges of `begin` that have not ended; taken over.
+        """
         self.told = True
         self.fail("closed")
-        self._own.close()
+        left, self._left = self._left, []
+        if under_way:
+            left += under_way
+            under_way.clear()
+        self._own.close(left)
 
     def begin(self, identity: int, rows: Rows) -> _Exchange:
         """Start one exchange, of as many rows on every rank; returns at once."""
         if (len(rows) + 1) * _rows.WORDS * 8 * self.size <= self._limit:
-            return _Gather(self._own.group, self.size, identity, rows)
-        return _Reduce(self._own.group, identity, rows)
+            return _Gather(self._own, self.size, identity, rows)
+        return _Reduce(self._own, identity, rows)
 
     def submit(self, merge: RowMerge) -> None:
         """Take `merge` into the line; returns at once and never raises."""
@@ -126,7 +135,7 @@ class RowExchange:
                 if self._flight is None:
                     if not self._queue:
                         return
-                    self._flight = _Agreement(self._own.group, list(islice(self._queue, SLOTS)))
+                    self._flight = _Agreement(self._own, list(islice(self._queue, SLOTS)))
                     self._since = time.monotonic()
                 elif not self._flight.done():
                     return
@@ -148,7 +157,9 @@ class RowExchange:
         """Nothing is merged any more."""
         self.failed = self.failed or why
         self._queue.clear()
-        self._flight = None
+        if self._flight is not None:
+            self._left.append(self._flight)
+            self._flight = None
 
     def say_apart(self, why: str) -> None:
         """Say once that rows of some steps are not merged."""
@@ -177,12 +188,12 @@ class RowExchange:
 class _Agreement:
     """Which of the steps in the line do all ranks have? For each slot the smallest and the largest number of a step and its contents."""
 
-    def __init__(self, group: Any, merges: Sequence[RowMerge]) -> None:
+    def __init__(self, group: OwnGroup, merges: Sequence[RowMerge]) -> None:
         words = np.full((SLOTS, 2), _NOTHING, np.int64)
         for i, merge in enumerate(merges):
             words[i] = merge.number, merge.identity
         self._words = torch.from_numpy(np.stack([words, ~words]))
-        self._work = dist.all_reduce(self._words, op=dist.ReduceOp.MIN, group=group, async_op=True)
+        self._work = group.all_reduce(self._words, dist.ReduceOp.MIN)
 
     def done(self) -> bool:
         return bool(self._work.is_completed())
@@ -237,14 +248,14 @@ class _Exchange:
 
 
 class _Gather(_Exchange):
-    def __init__(self, group: Any, size: int, identity: int, rows: Rows) -> None:
+    def __init__(self, group: OwnGroup, size: int, identity: int, rows: Rows) -> None:
         mine = np.zeros((len(rows) + 1, _rows.WORDS), np.float64)
         mine[1:] = rows
         _rows.as_int64(mine)[0, 0] = identity
         self._identity = identity
         self._mine = torch.from_numpy(mine.view(np.int64))
         self._all = [torch.empty_like(self._mine) for _ in range(size)]
-        self.works = [dist.all_gather(self._all, self._mine, group=group, async_op=True)]
+        self.works = [group.all_gather(self._all, self._mine)]
 
     def _result(self) -> Rows:
         parts = [part.numpy() for part in self._all]
@@ -260,7 +271,7 @@ class _Reduce(_Exchange):
     """COUNT..DIGEST and BELOW add up as int64 (the digest modulo 2**64, which is what int64 addition does), the sums as float64, the
     bounds are minima (of the negative, or the complement, for maxima), and a flag holds if it holds on all non-empty shards."""
 
-    def __init__(self, group: Any, identity: int, rows: Rows) -> None:
+    def __init__(self, group: OwnGroup, identity: int, rows: Rows) -> None:
         ints = _rows.as_int64(rows)
         flags = np.where(ints[:, _rows.COUNT] == 0, sum(_FLAGS), ints[:, _rows.FLAGS])
         low = np.stack([ints[:, _rows.IMIN], ~ints[:, _rows.IMAX], *(flags & bit for bit in _FLAGS)], 1)
@@ -272,7 +283,7 @@ class _Reduce(_Exchange):
         self._bounds = torch.from_numpy(np.stack([rows[:, _rows.MIN], -rows[:, _rows.MAX]], 1))
         self._low = torch.from_numpy(np.concatenate([head, low]))
         self.works = [
-            dist.all_reduce(tensor, op=op, group=group, async_op=True)
+            group.all_reduce(tensor, op)
             for tensor, op in (
                 (self._low, dist.ReduceOp.MIN),
                 (self._add, dist.ReduceOp.SUM),

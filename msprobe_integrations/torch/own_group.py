@@ -1,41 +1,75 @@
-"""A gloo group of the probe's own: no communicator of the training is used, and no random number is drawn."""
+"""A gloo group of the probe's own, which nobody else knows: no communicator of the training is used and no random number is drawn.
+
+Why not `torch.distributed.new_group`: it names a group of some ranks after how many groups a rank is in. Ranks that are in different
+numbers of groups (the stages of a pipeline are) would wait for each other in vain, in our groups and, counting ours, in the
+training's.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
-from msprobe_integrations.torch.collectives import own_groups
+_c10d: Any = distributed_c10d  # what is used is there under its name since torch 1.13, exported or not
+_made: dict[tuple[Any, tuple[int, ...]], int] = {}
+_open: set[OwnGroup] = set()
+"""A group that nobody closes lives on: its end would break off what is under way on the other ranks."""
 
 
 class OwnGroup:
-    """Building it is a collective call of its ranks. The monitor of collectives leaves it out.
+    """Building it is a collective call of its ranks. Each kind of exchange returns its work at once.
 
     Args:
-        ranks: global ranks.
+        ranks: global ranks, the same list on all of them, this one among it.
         patience: seconds that ranks wait for each other while it is built.
         timeout: seconds until an exchange over it counts as failed; 0: as `patience`.
 
     Attributes:
-        group: for `torch.distributed`; None once it is closed.
+        place: of this rank among `ranks`.
 
     Raises:
         RuntimeError: gloo is missing, or a rank did not come in time.
     """
 
     def __init__(self, ranks: Sequence[int], patience: float, timeout: float = 0.0) -> None:
-        made: Any = dist.new_group(list(ranks), timeout=timedelta(seconds=patience), backend="gloo", use_local_synchronization=True)
-        self.group: Any = made
-        own_groups.add(made.group_name)
-        if timeout:
-            change = getattr(dist.distributed_c10d, "_set_pg_timeout", None)  # torch 2.1 and earlier have none: `patience` holds
-            if change is not None:
-                change(timedelta(seconds=timeout), made)
+        if not dist.is_gloo_available():
+            raise RuntimeError("this torch has no gloo: ranks cannot tell each other what they see")
+        store: Any = _c10d._get_default_store()
+        key = (store, tuple(ranks))
+        number = _made[key] = _made.get(key, 0) + 1
+        name = hashlib.sha1(" ".join(map(str, ranks)).encode(), usedforsecurity=False).hexdigest()
+        self.place = list(ranks).index(dist.get_rank())
+        self._timeout = timedelta(seconds=timeout or patience)
+        mine = _c10d.PrefixStore(f"msprobe/group/{name}/{number}", store)
+        self._backend: Any = _c10d.ProcessGroupGloo(mine, self.place, len(ranks), timedelta(seconds=patience))
+        _open.add(self)
+
+    def all_reduce(self, tensor: torch.Tensor, op: Any) -> Any:
+        """Work that puts the reduction in place of `tensor`, on the CPU."""
+        options = _c10d.AllreduceOptions()
+        options.reduceOp = op
+        options.timeout = self._timeout
+        return self._backend.allreduce([tensor], options)
+
+    def all_gather(self, out: list[torch.Tensor], tensor: torch.Tensor) -> Any:
+        """Work that fills `out` with the tensors of all ranks, all of one shape."""
+        options = _c10d.AllgatherOptions()
+        options.timeout = self._timeout
+        return self._backend.allgather([out], [tensor], options)
+
+    def gather(self, out: list[torch.Tensor] | None, tensor: torch.Tensor) -> Any:
+        """Work that fills `out`, given on the first rank only, with the tensors of all ranks, all of one shape."""
+        options = _c10d.GatherOptions()
+        options.rootRank = 0
+        options.timeout = self._timeout
+        return self._backend.gather([] if out is None else [out], [tensor], options)
 
     def close(self, under_way: list[Any] | None = None) -> None:
         """Take the group apart. A gloo group that lives until the interpreter exits may abort the process there.
@@ -44,14 +78,9 @@ class OwnGroup:
             under_way: the only references to exchanges that have not ended; taken over. Gloo waits for them, as long as the time
                 limit says, when the last reference goes: that happens on a thread of its own then.
         """
-        group, self.group = self.group, None
-        if group is None:
-            return
-        own_groups.discard(group.group_name)
-        if dist.is_initialized():
-            with contextlib.suppress(Exception):  # gone with the training's own groups
-                dist.destroy_process_group(group)
+        _open.discard(self)
+        backend, self._backend = self._backend, None
         if under_way:
-            under_way.append(group)
-            del group
+            under_way.append(backend)
+            del backend
             threading.Thread(target=under_way.clear, name="msprobe-group", daemon=True).start()

@@ -9,6 +9,7 @@ import hashlib
 import math
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch.distributed as dist
@@ -66,14 +67,14 @@ class RankWatch:
             self._pending.append((frame.step, self._exchange.begin(identity, self._rows(frame))))
         except Exception as error:
             self.failed = str(error) or type(error).__name__
-            self._pending.clear()
             _log.warning("rule outlier_rank: numbers of the ranks are not compared any more, training goes on: %s", self.failed)
 
     def close(self) -> None:
         """Take the group apart."""
         self.failed = self.failed or "closed"
+        left: list[Any] = list(self._pending)
         self._pending.clear()
-        self._exchange.close()
+        self._exchange.close(left)
 
     def _collect(self) -> None:
         while self._pending and self._pending[0][1].done():

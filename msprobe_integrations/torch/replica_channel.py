@@ -17,6 +17,7 @@ import hashlib
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -99,7 +100,7 @@ class Channel:
         self._own = OwnGroup(self.ranks, meeting, patience)
         mine = fingerprint(*contents)
         both = torch.tensor([mine, ~mine], dtype=torch.int64, device="cpu")
-        dist.all_reduce(both, op=dist.ReduceOp.MIN, group=self._own.group)
+        self._own.all_reduce(both, dist.ReduceOp.MIN).wait(timedelta(seconds=meeting))
         if int(both[0]) != ~int(both[1]):
             self.close()
             raise UsageError(
@@ -181,7 +182,7 @@ class _Compare(_Round):
         low = np.where(check.known, check.digests, _UNKNOWN)
         high = np.where(check.known, ~check.digests, _UNKNOWN)
         self._bounds = torch.from_numpy(np.concatenate([[check.identity, ~check.identity], low, high]).astype(np.int64))
-        self.work = dist.all_reduce(self._bounds, op=dist.ReduceOp.MIN, group=channel._own.group, async_op=True)
+        self.work = channel._own.all_reduce(self._bounds, dist.ReduceOp.MIN)
 
     def next(self) -> _Round | None:
         bounds = self._bounds.numpy()
@@ -205,7 +206,7 @@ class _Who(_Round):
         asked = places[:DETAILED]
         mine = torch.from_numpy(np.stack([check.digests[asked], check.known[asked].astype(np.int64)]))
         self._all = [torch.empty_like(mine) for _ in channel.ranks] if channel.leader else None
-        self.work = dist.gather(mine, self._all, dst=channel.ranks[0], group=channel._own.group, async_op=True)
+        self.work = channel._own.gather(self._all, mine)
 
     def next(self) -> _Round | None:
         found = [Difference(int(place)) for place in self._places]

@@ -155,7 +155,8 @@ def test_rows_of_different_steps_are_not_mixed(kind: str) -> None:
 
 
 def _one_sided() -> list[str]:
-    exchange = RowExchange(None, patience=1.0)
+    exchange = RowExchange(None)
+    exchange._patience = 0.5
     said = _heard()
     if dist.get_rank() == 0:
         for step in range(3):
@@ -175,6 +176,8 @@ def _one_sided() -> list[str]:
                 errors.append(str(error))
         assert len(errors) == 1
         assert "in 64 steps" in errors[0]
+    dist.barrier()
+    exchange.close()
     return said
 
 
@@ -188,18 +191,22 @@ def test_a_rank_that_is_off_costs_a_message_and_no_hang() -> None:
 
 def _late() -> list[str]:
     rank = dist.get_rank()
-    exchange = RowExchange(None, patience=30 if rank else 0.2)
+    exchange = RowExchange(None)
     extras: list[dict] = [{"scope": "whole"} for _ in range(3)]
     edits = [exchange.merge(step, ["a"], [0], [extra]) for step, extra in enumerate(extras)]
     rows = R.empty(1)
     for step, edit in enumerate(edits):
         if step == 1 and rank:
             time.sleep(1)
+        alone = step == 1 and rank == 0
+        exchange._patience = 0.1 if alone else 60
         edit.start(rows)
-        if step == 1 and rank == 0:
+        if alone:
             edit.wait(5)
             edit(rows)
-            exchange._patience = 30
+            exchange._patience = 60
+        elif step == 0:
+            edit.wait(10)
         if step == 1:
             dist.barrier()
     for step, edit in enumerate(edits):
@@ -214,6 +221,23 @@ def test_a_rank_that_comes_late_is_waited_for_again() -> None:
     first, second = run_ranks(2, _late, timeout=20)
     assert first == ["whole", "shard", "whole"]
     assert second == ["whole", "whole", "whole"]
+
+
+def _left_alone() -> bool:
+    exchange = RowExchange(None)
+    if dist.get_rank() == 0:
+        edit = exchange.merge(0, ["a"], [0])
+        edit.start(R.empty(1))
+        del edit
+        exchange.close()  # the other rank waits for this one
+    dist.barrier()
+    exchange.close()
+    return True
+
+
+def test_closing_does_not_wait_for_a_rank_that_never_answers() -> None:
+    """An exchange that the other rank takes no part in is let go."""
+    assert run_ranks(2, _left_alone, timeout=20) == [True, True]
 
 
 @settings(max_examples=30, deadline=None)
