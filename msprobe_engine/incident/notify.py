@@ -150,20 +150,28 @@ class StoreNotifier(_ThreadedNotifier):
 
     Keys: ``{prefix}/count`` counts announcements, ``{prefix}/{n}`` (n from 1) holds the n-th as JSON. The counter goes up before
     the value is there, so a reader asks ``check`` first and comes back at its next poll; ``get`` never waits.
+
+    Events that are there before the notifier is made belong to an earlier probe of this job and are not reported.
     """
 
     def __init__(self, store: Store, prefix: str = "msprobe/incident", patience: float = PATIENCE_SECONDS) -> None:
         super().__init__(patience)
         self._store = store
         self._prefix = prefix
-        self._known = 0
+        self._known = -1
         self._open: set[int] = set()
+        self._run(self._begin, always=True)
 
     def _publish(self, text: str) -> None:
         number = self._store.add(f"{self._prefix}/count", 1)
         self._store.set(f"{self._prefix}/{number}", text)
 
+    def _begin(self) -> None:
+        self._known = int(self._store.add(f"{self._prefix}/count", 0))
+
     def _fetch(self) -> list[str | bytes]:
+        if self._known < 0:  # the store did not answer before
+            self._begin()
         count = int(self._store.add(f"{self._prefix}/count", 0))
         self._open.update(range(self._known + 1, min(count, self._known + 1000) + 1))
         self._known = max(self._known, min(count, self._known + 1000))

@@ -14,6 +14,7 @@ no table: TensorBoard and the JSON lines have them.
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import time
@@ -21,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine import rows as _rows
 from msprobe_engine.errors import SinkError
 from msprobe_engine.log import get_logger
 from msprobe_engine.monitor.places import MONTHS
@@ -203,7 +205,10 @@ class CsvSink:
                 line += f",{max(sample.micro_step, 0)}"
             if self._ops:
                 line += f",{shown if sample.ref.row >= 0 and shown else blank}"
-            line += self._tail(sample.ref.description)
+            description = sample.ref.description
+            if sample.extra.get("scope") == "shard" and sample.ref.row >= 0:
+                description = _of_part(description, int(_rows.as_int64(frame.rows)[sample.ref.row, _rows.COUNT]))
+            line += self._tail(description)
             if phase:
                 line += f",{sample.phase}"
             elif detail:
@@ -242,3 +247,8 @@ class CsvSink:
             if len(self._tails) < 100_000:  # shapes that change at every step must not fill the memory
                 self._tails[key] = text
         return text
+
+
+def _of_part(description: TensorDescription, count: int) -> TensorDescription:
+    """A row that could not be merged is of this rank's elements: it must not look like one of the whole tensor."""
+    return description if math.prod(description.shape) == count else description._replace(shape=(count,))

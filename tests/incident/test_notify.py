@@ -11,7 +11,8 @@ from msprobe_engine.incident.notify import DirectoryNotifier, Notifier, SilentNo
 
 
 def test_store_reaches_every_rank_once(store: Any) -> None:
-    """An event reaches every rank at its next poll, once, and the announcing rank too."""
+    """An event reaches every rank at its next poll, once, and the announcing rank too; not one that is made later: it would be of an
+    earlier probe of the same job."""
     a, b = StoreNotifier(store, patience=2), StoreNotifier(store, patience=2)
     assert isinstance(a, Notifier)
     assert b.poll() == []
@@ -20,7 +21,9 @@ def test_store_reaches_every_rank_once(store: Any) -> None:
     assert b.poll() == []
     assert a.poll() == [{"id": "x"}]
     late = StoreNotifier(store, patience=2)
-    assert late.poll() == [{"id": "x"}]
+    assert late.poll() == []
+    a.announce({"id": "y"})
+    assert late.poll() == [{"id": "y"}]
     for notifier in (a, b, late):
         notifier.close()
 
