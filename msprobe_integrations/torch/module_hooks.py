@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable
 from types import CodeType
 from typing import Any, NamedTuple
@@ -15,6 +17,14 @@ from msprobe_integrations.torch.targets import Named
 Pre = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
 Post = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], None]
 _log = get_logger()
+
+
+class OwnHook(functools.partial):  # type: ignore[type-arg]
+    """A hook that stays with this module in this process. A copy of the model, or one that is saved whole (``torch.save(model)``), gets in
+    its place a function of Python itself that does nothing, so it is loaded where there is no msprobe."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial, (sys.audit, "msprobe.hook")
 
 
 class _Place(NamedTuple):
@@ -80,9 +90,9 @@ class ModuleHooks:
                     self._boundaries[id(module)] = CallBoundary(module, self._before, self._after)
             elif not handles:
                 if pre is not None:
-                    handles.append(module.register_forward_pre_hook(pre, with_kwargs=True))
+                    handles.append(module.register_forward_pre_hook(OwnHook(pre), with_kwargs=True))
                 if post is not None:
-                    handles.append(module.register_forward_hook(post, with_kwargs=True))
+                    handles.append(module.register_forward_hook(OwnHook(post), with_kwargs=True))
 
     def hide(self) -> None:
         """Take the hooks off for a while."""

@@ -30,6 +30,7 @@ from msprobe_engine.settings.schema import OPS, ProbeSettings
 from msprobe_engine.sinks.anomaly import AnomalySink
 from msprobe_integrations.torch.duplicates import Duplicates
 from msprobe_integrations.torch.hot import hot_monitor
+from msprobe_integrations.torch.module_hooks import OwnHook
 from msprobe_integrations.torch.probe import TorchProbe
 from msprobe_integrations.torch.trainer_mon_values import Values, note_entry, note_first_agreement, values_of, values_of_tensors
 
@@ -118,7 +119,7 @@ class TrainerMon:
             first = self._given if self._kind == "monitor" else None
             self._follower = hot_monitor(probe, self.config_file_path, self._kind, first)
             this = weakref.ref(self)
-            self._handles += [chunk.register_forward_pre_hook(lambda *_: _forward_begins(this())) for chunk in models]
+            self._handles += [chunk.register_forward_pre_hook(OwnHook(lambda *_: _forward_begins(this()))) for chunk in models]
         probe.begin_step(self._step)
 
     def stop(self) -> None:
