@@ -71,6 +71,10 @@ NODE_ONLY: Mapping[str, Any] = {"node_only": True}
 """Tags of an entry that is a node of construct.json and no record: it encloses records, or its record was left out."""
 
 
+FINER_COPY = "finer_copy"
+"""Fact of a parameter: dtype of the copy that the optimizer updates, where that has more bits than the parameter itself."""
+
+
 class Sample(NamedTuple):
     """One flat tensor of the monitor.
 

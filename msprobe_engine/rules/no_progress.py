@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from msprobe_engine.records import Frame
+from msprobe_engine.records import FINER_COPY, Frame
 from msprobe_engine.rows import COUNT, DIGEST, FLAGS, HAS_DIGEST, MAX, MIN, SUM, SUMSQ, ZEROS, as_int64
 from msprobe_engine.rules.args import CommonArgs, arg
 from msprobe_engine.rules.base import Alert
@@ -32,7 +32,8 @@ class NoProgressRule:
     """Warnings when for `patience` frames in a row the loss is bitwise the same, all reduced gradients are exactly zero, or all
     updated parameters are the same (by digest where it was taken, else by five statistics).
 
-    Steps with learning rate 0 say nothing about parameters. What a frame does not hold is not judged.
+    Steps with learning rate 0 say nothing about parameters, nor do those of which the optimizer updates a finer copy. What a frame does
+    not hold is not judged.
     """
 
     name = "no_progress"
@@ -105,6 +106,9 @@ class NoProgressRule:
             self._layout, self._families = layout, {}
         index = self._families.get(family)
         if index is None:
-            index = np.array([s.ref.row for s in frame.samples if s.family == family and s.ref.row >= 0], np.intp)
+            chosen = [s for s in frame.samples if s.family == family and s.ref.row >= 0]
+            if family == "param_updated":
+                chosen = [s for s in chosen if FINER_COPY not in s.extra]
+            index = np.array([s.ref.row for s in chosen], np.intp)
             self._families[family] = index
         return frame.rows[index]

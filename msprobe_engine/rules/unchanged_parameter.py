@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from msprobe_engine.records import Frame, Sample
+from msprobe_engine.records import FINER_COPY, Frame, Sample
 from msprobe_engine.rows import COUNT, DIGEST, FLAGS, HAS_DIGEST, MAX, MIN, SUM, SUMSQ, ZEROS
 from msprobe_engine.rules.args import LastingArgs, arg
 from msprobe_engine.rules.base import Alert
@@ -42,7 +42,8 @@ class UnchangedParameterRule(LastingRule[UnchangedParameterArgs]):
     as in the last monitored step where only one of both is taken.
 
     Judged are parameters with a finite gradient other than zero; where no gradients are monitored, all. Steps with learning rate 0 and
-    skipped steps say nothing.
+    skipped steps say nothing. A parameter of which the optimizer updates a finer copy is not judged: in bfloat16 it moves when many small
+    updates have come together.
     """
 
     name = "unchanged_parameter"
@@ -56,7 +57,7 @@ class UnchangedParameterRule(LastingRule[UnchangedParameterArgs]):
         self._last: Words = np.zeros((0, 8), np.int64)
 
     def _key(self, sample: Sample) -> str | None:
-        if sample.family != "param_updated" or self.left_out(sample.name):
+        if sample.family != "param_updated" or FINER_COPY in sample.extra or self.left_out(sample.name):
             return None
         return f"{sample.vpp_stage} {sample.name}"
 

@@ -64,6 +64,11 @@ class Piece:
         object.__setattr__(self, "sharded", "of" in self.facts)
         object.__setattr__(self, "plain", {k: v for k, v in self.facts.items() if k != "of"})
 
+    def note(self, key: str, value: Any) -> None:
+        """One more fact, for all samples from now on."""
+        object.__setattr__(self, "facts", {**self.facts, key: value})
+        object.__setattr__(self, "plain", {**self.plain, key: value})
+
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the whole parameter."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from msprobe_engine.guard import Guard
-from msprobe_engine.records import Sample
+from msprobe_engine.records import FINER_COPY, Sample
 from msprobe_integrations.torch.gradients import ACCUMULATED, LOCAL, REDUCED, Get, Piece, Pieces, Row
 from msprobe_integrations.torch.parameter_updates import Updates
 
@@ -66,6 +66,7 @@ class ParameterWatch:
         self._phases = frozenset(monitor.gradient_phases)
         self._states_before = monitor.states_when == "before"
         self._open = False
+        self._copies_noted = False
         self._due = False
         self._unreduced_on = self._micro_on = False
         self._samples: list[Sample] | None = None
@@ -177,6 +178,9 @@ class ParameterWatch:
     def before_step(self) -> None:
         """Entry of the update: gradients in the present phase, parameters."""
         if self.active:
+            if not self._copies_noted:
+                self._copies_noted = True
+                self._note_copies()
             self._take_gradients(None)
             self._take(PARAMETERS, "param_origin", self.source.pieces, self.source.value)
         if self.replicas is not None:
@@ -254,6 +258,14 @@ class ParameterWatch:
         self.end_step(again=False)  # what is noted of a step that goes on has to be merged
         self.on_update = None
         self.source.close()
+
+    def _note_copies(self) -> None:
+        """Where the optimizer updates a finer copy the parameter itself may stay the same for many steps: rules have to know."""
+        with self._probe.guard(PARAMETERS), _no_function():
+            for piece in self.source.pieces:
+                main, parameter = self.source.main(piece), piece.parameter
+                if main is not None and parameter.dtype.is_floating_point and main.dtype.itemsize > parameter.dtype.itemsize:
+                    piece.note(FINER_COPY, str(main.dtype))
 
     def _emit_unreduced(self) -> None:
         if not self._noted:
