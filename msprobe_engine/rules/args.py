@@ -48,8 +48,8 @@ def parse_args(cls: type[T], rule: str, given: Mapping[str, Any]) -> T:
     for key, value in given.items():
         if key not in fields:
             near = difflib.get_close_matches(str(key), fields, 1)
-            hint = f"; did you mean '{near[0]}'?" if near else ""
-            raise SettingsError(f"rules: rule '{rule}' has no argument '{key}'{hint}. Allowed: {', '.join(fields)}")
+            hint = f"; did you mean '{near[0]}'?" if near else "."
+            raise SettingsError(f"rules: rule '{rule}' has no argument '{key}'{hint} Allowed: {', '.join(fields)}")
         values[key] = _checked(f"rules: {rule}.{key}", fields[key], value)
     return cls(**values)
 

@@ -32,6 +32,7 @@ from msprobe_engine.settings.load import load_settings
 from msprobe_engine.settings.schema import MonitorSettings, ProbeSettings
 from msprobe_engine.sinks.base import Sink
 from msprobe_engine.window import Window
+from msprobe_integrations.torch.advice import Advice, chunks_of
 from msprobe_integrations.torch.attempts import Attempts
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.hot import hot_monitor
@@ -83,6 +84,8 @@ class TorchProbe:
         self.parameters = ParameterSide(self)
         self._compared = False
         self._ranks: RankWatch | None = None
+        self._advice = Advice(self)
+        self.pipeline.listeners.append(self._advice.on_frame)
         self.plans = Plans(self.session)
         self._attempts: Attempts | None = None
         self._watch = ModuleSide.build(self, m)
@@ -151,7 +154,7 @@ class TorchProbe:
             find: what finds the `ParameterSource` of an optimizer; None: `find_source`.
         """
         with self.guard("attach"):
-            self._models = [models] if isinstance(models, nn.Module) else list(models)
+            self._models = chunks_of(models, optimizer)
             one = self._models if len(self._models) > 1 else self._models[0]
             self.plans.attach(one)
             if self._watch is not None:
@@ -277,6 +280,8 @@ class TorchProbe:
         """A step is over: everything seen becomes a frame."""
         if self._closed:
             return
+        if not self._in_step:
+            self._advice.no_begin()
         self._finish_step(scalars)
         if self._file is not None and self.faults.enabled("monitor.hot"):
             with self.guard("monitor.hot"):

@@ -1,0 +1,74 @@
+"""A loop that forgets something is told what, once; one that does not is told nothing."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from msprobe_engine.errors import UsageError
+from msprobe_engine.settings.schema import MonitorSettings, ProbeSettings
+from msprobe_integrations.torch.probe import TorchProbe
+
+
+def train(case: str, directory: Path, monitor: MonitorSettings) -> None:
+    """Five steps of a loop that forgets what `case` says."""
+    probe = TorchProbe(ProbeSettings(output_dir=str(directory), monitor=monitor))
+    model, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    given = {"optimizer": (model,), "the right one": (model, torch.optim.SGD(other.parameters(), lr=0.1)), "order": (optimizer, model)}
+    if case != "attach":
+        probe.attach(*given.get(case, (model, optimizer)))  # type: ignore[arg-type]
+    for step in range(5):
+        if case != "begin_step":
+            probe.begin_step(step)
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if case != "end_step":
+            probe.end_step({"loss": 1.0})
+    probe.close()
+
+
+@pytest.mark.parametrize(
+    ("case", "text"),
+    [
+        ("attach", "no model is watched: call attach(model, optimizer)"),
+        ("optimizer", "monitor.gradients, monitor.parameters: attach was given no optimizer"),
+        ("the right one", "no update by SGD was seen in 3 steps"),
+        ("begin_step", "end_step was called without begin_step"),
+    ],
+)
+def test_what_was_forgotten(tmp_path: Path, caplog: pytest.LogCaptureFixture, case: str, text: str) -> None:
+    """One warning names it and what to do."""
+    train(case, tmp_path, MonitorSettings(parameters=True))
+    assert [text in record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [True]
+
+
+@pytest.mark.parametrize("case", ["nothing", "end_step"])
+def test_nothing_was_forgotten(tmp_path: Path, caplog: pytest.LogCaptureFixture, case: str) -> None:
+    """A right loop has no warning; nor has one whose steps end where the next one begins."""
+    train(case, tmp_path, MonitorSettings(parameters=True, activations=True))
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_no_optimizer_is_needed_for_activations(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Without an optimizer nothing is said when nothing of it is asked for, nor before the first monitored step."""
+    train("optimizer", tmp_path / "a", MonitorSettings(gradients=False, activations=True))
+    train("optimizer", tmp_path / "b", MonitorSettings(start_step=100))
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_arguments_in_the_wrong_order(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Something that is no model is named; `strict` raises."""
+    train("order", tmp_path, MonitorSettings())
+    assert "attach: the model is of type SGD; give the module" in caplog.text
+    probe = TorchProbe(ProbeSettings(output_dir=str(tmp_path), strict=True, monitor=MonitorSettings()))
+    with pytest.raises(UsageError, match="the model is of type SGD"):
+        probe.attach(torch.optim.SGD([nn.Parameter(torch.ones(1))]), None)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="the optimizer is a module"):
+        probe.attach(nn.Linear(1, 1), nn.Linear(1, 1))
+    probe.close()
