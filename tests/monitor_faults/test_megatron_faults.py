@@ -157,6 +157,22 @@ def test_flipped_bit() -> None:
     assert said.frame <= 6
 
 
+def apart_embedding(training: Training) -> Callable[[], None]:
+    def at_step() -> None:
+        if training.step == 3 and training.rank == 1:
+            flip_a_bit(parameter(training, "output_layer.weight").data, 18)
+
+    return at_step
+
+
+def test_tied_embedding_of_two_stages() -> None:
+    """The embedding of the first stage and the output weights of the last have different names and the same bits; a flipped one is found,
+    under its name on the first stage."""
+    lead, other = run("--steps 8 --pp 2 --layers 2", apart_embedding)
+    assert other == []
+    assert first(lead, "replica_mismatch")[:6] == (4, "param", "embedding.word_embeddings.weight", "embedding", (0, 1), (0, 1))
+
+
 @pytest.mark.parametrize(
     "argv", ["--distopt --overlap-param", "--distopt --bf16", "--ep 2 --experts 4 --distopt", "--pp 2 --layers 2", "--fp16 --tp 2"]
 )
