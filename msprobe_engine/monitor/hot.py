@@ -225,7 +225,7 @@ def switched_off(raw: bytes, path: Path) -> bytes | None:
 
 def _bytes(path: Path) -> bytes:
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        with text.open_file(path) as file:
             raw = file.read(text.MAX_BYTES + 1)
     except OSError as error:
         raise SettingsError(f"{path}: the settings file cannot be read: {error.strerror or error}") from error

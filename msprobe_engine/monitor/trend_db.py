@@ -80,6 +80,7 @@ class TrendDatabase:
     def __init__(self, path: Path, tags_of: Callable[[str], Tags] = parameter_tags) -> None:
         self.path = path
         self._tags_of = tags_of
+        self._file = 0
         try:
             # SQLite would take the mode of the process and follow a link.
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE))
@@ -91,7 +92,8 @@ class TrendDatabase:
                     self._db.execute(table)
                 if not self._db.execute("SELECT 1 FROM global_stats").fetchone():
                     self._db.execute("INSERT INTO global_stats(min_step, max_step, max_rank) VALUES (-1, -1, 0)")
-        except (OSError, sqlite3.Error) as error:
+            self._file = os.stat(path).st_ino
+        except (OSError, sqlite3.Error, SinkError) as error:
             raise SinkError(f"cannot open the data base {path}: {error}; remove it or name another place") from error
         self._forget()
 
@@ -104,6 +106,7 @@ class TrendDatabase:
         """
         try:
             self._db.execute("BEGIN IMMEDIATE")
+            self._there()
             yield
             self._db.execute("COMMIT")
         except BaseException as error:
@@ -114,6 +117,15 @@ class TrendDatabase:
                 raise SinkError(f"cannot write {self.path}: {error}; free some space; what is written stays") from error
             raise
 
+    def _there(self) -> None:
+        """SQLite goes on in a file that was deleted, and all of it would be lost without a word."""
+        try:
+            found = os.stat(self.path).st_ino
+        except OSError:
+            found = 0
+        if self._file not in (0, found):
+            raise SinkError(f"cannot write {self.path}: the file was deleted while it was written; what comes now is lost")
+
     def place(self, family: str, key: Key) -> tuple[int, int]:
         """Metric and target of a tensor, made when they are not there yet.
 
@@ -123,7 +135,11 @@ class TrendDatabase:
         """
         if family == "other":
             key = key._replace(detail=plain_tag(key.name, key.detail))
-        found = self._places.get((family, key))
+        called = family, key
+        found = self._places.get(called)
+        if found is None:
+            key = key._replace(name=_utf8(key.name), detail=_utf8(key.detail))
+            found = self._places.get((family, key))
         if found is None:
             metric = self._metric(family, key.phase, key.detail if family == "opt_state" else "")
             shown = f"{key.name}/{key.detail}" if family == "other" and key.detail not in ("", "mg_direction") else key.name
@@ -133,6 +149,7 @@ class TrendDatabase:
             self._tag(metric, target, shown)
             self._db.execute("INSERT INTO row_keys VALUES (?, ?, ?, ?, ?)", (metric, target, key.name, key.detail, key.micro_step))
             found = self._places[family, key] = metric, target
+        self._places[called] = found
         return found
 
     def _metric(self, family: str, phase: str, detail: str) -> int:
@@ -205,7 +222,8 @@ class TrendDatabase:
 
     def add_scalars(self, rank: int, rows: Iterable[tuple[int, str, float]]) -> None:
         """Numbers of steps: step, name, value."""
-        self._db.executemany("INSERT OR REPLACE INTO scalars VALUES (?, ?, ?, ?)", ((rank, s, n, repr(float(v))) for s, n, v in rows))
+        values = ((rank, step, _utf8(name), repr(float(value))) for step, name, value in rows)
+        self._db.executemany("INSERT OR REPLACE INTO scalars VALUES (?, ?, ?, ?)", values)
 
     def add_alerts(self, rank: int, alerts: Iterable[tuple[int, str]]) -> None:
         """Alerts: step, fields as JSON."""
@@ -285,6 +303,11 @@ def shown(values: Floats) -> list[float | None]:
     for i in np.flatnonzero(np.isnan(values)).tolist():
         out[i] = None
     return out
+
+
+def _utf8(text: str) -> str:
+    """A name that UTF-8 cannot hold would cost the whole step."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def identifier(text: str) -> str:

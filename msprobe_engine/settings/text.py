@@ -6,7 +6,7 @@ import json
 import os
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import yaml
 
@@ -54,6 +54,20 @@ def parse_json(text: str) -> Any:
     return json.loads(text, object_pairs_hook=_unique)
 
 
+def open_file(path: Path) -> BinaryIO:
+    """A settings file for reading; waits for nobody: a pipe would keep the training waiting for whoever writes to it.
+
+    Raises:
+        OSError: it cannot be opened.
+        SettingsError: it is no regular file.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise SettingsError(f"{path}: is no regular file (a directory, a pipe, a device); a settings file is one")
+    return os.fdopen(fd, "rb")
+
+
 def read_file(path: Path) -> Any:
     """The content of a settings file.
 
@@ -63,10 +77,7 @@ def read_file(path: Path) -> Any:
     if path.suffix.lower() not in SUFFIXES:
         raise SettingsError(f"{path}: a settings file ends in {', '.join(SUFFIXES)}; this one ends in '{path.suffix}'")
     try:
-        # a pipe would keep the training waiting for whoever writes to it
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise SettingsError(f"{path}: is no regular file; a settings file is one")
+        with open_file(path) as file:
             raw = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error

@@ -31,7 +31,7 @@ class AppendFile:
 
     Each block is one write without a buffer of ours, so that what was written is in the hands of the operating system and
     survives a killed process. When a block does not fit (disk full), what was written of it is cut off again. A link in place of
-    the file is not followed.
+    the file is not followed. A file that was deleted takes nothing more: what goes there would be lost without a word.
     """
 
     def __init__(self, path: Path, *, exclusive: bool = False) -> None:
@@ -56,6 +56,8 @@ class AppendFile:
         """
         view = memoryview(block)
         done = 0
+        if os.fstat(self._fd).st_nlink == 0:
+            raise SinkError(f"cannot write {self.path}: the file was deleted while it was written; what comes now is lost")
         try:
             while done < len(view):
                 done += os.write(self._fd, view[done:])

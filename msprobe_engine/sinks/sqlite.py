@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine.columns import column
+from msprobe_engine.errors import SinkError
 from msprobe_engine.monitor.series import Key
 from msprobe_engine.monitor.trend_db import TrendDatabase
 from msprobe_engine.records import FAMILIES, Frame, Sample
@@ -48,7 +49,10 @@ class SqliteSink:
         make_directory(directory, "sqlite sink")
         self.path = directory / f"rank{rank}.trend.db"
         """The file."""
-        self._db = TrendDatabase(self.path)
+        try:
+            self._db = TrendDatabase(self.path)
+        except SinkError as error:
+            raise SinkError(f"sqlite sink: {error}") from error
         self._names = Names(monitor is not None and monitor.squash_name)
         self._run = RunFile(None, rank, world_size, monitor)
 

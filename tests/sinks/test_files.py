@@ -26,6 +26,19 @@ def test_modes(tmp_path: Path) -> None:
     assert [stat.S_IMODE((tmp_path / p).stat().st_mode) for p in ("a", "a/b", "a/b/f")] == [0o750, 0o750, 0o640]
 
 
+def test_a_file_that_is_deleted(tmp_path: Path) -> None:
+    """What would go into a file that nobody can see any more is an error; a file that was moved goes on."""
+    file = AppendFile(tmp_path / "f")
+    file.append(b"1")
+    (tmp_path / "f").rename(tmp_path / "g")
+    file.append(b"2")
+    assert (tmp_path / "g").read_bytes() == b"12"
+    (tmp_path / "g").unlink()
+    with pytest.raises(SinkError, match="was deleted"):
+        file.append(b"3")
+    file.close()
+
+
 def test_a_block_that_does_not_fit_leaves_no_part(tmp_path: Path) -> None:
     """When the file may not grow any more, the error names the file, and the file ends with the block before."""
     code = f"""

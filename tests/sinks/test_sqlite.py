@@ -139,6 +139,29 @@ def test_what_is_no_data_base(tmp_path: Path) -> None:
         sink(tmp_path)
 
 
+def test_names_that_utf8_cannot_hold(tmp_path: Path) -> None:
+    """A lone surrogate in a name costs neither the step nor the tensor, also when it comes again and after a restart."""
+    for step in range(2):
+        one = sink(tmp_path)
+        for again in range(2):
+            one.write(frame_of({"w\ud800": [1.0], "v": [2.0]}, step=2 * step + again, scalars={"\udfff": 1.0}), [])
+        one.close()
+    place = tmp_path / "trend" / "rank0.trend.db"
+    assert rows(place, "SELECT step, count(*) FROM trend_data GROUP BY step") == [(step, 2) for step in range(4)]
+    assert rows(place, "SELECT count(DISTINCT target_name) FROM monitoring_targets") == [(2,)]
+    assert rows(place, "SELECT count(*) FROM scalars") == [(4,)]
+
+
+def test_a_data_base_that_is_deleted(tmp_path: Path) -> None:
+    """What would go into a file that nobody can see any more is an error."""
+    one = sink(tmp_path)
+    one.write(frame_of({"w": [1.0]}, step=0), [])
+    (tmp_path / "trend" / "rank0.trend.db").unlink()
+    with pytest.raises(SinkError, match="was deleted"):
+        one.write(frame_of({"w": [1.0]}, step=1), [])
+    one.close()
+
+
 def test_tags() -> None:
     """Words and layers of parameters; index, layer, module, function and default of records."""
     assert parameter_tags("a.0.1.b") == {("a", "module"), ("a.0", "layer"), ("b", "module")}

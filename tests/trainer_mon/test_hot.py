@@ -109,6 +109,27 @@ def test_a_broken_file_is_said_once_and_changes_nothing(tmp_path: Path, monkeypa
     assert hot.end_step(21) is not None
 
 
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    """A pipe that somebody holds open and a directory in the file's place are said, change nothing, and leave no open file behind."""
+    path = tmp_path / "probe.yaml"
+    write(path, "monitor: {hot: true}\n")
+    hot = follower(path)
+    files = len(os.listdir("/proc/self/fd"))
+    for step in range(0, 10, 2):
+        path.unlink()
+        path.mkdir()
+        assert hot.end_step(step) is None
+        path.rmdir()
+        os.mkfifo(path)
+        held = os.open(path, os.O_RDWR)
+        assert hot.end_step(step + 1) is None
+        os.close(held)
+    assert len(os.listdir("/proc/self/fd")) == files
+    path.unlink()
+    write(path, "monitor: {hot: true, parameters: true}\n")
+    assert hot.end_step(20) is not None
+
+
 def test_without_its_section_the_monitor_is_off(tmp_path: Path) -> None:
     """Taking the section out switches off, and the file stays watched."""
     path = tmp_path / "probe.yaml"
