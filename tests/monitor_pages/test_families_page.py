@@ -1,0 +1,65 @@
+"""docs/monitor-families.md: the replica check finds what it says; the tables name families that exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import probe_ranks as pr
+import pytest
+import torch
+import torch.distributed as dist
+from page_blocks import ROOT, Tokens, batches, block, loss_of
+from torch.nn.parallel import DistributedDataParallel
+
+from msprobe.pytorch import TorchProbe
+from msprobe_engine.monitor.reader import open_run
+
+PAGE = "docs/monitor-families.md"
+
+
+def train() -> None:
+    """One rank of three; in step 3 a bit of rank 2 flips."""
+    model = DistributedDataParallel(Tokens())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    probe = TorchProbe.from_config("probe.yaml")
+    probe.attach(model, optimizer)
+    for step, batch in enumerate(batches(9)):
+        probe.begin_step(step)
+        if step == 3 and dist.get_rank() == 2:
+            with torch.no_grad():
+                model.module[2].weight[1, 1] *= 1.0 + 2**-20
+        loss = loss_of(model, batch + dist.get_rank())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        probe.end_step({"loss": loss})
+    probe.close()
+
+
+@pytest.mark.framework
+def test_replica_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The flipped bit is named with the message of the page, and nothing else is."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MONITOR_OUTPUT_DIR", raising=False)
+    Path("probe.yaml").write_text(block(PAGE, "yaml", "## Replica check"))
+    pr.run(train, ranks=3, directory=tmp_path)
+    found = open_run("runs/a")
+    alerts = [alert for rank in found.ranks for alert in found.alerts(rank) if alert["rule"] == "replica_mismatch"]
+    assert [alert["message"] for alert in alerts] == [block(PAGE, "text", "## Replica check").strip()]
+
+
+def test_families_of_the_table() -> None:
+    """The table of the parameter side names switches of the settings, and families that have a row on the page of the files."""
+    from dataclasses import fields
+
+    from msprobe_engine.settings.schema import MonitorSettings
+
+    text = (ROOT / PAGE).read_text()
+    table = text[text.index("| setting | family") : text.index("* A parameter without a gradient")]
+    rows = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| `")]
+    files = (ROOT / "docs/monitor-files.md").read_text()
+    assert {row[0].strip().strip("`") for row in rows} <= {f.name for f in fields(MonitorSettings)}
+    for _, families in rows:
+        name = re.findall(r"`(\w+)`", families)[0]
+        assert f"`{name}`" in files
