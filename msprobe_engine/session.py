@@ -88,6 +88,7 @@ class Session:
                 world_size=backend.world_size(),
                 notifier=notifier or SilentNotifier(),
                 submit=self._submit,
+                rank_info=self.pipeline.rank_info,
             )
             self.pipeline.listeners.append(self._incident)
         for sink in self.writer.sinks:  # sinks that say where the rank is, and those that export the probe's own losses
@@ -170,7 +171,7 @@ class Session:
         waiting for a step."""
         _log.log(logging.ERROR if alert.severity == "critical" else logging.WARNING, "ALERT %s", alert.message)
         frame = Frame(alert.step, alert.rank, empty(0), framework=self.backend.framework, complete=False)
-        if self.incidents is not None and alert.severity == "critical":
+        if self.incidents is not None and self.incidents.starts(alert):
             self._incident(frame, [alert])
         self.writer.submit(frame, [alert])
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from msprobe_engine.errors import ProbeError
 from msprobe_engine.incident.event import Event
@@ -57,6 +58,7 @@ class IncidentManager:
         submit: where the writing is done; default: at once, on the calling thread.
         sink_factory: makes the dump sink for one frame's directory; default: the project's `DumpSink`.
         run_id: equal on all ranks; keeps runs apart that share an output directory.
+        rank_info: where the rank is (``pp``, ``tp``, ``dp``, ...), as far as is known by the time something is written.
     """
 
     def __init__(
@@ -70,8 +72,10 @@ class IncidentManager:
         submit: Submit | None = None,
         sink_factory: SinkFactory | None = None,
         run_id: str = "",
+        rank_info: Mapping[str, Any] | None = None,
     ) -> None:
         self.settings = settings
+        self._rank_info = rank_info if rank_info is not None else {}
         self.directory = Path(settings.path) if settings.path else Path(output_dir) / "incidents"
         self.rank = rank
         self.world_size = world_size
@@ -89,7 +93,7 @@ class IncidentManager:
         self._old = {path.name for path in self.directory.iterdir()} if self.directory.is_dir() else set()
 
     def on_frame(self, frame: Frame, alerts: Sequence[Alert], now: int | None = None) -> CaptureRequest | None:
-        """Keep the frame, hear of other ranks' incidents, start one for a critical alert.
+        """Keep the frame, hear of other ranks' incidents, start one for an alert that is grave enough.
 
         Args:
             frame: the frame that has just been finished.
@@ -116,9 +120,9 @@ class IncidentManager:
             if event.id not in self.incidents and self._room():
                 own = [alert for alert in alerts if alert.step == event.step]
                 request = self._join(event, now, own) or request
-        critical = [alert for alert in alerts if alert.severity == "critical"]
-        if critical:
-            first = min(critical, key=lambda alert: (alert.order < 0, alert.order))
+        starting = [alert for alert in alerts if self.starts(alert)]
+        if starting:
+            first = min(starting, key=lambda alert: (alert.severity != "critical", alert.order < 0, alert.order))
             event = self._fresh(Event.of(first, now=now, run_id=self._run_id))
             if event.id not in self.incidents and not self._cooling(event) and self._room():
                 # The announcement comes before anything that takes time, see `notify`.
@@ -127,6 +131,10 @@ class IncidentManager:
             else:
                 self.suppressed += 1
         return request
+
+    def starts(self, alert: Alert) -> bool:
+        """Does this alert start an incident? Not the end of a lasting condition."""
+        return alert.severity == "critical" or (self.settings.severity == "warning" and not alert.extra.get("over"))
 
     def may_rerun(self, step: int) -> bool:
         """May a step be run again for an incident of its own? At most once per incident and its cool-down."""
@@ -210,6 +218,7 @@ class IncidentManager:
                     world_size=self.world_size,
                     capture=capture,
                     sink_factory=self._sink_factory,
+                    rank_info=self._rank_info,
                 )
             except Exception as error:
                 self.lost += 1

@@ -5,10 +5,11 @@ replaced by rename, and whoever has replaced it looks again whether a rank file 
 replace it therefore has seen all.
 
 Schema of incident.json (version 1): ``version``; ``id``, ``step``, ``rule``, ``message``, ``announced_by``, ``capture_step`` (earliest
-announcement); ``world_size``; ``ranks_complete``, ``ranks_writing``, ``ranks_missing`` (lists of ranks); ``ranks_late``; ``steps``
-(ring steps by any rank); ``capture`` ({level, first_step, steps} or null); ``alerts`` (all ranks, by order); ``rerun``
-(rank to what a second run of the step showed, see `again`; empty when there was none); ``first_nonfinite``
-(one per rank that has one, earliest step first: {rank, step, name, statistics}); ``worst`` (list); ``lost`` (reason to count).
+announcement); ``world_size``; ``ranks_complete``, ``ranks_writing``, ``ranks_missing`` (lists of ranks); ``ranks_late``; ``steps`` (ring
+steps by any rank); ``began`` ({step, ranks, pp_stage, name, rule, when}: the earliest alert of all ranks in the order of execution,
+critical ones before warnings, or null); ``capture`` ({level, first_step, steps} or null); ``alerts`` (all ranks, in the order of
+execution); ``rerun`` (rank to what a second run of the step showed, see `again`; empty when there was none); ``first_nonfinite`` (one per
+rank that has one, earliest step first: {rank, step, name, statistics}); ``worst`` (list); ``lost`` (reason to count).
 Numbers that JSON cannot hold are the strings "NaN", "Infinity", "-Infinity".
 """
 
@@ -82,6 +83,7 @@ def combine(pieces: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     for piece in pieces.values():
         for reason, count in (piece.get("lost") or {}).items():
             lost[reason] = lost.get(reason, 0) + int(count)
+    alerts, began = _in_order(pieces)
     worst = [{"rank": rank, **item} for rank, piece in pieces.items() for item in piece.get("worst") or ()]
     return {
         "version": 1,
@@ -100,14 +102,32 @@ def combine(pieces: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
         "levels": sorted({level for piece in pieces.values() for level in piece.get("levels") or ()}),
         "capture": min(captures, key=lambda c: c["first_step"]) if captures else None,
         "rerun": {str(rank): piece["rerun"] for rank, piece in pieces.items() if isinstance(piece.get("rerun"), dict)},
-        "alerts": sorted(
-            (alert for piece in pieces.values() for alert in piece.get("alerts") or ()),
-            key=lambda a: (a.get("step", 0), a.get("order", -1) < 0, a.get("order", -1), a.get("rank", 0)),
-        ),
+        "began": began,
+        "alerts": alerts,
         "first_nonfinite": sorted(first, key=lambda item: (item["step"], item["rank"])),
         "worst": sorted(worst, key=_badness)[:SHOWN],
         "lost": lost,
     }
+
+
+def _in_order(pieces: Mapping[int, Mapping[str, Any]]) -> tuple[list[Any], dict[str, Any] | None]:
+    """All alerts in the order of execution, over all stages of the pipeline, and where it began: the first critical one of all, else the
+    first."""
+    from msprobe_engine.monitor.analyze import folded, in_order, moment_text
+    from msprobe_engine.monitor.anomalies import from_alert, pipelines_of
+
+    infos = {rank: piece["rank_info"] for rank, piece in pieces.items() if isinstance(piece.get("rank_info"), Mapping)}
+    pipelines = pipelines_of(infos)
+    said = [(from_alert(alert, rank, pipelines), alert) for rank, piece in pieces.items() for alert in piece.get("alerts") or ()]
+    of = {id(anomaly): alert for anomaly, alert in said if anomaly is not None}
+    ordered = in_order(anomaly for anomaly, _ in said if anomaly is not None)
+    groups = folded(ordered)
+    first = next((group for group in groups if group.first.critical), groups[0] if groups else None)
+    began = None
+    if first is not None:
+        a = first.first
+        began = {"step": a.step, "ranks": first.ranks, "pp_stage": a.pp_stage, "name": a.name, "rule": a.rule, "when": moment_text(first)}
+    return [of[id(one.anomaly)] for one in ordered] + [alert for anomaly, alert in said if anomaly is None], began
 
 
 def _badness(item: Mapping[str, Any]) -> float:
@@ -124,6 +144,7 @@ def summary(incident: Mapping[str, Any], where: str) -> str:
         f"Rule **{incident['rule']}** fired in step **{incident['step']}** on rank **{incident['announced_by']}**:",
         _md(incident["message"]),
         "",
+        *_began(incident["began"]),
         "## Where it shows first",
         "",
     ]
@@ -171,6 +192,14 @@ def summary(incident: Mapping[str, Any], where: str) -> str:
         lines.append("- lost while recording: " + ", ".join(f"{reason} {count}" for reason, count in incident["lost"].items()))
     lines += ["", "## What to run next", "", "```", f"msprobe nan_analyze -i {where}", "```", ""]
     return "\n".join(lines)
+
+
+def _began(began: Mapping[str, Any] | None) -> list[str]:
+    if began is None:
+        return []
+    stage = f", pipeline stage {began['pp_stage']}" if began["pp_stage"] else ""
+    where = f"rank {_ranges(began['ranks'])}{stage}"
+    return [f"Earliest in the order of execution: `{_md(began['name'])}` ({began['rule']}), {where}, {began['when']}.", ""]
 
 
 VERDICTS = {

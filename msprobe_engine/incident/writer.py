@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,7 @@ def write_incident(
     world_size: int,
     capture: Capture | None = None,
     sink_factory: SinkFactory | None = None,
+    rank_info: Mapping[str, Any] | None = None,
 ) -> None:
     """Write this rank's frames, samples and rank file, then merge all rank files. May be repeated.
 
@@ -64,6 +65,7 @@ def write_incident(
         directory: of the incident, shared by all ranks.
         frames: the ring, oldest first.
         alerts: this rank's alerts of the step.
+        rank_info: where this rank is: ``pp`` is the stage of the pipeline, ``dp``, ``tp``, ... tell pipelines apart.
 
     Raises:
         OSError, SinkError: something cannot be written. What was written before stays and the rank file says "writing".
@@ -75,6 +77,7 @@ def write_incident(
         "event": event.to_json(),
         "rank": rank,
         "world_size": world_size,
+        "rank_info": dict(rank_info or {}),
         "written_at": time.time(),
         "steps": [frame.step for frame in frames],
         "levels": sorted({frame.level for frame in frames if frame.entries}),

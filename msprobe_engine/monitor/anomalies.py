@@ -102,7 +102,7 @@ def load(path: Path) -> Found:
     pipelines = _pipelines(run)
     for rank in run.ranks:
         for alert in run.alerts(rank):
-            if (one := _from_alert(alert, rank, pipelines)) is not None:
+            if (one := from_alert(alert, rank, pipelines)) is not None:
                 found.anomalies.append(one)
     found.problems.update(run.problems)
     return found if found.anomalies or old is None else old
@@ -110,7 +110,15 @@ def load(path: Path) -> Found:
 
 def _pipelines(run: Run) -> dict[int, tuple[int, tuple[int, ...]]]:
     """Rank to its stage and the ranks of its pipeline, as far as run.json says."""
-    infos = {rank: info for rank in run.ranks if isinstance(info := run.info(rank).get("rank_info"), Mapping)}
+    return pipelines_of({rank: info for rank in run.ranks if isinstance(info := run.info(rank).get("rank_info"), Mapping)})
+
+
+def pipelines_of(infos: Mapping[int, Mapping[str, Any]]) -> dict[int, tuple[int, tuple[int, ...]]]:
+    """Rank to its stage and the ranks of its pipeline.
+
+    Args:
+        infos: ``pp``, ``tp``, ``dp``, ... of each rank.
+    """
     out = {}
     for rank, info in infos.items():
         stage = whole(info.get("pp")) or 0
@@ -119,8 +127,8 @@ def _pipelines(run: Run) -> dict[int, tuple[int, tuple[int, ...]]]:
     return out
 
 
-def _from_alert(alert: Mapping[str, Any], rank: int, pipelines: Mapping[int, tuple[int, tuple[int, ...]]]) -> Anomaly | None:
-    """None for the end of a lasting alert."""
+def from_alert(alert: Mapping[str, Any], rank: int, pipelines: Mapping[int, tuple[int, tuple[int, ...]]]) -> Anomaly | None:
+    """An alert as it is written (the fields of `Alert`) in one form with all others; None for the end of a lasting alert."""
     extra = alert.get("extra")
     extra = extra if isinstance(extra, Mapping) else {}
     if extra.get("over"):

@@ -229,9 +229,10 @@ class SinkSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class IncidentSettings:
-    """What happens when a critical alert fires."""
+    """What happens when a critical alert fires (or any alert, see `severity`)."""
 
     enabled: bool = _rule(True, "write an incident directory")
+    severity: str = _rule("critical", "which alerts start one; warning: all of them", choices=("critical", "warning"))
     ring_steps: int = _rule(20, "how many past steps are kept in memory and written", minimum=1, maximum=1000)
     level: str = _rule("", "always-on capture level kept in the ring; empty: monitor samples only", choices=("", "L0", "L1", "mix"))
     capture_level: str = _rule("mix", "dump level armed after an alert; empty: nothing is armed", choices=("", "L0", "L1", "mix"))
