@@ -69,6 +69,20 @@ def test_trainer_mon() -> None:
     assert not optimizer._optimizer_step_pre_hooks
 
 
+class Layers(torch.nn.Module):
+    """A model that keeps its layers in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(6, 8), torch.nn.Linear(8, 4)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
 def sharded(under: str) -> None:
     """One rank of a data-parallel training with the lines of the page."""
     from torch.distributed.fsdp import fully_shard
@@ -77,7 +91,7 @@ def sharded(under: str) -> None:
     names = {"model": Tokens(), "probe": TorchProbe.from_config("probe.yaml"), "torch": torch}
     names |= {"DistributedDataParallel": DistributedDataParallel, "fully_shard": fully_shard}
     if under == "**FSDP2**":
-        names["model"] = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Linear(8, 4))
+        names["model"] = Layers()
     run(block(PAGE, "python", under), PAGE, names)
     probe, model, optimizer = (names[key] for key in ("probe", "model", "optimizer"))
     for step, batch in enumerate(batches(3)):
@@ -98,7 +112,7 @@ def test_data_parallel(tmp_path: Path, under: str) -> None:
     assert found.ranks == [0, 1]
     norms = [found.series(rank, "grad_reduced", "norm") for rank in found.ranks]
     assert {key.name.rpartition(".")[2] for key in norms[0]} == {"weight", "bias"}
-    assert {key.name.rpartition(".")[0] for key in norms[0]} == ({"0", "2"} if under == "**DDP.**" else {"0", "1"})
+    assert {key.name.rpartition(".")[0] for key in norms[0]} == ({"0", "2"} if under == "**DDP.**" else {"layers.0", "layers.1"})
     for key, series in norms[0].items():
         assert series.steps.tolist() == [0, 1, 2]
         assert series.values.tolist() == norms[1][key].values.tolist()
