@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import stat
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,8 @@ from msprobe_engine.sinks.names import safe_cell
 
 _log = get_logger()
 _TAIL = 1 << 16
+_ROW = re.compile(rb"^\d+,", re.MULTILINE)
+"""A row begins with the number of a pipeline chunk, or of a step."""
 
 
 def find_directory(root: Path, rank: int, stamps: Sequence[str]) -> Path:
@@ -64,6 +67,8 @@ def whole_lines(path: Path) -> int:
                 keep = start + at + 1
                 if at >= 0:
                     break
+            if path.suffix == ".csv":
+                keep = _whole_row(fd, keep)
             if keep < size:
                 os.ftruncate(fd, keep)
                 _log.warning("%s: its last line was cut when its writer was killed; %d bytes removed", path, size - keep)
@@ -72,6 +77,14 @@ def whole_lines(path: Path) -> int:
             os.close(fd)
     except OSError as error:
         raise SinkError(f"cannot go on in {path}: {error.strerror or error}; check owner and mode, or leave append_output out") from error
+
+
+def _whole_row(fd: int, end: int) -> int:
+    """Where the last row that is whole ends: a line may end inside of a quoted name, and its quote would take in what comes after it."""
+    start = max(0, end - _TAIL)
+    tail = os.pread(fd, end - start, start)
+    rows = [match.start() for match in _ROW.finditer(tail)]
+    return start + rows[-1] if rows and tail.count(b'"', rows[-1]) % 2 else end
 
 
 def read_header(path: Path) -> list[str]:

@@ -17,6 +17,7 @@ from msprobe_engine.settings.schema import CsvSettings, MonitorSettings
 from msprobe_engine.sinks.csv import CsvSink
 from msprobe_engine.testing import TENSOR, frame_of
 
+ALWAYS = ("Jan01_00-00-00", "Dec31_23-59-59")
 WINTER = ("Dec20_00-00-00", "Jan10_00-00-00")
 
 
@@ -134,6 +135,28 @@ def test_half_a_line_of_a_killed_process(tmp_path: Path, caplog: pytest.LogCaptu
     assert norms(tmp_path) == {0: 1.0, 1: 2.0, 2: 5.0}
     assert open_run(tmp_path).problems == {}
     assert [r for r in caplog.records if "bytes removed" in r.getMessage()]
+
+
+def test_cut_at_any_byte(tmp_path: Path) -> None:
+    """Wherever a file ends, also inside of a quoted name with a line break: no row that is written afterwards is lost, and no whole row
+    from before."""
+    name = 'new\nline,"x'
+    one = CsvSink(CsvSettings(path=str(tmp_path)), None, output_dir=tmp_path, rank=0)
+    for step in range(2):
+        one.write(frame_of({name: [1.0], "w": [2.0]}, step=step), [])
+    one.close()
+    (path,) = tmp_path.glob("*/grad_reduced_*.csv")
+    data = path.read_bytes()
+    ends = [i + 1 for i in range(len(data)) if data[i : i + 1] == b"\n" and data[i - 7 : i] == b"reduced"]  # of rows
+    assert len(ends) == 4
+    for cut in range(len(data) + 1):
+        path.write_bytes(data[:cut])
+        again = CsvSink(CsvSettings(path=str(tmp_path), append_output=ALWAYS), None, output_dir=tmp_path, rank=0)
+        again.write(frame_of({name: [1.0], "w": [2.0]}, step=10), [])
+        again.close()
+        found = {key.name: series.steps.tolist() for key, series in open_run(tmp_path).series(0, "grad_reduced", "norm").items()}
+        whole = sum(end <= cut for end in ends)
+        assert found == {name: [*[0, 1][: (whole + 1) // 2], 10], "w": [*[0, 1][: whole // 2], 10]}, cut
 
 
 def test_killed_and_resumed(tmp_path: Path) -> None:
