@@ -110,6 +110,7 @@ class ReplicaCheck:
         self._rows: Words = np.zeros(0, np.int64)
         self._samples: Any = None
         self._said: set[tuple[int, ...]] = set()
+        self._idle = False
         self._rule = replica_rule(probe.pipeline.rules)
 
     def attach(self, watches: Sequence[ParameterWatch]) -> None:
@@ -144,6 +145,9 @@ class ReplicaCheck:
                         group = groups.setdefault(ranks, _Group())
                         group.takes.append(takes[key])
                         group.labels.append(replicas.label)
+        if watches and not groups and rank == 0 and not self._idle:
+            self._idle = True
+            _log.warning("monitor.replica_check: rank 0 holds no parameter that another rank holds too; nothing is compared there")
         self._keep(groups)
         self._rows = np.full(self._count, _NOT_TAKEN, np.int64)
         if self._channels:
