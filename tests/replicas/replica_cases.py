@@ -66,7 +66,7 @@ def said_of(frame: int, alert: Alert) -> Said:
     return Said(alert.step, alert.kind, alert.name, e.get("group", ""), ranks, minority, bool(e.get("over")), frame)
 
 
-def settings(place: str, *, rules: Sequence[RuleSettings] = (), incident: bool = False, **monitor: Any) -> ProbeSettings:
+def settings(place: str, *, rules: Sequence[RuleSettings] = (), incident: str = "", **monitor: Any) -> ProbeSettings:
     """Nothing but the replica check, unless more is asked for."""
     monitor.setdefault("gradients", False)
     monitor.setdefault("replica_check", ReplicaCheckSettings(interval=2))
@@ -77,7 +77,7 @@ def settings(place: str, *, rules: Sequence[RuleSettings] = (), incident: bool =
         monitor=MonitorSettings(**monitor),
         rules=tuple(rules),
         sinks=SinkSettings(csv=CsvSettings(enabled=False)),
-        incident=IncidentSettings(enabled=incident, capture_level=""),
+        incident=IncidentSettings(enabled=bool(incident), severity=incident or "critical", capture_level=""),
     )
 
 
@@ -100,6 +100,7 @@ def train(
     after_build: Fault | None = None,
     after_backward: Fault | None = None,
     after_update: Fault | None = None,
+    at_step: Callable[[TorchProbe, int], None] | None = None,
     probe: bool = True,
     place: str = "",
     **how: Any,
@@ -119,6 +120,8 @@ def train(
         for number in range(steps):
             step = Step(number, rank, model, optimizer)
             if one is not None:
+                if at_step is not None:
+                    at_step(one, number)
                 one.begin_step(number)
             model(pc.data(number)).square().mean().backward()
             if after_backward is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from forkpool import run_ranks
-from replica_cases import Said, Step, flip_a_bit, leaf, train
+from replica_cases import Ears, Said, Step, flip_a_bit, leaf, settings, train
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from msprobe_engine.settings.schema import ReplicaCheckSettings, RuleSettings
+from msprobe_integrations.torch.probe import TorchProbe
 
 pytestmark = pytest.mark.framework
 SMALL = "a.weight"
@@ -155,9 +160,6 @@ def one_is_off() -> tuple[int, float]:
     import time
 
     import parameter_cases as pc
-    from replica_cases import Ears, settings
-
-    from msprobe_integrations.torch.probe import TorchProbe
 
     model = pc.wrapped("ddp", pc.net())
     optimizer = pc.optimizer("adamw", [p for p in model.parameters() if p.requires_grad])
@@ -192,7 +194,7 @@ def incident(place: str) -> None:
         if step.number == 2 and step.rank == 1:
             flip_a_bit(leaf(step.model, name_of("ddp")))
 
-    train("ddp", 9, after_update=fault, place=place, incident=True, gradients=True)
+    train("ddp", 9, after_update=fault, place=place, incident="critical", gradients=True)
 
 
 def test_a_mismatch_is_an_incident_of_all_ranks(tmp_path: Path) -> None:
@@ -202,3 +204,83 @@ def test_a_mismatch_is_an_incident_of_all_ranks(tmp_path: Path) -> None:
     assert directory.name == "step4-replica_mismatch"
     assert {path.name for path in directory.iterdir()} >= {"rank0.json", "rank1.json", "samples_rank0.jsonl", "samples_rank1.jsonl"}
     assert "parameter a.weight" in (directory / "summary.md").read_text()
+
+
+def warning(place: str) -> None:
+    def fault(step: Step) -> None:
+        if step.number == 4 and step.rank == 1:
+            step.optimizer.param_groups[0]["params"][0].grad[0, 0] = 1e12  # this rank's alone: after the reduction
+
+    rules = [RuleSettings(rule="extreme_value")]
+    everything: dict[str, Any] = dict.fromkeys(("gradients", "parameters", "optimizer_states", "updates", "activations"), True)
+    everything["replica_check"] = ReplicaCheckSettings()  # it would say more, critically
+    train("ddp", 9, after_backward=fault, place=place, incident="warning", rules=rules, **everything)
+
+
+def test_any_rule_on_any_rank_writes_all_rings(tmp_path: Path) -> None:
+    """With `incident.severity: warning` a warning of rank 1 makes rank 0, which saw nothing, write its last steps too: every family."""
+    run_ranks(2, warning, str(tmp_path))
+    directory = tmp_path / "incidents" / "step4-extreme_value"
+    for rank in (0, 1):
+        lines = [json.loads(line) for line in (directory / f"samples_rank{rank}.jsonl").read_text().splitlines()]
+        families = {line["family"] for line in lines if "family" in line}
+        assert families >= {"grad_reduced", "param_origin", "param_updated", "exp_avg", "exp_avg_sq", "update", "ratio", "actv"}
+        assert {line["step"] for line in lines} >= {0, 1, 2, 3, 4}
+    assert json.loads((directory / "incident.json").read_text())["began"]["ranks"] == [1]
+
+
+def replicated_dtensors() -> list[Said]:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, distribute_module, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+
+    def spread(_name: str, module: nn.Module, where: DeviceMesh) -> None:
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            module.register_parameter(name, nn.Parameter(distribute_tensor(parameter.detach(), where, [Replicate()])))
+
+    torch.manual_seed(0)
+    model = distribute_module(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)), mesh, spread)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ears = Ears()
+    with tempfile.TemporaryDirectory() as place:
+        probe = TorchProbe(settings(place), extra_sinks=[ears])
+        probe.attach(model, optimizer)
+        for step in range(4):
+            probe.begin_step(step)
+            x = distribute_tensor(torch.randn(8, 4, generator=torch.Generator().manual_seed(step)), mesh, [Replicate()])
+            model(x).square().mean().backward()
+            optimizer.step()
+            if step == 1 and dist.get_rank() == 0:
+                flip_a_bit(leaf(model, "1.weight"))
+            optimizer.zero_grad()
+            probe.end_step()
+        probe.close()
+    return ears.said()
+
+
+def test_replicated_dtensors() -> None:
+    """Tensor parallel parameters that are placed as `Replicate` are compared along their dimension of the mesh."""
+    first, second = run_ranks(2, replicated_dtensors)
+    assert second == []
+    assert ("1.weight", "tp", (0, 1)) in [(said.name, said.group, said.ranks) for said in first if said.step == 2]
+
+
+def switched_on() -> list[Said]:
+    def at_step(probe: TorchProbe, step: int) -> None:
+        if step in (3, 6):
+            assert probe.monitor is not None
+            probe.follow(replace(probe.monitor, replica_check=ReplicaCheckSettings(interval=100 if step == 3 else 0)))
+
+    def fault(step: Step) -> None:
+        if step.rank == 1 and step.number in (1, 7):
+            flip_a_bit(leaf(step.model, name_of("ddp") if step.number == 1 else "module.b.weight"))
+
+    return train("ddp", 10, after_update=fault, at_step=at_step, replica_check=ReplicaCheckSettings())[0].said()
+
+
+def test_switched_on_while_the_training_runs() -> None:
+    """The first step after the check is switched on is compared, none after it is switched off."""
+    said = run_ranks(2, switched_on)[0]
+    assert (3, SMALL) in [(a.step, a.name) for a in said]
+    assert {a.step for a in said} == {3}
