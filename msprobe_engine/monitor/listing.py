@@ -100,9 +100,9 @@ def _ends_of(path: Path) -> list[int]:
     try:
         with open_file(path) as file:
             lines = [file.readline(_SPAN), file.readline(_SPAN), _last_line(file)]
-    except OSError:
+        header, *rows = (next(csv.reader([line.decode(errors="replace")]), []) for line in lines)
+    except (OSError, csv.Error):
         return []
-    header, *rows = (next(csv.reader([line.decode(errors="replace")]), []) for line in lines)
     at = header.index("step") if "step" in header else len(header)
     return [int(row[at]) for row in rows if at < len(row) and row[at].isascii() and row[at].isdigit() and len(row[at]) < 19]
 

@@ -122,6 +122,7 @@ def _add(found: Collected, table: Table, rank: int, family: str) -> None:
     """Put the table of a family into its pictures."""
     bins = len(found.starts)
     where = np.searchsorted(found.starts, table.steps, "right") - 1
+    there = ~_empty(table)
     for title, wanted in _titles(table, family).items():
         keys = [table.keys[i] for i in wanted]
         names = [layer_of(key.name, key.vpp_stage) for key in keys]
@@ -133,7 +134,7 @@ def _add(found: Collected, table: Table, rank: int, family: str) -> None:
             layer[wanted] = [picture.layers[name] for name in names]
             micro = np.zeros(len(table.keys), np.int64)
             micro[wanted] = [max(key.micro_step, 0) for key in keys]
-            rows = layer[table.ids] >= 0
+            rows = (layer[table.ids] >= 0) & there
             out = _by_layer(
                 values[rows],
                 kind,
@@ -148,6 +149,13 @@ def _add(found: Collected, table: Table, rank: int, family: str) -> None:
             if old is not None:
                 out[: len(old)] = np.fmax(out[: len(old)], old)
             picture.of_rank[rank] = out
+
+
+def _empty(table: Table) -> npt.NDArray[np.bool_]:
+    """Rows of tensors without elements (an expert without tokens): statistics are NaN there without one NaN in the tensor."""
+    none = np.zeros(len(table.ids), bool)
+    size = next((table.values[op] for op in ("norm", "min", "max") if op in table.values), None)
+    return none if size is None or "nans" not in table.values else np.isnan(size) & (table.values["nans"] == 0)
 
 
 def _titles(table: Table, family: str) -> dict[str, list[int]]:

@@ -88,9 +88,16 @@ def _whole_row(fd: int, end: int) -> int:
 
 
 def read_header(path: Path) -> list[str]:
-    """Columns of a CSV file, [] when it has none."""
-    with open(path, encoding="utf-8", errors="backslashreplace", newline="") as file:
-        return next(csv.reader(file), [])
+    """Columns of a CSV file, [] when it has none.
+
+    Raises:
+        SinkError: it cannot be read, or its first line is none of a table.
+    """
+    try:
+        with open(path, encoding="utf-8", errors="backslashreplace", newline="") as file:
+            return next(csv.reader(file), [])
+    except (OSError, csv.Error) as error:
+        raise SinkError(f"cannot read {path}: {error}; move it away, then a new file begins") from error
 
 
 def with_columns(path: Path, header: Sequence[str]) -> None:
@@ -124,7 +131,7 @@ def last_step(directory: Path) -> int | None:
                 tail = file.read().decode("utf-8", "backslashreplace")
             row = next(csv.reader(tail.splitlines()[-1:]), [])
             step = int(row[header.index("step")])
-        except (OSError, ValueError, IndexError, csv.Error):
+        except (OSError, ValueError, IndexError, csv.Error, SinkError):
             continue
         last = step if last is None else max(last, step)
     return last

@@ -120,6 +120,9 @@ def test_odd_files_do_not_stop_the_listing(tmp_path: Path) -> None:
     (here / "stack.json").symlink_to("/nonexistent")
     (here / "construct.json").mkdir()
     (here / "dump_tensor_data" / "c.pt").symlink_to(tmp_path)
+    (monitor := tmp_path / "monitor" / "Nov21_10-00-00-rank0-0123abcd").mkdir(parents=True)
+    (monitor / "actv_0-9.csv").write_bytes(b"vpp_stage,name,step\r0,w,3\r\n\xff\x00")
+    assert "actv" in look(tmp_path).text()
     found = look(tmp_path).dumps["."][3][0]
     assert (found.tensors, found.tensor_bytes) == (2, 1)
     assert found.files == ("dump.json", "stack.json", "construct.json")

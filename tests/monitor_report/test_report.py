@@ -48,6 +48,14 @@ def picture(data: dict[str, Any], statistic: str) -> dict[str, Any]:
     return dict(found[0])
 
 
+def test_a_tensor_without_elements_is_not_one_with_nan(tmp_path: Path) -> None:
+    """An expert that gets no token has rows without numbers: that is nothing bad, and the picture has its other steps."""
+    write(tmp_path, 0, {0: {"experts.0.w": [], "b.w": [1.0]}, 1: {"experts.0.w": [2.0], "b.w": [1.0]}, 2: {"b.w": [math.nan]}})
+    data = collect(open_run(tmp_path))
+    assert picture(data, "norm")["bad"] == [[], [2]]
+    assert [w["layer"] for w in data["worst"] if w["first_bad"] is not None] == ["b"]
+
+
 def test_layers_add_in_quadrature_and_the_largest_rank_counts(tmp_path: Path) -> None:
     """A layer's norm is that of all its tensors; over ranks the largest is shown, and each rank has its curve."""
     write(tmp_path, 0, {0: {"layers.0.a": [3.0], "layers.0.b": [4.0], "head.w": [1.0]}})
