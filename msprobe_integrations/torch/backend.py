@@ -12,7 +12,7 @@ from weakref import ref as weak
 import numpy as np
 import torch
 
-from msprobe_engine import hostkernel
+from msprobe_engine import hostkernel, log
 from msprobe_engine import rows as _rows
 from msprobe_engine.errors import DumpFormatError
 from msprobe_engine.records import TensorDescription, TensorRef
@@ -64,6 +64,7 @@ class TorchBackend(PairRows, Wanted, Job):
     def __init__(self, *, digest: bool = False) -> None:
         self._want = hostkernel.WANT_DIGEST if digest else 0
         self.unsupported: dict[str, int] = {}
+        self._said: set[str] = set()
         self._known: dict[tuple[Any, ...], tuple[TensorDescription, int, int]] = {}
         self._known_pairs = {}
         self._pool = MemoryPool()
@@ -245,6 +246,10 @@ class TorchBackend(PairRows, Wanted, Job):
 
     def _without(self, description: TensorDescription, why: str) -> TensorRef:
         self.unsupported[why] = self.unsupported.get(why, 0) + 1
+        kind, is_fault, _ = why.partition(": ")
+        if is_fault and kind not in self._said:  # what is only empty, freed or meta has no colon
+            self._said.add(kind)
+            log.warn_once(f"statistics {kind}", f"some tensors have no statistics, their rows have no numbers: {why}; said once")
         return TensorRef(-1, description)
 
     def _launch(self, step: Step, data: torch.Tensor, row: int, index0: int = 0) -> None:
