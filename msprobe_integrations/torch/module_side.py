@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from msprobe_integrations.torch.probe import TorchProbe
     from msprobe_integrations.torch.watch_collectives import CollectiveWatch
 
+MOST_PASSES = 2000
+"""Passes of a model that are noted in one step."""
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _KEYS = (
     "activations", "activation_gradients", "micro_batch_gradients", "layer_features", "stack_info", "print_struct", "targets",
@@ -165,9 +167,23 @@ class ModuleSide:
 
         def count(module: nn.Module, args: Any, kwargs: Any) -> None:  # noqa: ARG001
             if named.root.training and torch.is_grad_enabled() and _graph_task() == -1 and not torch.compiler.is_compiling():
-                forwards[chunk] = forwards.get(chunk, 0) + 1
+                forwards[chunk] = number = forwards.get(chunk, 0) + 1
+                if number > MOST_PASSES:
+                    self._no_end()
 
         return count
+
+    def _no_end(self) -> None:
+        """What a step shows is kept until it ends; one that never ends must not fill the memory."""
+        self.on = False
+        self.probe.pipeline.lose("passes of a step without end")
+        for watch in self.probe.parameters.watches:
+            watch.no_more_micro_batches()
+        warn_once(
+            "monitor: no end of the step",
+            f"monitor: the model was called {MOST_PASSES} times in one step; of further passes until its end nothing is noted. If another "
+            "optimizer than the one that is watched updates the model now, attach that one (TrainerMon: stop() and a new one)",
+        )
 
     def _check_targets(self, models: Sequence[nn.Module], modules: Sequence[Named]) -> None:
         """A name that nothing has is a mistake in the settings, said with the names that look most like it."""

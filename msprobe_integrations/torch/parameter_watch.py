@@ -150,6 +150,10 @@ class ParameterWatch:
                 self._micro_on = False
                 self._probe.faults.fail(MICRO, error)
 
+    def no_more_micro_batches(self) -> None:
+        """For the rest of this step."""
+        self._micro_on = False
+
     def unreduced(self, piece: Piece, gradient: torch.Tensor, phase: str = ACCUMULATED, micro_step: int = -1, part: bool = False) -> None:
         """This rank's gradient before the reduction (``unreduced_gradients``). The last one of a step counts.
 
