@@ -67,7 +67,7 @@ class Advice:
         window = None if probe is None else probe._window
         if probe is None or window is None or not self._began or not window.wanted(frame.step, frame.rank):
             return
-        self._left -= 1
+        self._left = 0 if "skipped" in frame.scalars else self._left - 1  # an update was seen
         if text := self._missing(probe, frame):
             self._left = 0
             _log.warning(text)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
+from msprobe_engine.log import get_logger
 from msprobe_integrations.torch.exchanges import Exchanges
 from msprobe_integrations.torch.parameter_norms import note_norms
 from msprobe_integrations.torch.parameter_watch import ParameterWatch
@@ -19,6 +20,13 @@ if TYPE_CHECKING:
 
 Find = Callable[["TorchProbe", Sequence[nn.Module], Any], "ParameterSource | None"]
 _PART = "parameter monitor"
+_log = get_logger()
+IDLE = 10
+"""Monitored steps without an update after which it is said."""
+_GONE = (
+    "monitor: an optimizer that is watched has made no update for %d monitored steps, so there are no rows of gradients and parameters. "
+    "If another one has taken its place, attach that one; a step of the probe ends after the update"
+)
 
 
 class Attached(NamedTuple):
@@ -90,6 +98,10 @@ class ParameterSide:
             with self._probe.guard(_PART):
                 for watch in self.watches:
                     watch.end_step(again)
+                    if watch.idle >= 0:
+                        watch.idle += 1
+                        if watch.idle == IDLE:
+                            _log.warning(_GONE, IDLE)
                 note_norms(self._probe, scalars)
 
     def remove(self) -> None:

@@ -49,6 +49,7 @@ class ParameterWatch:
         on_update: called after every update of the optimizer with True when it was skipped; for loops that take an update for a step.
         replicas: told of every update; None: nobody compares replicas.
         entry_only: gradients are taken only at the entry of the optimizer's step, under the phase they have reached by then.
+        idle: monitored steps that have ended since the last update; -1 before the first.
         in_place: between the backward pass and the update gradients change without a new version (a reduction over ranks).
     """
 
@@ -58,6 +59,7 @@ class ParameterWatch:
         self.on_update: Callable[[bool], None] | None = None
         self.replicas: ReplicaCheck | None = None
         self.entry_only = False
+        self.idle = -1
         self.in_place = True
         self.source = source
         self._probe = probe
@@ -218,6 +220,7 @@ class ParameterWatch:
         """The update is done, or was skipped (a tensor: not known on the host, 0 or 1): parameters, states, update and ratio.
         Calls `on_update`."""
         sure = skipped is True
+        self.idle = 0
         if self.active:
             if not sure:
                 self._probe.backend.forget()  # fused updates leave version counters as they are
