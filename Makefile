@@ -78,9 +78,9 @@ lint: $(VENV)/.installed
 	$(BIN)/lint-imports
 
 test: system-packages venv-mcore19 lint
-	$(BIN)/python -m pytest --ignore=tests/megatron $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --ignore=tests/megatron --ignore=tests/monitor_faults $(PYTEST_ARGS)
 	@# in a process of their own: the device shim that lets Megatron train on a CPU wraps functions of torch for good
-	MSPROBE_MCORE19='$(CURDIR)/$(MCORE19_DIR)' $(BIN)/python -m pytest tests/megatron $(PYTEST_ARGS)
+	MSPROBE_MCORE19='$(CURDIR)/$(MCORE19_DIR)' $(BIN)/python -m pytest tests/megatron tests/monitor_faults $(PYTEST_ARGS)
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/overhead.py
