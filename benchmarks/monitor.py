@@ -22,7 +22,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 import gpt
-from overhead import Worker, quantiles
+from overhead import Worker, alternate
 from overhead_worker import MONITOR_MODES
 
 
@@ -86,21 +86,10 @@ def main() -> None:
             workers["ours"] = Worker(sys.executable, "ours", mode, a, root / "ours")
             for name, python in existing.items():
                 workers[name] = Worker(python, "existing", mode, a, root / name)
-            times: dict[str, list[float]] = {name: [] for name in workers}
-            try:
-                for worker in workers.values():
-                    worker.run(3)
-                for _ in range(a.rounds):
-                    for name, worker in workers.items():
-                        times[name].append(worker.run(a.steps))
-            finally:
-                for worker in workers.values():
-                    worker.quit()
-        ratio = {n: quantiles([t / b for t, b in zip(times[n], times["none"])]) for n in workers if n != "none"}
-        base = statistics.median(times["none"])
+            ratio, base = alternate(workers, a.rounds, a.steps)
         tensors, size = amounts[mode]
         goal = 1 + (1.5 * size / speed + 10e-6 * tensors) / base if tensors else 1.002
-        shown = " | ".join(ratio[n] for n in workers if n != "none")
+        shown = " | ".join(ratio.values())
         print(f"| {mode} | {shown} | {goal:.3f} | {tensors} | {size / 1e6:.0f} | {base * 1e3:.0f} |", flush=True)
 
 

@@ -75,18 +75,24 @@ def measure(mode: str, a: argparse.Namespace, root: Path) -> tuple[str, str, flo
         workers["ours"] = Worker(sys.executable, "ours", mode, a, root / "ours")
     if a.existing and mode not in ONLY_OURS:
         workers["existing"] = Worker(a.existing, "existing", mode, a, root / "existing")
+    ratios, base = alternate(workers, a.rounds, a.steps)
+    return ratios.get("ours", "-"), ratios.get("existing", "-"), base * 1e3
+
+
+def alternate(workers: dict[str, Worker], rounds: int, steps: int) -> tuple[dict[str, str], float]:
+    """Let the workers take turns and end. Ratios to the worker ``none`` with their quantiles, and its median step in seconds."""
     times: dict[str, list[float]] = {name: [] for name in workers}
     try:
         for worker in workers.values():
             worker.run(3)
-        for _ in range(a.rounds):
+        for _ in range(rounds):
             for name, worker in workers.items():
-                times[name].append(worker.run(a.steps))
+                times[name].append(worker.run(steps))
     finally:
         for worker in workers.values():
             worker.quit()
     ratios = {n: quantiles([t / b for t, b in zip(times[n], times["none"])]) for n in workers if n != "none"}
-    return ratios.get("ours", "-"), ratios.get("existing", "-"), statistics.median(times["none"]) * 1e3
+    return ratios, statistics.median(times["none"])
 
 
 def main() -> None:

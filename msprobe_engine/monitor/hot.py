@@ -21,6 +21,7 @@ from msprobe_engine import log
 from msprobe_engine.errors import ProbeError, SettingsError
 from msprobe_engine.incident.notify import MAX_BYTES, Notifier
 from msprobe_engine.settings import text
+from msprobe_engine.settings.hot import file_state
 from msprobe_engine.settings.load import read_settings, recognise
 from msprobe_engine.settings.schema import MonitorSettings, ProbeSettings
 from msprobe_engine.sinks.files import replace_file
@@ -76,7 +77,7 @@ class HotMonitor:
         self._kind, self._rank, self._world, self._notifier, self._clock = kind, rank, world_size, notifier, clock
         self._settings = settings
         self._wanted: deque[Change] = deque([Change(_NEXT, first)] if first is not None else ())
-        self._seen: tuple[int, int] | None = self._state()
+        self._seen: tuple[int, int] | None = file_state(self.path)
         self._not_before = float("-inf")
         self._looks: deque[float] = deque(maxlen=8)
         self._window = _window(settings)
@@ -121,18 +122,11 @@ class HotMonitor:
         if self._notifier is not None:
             self._notifier.close()
 
-    def _state(self) -> tuple[int, int] | None:
-        try:
-            found = os.stat(self.path)
-        except OSError:
-            return None
-        return found.st_mtime_ns, found.st_size
-
     def _look(self, step: int) -> None:
         begin = self._clock()
         if begin < self._not_before:
             return
-        state = self._state()
+        state = file_state(self.path)
         self._looks.append(self._clock() - begin)
         if len(self._looks) == self._looks.maxlen and (shortest := min(self._looks)) > CHEAP_SECONDS:
             self._not_before = begin + COST * shortest
@@ -186,7 +180,7 @@ class HotMonitor:
         said = f"the monitor has taken {times} steps and is off"
         try:
             raw = _bytes(self.path)
-            if self._state() != self._seen:
+            if file_state(self.path) != self._seen:
                 return  # somebody has changed it meanwhile: that is the next settings
             after = switched_off(raw, self.path)
             if after is None:
@@ -194,7 +188,7 @@ class HotMonitor:
                 return
             target = Path(os.path.realpath(self.path))
             replace_file(target, after, stat.S_IMODE(os.stat(target).st_mode))
-            self._seen = self._state()
+            self._seen = file_state(self.path)
             log.info(f"{said}; {self.path} says so, switch it on there to start again")
         except (OSError, ProbeError) as error:
             log.warning(f"{said}, but {self.path} could not be changed to say so: {error}")

@@ -20,6 +20,15 @@ SECONDS_ON, SECONDS_OFF = 0.5, 3.0
 Check = Callable[[ProbeSettings], None]
 
 
+def file_state(path: Path) -> tuple[int, int] | None:
+    """What changes when a file is written: time (ns) and size; None when there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
+
+
 class HotSwitch:
     """Looks whether the file has changed and reads it again.
 
@@ -48,7 +57,7 @@ class HotSwitch:
         self._check = check
         self._clock = clock
         self._looked = float("-inf")
-        self._seen = self._state()
+        self._seen = file_state(self.path)
 
     @property
     def on(self) -> bool:
@@ -61,7 +70,7 @@ class HotSwitch:
         if now - self._looked < (SECONDS_ON if self.on else SECONDS_OFF):
             return None
         self._looked = now
-        state = self._state()
+        state = file_state(self.path)
         if state is None or state == self._seen:
             return None
         self._seen = state
@@ -70,13 +79,6 @@ class HotSwitch:
             return None
         self._settings = read
         return read
-
-    def _state(self) -> tuple[int, int] | None:
-        try:
-            found = os.stat(self.path)
-        except OSError:
-            return None
-        return found.st_mtime_ns, found.st_size
 
     def _read(self) -> ProbeSettings:
         before = self._settings.dump
