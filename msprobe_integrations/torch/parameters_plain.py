@@ -231,6 +231,13 @@ class PlainSource:
             groups = self._optimizer.param_groups
             if groups:
                 watch.scalar("learning_rate", groups[0].get("lr"))
+        try:
+            return self._at_update(watch, args, kwargs)
+        except Exception as error:
+            self._probe.faults.fail(_PART, error)
+        return None
+
+    def _at_update(self, watch: ParameterWatch, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Any:
         if not watch.awake:
             return None
         if self._touched:  # no backward pass of DDP was the last one: the training reduces by itself

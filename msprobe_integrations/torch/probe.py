@@ -23,7 +23,6 @@ import torch
 from torch import nn
 
 from msprobe_engine.guard import Guard
-from msprobe_engine.log import get_logger, set_rank
 from msprobe_engine.monitor.hot import HotMonitor
 from msprobe_engine.pipeline import CLOSE_PATIENCE
 from msprobe_engine.records import Entry, Frame, Sample, TensorRef
@@ -36,14 +35,12 @@ from msprobe_integrations.torch.advice import Advice, chunks_of
 from msprobe_integrations.torch.attempts import Attempts
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.hot import hot_monitor
+from msprobe_integrations.torch.membership import Membership
 from msprobe_integrations.torch.module_side import ModuleSide
 from msprobe_integrations.torch.notify import find_notifier
 from msprobe_integrations.torch.parameter_side import Attached, Find, ParameterSide
 from msprobe_integrations.torch.plans import Plans
-from msprobe_integrations.torch.rank_watch import RankWatch, watch_ranks
 from msprobe_integrations.torch.wants import Wants
-
-_log = get_logger()
 
 
 class TorchProbe:
@@ -72,9 +69,7 @@ class TorchProbe:
         self._closed = False
         self._said = False
         self._in_step = False
-        self._alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
-        rank = self.backend.rank()
-        self._rank = rank
+        self._membership = Membership(self)
         m = settings.monitor if settings.monitor is not None and settings.monitor.enabled else None
         self._window = _window_of(m)
         self._due = False
@@ -82,8 +77,6 @@ class TorchProbe:
         self._file: Path | None = None
         self._follower: HotMonitor | None = None
         self.parameters = ParameterSide(self)
-        self._compared = False
-        self._ranks: RankWatch | None = None
         self._advice = Advice(self)
         self.pipeline.listeners.append(self._advice.on_frame)
         self.plans = Plans(self.session)
@@ -188,7 +181,7 @@ class TorchProbe:
                 self._watch.attach(self._models)
         self.parameters.stale = True
         if self._in_step:
-            self._due = self._window is not None and self._window.wanted(self.step, self._rank)
+            self._due = self._window is not None and self._window.wanted(self.step, self._membership.rank)
             with self.guard("capture"):
                 self._begin_monitor()
         if not in_update:
@@ -212,25 +205,16 @@ class TorchProbe:
             return
         self.step = step
         self._in_step = True
+        self._due = False
+        with self.guard("step begin"):
+            self._begin(step)
+
+    def _begin(self, step: int) -> None:
         if not self._said:
             self._said = True
             self.session.say_what_is_on()
-        if self._rank is None and (rank := self.backend.rank()) is not None:
-            self._rank = rank
-            set_rank(rank)
-            if rank:
-                _log.warning(
-                    "the process group came up after the probe: this rank's files are named as if it had none; build the probe after it"
-                )
-        if self._alone and torch.distributed.is_available() and torch.distributed.is_initialized():
-            self._alone = False
-            with self.guard("incidents"):
-                self._meet()
-        if not self._alone and not self._compared:
-            self._compared = True
-            with self.guard("rule outlier_rank"):
-                self._compare_ranks()
-        self._due = self._window is not None and self._window.wanted(step, self._rank)
+        self._membership.look()
+        self._due = self._window is not None and self._window.wanted(step, self._membership.rank)
         self.parameters.begin_step(self._due)
         if self._paused or not self.faults.enabled("capture"):
             return
@@ -241,20 +225,6 @@ class TorchProbe:
     def _begin_monitor(self) -> None:
         if self._watch is not None:
             self._watch.begin() if self._due else self._watch.remove()
-
-    def _meet(self) -> None:
-        """The process group came up after the probe: from now on incidents are announced between the ranks."""
-        incidents, notifier = self.session.incidents, find_notifier(Path(self.settings.output_dir))
-        if incidents is not None and notifier is not None:
-            incidents.notifier.close()
-            incidents.notifier = notifier
-            incidents.world_size = self.backend.world_size()
-
-    def _compare_ranks(self) -> None:
-        """Where a rule wants the numbers of the ranks beside each other: a collective call in the first step."""
-        self._ranks = watch_ranks(self.pipeline.rules, self.monitor.rank if self.monitor is not None else ())
-        if self._ranks is not None:
-            self.pipeline.listeners.append(self._ranks.on_frame)
 
     def attempts(self, step: int, reset: Callable[[], Any] | None = None) -> Iterator[int]:
         """Begin a step whose forward and backward pass may run a second time, with everything captured, when a critical alert of a
@@ -302,7 +272,7 @@ class TorchProbe:
                 self._watch.end_step()
             if self._due and self._window is not None:
                 self._window.take()
-            again = self._window is not None and self._window.wanted(self.step + 1, self._rank)
+            again = self._window is not None and self._window.wanted(self.step + 1, self._membership.rank)
             if self._watch is not None and not again:
                 self._watch.remove()
         if self._due:
@@ -385,8 +355,7 @@ class TorchProbe:
             self.pipeline.advance(wait=True)
             self.parameters.finish(CLOSE_PATIENCE)
         self.session.close()
-        if self._ranks is not None:
-            self._ranks.close()
+        self._membership.close()
         self.parameters.close()
 
 
