@@ -95,7 +95,8 @@ function heat(parent, rows, names, bad, label, where) {
     }
   });
   pen.fillStyle = css("--soft"); pen.textAlign = "left";
-  pen.fillText(label + (good.length ? ", " + show(log ? 10 ** low : low) + " to " + show(log ? 10 ** high : high) + "; red: NaN, Inf" : ""), left, tall * names.length + 13);
+  const note = label + (good.length ? ", " + show(log ? 10 ** low : low) + " to " + show(log ? 10 ** high : high) + "; red: NaN, Inf" : "");
+  pen.fillText(note, Math.max(0, Math.min(left, width - 4 - pen.measureText(note).width)), tall * names.length + 13);
   node.onmousemove = (e) => {
     const r = Math.floor(e.offsetY / tall), c = Math.floor((e.offsetX - left) / wide);
     if (r < 0 || r >= names.length || c < 0 || c >= rows[r].length) return hush();
@@ -169,9 +170,9 @@ if (data.scalars.length) {
 }
 if (data.worst.length) {
   make("h2", page, "Layers that stand out"); const card = make("div", page, null, "card scroll");
-  make("p", card, "First those with NaN or Inf, then by the largest factor over their own median, or between one rank and the median of all.");
+  make("p", card, "First those with NaN or Inf, then by the largest factor over their own median, or between one rank and the median of all. 1/5 is a fall to a fifth.");
   table(card, ["layer", "family", "first NaN or Inf", "largest jump", "at step", "rank apart", "by a factor", "alerts"], data.worst.map((w) =>
-    [w.layer, w.family, w.first_bad === null ? "" : ["step " + w.first_bad, "critical"], show(w.jump), w.jump_step, w.rank, w.rank === null ? "" : w.rank_factor === null ? "not finite" : show(w.rank_factor), w.alerts]));
+    [w.layer, w.family, w.first_bad === null ? "" : ["step " + w.first_bad, "critical"], (w.below ? "1/" : "") + show(w.jump), w.jump_step, w.rank, w.rank === null ? "" : w.rank_factor === null ? "not finite" : show(w.rank_factor), w.alerts]));
 }
 make("h2", page, "Families"); const families = make("div", page, null, "grid");
 [...new Set(data.pictures.map((p) => p.family))].forEach((name) => family(families, name));

@@ -31,6 +31,8 @@ WORST = 60
 NOTABLE = 3.0
 """A layer stands out when it leaves its own median, or the other ranks, by this factor."""
 _GRADIENTS = ("grad_unreduced", "grad_reduced")
+_FILLING = ("exp_avg", "exp_avg_sq", "opt_state")
+"""Families that begin at zero and fill: that they are small in the first steps is no news in any run."""
 
 Progress = Callable[[str], None]
 
@@ -328,12 +330,14 @@ def _worst(found: Collected, alerts: Iterable[Mapping[str, Any]]) -> list[dict[s
             line = stack[:, i].max(0)
             bad = np.flatnonzero(np.isnan(line) | (line == np.inf)) if group.statistic == "norm" else np.flatnonzero(line > 0)
             good = line[np.isfinite(line) & (line > 0)]
-            jump, at = 1.0, -1
+            jump, at, below = 1.0, -1, False
             if len(good) > 1 and group.statistic == "norm":
                 with np.errstate(divide="ignore", invalid="ignore"):
-                    far = np.abs(np.log10(np.where(np.isfinite(line) & (line > 0), line, np.nan) / np.median(good)))
-                at = int(np.nanargmax(far))
-                jump = float(10 ** far[at])
+                    far = np.log10(np.where(np.isfinite(line) & (line > 0), line, np.nan) / np.median(good))
+                if group.family in _FILLING:
+                    far = np.where(far < 0, 0.0, far)
+                at = int(np.nanargmax(np.abs(far)))
+                jump, below = float(10 ** abs(far[at])), bool(far[at] < 0)
             far_rank = int(np.argmax(apart[i]))
             factor = float(10 ** min(apart[i][far_rank], 300)) if np.isfinite(apart[i][far_rank]) else None
             if not len(bad) and jump < NOTABLE and (factor is not None and factor < NOTABLE):
@@ -341,7 +345,7 @@ def _worst(found: Collected, alerts: Iterable[Mapping[str, Any]]) -> list[dict[s
             out.append({
                 "layer": name, "family": group.family, "statistic": group.statistic,
                 "first_bad": int(found.starts[bad[0]]) if len(bad) else None,
-                "jump": round(jump, 3), "jump_step": int(found.starts[at]) if at >= 0 else None,
+                "jump": round(jump, 3), "below": below, "jump_step": int(found.starts[at]) if at >= 0 else None,
                 "rank": list(ranks)[far_rank] if len(ranks) > 1 else None, "rank_factor": factor if factor is None else round(factor, 3),
                 "alerts": named[name],
             })  # fmt: skip

@@ -20,6 +20,7 @@ from msprobe_engine.errors import UsageError
 from msprobe_engine.monitor.reader import open_run
 from msprobe_engine.monitor.report import render, write_report
 from msprobe_engine.monitor.report_data import BINS, LINES, MAX_ALERTS, collect
+from msprobe_engine.records import Sample
 from msprobe_engine.rules.base import Alert
 from msprobe_engine.settings.schema import CsvSettings, MonitorSettings
 from msprobe_engine.sinks.csv import CsvSink
@@ -76,7 +77,7 @@ def test_what_is_not_finite_is_named_first(tmp_path: Path) -> None:
     assert norm["bad"] == [[5], []]
     assert (data["worst"][0]["layer"], data["worst"][0]["first_bad"]) == ("layers.1", 5)
     jump = next(w for w in data["worst"] if w["layer"] == "layers.10")
-    assert (jump["jump"], jump["jump_step"]) == (10.0, 3)
+    assert (jump["jump"], jump["below"], jump["jump_step"]) == (10.0, False, 3)
     assert data["timeline"] == [{"rule": "nan_inf", "severity": "critical", "marks": [(5, 1)]}]
     assert data["meanings"] == [{"rule": "nan_inf", "meaning": "m", "next": "n"}]
 
@@ -167,3 +168,16 @@ def test_a_browser_draws_it(binary: Callable[[str], str], tmp_path: Path) -> Non
     assert "&lt;/script&gt;" in body
     subprocess.run([*command, "--screenshot=shot.png", page], cwd=tmp_path, capture_output=True, timeout=120, check=True)
     assert (tmp_path / "shot.png").stat().st_size > 20_000
+
+
+def test_a_fall_is_told_from_a_rise_and_moments_that_fill_are_no_news(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A norm that falls to a tenth of its median is said as 1/10; a second moment that is small in the first step is not said."""
+    sink = CsvSink(CsvSettings(), MonitorSettings(), output_dir=tmp_path, rank=0)
+    for step, (gradient, moment) in enumerate([(10.0, 0.1), (10.0, 5.0), (1.0, 5.0), (10.0, 5.0)]):
+        frame = frame_of({"a.w": [gradient], "b.w": [moment]}, step=step)
+        frame.samples[1] = Sample("exp_avg_sq", "b.w", frame.samples[1].ref)
+        sink.write(frame, [])
+    sink.close()
+    assert main(["monitor", "report", str(tmp_path)]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "median" in line]
+    assert lines == ["  a (grad_reduced, reduced): 1/10 of its median at step 2"]
