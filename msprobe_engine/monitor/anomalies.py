@@ -117,11 +117,14 @@ def pipelines_of(infos: Mapping[int, Mapping[str, Any]]) -> dict[int, tuple[int,
     """Rank to its stage and the ranks of its pipeline.
 
     Args:
-        infos: ``pp``, ``tp``, ``dp``, ... of each rank.
+        infos: ``pp``, ``tp``, ``dp``, ... of each rank. Who has no ``pp`` is a pipeline alone: ranks of DDP are copies of each other.
     """
-    out = {}
+    out: dict[int, tuple[int, tuple[int, ...]]] = {}
     for rank, info in infos.items():
-        stage = whole(info.get("pp")) or 0
+        stage = whole(info.get("pp"))
+        if stage is None:
+            out[rank] = 0, (rank,)
+            continue
         same = [r for r, other in infos.items() if all(other.get(k) == info.get(k) for k in ("dp", "tp", "cp", "ep"))]
         out[rank] = stage, tuple(same)
     return out

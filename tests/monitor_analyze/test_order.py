@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.monitor.analyze import Moment, folded, in_order, ranks_text
-from msprobe_engine.monitor.anomalies import Anomaly
+from msprobe_engine.monitor.anomalies import Anomaly, pipelines_of
 
 WORDS = (
     "param_origin", "actv", "loss", "actv_grad", "pre_grad", "acc_grad", "post_grad", "unscaled_grad", "clipped_grad", "exp_avg",
@@ -128,3 +128,10 @@ def test_ranks_that_agree_are_one() -> None:
     ]  # fmt: skip
     assert ranks_text([0, 1, 2, 5, 7, 8]) == "ranks 0-2, 5, 7-8"
     assert ranks_text([3]) == "rank 3"
+
+
+def test_ranks_without_pipeline_stages_are_no_pipeline() -> None:
+    """Ranks of DDP, which say nothing about stages, stand alone; with stages, those that differ in nothing else belong together."""
+    assert pipelines_of({0: {}, 1: {}, 2: {"dp": 0}}) == {0: (0, (0,)), 1: (0, (1,)), 2: (0, (2,))}
+    stages = {rank: {"pp": rank // 2, "dp": rank % 2} for rank in range(4)}
+    assert pipelines_of(stages) == {0: (0, (0, 2)), 1: (0, (1, 3)), 2: (1, (0, 2)), 3: (1, (1, 3))}
