@@ -6,7 +6,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+
+EPILOG = """\
+examples:
+  msprobe check-config probe.yaml
+  msprobe check-config monitor_config.json --json
+  MSPROBE_CONFIG=probe.yaml msprobe check-config
+
+exit codes: 0 the file is right, 2 it has mistakes or cannot be read"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,12 +23,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", nargs="?", help="the settings file; without it the one that MSPROBE_CONFIG names")
     parser.add_argument("--kind", choices=("probe", "dump", "monitor"), help="kind of the file; default: recognised by its keys")
     parser.add_argument("--json", action="store_true", help="print JSON instead of YAML")
+    parser.epilog = EPILOG
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the resolved settings."""
     import yaml
 
+    from msprobe_engine.errors import SettingsError
     from msprobe_engine.rules.build import build_rules
     from msprobe_engine.settings.load import read_settings
     from msprobe_engine.settings.tree import to_tree
@@ -27,7 +38,11 @@ def run(args: argparse.Namespace) -> int:
     settings, warnings = read_settings(args.path, kind=args.kind)
     for line in warnings:
         print(f"remark: {line}", file=sys.stderr)
-    build_rules(settings)  # the arguments of rules are known to the rules alone
+    try:
+        build_rules(settings)  # the arguments of rules are known to the rules alone
+    except SettingsError as error:
+        where = args.path or os.environ["MSPROBE_CONFIG"]
+        raise SettingsError("\n".join(f"{where}: {line}" for line in str(error).splitlines())) from error
     tree = to_tree(settings)
     print(json.dumps(tree, indent=2) if args.json else yaml.safe_dump(tree, sort_keys=False).rstrip())
     return 0

@@ -7,11 +7,19 @@ import argparse
 import json
 from pathlib import Path
 
+EPILOG = """\
+examples:
+  msprobe show runs/a
+  msprobe show runs/a --json
+
+exit codes: 0 done, 2 no such directory"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of ``msprobe show``."""
     parser.add_argument("path", type=Path, help="output directory of a run")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.epilog = EPILOG
 
 
 def run(args: argparse.Namespace) -> int:

@@ -19,7 +19,7 @@ def build_rules(settings: ProbeSettings) -> list[Rule]:
     """The rules of `settings.rules` in their order. Where none is given and frames are taken all the time: ``nan_inf``.
 
     Raises:
-        SettingsError: unknown rule, unknown or wrong argument, a kind that the rule does not look at.
+        SettingsError: unknown rule, unknown or wrong argument, a kind that the rule does not look at; one line per rule that is wrong.
     """
     wanted = settings.rules
     if not wanted and (settings.monitor is not None or settings.incident.level):
@@ -27,14 +27,17 @@ def build_rules(settings: ProbeSettings) -> list[Rule]:
     layouts = LayoutCache()
     named = {rule.rule for rule in wanted}
     rules: list[Rule] = []
+    mistakes: list[str] = []
     for rule in wanted:
-        if rule.rule == RECOMMENDED:
-            rules += _recommended(rule, named, layouts)
-        else:
-            rules.append(_build(rule, layouts))
+        try:
+            rules += _recommended(rule, named, layouts) if rule.rule == RECOMMENDED else [_build(rule, layouts)]
+        except SettingsError as error:
+            mistakes.append(str(error))
     names = [rule.name for rule in rules if isinstance(rule, ConditionRule)]
     for name in sorted({name for name in names if names.count(name) > 1}):
-        raise SettingsError(f"rules: two conditions have the name {name!r}; give each its own")
+        mistakes.append(f"rules: two conditions have the name {name!r}; give each its own")
+    if mistakes:
+        raise SettingsError("\n".join(mistakes))
     return rules
 
 

@@ -51,8 +51,10 @@ def test_remarks_are_shown_whatever_the_log_level(tmp_path: Path, capsys: pytest
 
 
 def test_arguments_of_rules_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A misspelt argument of a rule, which would end a launch, is a mistake here too."""
+    """A misspelt argument of a rule, which would end a launch, is a mistake here too; every rule that is wrong has its line."""
     path = tmp_path / "probe.yaml"
-    path.write_text("rules: [{rule: turbulence, args: {thresold: 3}}]")
+    path.write_text("rules: [{rule: turbulence, args: {thresold: 3}}, {rule: condition, args: {name: x, when: 'foo(1)'}}, {rule: nan_inf}]")
     assert main(["check-config", str(path)]) == 2
-    assert "has no argument 'thresold'; did you mean 'threshold'?" in capsys.readouterr().err
+    first, second = capsys.readouterr().err.splitlines()
+    assert "has no argument 'thresold'; did you mean 'threshold'?" in first
+    assert second.startswith(f"{path}: rules: condition 'x', when, column 1: there is no function 'foo'")
