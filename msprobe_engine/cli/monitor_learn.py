@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 EPILOG = """\
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """0: done, 1: false alarms in a run that was checked."""
     from msprobe_engine.errors import UsageError
-    from msprobe_engine.monitor.learn import check, describe, learn
+    from msprobe_engine.monitor.learn import alerts_of, check, describe, learn
     from msprobe_engine.progress import progress
     from msprobe_engine.rules.bands import save_bands
 
@@ -38,6 +39,10 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--patience {args.patience}: expected 1 or more")
     if not args.output.parent.is_dir():
         raise UsageError(f"{args.output}: the directory {args.output.parent} is not there; make it or name another place")
+    for path in args.runs:
+        if count := alerts_of(path):
+            what = f"{count} alert{'s' if count > 1 else ''} in this run"
+            print(f"{path}: {what}: is it healthy? Bands learned from a fault let the next one pass", file=sys.stderr)
     learned = learn(args.runs, patience=args.patience, progress=lambda items: progress(items, "learning"))
     save_bands(learned.bands, args.output)
     print("\n".join(describe(learned)))

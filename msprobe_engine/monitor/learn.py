@@ -112,6 +112,16 @@ def learn(paths: Sequence[Path], *, patience: int = 3, progress: Progress = lamb
     return out
 
 
+def alerts_of(path: Path) -> int:
+    """How many alerts a run has, ends of lasting ones not counted: one with alerts may be no healthy one.
+
+    Raises:
+        UsageError: nothing of a monitor at `path`.
+    """
+    run = open_run(path)
+    return sum(not (alert.get("extra") or {}).get("over") for rank in run.ranks for alert in run.alerts(rank))
+
+
 def check(bands: Bands, path: Path, *, progress: Progress = lambda items: items) -> tuple[list[Alarm], int]:
     """Holds another run against bands, as rule ``learned`` would have done.
 
@@ -133,7 +143,7 @@ def check(bands: Bands, path: Path, *, progress: Progress = lambda items: items)
             limits = Limits([band], bands.knots, 1.0)
             steps = sorted({step for line in lines for step in _begins(line, limits, bands.patience)})
             if steps:
-                alarms.append(Alarm(f"{what} {op} {metric}" if op else metric, steps))
+                alarms.append(Alarm(f"{what} {op} {_plain(metric)}" if op else metric, steps))
     return alarms, known
 
 
@@ -160,6 +170,14 @@ def _metrics(runs: Sequence[Run], what: str) -> Iterator[tuple[str, str, list[_L
                     keyed.setdefault(key, []).append(_Line(*series))
         for key, lines in keyed.items():
             yield op, sample_key(key.vpp_stage, key.micro_step, key.phase, key.detail, key.name), lines
+
+
+def _plain(metric: str) -> str:
+    """`sample_key` for the eye: without what is as always (stage 0, no micro batch), the name first."""
+    stage, micro, phase, detail, name = metric.split(" ", 4)
+    words = [phase, detail, f"micro step {micro}" if micro != "-1" else "", f"virtual stage {stage}" if stage != "0" else ""]
+    told = ", ".join(word for word in words if word)
+    return f"{name} ({told})" if told else name
 
 
 def _steps_of(runs: Sequence[Run]) -> tuple[int, int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,9 @@ def test_check_counts_false_alarms(learned: tuple[Path, Path], tmp_path: Path, c
     good, bands = learned
     run(tmp_path / "good2", 1, csv=True)
     assert main(["monitor", "learn", str(good), "-o", str(tmp_path / "b.json"), "--check", str(tmp_path / "good2")]) == 0
-    assert " 0 false alarms" in capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert " 0 false alarms" in out
+    assert "healthy" not in err
     assert json.loads((tmp_path / "b.json").read_text())["scalars"] == json.loads(bands.read_text())["scalars"]
 
     def fault(step: Step) -> None:
@@ -59,7 +62,19 @@ def test_check_counts_false_alarms(learned: tuple[Path, Path], tmp_path: Path, c
 
     run(tmp_path / "bad", 1, csv=True, after_backward=fault)
     assert main(["monitor", "learn", str(good), "-o", str(tmp_path / "b.json"), "--check", str(tmp_path / "bad")]) == 1
-    assert "grad_reduced norm 0 -1 reduced  layers.0.fc1.weight: steps 62" in capsys.readouterr().out
+    assert "grad_reduced norm layers.0.fc1.weight (reduced): steps 62" in capsys.readouterr().out
+
+
+def test_a_run_with_alerts_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Who learns from a run in which a rule fired is asked whether it is healthy; ends of lasting alerts are not counted. It is learned."""
+
+    def fault(step: Step) -> None:
+        if step.number == 60:
+            step.model.layers[0].fc1.weight.grad.mul_(1000.0)
+
+    run(tmp_path / "bad", 1, csv=True, rules=(RuleSettings(rule="exploding_gradient"),), after_backward=fault)
+    assert main(["monitor", "learn", str(tmp_path / "bad"), "-o", str(tmp_path / "b.json")]) == 0
+    assert re.search(rf"{tmp_path}/bad: \d+ alerts? in this run: is it healthy\?", capsys.readouterr().err)
 
 
 def test_the_rule_is_quiet_and_catches(learned: tuple[Path, Path], tmp_path: Path) -> None:
