@@ -75,7 +75,7 @@ class HotMonitor:
     ) -> None:
         self.path = Path(path)
         self._kind, self._rank, self._world, self._notifier, self._clock = kind, rank, world_size, notifier, clock
-        self._settings = settings
+        self._settings, self._first = settings, first
         self._wanted: deque[Change] = deque([Change(_NEXT, first)] if first is not None else ())
         self._seen: tuple[int, int] | None = file_state(self.path)
         self._not_before = float("-inf")
@@ -105,7 +105,8 @@ class HotMonitor:
         self._window = _window(change.settings)
         on = change.settings.monitor is not None and change.settings.monitor.enabled
         if self._rank == 0:
-            log.info(f"{self.path} has changed: the monitor is {'on' if on else 'off'} from step {step + 1} on")
+            changed = "" if change.settings is self._first else " has changed"
+            log.info(f"{self.path}{changed}: the monitor is {'on' if on else 'off'} from step {step + 1} on")
         return change.settings
 
     def _due(self, step: int) -> Change | None:
