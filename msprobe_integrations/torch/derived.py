@@ -39,18 +39,18 @@ class _Unknown(Exception):
     """A state or a setting is missing, or has a value that nothing can be made of."""
 
 
-def update_pair(algorithm: str, grad: Any, states: Mapping[str, Any], hyper: Mapping[str, Any]) -> Pair | None:
+def update_pair(algorithm: str, param: Any, grad: Any, states: Mapping[str, Any], hyper: Mapping[str, Any]) -> Pair | None:
     """What makes the update u; see `PairRows.reduce_update`. None: unknown."""
     make = _UPDATES.get(algorithm)
     try:
-        return make(grad, states, hyper) if make is not None else None
+        return make(param, grad, states, hyper) if make is not None else None
     except _Unknown:
         return None
 
 
 def ratio_pair(algorithm: str, states: Mapping[str, Any], hyper: Mapping[str, Any]) -> Pair | None:
     """What makes the ratio r; see `PairRows.reduce_ratio`. None: unknown."""
-    made = update_pair(algorithm, None, states, hyper) if algorithm in ("adam", "adamw") else None
+    made = update_pair(algorithm, None, None, states, hyper) if algorithm in ("adam", "adamw") else None
     return made and made._replace(c=(made.c[0], made.c[1], 0.0))
 
 
@@ -71,7 +71,7 @@ def _correction(beta: Any, step: Any) -> Factor:
     return float(1.0 - float(beta) ** count)
 
 
-def _adam(grad: Any, states: Mapping[str, Any], hyper: Mapping[str, Any]) -> Pair:  # noqa: ARG001
+def _adam(param: Any, grad: Any, states: Mapping[str, Any], hyper: Mapping[str, Any]) -> Pair:  # noqa: ARG001
     mean = _tensor(states, "exp_avg")
     square = _tensor(states, "max_exp_avg_sq" if hyper.get("amsgrad") else "exp_avg_sq")
     eps, betas, step = hyper.get("eps", 1e-8), hyper.get("betas"), states.get("step", hyper.get("step"))
@@ -82,19 +82,39 @@ def _adam(grad: Any, states: Mapping[str, Any], hyper: Mapping[str, Any]) -> Pai
     return Pair(pairs.RATIO, mean, square, (_correction(betas[0], step) ** -1, _correction(betas[1], step) ** -0.5, float(eps)))
 
 
-def _sgd(grad: Any, states: Mapping[str, Any], hyper: Mapping[str, Any]) -> Pair:
+def _sgd(param: Any, grad: Any, states: Mapping[str, Any], hyper: Mapping[str, Any]) -> Pair:
     momentum = float(hyper.get("momentum", 0.0))
     if momentum and not hyper.get("nesterov"):
         return Pair(pairs.LINEAR, _tensor(states, "momentum_buffer"), None, (1.0, 0.0, 0.0))
     if not isinstance(grad, torch.Tensor):
         raise _Unknown("gradient")
     sign = -1.0 if hyper.get("maximize") else 1.0
+    decay = float(hyper.get("weight_decay", 0.0))
+    if decay:
+        return _sgd_decayed(param, grad, states, hyper, sign, momentum, decay)
     if momentum:
         return Pair(pairs.LINEAR, grad, _tensor(states, "momentum_buffer"), (sign, momentum, 0.0))
     return Pair(pairs.LINEAR, grad, None, (1.0, 0.0, 0.0)) if sign > 0 else Pair(pairs.LINEAR, grad, grad, (sign, 0.0, 0.0))
 
 
-def _lion(grad: Any, states: Mapping[str, Any], hyper: Mapping[str, Any]) -> Pair:
+def _sgd_decayed(
+    param: Any, grad: torch.Tensor, states: Mapping[str, Any], hyper: Mapping[str, Any], sign: float, momentum: float, decay: float
+) -> Pair:
+    """u = d + decay p' of the parameter p' before the step. It is gone by now, but p' = p + lr u, so u = (d + decay p) / (1 - decay lr)."""
+    rate = hyper.get("lr")
+    if not isinstance(param, torch.Tensor) or param.numel() != grad.numel() or rate is None:
+        raise _Unknown("parameter")
+    rate = rate.detach().to(torch.float64) if isinstance(rate, torch.Tensor) and rate.device.type != "cpu" else float(rate)
+    kept = 1.0 - decay * rate
+    if not isinstance(kept, torch.Tensor) and kept <= 0.0:
+        raise _Unknown("lr")
+    if momentum:
+        with quiet():
+            grad, sign = torch.add(_tensor(states, "momentum_buffer") * momentum, grad, alpha=sign), 1.0
+    return Pair(pairs.LINEAR, grad, param, (sign / kept, decay / kept, 0.0))
+
+
+def _lion(param: Any, grad: Any, states: Mapping[str, Any], hyper: Mapping[str, Any]) -> Pair:  # noqa: ARG001
     if not isinstance(grad, torch.Tensor) or hyper.get("betas") is None:
         raise _Unknown("gradient")
     first, second = (float(beta) for beta in hyper["betas"])
@@ -104,9 +124,9 @@ def _lion(grad: Any, states: Mapping[str, Any], hyper: Mapping[str, Any]) -> Pai
     return Pair(pairs.SIGN, grad, _tensor(states, "exp_avg"), (1.0 - first / second, first / second, 0.0))
 
 
-def _rooted(state: str) -> Callable[[Any, Mapping[str, Any], Mapping[str, Any]], Pair]:
-    def make(grad: Any, states: Mapping[str, Any], hyper: Mapping[str, Any]) -> Pair:
-        if not isinstance(grad, torch.Tensor) or hyper.get("centered") or hyper.get("momentum"):
+def _rooted(state: str) -> Callable[[Any, Any, Mapping[str, Any], Mapping[str, Any]], Pair]:
+    def make(param: Any, grad: Any, states: Mapping[str, Any], hyper: Mapping[str, Any]) -> Pair:  # noqa: ARG001
+        if not isinstance(grad, torch.Tensor) or hyper.get("centered") or hyper.get("momentum") or hyper.get("weight_decay"):
             raise _Unknown("gradient")
         sign = -1.0 if hyper.get("maximize") else 1.0
         return Pair(pairs.RATIO, grad, _tensor(states, state), (sign, 1.0, float(hyper.get("eps", 0.0))))
@@ -114,7 +134,7 @@ def _rooted(state: str) -> Callable[[Any, Mapping[str, Any], Mapping[str, Any]],
     return make
 
 
-_UPDATES: dict[str, Callable[[Any, Mapping[str, Any], Mapping[str, Any]], Pair]] = {
+_UPDATES: dict[str, Callable[[Any, Any, Mapping[str, Any], Mapping[str, Any]], Pair]] = {
     "adam": _adam, "adamw": _adam, "sgd": _sgd, "lion": _lion, "rmsprop": _rooted("square_avg"), "adagrad": _rooted("sum"),
 }  # fmt: skip
 
@@ -144,23 +164,23 @@ class PairRows:
 
     def reduce_update(self, algorithm: str, param: Any, grad: Any, states: Mapping[str, Any], hyper: Mapping[str, Any]) -> TensorRef | None:
         """Row of u, the direction in which the optimizer moves a parameter: without the learning rate, which schedules change, and
-        without decoupled weight decay, which is no answer to the gradient. (Weight decay that an optimizer adds to the gradient
-        is in its states, but not in u where u is made of the gradient.)
+        without decoupled weight decay, which is no answer to the gradient. Weight decay that an optimizer adds to the gradient is in u.
 
         ===============  =================================================================================================
         adam, adamw      m_hat / (sqrt(v_hat) + eps) of exp_avg and exp_avg_sq (amsgrad: max_exp_avg_sq); no gradient needed
-        sgd              the gradient; with momentum momentum_buffer; nesterov: gradient + momentum * momentum_buffer
+        sgd              the gradient; with momentum momentum_buffer; nesterov: gradient + momentum * momentum_buffer; each with
+                         weight decay (which needs `param`)
         lion             sign(b1 m' + (1 - b1) g) of the momentum m' before the step, which is computed back from the one after:
                          where the sum is zero but for rounding the sign is not certain
-        rmsprop          gradient / (sqrt(square_avg) + eps); neither centered nor with momentum
-        adagrad          gradient / (sqrt(sum) + eps)
+        rmsprop          gradient / (sqrt(square_avg) + eps); neither centered nor with momentum nor with weight decay
+        adagrad          gradient / (sqrt(sum) + eps); not with weight decay
         ===============  =================================================================================================
 
         Where a divisor is zero u is zero: an element that never had a gradient gives no NaN.
 
         Args:
             algorithm: lower case.
-            param: the parameter or None; tensors of another number of elements are no states of it.
+            param: the parameter after ``optimizer.step``, or None; tensors of another number of elements are no states of it.
             grad: as the optimizer saw it, or None where it is not needed.
             states: those after ``optimizer.step``, with ``step`` where the optimizer keeps it per parameter. A ``step`` on a device is
                 used there.
@@ -170,7 +190,7 @@ class PairRows:
             None when the algorithm is none of these (Muon's update takes matrix products that a probe must not repeat), or what
             it needs is missing: before the first step, or a state that lies elsewhere.
         """
-        return self._reduce_known(update_pair(algorithm, grad, states, hyper), param)
+        return self._reduce_known(update_pair(algorithm, param, grad, states, hyper), param)
 
     def reduce_ratio(
         self,
@@ -227,7 +247,7 @@ class PairRows:
                 description = _describe.intern(*description._replace(dtype=made, requires_grad=False))
                 row = next(step.numbers)
                 want = pairkernels.pair_want(self._want)
-                if _on_host(a) and _on_host(b):
+                if on_host(a) and on_host(b):
                     pairkernels.pair_cpu(pair.op, a, b, pair.c, step.host.address(row), want)
                     if a is pair.a and b is pair.b:
                         self._learn_pair(a, b, description)
@@ -266,7 +286,7 @@ class PairRows:
                 if data is None or why:
                     return self._without(description, why).row
                 first = _consecutive(step, n)
-                if _on_host(data):
+                if on_host(data):
                     step.host.put(first, histograms.to_rows(pairkernels.histogram_cpu(data, kind), data.numel()))
                     return first
                 for row in range(first, first + n):
@@ -285,7 +305,8 @@ def _look(a: Any, b: Any) -> tuple[Any, ...]:
     return type(a), a.dtype, a.shape, a.device, type(b), b.dtype, b.shape, b.device
 
 
-def _on_host(data: torch.Tensor) -> bool:
+def on_host(data: torch.Tensor) -> bool:
+    """True when reading the values of `data` waits for nothing."""
     return data.device.type == "cpu" and not getattr(type(data), "probe_device", False)
 
 

@@ -105,6 +105,7 @@ class Pieces:
         self._merges: dict[RowExchange, tuple[list[str], list[int], list[dict[str, Any]]]] = {}
         self._without_digest: list[int] = []
         self._values: list[int] = []
+        self._unless: tuple[int, list[int]] | None = None
         families = probe.monitor.histograms if probe.monitor is not None else ()
         self.drawn = {family: HISTOGRAM_KINDS.get(family, "log2") for family in families}
 
@@ -205,6 +206,11 @@ class Pieces:
                 names.append(f"{name} bins {i}")
                 places.append(first + i)
 
+    def only_unless(self, skipped: TensorRef | float | None, families: Sequence[str]) -> None:
+        """Rows of these families in this step are taken back where the number `skipped`, which is on its way, turns out not to be 0."""
+        if isinstance(skipped, TensorRef) and skipped.row >= 0:
+            self._unless = skipped.row, [s.ref.row for s in self._probe.pipeline.samples if s.family in families and s.ref.row >= 0]
+
     def value(self, row: int) -> None:
         """What this row says in the end is its mean, as the row of one number."""
         self._values.append(row)
@@ -221,16 +227,19 @@ class Pieces:
         values, self._values = self._values, []
         if values:
             edit(functools.partial(_single_values, values))
+        unless, self._unless = self._unless, None
+        if unless is not None:
+            edit(functools.partial(_take_back, *unless))
 
     def exchange(self, kept: Any = None) -> Any:
         """Put aside what is to be merged, and go on with nothing, or with what an earlier call gave."""
-        old = self._merges, self._without_digest, self._values
-        self._merges, self._without_digest, self._values = kept or ({}, [], [])
+        old = self._merges, self._without_digest, self._values, self._unless
+        self._merges, self._without_digest, self._values, self._unless = kept or ({}, [], [], None)
         return old
 
     def forget(self) -> None:
         """The step is taken back: nothing of it is merged."""
-        self._merges, self._without_digest, self._values = {}, [], []
+        self._merges, self._without_digest, self._values, self._unless = {}, [], [], None
 
     def _description(self, piece: Piece, seen: TensorDescription) -> TensorDescription:
         key = (piece, seen)
@@ -243,6 +252,14 @@ def _drop_digests(places: Sequence[int], rows: _rows.Rows) -> None:
     ints = _rows.as_int64(rows)
     ints[places, _rows.FLAGS] &= ~_rows.HAS_DIGEST
     ints[places, _rows.DIGEST] = 0
+
+
+def _take_back(flag: int, places: Sequence[int], rows: _rows.Rows) -> None:
+    """Rows become those of no elements, if the row `flag` is of another number than 0."""
+    if _rows.as_int64(rows)[flag, _rows.ZEROS] == 0:
+        none = _rows.empty(len(places))
+        _rows.as_int64(none)[:, _rows.FLAGS] = _rows.WRITTEN
+        rows[places] = none
 
 
 def _single_values(places: Sequence[int], rows: _rows.Rows) -> None:

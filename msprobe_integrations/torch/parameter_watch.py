@@ -20,6 +20,7 @@ import torch
 
 from msprobe_engine.guard import Guard
 from msprobe_engine.records import FINER_COPY, Sample
+from msprobe_integrations.torch.derived import on_host
 from msprobe_integrations.torch.gradients import ACCUMULATED, LOCAL, REDUCED, Get, Piece, Pieces, Row
 from msprobe_integrations.torch.parameter_updates import Updates
 
@@ -217,8 +218,10 @@ class ParameterWatch:
                 self._updates.take(pieces)
 
     def after_step(self, skipped: bool | torch.Tensor = False) -> None:
-        """The update is done, or was skipped (a tensor: not known on the host, 0 or 1): parameters, states, update and ratio.
-        Calls `on_update`."""
+        """The update is done, or was skipped (a tensor: 0 or 1, read at once only where that waits for nothing): parameters, states,
+        update and ratio. Calls `on_update`."""
+        if isinstance(skipped, torch.Tensor) and on_host(skipped):
+            skipped = bool(skipped)
         sure = skipped is True
         self.idle = 0
         if self.active:
@@ -229,6 +232,8 @@ class ParameterWatch:
             if not self._states_before:
                 self._take_states(self.source.pieces)
         self.scalar("skipped", float(skipped) if isinstance(skipped, bool) else skipped)
+        if not isinstance(skipped, bool) and self.active:
+            self._pieces.only_unless(self._probe.pipeline.noted("skipped"), ("update", "ratio"))
         if self.replicas is not None:
             self.replicas.after_update(self)
         self.phase = REDUCED

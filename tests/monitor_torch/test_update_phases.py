@@ -12,6 +12,8 @@ import torch
 from torch.nn.utils import clip_grad_norm_  # early: the name is bound before any probe exists
 
 from msprobe_engine.records import Frame
+from msprobe_integrations.torch.parameter_watch import ParameterWatch
+from msprobe_integrations.torch.testing import ProbeDevice
 
 pytestmark = pytest.mark.framework
 ALL = ("reduced", "unscaled", "clipped")
@@ -26,7 +28,9 @@ def phases(frame: Frame) -> set[str]:
     return {s.phase for s in frame.samples if s.family == "grad_reduced"}
 
 
-def scaled(monitor: dict[str, Any], *, unscale: bool = False, clip: float = 0.0, fused: bool = False) -> list[Frame]:
+def scaled(
+    monitor: dict[str, Any], *, unscale: bool = False, clip: float = 0.0, fused: bool = False, seen_skip: bool = True
+) -> list[Frame]:
     """Three steps with a loss scale of 8; the second overflows."""
     model = pc.net()
     optimizer = pc.optimizer("adamw", [p for p in model.parameters() if p.requires_grad], fused=fused)
@@ -47,7 +51,7 @@ def scaled(monitor: dict[str, Any], *, unscale: bool = False, clip: float = 0.0,
             scaler.update()
             optimizer.zero_grad()
             probe.end_step()
-    assert seen == ([False] * 3 if fused else [False, True, False])
+    assert seen == [False, seen_skip, False]
     assert [frame.scalars["skipped"] for frame in frames] == [0, 1, 0]
     assert [frame.scalars["loss_scale"] for frame in frames] == [8, 8, 4]
     return frames
@@ -92,6 +96,27 @@ def test_update_that_skips_on_the_device() -> None:
     """A fused optimizer unscales inside of its kernel: its gradients stay `reduced`, and what it says about overflow is the scalar."""
     frames = scaled({"gradient_phases": ALL}, fused=True)
     assert [phases(frame) for frame in frames] == [{"reduced"}] * 3
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_update_that_was_skipped_has_no_numbers(monkeypatch: pytest.MonkeyPatch, on_device: bool) -> None:
+    """States are those of the last update in a step that a fused optimizer skips: nothing is shown as its update or ratio. Where the
+    overflow is known on a device only there are rows, of no elements."""
+    after_step = ParameterWatch.after_step
+
+    def on_the_device(self: ParameterWatch, skipped: Any = False) -> None:
+        after_step(self, ProbeDevice.wrap(skipped) if isinstance(skipped, torch.Tensor) else skipped)
+
+    if on_device:
+        monkeypatch.setattr(ParameterWatch, "after_step", on_the_device)
+    frames = scaled({"updates": True}, fused=True, seen_skip=not on_device)
+    for frame in frames:
+        counts = {key[0]: seen.statistics.count for key, seen in pc.samples(frame).items() if key[0] in ("update", "ratio")}
+        if frame.scalars["skipped"]:
+            assert counts == ({"update": 0, "ratio": 0} if on_device else {})
+        else:
+            assert set(counts) == {"update", "ratio"}
+            assert min(counts.values()) > 0
 
 
 def test_clipped_after_unscaling() -> None:

@@ -66,6 +66,10 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd nesterov": lambda p: torch.optim.SGD(p, lr=LR, momentum=0.9, nesterov=True),
     "sgd maximize": lambda p: torch.optim.SGD(p, lr=LR, maximize=True),
     "sgd nesterov maximize": lambda p: torch.optim.SGD(p, lr=LR, momentum=0.9, nesterov=True, maximize=True),
+    "sgd decay": lambda p: torch.optim.SGD(p, lr=LR, weight_decay=0.2),
+    "sgd decay maximize": lambda p: torch.optim.SGD(p, lr=LR, weight_decay=0.2, maximize=True),
+    "sgd momentum decay": lambda p: torch.optim.SGD(p, lr=LR, momentum=0.9, dampening=0.1, weight_decay=0.2),
+    "sgd nesterov decay": lambda p: torch.optim.SGD(p, lr=LR, momentum=0.9, nesterov=True, weight_decay=0.2),
     "rmsprop": lambda p: torch.optim.RMSprop(p, lr=LR),
     "adagrad": lambda p: torch.optim.Adagrad(p, lr=LR),
 }
@@ -180,7 +184,9 @@ def test_unknown_updates() -> None:
         ("sgd", {}, {"momentum": 0.9}, m),
         ("sgd", {}, {}, None),
         ("lion", {"exp_avg": m}, {"betas": (0.9, 0.99)}, None),
+        ("sgd", {}, {"weight_decay": 0.1}, m),
         ("rmsprop", {"square_avg": v}, {"centered": True}, m),
+        ("rmsprop", {"square_avg": v}, {"weight_decay": 0.1}, m),
     ):
         assert backend.reduce_update(algorithm, None, grad, states, hyper) is None
     assert backend.reduce_update("adam", torch.ones(4), None, state, group) is None
