@@ -12,6 +12,7 @@ import numpy as np
 
 from msprobe_engine.columns import column
 from msprobe_engine.errors import SettingsError
+from msprobe_engine.log import get_logger
 from msprobe_engine.records import Frame, Sample
 from msprobe_engine.rows import NANS, NEG_INF, POS_INF, SUM
 from msprobe_engine.rules.args import arg
@@ -25,6 +26,9 @@ from msprobe_engine.rules.watching import Episodes, View, Watch
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _SLOT = np.zeros(1, np.intp)
+_log = get_logger()
+_LOOKS = 10
+"""Monitored steps after which a number of the expression that none of them had is likely to be misspelt or not watched."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +67,7 @@ class ConditionRule:
         self.name = args.name
         self._severity = severity or TEXTS["condition"].severity
         self._expression = Expression(args.when, window=args.window, warmup=args.warmup, where=f"rules: condition '{args.name}', when")
+        self._unseen, self._looks = set(self._expression.numbers), _LOOKS
         self._source = _FrameSource(layouts or LayoutCache())
         self._episodes = Episodes(args.for_steps, args.recovery)
         words = {"meaning": args.meaning or TEXTS["condition"].meaning, "next": args.next or TEXTS["condition"].next}
@@ -74,6 +79,8 @@ class ConditionRule:
             return []
         self._source.frame = frame
         judged = self._expression.judge(self._source)
+        if self._unseen and self._looks:
+            self._miss(frame)
         if judged is None:
             return []
         holds, seen = judged
@@ -84,6 +91,17 @@ class ConditionRule:
             else:
                 alerts.append(self._alert(frame, seen, episode.steps))
         return alerts
+
+    def _miss(self, frame: Frame) -> None:
+        """Say once what the expression asks for and no step has; steps that are not monitored do not count."""
+        self._unseen = self._expression.missing(self._source, self._unseen)
+        self._looks -= bool(frame.samples)
+        if self._unseen and not self._looks:
+            families = ", ".join(dict.fromkeys(sample.family for sample in frame.samples))
+            _log.warning(
+                f"rules: condition '{self.name}': no step has had {', '.join(sorted(self._unseen))} so far: misspelt, or not watched? "
+                f"Numbers of the step: {', '.join(sorted(frame.scalars)) or 'none'}; families: {families}"
+            )
 
     def _alert(self, frame: Frame, seen: dict[str, float], steps: int) -> Alert:
         first = next(iter(seen), "")

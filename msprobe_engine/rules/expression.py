@@ -18,7 +18,7 @@ import ast
 import difflib
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
@@ -143,6 +143,8 @@ class Expression:
         self._windows: list[_Window] = []
         self.leaves: dict[str, Value] = {}
         """Numbers that the expression looks at, by their text: what an alert shows."""
+        self.numbers: dict[str, Value] = {}
+        """Those of `leaves` that the step itself has to hold, functions over the past left out."""
         self.selectors: set[tuple[str, str]] = set()
         if len(text) > LENGTH:
             raise SettingsError(f"{where}: the expression has {len(text)} characters; allowed: at most {LENGTH}")
@@ -176,6 +178,16 @@ class Expression:
             for window in self._windows:
                 window.finish()
 
+    def missing(self, source: Source, texts: Iterable[str]) -> set[str]:
+        """Which of these `numbers` the step does not hold."""
+        out = set()
+        for text in texts:
+            try:
+                self.numbers[text](source)
+            except MissingValue:
+                out.add(text)
+        return out
+
     def _seen(self, source: Source) -> dict[str, float]:
         seen: dict[str, float] = {}
         for text, value in self.leaves.items():
@@ -198,7 +210,7 @@ class Expression:
         if isinstance(node, ast.Name):
             name = node.id
             value: Value = lambda source: source.scalar(name)  # noqa: E731
-            self.leaves[name] = value
+            self.leaves[name] = self.numbers[name] = value
             return _Node(value, False)
         if isinstance(node, ast.BoolOp):
             return self._both(node, depth)
@@ -269,7 +281,7 @@ class Expression:
             self._refuse(node, f"{name} takes texts or one number, not both")
         if texts:
             value = self._selected(node, name, texts)
-            self.leaves[ast.unparse(node)] = value
+            self.leaves[ast.unparse(node)] = self.numbers[ast.unparse(node)] = value
             return _Node(value, False)
         if name not in _WINDOWED and name not in _PLAIN:
             functions = [*_WINDOWED, *_PLAIN, *SELECTORS, "scalar"]

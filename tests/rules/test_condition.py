@@ -113,3 +113,19 @@ def test_two_of_one_name() -> None:
     one = RuleSettings(rule="condition", args={"name": "a", "when": "loss > 1"})
     with pytest.raises(SettingsError, match="two conditions"):
         build_rules(ProbeSettings(rules=(one, one)))
+
+
+def test_a_number_that_never_comes_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A misspelt number or pattern is named after ten monitored steps, with what there is; one that comes later, or that only steps
+    without tensors lack, is not."""
+    layer = 'loss > 3 and norm("grad_reduced", "layer.*") > 1'
+    for when, steps in [("los > 3", 10), (layer, 10), ("loss > 3 * median(loss)", 10), ("los > 1", 9)]:
+        rule = ConditionRule(ConditionArgs(name="mine", when=when, warmup=50))
+        for step in range(40):
+            tensors = {"layers.0.w": [1.0]} if step < steps else {}
+            rule.check(frame_of(tensors, step=step, scalars={"loss": 1.0, "lr": 2.0}))
+    assert [record.getMessage() for record in caplog.records] == [
+        f"rules: condition 'mine': no step has had {what} so far: misspelt, or not watched? "
+        "Numbers of the step: loss, lr; families: grad_reduced"
+        for what in ("los", "norm('grad_reduced', 'layer.*')")
+    ]
