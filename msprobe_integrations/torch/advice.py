@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -58,6 +58,15 @@ class Advice:
             _log.warning(
                 "end_step was called without begin_step: nothing of that step was watched; call begin_step(step) where a step begins"
             )
+
+    def numbers(self, scalars: Any) -> Mapping[str, Any] | None:
+        """What was given to `end_step` if it has names; else nothing, and it is said once. With `strict` it is raised."""
+        if scalars is None or isinstance(scalars, Mapping):
+            return scalars
+        if (probe := self._probe()) is not None:
+            problem = UsageError(f"end_step: {type(scalars).__name__} is not allowed; allowed: names and numbers, like {{'loss': loss}}")
+            probe.faults.fail("numbers of end_step", problem, disable=False, hint="the step is written without them")
+        return None
 
     def on_frame(self, frame: Frame, _alerts: Any) -> None:
         """A step is over."""

@@ -200,9 +200,11 @@ class TorchProbe:
         self._file = Path(path)
 
     def begin_step(self, step: int) -> None:
-        """A step begins; hooks are put on where they are wanted."""
+        """A step begins; hooks are put on where they are wanted. One that nobody has ended is over with it, without numbers of the loop."""
         if self._closed:
             return
+        if self._in_step and not self.pipeline.empty:
+            self._finish_step()
         self.step = step
         self._in_step = True
         self._due = False
@@ -252,7 +254,7 @@ class TorchProbe:
             return
         if not self._in_step:
             self._advice.no_begin()
-        self._finish_step(scalars)
+        self._finish_step(self._advice.numbers(scalars))
         if self._file is not None and self.faults.enabled("monitor.hot"):
             with self.guard("monitor.hot"):
                 if self._follower is None:

@@ -55,6 +55,38 @@ def test_nothing_was_forgotten(tmp_path: Path, caplog: pytest.LogCaptureFixture,
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
+def test_a_step_that_nobody_ends_is_over_when_the_next_begins(tmp_path: Path) -> None:
+    """Every step has its own rows under its own number; the last one ends with the probe."""
+    train("end_step", tmp_path, MonitorSettings())
+    (table,) = tmp_path.glob("monitor/*/grad_reduced_*.csv")
+    assert [(line.split(",")[1], line.split(",")[2]) for line in table.read_text().splitlines()[1:]] == [
+        (name, str(step)) for step in range(5) for name in ("weight", "bias")
+    ]
+
+
+def test_numbers_without_names(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A loss given as it is costs the number, not the step; it is said once, and `strict` raises."""
+    for strict in (False, True):
+        probe = TorchProbe(ProbeSettings(output_dir=str(tmp_path / str(strict)), strict=strict, monitor=MonitorSettings()))
+        model = nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        probe.attach(model, optimizer)
+        for step in range(2):
+            probe.begin_step(step)
+            loss = model(torch.ones(1, 2)).sum()
+            loss.backward()
+            optimizer.step()
+            if not strict:
+                probe.end_step(loss)  # type: ignore[arg-type]
+                continue
+            with pytest.raises(UsageError, match="end_step: Tensor is not allowed; allowed: names and numbers"):
+                probe.end_step(loss)  # type: ignore[arg-type]
+        probe.close()
+    assert caplog.text.count("the step is written without them") == 1
+    (table,) = tmp_path.glob("False/monitor/*/grad_reduced_*.csv")
+    assert len(table.read_text().splitlines()) == 1 + 2 * 2
+
+
 def test_no_optimizer_is_needed_for_activations(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Without an optimizer nothing is said when nothing of it is asked for, nor before the first monitored step."""
     train("optimizer", tmp_path / "a", MonitorSettings(gradients=False, activations=True))
