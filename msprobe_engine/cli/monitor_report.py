@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         bad = (
             f"NaN or Inf at step {w['first_bad']}"
             if w["first_bad"] is not None
-            else f"{'1/' if w['below'] else ''}{w['jump']:g} of its median at step {w['jump_step']}"
+            else f"{'1/' if w['below'] else ''}{w['jump']:g}{' of' if w['below'] else ' times'} its median at step {w['jump_step']}"
         )
         print(f"  {w['layer']} ({w['family']}): {bad}")
     for what, count in data["problems"].items():
