@@ -39,7 +39,7 @@ class Seen(NamedTuple):
 class _Waiting:
     """A step whose rows, or whose edits, are not there yet."""
 
-    __slots__ = ("build", "early", "edits", "pending", "rows")
+    __slots__ = ("build", "early", "edits", "pending", "rows", "then")
 
     def __init__(
         self, pending: PendingRows, build: Callable[[_rows.Rows], Frame], edits: list[RowsEdit], early: Sequence[Alert] = ()
@@ -49,6 +49,7 @@ class _Waiting:
         self.edits = edits
         self.early = early
         self.rows: _rows.Rows | None = None
+        self.then: list[Callable[[], Any]] = []
 
     def arrive(self, wait: bool) -> bool:
         """Take the rows over if they are there; True when they are."""
@@ -228,8 +229,17 @@ class Pipeline:
                     with self.faults.guard("merge over ranks"):
                         edit(head.rows)
                 self._finish(head.build(head.rows), head.early)
+                for action in head.then:
+                    action()
         finally:
             self._advancing = False
+
+    def afterwards(self, action: Callable[[], Any]) -> None:
+        """Call `action` when the frames of all steps closed by now are with the writer: at once where none waits for its rows."""
+        if self._waiting:
+            self._waiting[-1].then.append(action)
+        else:
+            action()
 
     def close(self) -> None:
         """Finish all steps, flush and close the sinks."""

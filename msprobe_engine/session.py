@@ -134,12 +134,12 @@ class Session:
                 hold(held)
 
     def follow(self, settings: ProbeSettings) -> None:
-        """The monitor's settings have changed: sinks show other columns from the next frame on."""
+        """The monitor's settings have changed: sinks show other columns from the frame of the next step on."""
         self.settings = settings
         monitor = settings.monitor
         for sink in self.writer.sinks:
             if monitor is not None and (follow := getattr(sink, "follow", None)) is not None:
-                self.writer.call(partial(follow, monitor), f"settings of sink {sink.name}")
+                self.pipeline.afterwards(partial(self.writer.call, partial(follow, monitor), f"settings of sink {sink.name}"))
 
     @property
     def frames(self) -> list[Frame]:

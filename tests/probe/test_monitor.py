@@ -310,3 +310,39 @@ def test_strict_raises(tmp_path: Path) -> None:
     done = pr.run(faulty, settings(tmp_path, MonitorSettings(), strict=True), True, directory=tmp_path, fails=True)[0]
     assert done.code == 1
     assert "planted fault" in done.log
+
+
+class Late:
+    """An edit of the rows that can be made when the test says so, as a merge that waits for another rank."""
+
+    here = False
+
+    def ready(self) -> bool:
+        return self.here
+
+    def __call__(self, _rows: Any) -> None: ...
+
+
+def test_a_step_that_waits_keeps_its_columns(tmp_path: Path) -> None:
+    """Settings that change while the rows of an earlier step are on their way hold from the next step on, in the files too."""
+    probe = TorchProbe(ProbeSettings(output_dir=str(tmp_path), monitor=MonitorSettings(ops=("norm",))))
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    probe.attach(model, optimizer)
+    late = Late()
+    for step in range(2):
+        probe.begin_step(step)
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step == 0:
+            probe.pipeline.edit_rows(late)
+        probe.end_step()
+        if step == 0:
+            probe.follow(MonitorSettings(ops=("norm", "max")))
+        late.here = True
+    probe.close()
+    (path,) = tmp_path.glob("monitor/*/grad_reduced_*.csv")
+    with path.open(newline="") as file:
+        rows = [(row["step"], row["norm"] != "nan", row["max"] != "nan") for row in csv.DictReader(file) if row["name"] == "bias"]
+    assert rows == [("0", True, False), ("1", True, True)]
