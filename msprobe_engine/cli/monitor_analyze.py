@@ -4,10 +4,12 @@ tool's."""
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+_INCIDENT = re.compile(r"step(\d{1,18})-")
 EPILOG = """\
 examples:
   msprobe monitor analyze monitor_output
@@ -64,8 +66,19 @@ def report(path: str, output: str, top: int, wanted: frozenset[int]) -> int:
     print("\n".join(printable(line) for line in summary(result).splitlines()))
     for problem, count in result.found.problems.items():
         print(printable(f"warning: {problem}" + (f" ({count} times)" if count > 1 else "")), file=sys.stderr)
+    if found := incidents(Path(path)):
+        more = f", {len(found) - 1} more" if len(found) > 1 else ""
+        print(printable(f"Incident, with what to run next: {found[0] / 'summary.md'}{more}"))
     print(f"Details: {result.path}")
     return 1 if result.began is not None else 0
+
+
+def incidents(run: Path) -> list[Path]:
+    """Directories of what led to critical alerts of a run, the earliest step first."""
+    if run.is_symlink() or not run.is_dir():
+        return []
+    found = [(int(name[1]), path.parent) for path in run.glob("incidents/*/summary.md") if (name := _INCIDENT.match(path.parent.name))]
+    return [path for _, path in sorted(found)]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

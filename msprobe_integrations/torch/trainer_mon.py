@@ -124,6 +124,8 @@ class TrainerMon:
 
     def stop(self) -> None:
         """Write what is left and take everything off. Of the step in progress, whose update has not come, what was seen so far."""
+        if not (self._models_given or self._probe.closed):
+            _log.warning("TrainerMon: nothing was watched: call set_monitor(model, optimizer) before the training")
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

@@ -179,3 +179,15 @@ def test_existing_module_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert monitor_analyze.main(["--data_path", str(root), "--out_path", str(tmp_path), "--topk", "1", "--step", "[]"]) == 0
     assert "The first 1 of 4 alerts" in capsys.readouterr().out
     assert monitor_analyze.main(["-d", str(tmp_path / "none")]) == 2
+
+
+def test_the_incidents_of_the_run_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The earliest incident is where to go on; the others are counted, what is none is not."""
+    run = run_of(tmp_path, [alert("w", "update", 1)])
+    assert main(["monitor", "analyze", str(run)]) == 1
+    assert "Incident" not in capsys.readouterr().out
+    for name in ("step30-nan_inf", "step4-nan_inf", "other"):
+        (run / "incidents" / name).mkdir(parents=True)
+        (run / "incidents" / name / "summary.md").touch()
+    assert main(["monitor", "analyze", str(run)]) == 1
+    assert f"Incident, with what to run next: {run}/incidents/step4-nan_inf/summary.md, 1 more\n" in capsys.readouterr().out

@@ -186,6 +186,17 @@ def test_wrong_use_is_said(tmp_path: Path) -> None:
         TrainerMon(config(tmp_path, wg_distrbution=True))
 
 
+def test_a_monitor_that_was_never_set_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Without set_monitor there are no files: one warning at the end says why; with it there is none."""
+    for given in (True, False):
+        monitor = TrainerMon(config(tmp_path))
+        if given:
+            monitor.set_monitor(*build())
+        monitor.stop()
+        monitor.stop()
+        assert caplog.text.count("call set_monitor(model, optimizer) before the training") == (not given)
+
+
 @pytest.mark.parametrize("ranks", [[0], "0"])
 def test_rank_zero_of_a_single_process(tmp_path: Path, ranks: Any) -> None:
     """A single process is rank 0: module_ranks [0], and the published "0", monitor it; [1] does not."""
