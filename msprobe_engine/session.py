@@ -115,7 +115,7 @@ class Session:
             return
         ports = {s: getattr(s, "port", None) for s in self.writer.sinks}
         sinks = ", ".join(f"{s.name} on port {port}" if port else s.name for s, port in ports.items())
-        _log.info("msprobe is on: %s; writing to %s%s", ", ".join(parts), self.output_dir, f" ({sinks})" if sinks else "")
+        _log.info("msprobe is on: %s; writing to %s%s", ", ".join(parts), self.output_dir, f" ({sinks or 'no sink'})")
 
     def end_step(
         self, step: int, scalars: Mapping[str, Any] | None = None, stacks: list[list[str]] | None = None, complete: bool = True

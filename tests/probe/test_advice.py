@@ -104,3 +104,11 @@ def test_arguments_in_the_wrong_order(tmp_path: Path, caplog: pytest.LogCaptureF
     with pytest.raises(UsageError, match="the optimizer is a module"):
         probe.attach(nn.Linear(1, 1), nn.Linear(1, 1))
     probe.close()
+
+
+def test_the_first_line_says_when_nothing_is_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Where no sink could start, for want of rights or because a file is in the way, the line that says what is on says so."""
+    (tmp_path / "file").touch()
+    with caplog.at_level(logging.INFO):
+        train("nothing", tmp_path / "file", MonitorSettings())
+    assert f"writing to {tmp_path}/file (no sink)" in caplog.text
