@@ -18,7 +18,7 @@ Names hold for DeepSpeed 0.15 to 0.19. An optimizer is told by its tables, so su
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -112,15 +112,23 @@ class Shards:
         """The parameter group's settings without its parameters, and ``step`` as the optimizer counts it."""
         fragment = self.fragments.get(parameter)
         buffer = self.buffer(parameter)
-        groups = self.inner.param_groups
-        number = self._param_group(fragment.group) if fragment is not None else -1
-        if buffer is None or not 0 <= number < len(groups):
+        group = self._settings(fragment, buffer) if fragment is not None and buffer is not None else None
+        if buffer is None or group is None:
             return {}
-        found = {key: value for key, value in groups[number].items() if key != "params"}
+        found = {key: value for key, value in group.items() if key != "params"}
         step = self._state(buffer).get("step")
         if step is not None:
             found["step"] = step
         return found
+
+    def _settings(self, fragment: Fragment, buffer: torch.Tensor) -> Mapping[str, Any] | None:
+        """The parameter group. While ZeRO 1 or 2 updates one group it is the only one that the inner optimizer has, whatever its number."""
+        groups: Sequence[Mapping[str, Any]] = self.inner.param_groups
+        for group in groups:
+            if group["params"] and group["params"][0] is buffer:
+                return group
+        number = self._param_group(fragment.group)
+        return groups[number] if 0 <= number < len(groups) else None
 
     # what the kinds differ in
 

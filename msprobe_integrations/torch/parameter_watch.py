@@ -36,7 +36,7 @@ OWN_FAMILIES = frozenset(("exp_avg", "exp_avg_sq"))
 """States that are a family of their own; all others are ``opt_state``."""
 _ALL: set[Piece] = set()
 _no_function = torch._C.DisableTorchFunction
-_OF_AN_ATTEMPT = ("phase", "_taken", "_noted", "_micro", "_micro_seen", "_changed", "_samples")
+_OF_AN_ATTEMPT = ("phase", "_taken", "_noted", "_micro", "_micro_seen", "_changed", "_readied", "_samples")
 
 
 class ParameterWatch:
@@ -84,7 +84,7 @@ class ParameterWatch:
         self._noted: dict[Piece, tuple[Row, str, int, bool]] = {}
         self._micro = 0
         self._micro_seen: set[Piece] = set()
-        self._changed = False
+        self._changed = self._readied = False
         self._pieces.forget()
         self._updates.fresh()
         self._samples = self._probe.pipeline.samples
@@ -173,6 +173,10 @@ class ParameterWatch:
                 self._unreduced_on = False
                 self._probe.faults.fail(UNREDUCED, error)
 
+    def no_sum(self, piece: Piece) -> None:
+        """What `unreduced` got of this piece in this step is no sum over micro batches."""
+        self._noted.pop(piece, None)
+
     def change_to(self, phase: str) -> None:
         """Something is about to change the gradients in place; afterwards they are in `phase`. They are taken as they are if the phase
         they are in is wanted."""
@@ -203,6 +207,7 @@ class ParameterWatch:
             return
         if not self.entry_only:
             self._take_gradients(pieces)
+        self._readied = True
         chosen = self.source.pieces if pieces is None else pieces
         if self._states_before:
             self._take_states(chosen)
@@ -229,7 +234,7 @@ class ParameterWatch:
                 self._probe.backend.forget()  # fused updates leave version counters as they are
                 self.updated()
             self._take(PARAMETERS, "param_updated", self.source.pieces, self.source.value)
-            if not self._states_before:
+            if not self._states_before or not self._readied:  # a skipped update may not have come to its inner step
                 self._take_states(self.source.pieces)
         self.scalar("skipped", float(skipped) if isinstance(skipped, bool) else skipped)
         if not isinstance(skipped, bool) and self.active:

@@ -39,6 +39,7 @@ class UnshardedGradients:
         self._doors: list[tuple[Door, Any]] = []
         self._reductions: dict[Piece, int] = {}
         self._kept: set[Piece] = set()
+        self._micro = False
 
     def open(self, watch: ParameterWatch, *, unreduced: bool, micro: bool) -> None:
         """A monitored step begins."""
@@ -46,7 +47,7 @@ class UnshardedGradients:
         self._kept.clear()
         if self._doors:
             return
-        self._watch = watch
+        self._watch, self._micro = watch, micro
         for cls in self._classes:
             if unreduced:
                 self._doors.append((shared_door(sys.modules[cls.__module__], "foreach_reduce"), self._reduce))
@@ -72,7 +73,10 @@ class UnshardedGradients:
                         before = self._reductions.get(piece, 0)
                         self._reductions[piece] = before + 1
                         # reduced once a step: the sum of all micro batches; every micro batch: the last one's own
-                        watch.unreduced(piece, gradient, LOCAL if before else ACCUMULATED, before or -1)
+                        if before and self._micro:  # which is there already
+                            watch.no_sum(piece)
+                        else:
+                            watch.unreduced(piece, gradient, LOCAL if before else ACCUMULATED, before or -1)
         return following(fsdp_params, unsharded_grads, *args, **kwargs)
 
     def _post_backward(self, following: Any, group: Any, *args: Any, **kwargs: Any) -> Any:

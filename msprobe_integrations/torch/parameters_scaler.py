@@ -6,6 +6,7 @@ attached, and concern a probe only when its own optimizer or parameters are pass
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ _PART = "gradient phases"
 _Scaler: Any = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
 _WITH_NORM = "_clip_grads_with_norm_"
 """What `clip_grad_norm_` calls, however it was imported; torch 2.5 and earlier have no such function."""
+_CLIPPING = (("deepspeed.runtime.engine", "clip_grad_norm_"),)
+"""Where frameworks clip on their own what an ordinary optimizer updates; looked through when they are imported already."""
 
 
 def inner_optimizer(optimizer: Any) -> Any:
@@ -60,6 +63,9 @@ class UpdateDoors:
             self._doors.append((shared_door(torch.nn.utils, "clip_grads_with_norm_"), self._clip_with_norm))
         else:
             self._doors += [(shared_door(owner, "clip_grad_norm_"), self._clip_norm) for owner in (clip_grad, torch.nn.utils)]
+        for module, name in _CLIPPING:
+            if hasattr(owner := sys.modules.get(module), name):
+                self._doors.append((shared_door(owner, name), self._clip_norm))
         for door, handler in self._doors:
             door.add(handler)
 

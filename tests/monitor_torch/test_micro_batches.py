@@ -132,6 +132,17 @@ def test_no_sum_exists_when_every_micro_batch_is_reduced() -> None:
     run_ranks(2, last_own)
 
 
+def each_once() -> None:
+    frames, truths = run("fsdp2", "every", unreduced_gradients=True, micro_batch_gradients=True)
+    for frame, micros in zip(frames, truths):
+        assert set(unreduced(frame)) == {(name, "local", str(i)) for i in range(MICRO) for name in micros[0]}
+
+
+def test_one_row_where_both_are_wanted() -> None:
+    """The last micro batch's own gradient is there as a micro batch already: no key comes twice."""
+    run_ranks(2, each_once)
+
+
 def test_parameters_used_in_some_micro_batches() -> None:
     """The number of a micro batch is the training's, also for a parameter that came late; one that is set by hand wins."""
 

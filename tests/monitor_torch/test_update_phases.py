@@ -129,6 +129,15 @@ def test_clipped_after_unscaling() -> None:
         assert frame.scalars["grad_norm"] == pytest.approx(total(frame, "unscaled"), rel=1e-6)
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_states_of_a_skipped_update(when: str) -> None:
+    """A skipped update leaves the states as they are: they are shown, and are those of its neighbour."""
+    frames = scaled({"optimizer_states": True, "states_when": when})
+    means = [{k: seen.statistics.mean for k, seen in pc.samples(frame).items() if k[0] == "exp_avg"} for frame in frames]
+    assert means[1]
+    assert means[1] == means[2 if when == "before" else 0]
+
+
 def train(probe: Any, between: Callable[[torch.nn.Module], Any], steps: int = 2, **attach: Any) -> torch.nn.Module:
     model = pc.net()
     optimizer = pc.optimizer("adamw", [p for p in model.parameters() if p.requires_grad])
