@@ -59,7 +59,7 @@ class MainParameters:
         """The fp32 copy (of this rank's part); None when the optimizer does not update it."""
         copy = self._copies.get(piece)
         if copy is not None:
-            return copy.tensor
+            return _shaped(piece, copy.tensor)
         example = self._example(piece)
         return _nothing(example.tensor) if example is not None else None
 
@@ -69,13 +69,14 @@ class MainParameters:
         if copy is None:
             return self.main(piece)  # empty, or None
         gradient = getattr(copy.tensor, "decoupled_grad", None)
-        return copy.tensor.grad if gradient is None else gradient
+        gradient = copy.tensor.grad if gradient is None else gradient
+        return _shaped(piece, gradient) if gradient is not None else None
 
     def states(self, piece: Piece) -> dict[str, torch.Tensor]:
         """State tensors such as ``exp_avg`` with as many elements as `main`."""
         copy = self._copies.get(piece)
         if copy is not None:
-            return _tensors(copy)
+            return {key: _shaped(piece, value) for key, value in _tensors(copy).items()}
         example = self._example(piece)
         return {key: _nothing(value) for key, value in _tensors(example).items()} if example is not None else {}
 
@@ -115,6 +116,11 @@ def _fits(piece: Piece, tensor: torch.Tensor) -> bool:
 def _tensors(copy: _Copy) -> dict[str, torch.Tensor]:
     found = copy.inner.state.get(copy.tensor, {})
     return {k: v for k, v in found.items() if isinstance(v, torch.Tensor) and v.numel() == copy.tensor.numel() and k != "step"}
+
+
+def _shaped(piece: Piece, tensor: torch.Tensor) -> torch.Tensor:
+    """The distributed optimizer of one rank alone keeps whole parameters, flat."""
+    return tensor if piece.sharded or tensor.dim() != 1 or piece.parameter.dim() == 1 else tensor.detach().view(piece.shape)
 
 
 def _nothing(tensor: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from msprobe_integrations.megatron.layout import Layout, as_list, bucket_groups
-from msprobe_integrations.megatron.optimizers import MainParameters, clips, is_megatron
+from msprobe_integrations.megatron.optimizers import MainParameters, clips, is_megatron, learning_rate, loss_scale
 from msprobe_integrations.megatron.replicas import replicas
 from msprobe_integrations.torch.gradients import ACCUMULATED, CLIPPED, LOCAL, UNSCALED, Piece
 from msprobe_integrations.torch.methods import MethodHooks
@@ -153,6 +153,9 @@ class MegatronSource:
 
     def _enter(self, watch: ParameterWatch) -> None:
         self._prepared = False
+        for name, value in (("loss_scale", loss_scale(self._optimizer)), ("learning_rate", learning_rate(self._optimizer))):
+            if value is not None:
+                watch.scalar(name, value)
         watch.before_step()
         watch.change_to(UNSCALED)
 
@@ -161,6 +164,8 @@ class MegatronSource:
         watch.change_to(CLIPPED if limit else UNSCALED)
 
     def _leave(self, watch: ParameterWatch, result: Any) -> None:
+        if isinstance(result, tuple) and len(result) > 1 and result[1] is not None and clips(self._optimizer):  # else 0, or nothing
+            watch.scalar("grad_norm", result[1])
         watch.after_step(skipped=isinstance(result, tuple) and len(result) > 0 and not result[0])
         self._prepared = False
 
