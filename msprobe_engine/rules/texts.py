@@ -117,8 +117,8 @@ TEXTS: dict[str, Text] = {
         "critical",
         "Replicas drift apart: a gradient that is not reduced, a different seed or order of operations, or a fault of the hardware. "
         "It does not heal by itself.",
-        "the ranks in the minority are the suspects: compare their dumps with `msprobe compare`; one single rank and one single tensor "
-        "point to its hardware",
+        "the ranks in the minority are the suspects: dump a step there and on a good rank and compare the records; one single rank and "
+        "one single tensor point to its hardware",
     ),
     "dead_expert": Text(
         "an expert gets no token or no gradient for `patience` monitored steps while its neighbours do",
@@ -130,7 +130,7 @@ TEXTS: dict[str, Text] = {
         "numbers of one rank (loss, local gradient norm, time) differ from those of all others for `patience` steps",
         "warning",
         "One rank computes something else: its data, its device, or a parameter that drifted.",
-        "switch on `monitor.replica_check`; compare a dump of this rank with one of its neighbour by `msprobe compare`",
+        "switch on `monitor.replica_check`; dump a step there and on a neighbour and compare the records",
     ),
     "stalled": Text(
         "no step has ended for `factor` times the median time of a step",
