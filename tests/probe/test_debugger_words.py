@@ -227,6 +227,7 @@ def test_a_step_that_was_cut_off(tmp_path: Path) -> None:
         [sys.executable, "-c", CUT_OFF, str(config(tmp_path, "L0"))], capture_output=True, text=True, check=False
     )  # fmt: skip
     assert done.returncode == 1
-    assert "RuntimeError: mine" in done.stderr, done.stderr
+    assert "RuntimeError" in done.stderr
+    assert "mine" in done.stderr  # the writer's thread may put a line of its own between the two
     assert "[WARNING] msprobe ends, but not everything is there. 2 steps (0-1)" in done.stderr
     assert "; cut off: 1 step (1)" in done.stderr
