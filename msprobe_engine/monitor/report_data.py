@@ -86,6 +86,7 @@ def collect(run: Run, progress: Progress = lambda _: None) -> dict[str, Any]:
     for rank, family in parts:
         progress(f"rank {rank} {family}")
         _add(found, run.table(rank, family), rank, family)
+    stacked = {group: _stacked(picture, len(starts)) for group, picture in found.pictures.items() if picture.layers}
     alerts.sort(key=lambda a: (a.get("step", 0), a.get("rank", 0), a.get("order", -1)))
     return {
         "run": run.path.resolve().name,
@@ -95,8 +96,8 @@ def collect(run: Run, progress: Progress = lambda _: None) -> dict[str, Any]:
         "count": len(steps),
         "steps": starts.tolist(),
         "scalars": _scalars(scalars, starts),
-        "pictures": [_picture(group, picture) for group, picture in found.pictures.items() if picture.layers],
-        "worst": _worst(found, alerts),
+        "pictures": [_picture(group, found.pictures[group], ranks) for group, ranks in stacked.items()],
+        "worst": _worst(found, stacked, alerts),
         "alerts": [_alert(alert) for alert in alerts[:MAX_ALERTS]],
         "alerts_left_out": max(0, len(alerts) - MAX_ALERTS),
         "rules": dict(Counter(str(a.get("rule", "")) for a in alerts)),
@@ -212,32 +213,37 @@ def _by_layer(values: Floats, kind: str, layer: Any, micro: Any, steps: Any, whe
     return out
 
 
-def _whole(picture: Picture, bins: int) -> dict[int, Floats]:
-    """Per rank [layers, bins], all of one size."""
+class Stacked(NamedTuple):
+    """A picture with its ranks put together: `stack` [ranks, layers, bins], `apart` [layers, ranks] as of `_apart`."""
+
+    ranks: list[int]
+    stack: Floats
+    apart: Floats
+
+
+def _stacked(picture: Picture, bins: int) -> Stacked:
     layers = len(picture.layers)
-    return {
-        rank: np.concatenate([a, np.full((layers - len(a), bins), -np.inf)]) if len(a) < layers else a
-        for rank, a in picture.of_rank.items()
-    }
+    whole = [
+        np.concatenate([a, np.full((layers - len(a), bins), -np.inf)]) if len(a) < layers else a for a in picture.of_rank.values()
+    ]  # a layer that a later rank has brought is missing in those before
+    stack = np.stack(whole)
+    return Stacked(list(picture.of_rank), stack, _apart(stack) if len(whole) > 1 else np.zeros((layers, 1)))
 
 
-def _picture(group: Group, picture: Picture) -> dict[str, Any]:
-    bins = next(iter(picture.of_rank.values())).shape[1]
-    ranks = _whole(picture, bins)
-    stack = np.stack(list(ranks.values()))
+def _picture(group: Group, picture: Picture, stacked: Stacked) -> dict[str, Any]:
+    ranks, stack, apart = stacked
     top = stack.max(0)
     names = _in_order(picture.layers)
     order = [picture.layers[name] for name in names]
-    apart = _apart(stack)
     return {
         "family": group.family,
         "statistic": group.statistic,
         "layers": names,
-        "ranks": list(ranks),
+        "ranks": ranks,
         "top": [_numbers(top[i]) for i in order],
         "bad": [[int(j) for j in np.flatnonzero(np.isnan(top[i]) | (top[i] == np.inf))] for i in order],
         "apart": [_numbers(apart[i]) for i in order] if len(ranks) > 1 else [],
-        "lines": _lines({rank: _over_layers(a, group.statistic) for rank, a in ranks.items()}),
+        "lines": _lines({rank: _over_layers(a, group.statistic) for rank, a in zip(ranks, stack)}),
     }
 
 
@@ -264,12 +270,16 @@ def _apart(stack: Floats) -> Floats:
 def _in_order(layers: Mapping[str, int]) -> list[str]:
     """Layers as the model has them: numbers count as numbers, what has none stays where it was first seen."""
 
+    first_of: dict[str, int] = {}  # place of the first layer below a stem
+    for name, i in layers.items():
+        first_of.setdefault(name.rpartition(".")[0], i)
+
     def key(item: tuple[str, int]) -> tuple[int, int]:
-        words = item[0].split(".")
+        name, i = item
+        words = name.split(".")
         number = next((int(w) for w in words if w.isdigit()), -1)
-        stem = item[0].rpartition(".")[0] if words[-1].isdigit() else item[0]
-        first = min(i for name, i in layers.items() if name == item[0] or (number >= 0 and name.rpartition(".")[0] == stem))
-        return first, number
+        stem = name.rpartition(".")[0] if words[-1].isdigit() else name
+        return min(i, first_of.get(stem, i)) if number >= 0 else i, number
 
     return [name for name, _ in sorted(layers.items(), key=key)]
 
@@ -316,28 +326,17 @@ def _timeline(alerts: Iterable[Mapping[str, Any]], starts: npt.NDArray[np.int64]
     return [{"rule": rule, "severity": severity, "marks": sorted(count.items())} for (rule, severity), count in rows.items()]
 
 
-def _worst(found: Collected, alerts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _worst(found: Collected, stacked: Mapping[Group, Stacked], alerts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Layers that stand out: not finite first, then by the largest jump over their own median or between ranks."""
     named = Counter(layer_of(str(a.get("name", ""))) for a in alerts)
     out: list[dict[str, Any]] = []
-    for group, picture in found.pictures.items():
+    for group, (ranks, stack, apart) in stacked.items():
         if group.statistic not in ("norm", "NaN elements", "Inf elements"):
             continue
-        ranks = _whole(picture, len(found.starts))
-        stack = np.stack(list(ranks.values()))
-        apart = _apart(stack) if len(ranks) > 1 else np.zeros((stack.shape[1], 1))
-        for name, i in picture.layers.items():
+        for name, i in found.pictures[group].layers.items():
             line = stack[:, i].max(0)
             bad = np.flatnonzero(np.isnan(line) | (line == np.inf)) if group.statistic == "norm" else np.flatnonzero(line > 0)
-            good = line[np.isfinite(line) & (line > 0)]
-            jump, at, below = 1.0, -1, False
-            if len(good) > 1 and group.statistic == "norm":
-                with np.errstate(divide="ignore", invalid="ignore"):
-                    far = np.log10(np.where(np.isfinite(line) & (line > 0), line, np.nan) / np.median(good))
-                if group.family in _FILLING:
-                    far = np.where(far < 0, 0.0, far)
-                at = int(np.nanargmax(np.abs(far)))
-                jump, below = float(10 ** abs(far[at])), bool(far[at] < 0)
+            jump, at, below = _jump(line, group.family) if group.statistic == "norm" else _NO_JUMP
             far_rank = int(np.argmax(apart[i]))
             factor = float(10 ** min(apart[i][far_rank], 300)) if np.isfinite(apart[i][far_rank]) else None
             if not len(bad) and jump < NOTABLE and (factor is not None and factor < NOTABLE):
@@ -346,12 +345,28 @@ def _worst(found: Collected, alerts: Iterable[Mapping[str, Any]]) -> list[dict[s
                 "layer": name, "family": group.family, "statistic": group.statistic,
                 "first_bad": int(found.starts[bad[0]]) if len(bad) else None,
                 "jump": round(jump, 3), "below": below, "jump_step": int(found.starts[at]) if at >= 0 else None,
-                "rank": list(ranks)[far_rank] if len(ranks) > 1 else None, "rank_factor": factor if factor is None else round(factor, 3),
+                "rank": ranks[far_rank] if len(ranks) > 1 else None, "rank_factor": factor if factor is None else round(factor, 3),
                 "alerts": named[name],
             })  # fmt: skip
     out.sort(key=lambda w: (w["first_bad"] is None, w["first_bad"] or 0, -w["alerts"], -max(w["jump"], w["rank_factor"] or 1e300)))
     once = {(w["layer"], w["family"]): w for w in reversed(out)}  # norm and counts of NaN say the same twice: the first in the order stays
     return [w for w in out if once[w["layer"], w["family"]] is w][:WORST]
+
+
+_NO_JUMP = 1.0, -1, False
+
+
+def _jump(line: Floats, family: str) -> tuple[float, int, bool]:
+    """Largest factor between a curve and its own median, at which bin, and whether it is a fall."""
+    usable = np.isfinite(line) & (line > 0)
+    if usable.sum() < 2:
+        return _NO_JUMP
+    with np.errstate(divide="ignore", invalid="ignore"):
+        far = np.log10(np.where(usable, line, np.nan) / np.median(line[usable]))
+    if family in _FILLING:
+        far = np.where(far < 0, 0.0, far)
+    at = int(np.nanargmax(np.abs(far)))
+    return float(10 ** abs(far[at])), at, bool(far[at] < 0)
 
 
 def _alert(alert: Mapping[str, Any]) -> dict[str, Any]:
