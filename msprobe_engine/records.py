@@ -147,6 +147,11 @@ class Frame:
     complete: bool = True
     lost: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def skipped(self) -> bool:
+        """True when the optimizer's update of this step was skipped because of an overflow."""
+        return self.scalars.get("skipped", 0.0) > 0.0
+
     def records(self) -> Iterator[Record]:
         """All tensors, flat, entries first. Reads every row: not for the training thread of a large frame."""
         for entry in self.entries:

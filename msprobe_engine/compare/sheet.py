@@ -10,7 +10,7 @@ from typing import Any
 
 from msprobe_engine.dump.layout import write_file
 from msprobe_engine.errors import MissingExtraError, SinkError
-from msprobe_engine.sinks.csv import safe_cell
+from msprobe_engine.sinks.names import safe_cell
 
 FORMATS = ("xlsx", "csv")
 Cell = str | int | float | None

@@ -32,7 +32,7 @@ import numpy as np
 from msprobe_engine.errors import SinkError
 from msprobe_engine.monitor.series import Floats, Integers, Key
 from msprobe_engine.monitor.trend_tags import Tags, parameter_tags
-from msprobe_engine.sinks.names import plain_tag
+from msprobe_engine.sinks.names import plain_tag, utf8
 
 LIMIT = 1e9
 """Largest absolute value in ``trend_data``."""
@@ -138,7 +138,7 @@ class TrendDatabase:
         called = family, key
         found = self._places.get(called)
         if found is None:
-            key = key._replace(name=_utf8(key.name), detail=_utf8(key.detail))
+            key = key._replace(name=utf8(key.name), detail=utf8(key.detail))
             found = self._places.get((family, key))
         if found is None:
             metric = self._metric(family, key.phase, key.detail if family == "opt_state" else "")
@@ -222,7 +222,7 @@ class TrendDatabase:
 
     def add_scalars(self, rank: int, rows: Iterable[tuple[int, str, float]]) -> None:
         """Numbers of steps: step, name, value."""
-        values = ((rank, step, _utf8(name), repr(float(value))) for step, name, value in rows)
+        values = ((rank, step, utf8(name), repr(float(value))) for step, name, value in rows)
         self._db.executemany("INSERT OR REPLACE INTO scalars VALUES (?, ?, ?, ?)", values)
 
     def add_alerts(self, rank: int, alerts: Iterable[tuple[int, str]]) -> None:
@@ -303,11 +303,6 @@ def shown(values: Floats) -> list[float | None]:
     for i in np.flatnonzero(np.isnan(values)).tolist():
         out[i] = None
     return out
-
-
-def _utf8(text: str) -> str:
-    """A name that UTF-8 cannot hold would cost the whole step."""
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def identifier(text: str) -> str:

@@ -69,7 +69,7 @@ class DeadExpertRule(LastingRule[DeadExpertArgs]):
 
     def check(self, frame: Frame) -> list[Alert]:
         """Alerts for one frame; a skipped step is not looked at."""
-        view = self._watch.of(frame) if frame.complete and not frame.scalars.get("skipped", 0.0) > 0.0 else None
+        view = self._watch.of(frame) if frame.complete and not frame.skipped else None
         if view is None:
             return []
         for key in self._watch.names[len(self._layer) :]:

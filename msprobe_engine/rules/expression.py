@@ -145,7 +145,6 @@ class Expression:
         """Numbers that the expression looks at, by their text: what an alert shows."""
         self.numbers: dict[str, Value] = {}
         """Those of `leaves` that the step itself has to hold, functions over the past left out."""
-        self.selectors: set[tuple[str, str]] = set()
         if len(text) > LENGTH:
             raise SettingsError(f"{where}: the expression has {len(text)} characters; allowed: at most {LENGTH}")
         flat = text.translate(_BLANK).strip()

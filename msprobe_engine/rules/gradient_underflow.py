@@ -54,7 +54,7 @@ class GradientUnderflowRule(LastingRule[GradientUnderflowArgs]):
 
     def check(self, frame: Frame) -> list[Alert]:
         """Alerts for one frame; a skipped step is not looked at."""
-        view = self._watch.of(frame) if frame.complete and not frame.scalars.get("skipped", 0.0) > 0.0 else None
+        view = self._watch.of(frame) if frame.complete and not frame.skipped else None
         if view is None:
             return []
         table, seen = view.table, view.seen

@@ -131,7 +131,7 @@ class ExplodingGradientRule(LastingRule[ExplodingGradientArgs]):
 
     def check(self, frame: Frame) -> list[Alert]:
         """Alerts for one frame; a skipped step has no gradient worth a comparison."""
-        if not frame.complete or frame.scalars.get("skipped", 0.0) > 0.0:
+        if not frame.complete or frame.skipped:
             return []
         view = self._watch.of(frame) if "grad" in self.kinds else None
         alerts = self._layers(frame, view) if view is not None else []

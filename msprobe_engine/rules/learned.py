@@ -142,7 +142,7 @@ class LearnedRule:
         if not frame.complete:
             return []
         alerts = self._relations.check(frame)
-        if frame.scalars.get("skipped", 0.0) > 0.0:
+        if frame.skipped:
             return alerts
         for family in self._families:
             view = family.watch.of(frame)
@@ -254,7 +254,7 @@ class _Relations:
             if rule is not None:
                 alerts += rule.check(frame)
         scale = frame.scalars.get("loss_scale")
-        skipped = frame.scalars.get("skipped", 0.0) > 0.0
+        skipped = frame.skipped
         if self._scale and scale is not None:
             if scale < self._last and not skipped and not self._skipped:
                 alerts.append(

@@ -21,7 +21,6 @@ class Text(NamedTuple):
     next: str
 
 
-_CAPTURE = "set `incident: {level: mix}` so that the next alert dumps the step"
 _ORDER = "`msprobe monitor analyze RUN` lists the alerts in the order of execution; the first one is nearest to the cause"
 
 TEXTS: dict[str, Text] = {

@@ -77,8 +77,7 @@ class UnchangedParameterRule(LastingRule[UnchangedParameterArgs]):
             then = np.where(paired[:, None], _words(table, np.maximum(partners.before, 0)), then)
         self._last[view.slots] = now
         same = np.asarray((now == then).all(1) & (now[:, 0] > 0))
-        scalars = frame.scalars
-        if scalars.get("learning_rate") == 0.0 or scalars.get("skipped", 0.0) > 0.0:
+        if frame.scalars.get("learning_rate") == 0.0 or frame.skipped:
             return []
         has = self._gradients(table, partners)
         judged = has if not self.args.frozen else has | self._idle(table, partners)

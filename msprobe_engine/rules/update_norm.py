@@ -40,7 +40,6 @@ class _TwoLevels:
     def __init__(self, window: int, warmup: int) -> None:
         self.plain = RunningMedian(window, warmup)
         self._scaled = RunningMedian(window, warmup)
-        self._rated = False
 
     def far(self, x: Column, slots: Slots, healthy: Mask, rate: float | None, args: UpdateNormArgs) -> Mask:
         """Where both are too far away, [m]; the values that are not are taken in."""
@@ -76,7 +75,7 @@ class UpdateNormRule(LastingRule[UpdateNormArgs]):
 
     def check(self, frame: Frame) -> list[Alert]:
         """Alerts for one frame; a skipped step has no update."""
-        if not frame.complete or frame.scalars.get("skipped", 0.0) > 0.0:
+        if not frame.complete or frame.skipped:
             return []
         view = self._watch.of(frame) if "update" in self.kinds or GLOBAL not in frame.scalars else None
         norm = np.zeros(0)

@@ -26,7 +26,7 @@ from msprobe_engine import rows as _rows
 from msprobe_engine.errors import SinkError
 from msprobe_engine.log import get_logger
 from msprobe_engine.monitor.places import MONTHS
-from msprobe_engine.records import FAMILIES, Frame, Sample, TensorDescription
+from msprobe_engine.records import Frame, Sample, TensorDescription
 from msprobe_engine.rules.base import Alert
 from msprobe_engine.settings.schema import CsvSettings, MonitorSettings
 from msprobe_engine.sinks import resume
@@ -131,9 +131,7 @@ class CsvSink:
                     self.directory,
                 )
             self._there = None
-        families: dict[str, list[Sample]] = {}
-        for sample in self._names.samples(frame.samples):
-            families.setdefault(sample.family if sample.family in FAMILIES else "other", []).append(sample)
+        families = self._names.by_family(frame.samples)
         failed: SinkError | None = None
         for family, samples in families.items():
             try:

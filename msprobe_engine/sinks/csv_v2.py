@@ -18,8 +18,8 @@ from msprobe_engine import columns
 from msprobe_engine.errors import SinkError
 from msprobe_engine.records import Frame, Sample
 from msprobe_engine.rules.base import Alert
-from msprobe_engine.sinks.csv import safe_cell
 from msprobe_engine.sinks.files import AppendFile, make_directory
+from msprobe_engine.sinks.names import safe_cell
 
 _PLACE = re.compile(r"(.*)\.(input|output)(?:_([0-9]+))?", re.DOTALL)
 _MONITOR = {

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from msprobe_engine.errors import MissingExtraError
 from msprobe_engine.sinks.crc32c import masked_crc32c
 from msprobe_engine.sinks.files import AppendFile
+from msprobe_engine.sinks.names import utf8
 
 Floats = npt.NDArray[np.float64]
 
@@ -93,8 +94,3 @@ def _varint(number: int) -> bytes:
         number >>= 7
     out.append(number)
     return bytes(out)
-
-
-def utf8(tag: str) -> str:
-    """A name that UTF-8 cannot hold would cost the whole event."""
-    return tag if tag.isascii() else tag.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine import histograms
-from msprobe_engine.records import FAMILIES, Frame, Sample
+from msprobe_engine.records import Frame, Sample
 from msprobe_engine.rules.base import Alert
 from msprobe_engine.settings.schema import JsonLinesSettings, MonitorSettings
 from msprobe_engine.sinks.beside import RunFile, alert_fields
@@ -98,9 +98,7 @@ class JsonLinesSink:
         self._file.close()
 
     def _samples(self, frame: Frame) -> list[str]:
-        families: dict[str, list[Sample]] = {}
-        for sample in self._names.samples(frame.samples):
-            families.setdefault(sample.family if sample.family in FAMILIES else "other", []).append(sample)
+        families = self._names.by_family(frame.samples)
         out = []
         for family, samples in families.items():
             if family in FEATURES:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from msprobe_engine.records import Sample
+from msprobe_engine.records import FAMILIES, Sample
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """First characters that make a spreadsheet run a cell (CSV injection, as OWASP lists them)."""
@@ -26,6 +26,11 @@ def safe_cell(text: str) -> str:
     if any(c in text for c in ',"\n\r'):
         return '"' + text.replace('"', '""') + '"'
     return text
+
+
+def utf8(text: str) -> str:
+    """A text that UTF-8 can hold: halves of a surrogate pair and undecodable bytes are written as escapes."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def plain_name(cell: str) -> str:
@@ -73,6 +78,13 @@ class Names:
         if new:
             self._add(new)
         return [s if (name := shown[s.name]) == s.name else s._replace(name=name) for s in samples]
+
+    def by_family(self, samples: list[Sample]) -> dict[str, list[Sample]]:
+        """`samples` by the family whose file they belong in; what no family is for is ``other``."""
+        families: dict[str, list[Sample]] = {}
+        for sample in self.samples(samples):
+            families.setdefault(sample.family if sample.family in FAMILIES else "other", []).append(sample)
+        return families
 
     def _add(self, names: Iterable[str]) -> None:
         short = {name: squashed(name) for name in names}

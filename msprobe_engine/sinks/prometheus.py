@@ -18,6 +18,7 @@ from msprobe_engine.records import Frame
 from msprobe_engine.rules.base import Alert
 from msprobe_engine.settings.schema import PrometheusSettings
 from msprobe_engine.sinks.files import make_directory, replace_file
+from msprobe_engine.sinks.names import utf8
 from msprobe_engine.sinks.prometheus_http import MetricsServer
 from msprobe_engine.sinks.prometheus_metrics import Family, RankMetrics
 from msprobe_engine.sinks.prometheus_node import folded, node_families, snapshot_path, write_snapshot
@@ -182,11 +183,6 @@ class PrometheusSink:
                 write_snapshot(self._node, self._rank, self._metrics.families(), time.time())
 
 
-def _utf8(text: str) -> str:
-    """A name that UTF-8 cannot hold (half of a pair, undecodable bytes) would cost the whole scrape."""
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
 class _Collector:
     """Turns families into what prometheus_client renders, when it is asked."""
 
@@ -199,7 +195,7 @@ class _Collector:
         for family in self._sink.families():
             metric = Metric(family.name, family.help, family.type)
             for suffix, labels, value in family.samples:
-                metric.add_sample(family.name + suffix, {name: _utf8(text) for name, text in dict(labels).items()}, value)
+                metric.add_sample(family.name + suffix, {name: utf8(text) for name, text in dict(labels).items()}, value)
             yield metric
 
     def describe(self) -> list[Any]:

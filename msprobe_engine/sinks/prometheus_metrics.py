@@ -120,7 +120,7 @@ class RankMetrics:
         with self._lock:
             self._steps += 1
             self._incomplete += not frame.complete
-            self._skipped += frame.scalars.get("skipped", 0.0) > 0
+            self._skipped += frame.skipped
             self._traffic.update(frame)
             self._duration(frame, now)
             self._step, self._time = frame.step, now

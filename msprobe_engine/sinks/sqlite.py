@@ -14,7 +14,7 @@ from msprobe_engine.columns import column
 from msprobe_engine.errors import SinkError
 from msprobe_engine.monitor.series import Key
 from msprobe_engine.monitor.trend_db import TrendDatabase
-from msprobe_engine.records import FAMILIES, Frame, Sample
+from msprobe_engine.records import Frame, Sample
 from msprobe_engine.rules.base import Alert
 from msprobe_engine.settings.schema import MonitorSettings, SqliteSettings
 from msprobe_engine.sinks.beside import RunFile, alert_fields
@@ -66,9 +66,7 @@ class SqliteSink:
         Raises:
             SinkError: nothing of this frame was written.
         """
-        families: dict[str, list[Sample]] = {}
-        for sample in self._names.samples(frame.samples):
-            families.setdefault(sample.family if sample.family in FAMILIES else "other", []).append(sample)
+        families = self._names.by_family(frame.samples)
         with self._db.transaction():
             for family, samples in families.items():
                 self._add(family, frame, samples)

@@ -35,11 +35,11 @@ from msprobe_engine.records import Frame, Sample
 from msprobe_engine.rows import MAX, MIN
 from msprobe_engine.rules.base import Alert
 from msprobe_engine.settings.schema import MonitorSettings, TensorBoardSettings
-from msprobe_engine.sinks.events import EventFile, tag_bytes, utf8
+from msprobe_engine.sinks.events import EventFile, tag_bytes
 from msprobe_engine.sinks.features import FEATURES
 from msprobe_engine.sinks.files import make_directory
 from msprobe_engine.sinks.heatmap import Heatmap
-from msprobe_engine.sinks.names import Names, plain_tag
+from msprobe_engine.sinks.names import Names, plain_tag, utf8
 
 IMAGE_STEPS = 100
 """Steps from one set of images to the next."""

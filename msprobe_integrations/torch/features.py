@@ -32,7 +32,6 @@ _KINDS = {
 """What the existing tool puts behind the name of the module, by family."""
 _WEIGHTS = ("weight", "wg")
 _TOP = ("topk", "top_k", "num_experts_per_tok", "moe_router_topk", "num_experts_per_token")
-_Q_AND_K = ("query", "query_layer", "q", "key", "key_layer", "k")
 _WARM = 5
 """On a device every step but the first has so many times fewer iterations: it goes on from where the last one ended."""
 

@@ -62,11 +62,6 @@ class ModuleHooks:
         self.remove()
         self._places.clear()
 
-    @property
-    def inside_compiled(self) -> bool:
-        """Does this thread run compiled code?"""
-        return self._compiled.inside
-
     def install(self) -> None:
         """Put the hooks on."""
         if not self._installed and self._places:

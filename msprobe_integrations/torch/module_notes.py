@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 from msprobe_engine.records import TensorDescription, TensorRef
-from msprobe_engine.sinks.csv import safe_cell
 from msprobe_engine.sinks.files import make_directory, replace_file
+from msprobe_engine.sinks.names import safe_cell
 from msprobe_integrations.torch.backward import GradientWatch, edge, sequence_number
 from msprobe_integrations.torch.module_hooks import ModuleHooks, Post, Pre
 from msprobe_integrations.torch.monitor_files import monitor_root, rank_directory

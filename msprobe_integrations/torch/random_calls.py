@@ -22,8 +22,8 @@ from torch.nn import functional
 
 from msprobe_engine.errors import SinkError
 from msprobe_engine.log import get_logger
-from msprobe_engine.sinks.csv import safe_cell
 from msprobe_engine.sinks.files import AppendFile, make_directory
+from msprobe_engine.sinks.names import safe_cell
 from msprobe_integrations.torch.rebind import Rebinding
 from msprobe_integrations.torch.stacks import Stacks
 

@@ -25,8 +25,8 @@ import torch
 from msprobe_engine.errors import SettingsError
 from msprobe_engine.records import Sample
 from msprobe_engine.settings.sites import problem
-from msprobe_engine.sinks.csv import safe_cell
 from msprobe_engine.sinks.files import AppendFile
+from msprobe_engine.sinks.names import safe_cell
 from msprobe_integrations.torch.collective_work import Open, Operation
 from msprobe_integrations.torch.collectives import CollectiveObserver
 from msprobe_integrations.torch.distributed_calls import DistributedCall
