@@ -33,6 +33,7 @@ COMMANDS = {
     "grad_probe": Command("grad_probe", "compare the gradient directions of two runs (compare)"),
     "monitor": Command("monitor", "work with what the monitor has written (analyze, report, learn, csv2tb)"),
     "nan_analyze": Command("nan_analyze", "find the operator where the first NaN or Inf was born, over all ranks of a step"),
+    "run": Command("run", "run a launch line with the probe in every training process it starts"),
     "show": Command("show", "list what an output directory holds: dumps, monitor files, incidents, reports"),
 }
 GROUPS = ("grad_probe", "monitor")
@@ -43,6 +44,7 @@ ALIASES = {"overflow_check": "nan_analyze"}
 EXAMPLES = """\
 examples:
   msprobe check-config probe.yaml
+  msprobe run --config probe.yaml -- torchrun --nproc_per_node 8 train.py
   msprobe show msprobe_output
   msprobe nan_analyze -i msprobe_output/dump/step12
   msprobe monitor report msprobe_output

@@ -11,6 +11,7 @@ from typing import Any
 from msprobe_engine import log
 from msprobe_engine.errors import SettingsError
 from msprobe_engine.settings import legacy, legacy_grad_probe, legacy_monitor, rules_between_keys, text, tree
+from msprobe_engine.settings.changes import changed
 from msprobe_engine.settings.schema import DumpSettings, GradProbeSettings, ProbeSettings
 
 KINDS = ("probe", "dump", "monitor")
@@ -26,6 +27,7 @@ def load_settings(
     level: str | None = None,
     step: Sequence[int | str] | None = None,
     rank: Sequence[int | str] | None = None,
+    changes: Sequence[str] = (),
 ) -> ProbeSettings:
     """Read, check and complete the settings.
 
@@ -33,6 +35,7 @@ def load_settings(
         path: YAML or JSON file, or the same as a mapping. None: the file that ``MSPROBE_CONFIG`` names.
         kind: one of `KINDS`; None: recognised by the keys.
         task, dump_path, level, step, rank: override the ``dump`` section (arguments of the debugger's constructor).
+        changes: ``key.path=value`` each, made to what the file says (launch arguments).
 
     The environment has the last word on two values: ``MSPROBE_LOG_LEVEL`` (0..4), and ``MONITOR_OUTPUT_DIR`` where no CSV
     directory is given. Relative directories stay relative to the working directory of the run. The console takes the level
@@ -41,7 +44,7 @@ def load_settings(
     Raises:
         SettingsError: all mistakes, one line each.
     """
-    settings, warnings = read_settings(path, kind=kind, task=task, dump_path=dump_path, level=level, step=step, rank=rank)
+    settings, warnings = read_settings(path, kind=kind, changes=changes, task=task, dump_path=dump_path, level=level, step=step, rank=rank)
     log.set_level(settings.log_level)
     for line in warnings:
         log.warn_once(f"settings: {line}", line)
@@ -49,13 +52,14 @@ def load_settings(
 
 
 def read_settings(
-    path: str | Path | Mapping[str, Any] | None = None, *, kind: str | None = None, **overrides: Any
+    path: str | Path | Mapping[str, Any] | None = None, *, kind: str | None = None, changes: Sequence[str] = (), **overrides: Any
 ) -> tuple[ProbeSettings, list[str]]:
     """As `load_settings`, with the remarks returned instead of logged."""
     if kind is not None and kind not in KINDS:
         raise SettingsError(f"kind: '{kind}' is not allowed; allowed: {', '.join(KINDS)}")
     given = {name: value for name, value in overrides.items() if value is not None}
     source, node = _content(path, bool(given) or kind is not None)
+    node = changed(node, changes, source)
     report = tree.Report(source)
     kind = kind or ("dump" if not node and given and path is None else recognise(node))
     if kind == "dump" and legacy_grad_probe.asked(node, given):

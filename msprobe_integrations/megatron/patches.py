@@ -6,22 +6,20 @@ Wrapped functions look up the current observer when they are called: without one
 from __future__ import annotations
 
 import functools
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import inspect
 import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from msprobe_integrations.autoload.imports import after_import
+
 if TYPE_CHECKING:
     from msprobe_integrations.megatron.observer import TrainingObserver
 
 _MARK = "__msprobe_wraps__"
 _observer: TrainingObserver | None = None
-_make: Callable[[], TrainingObserver] | None = None
-_hooks: dict[str, Callable[[ModuleType], None]] = {}
+_make: Callable[[], TrainingObserver | None] | None = None
 flag_value: str | None = None
 """What ``--msprobe-config`` was given, once the launcher has taken it off the command line."""
 
@@ -40,7 +38,7 @@ def made() -> TrainingObserver | None:
     return _observer
 
 
-def observe(make: Callable[[], TrainingObserver] | None, *, whole_loop: bool = True) -> None:
+def observe(make: Callable[[], TrainingObserver | None] | None, *, whole_loop: bool = True) -> None:
     """Send the events of this process's training to an observer (None: to nobody).
 
     Args:
@@ -57,37 +55,7 @@ def observe(make: Callable[[], TrainingObserver] | None, *, whole_loop: bool = T
         hooks["megatron.training.arguments"] = _arguments
         hooks["megatron.training.training"] = _training
     for name, hook in hooks.items():
-        module = sys.modules.get(name)
-        if module is not None and not _being_imported(module):
-            hook(module)
-        else:
-            _hooks[name] = hook
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
-
-
-def _being_imported(module: ModuleType) -> bool:
-    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
-
-
-class _Finder(importlib.abc.MetaPathFinder):
-    """Runs a hook right after its module has been executed, before anybody can take a name from it."""
-
-    def find_spec(self, name: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
-        hook = _hooks.pop(name, None)
-        if hook is None:
-            return None
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.loader is None:
-            return spec
-        execute = spec.loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            execute(module)
-            hook(module)
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
+        after_import(name, hook)
 
 
 def wrap(module: ModuleType, name: str, around: Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]) -> None:

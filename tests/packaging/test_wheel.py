@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("msprobe", "msprobe_engine", "msprobe_integrations", "pyproject.toml", "LICENSE", "README.md")
+SOURCES = ("build_support", "msprobe", "msprobe_engine", "msprobe_integrations", "pyproject.toml", "LICENSE", "README.md")
 
 
 @pytest.mark.parametrize("compiler", ["", "/bin/false"])
@@ -46,6 +46,7 @@ def test_a_wheel_is_built_with_and_without_a_compiler(tmp_path: Path, compiler: 
         names = archive.namelist()
         entry_points = archive.read(next(n for n in names if n.endswith("entry_points.txt"))).decode()
     assert {"msprobe/py.typed", "msprobe_engine/settings/load.py", "msprobe_integrations/torch/__init__.py"} <= set(names)
+    assert {"msprobe_autoload.pth", "msprobe_integrations/autoload/bootstrap/sitecustomize.py"} <= set(names)
     assert "msprobe = msprobe_engine.cli.main:main" in entry_points
     assert not any(n.startswith(("tests/", "benchmarks/", "examples/")) for n in names)
     if compiler:

@@ -1,0 +1,1 @@
+"""Hugging Face Accelerate: a training loop of one's own around an Accelerator."""

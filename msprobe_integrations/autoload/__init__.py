@@ -1,0 +1,53 @@
+"""How the probe gets into an unchanged program: every interpreter of an environment that has the probe installed calls `install` at its
+start (``msprobe_autoload.pth``; below ``msprobe run`` also ``bootstrap/sitecustomize.py``).
+
+`install` imports nothing but this package. It puts a finder on ``sys.meta_path`` that waits for the frameworks of `FRAMEWORKS`; a process
+that imports none of them is never touched again. Each framework has a function ``arm`` that is called when the framework is about to be
+imported and may only say what is to be done after which of its modules (`imports.after_import`).
+"""
+
+from __future__ import annotations
+
+import sys
+
+from msprobe_integrations.autoload import imports, request
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FRAMEWORKS = {
+    "torch": ("msprobe_integrations.torch.autoload", True),
+    "megatron": ("msprobe_integrations.megatron.autoload", False),
+    "mindspeed": ("msprobe_integrations.mindspeed.autoload", False),
+    "deepspeed": ("msprobe_integrations.deepspeed.autoload", False),
+    "transformers": ("msprobe_integrations.transformers.autoload", True),
+    "accelerate": ("msprobe_integrations.accelerate.autoload", True),
+    "lightning": ("msprobe_integrations.lightning.autoload", True),
+    "pytorch_lightning": ("msprobe_integrations.lightning.autoload", True),
+    "torchtitan": ("msprobe_integrations.torchtitan.autoload", True),
+}
+"""Root package of a framework: the module whose ``arm()`` is called before its import, and whether only when the environment asks for the
+probe. The others have a way of their own to ask: an argument of their parser, a key of their configuration."""
+_installed = False
+
+
+def install() -> None:
+    """Wait for the frameworks. Costs some ten microseconds; never raises."""
+    global _installed
+    if _installed or request.off():
+        return
+    _installed = True
+    asked = request.current() is not None
+    for name, (module, only_when_asked) in FRAMEWORKS.items():
+        if (asked or not only_when_asked) and name not in sys.modules:
+            imports.before_import(name, _arming(module))
+
+
+def _arming(module: str) -> Callable[[], None]:
+    def arm() -> None:
+        from importlib import import_module
+
+        import_module(module).arm()
+
+    return arm

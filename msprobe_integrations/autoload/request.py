@@ -1,0 +1,89 @@
+"""What was asked for on the command line or in the environment: which settings file, with which changes.
+
+Read in every interpreter of an environment that has the probe, so it imports nothing that is not there anyway.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from msprobe_engine.settings.schema import ProbeSettings
+
+CONFIG = "MSPROBE_CONFIG"
+CHANGES = "MSPROBE_SET"
+"""``key=value`` pairs, one per line: changes to the file, ``dump.step=[5]``."""
+SWITCH = "MSPROBE_AUTOLOAD"
+"""``0``: the interpreter is left alone, whatever else is set."""
+FLAG = "--msprobe-"
+
+
+class Request:
+    """A probe that somebody wants in this process.
+
+    Args:
+        config: settings file; absolute, the script may go elsewhere.
+        changes: ``key=value`` pairs on top of the file.
+        by: where it was asked for, for messages.
+    """
+
+    __slots__ = ("by", "changes", "config")
+
+    def __init__(self, config: str, changes: tuple[str, ...] = (), by: str = CONFIG) -> None:
+        self.config, self.changes, self.by = config, changes, by
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Request) and (self.config, self.changes) == (other.config, other.changes)
+
+    def __hash__(self) -> int:
+        return hash((self.config, self.changes))
+
+    def settings(self) -> ProbeSettings:
+        """Read and check the file.
+
+        Raises:
+            SettingsError: all mistakes, one line each.
+        """
+        from msprobe_engine.settings.load import load_settings
+
+        return load_settings(self.config, changes=self.changes)
+
+
+_told: Request | None = None
+
+
+def ask(config: str, changes: tuple[str, ...] = (), by: str = CONFIG) -> Request:
+    """A launch argument or a framework's own configuration asks for the probe; it counts more than the environment."""
+    global _told
+    _told = Request(os.path.abspath(config), changes or _changes(), by)
+    return _told
+
+
+def forget() -> None:
+    """Only the environment counts again (tests)."""
+    global _told
+    _told = None
+
+
+def current() -> Request | None:
+    """What holds for this process now; None: nothing was asked for."""
+    if _told is not None:
+        return _told
+    config = os.environ.get(CONFIG, "")
+    return Request(os.path.abspath(config), _changes()) if config and not off() else None
+
+
+def off() -> bool:
+    """Has the user switched loading by itself off?"""
+    return os.environ.get(SWITCH, "") == "0"
+
+
+def flagged() -> bool:
+    """Does the command line have an argument of ours, which the framework's own parser has to know?"""
+    return any(argument.startswith(FLAG) for argument in sys.argv[1:])
+
+
+def _changes() -> tuple[str, ...]:
+    return tuple(line for line in os.environ.get(CHANGES, "").splitlines() if line.strip())

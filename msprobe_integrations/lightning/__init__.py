@@ -1,0 +1,1 @@
+"""Lightning: a callback for its Trainer."""

@@ -1,0 +1,216 @@
+"""Follows one training loop: from the events that an integration reports to steps of the probe. The same for all frameworks on torch.
+
+Whatever goes wrong in here stays here: every event is guarded, and a probe that cannot be built leaves the training alone.
+"""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from msprobe_engine.log import get_logger
+from msprobe_engine.settings.schema import ProbeSettings
+from msprobe_integrations.torch.probe import TorchProbe
+
+_log = get_logger()
+
+
+class LoopObserver:
+    """One per training loop. Integrations report events; what is special to a framework they say by overriding `attach` and `numbers`.
+
+    Args:
+        settings: the probe's settings; the probe itself is built when the model is there (the rank is known then).
+        make_probe: builds the probe; for tests.
+        file: where the settings come from; followed with ``monitor.hot``.
+    """
+
+    def __init__(
+        self, settings: ProbeSettings, make_probe: Callable[[ProbeSettings], TorchProbe] = TorchProbe, *, file: str | Path | None = None
+    ) -> None:
+        self.settings = settings
+        self.probe: TorchProbe | None = None
+        self.step = 0
+        """Number of the current or next step: optimizer steps from 0, skipped ones counted."""
+        self.models: list[Any] = []
+        """As the loop has them: wrapped."""
+        self.optimizer: Any = None
+        self._file = file
+        self._make_probe = make_probe
+        self._broken = False
+        self._open = False
+        self._driven = 0
+        self._scalars: dict[str, Any] = {}
+        self._undo: list[Callable[[], None]] = []
+
+    # for a framework
+
+    def attach(self, probe: TorchProbe) -> None:
+        """`models` and `optimizer` are new: name them to the probe."""
+        probe.attach([m for m in self.models if isinstance(m, nn.Module)], self.optimizer)
+
+    def numbers(self) -> dict[str, Any]:
+        """Scalars that the framework knows at the end of a step; tensors are fine. What the loop itself reports counts more."""
+        return {}
+
+    def leave_step(self) -> None:
+        """The step is over; what only belongs to it is closed."""
+
+    def undo(self, action: Callable[[], None]) -> None:
+        """To be called when the observer lets go of the models, the newest first."""
+        self._undo.append(action)
+
+    # what is there
+
+    def setup(self, models: Any, optimizer: Any = None) -> None:
+        """The models and the optimizer exist, on all ranks (a collective call where parameters are sharded). Called again with other
+        ones, the newest count."""
+        with self.safely("setting up"):
+            if self._broken:
+                return
+            found = list(models) if isinstance(models, Sequence) else [models]
+            same = bool(self.models) and len(found) == len(self.models) and all(a is b for a, b in zip(found, self.models))
+            if same and (optimizer is None or optimizer is self.optimizer):
+                return
+            self._let_go()
+            probe = self.probe
+            if probe is None:
+                probe = self.probe = self._make_probe(self.settings)
+                if self._file is not None and self.settings.monitor is not None and self.settings.monitor.hot:
+                    probe.follow_file(self._file)
+                atexit.register(self.close)
+            self.models, self.optimizer = found, optimizer
+            self.attach(probe)
+
+    # steps
+
+    def begin(self, step: int | None = None) -> None:
+        """A step begins. Without a number: the one after the last."""
+        with self.safely("step begin"):
+            if self.probe is None:
+                return
+            if self._open:
+                self.end()
+            if step is not None:
+                self.step = step
+            self._open = True
+            self.probe.begin_step(self.step)
+
+    def end(self, scalars: Mapping[str, Any] | None = None) -> None:
+        """The step is over."""
+        with self.safely("step end"):
+            if self.probe is None or not self._open:
+                return
+            self._open = False
+            self.leave_step()
+            found = {**self.numbers(), **self._scalars, **(scalars or {})}
+            self._scalars = {}
+            self.probe.end_step(found)
+            self.step += 1
+
+    @contextmanager
+    def driven(self, step: int | None = None) -> Iterator[dict[str, Any]]:
+        """A step whose borders are known (`train_step`, a callback): inside, nothing else opens or closes steps. The mapping takes
+        the step's scalars."""
+        scalars: dict[str, Any] = {}
+        self._driven += 1
+        if self._driven == 1:
+            self.begin(step)
+        try:
+            yield scalars
+        except Exception:
+            self.interrupted()
+            raise
+        finally:
+            self._driven -= 1
+            if not self._driven:
+                self.end(scalars)
+
+    @property
+    def in_step(self) -> bool:
+        """Has a step begun that is not over?"""
+        return self._open
+
+    @property
+    def is_driven(self) -> bool:
+        """Are the borders of steps known, so that nothing else opens or closes them?"""
+        return self._driven > 0
+
+    def interrupted(self) -> None:
+        """Training raised in this step: what was seen so far is still handed on (and may be what explains it)."""
+        with self.safely("step end"):
+            if self._open and self.probe is not None:
+                self._driven = 0
+                self.end({"interrupted": 1.0})
+                self.probe.pipeline.advance(wait=True)
+
+    # events within a step
+
+    def note(self, scalars: Mapping[str, Any]) -> None:
+        """Scalars of the step in progress: loss, gradient norm, ... Tensors are fine; they are not read here."""
+        if self._open:
+            self._scalars.update(scalars)
+
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """Nothing is seen inside: evaluation, checkpoints, what a framework tells itself."""
+        probe = self.probe
+        if probe is None:
+            yield
+            return
+        with self.safely("pause"):
+            probe.pause()
+        try:
+            yield
+        finally:
+            with self.safely("resume"):
+                probe.resume()
+
+    def micro_batch(self, number: Any) -> None:
+        """The forward pass of a micro batch begins."""
+        if self.probe is not None and isinstance(number, int):
+            with self.safely("micro batch"):
+                self.probe.micro_step = number
+
+    # end
+
+    def close(self) -> None:
+        """Take everything off and finish the files."""
+        with self.safely("closing"):
+            if self._open:
+                self.end()
+            self._let_go()
+            if self.probe is not None:
+                self.probe.close()
+            atexit.unregister(self.close)
+        self._broken = True
+        self.probe = None
+
+    @contextmanager
+    def safely(self, what: str) -> Iterator[None]:
+        """A fault inside switches the observer off with one message; ``strict: true`` raises."""
+        try:
+            if not self._broken:
+                with torch.no_grad():
+                    yield
+            else:
+                yield
+        except Exception as error:
+            if self.settings.strict:
+                raise
+            if not self._broken:
+                self._broken = True
+                _log.error(
+                    "the probe is switched off (%s), training goes on: %s: %s (strict: true raises)", what, type(error).__name__, error
+                )
+                self.probe = None
+
+    def _let_go(self) -> None:
+        for undo in reversed(self._undo):
+            undo()
+        self._undo.clear()

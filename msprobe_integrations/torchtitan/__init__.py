@@ -1,0 +1,1 @@
+"""torchtitan: its Trainer followed step by step."""

@@ -1,0 +1,1 @@
+"""Hugging Face Transformers: a callback for its Trainer."""
