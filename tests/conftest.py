@@ -1,5 +1,5 @@
-"""Shared by all tests: hypothesis without deadlines (machines differ), an environment free of this project's variables, and file systems
-of their own."""
+"""Shared by all tests: hypothesis without deadlines (machines differ), an environment free of this project's variables, file systems of
+their own, and the cells of docs/integrations.md that a test proves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from cell_notes import cells, pytest_runtest_makereport
 from hypothesis import HealthCheck, settings
+
+__all__ = ["cells", "pytest_runtest_makereport"]  # what a test proves of docs/integrations.md: a fixture and its hook
 
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 settings.load_profile("shared")
