@@ -20,6 +20,7 @@ FRAMEWORKS = {
     "torch": ("msprobe_integrations.torch.autoload", True),
     "megatron": ("msprobe_integrations.megatron.autoload", False),
     "mindspeed": ("msprobe_integrations.mindspeed.autoload", False),
+    "mindspeed_llm": ("msprobe_integrations.mindspeed.autoload", False),
     "deepspeed": ("msprobe_integrations.deepspeed.autoload", False),
     "transformers": ("msprobe_integrations.transformers.autoload", True),
     "accelerate": ("msprobe_integrations.accelerate.autoload", True),

@@ -27,6 +27,7 @@ KNOWS = {
     "lightning": 30,
     "torchtitan": 30,
     "megatron": 30,
+    "mindspeed": 30,
     "user": 100,
 }
 """How much an integration knows of the training; ``user``: a probe that the script makes itself."""
