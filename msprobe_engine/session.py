@@ -91,6 +91,8 @@ class Session:
                 rank_info=self.pipeline.rank_info,
             )
             self.pipeline.listeners.append(self._incident)
+        elif notifier is not None:
+            notifier.close()  # it has a thread from the beginning
         for sink in self.writer.sinks:  # sinks that say where the rank is, and those that export the probe's own losses
             if (watch := getattr(sink, "watch_info", None)) is not None:
                 watch(self.pipeline.rank_info)

@@ -62,7 +62,8 @@ class Membership:
 
     def _meet(self) -> None:
         """From now on incidents are announced between the ranks."""
-        incidents, notifier = self._probe.session.incidents, find_notifier(Path(self._probe.settings.output_dir))
+        incidents = self._probe.session.incidents
+        notifier = find_notifier(Path(self._probe.settings.output_dir)) if incidents is not None else None
         if incidents is not None and notifier is not None:
             incidents.notifier.close()
             incidents.notifier = notifier
