@@ -217,12 +217,20 @@ class PrometheusSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DeepSpeedMonitorSettings:
+    """Numbers of the step and counts of alerts in the writers of DeepSpeed's own monitor, where a DeepSpeed engine is followed."""
+
+    enabled: bool = _rule(False, "write events by engine.monitor (tensorboard, csv_monitor, wandb of the DeepSpeed configuration)")
+
+
+@dataclass(frozen=True, kw_only=True)
 class SinkSettings:
     csv: CsvSettings = field(default_factory=CsvSettings)
     tensorboard: TensorBoardSettings = field(default_factory=TensorBoardSettings)
     prometheus: PrometheusSettings = field(default_factory=PrometheusSettings)
     jsonl: JsonLinesSettings = field(default_factory=JsonLinesSettings)
     sqlite: SqliteSettings = field(default_factory=SqliteSettings)
+    deepspeed: DeepSpeedMonitorSettings = field(default_factory=DeepSpeedMonitorSettings)
     memory: bool = _rule(False, "keep the last 10000 frames in memory (tests, notebooks)")
     anomalies: bool = _rule(False, "write alerts to <output_dir>/anomaly_detected/rank{R}/anomaly.json, as the existing tool does")
 
@@ -269,6 +277,7 @@ class ProbeSettings:
     output_dir: str = _rule("msprobe_output", "root of everything that is written")
     strict: bool = _rule(False, "raise instead of disabling a part that failed (tests)")
     log_level: str = _rule("info", "console messages", choices=("debug", "info", "warning", "error", "silent"))
+    exit_patience: float = _rule(5.0, "seconds that SIGTERM leaves to finish files; 0: signals are left alone", minimum=0)
     dump: DumpSettings | None = _rule(None, "dump directories while training; absent: none", section=DumpSettings)
     monitor: MonitorSettings | None = _rule(None, "always-on samples; absent: none", section=MonitorSettings)
     grad_probe: GradProbeSettings | None = _rule(None, "gradient probe of PrecisionDebugger; absent: none", section=GradProbeSettings)

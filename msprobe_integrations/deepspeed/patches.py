@@ -1,0 +1,123 @@
+"""Where DeepSpeed's engines are wrapped: methods of their classes, once their modules are imported.
+
+A wrapped method looks up the current observer when it is called: without one it calls through.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from msprobe_integrations.autoload.imports import after_import, forget
+
+if TYPE_CHECKING:
+    from msprobe_integrations.deepspeed.engine import EngineObserver
+
+_MARK = "__msprobe_wraps__"
+_METHODS: dict[str, tuple[str, dict[str, str]]] = {
+    "deepspeed.runtime.engine": (
+        "DeepSpeedEngine",
+        {
+            "forward": "forward",
+            "backward": "backward",
+            "step": "step",
+            "save_checkpoint": "quiet",
+            "save_16bit_model": "quiet",
+            "load_checkpoint": "quiet",
+            "destroy": "destroy",
+        },
+    ),
+    "deepspeed.runtime.pipe.engine": ("PipelineEngine", {"train_batch": "train_batch", "eval_batch": "quiet"}),
+    "deepspeed.runtime.hybrid_engine": ("DeepSpeedHybridEngine", {"generate": "quiet"}),
+}
+"""Module, class, and per method the kind of event that `EngineObserver.call` knows."""
+_find: Callable[[], EngineObserver | None] | None = None
+_replaced: list[tuple[type, str, Any]] = []
+_chosen: weakref.ref[Any] | None = None
+
+
+def observe(find: Callable[[], EngineObserver | None]) -> None:
+    """Send the events of this process's engines to the observer that `find` makes at the first pass that trains."""
+    global _find
+    _find = find
+    for name, hook in _HOOKS.items():
+        after_import(name, hook)
+
+
+def restore() -> None:
+    """Put every method back that was replaced, by identity; nothing is observed any more."""
+    global _find, _chosen
+    _find = _chosen = None
+    for name, hook in _HOOKS.items():
+        forget(name, hook)
+    while _replaced:
+        owner, name, original = _replaced.pop()
+        if getattr(vars(owner).get(name), _MARK, None) is original:
+            setattr(owner, name, original)
+
+
+def choose(result: Any) -> None:
+    """The engine that `deepspeed.initialize` returned has the key in its own configuration: it is the one to follow."""
+    global _chosen
+    engine = result[0] if isinstance(result, tuple) and result else None
+    if engine is not None:
+        _chosen = weakref.ref(engine)
+
+
+def chosen() -> Any:
+    """The engine that the user has chosen, None: the first that trains."""
+    return None if _chosen is None else _chosen()
+
+
+def _current(kind: str, engine: Any) -> EngineObserver | None:
+    """Whoever follows this process's engines. A pass that trains may make the observer; an evaluation or a checkpoint before the first
+    one does not. What goes wrong in the question leaves the engine alone."""
+    if _find is None:
+        return None
+    try:
+        import torch
+
+        from msprobe_integrations.deepspeed.engine import EngineObserver
+        from msprobe_integrations.torch import owner
+
+        found = owner.current()
+        if isinstance(found, EngineObserver):
+            return found
+        trains = kind == "train_batch" or (kind in ("forward", "backward") and torch.is_grad_enabled() and engine.module.training)
+        return _find() if trains else None
+    except Exception as error:
+        from msprobe_engine.log import get_logger
+
+        restore()
+        get_logger().error("DeepSpeed is not followed, training goes on: %s: %s", type(error).__name__, error)
+        return None
+
+
+def _wrap(module_name: str, module: ModuleType) -> None:
+    class_name, methods = _METHODS[module_name]
+    owner = getattr(module, class_name, None)
+    if owner is None:
+        return
+    for name, kind in methods.items():
+        original = vars(owner).get(name)
+        if original is None or hasattr(original, _MARK):
+            continue
+        replaced = _wrapper(original, kind)
+        _replaced.append((owner, name, original))
+        setattr(owner, name, replaced)
+
+
+def _wrapper(original: Callable[..., Any], kind: str) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        observer = _current(kind, args[0]) if args else None
+        return original(*args, **kwargs) if observer is None else observer.call(kind, original, args, kwargs)
+
+    setattr(wrapper, _MARK, original)
+    return wrapper
+
+
+_HOOKS: dict[str, Callable[[ModuleType], None]] = {name: functools.partial(_wrap, name) for name in _METHODS}

@@ -1,0 +1,61 @@
+"""Where a rank is in DeepSpeed's groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_ASKED = (
+    ("dp", ("get_data_parallel_rank",)),
+    ("tp", ("get_tensor_model_parallel_rank", "get_slice_parallel_rank", "get_model_parallel_rank")),
+    ("pp", ("get_pipe_parallel_rank", "get_pipeline_model_parallel_rank")),
+)
+
+
+def rank_info(engine: Any) -> dict[str, int]:
+    """This rank's place: ``dp``, ``pp``, ``tp`` and ``ep`` as far as the engine's groups tell. Never raises."""
+    found: dict[str, int] = {}
+    stage = getattr(engine, "stage_id", None)
+    if isinstance(stage, int):
+        found["pp"] = stage
+    unit = getattr(engine, "mpu", None)
+    for key, names in _ASKED:
+        for name in names:
+            ask = getattr(unit, name, None)
+            if ask is not None and key not in found:
+                rank = _asked(ask)
+                if rank is not None:
+                    found[key] = rank
+    if "dp" not in found:
+        rank = _group_rank(getattr(engine, "seq_data_parallel_group", None))
+        if rank is not None:
+            found["dp"] = rank
+    experts = [p for p in engine.module.parameters() if getattr(p, "allreduce", True) is False]
+    if experts:
+        rank = _expert_rank(getattr(experts[0], "group_name", None))
+        if rank is not None:
+            found["ep"] = rank
+    return found
+
+
+def _asked(ask: Any) -> int | None:
+    try:
+        return int(ask())
+    except Exception:  # a unit of the user's own, half made
+        return None
+
+
+def _group_rank(group: Any) -> int | None:
+    import torch.distributed as dist
+
+    if group is None:
+        return None
+    return _asked(lambda: dist.get_rank(group))
+
+
+def _expert_rank(name: Any) -> int | None:
+    def ask() -> int:
+        from deepspeed.utils import groups
+
+        return int(groups._get_expert_parallel_rank(name))
+
+    return None if name is None else _asked(ask)
