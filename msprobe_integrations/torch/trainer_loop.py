@@ -1,0 +1,203 @@
+"""What the integrations of Trainers have in common: an observer that numbers the steps of several trainings in one process, methods
+of objects looked through for a while, and a shield around all of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import torch
+
+from msprobe_engine.log import get_logger
+from msprobe_integrations.reliance import Reliance, check
+from msprobe_integrations.torch.loop import LoopObserver
+from msprobe_integrations.torch.probe import TorchProbe
+
+_log = get_logger()
+_said: set[str] = set()
+Hook = TypeVar("Hook", bound=Callable[..., Any])
+
+
+class TrainerObserver(LoopObserver):
+    """A `LoopObserver` for a Trainer, which may train several times in one process.
+
+    Step numbers are those of the Trainer, the number of updates before. A training that begins at a smaller number than the one before
+    it has reached (trained again, another trial of a search) goes on counting where that one ended: numbers never run backwards.
+    """
+
+    relies: tuple[str, str, Sequence[Reliance]] | None = None
+    """NAME, PACKAGE and TABLE of the integration."""
+    objects: Mapping[str, Any] = MappingProxyType({})
+    """What rows of the table are about."""
+    _offset = 0
+    _passes = 0
+    _loss: torch.Tensor | None = None
+
+    def training_begins(self, step: int) -> None:
+        """`step`: updates that the Trainer has counted before its next one."""
+        self._offset = max(0, self.step - step)
+
+    def begin(self, step: int | None = None) -> None:
+        """A step begins; `step` as the Trainer counts."""
+        super().begin(None if step is None else step + self._offset)
+        self._passes, self._loss = 0, None
+
+    def attach(self, probe: TorchProbe) -> None:
+        """Names models and optimizers; says what the framework's version lacks."""
+        if self.relies is not None:
+            check(*self.relies, self.objects)
+        super().attach(probe)
+
+    def pass_begins(self) -> None:
+        """The next micro batch of the step begins."""
+        self.micro_batch(self._passes)
+        self._passes += 1
+
+    def pass_ends(self, loss: Any) -> None:
+        """Its loss, a tensor that is not read here; they add up to the step's."""
+        with self.safely("loss"):
+            if self.in_step and isinstance(loss, torch.Tensor) and loss.numel() == 1:
+                value = loss.detach().float().reshape(())
+                self._loss = value.clone() if self._loss is None else self._loss + value
+
+    @property
+    def loss(self) -> torch.Tensor | None:
+        """Sum of the losses of the step's micro batches."""
+        return self._loss
+
+    @property
+    def passes(self) -> int:
+        """Micro batches of the step so far."""
+        return self._passes
+
+    def flush(self) -> None:
+        """Training is over: what was seen is written. The probe stays for a next training of this process."""
+        with self.safely("end of training"):
+            if self.in_step:
+                self.end()
+            if self.probe is not None:
+                self.probe.pipeline.advance(wait=True)
+
+
+def number(value: Any) -> Any:
+    """A scalar that can be handed on: of a DTensor this rank's copy, None where it has only a part; a tensor's own copy, as Trainers
+    go on writing to theirs."""
+    if hasattr(value, "placements"):
+        value = value.to_local() if all(place.is_replicate() for place in value.placements) else None
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def failed(observer: LoopObserver | None, what: str, error: BaseException) -> None:
+    """A fault of ours outside of everything that the observer guards: said once.
+
+    Raises:
+        Exception: `error`, with ``strict: true``.
+    """
+    if observer is not None and observer.settings.strict:
+        raise error
+    if what not in _said:
+        _said.add(what)
+        _log.error("the probe does not follow %s, training goes on: %s: %s", what, type(error).__name__, error)
+
+
+def scale_of(scaler: Any) -> torch.Tensor | None:
+    """The loss scale that a GradScaler holds now, without the read that its `get_scale` makes."""
+    found = number(getattr(scaler, "_scale", None))
+    return found if isinstance(found, torch.Tensor) else None
+
+
+def quietly(observer: LoopObserver | None, what: str, method: str, *args: Any) -> None:
+    """Call a method of the observer; nothing that it raises comes out."""
+    try:
+        if observer is not None:
+            getattr(observer, method)(*args)
+    except Exception as error:
+        failed(observer, what, error)
+
+
+def isolated(method: Hook) -> Hook:
+    """For methods of a callback that has ``observer``: nothing that they raise reaches the Trainer."""
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            method(self, *args, **kwargs)
+        except Exception as error:
+            failed(self.observer, method.__name__, error)
+
+    return call  # type: ignore[return-value]  # hooks of Trainers return nothing
+
+
+@contextmanager
+def shielded(what: str, manager: Callable[[], AbstractContextManager[Any]], observer: LoopObserver | None = None) -> Iterator[None]:
+    """The body runs inside of ``manager()`` if that works, and in any case once; faults of the manager do not reach it."""
+    stack = ExitStack()
+    try:
+        stack.enter_context(manager())
+    except Exception as error:
+        failed(observer, what, error)
+    try:
+        yield
+    except BaseException as error:
+        _leave(stack, what, observer, error)
+        raise
+    else:
+        _leave(stack, what, observer, None)
+
+
+def _leave(stack: ExitStack, what: str, observer: LoopObserver | None, raised: BaseException | None) -> None:
+    try:
+        stack.__exit__(*(sys.exc_info() if raised is not None else (None, None, None)))
+    except Exception as error:
+        if error is not raised:
+            failed(observer, what, error)
+
+
+Around = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+
+
+def replace(owner: Any, name: str, around: Around) -> Callable[[], None]:
+    """``owner.name(...)`` calls ``around(original, args, kwargs)`` from now on, which has to call the original once.
+
+    Args:
+        owner: an object or a class; what it lacks is left alone.
+
+    Returns:
+        What puts back exactly what was there, unless somebody else has replaced it since (then ours only calls on).
+    """
+    original = getattr(owner, name, None)
+    if original is None:
+        return lambda: None
+    had = vars(owner).get(name)
+    on = [True]
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return around(original, args, kwargs) if on[0] else original(*args, **kwargs)
+
+    setattr(owner, name, call)
+
+    def undo() -> None:
+        on[0] = False
+        if vars(owner).get(name) is call:
+            if had is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, had)
+
+    return undo
+
+
+def excluded(observer: LoopObserver, owner: Any, *names: str) -> list[Callable[[], None]]:
+    """Nothing is seen inside of these methods: evaluation, prediction, checkpoints. Returns what puts them back."""
+
+    def around(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with shielded("evaluation", observer.evaluation, observer):
+            return original(*args, **kwargs)
+
+    return [replace(owner, name, around) for name in names]

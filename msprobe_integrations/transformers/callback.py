@@ -1,0 +1,113 @@
+"""The probe as a callback of Hugging Face's Trainer, and of what is built on it (Seq2SeqTrainer, the Trainers of TRL)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from msprobe_engine.settings.load import load_settings
+from msprobe_engine.settings.schema import ProbeSettings
+from msprobe_integrations.torch import owner
+from msprobe_integrations.torch.trainer_loop import TrainerObserver, excluded, isolated, number, quietly, replace, scale_of
+from msprobe_integrations.transformers import patches
+from msprobe_integrations.transformers.reliance import NAME, PACKAGE, TABLE
+
+EXCLUDED = ("evaluate", "predict", "_evaluate", "_save_checkpoint", "_load_best_model")
+"""Methods of a Trainer inside of which nothing is seen."""
+
+
+class MsprobeCallback(TrainerCallback):  # type: ignore[misc]  # no types there
+    """``Trainer(..., callbacks=[MsprobeCallback("probe.yaml")])``. Steps are the Trainer's global steps, before the update: from 0.
+
+    Args:
+        config: settings, or the path of a settings file. None: what the environment or the launch line asks for, if it does.
+
+    Raises:
+        SettingsError: the settings are wrong. Nothing else ever raises into the training, unless the settings say ``strict``.
+    """
+
+    def __init__(self, config: ProbeSettings | str | Path | None = None) -> None:
+        self.observer: TrainerObserver | None = None
+        self._trainer: Any = None
+        self._own = config is not None
+        if config is not None:
+            file = None if isinstance(config, ProbeSettings) else config
+            self.observer = TrainerObserver(config if isinstance(config, ProbeSettings) else load_settings(config), file=file)
+            patches.follow(self)
+
+    def close(self) -> None:
+        """Take everything off and finish the files; else done at the end of the process."""
+        if self.observer is not None:
+            self.observer.close()
+            owner.release(self.observer)
+        patches.unfollow(self)
+
+    @contextmanager
+    def training(self, trainer: Any) -> Iterator[None]:
+        """Around ``trainer.train``."""
+        if self._own:
+            owner.own("user", self.observer)
+        else:
+            self.observer = owner.claim("transformers", lambda settings, file: TrainerObserver(settings, file=file))
+        observer = self.observer
+        if observer is None:
+            yield
+            return
+        self._trainer = trainer
+        observer.relies, observer.objects = (NAME, PACKAGE, TABLE), {"trainer": trainer}
+        undo = excluded(observer, trainer, *EXCLUDED)
+        undo += [replace(trainer, "training_step", self._pass), replace(trainer, "_maybe_log_save_evaluate", self._log)]
+        try:
+            yield
+        except Exception:
+            observer.interrupted()
+            raise
+        finally:
+            for each in reversed(undo):
+                each()
+            self._trainer = None
+            observer.flush()
+
+    @isolated
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Model and optimizer are there, wrapped."""
+        if self.observer is not None and self._trainer is not None:
+            self.observer.setup(getattr(self._trainer, "model_wrapped", kwargs.get("model")), self._trainer.optimizer)
+            self.observer.training_begins(state.global_step)
+
+    @isolated
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Before the first micro batch of an update."""
+        if self.observer is not None and self._trainer is not None:
+            self.observer.begin(state.global_step)
+
+    @isolated
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
+        """What the update is made with."""
+        if self.observer is not None and optimizer is not None:
+            scaler = getattr(getattr(self._trainer, "accelerator", None), "scaler", None)
+            scale = {} if scale_of(scaler) is None else {"loss_scale": scale_of(scaler)}
+            self.observer.note({"learning_rate": optimizer.param_groups[0]["lr"], **scale})
+
+    def _pass(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        quietly(self.observer, "micro batches", "pass_begins")
+        loss = original(*args, **kwargs)
+        quietly(self.observer, "the loss", "pass_ends", loss)
+        return loss
+
+    def _log(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The update is over; the Trainer logs, evaluates and saves if it is time to."""
+        self._end(kwargs.get("grad_norm", args[1] if len(args) > 1 else None))
+        return original(*args, **kwargs)
+
+    @isolated
+    def _end(self, grad_norm: Any) -> None:
+        observer, accelerator = self.observer, getattr(self._trainer, "accelerator", None)
+        if observer is not None and observer.in_step:
+            found = {"loss": observer.loss, "grad_norm": number(grad_norm)}
+            found["skipped"] = float(getattr(accelerator, "optimizer_step_was_skipped", False))
+            observer.end({name: value for name, value in found.items() if value is not None})
