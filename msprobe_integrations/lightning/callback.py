@@ -1,0 +1,128 @@
+"""The probe as a callback of Lightning's Trainer (``lightning.pytorch`` and ``pytorch_lightning``, which have classes of their own)."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from msprobe_engine.settings.load import load_settings
+from msprobe_engine.settings.schema import ProbeSettings
+from msprobe_integrations.lightning.reliance import NAME, PACKAGE, TABLE
+from msprobe_integrations.torch import owner
+from msprobe_integrations.torch.trainer_loop import TrainerObserver, excluded, isolated, number, scale_of
+
+_PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+
+
+def _base() -> Any:
+    """`Callback` of the package that the program uses. The two are alike, and either Trainer takes the other's."""
+    loaded = [name for name in _PACKAGES if name in sys.modules]
+    found = loaded or [name for name in _PACKAGES if importlib.util.find_spec(name.partition(".")[0]) is not None]
+    return importlib.import_module((found or list(_PACKAGES))[0]).Callback
+
+
+class MsprobeCallback(_base()):  # type: ignore[misc]  # known when it runs
+    """``Trainer(..., callbacks=[MsprobeCallback("probe.yaml")])``. Steps are counted as Lightning's loggers count them: one per batch
+    that ends in an update, from 0; with manual optimization one per batch.
+
+    Args:
+        config: settings, or the path of a settings file. None: what the environment or the launch line asks for, if it does.
+
+    Raises:
+        SettingsError: the settings are wrong. Nothing else ever raises into the training, unless the settings say ``strict``.
+    """
+
+    def __init__(self, config: ProbeSettings | str | Path | None = None) -> None:
+        self.config = load_settings(config) if isinstance(config, (str, Path)) else config
+        self._file = config if isinstance(config, (str, Path)) else None
+        self.observer: TrainerObserver | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "observer": None}  # ranks that are spawned have their own
+
+    def close(self) -> None:
+        """Take everything off and finish the files; else done at the end of the process."""
+        if self.observer is not None:
+            self.observer.close()
+            owner.release(self.observer)
+
+    @isolated
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Model and optimizers are there, wrapped; the sanity check is over."""
+        if self.config is None:
+            self.observer = owner.claim("lightning", lambda settings, file: TrainerObserver(settings, file=file))
+        else:
+            self.observer = self.observer or TrainerObserver(self.config, file=self._file)
+            owner.own("user", self.observer)
+        if (observer := self.observer) is not None:
+            observer.relies, observer.objects = (NAME, PACKAGE, TABLE), {"trainer": trainer}
+            observer.setup(getattr(trainer.strategy, "model", None) or pl_module, list(trainer.optimizers))
+            observer.training_begins(_stepped(trainer))
+            for undo in excluded(observer, trainer, "save_checkpoint"):
+                observer.undo(undo)
+
+    @isolated
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
+        """A micro batch, the first of a step or a later one."""
+        if (observer := self.observer) is not None:
+            if not observer.in_step:
+                observer.begin(_stepped(trainer))
+            observer.pass_begins()
+
+    @isolated
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
+        """After the update, if this batch has one."""
+        if (observer := self.observer) is not None and observer.in_step:
+            observer.pass_ends(outputs.get("loss") if isinstance(outputs, dict) else outputs)
+            if not trainer.fit_loop._should_accumulate():
+                observer.end(_scalars(trainer, observer))
+
+    @isolated
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+        """Nothing is seen until it ends."""
+        if self.observer is not None and self.observer.probe is not None:
+            self.observer.probe.pause()
+
+    @isolated
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+        """Training again."""
+        if self.observer is not None and self.observer.probe is not None:
+            self.observer.probe.resume()
+
+    @isolated
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ARG002
+        """What was seen of the step may say why."""
+        if self.observer is not None and isinstance(exception, Exception):
+            self.observer.interrupted()
+
+    @isolated
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+        """What was seen is written."""
+        if self.observer is not None:
+            self.observer.flush()
+
+
+def _stepped(trainer: Any) -> int:
+    """Batches that ended in an update so far."""
+    found = getattr(getattr(trainer.fit_loop, "epoch_loop", None), "_batches_that_stepped", None)
+    return int(trainer.global_step if found is None else found)
+
+
+def _scalars(trainer: Any, observer: TrainerObserver) -> dict[str, Any]:
+    """The step's numbers: mean loss of its micro batches, what the module logs at every step, as it is there already. Nothing is read."""
+    found: dict[str, Any] = {}
+    results = getattr(trainer, "_results", None) or {}
+    for item in results.values():
+        cached = getattr(item, "_forward_cache", None)
+        if isinstance(cached, torch.Tensor) and cached.numel() == 1 and item.meta.on_step:
+            found[item.meta.name] = number(cached)
+    if observer.loss is not None:
+        found["loss"] = observer.loss / observer.passes
+    if trainer.optimizers:
+        found["learning_rate"] = number(trainer.optimizers[0].param_groups[0]["lr"])
+    scale = scale_of(getattr(trainer.precision_plugin, "scaler", None))
+    return found if scale is None else {**found, "loss_scale": scale}
