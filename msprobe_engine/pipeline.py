@@ -22,7 +22,7 @@ have `start(rows)`, called once when the rows are on the host, `ready()`, asked 
 `wait(seconds)`, called at the end of the run; then the frame waits for it and the training does not."""
 
 CLOSE_PATIENCE = 10.0
-"""Seconds that `Pipeline.close` waits for edits."""
+"""Seconds that `Pipeline.close` waits for edits, unless `Pipeline.patience` says otherwise."""
 
 
 class Seen(NamedTuple):
@@ -62,11 +62,11 @@ class _Waiting:
                     start(self.rows)
         return True
 
-    def edited(self, wait: bool) -> bool:
+    def edited(self, wait: bool, patience: float) -> bool:
         """True when every edit can be called without a wait."""
         for edit in self.edits:
             if wait and (finish := getattr(edit, "wait", None)) is not None:
-                finish(CLOSE_PATIENCE)
+                finish(patience)
             elif (ready := getattr(edit, "ready", None)) is not None and not ready():
                 return False
         return True
@@ -104,6 +104,7 @@ class Pipeline:
         self._announcer = Announcer()
         self.rank_info: dict[str, Any] = {}
         self.cost = {"seconds": 0.0}
+        self.patience = CLOSE_PATIENCE
 
     def sample(
         self,
@@ -222,7 +223,7 @@ class Pipeline:
                     if not step.arrive(wait):
                         break
                 head = self._waiting[0]
-                if head.rows is None or not head.edited(wait):
+                if head.rows is None or not head.edited(wait, self.patience):
                     return
                 del self._waiting[0]
                 for edit in head.edits:

@@ -29,7 +29,7 @@ from msprobe_engine.settings.load import load_settings, read_settings
 from msprobe_engine.settings.places import check_directory
 from msprobe_engine.settings.schema import DumpSettings, ProbeSettings
 from msprobe_engine.writer import Writer
-from msprobe_integrations.torch import focus
+from msprobe_integrations.torch import exits, focus
 from msprobe_integrations.torch.capture import Capture
 from msprobe_integrations.torch.dump_checks import check, model_or_steps
 from msprobe_integrations.torch.dump_end import differences
@@ -99,6 +99,7 @@ class PrecisionDebugger:
                 type(self)._instance = None
             raise
         atexit.register(self._at_exit)
+        exits.at_signal(self._at_exit, settings.exit_patience)
         this = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _forked(this()))
         self._built = True
@@ -304,10 +305,13 @@ class PrecisionDebugger:
             _log.info("PrecisionDebugger exists already, with the same settings: this second construction is not used")
 
     def _at_exit(self) -> None:
-        if self._run is not None:
-            self._run.at_exit()
-        if self.gradients is not None:
-            self.gradients.close()
+        try:
+            if self._run is not None:
+                self._run.at_exit()
+            if self.gradients is not None:
+                self.gradients.close()
+        finally:
+            exits.forget(self._at_exit)
 
 
 def module_dump(module: nn.Module, dump_name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from collections.abc import Mapping
@@ -14,11 +15,12 @@ from msprobe_engine import log
 from msprobe_engine.errors import NothingCapturedError, UsageError
 from msprobe_engine.guard import Faults
 from msprobe_engine.log import get_logger
+from msprobe_engine.pipeline import CLOSE_PATIENCE
 from msprobe_engine.records import Entry
 from msprobe_engine.settings.hot import HotSwitch
 from msprobe_engine.settings.schema import DumpSettings, ProbeSettings
 from msprobe_engine.window import Window
-from msprobe_integrations.torch import modestack, saved
+from msprobe_integrations.torch import exits, modestack, saved
 from msprobe_integrations.torch.backend import CHECKSUMS, TorchBackend
 from msprobe_integrations.torch.capture import Capture
 from msprobe_integrations.torch.custom_api import CustomApis
@@ -337,7 +339,8 @@ class DumpRun:
 
     def at_exit(self) -> None:
         """The process ends: write what is there."""
-        broken = getattr(sys, "last_value", None) is not None
+        broken = getattr(sys, "last_value", None) is not None or exits.left() < math.inf
+        self.pipeline.patience = min(CLOSE_PATIENCE, exits.left() / 4)
         with self.faults.guard("dump"):
             if self._open:
                 # Not stopped, or ended by an exception: the step is there as far as it came, and says so.

@@ -16,6 +16,7 @@ from torch import nn
 
 from msprobe_engine.log import get_logger
 from msprobe_engine.settings.schema import ProbeSettings
+from msprobe_integrations.torch import exits
 from msprobe_integrations.torch.probe import TorchProbe
 
 _log = get_logger()
@@ -58,6 +59,10 @@ class LoopObserver:
         """Scalars that the framework knows at the end of a step; tensors are fine. What the loop itself reports counts more."""
         return {}
 
+    def finished(self) -> bool:
+        """Has the step in progress been done, although nobody has said that it is over? For loops whose steps end with the next."""
+        return False
+
     def leave_step(self) -> None:
         """The step is over; what only belongs to it is closed."""
 
@@ -84,6 +89,7 @@ class LoopObserver:
                 if self._file is not None and self.settings.monitor is not None and self.settings.monitor.hot:
                     probe.follow_file(self._file)
                 atexit.register(self.close)
+                exits.at_signal(self.close, self.settings.exit_patience)
             self.models, self.optimizer = found, optimizer
             self.attach(probe)
 
@@ -101,8 +107,8 @@ class LoopObserver:
             self._open = True
             self.probe.begin_step(self.step)
 
-    def end(self, scalars: Mapping[str, Any] | None = None) -> None:
-        """The step is over."""
+    def end(self, scalars: Mapping[str, Any] | None = None, *, complete: bool = True) -> None:
+        """The step is over; `complete` False: it was cut off, and its records say so."""
         with self.safely("step end"):
             if self.probe is None or not self._open:
                 return
@@ -110,7 +116,7 @@ class LoopObserver:
             self.leave_step()
             found = {**self.numbers(), **self._scalars, **(scalars or {})}
             self._scalars = {}
-            self.probe.end_step(found)
+            self.probe.end_step(found, complete=complete)
             self.step += 1
 
     @contextmanager
@@ -123,7 +129,7 @@ class LoopObserver:
             self.begin(step)
         try:
             yield scalars
-        except Exception:
+        except BaseException:
             self.interrupted()
             raise
         finally:
@@ -146,7 +152,7 @@ class LoopObserver:
         with self.safely("step end"):
             if self._open and self.probe is not None:
                 self._driven = 0
-                self.end({"interrupted": 1.0})
+                self.end({"interrupted": 1.0}, complete=False)
                 self.probe.pipeline.advance(wait=True)
 
     # events within a step
@@ -180,14 +186,17 @@ class LoopObserver:
     # end
 
     def close(self) -> None:
-        """Take everything off and finish the files."""
-        with self.safely("closing"):
-            if self._open:
-                self.end()
-            self._let_go()
-            if self.probe is not None:
-                self.probe.close()
-            atexit.unregister(self.close)
+        """Take everything off and finish the files. A step that is open was cut off, unless `finished` says that it has all it needs."""
+        try:
+            with self.safely("closing"):
+                if self._open:
+                    self.end(complete=self.finished())
+                self._let_go()
+                if self.probe is not None:
+                    self.probe.close()
+                atexit.unregister(self.close)
+        finally:
+            exits.forget(self.close)
         self._broken = True
         self.probe = None
 

@@ -31,6 +31,7 @@ from msprobe_engine.settings.load import load_settings
 from msprobe_engine.settings.schema import MonitorSettings, ProbeSettings
 from msprobe_engine.sinks.base import Sink
 from msprobe_engine.window import Window
+from msprobe_integrations.torch import exits
 from msprobe_integrations.torch.advice import Advice, chunks_of
 from msprobe_integrations.torch.attempts import Attempts
 from msprobe_integrations.torch.backend import TorchBackend
@@ -83,6 +84,7 @@ class TorchProbe:
         self._attempts: Attempts | None = None
         self._watch = ModuleSide.build(self, m)
         atexit.register(self.close)
+        exits.at_signal(self.close, settings.exit_patience)
         this = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _forked(this()))
 
@@ -203,6 +205,7 @@ class TorchProbe:
         """A step begins; hooks are put on where they are wanted. One that nobody has ended is over with it, without numbers of the loop."""
         if self._closed:
             return
+        exits.look()
         if self._in_step and not self.pipeline.empty:
             self._finish_step()
         self.step = step
@@ -248,13 +251,13 @@ class TorchProbe:
         else:
             yield from self._attempts.run(reset)
 
-    def end_step(self, scalars: Mapping[str, Any] | None = None) -> None:
-        """A step is over: everything seen becomes a frame."""
+    def end_step(self, scalars: Mapping[str, Any] | None = None, *, complete: bool = True) -> None:
+        """A step is over: everything seen becomes a frame; `complete` False: it was cut off."""
         if self._closed:
             return
         if not self._in_step:
             self._advice.no_begin()
-        self._finish_step(self._advice.numbers(scalars))
+        self._finish_step(self._advice.numbers(scalars), complete)
         if self._file is not None and self.faults.enabled("monitor.hot"):
             with self.guard("monitor.hot"):
                 if self._follower is None:
@@ -342,6 +345,13 @@ class TorchProbe:
             return
         self._closed = True
         atexit.unregister(self.close)
+        try:
+            self._close()
+        finally:
+            exits.forget(self.close)
+
+    def _close(self) -> None:
+        self.pipeline.patience = min(CLOSE_PATIENCE, exits.left() / 4)
         if self._in_step and not self.pipeline.empty:  # cut off by an exception: what was seen may say why
             self._finish_step(complete=False)
         if self._follower is not None:
@@ -355,7 +365,7 @@ class TorchProbe:
             self._attempts.close()
         with self.guard("closing"):
             self.pipeline.advance(wait=True)
-            self.parameters.finish(CLOSE_PATIENCE)
+            self.parameters.finish(self.pipeline.patience)
         self.session.close()
         self._membership.close()
         self.parameters.close()
