@@ -1,0 +1,59 @@
+"""How the probe gets into a training on MindSpeed that knows nothing of it: every list of features that MindSpeed is given has ours."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+from msprobe_integrations.autoload import request
+from msprobe_integrations.autoload.imports import after_import
+
+MANAGER = "mindspeed.features_manager.features_manager"
+PATCHES = "mindspeed.patch_utils"
+FSDP2_TRAINER = "mindspeed_llm.fsdp2.train.trainer"
+_OURS = "__msprobe_features__"
+
+
+def arm() -> None:
+    """MindSpeed or MindSpeed-LLM is about to be imported. Without a request, and without an argument of ours, nothing is done."""
+    if request.off() or (request.current() is None and not request.flagged()):
+        return
+    from msprobe_integrations.mindspeed import fsdp2, order
+
+    after_import(PATCHES, order.watch)
+    after_import(MANAGER, _manager)
+    after_import(FSDP2_TRAINER, fsdp2.follow)
+
+
+def _manager(module: ModuleType) -> None:
+    """Put our feature into the list there is and into all that are set later; MindSpeed-LLM sets one of its own."""
+    manager: Any = getattr(module, "MindSpeedFeaturesManager", None)
+    setter = vars(manager).get("set_features_list") if manager is not None else None
+    if setter is None or hasattr(setter, _OURS):
+        return
+    original = setter.__func__
+
+    @functools.wraps(original)
+    def set_features_list(cls: Any, features_list: Sequence[Any]) -> Any:
+        return original(cls, _with_ours(features_list))
+
+    ours = classmethod(set_features_list)
+    setattr(ours, _OURS, True)
+    manager.set_features_list = ours
+    if manager.FEATURES_LIST:
+        manager.FEATURES_LIST[:] = _with_ours(manager.FEATURES_LIST)
+
+
+def _with_ours(features: Sequence[Any]) -> Sequence[Any]:
+    """The list, with our feature at its end."""
+    from msprobe_integrations.mindspeed import feature
+
+    try:
+        return feature.added(features)
+    except Exception as error:  # MindSpeed's own features matter more
+        from msprobe_engine.log import get_logger
+
+        get_logger().error("cannot become a feature of MindSpeed, training goes on: %s: %s", type(error).__name__, error)
+        return features
