@@ -30,7 +30,7 @@ from msprobe_integrations.deepspeed import patches, reliance
 from msprobe_integrations.deepspeed.monitor import Events, MonitorSink
 from msprobe_integrations.deepspeed.pipeline import Instructions, is_pipeline
 from msprobe_integrations.deepspeed.places import rank_info
-from msprobe_integrations.deepspeed.source import DeepSpeedSource, find
+from msprobe_integrations.deepspeed.source import find
 from msprobe_integrations.torch.loop import LoopObserver
 from msprobe_integrations.torch.probe import TorchProbe
 
@@ -62,6 +62,7 @@ class EngineObserver(LoopObserver):
         self._divided = False
         self._events: Events | None = None
         self._batch: Any = None
+        self._grad = True
         self._batch_scalars: dict[str, Any] = {}
 
     def _probe_with_sink(self, settings: ProbeSettings) -> TorchProbe:
@@ -76,7 +77,8 @@ class EngineObserver(LoopObserver):
         optimizer = getattr(engine, "optimizer", None)
         reliances.check(reliance.NAME, reliance.PACKAGE, reliance.ENGINE_TABLE, {"engine": engine})
         probe.pipeline.rank_info.update(rank_info(engine))
-        probe.attach([engine], optimizer, find=_find)
+        # modules have their names in the user's model; its hooks also come in time for the pass that has just begun
+        probe.attach([engine.module], optimizer, find=lambda probe, _, optimizer: find(probe, [engine], optimizer))
         if is_pipeline(engine):
             instructions = Instructions(engine, self)
             instructions.put_on()
@@ -111,6 +113,7 @@ class EngineObserver(LoopObserver):
         """Call a method of an engine, with what is to be done before and after. Whatever that does, the method is called once, with
         its own arguments, and its own result is returned."""
         engine, state = args[0], None
+        self._grad = torch.is_grad_enabled()  # the guard switches it off
         with self.safely(kind):
             state = getattr(self, f"_before_{kind}")(engine, args[1:], kwargs)
         try:
@@ -152,7 +155,7 @@ class EngineObserver(LoopObserver):
     def _before_forward(self, engine: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if self._batch is not None and engine is self.engine:
             return None  # a pass of a pipeline: its instructions say what it is
-        if not torch.is_grad_enabled() or not engine.module.training or not self.follows(engine):
+        if not self._grad or not engine.module.training or not self.follows(engine):
             return self._before_quiet(engine, args, kwargs)
         self._ready(engine)
         if not self.in_step:
@@ -244,7 +247,7 @@ class EngineObserver(LoopObserver):
         return found
 
     def _after_update(self, engine: Any, before: dict[str, Any]) -> dict[str, Any]:
-        found = {name: before[name] for name in ("learning_rate", "loss_scale") if name in before}
+        found: dict[str, Any] = {name: before[name] for name in ("learning_rate", "loss_scale") if name in before}
         skipped = getattr(engine, "skipped_steps", None)
         if isinstance(skipped, int) and isinstance(before["skipped"], int):
             found["skipped"] = float(skipped > before["skipped"])
@@ -269,8 +272,3 @@ class EngineObserver(LoopObserver):
             with self.safely("closing"):
                 self.sink.hand_over(events.write)
         self.engine = self._events = None
-
-
-def _find(probe: TorchProbe, models: Sequence[Any], optimizer: Any) -> DeepSpeedSource | None:
-    """The parameter side of the engine; none where this version of DeepSpeed lacks a table it is read from, which is said by name."""
-    return find(probe, models, optimizer)

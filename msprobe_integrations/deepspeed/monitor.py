@@ -43,9 +43,7 @@ class MonitorSink:
         """Events go to this engine's monitor. Says so when it has no writer."""
         self._engine = engine
         if not getattr(getattr(engine, "monitor", None), "enabled", False):
-            _log.warning(
-                "sinks.deepspeed is on, but the DeepSpeed configuration has no monitor: switch one on there (tensorboard, csv_monitor, wandb)"
-            )
+            _log.warning("sinks.deepspeed is on, but the DeepSpeed configuration has no monitor: switch one on there, like csv_monitor")
 
     def write(self, frame: Frame, alerts: Sequence[Alert]) -> None:
         """On the writer thread: keep the step's numbers, and how many alerts every rule has raised."""

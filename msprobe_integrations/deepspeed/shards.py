@@ -50,7 +50,12 @@ class Shards:
 
     Args:
         optimizer: what DeepSpeed calls `engine.optimizer`.
+
+    Attributes:
+        kind: name of its table in `reliance`; empty for a torch optimizer.
     """
+
+    kind = ""
 
     def __init__(self, optimizer: Any) -> None:
         self.optimizer = optimizer
@@ -174,6 +179,8 @@ class _Wrapped(Shards):
 class UnfusedShards(_Wrapped):
     """fp16 or bf16 without ZeRO, one fp32 copy per parameter."""
 
+    kind = "unfused"
+
     def _find(self) -> Iterator[tuple[torch.Tensor, Fragment]]:
         for i, group in enumerate(self.optimizer.fp16_groups):
             for j, parameter in enumerate(group):
@@ -189,6 +196,8 @@ class UnfusedShards(_Wrapped):
 
 class FusedShards(_Wrapped):
     """fp16 or bf16 without ZeRO, one flat fp32 copy per parameter group."""
+
+    kind = "fused"
 
     def _find(self) -> Iterator[tuple[torch.Tensor, Fragment]]:
         for i, group in enumerate(self.optimizer.fp16_groups):
@@ -225,6 +234,8 @@ class _Partitioned(_Wrapped):
 class Bf16Shards(_Partitioned):
     """BF16_Optimizer: gradients are added up in fp32 and all-reduced whole, masters and states are partitioned."""
 
+    kind = "bf16"
+
     def _find(self) -> Iterator[tuple[torch.Tensor, Fragment]]:
         for i, group in enumerate(self.optimizer.bf16_groups):
             size = self.optimizer.fp32_groups_flat_partition[i].numel()
@@ -258,6 +269,8 @@ class ZeroShards(_Partitioned):
     """ZeRO 1 and 2: the gradients of this rank's partition are kept as a list of fragments, or flat. A rank that has nothing of a
     parameter gives empty tensors."""
 
+    kind = "zero12"
+
     def _find(self) -> Iterator[tuple[torch.Tensor, Fragment]]:
         optimizer = self.optimizer
         for i, group in enumerate(optimizer.bit16_groups):
@@ -274,16 +287,17 @@ class ZeroShards(_Partitioned):
                 yield parameter, Fragment(lo, hi, i, at, order[id(parameter)])
 
     def unreduced(self, parameter: torch.Tensor) -> torch.Tensor | None:
-        found: torch.Tensor | None = self.optimizer.get_gradient_for_reduction(parameter)
+        ask = getattr(self.optimizer, "get_gradient_for_reduction", None)
+        found: torch.Tensor | None = None if ask is None else ask(parameter)
         return found
 
     def reduced(self, parameter: torch.Tensor) -> torch.Tensor | None:
         fragment = self.fragments.get(parameter)
         if fragment is None:
             return None
-        if self.optimizer.cpu_offload:
+        if getattr(self.optimizer, "cpu_offload", False):
             return self.stepping(parameter)
-        kept = self.optimizer.averaged_gradients.get(fragment.group)
+        kept = getattr(self.optimizer, "averaged_gradients", {}).get(fragment.group)
         if not kept:
             return None
         if fragment.lo == fragment.hi:
@@ -313,6 +327,8 @@ class ZeroShards(_Partitioned):
 class Zero3Shards(_Partitioned):
     """ZeRO 3: the parameter itself is empty between its uses; `ds_tensor` is this rank's partition of it, padded to equal sizes."""
 
+    kind = "zero3"
+
     def members(self, parameter: torch.Tensor) -> Any:
         return getattr(parameter, "ds_process_group", self.optimizer.dp_process_group)
 
@@ -333,9 +349,9 @@ class Zero3Shards(_Partitioned):
         fragment = self.fragments.get(parameter)
         if fragment is None:
             return None
-        if self.optimizer.offload_optimizer:
+        if getattr(self.optimizer, "offload_optimizer", False):
             return self.stepping(parameter)
-        kept = self.optimizer.averaged_gradients.get(fragment.group)
+        kept = getattr(self.optimizer, "averaged_gradients", {}).get(fragment.group)
         return kept[fragment.order].detach().view(-1)[: fragment.hi - fragment.lo] if kept is not None else None
 
     def _find(self) -> Iterator[tuple[torch.Tensor, Fragment]]:
@@ -355,7 +371,8 @@ class Zero3Shards(_Partitioned):
         return found
 
     def _param_group(self, group: int) -> int:
-        return int(self.optimizer.sub_group_to_group_id[group])
+        table = getattr(self.optimizer, "sub_group_to_group_id", None)
+        return -1 if table is None else int(table[group])
 
 
 _KINDS: tuple[tuple[str, type[Shards]], ...] = (

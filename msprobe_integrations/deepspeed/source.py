@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from msprobe_integrations.deepspeed import reliance
 from msprobe_integrations.deepspeed.replicas import replicas
 from msprobe_integrations.deepspeed.shards import Shards, Zero3Shards, ZeroShards, kind_of, shards_of
 from msprobe_integrations.torch.algorithms import algorithm_of
@@ -47,13 +48,21 @@ def find(probe: TorchProbe, models: Sequence[nn.Module], optimizer: Any) -> Deep
 
     Building it is a collective call where parameters are sharded.
     """
-    engine: Any = next((m for m in models if hasattr(m, "_take_model_step")), None)
-    found = optimizer if engine is None else engine.optimizer
+    engine: Any = next((m for m in models if is_engine(m)), None)
+    found = optimizer if engine is None else getattr(engine, "optimizer", None)
     while engine is None and found is not None and kind_of(found) is Shards:
         found = getattr(found, "optimizer", None)  # wrappers of launchers
     if found is None or not hasattr(found, "param_groups"):
         return None  # not DeepSpeed's, or an engine without an optimizer (inference)
+    kind = kind_of(found)
+    if reliance.unknown(found) if kind is Shards else not reliance.usable(kind.kind, found):
+        return None
     return DeepSpeedSource(probe, engine, found, models[0] if engine is None else engine.module)
+
+
+def is_engine(model: Any) -> bool:
+    """Is this a DeepSpeed engine, of whatever class and version?"""
+    return hasattr(model, "_take_model_step") or any(c.__name__ == "DeepSpeedEngine" for c in type(model).__mro__)
 
 
 class DeepSpeedSource:
@@ -120,7 +129,8 @@ class DeepSpeedSource:
     def connect(self, watch: ParameterWatch) -> None:
         """Follow the updates."""
         self._watch = watch
-        owner, name = (self._engine, "_take_model_step") if self._engine is not None else (self._optimizer, "step")
+        whole = hasattr(self._engine, "_take_model_step")  # with DeepSpeed's own clipping in stage 0
+        owner, name = (self._engine, "_take_model_step") if whole else (self._optimizer, "step")
         self._lasting.before(owner, name, lambda *_, **__: self._enter(watch))
         self._lasting.after(owner, name, lambda _: self._leave(watch))
         ready = self._lasting.guarded(lambda inner, *_: self._around(inner, watch.ready))
@@ -143,8 +153,9 @@ class DeepSpeedSource:
         if every_pass or not self._monitor.unreduced_gradients:
             return
         if isinstance(self._shards, ZeroShards):
-            self._open.before(self._optimizer, "reduce_ready_partitions_and_remove_grads", lambda p, *_: self._whole(p, watch))
-        elif self._engine is not None:
+            if hasattr(self._optimizer, "reduce_ready_partitions_and_remove_grads"):
+                self._open.before(self._optimizer, "reduce_ready_partitions_and_remove_grads", lambda p, *_: self._whole(p, watch))
+        elif hasattr(self._engine, "buffered_allreduce_fallback"):
             self._open.before(self._engine, "buffered_allreduce_fallback", lambda *_, **__: self._all_whole(watch))
 
     def shut(self) -> None:
@@ -205,7 +216,8 @@ class DeepSpeedSource:
 
     def _whole(self, parameter: torch.Tensor, watch: ParameterWatch) -> None:
         piece = self._of.get(parameter)
-        gradient = self._shards.unreduced(parameter) if piece is not None and self._optimizer.is_gradient_accumulation_boundary() else None
+        last = getattr(self._optimizer, "is_gradient_accumulation_boundary", None)
+        gradient = self._shards.unreduced(parameter) if piece is not None and last is not None and last() else None
         if piece is not None and gradient is not None:
             watch.unreduced(piece, gradient, phase=ACCUMULATED)
 
@@ -238,6 +250,7 @@ class DeepSpeedSource:
         return Piece(name, parameter, 0, fragment.lo, fragment.hi, facts, exchange, shape)
 
     def _clips(self) -> bool:
-        if self._engine is not None:
-            return float(self._engine.gradient_clipping() or 0.0) > 0
+        clipping = getattr(self._engine, "gradient_clipping", None)
+        if clipping is not None:
+            return float(clipping() or 0.0) > 0
         return float(getattr(self._optimizer, "clip_grad", 0.0) or 0.0) > 0
