@@ -42,7 +42,8 @@ def is_wrapper(module: nn.Module) -> bool:
 
 def has_call_boundary(module: nn.Module) -> bool:
     """Is it a module whose hooks would be compiled (``module.compile()``), or one that takes none (TorchScript)?"""
-    return isinstance(module, torch.jit.ScriptModule) or getattr(module, "_compiled_call_impl", None) is not None
+    call = getattr(module, "_compiled_call_impl", None)
+    return isinstance(module, torch.jit.ScriptModule) or getattr(call, "inside", call) is not None  # `Entry` stands there, too
 
 
 def class_name(module: nn.Module) -> str:

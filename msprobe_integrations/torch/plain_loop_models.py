@@ -1,0 +1,97 @@
+"""Which modules an optimizer trains, found from the first call of one of them; and which of several optimizers count."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def parameters_of(optimizers: Iterable[Any]) -> dict[int, int]:
+    """``id`` of each parameter that the optimizers hold, with its position among them all."""
+    ids = [id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+    return {key: at for at, key in enumerate(dict.fromkeys(ids))}
+
+
+def trains(module: nn.Module, held: Iterable[int] | dict[int, int]) -> bool:
+    """Has the module one of these parameters?"""
+    return any(id(p) in held for p in module.parameters())
+
+
+def chosen_optimizers(optimizers: Sequence[Any], models: Sequence[nn.Module], preferred: Sequence[Any] = ()) -> list[Any]:
+    """The optimizers that train `models`, each parameter by one of them, in the order they were made.
+
+    Where several hold the same parameters: the one that updated last (`preferred`, the latest first), else the one with the most
+    (a wrapper that has an optimizer inside), else the newest.
+    """
+    known = {id(p) for model in models for p in model.parameters()}
+    held = {id(o): {id(p) for group in o.param_groups for p in group["params"]} & known for o in optimizers}
+    order = {id(o): place for place, o in enumerate(preferred)}
+    candidates = sorted(
+        (place for place, o in enumerate(optimizers) if held[id(o)]),
+        key=lambda place: (order.get(id(optimizers[place]), len(order)), -len(held[id(optimizers[place])]), -place),
+    )
+    taken: set[int] = set()
+    chosen: list[int] = []
+    for place in candidates:
+        own = held[id(optimizers[place])]
+        if taken.isdisjoint(own):
+            taken |= own
+            chosen.append(place)
+    return [optimizers[place] for place in sorted(chosen)]
+
+
+def chosen_models(entries: Sequence[nn.Module], held: dict[int, int]) -> list[nn.Module]:
+    """The models that the parameters `held` (see `parameters_of`) belong to, in their order.
+
+    Those that were called (`entries`) count; for parameters that are in none of them, the outermost module whose trainable parameters
+    are all held: a model whose parts are called one by one, the other model of a GAN. Looks through the objects of the process once,
+    and only where that is needed.
+    """
+    models = _outermost(list(entries))
+    left = held.keys() - {id(p) for model in models for p in model.parameters()}
+    if left:
+        models = _outermost([*models, *_holders(left, held)])
+    place = {id(model): min((held[id(p)] for p in model.parameters() if id(p) in held), default=len(held)) for model in models}
+    return sorted(models, key=lambda model: place[id(model)])
+
+
+def _holders(left: set[int], held: dict[int, int]) -> list[nn.Module]:
+    """Modules with parameters of `left`, whole ones first."""
+    own: dict[int, bool] = {}
+    found: list[nn.Module] = []
+    for thing in gc.get_objects():
+        if not issubclass(type(thing), nn.Module) or "_parameters" not in thing.__dict__:
+            continue
+        parameters = list(thing.parameters())
+        if any(id(p) in left for p in parameters):
+            own[id(thing)] = all(id(p) in held for p in parameters if p.requires_grad)
+            found.append(thing)
+    whole = _outermost([module for module in found if own[id(module)]])
+    covered = {id(p) for module in whole for p in module.parameters()}
+    direct = [m for m in found if any(id(p) in left and id(p) not in covered for p in m._parameters.values() if p is not None)]
+    return [*whole, *direct]
+
+
+def _outermost(modules: Sequence[nn.Module]) -> list[nn.Module]:
+    """Without those that are inside of another one; each once."""
+    inside: set[int] = set()
+    for module in modules:
+        inside.update(id(child) for child in module.modules() if child is not module)
+    return list({id(m): m for m in modules if id(m) not in inside}.values())
+
+
+def updates_done(optimizers: Sequence[Any]) -> int:
+    """Updates that the optimizers' own counters say were made (a checkpoint was loaded); 0 where there are none, or on a device."""
+    counts = [0]
+    for optimizer in optimizers:
+        for state in list(optimizer.state.values())[:1]:
+            count = state.get("step") if isinstance(state, dict) else None
+            if isinstance(count, torch.Tensor) and count.device.type == "cpu" and count.numel() == 1:
+                count = count.item()
+            if isinstance(count, (int, float)):
+                counts.append(int(count))
+    return max(counts)
