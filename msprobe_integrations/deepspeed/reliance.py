@@ -1,0 +1,117 @@
+"""What is relied on in DeepSpeed, and what is lost where a version has it no longer. Checked when an engine is attached.
+
+Objects: ``engine`` (a DeepSpeedEngine), and its optimizer by kind: ``unfused`` (FP16_UnfusedOptimizer), ``fused`` (FP16_Optimizer),
+``bf16`` (BF16_Optimizer), ``zero12`` (DeepSpeedZeroOptimizer), ``zero3`` (DeepSpeedZeroOptimizer_Stage3).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msprobe_integrations.reliance import Reliance, check
+
+NAME = "DeepSpeed"
+PACKAGE = "deepspeed"
+_ALL = "0.15 to 0.19"
+_PARAMETERS = "gradients, parameters, updates and optimizer states"
+_REDUCED = "reduced gradients"
+_STEPS = "steps: nothing is followed but what a script reports itself"
+
+MODULE_TABLE = (
+    Reliance("deepspeed:initialize", "enabling by the key msprobe of ds_config.json", _ALL),
+    Reliance("deepspeed.runtime.engine:DeepSpeedEngine.forward", _STEPS, _ALL),
+    Reliance("deepspeed.runtime.engine:DeepSpeedEngine.backward", "loss and micro batch numbers", _ALL),
+    Reliance("deepspeed.runtime.engine:DeepSpeedEngine.step", "ends of steps", _ALL),
+    Reliance("deepspeed.runtime.engine:DeepSpeedEngine.save_checkpoint", "leaving checkpoints out of a step", _ALL),
+    Reliance("deepspeed.runtime.engine:DeepSpeedEngine.save_16bit_model", "leaving saved weights out of a step", _ALL),
+    Reliance("deepspeed.runtime.engine:DeepSpeedEngine.load_checkpoint", "leaving loaded checkpoints out of a step", _ALL),
+    Reliance("deepspeed.runtime.engine:DeepSpeedEngine.destroy", "letting go of an engine that is destroyed", _ALL),
+    Reliance("deepspeed.runtime.pipe.engine:PipelineEngine.train_batch", "steps of the pipeline engine", _ALL),
+    Reliance("deepspeed.runtime.pipe.engine:PipelineEngine.eval_batch", "leaving evaluations of the pipeline engine out", _ALL),
+    Reliance("deepspeed.runtime.pipe.engine:PipelineEngine._INSTRUCTION_MAP", "micro batch numbers of the pipeline engine", _ALL),
+    Reliance("deepspeed.runtime.hybrid_engine:DeepSpeedHybridEngine.generate", "leaving generation out of a step", _ALL),
+)
+ENGINE_TABLE = (
+    Reliance("engine.module", "names of modules and parameters", _ALL),
+    Reliance("engine.optimizer", _PARAMETERS, _ALL),
+    Reliance("engine.global_steps", "step numbers that go on after a checkpoint, and ends of steps", _ALL),
+    Reliance("engine.skipped_steps", "scalar skipped", _ALL),
+    Reliance("engine.global_samples", "the axis of events in DeepSpeed's monitor", _ALL),
+    Reliance("engine._global_grad_norm", "scalar grad_norm of DeepSpeed", _ALL),
+    Reliance("engine.monitor", "DeepSpeed's own events, and its monitor as a sink", _ALL),
+    Reliance("engine._take_model_step", f"{_PARAMETERS} (the moments of an update)", _ALL),
+    Reliance("engine.buffered_allreduce_fallback", "gradients before the reduction without ZeRO", _ALL),
+    Reliance("engine.gradient_clipping", "telling clipped from unclipped gradients", _ALL),
+    Reliance("engine.seq_data_parallel_group", "the replica check over data-parallel ranks", _ALL),
+)
+_SHARED = (
+    ("optimizer", "the inner optimizer's gradients, settings and states", True),
+    ("overflow", "telling a skipped update when nothing else says so", False),
+    ("loss_scale", "scalar loss_scale", False),
+    ("_global_grad_norm", "scalar grad_norm", False),
+)
+_KINDS: dict[str, tuple[tuple[str, str, bool], ...]] = {
+    "unfused": (("fp16_groups", _PARAMETERS, True), ("fp32_groups", _PARAMETERS, True)),
+    "fused": (("fp16_groups", _PARAMETERS, True), ("fp32_groups_flat", _PARAMETERS, True)),
+    "bf16": (
+        ("bf16_groups", _PARAMETERS, True),
+        ("fp32_groups_flat_partition", _PARAMETERS, True),
+        ("real_dp_process_group", _PARAMETERS, True),
+        ("fp32_groups_gradients", _REDUCED, True),
+        ("fp32_groups_has_gradients", _REDUCED, True),
+    ),
+    "zero12": (
+        ("bit16_groups", _PARAMETERS, True),
+        ("single_partition_of_fp32_groups", _PARAMETERS, True),
+        ("real_dp_process_group", _PARAMETERS, True),
+        ("grad_start_offset", _PARAMETERS, True),
+        ("grad_partition_insertion_offset", _PARAMETERS, True),
+        ("params_in_partition", _PARAMETERS, True),
+        ("partition_size", _PARAMETERS, True),
+        ("get_param_id", _PARAMETERS, True),
+        ("averaged_gradients", _REDUCED, False),
+        ("cpu_offload", "reduced gradients with an offloaded optimizer", False),
+        ("partition_gradients", "telling ZeRO 2 from ZeRO 1: unreduced gradients of ZeRO 2", False),
+        ("get_gradient_for_reduction", "gradients before the reduction", False),
+        ("reduce_ready_partitions_and_remove_grads", "gradients before the reduction", False),
+        ("is_gradient_accumulation_boundary", "gradients before the reduction", False),
+    ),
+    "zero3": (
+        ("fp16_groups", _PARAMETERS, True),
+        ("fp32_partitioned_groups_flat", _PARAMETERS, True),
+        ("grad_position", _PARAMETERS, True),
+        ("get_param_id", _PARAMETERS, True),
+        ("dp_process_group", _PARAMETERS, True),
+        ("sub_group_to_group_id", "settings of the parameter groups", False),
+        ("averaged_gradients", _REDUCED, False),
+        ("offload_optimizer", "reduced gradients with an offloaded optimizer", False),
+    ),
+}
+
+
+def _table(kind: str) -> tuple[Reliance, ...]:
+    return tuple(Reliance(f"{kind}.{name}", needed_for, _ALL) for name, needed_for, _ in (*_KINDS[kind], *_SHARED))
+
+
+KIND_TABLES = {kind: _table(kind) for kind in _KINDS}
+_NEEDED = {f"{kind}.{name}" for kind in _KINDS for name, _, needed in (*_KINDS[kind], *_SHARED) if needed}
+TABLE = (*MODULE_TABLE, *ENGINE_TABLE, *(row for table in KIND_TABLES.values() for row in table))
+
+
+def usable(kind: str, optimizer: Any) -> bool:
+    """Does an optimizer of this kind have what the parameter side cannot do without? What is missing is said by name."""
+    if kind not in KIND_TABLES:
+        return True
+    return not any(row.on in _NEEDED for row in check(NAME, PACKAGE, KIND_TABLES[kind], {kind: optimizer}))
+
+
+def unknown(optimizer: Any) -> bool:
+    """Is this an optimizer of DeepSpeed's own that none of the tables above describes? Said by name."""
+    if not type(optimizer).__module__.startswith("deepspeed.runtime."):
+        return False
+    row = Reliance(
+        "optimizer.fp32_partitioned_groups_flat | optimizer.single_partition_of_fp32_groups | optimizer.fp32_groups_flat_partition"
+        " | optimizer.fp32_groups_flat | optimizer.fp32_groups",
+        f"{_PARAMETERS} ({type(optimizer).__name__} keeps them in a way that is not known)",
+    )
+    return bool(check(NAME, PACKAGE, (row,), {"optimizer": optimizer}))
