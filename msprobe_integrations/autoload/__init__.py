@@ -30,7 +30,9 @@ FRAMEWORKS = {
 }
 """Root package of a framework: the module whose ``arm()`` is called before its import, and whether only when the environment asks for the
 probe. The others have a way of their own to ask: an argument of their parser, a key of their configuration."""
-_installed = False
+NEEDS = ("numpy", "yaml", "safetensors")
+"""What the probe imports besides the framework. Below ``msprobe run`` an interpreter may be of an environment that lacks them."""
+_installed = _unfit = False
 
 
 def install() -> None:
@@ -39,7 +41,7 @@ def install() -> None:
     if _installed or request.off():
         return
     _installed = True
-    asked = request.current() is not None
+    asked = request.fixed() is not None
     for name, (module, only_when_asked) in FRAMEWORKS.items():
         if (asked or not only_when_asked) and name not in sys.modules:
             imports.before_import(name, _arming(module))
@@ -49,6 +51,26 @@ def _arming(module: str) -> Callable[[], None]:
     def arm() -> None:
         from importlib import import_module
 
-        import_module(module).arm()
+        if _fit():
+            import_module(module).arm()
 
     return arm
+
+
+def _fit() -> bool:
+    """Can the probe work in this interpreter? If not, that is said once, in a process that imports a framework."""
+    global _unfit
+    if _unfit:
+        return False
+    from importlib.util import find_spec
+
+    lacks = [f"package {name}" for name in NEEDS if find_spec(name) is None]
+    if sys.version_info < (3, 10):  # noqa: UP036 - below `msprobe run` there may be any
+        lacks.append("Python 3.10")
+    _unfit = bool(lacks)
+    if lacks and (request.current() is not None or request.flagged()):
+        print(
+            f"msprobe: no probe in this process, the program goes on: {sys.executable} lacks {', '.join(lacks)}; install msprobe there",
+            file=sys.stderr,
+        )
+    return not _unfit

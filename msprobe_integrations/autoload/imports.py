@@ -7,6 +7,7 @@ module of the tables is asked for, the price of an import is two look-ups.
 from __future__ import annotations
 
 import sys
+from _thread import get_ident
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     After: TypeAlias = Callable[[ModuleType], None]
 _before: dict[str, Callable[[], None]] = {}
 _after: dict[str, list[After]] = {}
+_looking: set[tuple[str, int]] = set()
 
 
 def before_import(name: str, hook: Callable[[], None]) -> None:
@@ -64,26 +66,35 @@ class Finder:
         before = _before.pop(name, None)
         if before is not None:
             _safely(name, before)
-        after = _after.pop(name, None)
-        if after is None:
+        if name not in _after or (name, get_ident()) in _looking:
             return None
         from importlib.util import find_spec
 
-        spec = find_spec(name)
+        _looking.add((name, get_ident()))
+        try:
+            spec = find_spec(name)
+        finally:
+            _looking.discard((name, get_ident()))
         loader = None if spec is None else spec.loader
-        if loader is None or isinstance(loader, type):  # no such module (asked again later), or one of the interpreter's own
-            _after[name] = after
-            return spec
-        execute = loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            execute(module)
-            if module.__name__ == name:  # archives have one loader for all their modules
-                for hook in after:
-                    _safely(name, hook, module)
-
-        loader.exec_module = exec_module  # type: ignore[method-assign]
+        if loader is not None and not isinstance(loader, type):  # neither missing nor one of the interpreter's own
+            _safely(name, _follow, name, loader)
         return spec
+
+
+def _follow(name: str, loader: Any) -> None:
+    """Let `loader` call the hooks when it has executed the module. Who only asks whether there is such a module executes nothing."""
+    execute = loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        if module.__name__ != name:  # archives have one loader for all their modules
+            execute(module)
+            return
+        loader.__dict__.pop("exec_module", None)
+        execute(module)
+        for hook in _after.pop(name, ()):
+            _safely(name, hook, module)
+
+    loader.exec_module = exec_module
 
 
 def _watch() -> None:

@@ -75,6 +75,15 @@ def current() -> Request | None:
     return Request(os.path.abspath(config), _changes()) if config and not off() else None
 
 
+def fixed() -> Request | None:
+    """As `current`, at the start of an interpreter: a relative file name is made absolute for it and its children, which may begin
+    somewhere else."""
+    asked = current()
+    if asked is not None and os.environ.get(CONFIG) != asked.config:
+        os.environ[CONFIG] = asked.config
+    return asked
+
+
 def off() -> bool:
     """Has the user switched loading by itself off?"""
     return os.environ.get(SWITCH, "") == "0"
