@@ -113,7 +113,7 @@ def _stepped(trainer: Any) -> int:
 
 
 def _scalars(trainer: Any, observer: TrainerObserver) -> dict[str, Any]:
-    """The step's numbers: mean loss of its micro batches, what the module logs at every step, as it is there already. Nothing is read."""
+    """The step's numbers: loss, what the module logs at every step, as it is there already. Nothing is read."""
     found: dict[str, Any] = {}
     results = getattr(trainer, "_results", None) or {}
     for item in results.values():
@@ -121,7 +121,7 @@ def _scalars(trainer: Any, observer: TrainerObserver) -> dict[str, Any]:
         if isinstance(cached, torch.Tensor) and cached.numel() == 1 and item.meta.on_step:
             found[item.meta.name] = number(cached)
     if observer.loss is not None:
-        found["loss"] = observer.loss / observer.passes
+        found["loss"] = observer.loss  # divided by the number of accumulated batches already
     if trainer.optimizers:
         found["learning_rate"] = number(trainer.optimizers[0].param_groups[0]["lr"])
     scale = scale_of(getattr(trainer.precision_plugin, "scaler", None))

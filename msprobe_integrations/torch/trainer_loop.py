@@ -70,11 +70,6 @@ class TrainerObserver(LoopObserver):
         """Sum of the losses of the step's micro batches."""
         return self._loss
 
-    @property
-    def passes(self) -> int:
-        """Micro batches of the step so far."""
-        return self._passes
-
     def flush(self) -> None:
         """Training is over: what was seen is written. The probe stays for a next training of this process."""
         with self.safely("end of training"):

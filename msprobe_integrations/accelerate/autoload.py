@@ -1,0 +1,61 @@
+"""What Accelerate knows of a loop of one's own that is followed already.
+
+Whoever follows an optimizer of torch or an engine of DeepSpeed follows it inside of an `Accelerator` too: `AcceleratedOptimizer.step` calls
+the optimizer once per update, `Accelerator.backward` calls backward, the wrapped models are those that the loop calls. What they cannot
+know is added here: the gradient norm over all shards that `clip_grad_norm_` returns, and which calls are not part of the training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from msprobe_integrations.autoload.imports import after_import
+
+NOT_TRAINING = ("save_state", "load_state", "save_model", "get_state_dict", "gather", "gather_for_metrics")
+"""Methods of an Accelerator inside of which nothing is seen."""
+
+
+def arm() -> None:
+    """Accelerate is about to be imported and a probe was asked for."""
+    after_import("accelerate.accelerator", patch)
+
+
+def patch(module: ModuleType) -> list[Callable[[], None]]:
+    """Look through the methods of `Accelerator`; returns what puts them back. Without an observer they only call through."""
+    from msprobe_integrations.torch.trainer_loop import replace
+
+    accelerator = module.Accelerator
+    return [replace(accelerator, name, _outside) for name in NOT_TRAINING] + [replace(accelerator, "clip_grad_norm_", _clip)]
+
+
+def _outside(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    from msprobe_integrations.torch import owner
+    from msprobe_integrations.torch.trainer_loop import shielded
+
+    observer = owner.current()
+    if observer is None:
+        return original(*args, **kwargs)
+    with shielded("Accelerate", observer.evaluation, observer):
+        return original(*args, **kwargs)
+
+
+def _clip(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    from msprobe_integrations.torch import owner
+    from msprobe_integrations.torch.trainer_loop import quietly
+
+    norm = original(*args, **kwargs)
+    observer = owner.current()
+    if observer is not None and observer.in_step:
+        quietly(observer, "the gradient norm", "note", _told(norm))
+    return norm
+
+
+def _told(norm: Any) -> dict[str, Any]:
+    import torch
+
+    from msprobe_integrations.torch.trainer_loop import number
+
+    value = number(norm) if isinstance(norm, torch.Tensor) else norm
+    return {} if value is None else {"grad_norm": value}

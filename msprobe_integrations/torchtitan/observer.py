@@ -1,0 +1,98 @@
+"""Follows torchtitan's Trainer: it has no callbacks, so its own methods are looked through while it trains."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from msprobe_integrations.torch.probe import TorchProbe
+from msprobe_integrations.torch.trainer_loop import TrainerObserver, excluded, number, quietly, replace
+from msprobe_integrations.torchtitan.reliance import NAME, PACKAGE, TABLE
+
+_METRICS = ("global_avg_loss", "global_max_loss", "grad_norm")
+"""What `MetricsProcessor.log` is given after the step's number."""
+_MESHES = {"dp": "batch", "tp": "tp", "pp": "pp", "cp": "cp", "ep": "ep"}
+"""Our name of a kind of parallelism, and torchtitan's of its mesh."""
+
+
+class TitanObserver(TrainerObserver):
+    """A `LoopObserver` for torchtitan. Steps are the Trainer's minus one: updates before.
+
+    Scalars: ``loss``, this rank's mean over the tokens of the step if data-parallel ranks have as many (there on the last stage of a
+    pipeline), ``grad_norm``, ``learning_rate``; in steps that torchtitan logs also ``global_avg_loss`` and ``global_max_loss``.
+    """
+
+    _trainer: Any = None
+
+    def follow(self, trainer: Any) -> None:
+        """`trainer` is about to make a step."""
+        if trainer is self._trainer and trainer.model_parts == self.models:
+            return
+        self._trainer = trainer
+        self.relies, self.objects = (NAME, PACKAGE, TABLE), {"trainer": trainer}
+        self.setup(list(trainer.model_parts), list(trainer.optimizers.optimizers))
+        self.training_begins(trainer.step - 1)
+
+    def attach(self, probe: TorchProbe) -> None:
+        """Names the model parts and the optimizers, and looks through the Trainer's methods."""
+        trainer = self._trainer
+        probe.pipeline.rank_info.update(_places(trainer.parallel_dims))
+        super().attach(probe)
+        utils = sys.modules.get("torchtitan.distributed.utils")
+        undo = [
+            replace(trainer, "forward_backward_step", self._pass),
+            replace(trainer.metrics_processor, "log", self._log),
+            replace(utils, "clip_grad_norm_", self._clip),
+            *excluded(self, getattr(trainer, "checkpointer", None), "save", "load"),
+            *excluded(self, getattr(trainer, "validator", None), "validate"),
+        ]
+        for each in undo:
+            self.undo(each)
+
+    def numbers(self) -> dict[str, Any]:
+        """Loss of this rank, and the learning rate that `train_step` is going to use."""
+        found = {"learning_rate": self._rate}
+        if self.loss is not None:
+            found["loss"] = self.loss * _degree(self._trainer.parallel_dims)
+        return {name: value for name, value in found.items() if value is not None}
+
+    def begin(self, step: int | None = None) -> None:
+        """A step begins."""
+        super().begin(step)
+        groups = getattr(self.optimizer[0], "param_groups", ()) if self.optimizer else ()
+        self._rate = number(groups[0]["lr"]) if groups else None
+
+    def _pass(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        pipeline = getattr(self._trainer.parallel_dims, "pp_enabled", False)
+        if not pipeline:  # a schedule has micro batches of its own
+            quietly(self, "micro batches", "pass_begins")
+        loss = original(*args, **kwargs)
+        if not pipeline or getattr(self._trainer, "pp_has_last_stage", False):
+            quietly(self, "the loss", "pass_ends", loss)
+        return loss
+
+    def _clip(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        norm = original(*args, **kwargs)
+        if isinstance(norm, torch.Tensor) and number(norm) is not None:
+            quietly(self, "the gradient norm", "note", {"grad_norm": number(norm)})
+        return norm
+
+    def _log(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        told = {name: value for name, value in {**dict(zip(_METRICS, args[1:])), **kwargs}.items() if name in _METRICS}
+        quietly(self, "logged metrics", "note", told)
+        return original(*args, **kwargs)
+
+
+def _degree(dims: Any) -> int:
+    """Ranks that share the batch."""
+    return int(getattr(dims, "dp_replicate", 1)) * int(getattr(dims, "dp_shard", 1)) * int(getattr(dims, "cp", 1))
+
+
+def _places(dims: Any) -> dict[str, int]:
+    """This rank's place: ``dp``, ``tp``, ``pp``, ``cp``, ``ep`` where there is more than one rank."""
+    get = getattr(dims, "get_optional_mesh", None)
+    meshes = {} if get is None else {ours: get(theirs) for ours, theirs in _MESHES.items()}
+    return {name: int(mesh.get_local_rank()) for name, mesh in meshes.items() if mesh is not None and mesh.size() > 1}

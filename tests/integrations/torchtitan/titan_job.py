@@ -1,0 +1,158 @@
+"""A real torchtitan training on the CPU: its Trainer, a small llama3, a tokenizer and a data set made here.
+
+    torchrun --nproc_per_node 2 titan_job.py FOLDER [key=value ...]      keys: dp, tp, pp, steps, accumulate, validate
+
+torchtitan takes its device for CUDA when there is no accelerator; `stand_in` gives it the CPU instead, with the handful of questions
+about memory that `torch.cpu` does not answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+
+def stand_in() -> None:
+    """The CPU for torchtitan's device; before anything else of torchtitan is imported."""
+    import torch
+    from torchtitan.tools import utils
+
+    device = types.ModuleType("cpu_device")
+    vars(device).update({name: getattr(torch.cpu, name) for name in torch.cpu.__all__})
+    device.get_device_name = lambda *_: "CPU"
+    device.get_device_properties = lambda *_: types.SimpleNamespace(total_memory=1 << 30)
+    device.memory_stats = lambda *_: {}
+    device.set_device = device.reset_peak_memory_stats = device.empty_cache = lambda *_: None
+    device.current_device = lambda: 0
+    utils.device_type, utils.device_module = "cpu", device
+    utils.get_local_device = lambda: torch.device("cpu")
+    torch.distributed.Backend.default_device_backend_map.setdefault("cpu", "gloo")
+    from torchtitan.distributed import utils as distributed
+
+    if not hasattr(torch.distributed, "set_timeout"):  # newer than torch 2.13
+        distributed.set_pg_timeouts = lambda *_, **__: None
+
+
+def assets(folder: Path) -> None:
+    """A tokenizer of 64 words and a text."""
+    folder.mkdir(parents=True, exist_ok=True)
+    words = {"<unk>": 0, "<s>": 1, "</s>": 2, **{f"w{i}": i for i in range(3, 64)}}
+    tokenizer = {
+        "version": "1.0",
+        "pre_tokenizer": {"type": "Whitespace"},
+        "model": {"type": "WordLevel", "vocab": words, "unk_token": "<unk>"},
+        "added_tokens": [
+            {"id": i, "content": t, "special": True, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+            for t, i in (("<unk>", 0), ("<s>", 1), ("</s>", 2))
+        ],
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "</s>"}))
+    lines = [json.dumps({"text": " ".join(f"w{3 + (i * 7 + j * j) % 61}" for j in range(40))}) for i in range(400)]
+    (folder / "text").mkdir(exist_ok=True)
+    (folder / "text" / "data.json").write_text("\n".join(lines))
+
+
+def config(folder: Path, **keys: int) -> Any:
+    """torchtitan's configuration: the debug model cut down to two layers of width 32."""
+    from torchtitan.components.loss import CrossEntropyLoss
+    from torchtitan.components.metrics import MetricsProcessor
+    from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
+    from torchtitan.components.validate import Validator
+    from torchtitan.config import DebugConfig, ParallelismConfig, TrainingConfig
+    from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
+    from torchtitan.models.llama3 import llama3_configs, model_registry
+    from torchtitan.trainer import Trainer
+
+    llama3_configs["debugmodel"] = _small(llama3_configs["debugmodel"])
+    data = HuggingFaceTextDataLoader.Config(dataset="c4_test", dataset_path=str(folder / "text"))
+    dp, tp, pp = (keys.get(name, 1) for name in ("dp", "tp", "pp"))
+    spec = model_registry("debugmodel")
+    return Trainer.Config(
+        loss=CrossEntropyLoss.Config(global_vocab_size=64),
+        hf_assets_path=str(folder),
+        dump_folder=str(folder / "dump"),
+        model_spec=spec,
+        optimizer=default_adamw(lr=8e-3),
+        lr_scheduler=LRSchedulersContainer.Config(warmup_steps=2),
+        training=TrainingConfig(
+            local_batch_size=2,
+            global_batch_size=2 * dp * keys.get("accumulate", 1),
+            seq_len=16,
+            steps=keys.get("steps", 3),
+            mixed_precision_param="float32",
+            disable_cuda_graphs=True,
+        ),
+        dataloader=data,
+        metrics=MetricsProcessor.Config(log_freq=2),
+        parallelism=ParallelismConfig(
+            data_parallel_shard_degree=dp, tensor_parallel_degree=tp, pipeline_parallel_degree=pp, pipeline_parallel_schedule="1F1B"
+        ),
+        activation_checkpoint=None,
+        debug=DebugConfig(seed=1),
+        validator=Validator.Config(enable=bool(keys.get("validate")), freq=2, steps=1, dataloader=data),
+    )
+
+
+def _small(make: Any) -> Any:
+    import torchtitan.models.llama3 as llama
+
+    def debug_model(attn_backend: str, tp_gemm_backend: str = "default") -> Any:
+        from torchtitan.models.common import Embedding, Linear, RMSNorm
+
+        from torchtitan.models.common.attention import ScaledDotProductAttention
+
+        full = make(attn_backend, tp_gemm_backend)
+        llama.get_attention_config = lambda _: ScaledDotProductAttention.Config()  # the others need a GPU for their backward pass
+        layers = llama._build_llama3_layers(
+            fuse_qkv=True,
+            n_layers=2,
+            dim=32,
+            n_heads=4,
+            hidden_dim=64,
+            rope=type(full.layers[0].attention.rope)(dim=8, max_seq_len=64, theta=10000.0),
+            attn_backend=attn_backend,
+            tp_gemm_backend=tp_gemm_backend,
+        )
+        return type(full)(
+            dim=32,
+            vocab_size=64,
+            tok_embeddings=Embedding.Config(num_embeddings=64, embedding_dim=32, param_init=llama._EMBEDDING_INIT),
+            norm=RMSNorm.Config(normalized_shape=32, param_init=llama._NORM_INIT),
+            lm_head=Linear.Config(in_features=32, out_features=64, param_init=llama._output_linear_init(32)),
+            layers=layers,
+        )
+
+    return debug_model
+
+
+def train(folder: Path, **keys: int) -> tuple[str, Any]:
+    """Train; returns a hash of this rank's parameters and the Trainer."""
+    import torch
+
+    trainer = config(folder, **keys).build()
+    trainer.train()
+    parts = [p.to_local() if hasattr(p, "to_local") else p for part in trainer.model_parts for p in part.parameters()]
+    with torch.no_grad():
+        digest = hashlib.sha256(b"".join(p.contiguous().numpy().tobytes() for p in parts)).hexdigest()[:16]
+    trainer.close()
+    return digest, trainer
+
+
+def main() -> None:
+    """As a script."""
+    stand_in()
+    folder = Path(sys.argv[1])
+    if os.environ.get("RANK", "0") == "0":
+        assets(folder)
+    digest, _ = train(folder, **{k: int(v) for k, _, v in (a.partition("=") for a in sys.argv[2:])})
+    print("HASH", os.environ.get("RANK"), digest, flush=True)
+
+
+if __name__ == "__main__":
+    main()
