@@ -29,7 +29,7 @@ from msprobe_engine.settings.load import load_settings, read_settings
 from msprobe_engine.settings.places import check_directory
 from msprobe_engine.settings.schema import DumpSettings, ProbeSettings
 from msprobe_engine.writer import Writer
-from msprobe_integrations.torch import exits, focus
+from msprobe_integrations.torch import exits, focus, owner
 from msprobe_integrations.torch.capture import Capture
 from msprobe_integrations.torch.dump_checks import check, model_or_steps
 from msprobe_integrations.torch.dump_end import differences
@@ -87,6 +87,7 @@ class PrecisionDebugger:
                 self._say_ignored(source, given, config_path is not None)
                 return
             settings = load_settings(source, **given)
+            owner.of_user()
             self.gradients = self._run = None
             if settings.grad_probe is not None:
                 check_directory(root_of(settings), _name(config_path), "dump_path" if settings.grad_probe.dump_path else "output_dir")

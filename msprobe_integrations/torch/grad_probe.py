@@ -39,15 +39,18 @@ class GradientProbe:
 
     Args:
         settings: with a section ``grad_probe``.
+        at_once: hooks go with the last wanted update, from inside of its hooks; False: at the next `settle`.
 
     Attributes:
         step: number of the newest update, from 0; -1 before the first.
         root: where ``rank{R}`` is.
     """
 
-    def __init__(self, settings: ProbeSettings) -> None:
+    def __init__(self, settings: ProbeSettings, *, at_once: bool = True) -> None:
         assert settings.grad_probe is not None
         self.settings = settings.grad_probe
+        self._at_once = at_once
+        self._over = False
         self.root = root_of(settings)
         self.faults = Faults(settings.strict)
         self.backend = TorchBackend()
@@ -98,6 +101,19 @@ class GradientProbe:
             for one in optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]:
                 self._watch(one, models)
         _log.info("grad_probe: gradients of %d parameters are watched, files go to %s", len(self._names), self.root)
+
+    def settle(self) -> None:
+        """Outside of any update: take the hooks off if no update is wanted any more."""
+        if self._over and self._undo:
+            self._take_off()
+
+    def forget(self) -> None:
+        """Watch nothing, until `monitor` is called with other objects; updates go on being counted."""
+        self._take_off()
+        self._models.clear()
+        self._names.clear()
+        self._holdings.clear()
+        self._stepped.clear()
 
     def close(self) -> None:
         """Take the hooks off, write what is there, say what was written. Updates after this are not seen until `monitor` is called."""
@@ -292,7 +308,8 @@ class GradientProbe:
             warn_once(f"grad_probe {name}", f"grad_probe: the gradient of {name} is left out: {why}")
         write, files, step = taken.finish(), self._directory(), self.step
         self._background.submit(lambda: write(files, step), taken.nbytes)
-        if self._window.over(self.step + 1):
+        self._over = self._window.over(self.step + 1)
+        if self._over and self._at_once:
             self._take_off()
 
     def _take_off(self) -> None:

@@ -17,6 +17,7 @@ from torch import nn
 from msprobe_engine.log import get_logger
 from msprobe_engine.settings.schema import ProbeSettings
 from msprobe_integrations.torch import exits
+from msprobe_integrations.torch.loop_gradients import LoopGradients
 from msprobe_integrations.torch.probe import TorchProbe
 
 _log = get_logger()
@@ -48,6 +49,7 @@ class LoopObserver:
         self._driven = 0
         self._scalars: dict[str, Any] = {}
         self._undo: list[Callable[[], None]] = []
+        self._gradients: LoopGradients | None = None
 
     # for a framework
 
@@ -92,6 +94,10 @@ class LoopObserver:
                 exits.at_signal(self.close, self.settings.exit_patience)
             self.models, self.optimizer = found, optimizer
             self.attach(probe)
+            if self.settings.grad_probe is not None:
+                if self._gradients is None:
+                    self._gradients = LoopGradients(self.settings)
+                self._gradients.follow(found, optimizer)
 
     # steps
 
@@ -105,6 +111,8 @@ class LoopObserver:
             if step is not None:
                 self.step = step
             self._open = True
+            if self._gradients is not None:
+                self._gradients.settle()
             self.probe.begin_step(self.step)
 
     def end(self, scalars: Mapping[str, Any] | None = None, *, complete: bool = True) -> None:
@@ -192,6 +200,8 @@ class LoopObserver:
                 if self._open:
                     self.end(complete=self.finished())
                 self._let_go()
+                if self._gradients is not None:
+                    self._gradients.close()
                 if self.probe is not None:
                     self.probe.close()
                 atexit.unregister(self.close)

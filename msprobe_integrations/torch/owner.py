@@ -70,6 +70,12 @@ def own(name: str, observer: LoopObserver | None) -> None:
     _owner = (name, observer)
 
 
+def of_user() -> None:
+    """The script makes a probe of its own: where one was asked for from outside, that one follows no more."""
+    if request.current() is not None:
+        own("user", None)
+
+
 def current() -> LoopObserver | None:
     """Whoever follows now."""
     return None if _owner is None else _owner[1]

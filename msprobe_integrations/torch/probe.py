@@ -91,7 +91,10 @@ class TorchProbe:
     @classmethod
     def from_config(cls, path: str | Path, **arguments: Any) -> TorchProbe:
         """Build from a settings file; raises `SettingsError` when it is wrong. With ``monitor.hot`` the file is followed."""
+        from msprobe_integrations.torch import owner  # which imports this module
+
         probe = cls(load_settings(path), **arguments)
+        owner.of_user()
         if probe.monitor is not None and probe.monitor.hot:
             probe.follow_file(path)
         return probe

@@ -28,6 +28,7 @@ from msprobe_engine.settings import text
 from msprobe_engine.settings.load import load_settings, recognise
 from msprobe_engine.settings.schema import OPS, ProbeSettings
 from msprobe_engine.sinks.anomaly import AnomalySink
+from msprobe_integrations.torch import owner
 from msprobe_integrations.torch.duplicates import Duplicates
 from msprobe_integrations.torch.hot import hot_monitor
 from msprobe_integrations.torch.module_hooks import OwnHook
@@ -63,6 +64,7 @@ class TrainerMon:
         self._given = load_settings(self.config_file_path, kind=self._kind)
         if self._given.monitor is None:
             raise SettingsError(f"{self.config_file_path}: has no section 'monitor': there is nothing to watch")
+        owner.of_user()
         self._hot = self._given.monitor.hot
         self._probe = TorchProbe(_at_first(self._given, self._kind))
         self._probe.pipeline.listeners.append(self._keep)

@@ -18,6 +18,7 @@ from msprobe_engine.errors import UsageError
 from msprobe_engine.log import warn_once
 from msprobe_engine.settings.monitor_v2 import read_v2
 from msprobe_engine.sinks.csv_v2 import CsvV2Sink
+from msprobe_integrations.torch import owner
 from msprobe_integrations.torch.probe import TorchProbe
 
 
@@ -36,6 +37,7 @@ class TrainerMonitorV2:
     def __init__(self, config_path: str | Path, fr: str | None = None) -> None:
         self.config_path = Path(config_path)
         self._settings = read_v2(self.config_path, fr)
+        owner.of_user()
         self._probe: TorchProbe | None = None
         self._by_optimizer = False
         self._stopped = False
