@@ -173,7 +173,8 @@ class EngineObserver(LoopObserver):
             self._begin(engine)
         loss = args[0] if args else kwargs.get("loss")
         if isinstance(loss, torch.Tensor) and loss.numel() == 1:
-            self._losses.append(loss.detach().clone())
+            with torch._C.DisableTorchFunction():  # no call of the user's
+                self._losses.append(loss.detach().clone())
         self._divided = kwargs.get("scale_wrt_gas", True) is False
         return True
 
@@ -204,7 +205,8 @@ class EngineObserver(LoopObserver):
         batch, self._batch = self._batch, None
         self._batch_scalars.update(self._after_update(engine, before))
         if isinstance(result, torch.Tensor) and result.numel() == 1:
-            self._batch_scalars["loss"] = result.detach()
+            with torch._C.DisableTorchFunction():
+                self._batch_scalars["loss"] = result.detach()
         batch.__exit__(None, None, None)
         self._hand_over()
 
@@ -255,8 +257,9 @@ class EngineObserver(LoopObserver):
         if isinstance(norm, (int, float, torch.Tensor)):
             found["grad_norm"] = norm
         if self._losses:
-            losses = torch.stack([loss.float().reshape(()) for loss in self._losses])
-            found["loss"] = losses.sum() if self._divided else losses.mean()
+            with torch._C.DisableTorchFunction():
+                losses = torch.stack([loss.float().reshape(()) for loss in self._losses])
+                found["loss"] = losses.sum() if self._divided else losses.mean()
             self._losses.clear()
         return found
 

@@ -76,9 +76,11 @@ def named_infos(models: nn.Module | Sequence[nn.Module]) -> list[ModuleInfo]:
 def _put_on(module: nn.Module, pre: Hook, post: Hook) -> list[Any]:
     if has_call_boundary(module):
         return [CallBoundary(module, pre, post)]
+    # under ZeRO 3 a hook of DeepSpeed's takes the weights away after the module has run: ours comes before it
+    borrowed = any(hasattr(parameter, "ds_id") for parameter in module._parameters.values())
     return [
         module.register_forward_pre_hook(pre, with_kwargs=True),
-        module.register_forward_hook(post, with_kwargs=True, always_call=True),
+        module.register_forward_hook(post, with_kwargs=True, always_call=True, prepend=borrowed),
     ]
 
 
