@@ -1,4 +1,4 @@
-"""Lets megatron-core (0.12 to 0.19) run on a machine without an accelerator, for examples and tests. Not part of the product.
+"""Lets megatron-core (0.9 to 0.19) run on a machine without an accelerator, for examples and tests. Not part of the product.
 
 Call `install` before anything of `megatron` is imported. It redirects the device that Megatron hard-codes to the CPU and replaces
 the few helpers inside Megatron that no redirection reaches. With a real accelerator it does nothing.
@@ -162,6 +162,9 @@ def _patch_megatron(torch: Any) -> None:
     logging.getLogger("megatron.core.tensor_parallel.random").setLevel(logging.ERROR)
     _norm_of_sequences()
     moe_utils.__dict__.setdefault("te_general_gemm", None)  # 0.14 to 0.16 ask for the name without TransformerEngine having set it
+    import megatron.core.models.gpt.gpt_layer_specs as specs
+
+    specs.__dict__.setdefault("TEColumnParallelGroupedLinear", None)  # the same in 0.10
     if hasattr(dispatcher, "maybe_move_tensor_to_cpu"):  # turns split sizes into numpy only when they are on a GPU
 
         def to_cpu(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
@@ -179,8 +182,10 @@ def _patch_megatron(torch: Any) -> None:
 
 def _norm_of_sequences() -> None:
     """Torch's norm refuses sequence parallelism only because it does not mark its parameters, as Megatron's fused norm does."""
-    from megatron.core.transformer.torch_norm import WrappedTorchNorm
-
+    try:
+        from megatron.core.transformer.torch_norm import WrappedTorchNorm
+    except ImportError:  # 0.9 has it elsewhere
+        return
     make = WrappedTorchNorm.__new__
 
     def marked(cls: Any, config: Any, *args: Any, **kwargs: Any) -> Any:

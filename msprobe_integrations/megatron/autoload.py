@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,16 +15,33 @@ if TYPE_CHECKING:
 
 def arm() -> None:
     """Megatron is about to be imported. Without a request, and without an argument of ours on the command line, nothing is done."""
+    if request.current() is None and not request.flagged():
+        return
     from msprobe_integrations.megatron import patches
 
-    if request.current() is not None or request.flagged():
+    if patches.made() is None:  # else a callback follows already
         patches.observe(_claim)
 
 
 def _claim() -> TrainingObserver | None:
     from msprobe_integrations.torch import owner
 
+    _read_flags()
     return owner.claim("megatron", _make)
+
+
+def _read_flags() -> None:
+    """A script with a parser of its own has left our arguments alone; Megatron's has asked already, and asking again changes nothing."""
+    from msprobe_engine.errors import ProbeError
+    from msprobe_engine.log import get_logger
+    from msprobe_integrations.megatron import flags
+
+    try:
+        given = flags.take(sys.argv[1:])[0]
+        if given.config and request.current() is None:
+            flags.ask(given)
+    except ProbeError as error:
+        get_logger().error("the probe is off, training goes on: %s", error)
 
 
 def _make(settings: ProbeSettings, file: Path) -> TrainingObserver:

@@ -9,7 +9,8 @@ from typing import Any
 from msprobe_engine.settings.load import load_settings
 from msprobe_engine.settings.schema import ProbeSettings
 from msprobe_integrations.megatron.observer import TrainingObserver
-from msprobe_integrations.megatron.patches import observe
+from msprobe_integrations.megatron.patches import current, observe
+from msprobe_integrations.torch import owner
 
 
 class MegatronCallback:
@@ -33,7 +34,9 @@ class MegatronCallback:
     def __init__(self, config: ProbeSettings | str | Path) -> None:
         settings = config if isinstance(config, ProbeSettings) else load_settings(config)
         self.observer = TrainingObserver(settings, file=None if isinstance(config, ProbeSettings) else config)
+        owner.own("user", self.observer)
         observe(lambda: self.observer, whole_loop=False)
+        current()
         self._step: Any = None
 
     def on_setup(self, models: Any, optimizer: Any = None) -> None:
@@ -68,3 +71,4 @@ class MegatronCallback:
         """After the last step."""
         self.on_step_end()
         self.observer.close()
+        owner.release(self.observer)

@@ -1,4 +1,4 @@
-"""Runs an unchanged training script with the probe attached."""
+"""Runs an unchanged training script with the probe attached, also where no interpreter of the environment loads it by itself."""
 
 from __future__ import annotations
 
@@ -6,51 +6,36 @@ import os
 import runpy
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from msprobe_engine.errors import ProbeError, UsageError
+from msprobe_integrations import autoload
+from msprobe_integrations.autoload import request
+from msprobe_integrations.megatron.flags import CONFIG, Flags, ask, take
 
-if TYPE_CHECKING:
-    from msprobe_integrations.megatron.observer import TrainingObserver
-
-FLAG = "--msprobe-config"
-USAGE = f"""usage: python -m msprobe_integrations.megatron [-m] SCRIPT {FLAG} FILE [the script's own arguments]
+USAGE = f"""usage: python -m msprobe_integrations.megatron [-m] SCRIPT {CONFIG} FILE [the script's own arguments]
 
 Runs SCRIPT (with -m: the module of that name) with the probe of FILE attached. Under torchrun:
 
-  torchrun --nproc_per_node 8 -m msprobe_integrations.megatron pretrain_gpt.py {FLAG} probe.yaml ...
+  torchrun --nproc_per_node 8 -m msprobe_integrations.megatron pretrain_gpt.py {CONFIG} probe.yaml ...
 
-{FLAG} may stand anywhere; it is taken off before a script with its own argument parser sees the command line, and is known to
-Megatron's parser as args.msprobe_config. Without it the environment variable
+{CONFIG} may stand anywhere, and so may --msprobe-output-dir DIR, --msprobe-set KEY=VALUE and --msprobe-strict; they are taken off before
+a script with its own argument parser sees the command line, and Megatron's parser knows them. Without {CONFIG} the environment variable
 MSPROBE_CONFIG counts. `msprobe check-config FILE` checks a file."""
 
 
-def split(arguments: Sequence[str]) -> tuple[str, bool, list[str], str]:
-    """(script, is a module, the script's arguments, settings file).
+def split(arguments: Sequence[str]) -> tuple[str, bool, list[str], Flags]:
+    """(script, is a module, the script's arguments, the probe's arguments).
 
     Raises:
-        UsageError: there is no script, or no settings file.
+        UsageError: there is no script, or an argument lacks its value.
     """
-    rest: list[str] = []
-    config = ""
-    items = iter(arguments)
-    for item in items:
-        if item == FLAG:
-            config = next(items, "")
-            if not config:
-                raise UsageError(f"{FLAG} needs a file: {FLAG} probe.yaml")
-        elif item.startswith(f"{FLAG}="):
-            config = item.partition("=")[2]
-        else:
-            rest.append(item)
+    flags, rest = take(arguments)
     is_module = bool(rest) and rest[0] == "-m"
     rest = rest[1:] if is_module else rest
     if not rest or rest[0].startswith("-"):
         raise UsageError(f"no script given (seen: {' '.join(arguments) or 'nothing'})\n{USAGE}")
-    config = config or os.environ.get("MSPROBE_CONFIG", "")
-    if not config:
-        raise UsageError(f"no settings file: add {FLAG} FILE, or set MSPROBE_CONFIG")
-    return rest[0], is_module, rest[1:], config
+    return rest[0], is_module, rest[1:], flags
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -59,35 +44,29 @@ def main(arguments: Sequence[str]) -> int:
         print(USAGE)
         return 0
     try:
-        script, is_module, rest, config = split(arguments)
+        script, is_module, rest, flags = split(arguments)
         if not is_module and not os.path.isfile(script):
             raise UsageError(f"script '{script}' does not exist (working directory {os.getcwd()})")
-        prepare(config)
+        prepare(flags)
     except ProbeError as error:
         print(f"msprobe: {error}", file=sys.stderr)
         return 2
     return run(script, is_module, rest)
 
 
-def prepare(config: str) -> None:
-    """Read the settings and put the post-import hooks in place.
+def prepare(flags: Flags) -> None:
+    """Check the settings and wait for Megatron, as an interpreter that loads the probe by itself does.
 
     Raises:
+        UsageError: there is no settings file.
         SettingsError: the settings are wrong; said before the training starts.
     """
-    from msprobe_engine.settings.load import load_settings
-    from msprobe_integrations.megatron import patches
-
-    settings = load_settings(config)
-    patches.flag_value = config
-    file = os.path.abspath(config)  # the script may go elsewhere
-
-    def make() -> TrainingObserver:
-        from msprobe_integrations.megatron.observer import TrainingObserver
-
-        return TrainingObserver(settings, file=file)
-
-    patches.observe(make)
+    asked = ask(flags)
+    if asked is None:
+        raise UsageError(f"no settings file: add {CONFIG} FILE, or set MSPROBE_CONFIG")
+    asked.settings()
+    request.ask(asked.config, asked.changes, by=asked.by)  # the script may change the environment
+    autoload.install()
 
 
 def run(script: str, is_module: bool, rest: list[str]) -> NoReturn:

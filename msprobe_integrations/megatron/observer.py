@@ -6,13 +6,15 @@ Whatever goes wrong in here stays here: every event is guarded, and a probe that
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from msprobe_engine.settings.schema import ProbeSettings
+from msprobe_integrations.megatron import reliance
 from msprobe_integrations.megatron.layout import rank_info, unwrapped
 from msprobe_integrations.megatron.optimizers import is_megatron, learning_rate, loss_scale
 from msprobe_integrations.megatron.rerun import Rerun
@@ -29,6 +31,8 @@ class TrainingObserver(LoopObserver):
     ) -> None:
         super().__init__(settings, make_probe, file=file)
         self._source: MegatronSource | None = None
+        self._held = False
+        self._marks: dict[str, float] = {}
         self._rerun = Rerun(lambda: {**self.numbers(), **self._scalars}, self._exchange)
 
     # what is there
@@ -36,6 +40,7 @@ class TrainingObserver(LoopObserver):
     def attach(self, probe: TorchProbe) -> None:
         """The model chunks (DDP-wrapped) and the optimizer exist."""
         probe.pipeline.rank_info.update(rank_info())
+        reliance.check(self.models, self.optimizer)
         self._source = None
         megatron = self.optimizer is None or is_megatron(self.optimizer)
         probe.attach([unwrapped(c) for c in self.models], self.optimizer, find=self._find if megatron else None)
@@ -48,19 +53,29 @@ class TrainingObserver(LoopObserver):
         return self._source
 
     def _wrap_step(self, optimizer: Any) -> None:
-        original = optimizer.step
+        original, own = optimizer.step, "step" in optimizer.__dict__
 
         @functools.wraps(original)
         def step(*args: Any, **kwargs: Any) -> Any:
+            with self.safely("optimizer"):
+                self.note(self.numbers())  # those of this update: the scheduler and the scaler change them right after
             result = original(*args, **kwargs)
             self.after_optimizer(result)
             return result
 
+        def restore() -> None:
+            if optimizer.__dict__.get("step") is not step:
+                return
+            if own:
+                optimizer.step = original
+            else:
+                del optimizer.step
+
         optimizer.step = step
-        self.undo(lambda: optimizer.__dict__.pop("step", None) if optimizer.__dict__.get("step") is step else None)
+        self.undo(restore)
 
     def numbers(self) -> dict[str, Any]:
-        """Learning rate and loss scale."""
+        """Learning rate and loss scale, as they are now."""
         found: dict[str, Any] = {}
         if self.optimizer is not None:
             rate = learning_rate(self.optimizer)
@@ -76,6 +91,75 @@ class TrainingObserver(LoopObserver):
         if self.probe is not None:
             self._rerun.finish(self.probe, complete=False)
 
+    # steps
+
+    @contextmanager
+    def iteration(self, number: int | None) -> Iterator[dict[str, Any]]:
+        """One `train_step`. The step stays open after it, unseen, until Megatron has written its log line (`logged`) or the next one
+        begins: what Megatron computes for its log belongs to it. The mapping takes the step's scalars."""
+        scalars: dict[str, Any] = {}
+        outside = self.is_driven  # a callback has said where steps begin and end
+        if not outside:
+            self._driven = 1
+            self.begin(number)
+        try:
+            yield scalars
+        except BaseException:
+            self.interrupted()
+            raise
+        finally:
+            self.note(scalars)
+            if not outside:
+                self._driven = 0
+                with self.safely("step end"):
+                    self._hold()
+
+    def _hold(self) -> None:
+        if self._open and self.probe is not None:
+            self._held = True
+            self.leave_step()
+            self.probe.pause()
+
+    def finished(self) -> bool:
+        """A step that waits for the log line is complete."""
+        return self._held
+
+    def logged(self, scalars: Mapping[str, Any]) -> None:
+        """Megatron has written its log line, with these numbers; what is None was not asked for."""
+        self.note({name: value for name, value in scalars.items() if isinstance(value, (int, float, torch.Tensor))})
+        if self._held:
+            self.end()
+
+    def end(self, scalars: Mapping[str, Any] | None = None, *, complete: bool = True) -> None:
+        """The step is over, for whatever reason."""
+        with self.safely("step end"):
+            if self._held:
+                self._held = False
+                if self.probe is not None:
+                    self.probe.resume()
+            if self._open:
+                self._scalars.update(self._marks)
+                self._marks.clear()
+        super().end(scalars, complete=complete)
+
+    def mark(self, name: str, value: float) -> None:
+        """The step that is about to begin has scalar `name`: what lies between it and the one before."""
+        self._marks[name] = value
+
+    def auxiliary(self, sums: Mapping[str, Any] | None, before: Mapping[str, Any]) -> None:
+        """Megatron has added auxiliary losses of the step to its sums; nothing is read here.
+
+        Args:
+            sums: name to a tensor of one element; None: this version keeps them elsewhere.
+            before: copies of what they were.
+        """
+        for name, value in (sums or {}).items():
+            key = str(name).replace(" ", "_")
+            if key in self._scalars or not isinstance(value, torch.Tensor) or value.numel() != 1:
+                continue
+            old = before.get(name)
+            self.note({key: value.detach().clone() if old is None else value.detach() - old})
+
     # events within a step
 
     def forward_backward(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -89,7 +173,7 @@ class TrainingObserver(LoopObserver):
             self.begin()
         try:
             result = function(*args, **kwargs)
-        except Exception:
+        except BaseException:
             self.interrupted()
             raise
         with self.safely("loss"):

@@ -1,27 +1,35 @@
-"""Where Megatron's functions are wrapped, and how: after their module is imported, and in every module that has taken the name.
+"""Where Megatron's functions are wrapped, and what each of them says to the observer: after their module is imported, and in every module
+that has taken the name.
 
-Wrapped functions look up the current observer when they are called: without one they call through.
+Wrapped functions look up the current observer when they are called: without one they call through. They call the original once, with the
+caller's arguments, whatever becomes of the observer.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-import sys
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from msprobe_integrations.autoload.imports import after_import
+from msprobe_engine.log import get_logger
+from msprobe_integrations.autoload import request
+from msprobe_integrations.autoload.imports import after_import, forget
+from msprobe_integrations.megatron import flags
+from msprobe_integrations.megatron.wrapping import unwrap, wrap
 
 if TYPE_CHECKING:
     from msprobe_integrations.megatron.observer import TrainingObserver
 
-_MARK = "__msprobe_wraps__"
+_log = get_logger()
 _observer: TrainingObserver | None = None
 _make: Callable[[], TrainingObserver | None] | None = None
-flag_value: str | None = None
-"""What ``--msprobe-config`` was given, once the launcher has taken it off the command line."""
+_whole_loop = True
+_built: tuple[list[weakref.ref[Any]], weakref.ref[Any] | None] | None = None
+_marks: dict[str, float] = {}
 
 
 def current() -> TrainingObserver | None:
@@ -39,61 +47,59 @@ def made() -> TrainingObserver | None:
 
 
 def observe(make: Callable[[], TrainingObserver | None] | None, *, whole_loop: bool = True) -> None:
-    """Send the events of this process's training to an observer (None: to nobody).
+    """Send the events of this process's training to an observer (None: to nobody, and all functions are Megatron's own again).
 
     Args:
-        make: makes the observer.
-        whole_loop: also find models, optimizers and steps (the launcher); False: only what happens within a step (a callback).
+        make: makes the observer when the training begins.
+        whole_loop: also find models, optimizers and steps (a launch argument); False: only what happens within a step (a callback).
     """
-    global _observer, _make
-    _observer, _make = None, make
+    global _observer, _make, _whole_loop, _built
+    _observer, _make, _whole_loop, _built = None, make, whole_loop, None
+    _marks.clear()
+    for name, hook in _WITHIN_A_STEP.items():
+        after_import(name, hook) if make is not None else forget(name, hook)
+    for name, hook in _WHOLE_LOOP.items():
+        if make is None:
+            forget(name, hook)
+        elif whole_loop:
+            after_import(name, hook)
     if make is None:
+        unwrap()
+
+
+def _training_now() -> TrainingObserver | None:
+    """The observer of a pass that is about to run; it hears now of the models and the optimizer that were built."""
+    observer = current()
+    if observer is not None and _whole_loop and _built is not None:
+        chunks = [chunk() for chunk in _built[0]]
+        optimizer = None if _built[1] is None else _built[1]()
+        if chunks and None not in chunks:
+            observer.setup(chunks, optimizer)
+        for name in list(_marks):
+            observer.mark(name, _marks.pop(name))
+    return observer
+
+
+def _were_built(chunks: Any, optimizer: Any) -> None:
+    """Models are not followed before they train: a job that only evaluates has no probe."""
+    global _built
+    if chunks is None or optimizer is None:
         return
-    hooks = {"megatron.core.pipeline_parallel.schedules": _schedules, "megatron.core.rerun_state_machine": _rerun_machine}
-    if whole_loop:
-        hooks["megatron.core.optimizer"] = _optimizer
-        hooks["megatron.training.arguments"] = _arguments
-        hooks["megatron.training.training"] = _training
-    for name, hook in hooks.items():
-        after_import(name, hook)
-
-
-def wrap(module: ModuleType, name: str, around: Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]) -> None:
-    """Replace ``module.name`` by a call of ``around(original, args, kwargs)``, also where it was imported by name earlier.
-
-    Does nothing when the name does not exist (another version) or is wrapped already.
-    """
-    original = getattr(module, name, None)
-    if original is None or hasattr(original, _MARK):
-        return
-
-    @functools.wraps(original)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return around(original, args, kwargs)
-
-    setattr(wrapper, _MARK, original)
-    setattr(module, name, wrapper)
-    for other in list(sys.modules.values()):
-        names = getattr(other, "__dict__", None)
-        if names is None or other is module:
-            continue
-        for key, value in list(names.items()):
-            if value is original and not key.startswith("__"):
-                setattr(other, key, wrapper)
+    chunks = list(chunks) if isinstance(chunks, (list, tuple)) else [chunks]
+    _built = [weakref.ref(chunk) for chunk in chunks], weakref.ref(optimizer)
 
 
 # megatron.core
 
 
 def _schedules(module: ModuleType) -> None:
-    wrap(module, "get_forward_backward_func", _get_forward_backward)
-    wrap(module, "forward_step", _forward_step)
+    wrap(module, {"get_forward_backward_func": _get_forward_backward, "forward_step": _forward_step})
 
 
 def _rerun_machine(module: ModuleType) -> None:
     machine: Any = getattr(module, "RerunStateMachine", None)
     if machine is not None:
-        wrap(machine, "should_run_forward_backward", _should_run)
+        wrap(machine, {"should_run_forward_backward": _should_run})
 
 
 def _should_run(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -111,30 +117,27 @@ def _get_forward_backward(original: Callable[..., Any], args: tuple[Any, ...], k
 
     @functools.wraps(function)
     def forward_backward(*a: Any, **k: Any) -> Any:
-        observer = current()
+        observer = made() if k.get("forward_only") else _training_now()
         return function(*a, **k) if observer is None else observer.forward_backward(function, a, k)
 
     return forward_backward
 
 
 def _forward_step(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    observer = current()
+    observer = made()
     if observer is not None:
         observer.micro_batch(kwargs.get("current_microbatch"))
     return original(*args, **kwargs)
 
 
 def _optimizer(module: ModuleType) -> None:
-    for name in ("get_megatron_optimizer", "get_megatron_muon_optimizer"):
-        wrap(module, name, _get_optimizer)
+    wrap(module, dict.fromkeys(("get_megatron_optimizer", "get_megatron_muon_optimizer"), _get_optimizer))
 
 
 def _get_optimizer(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     optimizer = original(*args, **kwargs)
-    chunks = argument(original, args, kwargs, "model_chunks")
-    observer = current()
-    if observer is not None and chunks is not None:
-        observer.setup(chunks, optimizer)
+    with _quietly("optimizer"):
+        _were_built(argument(original, args, kwargs, "model_chunks"), optimizer)
     return optimizer
 
 
@@ -142,64 +145,129 @@ def _get_optimizer(original: Callable[..., Any], args: tuple[Any, ...], kwargs: 
 
 
 def _arguments(module: ModuleType) -> None:
-    wrap(module, "parse_args", _parse_args)
+    wrap(module, {"parse_args": _parse_args})
 
 
 def _parse_args(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Megatron's parser learns the arguments of the probe, if anybody has asked for one; a mistake in them ends the launch here."""
+    asked = request.current()
+    if asked is None and not request.flagged():
+        return original(*args, **kwargs)
     given = argument(original, args, kwargs, "extra_args_provider")
 
     def provider(parser: Any) -> Any:
-        parser = given(parser) if given is not None else parser
-        if "--msprobe-config" not in parser._option_string_actions:
-            group = parser.add_argument_group("msprobe")
-            group.add_argument("--msprobe-config", default=flag_value, help="settings file of the probe")
-        return parser
+        return flags.add(given(parser) if given is not None else parser, default=None if asked is None else asked.config)
 
-    if args:
-        return original(provider, *args[1:], **kwargs)
-    return original(**{**kwargs, "extra_args_provider": provider})
+    parsed = original(provider, *args[1:], **kwargs) if args else original(**{**kwargs, "extra_args_provider": provider})
+    flags.asked_or_exit()
+    return parsed
 
 
 def _training(module: ModuleType) -> None:
-    wrap(module, "setup_model_and_optimizer", _setup_model_and_optimizer)
-    wrap(module, "train_step", _train_step)
-    wrap(module, "evaluate", _evaluate)
-    for name in ("save_checkpoint", "save_checkpoint_and_time"):
-        wrap(module, name, _evaluate)  # nothing a checkpoint does belongs to a step
+    around = {
+        "setup_model_and_optimizer": _setup_model_and_optimizer,
+        "train_step": _train_step,
+        "training_log": _training_log,
+        "track_moe_metrics": _metrics,
+        "evaluate": _evaluate,
+        "save_checkpoint": _save_checkpoint,
+        "save_checkpoint_and_time": _evaluate,  # nothing a checkpoint does belongs to a step
+        "load_checkpoint": _load_checkpoint,
+    }
+    wrap(module, around)
+
+
+def _moe_logging(module: ModuleType) -> None:
+    tracker: Any = getattr(module, "MoEMetricsTracker", None)
+    if tracker is not None:
+        wrap(tracker, {"report": _metrics})
 
 
 def _setup_model_and_optimizer(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     result = original(*args, **kwargs)
-    observer = current()
-    if observer is not None and isinstance(result, tuple) and len(result) >= 2 and result[1] is not None:
-        observer.setup(result[0], result[1])
+    with _quietly("model"):
+        if isinstance(result, tuple) and len(result) >= 2:
+            _were_built(result[0], result[1])
     return result
 
 
 def _train_step(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    observer = current()
+    observer = _training_now()
     if observer is None:
         return original(*args, **kwargs)
-    with observer.driven(_iteration(original, args, kwargs)) as scalars:
+    with observer.iteration(_iteration(original, args, kwargs)) as scalars:
         result = original(*args, **kwargs)
-        scalars.update(step_scalars(result))
+        with observer.safely("loss"):
+            scalars.update(step_scalars(result))
+    return result
+
+
+def _training_log(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Megatron writes its log line. The step ends here, with the numbers that Megatron has computed for it."""
+    observer = made()
+    if observer is None:
+        return original(*args, **kwargs)
+    try:
+        return original(*args, **kwargs)
+    finally:
+        with observer.safely("log"):
+            observer.logged({name: argument(original, args, kwargs, given) for name, given in _LOGGED.items()})
+
+
+_LOGGED = {"params_norm": "params_norm", "num_zeros": "num_zeros_in_grad", "max_attention_logit": "max_attention_logit"}
+
+
+def _metrics(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Megatron adds up auxiliary losses of the step, over layers and ranks, in a dictionary that its log line divides and clears."""
+    observer = made()
+    if observer is None:
+        return original(*args, **kwargs)
+    before: dict[str, Any] = {}
+    sums: Any = None
+    with observer.safely("log"):
+        sums = argument(original, args, kwargs, "total_loss_dict")
+        before = {name: value.clone() for name, value in (sums or {}).items() if hasattr(value, "clone")}
+    result = original(*args, **kwargs)
+    with observer.safely("log"):
+        observer.auxiliary(sums, before)
     return result
 
 
 def _evaluate(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    observer = current()
+    observer = made()
     if observer is None:
         return original(*args, **kwargs)
     with observer.evaluation():
         return original(*args, **kwargs)
 
 
+def _save_checkpoint(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    result = _evaluate(original, args, kwargs)
+    _mark("checkpoint_saved", "saved", argument(original, args, kwargs, "iteration"))
+    return result
+
+
+def _load_checkpoint(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    result = _evaluate(original, args, kwargs)
+    if isinstance(result, tuple) and result and result[0]:  # 0: there was no checkpoint
+        _mark("checkpoint_loaded", "loaded", result[0])
+    return result
+
+
+def _mark(name: str, what: str, iteration: Any) -> None:
+    """A checkpoint lies between two steps: the later one has a scalar that says so."""
+    if _make is None and _observer is None:
+        return
+    _log.info("checkpoint %s at iteration %s", what, iteration)
+    _marks[name] = 1.0
+
+
 def _iteration(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
     """Iterations done before this one (what Megatron logs is one more)."""
-    found = argument(original, args, kwargs, "iteration")
-    if isinstance(found, int):
-        return found
     try:
+        found = argument(original, args, kwargs, "iteration")
+        if isinstance(found, int):
+            return found
         from megatron.training.global_vars import get_args
 
         found = getattr(get_args(), "curr_iteration", None)
@@ -223,10 +291,32 @@ def step_scalars(result: Any) -> dict[str, Any]:
     return found
 
 
+@functools.lru_cache(maxsize=64)
+def _names(function: Callable[..., Any]) -> Mapping[str, int]:
+    return {name: at for at, name in enumerate(inspect.signature(function).parameters)}
+
+
 def argument(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:
     """The value given for parameter `name`, wherever it stands in this version's signature; None when not given."""
     if name in kwargs:
         return kwargs[name]
-    names = list(inspect.signature(function).parameters)
-    at = names.index(name) if name in names else len(args)
+    at = _names(function).get(name, len(args))
     return args[at] if at < len(args) else None
+
+
+@contextlib.contextmanager
+def _quietly(what: str) -> Iterator[None]:
+    """What goes wrong inside is said and forgotten: there is no observer yet that it could switch off."""
+    try:
+        yield
+    except Exception as error:
+        _log.error("Megatron's %s is not followed, training goes on: %s: %s", what, type(error).__name__, error)
+
+
+_WITHIN_A_STEP = {"megatron.core.pipeline_parallel.schedules": _schedules, "megatron.core.rerun_state_machine": _rerun_machine}
+_WHOLE_LOOP = {
+    "megatron.core.optimizer": _optimizer,
+    "megatron.core.transformer.moe.moe_logging": _moe_logging,
+    "megatron.training.arguments": _arguments,
+    "megatron.training.training": _training,
+}

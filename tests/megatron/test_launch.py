@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from msprobe_engine.errors import UsageError
-from msprobe_integrations.megatron.launch import split
+from msprobe_integrations.megatron.flags import Flags
+from msprobe_integrations.megatron.launch import prepare, split
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "megatron"
@@ -31,9 +32,11 @@ sinks: {{tensorboard: {{enabled: true}}}}
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["s.py", "--msprobe-config", "p.yaml", "--lr", "1"], ("s.py", False, ["--lr", "1"], "p.yaml")),
-        (["s.py", "--lr", "1", "--msprobe-config=p.yaml"], ("s.py", False, ["--lr", "1"], "p.yaml")),
-        (["--msprobe-config", "p.yaml", "-m", "pkg.mod", "x"], ("pkg.mod", True, ["x"], "p.yaml")),
+        (["s.py", "--msprobe-config", "p.yaml", "--lr", "1"], ("s.py", False, ["--lr", "1"], Flags("p.yaml"))),
+        (["s.py", "--lr", "1", "--msprobe-config=p.yaml"], ("s.py", False, ["--lr", "1"], Flags("p.yaml"))),
+        (["--msprobe-config", "p.yaml", "-m", "pkg.mod", "x"], ("pkg.mod", True, ["x"], Flags("p.yaml"))),
+        (["s.py", "--msprobe-strict", "y", "--msprobe-set", "a=1"], ("s.py", False, ["y"], Flags("", ("a=1", "strict=true")))),
+        (["s.py", "--msprobe-output-dir=o", "--msprobe-set=a=1"], ("s.py", False, [], Flags("", ("a=1", "output_dir=o")))),
     ],
 )
 def test_command_line(arguments: list[str], expected: Any) -> None:
@@ -45,7 +48,7 @@ def test_command_line(arguments: list[str], expected: Any) -> None:
 def test_command_line_mistakes(arguments: list[str]) -> None:
     """A missing script or settings file is an error that says what to add."""
     with pytest.raises(UsageError, match=r"script|--msprobe-config"):
-        split(arguments)
+        prepare(split(arguments)[3])
 
 
 def launch(

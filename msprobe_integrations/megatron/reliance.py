@@ -1,0 +1,91 @@
+"""What the probe touches in Megatron. Checked when it attaches to a training; ``msprobe frameworks`` shows it for what is installed.
+
+Rows with a module are about functions that are wrapped; rows about ``ddp``, ``group``, ``bucket`` and ``optimizer`` are about the objects
+of the training at hand. `DDP_ROWS` do not hold for models that something else shards (Megatron-FSDP, torch's FSDP2).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from msprobe_integrations import reliance
+from msprobe_integrations.reliance import Reliance
+
+NAME = "Megatron"
+PACKAGE = "megatron-core"
+_SCHEDULES = "megatron.core.pipeline_parallel.schedules"
+
+CORE = (
+    Reliance(f"{_SCHEDULES}:get_forward_backward_func", "steps, losses and evaluation in a loop of one's own", "0.8 to 0.19"),
+    Reliance(f"{_SCHEDULES}:forward_step", "number of the micro batch", "0.8 to 0.19"),
+    Reliance("megatron.core.optimizer:get_megatron_optimizer", "model and optimizer in a loop of one's own", "0.8 to 0.19"),
+    Reliance("megatron.core.parallel_state:model_parallel_is_initialized", "place of the rank in the parallel layout", "0.8 to 0.19"),
+    Reliance("megatron.core.parallel_state:get_tensor_model_parallel_group", "replica check over tensor-parallel ranks", "0.8 to 0.19"),
+    Reliance(
+        "megatron.core.rerun_state_machine:RerunStateMachine.should_run_forward_backward",
+        "capture of the second run of Megatron's rerun machine",
+        "0.10 to 0.19",
+    ),
+)
+DDP_ROWS = (
+    Reliance("ddp.bucket_groups", "reduced gradients of the distributed optimizer, gradients before the reduction", "0.9 to 0.19"),
+    Reliance("group.buckets", "reduced gradients of the distributed optimizer", "0.9 to 0.19"),
+    Reliance("group.start_grad_sync", "gradients before the reduction", "0.9 to 0.19"),
+    Reliance(
+        "group.intra_distributed_optimizer_instance_size | group.data_parallel_world_size | group.data_parallel_group",
+        "shard of a rank under the distributed optimizer",
+        "0.9 to 0.19",
+    ),
+    Reliance("bucket.grad_data", "reduced gradients of the distributed optimizer", "0.8 to 0.19"),
+    Reliance("bucket.params", "reduced gradients of the distributed optimizer", "0.8 to 0.19"),
+)
+OPTIMIZER = (
+    Reliance("optimizer.prepare_grads", "gradient phases unscaled and clipped", "0.8 to 0.19"),
+    Reliance("optimizer.step_with_ready_grads", "values just before and after the inner update", "0.8 to 0.19"),
+    Reliance("optimizer.step", "reduced gradients, gradient norm, whether the update was skipped", "0.8 to 0.19"),
+    Reliance("optimizer.param_groups", "learning rate, updates and ratios", "0.8 to 0.19"),
+)
+LOOP = (
+    Reliance("megatron.training.arguments:parse_args", "launch arguments (MSPROBE_CONFIG works)", "0.8 to 0.19"),
+    Reliance("megatron.training.training:setup_model_and_optimizer", "models of Megatron's own loop", "0.8 to 0.19"),
+    Reliance("megatron.training.training:train_step", "the iteration's number, steps as Megatron counts them", "0.8 to 0.19"),
+    Reliance("megatron.training.training:training_log", "params_norm, num_zeros, auxiliary losses", "0.8 to 0.19"),
+    Reliance("megatron.training.training:evaluate", "evaluation that leaves no trace", "0.8 to 0.19"),
+    Reliance("megatron.training.training:save_checkpoint", "moments of checkpoints", "0.8 to 0.19"),
+    Reliance("megatron.training.training:load_checkpoint", "moments of checkpoints", "0.8 to 0.19"),
+)
+TABLE = (*CORE, *DDP_ROWS, *OPTIMIZER, *LOOP)
+
+
+def check(chunks: Sequence[Any], optimizer: Any) -> list[Reliance]:
+    """Say once what this version or this training lacks, and what that takes away. Never raises.
+
+    Args:
+        chunks: model chunks as the loop has them.
+        optimizer: Megatron's, another one, or None.
+    """
+    from msprobe_integrations.megatron.layout import bucket_groups
+    from msprobe_integrations.megatron.optimizers import is_megatron
+
+    rows = [*CORE]
+    objects: dict[str, Any] = {}
+    if "megatron.training.training" in sys.modules:
+        rows += LOOP
+    if chunks and hasattr(chunks[0], "ddp_config") and not _shards_itself(chunks[0]):
+        rows += DDP_ROWS
+        objects["ddp"] = chunks[0]
+        groups = bucket_groups(chunks[0])
+        if groups:
+            objects["group"] = groups[0]
+            objects["bucket"] = next(iter(getattr(groups[0], "buckets", ())), None)
+    if is_megatron(optimizer):
+        rows += OPTIMIZER
+        objects["optimizer"] = optimizer
+    return reliance.check(NAME, PACKAGE, rows, {name: value for name, value in objects.items() if value is not None})
+
+
+def _shards_itself(chunk: Any) -> bool:
+    """Megatron-FSDP and torch's FSDP2 have no buckets of ours to look into."""
+    return "FullyShard" in type(chunk).__name__
