@@ -1,0 +1,14 @@
+"""Puts the small DeepSpeed model and the fork pool on the path."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+for place in (Path(__file__).parent, ROOT / "tests" / "deepspeed", ROOT / "tests" / "frameworks"):
+    if str(place) not in sys.path:
+        sys.path.insert(0, str(place))
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
