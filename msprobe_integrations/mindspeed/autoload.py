@@ -33,6 +33,9 @@ def _manager(module: ModuleType) -> None:
     setter = vars(manager).get("set_features_list") if manager is not None else None
     if setter is None or hasattr(setter, _OURS):
         return
+    from msprobe_integrations.mindspeed import order
+
+    order.watch_features(manager)
     original = setter.__func__
 
     @functools.wraps(original)

@@ -107,7 +107,9 @@ def one_dump(args: Any) -> None:
         return
     if settings.dump is not None or settings.grad_probe is not None:
         setattr(args, DATADUMP, False)
-        _say("--npu-datadump is left out: '%s' has a dump of its own, which is made; take its section away to have MindSpeed's", asked.config)
+        _say(
+            "--npu-datadump is left out: '%s' has a dump of its own, which is made; take its section away to have MindSpeed's", asked.config
+        )
     else:
         _say("--npu-datadump dumps as the config.json inside of the package mindspeed says; '%s' does the rest", asked.config)
 

@@ -15,7 +15,9 @@ from types import ModuleType
 from typing import Any
 
 from msprobe_engine.log import get_logger
+from msprobe_integrations.autoload.imports import after_import, forget
 from msprobe_integrations.megatron import patches
+from msprobe_integrations.megatron.wrapping import unwrap
 
 _log = get_logger()
 _OURS = "__msprobe_order__"
@@ -39,21 +41,32 @@ def watch(module: ModuleType) -> None:
     """`mindspeed.patch_utils` has been imported: be out of the way whenever its manager puts patches on or takes them off."""
     manager: Any = getattr(module, "MindSpeedPatchesManager", None)
     for name in ("apply_patches", "remove_patches"):
-        original = getattr(manager, name, None)
-        if original is not None and not hasattr(original, _OURS):
-            setattr(manager, name, staticmethod(_aside(original, manager)))
+        stay_away(manager, name, lambda: say_degraded(getattr(manager, "patches_info", {})))
 
 
-def _aside(original: Callable[..., Any], manager: Any) -> Callable[..., Any]:
+def watch_features(manager: Any) -> None:
+    """And while features register their patches: a function that they keep then, to call it in theirs, is Megatron's."""
+    for name in ("apply_features_pre_patches", "apply_features_patches"):
+        stay_away(manager, name)
+
+
+def stay_away(manager: Any, name: str, then: Callable[[], None] | None = None) -> None:
+    """Let the class or static method `name` of `manager` run with `ours_off`, and call `then` after it."""
+    method = vars(manager).get(name) if manager is not None else None
+    original = getattr(method, "__func__", None)
+    if original is None or hasattr(original, _OURS):
+        return
+
     @functools.wraps(original)
     def with_ours_off(*args: Any, **kwargs: Any) -> Any:
         with ours_off():
             result = original(*args, **kwargs)
-        say_degraded(getattr(manager, "patches_info", {}))
+        if then is not None:
+            _safely(then)
         return result
 
     setattr(with_ours_off, _OURS, True)
-    return with_ours_off
+    setattr(manager, name, type(method)(with_ours_off))
 
 
 @contextmanager
@@ -63,12 +76,32 @@ def ours_off() -> Iterator[None]:
     _depth += 1
     try:
         if _depth == 1:
-            _safely(patches.off)
+            _safely(_off)
         yield
     finally:
         _depth -= 1
         if _depth == 0:
-            _safely(patches.on)
+            _safely(_on)
+
+
+def _off() -> None:
+    """Also what MindSpeed imports meanwhile stays as Megatron has it."""
+    for name, hook in _hooks():
+        forget(name, hook)
+    unwrap()
+
+
+def _on() -> None:
+    """Wrap what is there now, and wait for the rest."""
+    for name, hook in _hooks():
+        after_import(name, hook)
+
+
+def _hooks() -> Iterator[tuple[str, Callable[[ModuleType], None]]]:
+    if patches.made() is not None or patches._make is not None:
+        yield from patches._WITHIN_A_STEP.items()
+        if patches._whole_loop:
+            yield from patches._WHOLE_LOOP.items()
 
 
 def say_degraded(registered: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Stands in for `torch_npu` and `torchair` where there is no NPU, so that MindSpeed can be imported: every name of them exists, and every
+"""Stands in for `torch_npu`, `torchair` and `acl` where there is no NPU, so that MindSpeed can be imported: every name of them exists, and every
 operator raises when it is called. Nothing is computed in place of the NPU; a training that needs one of its operators fails."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-PACKAGES = ("torch_npu", "torchair")
+PACKAGES = ("torch_npu", "torchair", "acl")
 
 
 class Operator:

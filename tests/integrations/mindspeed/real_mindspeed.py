@@ -1,6 +1,6 @@
 """Runs ``pretrain_gpt.py`` of Megatron-LM on the real MindSpeed, or of MindSpeed-LLM, on a CPU: what is left out is the NPU.
 
-    python real_mindspeed.py SCRIPT <its arguments>       with PYTHONPATH = MindSpeed, Megatron-LM (core_v0.12.1) [, MindSpeed-LLM]
+python real_mindspeed.py SCRIPT <its arguments>       with PYTHONPATH = MindSpeed, Megatron-LM (core_v0.12.1) [, MindSpeed-LLM]
 """
 
 # ruff: noqa: E402
@@ -88,7 +88,7 @@ def main(script: str, argv: list[str]) -> None:
         import msprobe_integrations.mindspeed  # noqa: F401
     without_npu_options()
     if (Path(script).resolve().parent / "mindspeed_llm").is_dir():
-        import mindspeed_llm.megatron_adaptor  # noqa: F401
+        from mindspeed_llm import megatron_adaptor  # noqa: F401
     else:
         import mindspeed.megatron_adaptor  # noqa: F401  # the line that MindSpeed's users put into the script
     patch_megatron(torch)
