@@ -1,98 +1,138 @@
 """Run a launch line (torchrun, deepspeed, accelerate, a shell script, python) with the probe in every training process it starts.
 
-The launch line stays as it is, and so do its exit code and its signals: this command becomes the launcher. Processes that import none of
-the supported frameworks are left alone.
+The launch line stays as it is, and so do its exit code, its signals, its input and its output: this command becomes the launcher.
+Processes that import none of the supported frameworks are left alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import os
+import shlex
 import shutil
+import signal
 import sys
 from pathlib import Path
 
-from msprobe_engine.errors import UsageError
+from msprobe_engine.errors import SettingsError, UsageError
 
 EXAMPLES = """\
 examples:
   msprobe run --config probe.yaml -- torchrun --nproc_per_node 8 train.py --lr 1e-4
   msprobe run --config probe.yaml -- bash pretrain_llama.sh
   msprobe run --config probe.yaml --set monitor.activations=true --output-dir runs/today -- python train.py
-  msprobe run --config probe.yaml --dry-run -- deepspeed train.py        print the environment, start nothing"""
+  msprobe run --config probe.yaml --dry-run -- deepspeed train.py        print the environment, start nothing
+
+exit code: that of the launch line; 2 when the settings are wrong or there is no such program, and nothing was started"""
+VARIABLES = ("MSPROBE_CONFIG", "MSPROBE_SET", "MONITOR_OUTPUT_DIR", "PYTHONPATH")
+"""What of the environment may differ for the launch line."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Define what the command takes."""
     parser.usage = "msprobe run --config FILE [--set KEY=VALUE ...] [--output-dir DIR] [--dry-run] -- COMMAND ..."
-    parser.epilog = f"{EXAMPLES}\n\n{parser.epilog}"
+    parser.epilog = EXAMPLES
     parser.add_argument("-c", "--config", metavar="FILE", help="settings file; without it the one that MSPROBE_CONFIG names")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change one key of the file; the value is YAML; may be repeated"
     )
-    parser.add_argument("--output-dir", metavar="DIR", help="the same as --set output_dir=DIR")
+    parser.add_argument("--output-dir", metavar="DIR", help="write here, whatever the file says; relative to where this command is typed")
     parser.add_argument("--dry-run", action="store_true", help="check the settings, print what would be started and its environment")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the launch line, after --")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Become the launch line; the exit code (0) is that of ``--dry-run``.
+    """Become the launch line; returns (0) only after ``--dry-run``.
 
     Raises:
-        UsageError: there is no launch line, or its program does not exist.
+        UsageError: there is no launch line, or its program cannot be started.
         SettingsError: the settings are wrong; said before anything starts.
     """
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
         raise UsageError("no launch line: msprobe run --config probe.yaml -- torchrun --nproc_per_node 8 train.py")
-    environment = prepared(args.config, [*args.set, *([f"output_dir={args.output_dir}"] if args.output_dir else [])])
-    program, *rest = _program(command)
+    environment = prepared(args.config, args.set, args.output_dir)
+    program, command = _program(command)
     if args.dry_run:
-        for name in ("MSPROBE_CONFIG", "MSPROBE_SET", "PYTHONPATH"):
-            if name in environment:
-                print(f"{name}={environment[name]!r}")
-        print(" ".join([program, *rest]))
-    else:
-        sys.stdout.flush()
-        os.execve(program, [program, *rest], environment)
-    return 0
+        for name in VARIABLES:
+            if environment.get(name) != os.environ.get(name):
+                print(f"{name}={shlex.quote(environment[name])}" if name in environment else f"unset {name}")
+        print(shlex.join(command))
+        return 0
+    if environment.get("MSPROBE_AUTOLOAD") == "0":
+        print("msprobe run: MSPROBE_AUTOLOAD=0: the launch line runs without a probe", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for number in ("SIGPIPE", "SIGXFSZ"):  # ignored by Python, and a program inherits what is ignored
+        if hasattr(signal, number):
+            signal.signal(getattr(signal, number), signal.SIG_DFL)
+    try:
+        os.execve(program, command, environment)
+    except OSError as error:
+        raise UsageError(f"{program} cannot be started: {error.strerror}; is it a script without a first line #!? name its shell") from None
 
 
-def prepared(config: str | None, changes: list[str]) -> dict[str, str]:
+def prepared(config: str | None, changes: list[str], output_dir: str | None = None) -> dict[str, str]:
     """The environment in which interpreters load the probe.
 
     Args:
-        config: settings file, None: that of ``MSPROBE_CONFIG``.
+        config: settings file, None: that of ``MSPROBE_CONFIG``, with the changes of ``MSPROBE_SET`` before ours (a launch line
+            inside of a launch line).
         changes: ``key=value`` each.
+        output_dir: where to write, None: as the file says.
 
     Raises:
         SettingsError, UsageError: the settings are wrong, or there are none.
     """
-    from msprobe_engine.settings.load import load_settings
+    from msprobe_engine.rules.build import build_rules
+    from msprobe_engine.settings.load import read_settings, recognise
+    from msprobe_engine.settings.text import read_file
 
-    config = config or os.environ.get("MSPROBE_CONFIG", "")
+    if config is None:
+        config = os.environ.get("MSPROBE_CONFIG", "")
+        changes = [line for line in os.environ.get("MSPROBE_SET", "").split("\n") if line.strip()] + changes
     if not config:
         raise UsageError("no settings file: add --config FILE, or set MSPROBE_CONFIG")
-    load_settings(config, changes=changes)
-    spec = importlib.util.find_spec("msprobe_integrations.autoload")
-    if spec is None or not spec.submodule_search_locations:
-        raise UsageError("the package msprobe_integrations is not installed beside this command; install msprobe anew")
-    bootstrap = str(Path(next(iter(spec.submodule_search_locations))).resolve() / "bootstrap")
-    before = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry and entry != bootstrap]
-    environment = {**os.environ, "MSPROBE_CONFIG": os.path.abspath(config), "PYTHONPATH": os.pathsep.join([bootstrap, *before])}
-    environment.pop("MSPROBE_AUTOLOAD", None)
+    environment = dict(os.environ)
+    if output_dir is not None:
+        directory = os.path.abspath(output_dir)
+        kind = recognise(read_file(Path(config)))
+        if kind == "monitor":
+            environment["MONITOR_OUTPUT_DIR"] = directory
+        else:
+            changes = [*changes, f"{'dump_path' if kind == 'dump' else 'output_dir'}={json.dumps(directory)}"]
+    for change in changes:
+        if "\n" in change:
+            raise SettingsError(f"--set {change!r}: a change is one line; write lists and mappings as [...] and {{...}}")
+    build_rules(read_settings(config, changes=changes)[0])
+    bootstrap = _bootstrap()
+    before = os.environ.get("PYTHONPATH")
+    entries = [entry for entry in before.split(os.pathsep) if entry != bootstrap] if before else []
+    environment["MSPROBE_CONFIG"] = os.path.abspath(config)
+    environment["PYTHONPATH"] = os.pathsep.join([bootstrap, *entries])
     environment.pop("MSPROBE_SET", None)
     if changes:
         environment["MSPROBE_SET"] = "\n".join(changes)
     return environment
 
 
-def _program(command: list[str]) -> list[str]:
-    """The command with the path of its program; a Python script that cannot be executed runs in this interpreter."""
+def _bootstrap() -> str:
+    spec = importlib.util.find_spec("msprobe_integrations.autoload")
+    if spec is None or not spec.submodule_search_locations:
+        raise UsageError("the package msprobe_integrations is not installed beside this command; install msprobe anew")
+    return str(Path(next(iter(spec.submodule_search_locations))).resolve() / "bootstrap")
+
+
+def _program(command: list[str]) -> tuple[str, list[str]]:
+    """The file of the program, and its arguments as a shell would give them; a Python script that cannot be executed runs in this
+    interpreter."""
     found = shutil.which(command[0])
     if found is not None:
-        return [found, *command[1:]]
-    if command[0].endswith(".py") and Path(command[0]).is_file():
-        return [sys.executable, *command]
-    raise UsageError(f"program '{command[0]}' was not found; give the launch line as you would type it, after --")
+        return found, command
+    if not Path(command[0]).is_file():
+        raise UsageError(f"program '{command[0]}' was not found; give the launch line as you would type it, after --")
+    if command[0].endswith(".py"):
+        return sys.executable, [sys.executable, *command]
+    raise UsageError(f"'{command[0]}' is a file that cannot be executed; name what runs it: bash {command[0]}")

@@ -95,4 +95,4 @@ def flagged() -> bool:
 
 
 def _changes() -> tuple[str, ...]:
-    return tuple(line for line in os.environ.get(CHANGES, "").splitlines() if line.strip())
+    return tuple(line for line in os.environ.get(CHANGES, "").split("\n") if line.strip())

@@ -3,6 +3,8 @@
 Every Python that the launch line starts reads this file, of any version and environment, so it is written for all of them.
 """
 
+# mypy: ignore-errors
+
 import importlib
 import os
 import sys

@@ -1,0 +1,215 @@
+"""``msprobe run``: the launched interpreters wait for a framework, and nothing else is different from the bare launch line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import launching as ln
+import pytest
+
+PYTHON = sys.executable
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    return ln.place(tmp_path / "a job's place")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        [PYTHON, "seen.py"],
+        [PYTHON, "-m", "seen"],
+        [PYTHON, "-c", ln.SEEN],
+        ["seen.py"],
+        ["bash", "-c", f"cd / && '{PYTHON}' \"$OLDPWD/seen.py\""],
+        [PYTHON, "-c", f"import subprocess, sys; sys.exit(subprocess.call([{PYTHON!r}, 'seen.py']))"],
+        [PYTHON, "-c", "import os\nif os.fork():\n    sys = __import__('sys'); sys.exit(os.wait()[1])\n" + ln.SEEN],
+    ],
+    ids=["script", "module", "code", "script alone", "shell that goes elsewhere", "child", "fork"],
+)
+def test_every_interpreter_waits(here: Path, command: list[str]) -> None:
+    """However Python is started below the launch line: it knows the settings file by its absolute name, and nothing is written."""
+    (one,) = ln.reports(ln.run(*command, cwd=here))
+    assert one["waits"]
+    assert one["config"] == str(here / "probe.yaml")
+    assert not any(entry.endswith("bootstrap") for entry in one["path"])
+    assert sorted(p.name for p in here.iterdir() if p.name != "__pycache__") == ["probe.yaml", "seen.py"]
+
+
+def test_spawned_children_wait(here: Path) -> None:
+    """Processes of `multiprocessing` that begin anew wait too."""
+    (here / "many.py").write_text(
+        "import multiprocessing, runpy\n"
+        "if __name__ == '__main__':\n"
+        "    p = multiprocessing.get_context('spawn').Process(target=runpy.run_path, args=('seen.py',))\n"
+        "    p.start(); p.join()\n"
+    )
+    (one,) = ln.reports(ln.run(PYTHON, "many.py", cwd=here))
+    assert one["waits"]
+
+
+def test_arguments_input_and_output_go_through(here: Path) -> None:
+    """Spaces, quotes, another --, options of ours and bytes arrive as they were given."""
+    words = ["a b", 'quo"te', "it's", "--", "--config", "x", "", "é"]
+    (one,) = ln.reports(ln.run(PYTHON, "seen.py", *words, cwd=here))
+    assert one["argv"] == ["seen.py", *words]
+    copy = [PYTHON, "-m", "msprobe_engine.cli.main", "run", "-c", "probe.yaml", "--", "cat"]
+    data = bytes(range(256)) * 100
+    assert subprocess.run(copy, cwd=here, input=data, capture_output=True, check=True, env=ln.environment()).stdout == data
+
+
+def test_changes(here: Path) -> None:
+    """``--set`` and ``--output-dir`` arrive in every process, the directory absolute; a launch line inside adds its own."""
+    options = ("-c", "probe.yaml", "--set", "monitor.parameters=true", "--set", "dump.step=[1, 3]", "--output-dir", "to here, [x]: 5")
+    (one,) = ln.reports(ln.run(PYTHON, "seen.py", cwd=here, options=options))
+    expected = ["monitor.parameters=true", "dump.step=[1, 3]", f"output_dir={json.dumps(str(here / 'to here, [x]: 5'))}"]
+    assert one["changes"] == expected
+    inner = [PYTHON, "-m", "msprobe_engine.cli.main", "run", "--set", "dump.level=L0", "--", PYTHON, "seen.py"]
+    (one,) = ln.reports(ln.run(*inner, cwd=here, options=options))
+    assert one["changes"] == [*expected, "dump.level=L0"]
+    assert one["pythonpath"].count("bootstrap") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "variable", "value"),
+    [
+        ("config.json", '{"task": "statistics", "dump_path": "./x", "level": "L1", "step": [0]}', "MSPROBE_SET", 'dump_path="{out}"'),
+        ("monitor_config.json", '{"targets": {}, "format": "csv", "ops": ["norm"]}', "MONITOR_OUTPUT_DIR", "{out}"),
+    ],
+)
+def test_output_dir_of_existing_files(here: Path, name: str, text: str, variable: str, value: str) -> None:
+    """``--output-dir`` means the same with the files of the existing tool."""
+    (here / name).write_text(text)
+    code = f"import os; print(os.environ[{variable!r}])"
+    done = ln.run(PYTHON, "-c", code, cwd=here, options=("-c", name, "--output-dir", "out"))
+    assert done.stdout.strip() == value.format(out=here / "out"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "command", "words"),
+    [
+        (("-c", "probe.yaml", "--set", "monitor.gradint=true"), ("true",), ["monitor.gradint", "did you mean 'gradients'"]),
+        (("-c", "probe.yaml", "--set", "monitor"), ("true",), ["'monitor'", "KEY=VALUE"]),
+        (("-c", "probe.yaml", "--set", "output_dir=a\nb"), ("true",), ["one line"]),
+        (("-c", "probe.yaml", "--set", "rules=[{rule: extreme_value, args: {limitt: 1}}]"), ("true",), ["limitt"]),
+        (("-c", "missing.yaml"), ("true",), ["missing.yaml"]),
+        ((), ("true",), ["--config", "MSPROBE_CONFIG"]),
+        (("-c", "probe.yaml"), (), ["no launch line"]),
+        (("-c", "probe.yaml"), ("no_such_program",), ["no_such_program", "not found"]),
+        (("-c", "probe.yaml"), ("./plain.sh",), ["bash ./plain.sh"]),
+        (("-c", "probe.yaml"), ("./bare",), ["#!"]),
+    ],
+)
+def test_mistakes_end_before_anything_starts(here: Path, options: tuple[str, ...], command: tuple[str, ...], words: list[str]) -> None:
+    """Exit code 2 and one message that names the mistake and the way out."""
+    (here / "plain.sh").write_text("echo started\n")
+    (here / "bare").write_bytes(b"\x00\x01started\n")
+    (here / "bare").chmod(0o755)
+    done = ln.run(*command, cwd=here, options=options)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert all(word in done.stderr for word in words), done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_dry_run(here: Path) -> None:
+    """Prints what a shell would take, and starts nothing."""
+    done = ln.run("bash", "-c", "echo x > started", cwd=here, options=("-c", "probe.yaml", "--set", "dump.step=[1]", "--dry-run"))
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    assert "MSPROBE_SET='dump.step=[1]'" in lines
+    assert lines[-1] == "bash -c 'echo x > started'"
+    assert not (here / "started").exists()
+    again = subprocess.run(
+        ["bash", "-c", "export " + " ".join(lines[:-1]) + f"; '{PYTHON}' seen.py"], cwd=here, capture_output=True, text=True
+    )
+    assert json.loads(again.stdout)["changes"] == ["dump.step=[1]"]
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("import sys; sys.exit(7)", 7),
+        ("raise RuntimeError('theirs')", 1),
+        ("import os; os._exit(9)", 9),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGINT)", -signal.SIGINT),
+        ("import faulthandler; faulthandler._sigsegv()", -signal.SIGSEGV),
+    ],
+)
+def test_how_it_ends(here: Path, code: str, expected: int) -> None:
+    """Exit code, signal and traceback are those of the bare launch line."""
+    done = ln.run(PYTHON, "-c", code, cwd=here)
+    bare = subprocess.run([PYTHON, "-c", code], cwd=here, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (expected, bare.stdout, bare.stderr)
+    assert bare.returncode == expected
+
+
+def test_signals_that_python_ignores_are_not_ignored_below(here: Path) -> None:
+    """A pipe whose reader goes ends the writer, as in a shell."""
+    done = ln.run("bash", "-c", "yes | head -n 1; echo ${PIPESTATUS[0]}", cwd=here)
+    assert done.stdout.split() == ["y", str(128 + signal.SIGPIPE)]
+
+
+def test_it_becomes_the_launch_line(here: Path) -> None:
+    """One process: signals to the launcher's number reach the launch line."""
+    with subprocess.Popen(
+        [PYTHON, "-m", "msprobe_engine.cli.main", "run", "-c", "probe.yaml", "--", PYTHON, "-c", "import os; print(os.getpid())"],
+        cwd=here,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=ln.environment(),
+    ) as process:
+        assert process.stdout is not None
+        assert int(process.stdout.read()) == process.pid
+
+
+def test_the_users_own_customisations(here: Path) -> None:
+    """``sitecustomize`` and ``usercustomize`` of the user run, in Python's order; an error of theirs is theirs; PYTHONPATH stays."""
+    own = here / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("import sys; sys.seen = ['site']\n")
+    (own / "usercustomize.py").write_text("import sys; sys.seen.append('user')\n")
+    given = os.pathsep.join([str(own), str(ln.ROOT)])
+    # a user site exists only outside of virtual environments
+    base = Path(sys._base_executable)  # type: ignore[attr-defined]
+    (one,) = ln.reports(ln.run(str(base), "seen.py", cwd=here, env=ln.environment(PYTHONPATH=given)))
+    assert one["seen"] == ["site", "user"]
+    assert one["own"] == str(own / "sitecustomize.py")
+    assert one["path"][1:3] == given.split(os.pathsep)
+    (own / "sitecustomize.py").write_text("import sys; sys.seen = []; import no_such_module\n")
+    done = ln.run(PYTHON, "seen.py", cwd=here, env=ln.environment(PYTHONPATH=given))
+    assert done.returncode == 0
+    assert "no_such_module" in done.stderr
+    assert "msprobe" not in done.stderr
+
+
+@pytest.mark.parametrize("flag", ["-S", "-I", "-E", "-sI"])
+def test_isolated_interpreters_work(here: Path, flag: str) -> None:
+    """-I and -E take no notice of PYTHONPATH, -S of .pth files either: the program runs, with the probe only where the .pth is."""
+    (one,) = ln.reports(ln.run(PYTHON, flag, "seen.py", cwd=here))
+    if flag == "-S":
+        assert one["modules"] == []
+
+
+def test_switched_off(here: Path) -> None:
+    """MSPROBE_AUTOLOAD=0 counts more than the command, which says so."""
+    done = ln.run(PYTHON, "seen.py", cwd=here, env=ln.environment(MSPROBE_AUTOLOAD="0"))
+    assert done.stderr.splitlines() == ["msprobe run: MSPROBE_AUTOLOAD=0: the launch line runs without a probe"]
+    one = json.loads(done.stdout)
+    assert not one["waits"]
+    assert one["config"] is None
+
+
+def test_help() -> None:
+    """Examples, and the one thing about exit codes that differs from other commands."""
+    done = ln.msprobe("run", "--help", cwd=ln.ROOT)
+    assert done.returncode == 0
+    assert "msprobe run --config probe.yaml -- torchrun" in done.stdout
+    assert "that of the launch line" in done.stdout
