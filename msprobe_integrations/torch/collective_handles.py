@@ -72,9 +72,9 @@ class Handles:
 
         Args:
             work: what the caller gets; None: its outputs are there, in the order of the device's stream.
-            group: the process group as operators get it.
+            group: the process group as operators get it; None: it was called on a backend.
         """
-        block = self._blocks.get(dist.ProcessGroup.unbox(group).group_name) if self._blocks else None
+        block = self._blocks.get(dist.ProcessGroup.unbox(group).group_name) if self._blocks and group is not None else None
         if block is not None:
             block.extend(begun)
             return

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from msprobe_integrations.torch.collective_backends import METHODS, Backends, facts
 from msprobe_integrations.torch.collective_handles import Handles
 from msprobe_integrations.torch.collective_work import Open, Operation, flat
 from msprobe_integrations.torch.distributed_calls import OF_OBJECTS, distributed_call, visible
@@ -62,7 +63,9 @@ _FUNCTIONAL = (
     "broadcast_",
     "isend",
     "irecv",
+    "batch_p2p_ops",
 )
+_TENSORS = ("input", "inputs", "self", "tensor", "tensors")
 _ROOTS = {"root_rank": "root", "dst": "peer", "src": "peer"}
 _REDUCE_OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")
 _KEY = torch._C.DispatchKey.BackendSelect
@@ -84,6 +87,7 @@ class Kernels:
         self._libraries: list[Any] = []
         self._inside = _Inside()
         self._handles = Handles(self.watching, self._left_out)
+        self._backends = Backends(self._on_backend)
 
     def add(self, observer: CollectiveObserver) -> None:
         """Begin to tell `observer`."""
@@ -101,6 +105,7 @@ class Kernels:
                 library._destroy()
             self._libraries = []
             self._handles.remove()
+            self._backends.remove()
 
     def watching(self) -> tuple[CollectiveObserver, ...]:
         """The observers."""
@@ -118,6 +123,7 @@ class Kernels:
                 _register(functional, op, self._functional(op))
         _register(functional, "wait_tensor", self._wait_tensor())
         self._handles.install()
+        self._backends.install()
 
     def _kernel(self, operator: str) -> Callable[..., Any]:
         op = getattr(torch.ops.c10d, operator).default
@@ -128,7 +134,7 @@ class Kernels:
         def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
             begun: list[tuple[CollectiveObserver, Open]] = []
             operation: Operation | None = None
-            if not self._inside.now and (observers := [o for o in self._observers if o.on()]):
+            if not self._inside.now and (observers := [o for o in self._observers if o.on()]) and not _traced(args):
                 with _no_torch_function():
                     recorded = any(o.record for o in observers)
                     operation = self._operation(name, args, kwargs, arguments, at_group, at_in, at_out, recorded)
@@ -189,10 +195,12 @@ class Kernels:
         arguments = [a.name for a in op._schema.arguments]
         name = f"functional_{operator.removesuffix('_').removesuffix('_out')}"
         receives, sends = operator == "irecv", operator == "isend"
+        several = operator == "batch_p2p_ops"
+        at = next((i for i, name in enumerate(arguments) if name in _TENSORS), 0)
 
         def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
             begun: list[tuple[CollectiveObserver, Open]] = []
-            if not self._inside.now and (observers := [o for o in self._observers if o.on()]):
+            if not self._inside.now and (observers := [o for o in self._observers if o.on()]) and not _traced(args):
                 group = args[-1] if "group_name" not in kwargs else kwargs["group_name"]
 
                 def tags() -> dict[str, Any]:
@@ -206,23 +214,43 @@ class Kernels:
                     return found
 
                 with _no_torch_function():
-                    inputs = [] if receives else flat(args[0])
-                    operation = Operation(name, None, False, inputs, [] if sends else None, tags, visible(sys._getframe()))
+                    inputs = [] if receives else flat(args[at])
+                    if several:  # what is received is no input
+                        inputs = [t for t, what in zip(inputs, args[0]) if what == "isend"]
+                    nothing = sends or (several and "irecv" not in args[0])
+                    operation = Operation(name, None, False, inputs, [] if nothing else None, tags, visible(sys._getframe()))
                     begun = _start(observers, operation)
             result = self._call(op, keys, args, kwargs, begun)
             for observer, open_ in begun:
-                observer.returns(open_, flat(result))
+                observer.returns(open_, [t for t, what in zip(result, args[0]) if what == "irecv"] if several else flat(result))
             return result
 
         return kernel
+
+    def _on_backend(self, backend: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:
+        """A method of a backend was called, by nobody who was seen."""
+        begun: list[tuple[CollectiveObserver, Open]] = []
+        operation: Operation | None = None
+        if self._inside.now or not (observers := [o for o in self._observers if o.on()]):
+            return run()
+        with _no_torch_function():
+            operation = _of_backend(backend, method, args, kwargs)
+            begun = _start(observers, operation)
+        work = self._guarded(run, begun)
+        if begun and operation is not None:
+            self._handles.follow(work, None, begun, operation)
+        return work
 
     def _call(
         self, op: Any, keys: Any, args: tuple[Any, ...], kwargs: dict[str, Any], begun: Sequence[tuple[CollectiveObserver, Open]]
     ) -> Any:
         """The operator itself."""
+        return self._guarded(lambda: op.redispatch(keys & _below, *args, **kwargs), begun)
+
+    def _guarded(self, run: Callable[[], Any], begun: Sequence[tuple[CollectiveObserver, Open]]) -> Any:
         within, self._inside.now = self._inside.now, True
         try:
-            return op.redispatch(keys & _below, *args, **kwargs)
+            return run()
         except BaseException:
             for observer, open_ in begun:
                 observer.raised(open_)
@@ -254,6 +282,24 @@ class Kernels:
                     observer.left_out(call, call.caller)
 
 
+def _of_backend(backend: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation | None:
+    name, at_in, at_out = METHODS[method]
+    values = (*args, *kwargs.values())  # whoever names the tensors gives them in the order of the parameters
+    try:
+        inputs = flat(values[at_in]) if at_in is not None else []
+        outputs = flat(values[at_out]) if at_out is not None else []
+    except IndexError:
+        return None  # the backend will say what it misses
+
+    def tags() -> dict[str, Any]:
+        found = facts(backend, method, args, kwargs)
+        if "reduce" in found:
+            found["reduce"] = _reduce_name(found["reduce"])
+        return found
+
+    return Operation(f"c10d_{name}", None, False, inputs, outputs, tags, visible(sys._getframe()))
+
+
 def _members_of(group: Any) -> Callable[[], dict[str, Any]]:
     return lambda: {"group_ranks": list(dist.get_process_group_ranks(group))}
 
@@ -266,6 +312,12 @@ def _named(group: Any) -> list[int] | None:
         return list(dist.get_process_group_ranks(dist.ProcessGroup.unbox(group)))
     except Exception:
         return None
+
+
+def _traced(args: tuple[Any, ...]) -> bool:
+    """Is this no call but a compiler that looks what one would give?"""
+    fake = sys.modules.get("torch._subclasses.fake_tensor")
+    return fake is not None and any(isinstance(t, fake.FakeTensor) for t in flat(args))
 
 
 def _register(library: Any, operator: str, kernel: Callable[..., Any]) -> None:
@@ -285,8 +337,10 @@ def _start(observers: Sequence[CollectiveObserver], operation: Operation | None)
 
 def _reduce_name(value: Any) -> str:
     try:
-        number = int(value.op()) if hasattr(value, "op") else int(value.__getstate__()[0])
-        return _REDUCE_OPS[number]
+        if isinstance(value, dist.ReduceOp.RedOpType):
+            return _REDUCE_OPS[int(value)]  # type: ignore[call-overload]  # pybind enumerations are numbers
+        plain = isinstance(value, dist.ReduceOp) or not hasattr(value, "op")  # else boxed
+        return _REDUCE_OPS[int(value.__getstate__()[0] if plain else value.op())]
     except Exception:
         return "unknown"
 

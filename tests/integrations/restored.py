@@ -58,6 +58,7 @@ _CACHES = (
     "torch._guards.",
     "torch.ops.",
     "torch._ops.",
+    "torch._opaque_base.",
     "torch.classes.",
     "torch.distributed.tensor._op_schema.",
     "torch.distributed.tensor._ops.",
