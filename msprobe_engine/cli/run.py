@@ -102,7 +102,7 @@ def prepared(config: str | None, changes: list[str], output_dir: str | None = No
         if kind == "monitor":
             environment["MONITOR_OUTPUT_DIR"] = directory
         else:
-            changes = [*changes, f"{'dump_path' if kind == 'dump' else 'output_dir'}={json.dumps(directory)}"]
+            changes = [*changes, f"{'dump_path' if kind == 'dump' else 'output_dir'}={json.dumps(directory, ensure_ascii=False)}"]
     for change in changes:
         if "\n" in change:
             raise SettingsError(f"--set {change!r}: a change is one line; write lists and mappings as [...] and {{...}}")
