@@ -338,9 +338,10 @@ class TorchProbe:
         if not self._paused:
             self.session.hold(False)
             with self.guard("capture"):
-                self.plans.resume()
-                if self._watch is not None and self._due and self._in_step:
-                    self._watch.begin()
+                if self._in_step:  # between two steps nothing was seen before, either
+                    self.plans.resume()
+                    if self._watch is not None and self._due:
+                        self._watch.begin()
 
     def close(self) -> None:
         """Finish, flush, take all hooks off. Called at interpreter exit too."""
