@@ -100,7 +100,9 @@ def test_values_are_those_of_the_whole_in_double_precision(stage: int, cells: An
         for name, (gradient, parameter, moment) in truth.items():
             assert found["grad_reduced", name] == pytest.approx(gradient, rel=1e-5), name
             assert found["param_origin", name] == pytest.approx(parameter, rel=1e-6), name
-            assert found["exp_avg exp_avg" if ("exp_avg exp_avg", name) in found else "exp_avg", name] == pytest.approx(moment, rel=1e-5), name
+            assert found["exp_avg exp_avg" if ("exp_avg exp_avg", name) in found else "exp_avg", name] == pytest.approx(moment, rel=1e-5), (
+                name
+            )
     cells.ran("DeepSpeed", f"ZeRO {stage}, 2 ranks", "monitor: gradients", "monitor: parameters", "monitor: optimizer")
 
 
