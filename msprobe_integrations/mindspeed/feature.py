@@ -48,7 +48,7 @@ def feature_class() -> type:
             """``--msprobe-config`` and the others, as Megatron's parser gets them without MindSpeed."""
             flags.add(parser)
 
-        def pre_register_patches(self, patch_manager: Any, args: Any) -> None:
+        def pre_register_patches(self, _patch_manager: Any, args: Any) -> None:
             """Before Megatron is imported, and before any feature registers its patches."""
             switch_on(args)
             one_dump(args)
@@ -111,7 +111,7 @@ def one_dump(args: Any) -> None:
             "--npu-datadump is left out: '%s' has a dump of its own, which is made; take its section away to have MindSpeed's", asked.config
         )
     else:
-        _say("--npu-datadump dumps as the config.json inside of the package mindspeed says; '%s' does the rest", asked.config)
+        _say("--npu-datadump dumps as config.json in the package mindspeed says; '%s' does the rest", asked.config)
 
 
 @functools.cache

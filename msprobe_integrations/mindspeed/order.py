@@ -66,7 +66,8 @@ def stay_away(manager: Any, name: str, then: Callable[[], None] | None = None) -
         return result
 
     setattr(with_ours_off, _OURS, True)
-    setattr(manager, name, type(method)(with_ours_off))
+    kind: Any = type(method)  # staticmethod or classmethod
+    setattr(manager, name, kind(with_ours_off))
 
 
 @contextmanager

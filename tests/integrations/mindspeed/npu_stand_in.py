@@ -1,5 +1,5 @@
-"""Stands in for `torch_npu`, `torchair` and `acl` where there is no NPU, so that MindSpeed can be imported: every name of them exists, and every
-operator raises when it is called. Nothing is computed in place of the NPU; a training that needs one of its operators fails."""
+"""Stands in for `torch_npu`, `torchair` and `acl` where there is no NPU, so that MindSpeed can be imported: every name of them exists,
+and every operator raises when it is called. Nothing is computed in place of the NPU; a training that needs one of its operators fails."""
 
 from __future__ import annotations
 

@@ -53,7 +53,8 @@ def built_helpers() -> None:
     for place in sys.path:
         for file in (Path(place) / "megatron" / "core" / "datasets").glob("helpers_cpp*.so"):
             spec = importlib.util.spec_from_file_location(name, file)
-            assert spec is not None and spec.loader is not None
+            assert spec is not None
+            assert spec.loader is not None
             sys.modules[name] = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(sys.modules[name])
             return

@@ -33,7 +33,8 @@ def patch_utils(request: pytest.FixtureRequest) -> ModuleType:
     if place == Path():
         pytest.skip("MSPROBE_MINDSPEED does not say where a checkout of MindSpeed is")
     spec = importlib.util.spec_from_file_location(f"patch_utils_of_{place.name}", place / "mindspeed" / "patch_utils.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     order.watch(module)
@@ -49,7 +50,7 @@ def patch(kind: str, trace: list[str]) -> Any:
     """What a feature of MindSpeed may register."""
     if kind == "replace":
 
-        def train_step(*args: Any) -> Any:
+        def train_step(*_: Any) -> Any:
             trace.append("replacement")
             return ("done",)
 
@@ -73,6 +74,10 @@ def patch(kind: str, trace: list[str]) -> Any:
     return some_wrapper
 
 
+def _same(seen: Any) -> Any:
+    return seen
+
+
 def play(module: ModuleType, operations: Sequence[str], with_probe: bool) -> list[Any]:
     """What the training sees of a sequence of operations, and how often each step was observed (as it should be: once, or not)."""
     manager = module.MindSpeedPatchesManager
@@ -88,7 +93,7 @@ def play(module: ModuleType, operations: Sequence[str], with_probe: bool) -> lis
         elif operation in ("observe", "let go"):
             if with_probe:
                 seen = observer() if operation == "observe" else None
-                patches.observe(None if seen is None else lambda: seen)
+                patches.observe(None if seen is None else functools.partial(_same, seen))
         elif operation == "apply":
             manager.apply_patches()
         elif operation == "remove":
@@ -171,4 +176,4 @@ def test_what_suffers_is_named_once(caplog: pytest.LogCaptureFixture, monkeypatc
         for _ in range(2):
             order.say_degraded({path: SimpleNamespace(patch_func=play), "torch.compile": SimpleNamespace(patch_func=play)})
     assert len(caplog.messages) == 1
-    assert path in caplog.messages[0] and "test_order.play" in caplog.messages[0] and "micro batch" in caplog.messages[0]
+    assert all(text in caplog.messages[0] for text in (path, "test_order.play", "micro batch"))

@@ -58,7 +58,7 @@ class MindSpeedPatchesManager:
     patches_info: dict[str, Patch] = {}
 
     @staticmethod
-    def register_patch(orig_func_name: str, new_func: Any = None, force_patch: bool = False, create_dummy: bool = False) -> None:
+    def register_patch(orig_func_name: str, new_func: Any = None, force_patch: bool = False, **_: Any) -> None:
         MindSpeedPatchesManager.patches_info.setdefault(orig_func_name, Patch(orig_func_name)).add(new_func, force_patch)
 
     @staticmethod

@@ -31,7 +31,7 @@ class Basic(MindSpeedFeature):
     def register_args(self, parser: Any) -> None:
         parser.add_argument_group("mindspeed").add_argument("--optimization-level", type=int, choices=[0, 1, 2], default=2)
 
-    def register_patches(self, patch_manager: Any, args: Any) -> None:
+    def register_patches(self, patch_manager: Any, _args: Any) -> None:
         patch_manager.register_patch("megatron.training.arguments.parse_args", parse_args_wrapper)
 
 
@@ -42,7 +42,7 @@ class OwnStep(MindSpeedFeature):
     def register_args(self, parser: Any) -> None:
         parser.add_argument_group(self.feature_name).add_argument("--own-step", action="store_true")
 
-    def register_patches(self, patch_manager: Any, args: Any) -> None:
+    def register_patches(self, patch_manager: Any, _args: Any) -> None:
         import megatron.training.training as training  # type: ignore[import-not-found]
 
         original = training.train_step

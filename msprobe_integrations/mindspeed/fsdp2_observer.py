@@ -1,0 +1,40 @@
+"""The observer of MindSpeed-LLM's FSDP2 Trainer. Apart from `fsdp2`, which must not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from msprobe_integrations.mindspeed import reliance
+from msprobe_integrations.torch.probe import TorchProbe
+from msprobe_integrations.torch.trainer_loop import TrainerObserver, replace
+
+
+class Fsdp2Observer(TrainerObserver):
+    """Ends a step when the Trainer's optimizer has made its."""
+
+    relies = (reliance.NAME, reliance.PACKAGE, reliance.FSDP2)
+    trainer: Any = None
+
+    def attach(self, probe: TorchProbe) -> None:
+        """The Trainer's model and optimizer."""
+        self.objects = {"trainer": self.trainer}
+        super().attach(probe)
+        self.undo(replace(self.optimizer, "step", self._step))
+
+    def _step(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = original(*args, **kwargs)
+        if self.in_step:
+            self.end()
+        return result
+
+    def numbers(self) -> dict[str, Any]:
+        """Loss and learning rate."""
+        found: dict[str, Any] = {}
+        if self.loss is not None:
+            found["loss"] = self.loss
+        groups = getattr(self.optimizer, "param_groups", None) or [{}]
+        rate = groups[0].get("lr")
+        if isinstance(rate, (int, float)):
+            found["learning_rate"] = float(rate)
+        return found

@@ -1,0 +1,26 @@
+"""What the probe touches in MindSpeed and MindSpeed-LLM, beside what it touches in Megatron."""
+
+from __future__ import annotations
+
+from msprobe_integrations.reliance import Reliance
+
+NAME = "MindSpeed"
+PACKAGE = "mindspeed"
+_FEATURES = "mindspeed.features_manager.features_manager:MindSpeedFeaturesManager"
+_PATCHES = "mindspeed.patch_utils:MindSpeedPatchesManager"
+_VERSIONS = "master of 2026-07 (Megatron core_v0.12.1)"
+
+FEATURES = (
+    Reliance(f"{_FEATURES}.set_features_list", "launch arguments in MindSpeed's own parser (Megatron's has them)", _VERSIONS),
+    Reliance(f"{_FEATURES}.apply_features_patches", "Megatron's own functions while features register their patches", _VERSIONS),
+    Reliance("mindspeed.features_manager.feature:MindSpeedFeature", "launch arguments in MindSpeed's own parser", _VERSIONS),
+    Reliance(f"{_PATCHES}.apply_patches", "hooks that outlive patches applied after them", _VERSIONS),
+    Reliance(f"{_PATCHES}.remove_patches", "patches that can be removed when ours are on top", _VERSIONS),
+    Reliance(f"{_PATCHES}.patches_info", "names of what MindSpeed has replaced", _VERSIONS),
+)
+FSDP2 = (
+    Reliance("trainer.training_step", "steps of the FSDP2 backend", "MindSpeed-LLM master of 2026-08"),
+    Reliance("trainer.global_step", "step numbers of the FSDP2 backend", "MindSpeed-LLM master of 2026-08"),
+    Reliance("trainer.optimizer", "ends of steps and updates in the FSDP2 backend", "MindSpeed-LLM master of 2026-08"),
+)
+TABLE = (*FEATURES, *FSDP2)
