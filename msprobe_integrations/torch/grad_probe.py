@@ -165,7 +165,7 @@ class GradientProbe:
 
     def _watch(self, optimizer: Any, models: Sequence[nn.Module]) -> None:
         """Hooks on this optimizer alone."""
-        if isinstance(optimizer, Optimizer) and self._held(optimizer):
+        if isinstance(optimizer, Optimizer) and not _flat(models) and self._held(optimizer):
             self._undo.append(optimizer.register_step_pre_hook(self._before).remove)
             return
         self._follow(optimizer, models)
@@ -375,6 +375,11 @@ def gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:
     main = getattr(parameter, "main_grad", None)
     gradient = parameter.grad if main is None else main
     return gradient if isinstance(gradient, torch.Tensor) else None
+
+
+def _flat(models: Sequence[nn.Module]) -> bool:
+    """Does FSDP1 keep the gradients, of many parameters in one tensor?"""
+    return any(type(module).__name__ == "FullyShardedDataParallel" for model in models for module in model.modules())
 
 
 def root_of(settings: ProbeSettings) -> Path:

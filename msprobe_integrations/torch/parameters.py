@@ -119,6 +119,11 @@ def find_source(probe: TorchProbe, models: Sequence[nn.Module], optimizer: Any) 
                 return found
     if optimizer is None:
         return None
+    if any(type(module).__name__ == "FullyShardedDataParallel" for model in models for module in model.modules()):
+        from msprobe_integrations.torch.parameters_fsdp1 import FlatSource, is_flat
+
+        if is_flat(models):
+            return FlatSource(probe, models, optimizer)
     from msprobe_integrations.torch.parameters_plain import PlainSource
 
     return PlainSource(probe, models, optimizer)
