@@ -20,11 +20,12 @@ def arm() -> None:
     """MindSpeed or MindSpeed-LLM is about to be imported. Without a request, and without an argument of ours, nothing is done."""
     if request.off() or (request.current() is None and not request.flagged()):
         return
-    from msprobe_integrations.mindspeed import fsdp2, order
+    from msprobe_integrations.mindspeed.fsdp2 import follow
+    from msprobe_integrations.mindspeed.order import watch
 
-    after_import(PATCHES, order.watch)
+    after_import(PATCHES, watch)
     after_import(MANAGER, _manager)
-    after_import(FSDP2_TRAINER, fsdp2.follow)
+    after_import(FSDP2_TRAINER, follow)
 
 
 def _manager(module: ModuleType) -> None:
@@ -33,9 +34,9 @@ def _manager(module: ModuleType) -> None:
     setter = vars(manager).get("set_features_list") if manager is not None else None
     if setter is None or hasattr(setter, _OURS):
         return
-    from msprobe_integrations.mindspeed import order
+    from msprobe_integrations.mindspeed.order import watch_features
 
-    order.watch_features(manager)
+    watch_features(manager)
     original = setter.__func__
 
     @functools.wraps(original)

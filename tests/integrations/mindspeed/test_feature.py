@@ -100,7 +100,12 @@ def test_of_every_optimization_level(config: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--msprobe-config", "{missing}"], ["--msprobe-config", "{config}", "--msprobe-set", "monitor.no=1"]]
+    ("arguments", "named"),
+    [
+        (["--msprobe-config", "missing.yaml"], "missing.yaml"),
+        (["--msprobe-config", "{config}", "--msprobe-set", "monitor.no=1"], "monitor.no"),
+        (["--msprobe-strict"], "--msprobe-config FILE"),
+    ],
 )
 def test_a_mistake_ends_the_launch(
     config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], named: str
