@@ -211,7 +211,10 @@ def _training_log(original: Callable[..., Any], args: tuple[Any, ...], kwargs: d
         return original(*args, **kwargs)
     finally:
         with observer.safely("log"):
-            observer.logged({name: argument(original, args, kwargs, given) for name, given in _LOGGED.items()})
+            found = {name: argument(original, args, kwargs, given) for name, given in _LOGGED.items()}
+            if isinstance(found["max_attention_logit"], (int, float)) and not found["max_attention_logit"]:
+                del found["max_attention_logit"]  # Megatron's way to say that nobody has asked for it
+            observer.logged(found)
 
 
 _LOGGED = {"params_norm": "params_norm", "num_zeros": "num_zeros_in_grad", "max_attention_logit": "max_attention_logit"}
