@@ -14,9 +14,12 @@ from setuptools.build_meta import *  # noqa: F403 - a backend is a module with t
 
 NAME = "msprobe_autoload.pth"
 LINE = (
-    "import sys; exec('try:\\n from msprobe_integrations.autoload import install\\n install()\\nexcept Exception as error:\\n"
-    ' print("msprobe: not loaded:", error, file=sys.stderr)\')\n'
+    "import os, sys; exec('try:\\n from msprobe_integrations.autoload import install\\n install()\\nexcept Exception as error:\\n"
+    ' if os.environ.get("MSPROBE_CONFIG") and vars(sys).setdefault("_msprobe_fault", error) is error and sys.stderr:\\n'
+    '  sys.stderr.write("msprobe: not loaded: %s\\\\n" % error)\')\n'
 )
+"""One line: Python executes those that begin with ``import``. Says something only to who asked for a probe, and once: in a virtual
+environment some versions of Python read the file twice."""
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
