@@ -56,7 +56,7 @@ class PlainObserver(LoopObserver):
         self._recent: list[weakref.ref[Any]] = []
         self._stale = False
         self._away = False
-        self._stack: list[int] = []
+        self._stack = sight.updating
         self._loss: torch.Tensor | None = None
         self._scaled: tuple[weakref.ref[torch.Tensor], torch.Tensor] | None = None
 
@@ -96,30 +96,29 @@ class PlainObserver(LoopObserver):
 
     def forward(self, *, training: bool) -> None:
         """The loop calls a model."""
-        if self._stack:
-            return  # an optimizer that evaluates its closure
         over = self._is_over()
-        if not training:
+        if training:
+            self._come_back()
+            if over:
+                self.end()
+            if not self.in_step:
+                self._begin()
+        elif not self._stack:
             if over:
                 self.end()
             self._go_away()
-            return
-        self._come_back()
-        if over:
-            self.end()
-        if not self.in_step:
-            self._begin()
 
     def backward(self, tensors: Any, given: Any) -> None:
         """A backward pass begins. Nothing is read."""
         self._come_back()
-        if not self._stack and self._is_over():
+        if self._is_over():
             self.end()
             self._begin()
         self._note_loss(tensors, given)
 
     def _is_over(self) -> bool:
-        return self.in_step and self._rule.over
+        """Passes inside of an update (an optimizer that evaluates its closure) belong to it: to another step than its last update."""
+        return self.in_step and self._rule.over and (not self._stack or not self._rule.first(self._stack[0]))
 
     def _begin(self) -> None:
         if self._stale:
@@ -129,6 +128,8 @@ class PlainObserver(LoopObserver):
         self._rule.next()
         self._loss, self.parts = None, 1
         self.begin()
+        if self._stack and self._stack[0] == id(self._optimizers[0]):
+            self._note_rate(self._optimizers[0])
 
     def _go_away(self) -> None:
         """Evaluation, until something that only a training does."""
@@ -191,30 +192,29 @@ class PlainObserver(LoopObserver):
     def _followed(self, optimizer: Any) -> bool:
         return id(optimizer) in self._sizes
 
-    def update_begins(self, optimizer: Any) -> None:
-        """Called from inside its hooks, where none may be put on it or taken off."""
+    def optimizer_made(self) -> None:
+        """There is one more; the next step knows it."""
+        self._stale = True
+
+    def update_begins(self, optimizer: Any, closure: Any) -> None:
+        """Called from inside its hooks, where none may be put on it or taken off. The passes of a `closure` are yet to come."""
         key = id(optimizer)
-        if key in self._stack:  # the last time it has raised
-            del self._stack[self._stack.index(key) :]
-        outermost = not self._stack
-        self._stack.append(key)
         if key not in self._sizes:
-            if outermost and self.probe is not None:
+            if self._stack == [key] and self.probe is not None:
                 self._stranger(optimizer)
             return
         self._come_back()
         if _size(optimizer) != self._sizes[key]:
             self._stale = True  # it has more parameters than before
         if not self._rule.first(key):
-            self._go_away()  # rows of a second update would stand beside those of the first
+            if closure is None:
+                self._go_away()  # rows of a second update would stand beside those of the first
         elif optimizer is self._optimizers[0]:
             self._note_rate(optimizer)
 
     def update_ends(self, optimizer: Any) -> None:
         """It has updated its parameters."""
         key = id(optimizer)
-        if key in self._stack:
-            del self._stack[self._stack.index(key) :]
         if key in self._sizes:
             found = getattr(optimizer, "found_inf", None)
             self._count(key, None if isinstance(found, torch.Tensor) else 0.0)
@@ -267,7 +267,7 @@ class PlainObserver(LoopObserver):
 
     def finished(self) -> bool:
         """A step ends when the next one begins; the last one has all it needs with its updates."""
-        return self._rule.over
+        return bool(self._rule.updated)
 
     def close(self) -> None:
         """Take everything off and finish the files."""

@@ -40,6 +40,7 @@ class Sight:
         optimizers: alive, in the order they were made; in this process, not in one that it was forked from.
         observer: whom things are told to; None before the training begins.
         stood_back: somebody else follows the training.
+        updating: ids of the optimizers that are in an update now, the outermost first.
     """
 
     current: ClassVar[Sight | None] = None
@@ -47,6 +48,7 @@ class Sight:
     def __init__(self) -> None:
         self.observer: PlainObserver | None = None
         self.stood_back = False
+        self.updating: list[int] = []
         self._made: list[weakref.ref[Any]] = []
         self._held: dict[int, int] = {}
         self._others: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -55,6 +57,7 @@ class Sight:
         self._entries: dict[int, Any] = {}
         self._undo: list[Callable[[], Any]] = []
         self._following: list[Callable[[], Any]] = []
+        self._update_hooks: list[Any] = []
         self._thread = threading.get_ident()
 
     @classmethod
@@ -79,9 +82,16 @@ class Sight:
     def _making(self, following: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         result = following(optimizer, *args, **kwargs)
         with self._safely():
+            if not self._update_hooks:
+                self._update_hooks = [
+                    optim.register_optimizer_step_pre_hook(self._update_begins),
+                    optim.register_optimizer_step_post_hook(self._update_ends),
+                ]
             if all(ref() is not optimizer for ref in self._made):
                 self._made = [ref for ref in self._made if ref() is not None] + [weakref.ref(optimizer)]
             self.look()
+            if self.observer is not None:
+                self.observer.optimizer_made()
         return result
 
     # the models, as long as they are looked for
@@ -198,8 +208,6 @@ class Sight:
         if torch.distributed.is_available():
             for owner in (torch.distributed, torch.distributed.distributed_c10d):
                 self._door(on, shared_door(owner, "destroy_process_group"), self._destroy)
-        on.append(optim.register_optimizer_step_pre_hook(self._update_begins).remove)
-        on.append(optim.register_optimizer_step_post_hook(self._update_ends).remove)
 
     @staticmethod
     def _door(undo: list[Callable[[], Any]], door: Door, handler: Any) -> None:
@@ -235,15 +243,23 @@ class Sight:
         return result
 
     def _update_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        del args, kwargs
-        with self._safely():
-            if self.observer is not None and not _compiling():
-                self.observer.update_begins(optimizer)
+        if _compiling() or self.stood_back:
+            return
+        key = id(optimizer)
+        if key in self.updating:  # the last time it has raised
+            del self.updating[self.updating.index(key) :]
+        self.updating.append(key)
+        if self.observer is not None:
+            with self._safely():
+                self.observer.update_begins(optimizer, args[1] if len(args) > 1 else kwargs.get("closure"))
 
     def _update_ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         del args, kwargs
-        with self._safely():
-            if self.observer is not None and not _compiling():
+        key = id(optimizer)
+        if key in self.updating:
+            del self.updating[self.updating.index(key) :]
+        if self.observer is not None and not _compiling():
+            with self._safely():
                 self.observer.update_ends(optimizer)
 
     def _destroy(self, following: Any, group: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -287,6 +303,10 @@ class Sight:
             undo()
         self._following.clear()
         self._undo.clear()
+        if not self.updating:  # torch goes through them just now
+            for hook in self._update_hooks:
+                hook.remove()
+            self._update_hooks.clear()
         for entry in self._entries.values():
             entry.remove()
         self._entries.clear()

@@ -1,0 +1,126 @@
+"""Trainings of several ranks that make no call, and the same training by one process in float64."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import parameter_cases as pc
+import plain_cases as cases
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+STEPS = 3
+MONITOR = {**cases.MONITOR, "unreduced_gradients": True, "updates": True}
+
+
+def data(step: int, micro: int, rank: int) -> torch.Tensor:
+    return cases.batch(10 * step + micro, rank)
+
+
+def truth(world: int, micros: int, clip: float = 0.0) -> list[dict[str, Any]]:
+    """Per step: loss (of each rank), gradients before and after clipping, parameters and first moments, of one process in float64."""
+    model = cases.two().double()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-3)
+    found = []
+    for step in range(STEPS):
+        losses = []
+        for rank in range(world):
+            of_rank = [model(data(step, micro, rank).double()).square().mean() / micros for micro in range(micros)]
+            losses.append(sum(loss.item() for loss in of_rank))
+            (sum(of_rank) / world).backward()  # type: ignore[union-attr]
+        reduced = {name: np.array(p.grad) for name, p in model.named_parameters()}
+        norm = nn.utils.clip_grad_norm_(model.parameters(), clip).item() if clip else 0.0
+        clipped = {name: np.array(p.grad) for name, p in model.named_parameters()}
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(
+            {
+                "loss": losses,
+                "grad_norm": norm,
+                "reduced": reduced,
+                "clipped": clipped,
+                "param_updated": {name: np.array(p.detach()) for name, p in model.named_parameters()},
+                "exp_avg": {name: np.array(optimizer.state[p]["exp_avg"]) for name, p in model.named_parameters()},
+            }
+        )
+    return found
+
+
+def check(frames: list[Any], expected: list[dict[str, Any]], rank: int, phases: tuple[str, ...] = ("reduced",)) -> None:
+    """Every number of every parameter, on this rank."""
+    assert [frame.step for frame in frames] == list(range(STEPS))
+    for frame, true in zip(frames, expected):
+        seen = pc.samples(frame)
+        where = (rank, frame.step)
+        assert abs(frame.scalars["loss"] - true["loss"][rank]) < 1e-6, (where, frame.scalars["loss"], true["loss"])
+        for name in true["reduced"]:
+            for phase in phases:
+                pc.assert_same(seen["grad_reduced", name, phase], true[phase][name], (*where, name, phase), 1e-5)
+            pc.assert_same(seen["param_updated", name, ""], true["param_updated"][name], (*where, name), 1e-5)
+            pc.assert_same(seen["exp_avg", name, ""], true["exp_avg"][name], (*where, name, "exp_avg"), 1e-5)
+
+
+def wrapped(kind: str) -> nn.Module:
+    """``ddp``, ``fsdp2``, ``tp``; FSDP1 as ``fsdp1``, ``fsdp1_flat``, ``fsdp1_whole`` (NO_SHARD)."""
+    model = cases.two()
+    if kind == "ddp":
+        return DistributedDataParallel(model)
+    if kind == "fsdp2":
+        for part in (model.encoder, model.decoder):
+            fully_shard(part)
+        return fully_shard(model)
+    if kind == "tp":
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        return parallelize_module(model, mesh, {"encoder": ColwiseParallel(), "decoder": RowwiseParallel()})
+    strategy = ShardingStrategy.NO_SHARD if kind == "fsdp1_whole" else ShardingStrategy.FULL_SHARD
+    model.encoder = FullyShardedDataParallel(  # type: ignore[assignment]
+        model.encoder, use_orig_params=kind != "fsdp1_flat", sharding_strategy=strategy, device_id=torch.device("cpu")
+    )
+    return FullyShardedDataParallel(
+        model, use_orig_params=kind != "fsdp1_flat", sharding_strategy=strategy, device_id=torch.device("cpu")
+    )
+
+
+def train(kind: str, micros: int, clip: float) -> list[bytes]:
+    """A script as people write it; returns the bits of this rank's parameters."""
+    rank = 0 if kind == "tp" else dist.get_rank()
+    model = wrapped(kind)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-3)
+    for step in range(STEPS):
+        for micro in range(micros):
+            last = micro == micros - 1
+            if kind == "ddp":
+                model.require_backward_grad_sync = last  # type: ignore[assignment]
+            elif kind == "fsdp2":
+                model.set_requires_gradient_sync(last)  # type: ignore[operator]
+            (model(data(step, micro, rank)).square().mean() / micros).backward()
+        if clip:
+            own = getattr(model, "clip_grad_norm_", None)
+            own(clip) if own is not None else nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            model(data(90, 0, rank))
+    return [np.asarray(getattr(p, "_local_tensor", p).detach()).tobytes() for p in model.parameters()]
+
+
+def follow(kind: str, micros: int = 1, clip: float = 0.0, sections: dict[str, Any] | None = None) -> dict[str, Any]:
+    """In one rank: train alone and watched; check all numbers."""
+    alone = train(kind, micros, clip)
+    world = 1 if kind == "tp" else dist.get_world_size()
+    expected = truth(world, micros, clip)
+    monitor = {**MONITOR, "gradient_phases": ["reduced", "clipped"]}
+    with cases.launched(monitor, **copy.deepcopy(sections or {})) as launch:
+        watched = train(kind, micros, clip)
+    check(launch.frames, expected, 0 if kind == "tp" else dist.get_rank(), ("reduced", "clipped") if clip else ("reduced",))
+    files = sorted(str(p.relative_to(launch.directory)) for p in launch.directory.rglob("*") if p.is_file())
+    families = sorted({sample.family for frame in launch.frames for sample in frame.samples})
+    norms = [(frame.scalars.get("grad_norm"), true["grad_norm"]) for frame, true in zip(launch.frames, expected)]
+    return {"same": alone == watched, "files": files, "families": families, "norms": norms}

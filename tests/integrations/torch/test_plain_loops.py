@@ -1,0 +1,299 @@
+"""Loops of plain torch that make no call: which steps they have, and what is seen of each."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import parameter_cases as pc
+import plain_cases as cases
+import pytest
+import torch
+from restored import snapshot
+from torch import nn
+
+pytestmark = pytest.mark.framework
+ALL = {(0, f"{part}.{kind}") for part in ("encoder", "decoder") for kind in ("weight", "bias")}
+
+
+def test_steps_loss_and_evaluation(cells: Any) -> None:
+    """A step is an update with all its micro batches; its loss is the sum of what backward was called on, the learning rate the one
+    of the update. Evaluation, with or without gradients, is no step and leaves no rows. All names are put back."""
+    torch.optim.AdamW(cases.two().parameters())  # torch puts its own hook on the class
+    state = torch.get_rng_state()
+    before = snapshot()
+    truth: list[dict[str, Any]] = []
+    with cases.launched({**cases.MONITOR, "activations": True}) as launch:
+        model = cases.two()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        for number in range(3):
+            losses = []
+            for micro in range(2):
+                loss = model(cases.batch(2 * number + micro)).square().mean() / 2
+                losses.append(loss.item())
+                loss.backward()
+            truth.append({"loss": sum(losses), "lr": 0.01 * 0.5**number, "grad": pc.whole(model.encoder.weight.grad)})
+            optimizer.step()
+            truth[-1]["param"] = pc.whole(model.encoder.weight)
+            optimizer.zero_grad()
+            schedule.step()
+            model.eval()
+            model(cases.batch(77))
+            model.train()
+            with torch.no_grad():
+                model(cases.batch(78))
+        del model, optimizer, schedule
+    assert [frame.step for frame in launch.frames] == [0, 1, 2]
+    assert launch.scalars("loss") == pytest.approx([t["loss"] for t in truth])
+    assert launch.scalars("learning_rate") == [t["lr"] for t in truth]
+    assert launch.scalars("skipped") == [0.0] * 3
+    for frame, expected in zip(launch.frames, truth):
+        assert cases.names(frame, "grad_reduced") == ALL
+        seen = pc.samples(frame)
+        pc.assert_same(seen["grad_reduced", "encoder.weight", "reduced"], expected["grad"], frame.step)
+        pc.assert_same(seen["param_updated", "encoder.weight", ""], expected["param"], frame.step)
+        assert sum(s.family == "actv" and s.name.startswith("decoder") for s in frame.samples) == 2 * 2  # input and output, micro batches
+    torch.set_rng_state(state)
+    assert before.changed() == []
+    cells.ran("PyTorch", "1 rank", "monitor: gradients", "monitor: parameters", "monitor: optimizer", "monitor: activations", "detach")
+
+
+def gan(rounds: int, critic: int) -> None:
+    generator, discriminator = cases.two(1), cases.two(2)
+    of_g = torch.optim.Adam(generator.parameters(), lr=0.01)
+    of_d = torch.optim.Adam(discriminator.parameters(), lr=0.02)
+    for number in range(rounds):
+        for _ in range(critic):
+            with torch.no_grad():
+                fake = generator(cases.batch(number))
+            real = discriminator(cases.batch(number + 50)).mean()
+            (discriminator(torch.cat([fake, fake], 1)).mean() - real).backward()
+            of_d.step()
+            of_d.zero_grad()
+        fake = generator(cases.batch(number))
+        (-discriminator(torch.cat([fake, fake], 1)).mean()).backward()
+        of_g.step()
+        of_g.zero_grad()
+
+
+def test_gan() -> None:
+    """Two models with an optimizer each, which update in turn: a step is one update of both, also of the model that was first seen
+    without gradients."""
+    with cases.launched() as launch:
+        gan(3, 1)
+    both = {(chunk, name) for chunk in (0, 1) for _, name in ALL}
+    assert [cases.names(frame, "param_updated") for frame in launch.frames] == [both] * 3
+    assert launch.scalars("learning_rate") == [0.01] * 3  # that of the optimizer made first
+
+
+def test_gan_with_five_updates_of_the_critic() -> None:
+    """Where one optimizer comes round more often, each of its updates is a step once this is known."""
+    with cases.launched() as launch:
+        gan(3, 5)
+    updated = [{chunk for chunk, _ in cases.names(frame, "param_updated")} for frame in launch.frames]
+    # the second of the fifteen updates tells that the other model is not waited for; the last of the other has a step of its own
+    assert updated == [{1}, {1}, {1}, {1}, {0, 1}, {1}, {1}, {1}, {1}, {0, 1}, {1}, {1}, {1}, {1}, {0}]
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_two_optimizers_of_one_model(later: bool) -> None:
+    """Optimizers of parts of one model that are called one after the other make one step, also when the second is made later."""
+    with cases.launched() as launch:
+        model = cases.two()
+        optimizers: list[torch.optim.Optimizer] = [torch.optim.SGD(model.encoder.parameters(), lr=0.1)]
+        for number in range(4):
+            if number == (2 if later else 0):
+                optimizers.append(torch.optim.AdamW(model.decoder.parameters(), lr=0.1))
+            model(cases.batch(number)).square().mean().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+    assert len(launch.frames) == 4
+    assert [{n for _, n in cases.names(f, "exp_avg")} for f in launch.frames] == [
+        {"decoder.weight", "decoder.bias"} if number >= 2 or not later else set() for number in range(4)
+    ]
+    assert cases.names(launch.frames[3], "param_updated") == ALL
+
+
+def test_optimizer_is_replaced() -> None:
+    """A second optimizer over the same parameters is followed from the step after its first update; numbers go on."""
+    with cases.launched() as launch:
+        model = cases.two()
+        first = torch.optim.SGD(model.parameters(), lr=0.1)
+        second = torch.optim.Adam(model.parameters(), lr=0.1)
+        for number, optimizer in enumerate([first, first, second, second, second]):
+            model(cases.batch(number)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert [frame.step for frame in launch.frames] == list(range(5))
+    assert [bool(cases.names(frame, "exp_avg")) for frame in launch.frames][-2:] == [True, True]
+
+
+def test_closures() -> None:
+    """An optimizer that evaluates the model several times in one update makes one step; its loss is that of the first evaluation."""
+    first: list[float] = []
+    with cases.launched() as launch:
+        model = cases.two()
+        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
+        for number in range(2):
+            found: list[float] = []
+
+            def closure(number: int = number, found: list[float] = found) -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = model(cases.batch(number)).square().mean()
+                loss.backward()
+                found.append(loss.item())
+                return loss
+
+            optimizer.step(closure)
+            assert len(found) > 1
+            first.append(found[0])
+    assert len(launch.frames) == 2
+    assert launch.scalars("loss") == pytest.approx(first)
+
+
+def test_loss_scaler() -> None:
+    """With `GradScaler` the loss is the unscaled one; an update that it leaves out is a step that says so."""
+    truth = []
+    with cases.launched() as launch:
+        model = cases.two()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        for number in range(4):
+            loss = model(cases.batch(number)).square().mean() * (float("inf") if number == 1 else 1.0)
+            truth.append(loss.item())
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    assert len(launch.frames) == 4
+    assert launch.scalars("loss") == pytest.approx(truth)
+    assert launch.scalars("skipped") == [0.0, 1.0, 0.0, 0.0]
+    assert launch.scalars("loss_scale") == [8.0, 8.0, 4.0, 4.0]
+
+
+def test_parts_are_called_without_the_model() -> None:
+    """A model of which the loop calls the parts has the names that the whole model gives."""
+    with cases.launched() as launch:
+        model = cases.two()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for number in range(3):
+            model.decoder(torch.relu(model.encoder(cases.batch(number)))).mean().backward()
+            optimizer.step()
+    assert [cases.names(frame, "grad_reduced") for frame in launch.frames] == [ALL] * 3
+
+
+@pytest.mark.parametrize("how", ["function", "method", "inside"])
+def test_compiled(how: str) -> None:
+    """Compiled models have their own names, and are compiled once, as without the probe."""
+    torch._dynamo.reset()
+    graphs: list[int] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append(len(graph.graph.nodes))
+        return graph.forward
+
+    with cases.launched() as launch:
+        model: nn.Module = cases.two()
+        if how == "method":
+            model.compile(backend=backend)
+        elif how == "function":
+            model = torch.compile(model, backend=backend)  # type: ignore[assignment]
+        else:
+            model.encoder = torch.compile(model.encoder, backend=backend)  # type: ignore[assignment]
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for number in range(3):
+            model(cases.batch(number)).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert [cases.names(frame, "grad_reduced") for frame in launch.frames] == [ALL] * 3
+    assert len(graphs) == 1
+
+
+def test_only_trainings_are_touched() -> None:
+    """Without an optimizer, or with one whose model is only called for inference, nothing is written and no probe is made."""
+    with cases.launched() as launch:
+        model = cases.two()
+        model(cases.batch(0))
+        torch.optim.SGD(model.parameters(), lr=0.1)
+        teacher = cases.two(3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        teacher(cases.batch(0))
+        with torch.no_grad():
+            model(cases.batch(0))
+        model.eval()
+        model(cases.batch(0))
+        del optimizer
+    assert not launch.frames
+    assert not launch.directory.exists()
+
+
+def test_a_teacher_and_an_average_leave_no_trace() -> None:
+    """Models that no optimizer trains (a teacher, a moving average of the weights) are no part of the step; a copy of the model has
+    nothing of the probe."""
+    with cases.launched({**cases.MONITOR, "activations": True}) as launch:
+        model, teacher = cases.two(), cases.two(5)
+        average = torch.optim.swa_utils.AveragedModel(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for number in range(2):
+            with torch.no_grad():
+                target = teacher(cases.batch(number)) + average(cases.batch(number))
+            (model(cases.batch(number)) - target).square().mean().backward()
+            optimizer.step()
+            average.update_parameters(model)
+            optimizer.zero_grad()
+            assert copy.deepcopy(model).__dict__.get("_compiled_call_impl") is None
+    assert [cases.names(frame, "grad_reduced") for frame in launch.frames] == [ALL] * 2
+    for frame in launch.frames:
+        assert sum(s.family == "actv" and s.name.startswith("decoder") for s in frame.samples) == 2
+
+
+def test_a_resumed_training_goes_on_counting() -> None:
+    """The number of the first step is what the optimizer's own counter says after a checkpoint was loaded."""
+    model = cases.two()
+    optimizer = torch.optim.Adam(model.parameters())
+    for number in range(3):
+        model(cases.batch(number)).mean().backward()
+        optimizer.step()
+    state = optimizer.state_dict()
+    with cases.launched() as launch:
+        again = torch.optim.Adam(model.parameters())
+        again.load_state_dict(state)
+        model(cases.batch(9)).mean().backward()
+        again.step()
+    assert [frame.step for frame in launch.frames] == [3]
+
+
+@pytest.mark.parametrize("close", [False, True])
+def test_a_step_that_was_cut_off(close: bool) -> None:
+    """The last step is complete when its updates were made; one without an update is marked as cut off."""
+    with cases.launched() as launch:
+        model = cases.two()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(cases.batch(0)).mean().backward()
+        optimizer.step()
+        if close:
+            model(cases.batch(1)).mean().backward()
+    assert [frame.complete for frame in launch.frames] == [True, False][: 1 + close]
+
+
+def test_same_bits(cells: Any) -> None:
+    """Parameters after a training with dropout are the same with the probe on and off."""
+
+    def train() -> list[bytes]:
+        torch.manual_seed(4)
+        model = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.3), nn.Linear(16, 2))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+        for number in range(4):
+            model(cases.batch(number)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return [np.asarray(p.detach()).tobytes() for p in model.parameters()]
+
+    alone = train()
+    with cases.launched({**cases.MONITOR, "activations": True, "updates": True}, dump={"level": "mix", "step": [1]}):
+        watched = train()
+    assert watched == alone
+    cells.ran("PyTorch", "1 rank", "same bits")
