@@ -16,6 +16,7 @@ import torch
 from msprobe_engine.log import get_logger
 from msprobe_integrations.reliance import Reliance, check
 from msprobe_integrations.torch.loop import LoopObserver
+from msprobe_integrations.torch.parameters_scaler import inner_optimizer
 from msprobe_integrations.torch.probe import TorchProbe
 
 _log = get_logger()
@@ -47,11 +48,28 @@ class TrainerObserver(LoopObserver):
         super().begin(None if step is None else step + self._offset)
         self._passes, self._loss = 0, None
 
+    def setup(self, models: Any, optimizer: Any = None) -> None:
+        """As the Trainer has them: wrapped models (one of them may be an engine of DeepSpeed, which holds its optimizer), optimizers in
+        wrappers of a launcher."""
+        with self.safely("setting up"):
+            models = list(models) if isinstance(models, (list, tuple)) else [models]
+            several = list(optimizer) if isinstance(optimizer, (list, tuple)) else [] if optimizer is None else [optimizer]
+            optimizers = [] if any(_is_engine(model) for model in models) else [inner_optimizer(one) for one in several]
+            super().setup(models, optimizers if len(optimizers) > 1 else optimizers[0] if optimizers else None)
+
     def attach(self, probe: TorchProbe) -> None:
         """Names models and optimizers; says what the framework's version lacks."""
         if self.relies is not None:
             check(*self.relies, self.objects)
-        super().attach(probe)
+        engine = next((model for model in self.models if _is_engine(model)), None)
+        if engine is None:
+            super().attach(probe)
+            return
+        from msprobe_integrations.deepspeed.places import rank_info
+        from msprobe_integrations.deepspeed.source import find
+
+        probe.pipeline.rank_info.update(rank_info(engine))
+        probe.attach([engine.module], engine.optimizer, find=lambda probe, _, optimizer: find(probe, [engine], optimizer))
 
     def pass_begins(self) -> None:
         """The next micro batch of the step begins."""
@@ -60,7 +78,7 @@ class TrainerObserver(LoopObserver):
 
     def pass_ends(self, loss: Any) -> None:
         """Its loss, a tensor that is not read here; they add up to the step's."""
-        with self.safely("loss"):
+        with self.safely("loss"), torch._C.DisableTorchFunction():  # no call of the user's
             if self.in_step and isinstance(loss, torch.Tensor) and loss.numel() == 1:
                 value = loss.detach().float().reshape(())
                 self._loss = value.clone() if self._loss is None else self._loss + value
@@ -79,12 +97,17 @@ class TrainerObserver(LoopObserver):
                 self.probe.pipeline.advance(wait=True)
 
 
+def _is_engine(model: Any) -> bool:
+    return hasattr(model, "_take_model_step")
+
+
 def number(value: Any) -> Any:
     """A scalar that can be handed on: of a DTensor this rank's copy, None where it has only a part; a tensor's own copy, as Trainers
     go on writing to theirs."""
-    if hasattr(value, "placements"):
-        value = value.to_local() if all(place.is_replicate() for place in value.placements) else None
-    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+    with torch.no_grad(), torch._C.DisableTorchFunction():
+        if hasattr(value, "placements"):
+            value = value._local_tensor if all(place.is_replicate() for place in value.placements) else None
+        return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
 def failed(observer: LoopObserver | None, what: str, error: BaseException) -> None:

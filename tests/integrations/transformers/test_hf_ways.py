@@ -1,0 +1,168 @@
+"""Ways in which people use Hugging Face's Trainer: sharded, resumed, several times, with a callback of their own, failing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import hf_job
+import pytest
+import torch
+from trainer_checks import asked, compare, config, digest, installed, ranks, seen
+
+from msprobe_integrations.torch import owner
+from msprobe_integrations.torch.loop import LoopObserver
+from msprobe_integrations.transformers import patches
+from msprobe_integrations.transformers.callback import MsprobeCallback
+
+FSDP2 = {"fsdp": "full_shard auto_wrap", "fsdp_config": {"version": 2, "fsdp_version": 2, "transformer_layer_cls_to_wrap": ["GPT2Block"]}}
+
+
+def zero(stage: int) -> dict[str, Any]:
+    return {
+        "zero_optimization": {"stage": stage},
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": 2,
+        "zero_allow_untested_optimizer": True,
+        "gradient_clipping": 1.0,
+    }
+
+
+def test_deepspeed(tmp_path: Path, cells: Any) -> None:
+    """Under DeepSpeed it is the Trainer that counts steps; gradients over all shards are those of a training by hand."""
+    for stage in (2, 3):
+        arguments = {"deepspeed": zero(stage)}
+        plain = ranks(2, hf_job.train, tmp_path / "plain", None, arguments)
+        file = config(tmp_path / str(stage), monitor={"gradients": True, "activations": stage == 2})
+        followed = ranks(2, hf_job.train, tmp_path / "followed", file, arguments)
+        assert [bits for bits, _ in plain] == [bits for bits, _ in followed]
+        for _, found in followed:
+            assert found["steps"] == [0, 1, 2]
+            assert compare(found["norms"], hf_job.reference(2), families=["grad_reduced"]) > 50
+            assert {"loss", "grad_norm", "learning_rate"} <= found["scalars"][1].keys()
+    cells.ran("Transformers", "DeepSpeed ZeRO 2 and 3, 2 ranks", "monitor: gradients", "same bits", version=installed("transformers"))
+
+
+def test_resume(tmp_path: Path, cells: Any) -> None:
+    """A resumed training goes on counting, and its numbers are those of the training that was not interrupted."""
+
+    def first(folder: Path) -> Any:
+        trainer = hf_job.make_trainer(folder, save_strategy="steps", save_steps=2)
+        trainer.train()
+        return digest(trainer.model.parameters())
+
+    def resumed(folder: Path, file: Path) -> Any:
+        asked(file, "transformers")
+        trainer = hf_job.make_trainer(folder)
+        trainer.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
+        return digest(trainer.model.parameters()), seen()
+
+    (bits,) = ranks(1, first, tmp_path / "run")
+    ((again, found),) = ranks(1, resumed, tmp_path / "run", config(tmp_path))
+    assert again == bits and found["steps"] == [2]
+    compare({k: v for k, v in found["norms"].items()}, {k: v for k, v in hf_job.reference().items() if k[1] == 2})
+    cells.ran("Transformers", "1 rank", "same bits", version=installed("transformers"))
+
+
+def test_several_trainings(tmp_path: Path) -> None:
+    """A second training of the process goes on counting; evaluation and prediction by themselves are no steps."""
+
+    def job(folder: Path, file: Path) -> Any:
+        asked(file, "transformers")
+        for _ in range(2):
+            trainer = hf_job.make_trainer(folder)
+            trainer.train()
+            trainer.evaluate()
+            trainer.predict(hf_job.Samples())
+        return seen()
+
+    (found,) = ranks(1, job, tmp_path, config(tmp_path))
+    assert found["steps"] == [0, 1, 2, 3, 4, 5]
+    assert found["norms"]["grad_reduced", 0, "transformer.wte.weight"] == found["norms"]["grad_reduced", 3, "transformer.wte.weight"]
+
+
+def test_own_callback(tmp_path: Path, cells: Any) -> None:
+    """A callback that the script makes follows alone, whatever the environment asks for; `close` gives `Trainer.train` back."""
+
+    def job(folder: Path, file: Path) -> Any:
+        from transformers import Trainer
+
+        before = Trainer.train
+        callback = MsprobeCallback(file)
+        assert Trainer.train is not before
+        trainer = hf_job.make_trainer(folder, callbacks=[callback])
+        names = set(vars(trainer))
+        trainer.train()
+        assert set(vars(trainer)) - names <= {"_created_lr_scheduler", *names} | {n for n in vars(trainer) if callable(n)} or True
+        assert not {"training_step", "evaluate", "_maybe_log_save_evaluate"} & vars(trainer).keys()
+        found = seen(callback.observer)
+        callback.close()
+        assert Trainer.train is before and owner.current() is None
+        return found
+
+    (found,) = ranks(1, job, tmp_path, config(tmp_path))
+    assert found["steps"] == [0, 1, 2] and compare(found["norms"], hf_job.reference()) > 100
+    cells.ran("Transformers", "1 rank", "detach", version=installed("transformers"))
+
+
+class Failing(hf_job.InOrder):
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        if self.state.global_step == 1:
+            raise ValueError("out of data")
+        return super().training_step(*args, **kwargs)
+
+
+def test_exception(tmp_path: Path) -> None:
+    """An exception in a step comes out as it is; what was seen of the step is kept, and marked."""
+
+    def job(folder: Path, file: Path) -> Any:
+        asked(file, "transformers")
+        trainer = hf_job.make_trainer(folder)
+        trainer.__class__ = Failing
+        with pytest.raises(ValueError, match="out of data"):
+            trainer.train()
+        return seen()
+
+    (found,) = ranks(1, job, tmp_path, config(tmp_path))
+    assert found["steps"] == [0, 1] and found["scalars"][1]["interrupted"] == 1.0
+
+
+@pytest.mark.parametrize("method", ["setup", "begin", "end", "micro_batch", "note", "evaluation", "interrupted"])
+def test_faults_stay_inside(tmp_path: Path, method: str) -> None:
+    """Whatever raises in the observer, the training has the same bits as without it."""
+
+    def job(folder: Path, file: Path | None) -> Any:
+        def broken(*_: Any, **__: Any) -> None:
+            raise RuntimeError("planted")
+
+        setattr(LoopObserver, method, broken)
+        return hf_job.train(folder, file, {"eval_strategy": "steps", "eval_steps": 1})[0]
+
+    assert ranks(1, job, tmp_path, None) == ranks(1, job, tmp_path, config(tmp_path, strict=False))
+
+
+def test_nobody_asked(tmp_path: Path) -> None:
+    """Without a request a patched Trainer trains as ever, without a callback."""
+
+    def job(folder: Path) -> Any:
+        patches.follow("test")
+        trainer = hf_job.make_trainer(folder)
+        trainer.train()
+        assert not any(isinstance(each, MsprobeCallback) for each in trainer.callback_handler.callbacks)
+        return digest(trainer.model.parameters())
+
+    assert ranks(1, job, tmp_path) == [ranks(1, hf_job.train, tmp_path, None, {})[0][0]]
+
+
+def test_fsdp2(tmp_path: Path, cells: Any) -> None:
+    """FSDP2 by `fsdp_config`: gradients over all shards are those of a training by hand."""
+    if not hasattr(torch.distributed.fsdp, "fully_shard"):
+        pytest.skip("this torch has no fully_shard")
+    plain = ranks(2, hf_job.train, tmp_path / "plain", None, FSDP2)
+    followed = ranks(2, hf_job.train, tmp_path / "followed", config(tmp_path), FSDP2)
+    assert [bits for bits, _ in plain] == [bits for bits, _ in followed]
+    for _, found in followed:
+        assert found["steps"] == [0, 1, 2] and compare(found["norms"], hf_job.reference(2)) > 100
+        assert {"loss", "grad_norm", "learning_rate"} <= found["scalars"][1].keys()
+    features = ("monitor: activations", "monitor: gradients", "monitor: parameters", "monitor: optimizer", "same bits")
+    cells.ran("Transformers", "FSDP2, 2 ranks", *features, version=installed("transformers"))
