@@ -40,6 +40,7 @@ from msprobe_integrations.torch.membership import Membership
 from msprobe_integrations.torch.module_side import ModuleSide
 from msprobe_integrations.torch.notify import find_notifier
 from msprobe_integrations.torch.parameter_side import Attached, Find, ParameterSide
+from msprobe_integrations.torch.pipelining import StagePreparation
 from msprobe_integrations.torch.plans import Plans
 from msprobe_integrations.torch.wants import Wants
 
@@ -83,6 +84,7 @@ class TorchProbe:
         self.plans = Plans(self.session)
         self._attempts: Attempts | None = None
         self._watch = ModuleSide.build(self, m)
+        self._stages = StagePreparation(self)
         atexit.register(self.close)
         exits.at_signal(self.close, settings.exit_patience)
         this = weakref.ref(self)
@@ -153,6 +155,7 @@ class TorchProbe:
         """
         with self.guard("attach"):
             self._models = chunks_of(models, optimizer)
+            self._stages.install()
             one = self._models if len(self._models) > 1 else self._models[0]
             self.plans.attach(one)
             if self._watch is not None:
@@ -365,6 +368,7 @@ class TorchProbe:
         if self._watch is not None:
             self._watch.remove()
         self.parameters.remove()
+        self._stages.remove()
         if self._attempts is not None:
             self._attempts.close()
         with self.guard("closing"):

@@ -11,6 +11,7 @@ import torch
 from msprobe_engine import histograms
 from msprobe_engine.records import Sample, TensorRef
 from msprobe_integrations.torch.backward import Edge, GradientWatch, edge, sequence_number
+from msprobe_integrations.torch.late_samples import LateSamples
 from msprobe_integrations.torch.module_hooks import ModuleHooks, Post, Pre
 from msprobe_integrations.torch.module_tensors import Found, inputs_of, outputs_of
 from msprobe_integrations.torch.recorder import MOST_OPEN, no_torch_function
@@ -84,10 +85,11 @@ class TensorWatch:
         self._watches: list[GradientWatch] = []
         # without the look for modes on torch's stack, which are off where it is called
         self._reduce = self._probe.backend.reduce_unshielded
+        self._late = LateSamples(self._probe.backend.reduce)
         if "actv" in monitor.histograms:
             self._take = self._take_with_histogram  # type: ignore[method-assign]
         self._reduce_gradient: Callable[[torch.Tensor], TensorRef] = (
-            self._gradient_with_histogram if "actv_grad" in monitor.histograms else self._probe.backend.reduce
+            self._gradient_with_histogram if "actv_grad" in monitor.histograms else self._late.reduce
         )
 
     def add(self, named: Named, hooks: ModuleHooks) -> None:
@@ -98,6 +100,7 @@ class TensorWatch:
 
     def end_step(self) -> None:
         """Report gradients that came in part; what comes later is not looked at."""
+        self._late.end_step(self._probe.pipeline.samples)
         for watch in self._watches:
             if watch.unfinished:
                 watch.report()
@@ -170,7 +173,11 @@ class TensorWatch:
         reduce, append = self._reduce, self._probe.pipeline.samples.append
         for name, (_, tensor) in zip(names, found):
             ref = reduce(tensor)
+            if ref[0] < 0:
+                ref = self._late.reduce(tensor)
             append(_new(Sample, ("actv", name, ref, "", micro_step, chunk, _NO_EXTRA)))
+        if self._late:
+            self._late.settle(self._probe.pipeline.samples)
 
     def _take_with_histogram(self, chunk: int, micro_step: int, names: list[str], found: Found) -> None:
         for name, (_, tensor) in zip(names, found):
@@ -198,9 +205,11 @@ class TensorWatch:
                 if ref is not None:
                     extra = self._rows.get(ref.row, _NO_EXTRA) if self._rows else _NO_EXTRA
                     samples.append(_new(Sample, ("actv_grad", name, ref, "", micro_step, chunk, extra)))
+        if self._late:
+            self._late.settle(samples)
 
     def _gradient_with_histogram(self, gradient: torch.Tensor) -> TensorRef:
-        ref: TensorRef = self._probe.backend.reduce(gradient)
+        ref: TensorRef = self._late.reduce(gradient)
         if ref.row >= 0 and ref.row not in self._rows:
             self._rows[ref.row] = self._histogram(gradient)
         return ref

@@ -224,7 +224,7 @@ LAYOUTS = (
 
 def plain(name: str) -> str:
     """A parameter's or module's name without wrappers."""
-    for word in ("module.", "_orig_mod.", "_fsdp_wrapped_module."):
+    for word in ("_fsdp_wrapped_module.", "_orig_mod.", "module."):
         name = name.replace(word, "")
     return name
 

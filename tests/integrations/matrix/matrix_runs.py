@@ -112,9 +112,11 @@ def _named(training: ml.Training) -> Any:
 def _samples(frame: Any) -> Samples:
     found: Samples = {}
     for sample in frame.samples:
+        if sample.ref.row < 0:
+            continue
         s = rows.read(frame.rows[sample.ref.row])
         detail = sample.phase or sample.extra.get("state") or sample.extra.get("tag") or ""
-        if s.count and s.norm is not None:
+        if s.count and s.norm is not None:  # a rank may hold nothing of a parameter
             found.setdefault((sample.family, sample.name, detail), []).append(Part(s.count, s.norm, s.min, s.max, s.mean))
     return found
 
