@@ -142,8 +142,7 @@ class FlatSource(PlainSource):
         flat = place.handle.flat_param
         state = self._optimizer.state.get(piece.parameter) or {}
         if not state and not place.elements:  # the other ranks have these
-            state = next((s for s in self._optimizer.state.values() if s), {})
-            return {name: tensor.detach().reshape(-1)[:0] for name, tensor in state.items() if _is_state(name, tensor)}
+            return {name: tensor.detach().reshape(-1)[:0] for name, tensor in self._any_state().items() if _is_state(name, tensor)}
         found: dict[str, torch.Tensor] = {}
         for name, tensor in state.items():
             if _is_state(name, tensor) and tensor.shape == piece.parameter.shape:
@@ -151,6 +150,17 @@ class FlatSource(PlainSource):
                 if part is not None:
                     found[name] = part
         return found
+
+    def hyper(self, piece: Piece) -> Mapping[str, Any]:
+        """As in `PlainSource`; where this rank has nothing of the parameter its updates are those of the others."""
+        place = self._at.get(piece)
+        found = super().hyper(piece)
+        if place is None or place.elements or piece.parameter in self._optimizer.state:
+            return found
+        return {**found, "step": self._any_state().get("step", found["step"])}
+
+    def _any_state(self) -> Mapping[str, Any]:
+        return next((state for state in self._optimizer.state.values() if state), {})
 
     def replicated(self, piece: Piece) -> Sequence[Replicas]:
         """Ranks of NO_SHARD, and of HYBRID_SHARD across the nodes."""
