@@ -27,6 +27,7 @@ class NanInfArgs(CommonArgs):
     overflow: bool = arg(True, "with a loss scale other than 1, NaN and Inf in gradients are warnings: such a step is skipped")
 
 
+_FLAG = "npu_overflow"
 _SCALED = ("grad", "activation_grad")
 """What a loss scale multiplies, and what therefore may overflow in a healthy run."""
 
@@ -47,6 +48,7 @@ class NanInfRule:
         self._kinds = check_kinds(self.name, kinds)
         self._layouts = layouts or LayoutCache()
         self._computed = Computed()
+        self._flagged = False
 
     def check(self, frame: Frame) -> list[Alert]:
         """Alerts for the NaN and Inf of one frame: tensors in order of execution, then scalars."""
@@ -62,7 +64,20 @@ class NanInfRule:
                         frame, name, kind, rule=self.name, severity=severity, value=value, expected="a finite number", seen=f"value {value}"
                     )
                 )
-        return alerts
+        return [*alerts, *self._saturated(frame)]
+
+    def _saturated(self, frame: Frame) -> list[Alert]:
+        """The device's own flag, where it writes large finite numbers in place of Inf. It stays until somebody clears it: said once."""
+        flag = frame.scalars.get(_FLAG)
+        if flag is None or excluded(_FLAG, self._args.exclude):
+            return []
+        before, self._flagged = self._flagged, flag > 0
+        if before or not self._flagged:
+            return []
+        severity = self._severity_of("grad", frame)
+        seen = "an overflow that the device saturated: no tensor shows it"
+        kind = scalar_kind(_FLAG)
+        return [scalar_alert(frame, _FLAG, kind, rule=self.name, severity=severity, value=flag, expected="no overflow", seen=seen)]
 
     def _tensors(self, frame: Frame) -> list[Alert]:
         layout = self._layouts.of(frame)

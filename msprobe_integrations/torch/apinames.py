@@ -185,6 +185,8 @@ _FUNCTIONAL_CALLERS = {getattr(functional, name).__code__: name for name in _NAM
 _ASKED = frozenset(_DUNDERS) | {method for method, _ in _UNARY.values()} | _NAMED
 
 
+_SPACES = {"aten": "Aten", "npu": "NPU"}
+"""Namespaces of operators that have a prefix of their own; ``npu`` are those of torch_npu, whose Python names are these operators."""
 _VF = frozenset(("lstm",))  # nn.LSTM calls torch._VF.lstm; the same object is torch.lstm
 
 
@@ -228,7 +230,7 @@ class ApiNames:
             space, _, op = packet._qualified_op_name.partition("::")
             if space in ("c10d", "_c10d_functional", "_c10d_functional_autograd", "profiler"):
                 return None
-            return ("Aten" if space == "aten" else space), op
+            return _SPACES.get(space, space), op
         owner = getattr(func, "__objclass__", None)
         if owner is not None and issubclass(owner, torch._C.TensorBase):
             return "Tensor", name
@@ -248,6 +250,8 @@ class ApiNames:
         for space in ("linalg", "fft", "special"):
             if module in (f"torch._C._{space}", f"torch.{space}"):
                 return "Torch", name.removeprefix(f"{space}_")
+        if module.partition(".")[0] == "torch_npu":
+            return "NPU", name
         if module.startswith("torch.nn.functional") or module == "torch._C._nn":
             return "Functional", name
         if module.startswith("torch"):

@@ -39,6 +39,7 @@ from msprobe_integrations.torch.hot import hot_monitor
 from msprobe_integrations.torch.membership import Membership
 from msprobe_integrations.torch.module_side import ModuleSide
 from msprobe_integrations.torch.notify import find_notifier
+from msprobe_integrations.torch.overflow import NpuOverflow
 from msprobe_integrations.torch.parameter_side import Attached, Find, ParameterSide
 from msprobe_integrations.torch.pipelining import StagePreparation
 from msprobe_integrations.torch.plans import Plans
@@ -80,6 +81,7 @@ class TorchProbe:
         self._follower: HotMonitor | None = None
         self.parameters = ParameterSide(self)
         self._advice = Advice(self)
+        self._overflow = NpuOverflow()
         self.pipeline.listeners.append(self._advice.on_frame)
         self.plans = Plans(self.session)
         self._attempts: Attempts | None = None
@@ -263,7 +265,11 @@ class TorchProbe:
             return
         if not self._in_step:
             self._advice.no_begin()
-        self._finish_step(self._advice.numbers(scalars), complete)
+        scalars = self._advice.numbers(scalars)
+        if self._due and self.faults.enabled("overflow flag"):
+            with self.guard("overflow flag"):
+                scalars = self._overflow.add(scalars)
+        self._finish_step(scalars, complete)
         if self._file is not None and self.faults.enabled("monitor.hot"):
             with self.guard("monitor.hot"):
                 if self._follower is None:
