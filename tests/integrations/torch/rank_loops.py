@@ -30,11 +30,14 @@ def truth(world: int, micros: int, clip: float = 0.0) -> list[dict[str, Any]]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-3)
     found = []
     for step in range(STEPS):
-        losses = []
+        losses, local = [], []
         for rank in range(world):
             of_rank = [model(data(step, micro, rank).double()).square().mean() / micros for micro in range(micros)]
             losses.append(sum(loss.item() for loss in of_rank))
-            (sum(of_rank) / world).backward()  # type: ignore[union-attr]
+            total: Any = sum(of_rank)
+            gradients = torch.autograd.grad(total, list(model.parameters()), retain_graph=True)
+            local.append({name: np.array(g) for (name, _), g in zip(model.named_parameters(), gradients)})
+            (total / world).backward()
         reduced = {name: np.array(p.grad) for name, p in model.named_parameters()}
         norm = nn.utils.clip_grad_norm_(model.parameters(), clip).item() if clip else 0.0
         clipped = {name: np.array(p.grad) for name, p in model.named_parameters()}
@@ -43,6 +46,7 @@ def truth(world: int, micros: int, clip: float = 0.0) -> list[dict[str, Any]]:
         found.append(
             {
                 "loss": losses,
+                "local": local,
                 "grad_norm": norm,
                 "reduced": reduced,
                 "clipped": clipped,
@@ -61,6 +65,9 @@ def check(frames: list[Any], expected: list[dict[str, Any]], rank: int, phases: 
         where = (rank, frame.step)
         assert abs(frame.scalars["loss"] - true["loss"][rank]) < 1e-6, (where, frame.scalars["loss"], true["loss"])
         for name in true["reduced"]:
+            unreduced = seen.get(("grad_unreduced", name, "accumulated"))
+            if unreduced is not None and unreduced.shape == true["local"][rank][name].shape and "placements" not in unreduced.extra:
+                pc.assert_same(unreduced, true["local"][rank][name], (*where, name, "unreduced"), 1e-5)
             for phase in phases:
                 pc.assert_same(seen["grad_reduced", name, phase], true[phase][name], (*where, name, phase), 1e-5)
             pc.assert_same(seen["param_updated", name, ""], true["param_updated"][name], (*where, name), 1e-5)
@@ -124,3 +131,88 @@ def follow(kind: str, micros: int = 1, clip: float = 0.0, sections: dict[str, An
     families = sorted({sample.family for frame in launch.frames for sample in frame.samples})
     norms = [(frame.scalars.get("grad_norm"), true["grad_norm"]) for frame, true in zip(launch.frames, expected)]
     return {"same": alone == watched, "files": files, "families": families, "norms": norms}
+
+
+class Stage(nn.Module):
+    """One or more of the layers of `layers`."""
+
+    def __init__(self, first: int, last: int) -> None:
+        super().__init__()
+        every = layers()
+        self.layers = nn.ModuleDict({str(number): every[number] for number in range(first, last)})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers.values():
+            x = torch.tanh(layer(x))
+        return x
+
+
+def layers() -> list[nn.Linear]:
+    torch.manual_seed(0)
+    return [nn.Linear(4, 4) for _ in range(4)]
+
+
+def pipeline(schedule: str, micros: int) -> tuple[list[bytes], list[dict[str, Any]]]:
+    """A pipeline of two ranks, with one stage each or (``Interleaved1F1B``) two; this rank's parameters, and the gradients of each step."""
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+
+    rank = dist.get_rank()
+    numbers = [rank, rank + 2] if schedule == "Interleaved1F1B" else [rank]
+    size = 1 if len(numbers) == 2 else 2
+    parts = [Stage(number * size, (number + 1) * size) for number in numbers]
+    stages = [PipelineStage(part, number, 4 // size, torch.device("cpu")) for part, number in zip(parts, numbers)]
+    optimizer = torch.optim.AdamW([p for part in parts for p in part.parameters()], lr=0.01)
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return (output - target).square().mean()
+
+    kinds: dict[str, Any] = {"GPipe": ScheduleGPipe, "1F1B": Schedule1F1B}
+    run: Any = (
+        ScheduleInterleaved1F1B(stages, micros, loss_fn=loss) if len(stages) == 2 else kinds[schedule](stages[0], micros, loss_fn=loss)
+    )
+    gradients = []
+    for step in range(STEPS):
+        inputs = [data(step, 0, 0)] if rank == 0 else []
+        run.step(*inputs, **({"target": data(step, 1, 0)} if numbers[-1] == 4 // size - 1 else {}))
+        gradients.append({name: pc.whole(p.grad) for part in parts for name, p in part.named_parameters() if p.grad is not None})
+        optimizer.step()
+        optimizer.zero_grad()
+    return [np.asarray(p.detach()).tobytes() for part in parts for p in part.parameters()], gradients
+
+
+def pipeline_truth() -> list[tuple[float, dict[str, Any]]]:
+    """Loss and gradients of each step, of one process in float64."""
+    model = Stage(0, 4).double()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    found = []
+    for step in range(STEPS):
+        loss = (model(data(step, 0, 0).double()) - data(step, 1, 0).double()).square().mean()
+        loss.backward()
+        found.append((loss.item(), {name: np.array(p.grad) for name, p in model.named_parameters()}))
+        optimizer.step()
+        optimizer.zero_grad()
+    return found
+
+
+def follow_pipeline(schedule: str) -> dict[str, Any]:
+    """In one rank: gradients of this rank's layers, loss on the last stage, activations of every micro batch."""
+    alone, _ = pipeline(schedule, 4)
+    expected = pipeline_truth()
+    rules = [{"rule": "outlier_rank"}]  # its group of all ranks is made in the first step
+    with cases.launched({**cases.MONITOR, "activations": True}, rules=rules) as launch:
+        watched, gradients = pipeline(schedule, 4)
+    last = dist.get_rank() == 1
+    assert [frame.step for frame in launch.frames] == list(range(STEPS))
+    for frame, (loss, true), own in zip(launch.frames, expected, gradients):
+        seen = {s.name: s for s in frame.samples if s.family == "grad_reduced"}
+        assert set(seen) == set(own)
+        for name, sample in seen.items():
+            got = pc._rows.read(frame.rows[sample.ref.row])
+            assert abs(got.norm - np.sqrt((true[name] ** 2).sum())) < 1e-6, (frame.step, name)
+        if last:
+            assert abs(frame.scalars["loss"] - loss) < 1e-6, (frame.scalars["loss"], loss)
+        else:
+            assert "loss" not in frame.scalars
+        passes = {s.micro_step for s in frame.samples if s.family == "actv"}
+        assert passes == {0, 1, 2, 3}, passes
+    return {"same": alone == watched}

@@ -31,3 +31,11 @@ def test_numbers(kind: str, clip: float, cells: Any) -> None:
         if clip:
             assert all(got == pytest.approx(true, rel=1e-5) for got, true in found["norms"])
     cells.ran("PyTorch", LAYOUTS[kind], "monitor: gradients", "monitor: parameters", "monitor: optimizer", "same bits")
+
+
+@pytest.mark.parametrize("schedule", ["GPipe", "1F1B", "Interleaved1F1B"])
+def test_pipeline(schedule: str, cells: Any) -> None:
+    """Stages of `torch.distributed.pipelining`: each rank reports its own layers, under names of their own, with the gradients and the
+    loss of one process; nobody waits for a rank that waits for the pipeline."""
+    assert all(found["same"] for found in run_ranks(2, rank_loops.follow_pipeline, schedule))
+    cells.ran("PyTorch", "PP 2, 2 ranks", "monitor: gradients", "monitor: parameters", "monitor: activations", "same bits")
