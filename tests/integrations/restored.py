@@ -272,8 +272,9 @@ def _process() -> dict[Any, Any]:
             "gradients enabled": torch.is_grad_enabled(),
             "anomaly": torch.is_anomaly_enabled(),
             "threads of torch": torch.get_num_threads(),
-            "saved tensor hooks": torch._C._autograd._top_saved_tensors_default_hooks(True),
         }
+        hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)  # since torch 2.5
+        found["saved tensor hooks"] = hooks(True) if hooks is not None else None
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         found["random state of numpy"] = repr(numpy.random.get_state(legacy=False))

@@ -194,10 +194,15 @@ class Layout(NamedTuple):
     phase: str = "reduced"
     hidden: bool = False
     """Modules inside are not seen (compiled)."""
+    missing: str = ""
+    """Why this torch does not have it."""
     parts: bool = False
     """Samples of parameters are of this rank's part (not of the whole parameter)."""
 
 
+_VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
+_NO_FSDP2 = "" if _VERSION >= (2, 6) else "FSDP2 of torch below 2.6 makes streams of CUDA, also on a CPU"
+_NO_PIPELINING = "" if PipelineStage is not None else "no torch.distributed.pipelining below torch 2.4"
 LAYOUTS = (
     Layout("1 rank", 1, lambda: Training(net())),
     Layout("gradient accumulation, 1 rank", 1, lambda: Accumulating(net())),
@@ -213,12 +218,19 @@ LAYOUTS = (
         ("first.up.weight",),
         2.0,
     ),
-    Layout("FSDP2, 2 ranks", 2, lambda: Training(_sharded(net(), _mesh(2)), dist.get_rank(), 2), gradient=2.0),
+    Layout("FSDP2, 2 ranks", 2, lambda: Training(_sharded(net(), _mesh(2)), dist.get_rank(), 2), gradient=2.0, missing=_NO_FSDP2),
     Layout("FSDP1, 2 ranks", 2, _fsdp1, gradient=2.0, parts=True),
-    Layout("HSDP 2 x 2, 4 ranks", 4, lambda: Training(_sharded(net(), _mesh(2, 2)), dist.get_rank(), 4), ("first.up.weight",), 4.0),
+    Layout(
+        "HSDP 2 x 2, 4 ranks",
+        4,
+        lambda: Training(_sharded(net(), _mesh(2, 2)), dist.get_rank(), 4),
+        ("first.up.weight",),
+        4.0,
+        missing=_NO_FSDP2,
+    ),
     Layout("TP 2, 2 ranks", 2, lambda: Training(_tensor_parallel(_mesh(2))), ("first.down.bias",)),
-    Layout("FSDP2 x TP 2, 4 ranks", 4, _both, ("first.down.bias",), 2.0),
-    Layout("PP 2, 2 ranks", 2, Pipelined, gradient=2.0 if SCALED else 1.0),
+    Layout("FSDP2 x TP 2, 4 ranks", 4, _both, ("first.down.bias",), 2.0, missing=_NO_FSDP2),
+    Layout("PP 2, 2 ranks", 2, Pipelined, gradient=2.0 if SCALED else 1.0, missing=_NO_PIPELINING),
 )
 
 
