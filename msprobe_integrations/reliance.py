@@ -1,15 +1,21 @@
 """What an integration relies on in its framework, as a table, and what is lost where a version has it no longer.
 
-Each integration has a module ``reliance`` with ``NAME``, ``PACKAGE`` (distribution) and ``TABLE``. It is checked once, when the integration
-attaches; ``msprobe frameworks`` checks it for everything that is installed.
+Each integration has a module ``reliance`` with ``NAME``, ``PACKAGE`` (distribution) and ``TABLE``. It is checked once, when the
+integration attaches; ``msprobe frameworks`` checks it for everything that is installed, in a process of its own per framework:
+``python -m msprobe_integrations.reliance MODULE FILE`` writes `report` as JSON. A module may have ``PARTS``: packages of the framework
+that need not be installed, whose rows do not count then.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.util
+import json
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from msprobe_engine.log import get_logger
@@ -58,6 +64,48 @@ def check(name: str, package: str, table: Sequence[Reliance], objects: Mapping[s
     return lost
 
 
+def report(module: ModuleType) -> dict[str, Any]:
+    """What ``msprobe frameworks`` shows of one framework.
+
+    Returns:
+        name, package, version (``""``: unknown), installed, error (why it cannot be imported, ``""``), and rows: on, needed_for, versions
+        and state, which is ``there``, ``lost``, ``in training`` (about objects of a training) or ``not installed`` (an optional part).
+    """
+    table: Sequence[Reliance] = module.TABLE
+    ways = [way.strip() for row in table for way in row.on.split("|")]
+    roots = sorted({way.partition(":")[0].partition(".")[0] for way in ways if ":" in way})
+    version = version_of(module.PACKAGE)
+    there = [root for root in roots if _found(root)]
+    installed = bool(there or version)
+    said: dict[str, Any] = {"name": module.NAME, "package": module.PACKAGE, "version": version, "installed": installed, "error": ""}
+    if not installed:
+        return {**said, "rows": []}
+    for root in there:
+        try:
+            importlib.import_module(root)
+        except Exception as error:
+            said["error"] = f"{type(error).__name__}: {error}"
+    absent = [part for part in getattr(module, "PARTS", ()) if not _found(part)]
+    return {**said, "rows": [{**row._asdict(), "state": _state(row, absent)} for row in table]}
+
+
+def _state(row: Reliance, absent: Sequence[str]) -> str:
+    ways = [way.strip() for way in row.on.split("|")]
+    if all(f"{way.partition(':')[0]}.".startswith(tuple(f"{part}." for part in absent)) for way in ways):
+        return "not installed"
+    if any(_there(way, {}) for way in ways if ":" in way):
+        return "there"
+    return "in training" if any(":" not in way for way in ways) else "lost"
+
+
+def _found(name: str) -> bool:
+    """Is there such a package? Its parents are imported, itself not."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except Exception:
+        return False
+
+
 def _there(way: str, objects: Mapping[str, Any]) -> bool:
     module, colon, path = way.partition(":")
     if colon:
@@ -78,3 +126,12 @@ def _there(way: str, objects: Mapping[str, Any]) -> bool:
         except Exception:
             return False
     return True
+
+
+def main(argv: Sequence[str]) -> None:
+    """``MODULE FILE``: write the report of a module with a table into a file."""
+    Path(argv[1]).write_text(json.dumps(report(importlib.import_module(argv[0]))), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

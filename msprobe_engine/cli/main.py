@@ -30,6 +30,7 @@ COMMANDS = {
     "check-config": Command("check_config", "check a settings file and print what it resolves to"),
     "data2db": Command("data2db", "put monitor files or dumps into a trend data base (SQLite)"),
     "estimate": Command("estimate", "say what a dump will cost in disk and time, before it is made"),
+    "frameworks": Command("frameworks", "say which training frameworks are here, and what the probe does not find in them"),
     "grad_probe": Command("grad_probe", "compare the gradient directions of two runs (compare)"),
     "monitor": Command("monitor", "work with what the monitor has written (analyze, report, learn, csv2tb)"),
     "nan_analyze": Command("nan_analyze", "find the operator where the first NaN or Inf was born, over all ranks of a step"),
@@ -54,7 +55,8 @@ examples:
 EXIT_CODES = """\
 exit codes:
   0    done
-  1    done, and something was found (nan_analyze, monitor analyze, monitor learn --check, grad_probe compare) or does not fit (estimate)
+  1    done, and something was found (nan_analyze, monitor analyze, monitor learn --check, grad_probe compare,
+       frameworks) or does not fit (estimate)
   2    wrong usage, settings or input; the message says what to do
   3    a bug in this tool; please report it with the output of --debug
   130  interrupted"""

@@ -1,0 +1,136 @@
+"""Say which of the supported training frameworks are installed here, and whether everything is there that the probe relies on in them.
+
+Each framework is imported in a process of its own, so a broken one does not spoil the others. What a version lacks is said with what
+that takes away; everything else of the probe works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from msprobe_engine.errors import UsageError
+
+INTEGRATIONS = "msprobe_integrations"
+"""Where the integrations are: those with a file reliance.py have a table of what they rely on. Nothing of it is imported here."""
+GROUP = "msprobe.reliance"
+"""Entry points of integrations that live somewhere else: name of a framework, module with its table."""
+RUNNER = "msprobe_integrations.reliance"
+"""What writes the report of such a module; started, not imported."""
+SECONDS = 300
+"""Longer than any import takes."""
+EXAMPLES = """\
+examples:
+  msprobe frameworks
+  msprobe frameworks torch deepspeed
+  msprobe frameworks --json
+
+exit codes: 0 everything is there, 1 something is not, 2 wrong usage"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Define what the command takes."""
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only these (torch, megatron, deepspeed, ...); default: all")
+    parser.add_argument("--json", action="store_true", help="print everything that is relied on, as JSON")
+    parser.epilog = EXAMPLES
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check the tables and print what they say.
+
+    Raises:
+        UsageError: there is no framework of that name.
+    """
+    from msprobe_engine.progress import bar
+
+    modules = _modules(args.names)
+    with bar("importing", len(modules)) as advance, ThreadPoolExecutor(2) as pool:
+
+        def one(name: str) -> dict[str, Any]:
+            found = check(name, modules[name])
+            advance(name)
+            return found
+
+        reports = list(pool.map(one, modules))
+    print(json.dumps(reports, indent=2) if args.json else "\n".join(lines(reports)))
+    return int(any(degraded(report) for report in reports))
+
+
+def _modules(names: Sequence[str]) -> dict[str, str]:
+    """Module of each framework, by its name."""
+    from importlib.metadata import entry_points
+    from importlib.util import find_spec
+
+    spec = find_spec(INTEGRATIONS)
+    places = [Path(place) for place in (spec.submodule_search_locations or ())] if spec is not None else []
+    known = {path.parent.name: f"{INTEGRATIONS}.{path.parent.name}.reliance" for place in places for path in place.glob("*/reliance.py")}
+    known.update({point.name: point.value for point in entry_points(group=GROUP)})
+    unknown = [name for name in names if name.lower() not in known]
+    if unknown:
+        raise UsageError(f"unknown framework '{unknown[0]}'; allowed: {', '.join(sorted(known))}")
+    return {name: known[name] for name in ([name.lower() for name in names] or sorted(known))}
+
+
+def check(name: str, module: str) -> dict[str, Any]:
+    """The report of one framework, from a process of its own; see `msprobe_integrations.reliance.report`."""
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "report.json"
+        environment = {**os.environ, "MSPROBE_AUTOLOAD": "0"}
+        command = [sys.executable, "-m", RUNNER, module, str(file)]
+        try:
+            done = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=SECONDS,
+                env=environment,
+                errors="replace",
+            )
+            found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+            return found
+        except subprocess.TimeoutExpired:
+            why = f"the import took longer than {SECONDS} s"
+        except (OSError, ValueError):
+            last = done.stderr.strip().splitlines()
+            why = last[-1] if last and done.returncode > 0 else f"the process that imports it ended with exit code {done.returncode}"
+    return {"name": name, "package": "", "version": "", "installed": True, "error": why, "rows": []}
+
+
+def degraded(report: dict[str, Any]) -> bool:
+    """Is something not there that should be?"""
+    return bool(report["error"]) or any(row["state"] == "lost" for row in report["rows"])
+
+
+def lines(reports: Sequence[dict[str, Any]]) -> list[str]:
+    """The reports as text: a line per framework, then what is missing."""
+    here = [report for report in reports if report["installed"]]
+    width = max((len(report["name"]) for report in here), default=0) + 2
+    said = []
+    for report in here:
+        rows = [row for row in report["rows"] if row["state"] in ("there", "lost")]
+        lost = sum(row["state"] == "lost" for row in rows)
+        state = "cannot be imported" if report["error"] else f"{lost} of {len(rows)} are missing" if lost else f"all {len(rows)} are there"
+        later = sum(row["state"] == "in training" for row in report["rows"])
+        more = f"; {later} more are looked at when a training begins" if later and not report["error"] else ""
+        said.append(f"{report['name']:{width}}{report['version'] or '(version unknown)':14}{state}{more}")
+    for report in here:
+        if degraded(report):
+            said += ["", f"{report['name']} {report['version']}".rstrip() + ":"]
+            said += [f"  {report['error']}"] if report["error"] else []
+            for row in report["rows"]:
+                if row["state"] == "lost" and not report["error"]:
+                    said.append(f"  has no {row['on']}: without it: no {row['needed_for']} (known in: {row['versions'] or 'unknown'})")
+    absent = [report["name"] for report in reports if not report["installed"]]
+    if absent:
+        said += ["", f"not installed: {', '.join(absent)}"]
+    return said

@@ -1,0 +1,189 @@
+"""``msprobe frameworks`` and the tables it checks."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from msprobe_engine.cli import frameworks
+from msprobe_engine.cli.main import main
+from msprobe_integrations import reliance
+from msprobe_integrations.reliance import Reliance
+
+FRAMEWORK = "class Engine:\n    step = 1\n    class Inner:\n        deep = 2\nCONSTANT = None\n"
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A framework ``fakefw`` with a module ``engine``, one that raises, and one that ends the process, on the path of all processes."""
+    for name, text in (
+        ("fakefw", FRAMEWORK),
+        ("fakebroken", "raise OSError('libfake.so is missing')\n"),
+        ("fakefatal", "import os; os._exit(5)\n"),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("" if name == "fakefw" else text)
+        (tmp_path / name / "engine.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    yield tmp_path
+    for name in [n for n in sys.modules if n.partition(".")[0].startswith("fake")]:
+        del sys.modules[name]
+
+
+def table(directory: Path, name: str, rows: str, extra: str = "") -> str:
+    """A module with a table; returns its name."""
+    (directory / f"{name}_table.py").write_text(
+        f"from msprobe_integrations.reliance import Reliance as R\nNAME = {name.title()!r}\nPACKAGE = {name!r}\nTABLE = ({rows})\n{extra}\n"
+    )
+    return f"{name}_table"
+
+
+def states(report: dict[str, Any]) -> list[str]:
+    return [row["state"] for row in report["rows"]]
+
+
+def test_states(place: Path) -> None:
+    """There, lost, about a training, of an optional part; one of several ways is enough."""
+    rows = (
+        "R('fakefw.engine:Engine.Inner.deep', 'a'), R('fakefw.engine:Engine.gone | fakefw.engine:CONSTANT', 'b'), "
+        "R('fakefw.engine:Engine.gone', 'c', '1.0'), R('fakefw.gone:x', 'd'), R('engine.step', 'e'), "
+        "R('engine.step | fakefw.engine:Engine', 'f'), R('fakefw.extra.loop:train', 'g'), R('fakefw.extraordinary:x', 'h')"
+    )
+    found = frameworks.check("fakefw", table(place, "fakefw", rows, "PARTS = ('fakefw.extra',)"))
+    assert found["installed"]
+    assert states(found) == ["there", "there", "lost", "lost", "in training", "there", "not installed", "lost"]
+    assert frameworks.degraded(found)
+    text = "\n".join(frameworks.lines([found]))
+    assert "3 of 6 are missing; 1 more are looked at when a training begins" in text
+    assert "has no fakefw.engine:Engine.gone: without it: no c (known in: 1.0)" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [("fakebroken", "OSError: libfake.so is missing"), ("fakefatal", "ended with exit code 5")],
+)
+def test_a_broken_framework_spoils_nothing(place: Path, name: str, error: str) -> None:
+    """One that raises, and one that ends its process, are said by name; the others are checked."""
+    broken = frameworks.check(name, table(place, name, f"R('{name}.engine:x', 'a'),"))
+    good = frameworks.check("fakefw", table(place, "fakefw", "R('fakefw.engine:Engine', 'a'),"))
+    assert error in broken["error"]
+    assert frameworks.degraded(broken)
+    assert not frameworks.degraded(good)
+    text = frameworks.lines([broken, good])
+    assert "cannot be imported" in text[0]
+    assert text[1].endswith("all 1 are there")
+
+
+def test_what_is_not_installed_is_no_fault(place: Path) -> None:
+    """A framework that is not here is listed, and degrades nothing."""
+    found = frameworks.check("fakeabsent", table(place, "fakeabsent", "R('fakeabsent.engine:x', 'a'),"))
+    assert not found["installed"]
+    assert not frameworks.degraded(found)
+    assert frameworks.lines([found])[-1] == "not installed: Fakeabsent"
+
+
+def test_an_integration_without_a_table(place: Path) -> None:
+    """A module that cannot be imported is said like a broken framework."""
+    (place / "fakeempty_table.py").write_text("NAME = 'x'\n")
+    found = frameworks.check("fakeempty", "fakeempty_table")
+    assert "TABLE" in found["error"]
+    assert frameworks.degraded(found)
+
+
+def test_torch(capsys: pytest.CaptureFixture[str]) -> None:
+    """The command with the torch that is installed: everything is there, exit code 0; as text and as JSON."""
+    assert main(["frameworks", "torch"]) == 0
+    line = capsys.readouterr().out.strip()
+    assert line.startswith("PyTorch")
+    assert "are there" in line
+    assert main(["frameworks", "TORCH", "--json"]) == 0
+    (report,) = json.loads(capsys.readouterr().out)
+    assert report["name"] == "PyTorch"
+    assert all({"on", "needed_for", "versions", "state"} == set(row) for row in report["rows"])
+
+
+def test_a_degraded_framework_is_exit_code_1(monkeypatch: pytest.MonkeyPatch, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Something is missing: exit code 1, and the text says what."""
+    module = table(place, "fakefw", "R('fakefw.engine:Engine.gone', 'steps'),")
+    monkeypatch.setattr(frameworks, "_modules", lambda _names: {"fakefw": module})
+    assert main(["frameworks"]) == 1
+    assert "without it: no steps" in capsys.readouterr().out
+
+
+def test_an_unknown_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2 and the names that there are."""
+    assert main(["frameworks", "tensorflow"]) == 2
+    assert "unknown framework 'tensorflow'; allowed: accelerate, " in capsys.readouterr().err
+
+
+def test_every_table_is_well_formed() -> None:
+    """Each integration's table can be read without any framework: no row twice, every row says what it is needed for."""
+    modules = frameworks._modules([])
+    assert len(modules) >= 8
+    code = (
+        f"import importlib, sys\nfor module in {list(modules.values())!r}: importlib.import_module(module)\n"
+        f"print(sorted(set({list(modules)!r}) & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    for module in modules.values():
+        found = importlib.import_module(module)
+        assert found.NAME
+        assert found.PACKAGE
+        assert len({(row.on, row.needed_for) for row in found.TABLE}) == len(found.TABLE)
+        for row in found.TABLE:
+            assert row.needed_for
+            assert all("." in way or ":" in way for way in row.on.split("|"))
+
+
+NAMES = st.from_regex(r"[a-z][a-z_]{0,6}", fullmatch=True)
+
+
+@given(path=st.lists(NAMES, min_size=1, max_size=4), cut=st.integers(0, 4))
+def test_rows_about_objects(path: list[str], cut: int) -> None:
+    """A row holds exactly when every attribute of its path is there; one about an object that was not given does not count."""
+    whole: Any = types.SimpleNamespace()
+    at = whole
+    for name in path[:cut]:
+        inner = types.SimpleNamespace()
+        setattr(at, name, inner)
+        at = inner
+    row = Reliance("thing." + ".".join(path), "x")
+    assert reliance.missing([row], {"thing": whole}) == ([] if cut >= len(path) else [row])
+    assert reliance.missing([row]) == []
+    assert reliance.missing([Reliance(f"{row.on} | thing", "x")], {"thing": whole}) == []
+
+
+@given(text=st.text(max_size=30))
+def test_any_row_is_answered(text: str) -> None:
+    """Whatever stands in a row, checking it raises nothing."""
+    assert reliance.missing([Reliance(text, "x")], {"thing": 1}) in ([], [Reliance(text, "x")])
+
+
+class Hostile:
+    """An attribute of a framework may do anything when it is read."""
+
+    @property
+    def engine(self) -> None:
+        raise RuntimeError("not now")
+
+
+def test_checking_says_each_loss_once(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name, version, what is missing and what that takes away, once per process; what raises is missing."""
+    monkeypatch.setattr(reliance, "_said", set())
+    table = [Reliance("thing.engine", "steps"), Reliance("thing.__class__", "names")]
+    for _ in range(2):
+        assert reliance.check("Fake", "no-such-package", table, {"thing": Hostile()}) == table[:1]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("Fake (version unknown) has no thing.engine: without it: no steps")
