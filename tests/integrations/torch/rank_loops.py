@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any
 
 import numpy as np
@@ -130,7 +131,30 @@ def follow(kind: str, micros: int = 1, clip: float = 0.0, sections: dict[str, An
     files = sorted(str(p.relative_to(launch.directory)) for p in launch.directory.rglob("*") if p.is_file())
     families = sorted({sample.family for frame in launch.frames for sample in frame.samples})
     norms = [(frame.scalars.get("grad_norm"), true["grad_norm"]) for frame, true in zip(launch.frames, expected)]
-    return {"same": alone == watched, "files": files, "families": families, "norms": norms}
+    found = {"same": alone == watched, "files": files, "families": families, "norms": norms}
+    for name in files:
+        if name.endswith("dump.json"):
+            found["records"] = list(json.loads((launch.directory / name).read_text())["data"])
+        elif "grad_summary" in name:
+            found["gradients"] = [line.split(",") for line in (launch.directory / name).read_text().splitlines()[1:]]
+    return found
+
+
+def drift() -> list[str]:
+    """DDP whose second rank changes a parameter by itself; the files of an output directory."""
+    monitor = {"gradients": True, "parameters": True, "replica_check": {"interval": 1}}
+    with cases.launched(monitor, incident={"enabled": True, "capture_level": "L0"}, rules=[{"rule": "replica_mismatch"}]) as launch:
+        model = DistributedDataParallel(cases.two())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for step in range(5):
+            model(data(step, 0, dist.get_rank())).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if step == 1 and dist.get_rank() == 1:
+                with torch.no_grad():
+                    model.module.encoder.weight[0, 0] += 1e-3
+            dist.barrier()
+    return [str(path.relative_to(launch.directory)) for path in launch.directory.rglob("*") if path.is_file()]
 
 
 class Stage(nn.Module):

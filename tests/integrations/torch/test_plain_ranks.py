@@ -39,3 +39,30 @@ def test_pipeline(schedule: str, cells: Any) -> None:
     loss of one process; nobody waits for a rank that waits for the pipeline."""
     assert all(found["same"] for found in run_ranks(2, rank_loops.follow_pipeline, schedule))
     cells.ran("PyTorch", "PP 2, 2 ranks", "monitor: gradients", "monitor: parameters", "monitor: activations", "same bits")
+
+
+@pytest.mark.parametrize(("kind", "level"), [("ddp", "mix"), ("fsdp2", "L1"), ("fsdp1", "L0")])
+def test_dump_and_gradient_probe(kind: str, level: str, cells: Any) -> None:
+    """``dump`` and ``grad_probe`` of the settings file: the step that was asked for, on each rank, and gradients of that update under the
+    model's own names; the training is the same."""
+    sections = {"dump": {"level": level, "step": [1]}, "grad_probe": {"grad_level": "L1", "step": [1]}}
+    for rank, found in enumerate(run_ranks(2, rank_loops.follow, kind, 1, 0.0, sections)):
+        assert found["same"]
+        files = found["files"]
+        assert f"dump/step1/rank{rank}/dump.json" in files
+        assert not any(name.startswith(("dump/step0", "dump/step2")) for name in files)
+        assert f"grad_probe/rank{rank}/grad_summary_1.csv" in files
+        assert not any("grad_summary_0" in name or "grad_summary_2" in name for name in files)
+        forward = "Module." if level != "L1" else "Functional.linear"
+        assert any(record.startswith(forward) for record in found["records"]), found["records"][:5]
+        parameters = {f"{part}.{which}" for part in ("encoder", "decoder") for which in ("weight", "bias")}
+        assert {name for name, *_ in found["gradients"]} <= parameters
+        assert len(found["gradients"]) >= 3  # a rank of FSDP1 may have nothing of one
+    cells.ran("PyTorch", LAYOUTS[kind], f"dump {level}", "grad probe")
+
+
+def test_replicas_that_differ_start_an_incident(cells: Any) -> None:
+    """A rank of DDP whose parameters drift is named by the replica check, and every rank leaves an incident."""
+    for files in run_ranks(2, rank_loops.drift):
+        assert any(name.startswith("incidents/") for name in files), files
+    cells.ran("PyTorch", "DDP, 2 ranks", "replica check", "incident capture")
