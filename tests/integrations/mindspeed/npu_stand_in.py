@@ -27,6 +27,8 @@ class Operator:
     def __call__(self, *_: Any, **__: Any) -> Any:
         if self.name.rpartition(".")[2].startswith("register"):  # @register_fx_node_ge_converter(...): says how, computes nothing
             return lambda function: function
+        if self.name.endswith(".is_initialized"):  # what torch_npu answers before anything has run on an NPU
+            return False
         raise RuntimeError(f"{self.name} was called: this test has no NPU")
 
     def __mro_entries__(self, _bases: Any) -> tuple[type, ...]:

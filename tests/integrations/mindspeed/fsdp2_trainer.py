@@ -1,0 +1,43 @@
+"""A Trainer with the loop of MindSpeed-LLM's FSDP2 backend, written from what it does: micro batches through `training_step`, which is
+where the backward pass runs, clipping by a function of the module, then the optimizer, and losses that are read for logging."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def clip_grad_norm(model: nn.Module, limit: float) -> torch.Tensor:
+    found = torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
+    return found.full_tensor() if hasattr(found, "full_tensor") else found
+
+
+class Trainer:
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[list[torch.Tensor]]) -> None:
+        self.model, self.optimizer, self.batches = model, optimizer, batches
+        self.global_step = 0
+        self.log: list[tuple[float, float]] = []
+
+    def train(self, resume_from_checkpoint: str | None = None) -> None:
+        del resume_from_checkpoint
+        for samples in self.batches:
+            loss = 0.0
+            for inputs in samples:
+                step_loss, *_ = self.training_step({"x": inputs}, len(samples))
+                loss += step_loss.item()
+            norm: Any = clip_grad_norm(self.model, 0.1)
+            norm = norm.item()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.global_step += 1
+            self.log.append((loss, norm))
+
+    def training_step(self, inputs: dict[str, torch.Tensor], num_items_in_batch: int) -> tuple[torch.Tensor, ...]:
+        self.model.train()
+        if inputs["x"].isnan().any():
+            raise ValueError("a batch of NaN")
+        loss = self.model(inputs["x"]).float().pow(2).mean() / num_items_in_batch
+        loss.backward()
+        return loss.detach(), loss.detach(), torch.zeros(()), torch.zeros(())
