@@ -25,7 +25,6 @@ import torch
 
 from msprobe_engine.log import get_logger
 from msprobe_engine.settings.schema import ProbeSettings
-from msprobe_integrations import reliance as reliances
 from msprobe_integrations.deepspeed import patches, reliance
 from msprobe_integrations.deepspeed.monitor import Events, MonitorSink
 from msprobe_integrations.deepspeed.pipeline import Instructions, is_pipeline
@@ -75,7 +74,7 @@ class EngineObserver(LoopObserver):
         (engine,) = self.models
         self.engine = engine
         optimizer = getattr(engine, "optimizer", None)
-        reliances.check(reliance.NAME, reliance.PACKAGE, reliance.ENGINE_TABLE, {"engine": engine})
+        reliance.attached(engine)
         probe.pipeline.rank_info.update(rank_info(engine))
         # modules have their names in the user's model; its hooks also come in time for the pass that has just begun
         probe.attach([engine.module], optimizer, find=lambda probe, _, optimizer: find(probe, [engine], optimizer))

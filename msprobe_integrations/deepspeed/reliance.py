@@ -6,6 +6,7 @@ Objects: ``engine`` (a DeepSpeedEngine), and its optimizer by kind: ``unfused`` 
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from msprobe_integrations.reliance import Reliance, check
@@ -94,15 +95,22 @@ def _table(kind: str) -> tuple[Reliance, ...]:
 
 
 KIND_TABLES = {kind: _table(kind) for kind in _KINDS}
-_NEEDED = {f"{kind}.{name}" for kind in _KINDS for name, _, needed in (*_KINDS[kind], *_SHARED) if needed}
+NEEDED = {f"{kind}.{name}" for kind in _KINDS for name, _, needed in (*_KINDS[kind], *_SHARED) if needed}
+"""Rows without which there is no parameter side at all."""
 TABLE = (*MODULE_TABLE, *ENGINE_TABLE, *(row for table in KIND_TABLES.values() for row in table))
+
+
+def attached(engine: Any) -> None:
+    """Say by name what the engine that is followed lacks, and the modules of DeepSpeed that are imported."""
+    modules = [row for row in MODULE_TABLE if row.on.partition(":")[0] in sys.modules]
+    check(NAME, PACKAGE, (*modules, *ENGINE_TABLE), {"engine": engine})
 
 
 def usable(kind: str, optimizer: Any) -> bool:
     """Does an optimizer of this kind have what the parameter side cannot do without? What is missing is said by name."""
     if kind not in KIND_TABLES:
         return True
-    return not any(row.on in _NEEDED for row in check(NAME, PACKAGE, KIND_TABLES[kind], {kind: optimizer}))
+    return not any(row.on in NEEDED for row in check(NAME, PACKAGE, KIND_TABLES[kind], {kind: optimizer}))
 
 
 def unknown(optimizer: Any) -> bool:

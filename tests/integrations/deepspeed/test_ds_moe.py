@@ -19,7 +19,11 @@ pytestmark = pytest.mark.framework
 LAYOUT = "EP 2 (MoE), ZeRO 1, 2 ranks"
 SIZE = 12
 MONITOR = MonitorSettings(
-    activations=True, parameters=True, optimizer_states=True, collectives=True, replica_check=ReplicaCheckSettings(interval=1, gradients=True)
+    activations=True,
+    parameters=True,
+    optimizer_states=True,
+    collectives=True,
+    replica_check=ReplicaCheckSettings(interval=1, gradients=True),
 )
 
 
@@ -95,5 +99,12 @@ def test_experts(cells: Any) -> None:
     shared = [{k[2]: v[0].norm for k, v in f[1].items() if k[0] == "grad_reduced" and "deepspeed_experts" not in k[2]} for f in found]
     assert shared[0] == shared[1]
     cells.ran(
-        "DeepSpeed", LAYOUT, "monitor: activations", "monitor: gradients", "monitor: parameters", "monitor: optimizer", "collectives", "same bits"
+        "DeepSpeed",
+        LAYOUT,
+        "monitor: activations",
+        "monitor: gradients",
+        "monitor: parameters",
+        "monitor: optimizer",
+        "collectives",
+        "same bits",
     )

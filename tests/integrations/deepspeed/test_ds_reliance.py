@@ -1,0 +1,143 @@
+"""A version of DeepSpeed that lacks one attribute of the table: the training is bitwise the same, and what is lost is said by name."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+import deepspeed_harness as harness
+import ds_drift
+import ds_jobs as jobs
+import pytest
+import torch
+from forkpool import run_ranks
+
+from msprobe_engine.settings.schema import MonitorSettings, ReplicaCheckSettings
+from msprobe_integrations import reliance as reliances
+from msprobe_integrations.deepspeed import reliance
+from msprobe_integrations.deepspeed.callback import DeepSpeedCallback
+
+pytestmark = pytest.mark.framework
+FULL = MonitorSettings(
+    activations=True,
+    gradients=True,
+    unreduced_gradients=True,
+    micro_batch_gradients=True,
+    parameters=True,
+    optimizer_states=True,
+    updates=True,
+    replica_check=ReplicaCheckSettings(interval=1),
+)
+KINDS = {0: "unfused", 1: "zero12", 2: "zero12", 3: "zero3"}
+OF_OTHERS = {"forward", "backward", "step", "module", "optimizer", "initialize", "loss_scale", "dp_process_group"}
+"""Names that torch or the user's own loop uses, or that are names of arguments and fields as well: without them DeepSpeed does not run."""
+
+
+def train(stage: int, seen: bool) -> Any:
+    harness.STRICT = False
+    torch.manual_seed(0)
+    net = harness.Net()
+    conf = harness.config(stage, "bf16", 2, 0.05)
+    engine, *_ = harness.deepspeed.initialize(model=net, model_parameters=net.parameters(), config=conf)
+    callback = DeepSpeedCallback(jobs.settings(strict=False, monitor=FULL)) if seen else None
+    if callback is not None:
+        callback.on_setup(engine)
+    losses = []
+    for x in harness.batches("bf16", 4):
+        loss = engine(x)
+        engine.backward(loss)
+        engine.step()
+        losses.append(float(loss.detach()))
+    frames: list[int] = []
+    if callback is not None:
+        probe = callback.observer.probe
+        callback.close()
+        frames = [] if probe is None else [f.step for f in probe.frames]
+    names = list(net.named_parameters())
+    with harness.deepspeed.zero.GatheredParameters([p for _, p in names], enabled=stage == 3):
+        weights = {name: p.detach().clone().view(torch.uint8).numpy().tobytes() for name, p in names}
+    return (losses, weights), frames
+
+
+class Lines(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def rows(stage: int) -> list[str]:
+    """What a training in this stage relies on."""
+    tables = (*reliance.ENGINE_TABLE, *reliance.KIND_TABLES[KINDS[stage]])
+    classes = [row.on for row in reliance.MODULE_TABLE if ":DeepSpeedEngine." in row.on]
+    return [on for on in (*classes, *(row.on for row in tables)) if on.rpartition(".")[2] not in OF_OTHERS]
+
+
+def drifted(stage: int) -> Any:
+    harness.deepspeed.init_distributed("gloo", verbose=False)
+    handler = Lines()
+    logging.getLogger("msprobe").addHandler(handler)
+    found, (plain, _) = {}, train(stage, False)
+    for on in rows(stage):
+        name = on.rpartition(".")[2]
+        handler.lines.clear()
+        reliances._said.clear()
+        ds_drift.rename(name, f"{name}_of_another_version")
+        try:
+            bits, frames = train(stage, True)
+            said = [line for line in handler.lines if name in line]
+            found[on] = (bits == plain, frames, bool(said), list(handler.lines))
+        finally:
+            ds_drift.rename(f"{name}_of_another_version", name)
+    return found
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="instructions are as of Python 3.11")
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_another_version(stage: int) -> None:
+    """Each attribute of the table in turn has another name: the training is the same, bit for bit, the steps are there, and a line names
+    the attribute and what is lost."""
+    for found in run_ranks(2 if stage > 1 else 1, drifted, stage, timeout=200):
+        assert set(found) == set(rows(stage))
+        for on, (same, frames, said, lines) in found.items():
+            assert same, (on, lines)
+            assert said, (on, lines)
+            assert not [line for line in lines if "switched off" in line or "Error" in line], (on, lines)
+            if on != "engine.global_steps":
+                assert frames == [0, 1], (on, lines)
+
+
+class Bare:
+    """An optimizer of some kind, without one of its tables."""
+
+    def __init__(self, kind: str, without: str) -> None:
+        for row in reliance.KIND_TABLES[kind]:
+            name = row.on.rpartition(".")[2]
+            if name != without:
+                setattr(self, name, None)
+
+
+@pytest.mark.parametrize("kind", list(reliance.KIND_TABLES))
+def test_a_table_that_is_needed_is_missing(kind: str) -> None:
+    """Without one of its tables the parameter side of an optimizer is off, or goes on without what the row says; both are said by name."""
+    assert reliance.usable(kind, Bare(kind, ""))
+    for row in reliance.KIND_TABLES[kind]:
+        name = row.on.rpartition(".")[2]
+        reliances._said.clear()
+        lost = reliances.missing(reliance.KIND_TABLES[kind], {kind: Bare(kind, name)})
+        assert lost == [row]
+        assert reliance.usable(kind, Bare(kind, name)) is (row.on not in reliance.NEEDED), name
+
+
+class OfTheFuture:
+    """An optimizer that keeps nothing where it was."""
+
+
+def test_an_optimizer_of_an_unknown_kind() -> None:
+    """DeepSpeed's own optimizer without any known table has no parameter side; a client's optimizer is none of DeepSpeed's."""
+    OfTheFuture.__module__ = "deepspeed.runtime.zero.stage_4"
+    assert reliance.unknown(OfTheFuture())
+    assert not reliance.unknown(torch.optim.SGD([torch.zeros(1)], lr=1.0))
