@@ -57,6 +57,8 @@ LOOP = (
     Reliance("megatron.training.training:load_checkpoint", "moments of checkpoints", "0.8 to 0.19"),
 )
 TABLE = (*CORE, *DDP_ROWS, *OPTIMIZER, *LOOP)
+PARTS = ("megatron.training",)
+"""Not in every distribution of megatron-core."""
 
 
 def check(chunks: Sequence[Any], optimizer: Any) -> list[Reliance]:
