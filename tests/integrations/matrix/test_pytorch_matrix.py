@@ -121,7 +121,7 @@ def check_collectives(layout: ml.Layout, ranks: list[mr.Result]) -> None:
     whole = truth()[1]
 
     def outputs(rank: int, name: str) -> list[Part]:
-        return [p for key, parts in ranks[rank].steps[1].items() if key[0] == "other" and key[1].endswith(name) for p in parts]
+        return [p for key, parts in ranks[rank].steps[1].items() if key[0] == "other" and name in key[1] for p in parts]
 
     if layout.name.startswith("TP"):
         for rank in range(2):
@@ -132,7 +132,7 @@ def check_collectives(layout: ml.Layout, ranks: list[mr.Result]) -> None:
         assert_parts(outputs(1, "irecv"), whole.outputs["first.norm"], "stage 1")
         assert_parts(outputs(0, "irecv"), whole.output_gradients["first.norm"], "stage 0", layout.gradient)
     else:
-        name = "reduce_scatter_single" if "FSDP" in layout.name else "all_reduce"
+        name = "reduce_scatter" if "FSDP" in layout.name else "all_reduce"
         divided = {"up.weight", "up.bias", "down.weight"} if "TP" in layout.name else set(whole.gradients)
         total = 0.0
         for parameter, gradient in whole.gradients.items():
