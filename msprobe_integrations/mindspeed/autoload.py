@@ -13,6 +13,7 @@ from msprobe_integrations.autoload.imports import after_import
 MANAGER = "mindspeed.features_manager.features_manager"
 PATCHES = "mindspeed.patch_utils"
 FSDP2_TRAINER = "mindspeed_llm.fsdp2.train.trainer"
+DATADUMP = "mindspeed.functional.npu_datadump.npu_datadump"
 _OURS = "__msprobe_features__"
 
 
@@ -25,6 +26,7 @@ def arm() -> None:
 
     after_import(PATCHES, watch)
     after_import(MANAGER, _manager)
+    after_import(DATADUMP, _datadump)
     after_import(FSDP2_TRAINER, follow)
 
 
@@ -48,6 +50,15 @@ def _manager(module: ModuleType) -> None:
     manager.set_features_list = ours
     if manager.FEATURES_LIST:
         manager.FEATURES_LIST[:] = _with_ours(manager.FEATURES_LIST)
+
+
+def _datadump(_: ModuleType) -> None:
+    """MindSpeed has made a `PrecisionDebugger` for its ``--npu-datadump``. That is no probe of the script's own, before which ours would
+    yield: the two go on side by side."""
+    from msprobe_integrations.torch import owner
+
+    if owner.current() is None:
+        owner.release()
 
 
 def _with_ours(features: Sequence[Any]) -> Sequence[Any]:

@@ -148,3 +148,20 @@ def test_a_fault_of_ours_leaves_the_list(config: Path, monkeypatch: pytest.Monke
     launch(monkeypatch, "--msprobe-config", str(config))
     manager = importlib.import_module("mindspeed.features_manager.features_manager").MindSpeedFeaturesManager
     assert len(manager.FEATURES_LIST) == 3
+
+
+def test_beside_the_debugger_of_datadump(config: Path) -> None:
+    """A `PrecisionDebugger` that a script makes ends a probe that was asked for from outside; the one that MindSpeed makes does not."""
+    from msprobe_integrations.torch import owner
+    from msprobe_integrations.torch.loop import LoopObserver
+
+    def claimed() -> Any:
+        return owner.claim("megatron", lambda settings, file: LoopObserver(settings, file=file))
+
+    owner.release()
+    request.ask(str(config))
+    owner.of_user()
+    assert claimed() is None
+    autoload._datadump(ModuleType("npu_datadump"))
+    assert claimed() is not None
+    owner.release()
