@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from msprobe_integrations.torch.devices import in_use, kinds
+
 
 class Job:
     """What `msprobe_engine.backend.Backend` has to say about the process.
@@ -38,10 +40,8 @@ class Job:
     def random_state(self) -> dict[str, Any]:
         """States of the random streams of Python, numpy, torch and every initialised device."""
         state: dict[str, Any] = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
-        for kind in ("cuda", "npu"):
-            module = getattr(torch, kind, None)
-            if module is not None and getattr(module, "is_initialized", lambda: False)():
-                state[kind] = module.get_rng_state_all()
+        for kind, module in in_use():
+            state[kind] = module.get_rng_state_all()
         return state
 
     def set_random_state(self, state: Any) -> None:
@@ -49,6 +49,6 @@ class Job:
         random.setstate(state["python"])
         np.random.set_state(state["numpy"])
         torch.set_rng_state(state["torch"])
-        for kind in ("cuda", "npu"):
+        for kind in kinds():
             if kind in state:
                 getattr(torch, kind).set_rng_state_all(state[kind])

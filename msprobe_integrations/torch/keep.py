@@ -28,6 +28,7 @@ from msprobe_integrations.torch import describe as _describe
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.pending import quiet
 from msprobe_integrations.torch.slices import Slices
+from msprobe_integrations.torch.streams import host_memory
 
 _modes = torch._C._len_torch_function_stack
 _no_function = torch._C.DisableTorchFunction
@@ -206,7 +207,7 @@ def _tensor_of(payload: Payload) -> torch.Tensor:
 
 def _pinned(nbytes: int) -> tuple[memoryview, int, object]:
     with quiet(), torch.inference_mode(False):
-        memory = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+        memory = host_memory((nbytes,), torch.uint8)
     return memory.numpy().data, memory.data_ptr(), memory
 
 

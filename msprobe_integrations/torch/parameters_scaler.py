@@ -52,9 +52,10 @@ class UpdateDoors:
         self._skipped = skipped
         self.stepped = False
         """Set by whoever sees the update itself."""
+        self._stepping = False
         self._doors: list[tuple[Door, Any]] = [
-            (shared_door(_Scaler, "unscale_"), self._unscale),
-            (shared_door(_Scaler, "step"), self._step),
+            *((shared_door(cls, "unscale_"), self._unscale) for cls in _scalers("unscale_")),
+            *((shared_door(cls, "step"), self._step) for cls in _scalers("step")),
             (shared_door(clip_grad, "clip_grad_value_"), self._clip_value),
             (shared_door(torch.nn.utils, "clip_grad_value_"), self._clip_value),
         ]
@@ -85,13 +86,16 @@ class UpdateDoors:
     def _step(self, following: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         concerned = False
         with self._watch.guard(_PART):
-            concerned = scaler._enabled and inner_optimizer(optimizer) is self._optimizer
+            concerned = scaler._enabled and not self._stepping and inner_optimizer(optimizer) is self._optimizer
             if concerned:
                 self._note_scale(scaler)
         if not concerned:
             return following(scaler, optimizer, *args, **kwargs)
-        self.stepped = False
-        result = following(scaler, optimizer, *args, **kwargs)
+        self.stepped, self._stepping = False, True  # a subclass may call the method it overrides
+        try:
+            result = following(scaler, optimizer, *args, **kwargs)
+        finally:
+            self._stepping = False
         if not self.stepped:
             self._skipped()
         return result
@@ -132,6 +136,17 @@ class UpdateDoors:
         with self._watch.guard(_PART):
             if norm is not None and not dtensors.is_dtensor(norm) and self._parameters.issubset(parameters):
                 self._watch.scalar("grad_norm", norm)
+
+
+def _scalers(method: str) -> list[Any]:
+    """Torch's scaler and those derived from it (torch_npu's, FSDP's) that have this method of their own."""
+    found, todo = [], [_Scaler]
+    while todo:
+        cls = todo.pop()
+        if method in vars(cls) and cls not in found:
+            found.append(cls)
+        todo += cls.__subclasses__()
+    return found
 
 
 def _listed(parameters: Any) -> Any:

@@ -12,12 +12,11 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from msprobe_engine import rows as _rows
-from msprobe_engine.log import warn_once
 from msprobe_engine.records import TensorRef
 from msprobe_engine.rows import Rows
 from msprobe_integrations.torch.checksums import Staging
 from msprobe_integrations.torch.statistics import DeviceRows, MemoryPool, RowBuffer
-from msprobe_integrations.torch.streams import side_stream
+from msprobe_integrations.torch.streams import host_memory, side_stream
 
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _NoFunction = torch._C.DisableTorchFunction
@@ -67,7 +66,7 @@ class _Copy:
             side = side_stream(module, source.device)
             for stream in {*source.streams, module.current_stream(source.device)}:
                 side.wait_stream(stream)
-            self.host = _host_memory(rows.shape, source.device.type)
+            self.host = host_memory(rows.shape, torch.float64)
             with module.stream(side):
                 self.host.copy_(rows, non_blocking=True)
                 self.event = module.Event()
@@ -89,16 +88,6 @@ class _Copy:
         self.source.chunks.clear()
         array: Rows = host.numpy()
         return array
-
-
-def _host_memory(shape: torch.Size, kind: str) -> torch.Tensor:
-    """Float64 memory that a device of this kind writes to without a wait, where its backend has such."""
-    try:
-        return torch.empty(shape, dtype=torch.float64, device="cpu", pin_memory=True)
-    except (RuntimeError, NotImplementedError) as error:
-        text = f"statistics wait for '{kind}' at the end of each step: its backend has no pinned memory ({str(error)[:200]})"
-        warn_once(f"pinned memory of {kind}", text)
-        return torch.empty(shape, dtype=torch.float64, device="cpu")
 
 
 class TorchPendingRows:

@@ -24,6 +24,7 @@ from msprobe_engine.errors import SinkError
 from msprobe_engine.log import get_logger
 from msprobe_engine.sinks.files import AppendFile, make_directory
 from msprobe_engine.sinks.names import safe_cell
+from msprobe_integrations.torch.devices import in_use
 from msprobe_integrations.torch.rebind import Rebinding
 from msprobe_integrations.torch.stacks import Stacks
 
@@ -219,11 +220,9 @@ class _Watch:
 def _generators() -> list[torch.Generator]:
     """The generators that torch draws from on this thread: the processor's and the current device's. No device is started for it."""
     found = [torch.default_generator]
-    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
-        found.append(torch.cuda.default_generators[torch.cuda.current_device()])
-    npu = getattr(torch, "npu", None)
-    if npu is not None and npu.is_initialized():
-        found.append(npu.default_generators[npu.current_device()])
+    for _, module in in_use():
+        if not getattr(module, "is_current_stream_capturing", lambda: False)():
+            found.append(module.default_generators[module.current_device()])
     return found
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import random
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +104,7 @@ def random_save_end() -> None:
 
 
 def _npu() -> Any:
-    """``torch.npu`` where there is an NPU, else None."""
-    if getattr(torch, "npu", None) is None and find_spec("torch_npu") is not None:
-        importlib.import_module("torch_npu")
+    """``torch.npu`` where there is an NPU, else None. Torch imports an installed torch_npu by itself; nobody does it here."""
     npu = getattr(torch, "npu", None)
     return npu if npu is not None and npu.is_available() else None
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+
+from msprobe_engine.log import warn_once
 
 _streams: dict[Any, Any] = {}
 
@@ -14,3 +17,15 @@ def side_stream(module: Any, device: torch.device) -> Any:
     if device not in _streams:
         _streams[device] = module.Stream(device=device)
     return _streams[device]
+
+
+def host_memory(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Memory of the host that a device writes to without a wait, where its backend has such; else ordinary memory, and it is said."""
+    try:
+        return torch.empty(tuple(shape), dtype=dtype, device="cpu", pin_memory=True)
+    except (RuntimeError, NotImplementedError) as error:
+        if "out of memory" in str(error):
+            raise
+        text = f"copies from the device are waited for: its backend has no pinned memory ({type(error).__name__}: {str(error)[:200]})"
+        warn_once("pinned memory", text)
+        return torch.empty(tuple(shape), dtype=dtype, device="cpu")

@@ -139,6 +139,7 @@ class _On:
 
 
 def _device_module() -> Any:
+    """As far as `torch.npu` of torch_npu has it and the probe asks for it."""
     module: Any = types.ModuleType("torch.npu")
     stream = Stream()
     generator = torch.Generator()
@@ -160,15 +161,9 @@ def _device_module() -> Any:
     module.manual_seed_all = lambda seed: (EVENTS.append(f"seed {seed}"), generator.manual_seed(seed))
     module.get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16]
     module.utils = types.ModuleType("torch.npu.utils")
-    module.utils.get_npu_overflow_flag = lambda: _flag()
-    module.utils.clear_npu_overflow_flag = lambda: (EVENTS.append("clear"), flag.update(overflow=0))[0]
+    module.utils.clear_npu_overflow_flag = lambda: EVENTS.append("clear")
     module.utils.is_support_inf_nan = lambda: False
     return module
-
-
-def _flag() -> bool:
-    EVENTS.append("flag")
-    return bool(flag["overflow"])
 
 
 def _kernels() -> Any:
@@ -212,6 +207,12 @@ def _operators() -> Any:
     return library
 
 
+def generator() -> torch.Generator:
+    """The generator of the device."""
+    found: torch.Generator = torch.npu.default_generators[0]  # type: ignore[attr-defined]
+    return found
+
+
 def _bytes(storage: torch.UntypedStorage) -> int:
     held = _memory.get(storage._cdata)
     return 0 if held is None else held.untyped_storage().nbytes()
@@ -227,6 +228,7 @@ def install() -> Any:
     torch.UntypedStorage.nbytes = lambda s: size(s) or (_bytes(s) if s.device.type == "npu" else 0)  # type: ignore[method-assign]
     module: Any = types.ModuleType("torch_npu")
     module.npu = device
+    module.npu_get_float_status = lambda status: status + flag["overflow"]
     module.kept = (_kernels(), _operators())
     for name in ("npu_rms_norm", "npu_fusion_attention", "npu_swiglu"):
         setattr(module, name, getattr(torch.ops.npu, name))

@@ -1,0 +1,159 @@
+"""Runs in a process of its own: the probe on a device ``npu``. Prints one line of JSON, part by part."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).parents[2]
+sys.path[:0] = [str(Path(__file__).parent), str(TESTS / "torch")]
+
+import python_npu  # noqa: E402
+import torch  # noqa: E402
+from capturing import capture  # noqa: E402
+from torch import nn  # noqa: E402
+
+from msprobe_engine import rows  # noqa: E402
+from msprobe_engine.records import Frame  # noqa: E402
+from msprobe_engine.settings.schema import CsvSettings, IncidentSettings, MonitorSettings, ProbeSettings, SinkSettings  # noqa: E402
+from msprobe_integrations.torch.probe import TorchProbe  # noqa: E402
+
+MONITOR = MonitorSettings(
+    activations=True,
+    activation_gradients=True,
+    parameters=True,
+    optimizer_states=True,
+    updates=True,
+    gradients=True,
+    unreduced_gradients=True,
+    momentum_agreement=True,
+    ops=("norm", "min", "max", "mean", "nans", "zeros"),
+)
+
+
+class Training:
+    """Three updates of one model on a device."""
+
+    def __init__(self, device: str) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)).to(device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01, foreach=False)
+        self.x = torch.arange(8.0).reshape(2, 4).to(device)
+
+    def step(self) -> torch.Tensor:
+        """One update."""
+        loss = self.model(self.x).pow(2).mean()
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.detach()
+
+    def bits(self) -> list[str]:
+        """The weights."""
+        return [p.detach().cpu().numpy().tobytes().hex() for p in self.model.parameters()]
+
+
+def monitored(device: str) -> tuple[list[Frame], list[str]]:
+    """Frames and weights of a training under the monitor."""
+    training = Training(device)
+    sinks = SinkSettings(csv=CsvSettings(enabled=False), memory=True)
+    settings = ProbeSettings(
+        output_dir=tempfile.mkdtemp(), strict=True, monitor=MONITOR, sinks=sinks, incident=IncidentSettings(enabled=False)
+    )
+    probe = TorchProbe(settings)
+    probe.attach(training.model, training.optimizer)
+    for step in range(3):
+        python_npu.flag["overflow"] = int(step > 0)
+        probe.begin_step(step)
+        loss = training.step()
+        probe.end_step({"loss": loss})
+    probe.close()
+    return probe.frames, training.bits()
+
+
+def monitor() -> Any:
+    """Numbers of every family, on both devices."""
+    out: dict[str, Any] = {"events": python_npu.EVENTS}
+    for device in ("cpu", "npu"):
+        frames, bits = monitored(device)
+        out[device] = [
+            {f"{r.source.family} {r.source.phase} {r.name}": [r.statistics.norm, r.statistics.count] for r in frame.records()}
+            for frame in frames
+        ]
+        out[f"{device} scalars"] = [dict(frame.scalars) for frame in frames]
+        out[f"{device} lost"] = [dict(frame.lost) for frame in frames]
+        plain = Training(device)
+        for _ in range(3):
+            plain.step()
+        out[f"{device} same"] = plain.bits() == bits
+    return out
+
+
+def dump() -> Any:
+    """Records of NPU operators at level L1, however they are called."""
+    import torch_npu  # type: ignore[import-not-found]
+
+    def work() -> None:
+        x = torch.ones(2, 4, device="npu", requires_grad=True)
+        y = torch_npu.npu_rms_norm(x, torch.ones(4, device="npu"))[0]
+        z = torch_npu.npu_swiglu(y)
+        torch.ops.npu.npu_swiglu(y)
+        torch.ops.npu.npu_swiglu.default(y)
+        torch_npu.npu_wrapped_swiglu(y)
+        attended = torch_npu.npu_fusion_attention(x, x, x, 1)[0]
+        with torch.autocast("npu", dtype=torch.bfloat16):
+            total = z.sum() + attended.sum()
+        total.backward()
+
+    (frame,) = capture(None, work, "L1")
+    found = []
+    for entry in frame.entries:
+        output = entry.sections.get("output") or []
+        first = output[0] if isinstance(output, list) and output else None
+        mean = rows.read(frame.rows[first.row]).mean if first is not None and getattr(first, "row", -1) >= 0 else None
+        found.append([entry.name, mean, first.description.device if first is not None else ""])
+    return found
+
+
+def randomness() -> Any:
+    """Random states and seeds."""
+    from msprobe_integrations.torch.job import Job
+    from msprobe_integrations.torch.seeds import seed_all, undo_seed_all
+
+    generator = python_npu.generator()
+    state = Job().random_state()
+    torch.npu.manual_seed_all(77)  # type: ignore[attr-defined]
+    Job().set_random_state(state)
+    again = bool(torch.equal(generator.get_state(), state["npu"][0]))
+    seed_all(5)
+    seeded, chosen = generator.initial_seed(), os.environ.get("HCCL_DETERMINISTIC")
+    undo_seed_all()
+    after = os.environ.get("HCCL_DETERMINISTIC")
+    return {"kinds": sorted(state), "again": again, "seeded": seeded, "hccl": chosen, "after": after}
+
+
+def tensors() -> Any:
+    """Task tensor: files of tensors of the device."""
+    from msprobe_integrations.torch.debugger import PrecisionDebugger
+
+    place = tempfile.mkdtemp()
+    training = Training("npu")
+    debugger = PrecisionDebugger({"task": "tensor", "level": "L1", "dump_path": place, "tensor": {}})
+    debugger.start(training.model)
+    training.step()
+    debugger.stop()
+    debugger.step()
+    debugger._at_exit()
+    files = sorted(Path(place).rglob("*.pt"))
+    loaded = [torch.load(f, weights_only=True) for f in files]
+    first = next(t for f, t in zip(files, loaded) if f.name == "Functional.linear.0.forward.input.0.pt")
+    return {"files": len(files), "devices": sorted({t.device.type for t in loaded}), "first": first.tolist()}
+
+
+if __name__ == "__main__":
+    python_npu.install()
+    print(json.dumps({part.__name__: part() for part in (monitor, dump, randomness, tensors)}))

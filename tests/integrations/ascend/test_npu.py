@@ -1,0 +1,91 @@
+"""Code paths of an Ascend NPU, on torch's own third-party device key under the name ``npu`` (no NPU is needed or used)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.framework
+
+
+@pytest.fixture(scope="module")
+def ran() -> dict[str, Any]:
+    """What the parts of the job print."""
+    script = Path(__file__).with_name("npu_job.py")
+    done = subprocess.run([sys.executable, "-W", "ignore", str(script)], capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_monitor(ran: dict[str, Any]) -> None:
+    """Every family has on the NPU the numbers it has on the processor; the training has the same bits with the probe and without; copies
+    go over a stream of their own; the overflow flag is read and never cleared."""
+    got = ran["monitor"]
+    assert [len(frame) for frame in got["npu"]] == [len(frame) for frame in got["cpu"]]
+    for want, have in zip(got["cpu"], got["npu"]):
+        assert want.keys() == have.keys()
+        for name, (norm, count) in want.items():
+            assert have[name][1] == count
+            assert have[name][0] == pytest.approx(norm, rel=1e-6), name
+    assert got["npu lost"] == [{}, {}, {}]
+    assert [got["cpu same"], got["npu same"]] == [True, True]
+    assert [s["npu_overflow"] for s in got["npu scalars"]] == [0.0, 1.0, 1.0]
+    assert "event" in got["events"]
+    assert "clear" not in got["events"]
+
+
+def test_operators(ran: dict[str, Any]) -> None:
+    """Operators of torch_npu are ``NPU.{operator}`` however they are called, forward and backward, with statistics and their device."""
+    found = {name: (mean, device) for name, mean, device in ran["dump"]}
+    names = [name for name in found if name.startswith("NPU.")]
+    assert names == [
+        "NPU.npu_rms_norm.0.forward",
+        *(f"NPU.npu_swiglu.{n}.forward" for n in range(4)),
+        "NPU.npu_fusion_attention.0.forward",
+        "NPU.npu_swiglu.0.backward",
+        "NPU.npu_rms_norm.0.backward",
+        "NPU.npu_fusion_attention.0.backward",
+    ]
+    assert all(found[name][1] == "npu:0" for name in names)
+    assert found["NPU.npu_rms_norm.0.forward"][0] == pytest.approx(1.0, rel=1e-5)
+    assert found["NPU.npu_fusion_attention.0.forward"][0] == 1.0
+    assert all(found[name][0] is not None for name in names)
+
+
+def test_random_state(ran: dict[str, Any]) -> None:
+    """The device's random state is saved and put back; `seed_all` seeds it and asks HCCL for determinism until it is taken back."""
+    got = ran["randomness"]
+    assert "npu" in got["kinds"]
+    assert got["again"] is True
+    assert (got["seeded"], got["hccl"].lower(), got["after"]) == (5, "true", None)
+
+
+def test_tensor_files(ran: dict[str, Any]) -> None:
+    """Task tensor copies tensors of the device to files that load on the processor."""
+    got = ran["tensors"]
+    assert got["devices"] == ["cpu"]
+    assert got["files"] > 10
+    assert got["first"] == [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]]
+
+
+def test_nothing_imports_torch_npu() -> None:
+    """No module of this project imports torch_npu by itself, nor looks for more than its name."""
+    text = (
+        "import sys, pkgutil, importlib, msprobe_integrations.torch as t\n"
+        "class Refuse:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        assert name.partition('.')[0] != 'torch_npu', 'somebody imports torch_npu'\n"
+        "sys.meta_path.insert(0, Refuse())\n"
+        "for m in pkgutil.iter_modules(t.__path__):\n"
+        "    if m.name not in ('_stackwalk', 'device_bits', 'device_kernel'):\n"
+        "        importlib.import_module(f'{t.__name__}.{m.name}')\n"
+        "assert 'torch_npu' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", text], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -1,0 +1,133 @@
+"""Faults planted in functions by module and name: what is called there raises, the training has to be what it is without the probe.
+
+A job is a training with a probe. `reached` runs it once and says which functions of this project it called, with the number of calls;
+`planted` runs it with one of them broken. So new functions are found by themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import inspect
+import pkgutil
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+PACKAGES = ("msprobe_integrations.torch", "msprobe_integrations.megatron", "msprobe_integrations.deepspeed", "msprobe_engine")
+
+
+class Planted(RuntimeError):
+    """The fault."""
+
+
+class Plant(NamedTuple):
+    """A function of this project.
+
+    Attributes:
+        module: where it is.
+        owner: its class, ``""`` for a function of the module.
+        name: its name.
+    """
+
+    module: str
+    owner: str
+    name: str
+
+    def __str__(self) -> str:
+        return ".".join(part for part in self if part)
+
+    def holder(self) -> Any:
+        """The module or class that has it."""
+        found: Any = importlib.import_module(self.module)
+        for part in self.owner.split(".") if self.owner else ():
+            found = getattr(found, part)
+        return found
+
+
+def loaded(packages: tuple[str, ...] = PACKAGES) -> Iterator[Plant]:
+    """All functions of modules of this project that are imported, once each, where they are defined."""
+    for name, module in sorted(sys.modules.items()):
+        if module is None or not any(name == p or name.startswith(f"{p}.") for p in packages):
+            continue
+        for key, value in list(vars(module).items()):
+            if inspect.isfunction(value) and value.__module__ == name and value.__name__ == key:
+                yield Plant(name, "", key)
+            elif inspect.isclass(value) and value.__module__ == name and not issubclass(value, BaseException):
+                for method, function in list(vars(value).items()):
+                    if inspect.isfunction(function) and not (method.startswith("__") and method != "__init__" and method != "__call__"):
+                        yield Plant(name, value.__name__, method)
+
+
+@contextlib.contextmanager
+def planted(plant: Plant, error: BaseException | None = None, after: int = 0) -> Iterator[list[int]]:
+    """The function raises from its call number `after` on; the list has one item per call that raised."""
+    holder = plant.holder()
+    original = inspect.getattr_static(holder, plant.name)
+    raised: list[int] = []
+    calls = 0
+
+    @functools.wraps(original)
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls <= after:
+            return original(*args, **kwargs)
+        raised.append(calls)
+        raise error if error is not None else Planted(f"planted in {plant}")
+
+    with _replaced(holder, plant.name, original, broken):
+        yield raised
+
+
+@contextlib.contextmanager
+def counted(plants: list[Plant]) -> Iterator[dict[Plant, int]]:
+    """How often each function is called inside."""
+    found: dict[Plant, int] = {}
+    with contextlib.ExitStack() as stack:
+        for plant in plants:
+            holder = plant.holder()
+            original = inspect.getattr_static(holder, plant.name)
+            stack.enter_context(_replaced(holder, plant.name, original, _counting(plant, original, found)))
+        yield found
+
+
+def _counting(plant: Plant, original: Any, found: dict[Plant, int]) -> Any:
+    @functools.wraps(original)
+    def count(*args: Any, **kwargs: Any) -> Any:
+        found[plant] = found.get(plant, 0) + 1
+        return original(*args, **kwargs)
+
+    return count
+
+
+@contextlib.contextmanager
+def _replaced(holder: Any, name: str, original: Any, new: Any) -> Iterator[None]:
+    """`new` for `original` everywhere: also in modules that imported the function by name."""
+    places: list[tuple[Any, str]] = [(holder, name)]
+    if isinstance(holder, types.ModuleType):
+        for other, module in list(sys.modules.items()):
+            if module is not None and other.startswith("msprobe") and module is not holder:
+                places += [(module, key) for key, value in list(vars(module).items()) if value is original]
+    for place, key in places:
+        setattr(place, key, new)
+    try:
+        yield
+    finally:
+        for place, key in places:
+            setattr(place, key, original)
+
+
+def reached(job: Callable[[], Any], packages: tuple[str, ...] = PACKAGES) -> dict[Plant, int]:
+    """Functions that `job` calls between its beginning and its end, and how often. A first run imports what is imported late."""
+    job()
+    with counted(list(loaded(packages))) as found:
+        job()
+    return found
+
+
+def modules(package: str) -> list[str]:
+    """Names of the modules of a package."""
+    return [f"{package}.{m.name}" for m in pkgutil.iter_modules(importlib.import_module(package).__path__)]
