@@ -124,7 +124,7 @@ def _read(given: Any) -> tuple[Any, str]:
     if not isinstance(given, (str, os.PathLike)):
         return None, ""
     try:
-        import hjson  # DeepSpeed reads its configurations with it
+        import hjson  # type: ignore[import-untyped]  # DeepSpeed reads its configurations with it
 
         name = os.fspath(given)
         if os.path.exists(name):
