@@ -91,9 +91,7 @@ def wrapped(kind: str) -> nn.Module:
     model.encoder = FullyShardedDataParallel(  # type: ignore[assignment]
         model.encoder, use_orig_params=kind != "fsdp1_flat", sharding_strategy=strategy, device_id=torch.device("cpu")
     )
-    return FullyShardedDataParallel(
-        model, use_orig_params=kind != "fsdp1_flat", sharding_strategy=strategy, device_id=torch.device("cpu")
-    )
+    return FullyShardedDataParallel(model, use_orig_params=kind != "fsdp1_flat", sharding_strategy=strategy, device_id=torch.device("cpu"))
 
 
 def train(kind: str, micros: int, clip: float) -> list[bytes]:
