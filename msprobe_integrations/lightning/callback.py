@@ -57,7 +57,8 @@ class MsprobeCallback(_base()):  # type: ignore[misc]  # known when it runs
             self.observer = owner.claim("lightning", lambda settings, file: TrainerObserver(settings, file=file))
         else:
             self.observer = self.observer or TrainerObserver(self.config, file=self._file)
-            owner.own("user", self.observer)
+            if owner.current() is not self.observer:
+                owner.own("user", self.observer)
         if (observer := self.observer) is not None:
             observer.relies, observer.objects = (NAME, PACKAGE, TABLE), {"trainer": trainer}
             observer.setup(getattr(trainer.strategy, "model", None) or pl_module, list(trainer.optimizers))

@@ -49,14 +49,14 @@ class MsprobeCallback(TrainerCallback):  # type: ignore[misc]  # no types there
     @contextmanager
     def training(self, trainer: Any) -> Iterator[None]:
         """Around ``trainer.train``."""
-        if self._own:
-            owner.own("user", self.observer)
-        else:
+        if not self._own:
             self.observer = owner.claim("transformers", lambda settings, file: TrainerObserver(settings, file=file))
         observer = self.observer
         if observer is None:
             yield
             return
+        if self._own and owner.current() is not observer:
+            owner.own("user", observer)
         self._trainer = trainer
         observer.relies, observer.objects = (NAME, PACKAGE, TABLE), {"trainer": trainer}
         undo = excluded(observer, trainer, *EXCLUDED)

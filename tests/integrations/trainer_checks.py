@@ -3,6 +3,7 @@ and the same training written by hand in float64."""
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import importlib
 import os
@@ -89,6 +90,8 @@ def digest(parameters: Iterable[torch.Tensor]) -> str:
 
 def ranks(n: int, job: Callable[..., Any], *args: Any) -> list[Any]:
     """`job` in n forked processes: with a gloo group, or alone and without one."""
+    gc.collect()
+    gc.freeze()  # frameworks collect at the start of a training: not what the parent has imported
     if n > 1:
         return run_ranks(n, job, *args, timeout=120)
     context = get_context("fork")

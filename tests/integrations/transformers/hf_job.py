@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import torch  # noqa: E402
 from trainer_checks import asked, by_hand, digest, seen  # noqa: E402
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments  # noqa: E402
+
+
+with contextlib.suppress(ImportError):
+    import deepspeed  # noqa: F401  # else every forked rank imports it
 
 
 class Samples(torch.utils.data.Dataset):
