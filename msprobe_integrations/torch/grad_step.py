@@ -142,7 +142,10 @@ def _placed(gradient: torch.Tensor) -> str:
     placements = getattr(gradient, "placements", None)
     if placements is None or all(p.is_replicate() for p in placements):
         return ""
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+    try:
+        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+    except ImportError:  # up to torch 2.4
+        from torch.distributed._tensor._utils import compute_local_shape_and_global_offset  # type: ignore[import-not-found,no-redef]
 
     local, offset = compute_local_shape_and_global_offset(gradient.shape, gradient.device_mesh, placements)  # type: ignore[attr-defined]
     if all(p.is_replicate() or (p.is_shard() and p.dim == 0) for p in placements):
