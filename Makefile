@@ -92,7 +92,7 @@ TABLE := tests/integrations/table
 TABLE_NOTES := .venvs/table-notes
 integrations-table: venv-mcore19
 	rm -rf $(TABLE_NOTES)
-	MSPROBE_TABLE='$(CURDIR)/$(TABLE_NOTES)' $(BIN)/python -m pytest -q \
+	MSPROBE_TABLE='$(CURDIR)/$(TABLE_NOTES)' MSPROBE_MCORE19='$(CURDIR)/$(MCORE19_DIR)' $(BIN)/python -m pytest -q \
 	  $$(grep -rlF 'cells.ran(' tests --include='test_*.py' | grep -v -e ^$(TABLE) -e ^tests/megatron -e ^tests/monitor_faults) $(PYTEST_ARGS) || true
 	MSPROBE_TABLE='$(CURDIR)/$(TABLE_NOTES)' MSPROBE_MCORE19='$(CURDIR)/$(MCORE19_DIR)' $(BIN)/python -m pytest -q \
 	  $$(grep -rlF 'cells.ran(' tests/megatron tests/monitor_faults --include='test_*.py') $(PYTEST_ARGS) || true
@@ -100,8 +100,7 @@ integrations-table: venv-mcore19
 
 # Environments are kept in .venvs/matrix-*, results in tests/integrations/matrix/results.json; a repeated call goes on where one ended.
 test-matrix: venv-mcore19
-	$(BIN)/python tests/integrations/matrix/run_matrix.py $(ONLY)
-	$(BIN)/python $(TABLE)/make_table.py
+	$(BIN)/python tests/integrations/matrix/run_matrix.py $(ONLY); failed=$$?; $(BIN)/python $(TABLE)/make_table.py; exit $$failed
 
 clean:
 	rm -rf $(VENV) .venvs build dist *.egg-info demo_output msprobe_output .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
