@@ -66,7 +66,8 @@ def installed(row: Row) -> str:
         return ""
     shutil.rmtree(row.directory, ignore_errors=True)
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--ignore-requires-python"]
-    done = subprocess.run([*command, "--target", str(row.directory), *row.install], capture_output=True, text=True, check=False)
+    command += ["--target", str(row.directory), *row.install]
+    done = subprocess.run(command, env={**os.environ, **row.variables}, capture_output=True, text=True, check=False)
     if done.returncode:
         shutil.rmtree(row.directory, ignore_errors=True)
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
