@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from msprobe_engine.errors import ProbeError
 from msprobe_engine.log import get_logger
@@ -22,6 +22,7 @@ _log = get_logger()
 NAME = "msprobe-config"
 """MindSpeed takes a feature's name for the name of the argument that switches it on."""
 DATADUMP = "npu_datadump"
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def added(features: Sequence[Any]) -> list[Any]:
@@ -32,6 +33,20 @@ def added(features: Sequence[Any]) -> list[Any]:
     return found
 
 
+def isolated(method: _Method) -> _Method:
+    """Nothing but the end of a launch (`SystemExit`) comes out of a method of ours that MindSpeed calls."""
+
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        except Exception as error:
+            _log.error("the probe is no feature of MindSpeed, training goes on: %s: %s", type(error).__name__, error)
+            return None
+
+    return call  # type: ignore[return-value]  # None also means: does not apply
+
+
 @functools.cache
 def feature_class() -> type:
     """The class; its base comes from MindSpeed, which must have been imported."""
@@ -40,19 +55,23 @@ def feature_class() -> type:
     class ProbeFeature(MindSpeedFeature):  # type: ignore[misc,unused-ignore]
         """The probe as a feature of MindSpeed. Of every optimization level: it changes no computation."""
 
+        @isolated
         def is_need_apply(self, args: Any) -> bool:
             """Is a probe asked for, by an argument or by the environment?"""
             return flags_of(args) != flags.Flags() or request.current() is not None
 
+        @isolated
         def register_args(self, parser: Any) -> None:
             """``--msprobe-config`` and the others, as Megatron's parser gets them without MindSpeed."""
             flags.add(parser)
 
+        @isolated
         def pre_register_patches(self, _patch_manager: Any, args: Any) -> None:
             """Before Megatron is imported, and before any feature registers its patches."""
             switch_on(args)
             one_dump(args)
 
+        @isolated
         def pre_validate_args(self, args: Any) -> None:
             """Megatron's own arguments: MindSpeed-LLM's loop looks at them. Also called with configurations of models."""
             one_dump(args)

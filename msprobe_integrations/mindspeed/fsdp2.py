@@ -12,14 +12,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from msprobe_engine.log import get_logger
-
 if TYPE_CHECKING:
     from msprobe_engine.settings.schema import ProbeSettings
-    from msprobe_integrations.torch.trainer_loop import TrainerObserver
+    from msprobe_integrations.mindspeed.fsdp2_observer import Fsdp2Observer
 
 _OURS = "__msprobe_trainer__"
-_log = get_logger()
 
 
 def follow(module: ModuleType) -> None:
@@ -75,16 +72,15 @@ def _clip_grad_norm(original: Callable[..., Any], args: tuple[Any, ...], kwargs:
     return result
 
 
-def _begun(trainer: Any) -> TrainerObserver | None:
+def _begun(trainer: Any) -> Fsdp2Observer | None:
     """The observer, with a step open for a micro batch that is about to run; None when there is nobody to follow."""
     from msprobe_integrations.torch import owner
 
     try:
         observer = owner.claim("mindspeed", _make)
         if observer is not None:
-            observer.trainer = trainer  # type: ignore[attr-defined]
+            observer.follow(trainer)
             if not observer.in_step:
-                observer.setup([trainer.model], trainer.optimizer)
                 observer.begin(trainer.global_step)
             observer.pass_begins()
         return observer
@@ -95,14 +91,14 @@ def _begun(trainer: Any) -> TrainerObserver | None:
         return None
 
 
-def _current() -> TrainerObserver | None:
+def _current() -> Fsdp2Observer | None:
     from msprobe_integrations.torch import owner
 
     observer = owner.current()
     return observer if getattr(observer, "trainer", None) is not None else None  # type: ignore[return-value]
 
 
-def _make(settings: ProbeSettings, file: Path) -> TrainerObserver:
+def _make(settings: ProbeSettings, file: Path) -> Fsdp2Observer:
     from msprobe_integrations.mindspeed.fsdp2_observer import Fsdp2Observer
 
     return Fsdp2Observer(settings, file=file)

@@ -16,11 +16,18 @@ class Fsdp2Observer(TrainerObserver):
     relies = (reliance.NAME, reliance.PACKAGE, reliance.FSDP2)
     trainer: Any = None
 
+    def follow(self, trainer: Any) -> None:
+        """The next steps are those of `trainer`; nothing happens when the last ones were."""
+        if self.trainer is not trainer:
+            self.trainer = trainer
+            several = getattr(trainer.optimizer, "optimizers_dict", None)  # with expert parallelism: one per kind of parameter
+            self.setup([trainer.model], list(several.values()) if several else trainer.optimizer)
+
     def attach(self, probe: TorchProbe) -> None:
         """The Trainer's model and optimizer."""
         self.objects = {"trainer": self.trainer}
         super().attach(probe)
-        self.undo(replace(self.optimizer, "step", self._step))
+        self.undo(replace(self.trainer.optimizer, "step", self._step))
 
     def _step(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = original(*args, **kwargs)
@@ -33,7 +40,8 @@ class Fsdp2Observer(TrainerObserver):
         found: dict[str, Any] = {}
         if self.loss is not None:
             found["loss"] = self.loss
-        groups = getattr(self.optimizer, "param_groups", None) or [{}]
+        first = self.optimizer[0] if isinstance(self.optimizer, list) else self.optimizer
+        groups = getattr(first, "param_groups", None) or [{}]
         rate = groups[0].get("lr")
         if isinstance(rate, (int, float)):
             found["learning_rate"] = float(rate)

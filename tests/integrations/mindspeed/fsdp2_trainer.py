@@ -14,6 +14,21 @@ def clip_grad_norm(model: nn.Module, limit: float) -> torch.Tensor:
     return found.full_tensor() if hasattr(found, "full_tensor") else found
 
 
+class MultiOptimizer(torch.optim.Optimizer):
+    """Two optimizers as one, without parameter groups of its own."""
+
+    def __init__(self, optimizers: dict[str, torch.optim.Optimizer]) -> None:
+        self.optimizers_dict = optimizers
+
+    def step(self) -> None:  # type: ignore[override]
+        for optimizer in self.optimizers_dict.values():
+            optimizer.step()
+
+    def zero_grad(self) -> None:  # type: ignore[override]
+        for optimizer in self.optimizers_dict.values():
+            optimizer.zero_grad()
+
+
 class Trainer:
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[list[torch.Tensor]]) -> None:
         self.model, self.optimizer, self.batches = model, optimizer, batches

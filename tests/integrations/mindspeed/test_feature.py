@@ -150,6 +150,17 @@ def test_a_fault_of_ours_leaves_the_list(config: Path, monkeypatch: pytest.Monke
     assert len(manager.FEATURES_LIST) == 3
 
 
+@pytest.mark.parametrize("name", ["flags_of", "switch_on", "one_dump"])
+def test_a_fault_of_ours_leaves_the_launch(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """A fault in what our feature does is one line, and MindSpeed's adaptor is imported with all its patches."""
+    monkeypatch.setattr(feature, name, lambda _: 1 / 0)
+    launch(monkeypatch, "--msprobe-config", str(config), "--own-step")
+    assert importlib.import_module("megatron.training.training").train_step.__qualname__.startswith("OwnStep")
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
 def test_beside_the_debugger_of_datadump(config: Path) -> None:
     """A `PrecisionDebugger` that a script makes ends a probe that was asked for from outside; the one that MindSpeed makes does not."""
     from msprobe_integrations.torch import owner

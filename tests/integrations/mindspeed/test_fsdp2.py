@@ -29,7 +29,9 @@ def batches(rank: int) -> list[list[torch.Tensor]]:
     return [[torch.randn(3, 6, generator=generator) for _ in range(2)] for _ in range(3)]
 
 
-def train(config: str, sharded: bool = True, broken: bool = False) -> tuple[list[tuple[float, float]], list[bytes], list[bool]]:
+def train(
+    config: str, sharded: bool = True, broken: bool = False, several: bool = False
+) -> tuple[list[tuple[float, float]], list[bytes], list[bool]]:
     """What the Trainer logs, the weights after it, and whether the optimizer's step and the owner are what they were."""
     sys.modules.pop("fsdp2_trainer", None)
     module: Any = importlib.import_module("fsdp2_trainer")
@@ -46,7 +48,11 @@ def train(config: str, sharded: bool = True, broken: bool = False) -> tuple[list
     given = batches(rank)
     if broken:
         given[1][1].fill_(float("nan"))
-    trainer = module.Trainer(net, torch.optim.AdamW(net.parameters(), lr=0.1), given)
+    optimizer: Any = torch.optim.AdamW(net.parameters(), lr=0.1)
+    if several:
+        kinds = {name: torch.optim.AdamW(net[number].parameters(), lr=0.1) for name, number in {"ep": 0, "non_ep": 2}.items()}
+        optimizer = module.MultiOptimizer(kinds)
+    trainer = module.Trainer(net, optimizer, given)
     trainer.global_step = 7  # as after a checkpoint
     try:
         trainer.train()
@@ -100,6 +106,19 @@ def test_two_ranks(tmp_path: Path, cells: Any) -> None:
     cells.ran(
         "MindSpeed", "MindSpeed-LLM FSDP2, 2 ranks", "monitor: gradients", "monitor: parameters", "same bits", "detach", version=version
     )
+
+
+def test_several_optimizers(tmp_path: Path) -> None:
+    """With expert parallelism the Trainer's optimizer is a mapping of optimizers: an update of all of them is one step, and all parameters
+    have their updates."""
+    plain = train("", sharded=False, several=True)
+    probed = train(config(tmp_path), sharded=False, several=True)
+    assert probed[:2] == plain[:2]
+    assert probed[2] == [True, True]
+    found = rows(tmp_path, "param_updated", 0)
+    assert {row["step"] for row in found} == {"7", "8", "9"}
+    assert {row["name"] for row in found} == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    assert {row["value"] for row in rows(tmp_path, "scalars", 0) if row["name"] == "learning_rate"} == {"0.1"}
 
 
 def test_a_step_that_raises(tmp_path: Path) -> None:
