@@ -42,6 +42,8 @@ NUMBERS = {
     "pp": (1, "pipeline parallel size"),
     "vpp": (0, "virtual pipeline chunks per stage"),
     "ep": (1, "expert parallel size"),
+    "etp": (1, "tensor parallel size of experts"),
+    "cp": (1, "context parallel size"),
     "experts": (0, "experts per layer, 0: dense"),
     "layers": (2, "transformer layers"),
     "hidden": (32, "hidden size"),
@@ -60,6 +62,9 @@ SWITCHES = {
     "bf16": "bfloat16 weights",
     "fp16": "float16 weights with loss scaling",
     "sp": "sequence parallelism (with tp)",
+    "allgather": "experts get their tokens by all-gather, not all-to-all",
+    "recompute": "recompute whole layers in the backward pass",
+    "recompute-core": "recompute attention in the backward pass",
     "untie": "separate output weights",
     "quiet": "print nothing per step",
 }
@@ -94,7 +99,8 @@ def build(a: argparse.Namespace) -> tuple[Any, list[Any], Any]:
         pipeline_model_parallel_size=a.pp,
         virtual_pipeline_model_parallel_size=a.vpp or None,
         expert_model_parallel_size=a.ep,
-        **({"expert_tensor_parallel_size": 1} if a.experts else {}),
+        **({"expert_tensor_parallel_size": a.etp} if a.experts else {}),
+        **({"context_parallel_size": a.cp} if a.cp > 1 else {}),
     )
     torch.manual_seed(a.seed)
     tensor_parallel.model_parallel_cuda_manual_seed(a.seed)
@@ -104,11 +110,11 @@ def build(a: argparse.Namespace) -> tuple[Any, list[Any], Any]:
         experts = {
             "num_moe_experts": a.experts,
             "moe_router_topk": 2,
-            "moe_token_dispatcher_type": "alltoall",
+            "moe_token_dispatcher_type": "allgather" if a.allgather else "alltoall",
+            "expert_tensor_parallel_size": a.etp,
             "moe_aux_loss_coeff": 1e-2,
             "moe_router_load_balancing_type": "aux_loss",
             "add_bias_linear": False,
-            "expert_tensor_parallel_size": 1,
         }
     config = known(
         TransformerConfig,
@@ -131,6 +137,10 @@ def build(a: argparse.Namespace) -> tuple[Any, list[Any], Any]:
         bias_activation_fusion=False,
         bias_dropout_fusion=False,
         apply_rope_fusion=False,
+        context_parallel_size=a.cp,
+        recompute_granularity="full" if a.recompute else "selective" if a.recompute_core else None,
+        recompute_method="uniform" if a.recompute else None,
+        recompute_num_layers=1 if a.recompute else None,
         **experts,
     )
     ddp = known(

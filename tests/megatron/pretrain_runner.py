@@ -58,7 +58,8 @@ def _helpers() -> None:
     files = importlib.metadata.files("megatron-core") or ()
     built = next(str(file.locate()) for file in files if file.name.startswith("helpers_cpp") and file.suffix == ".so")
     spec = importlib.util.spec_from_file_location(name, built)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     sys.modules[name] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
 

@@ -115,4 +115,5 @@ def test_wrong_settings(tmp_path: Path) -> None:
     text = done.stdout + done.stderr
     assert text.count("monitor.gradient: unknown key") == 1, text[-3000:]
     assert "iteration" not in text
-    assert set(re.findall(r"exitcode +: (\S+)", text)) == {"2"}
+    codes = set(re.findall(r"exitcode +: (\S+)", text))
+    assert codes in ({"2"}, {"2", "-15"})  # torchrun ends the others when it sees the first

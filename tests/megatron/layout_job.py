@@ -1,0 +1,110 @@
+"""One training in one parallel layout with everything watched, and what the probe must have seen, by other means and in float64."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron_harness import probe_settings, run_gpt
+from test_reduced_gradients import gathered
+
+from msprobe_engine.records import leaves
+from msprobe_engine.rows import read
+from msprobe_engine.settings.schema import MonitorSettings, ReplicaCheckSettings
+from msprobe_integrations.megatron.layout import unwrapped
+
+ALL = MonitorSettings(
+    activations=True,
+    activation_gradients=True,
+    gradients=True,
+    gradient_phases=("reduced", "unscaled", "clipped"),
+    unreduced_gradients=True,
+    micro_batch_gradients=True,
+    parameters=True,
+    optimizer_states=True,
+    updates=True,
+    collectives=True,
+    digest=True,
+    replica_check=ReplicaCheckSettings(interval=1, gradients=True),
+)
+
+
+def norm(tensor: torch.Tensor) -> float:
+    return float(tensor.detach().double().norm())
+
+
+def spy(state: dict[str, Any], chunks: list[Any], optimizer: Any) -> None:
+    """Outputs of all layer norms in the order of their calls, reduced gradients, parameters after each update."""
+    state["norms"], state["reference"], state["parameters"] = [[]], [], []
+
+    def seen(_module: Any, _inputs: Any, output: torch.Tensor) -> None:
+        state["norms"][-1].append(norm(output))
+
+    for chunk in chunks:
+        for _, module in unwrapped(chunk).named_modules():
+            if isinstance(module, torch.nn.LayerNorm):
+                module.register_forward_hook(seen)
+    step = optimizer.step
+
+    @functools.wraps(step)
+    def looked() -> Any:
+        state["reference"].append(gathered(chunks))
+        result = step()
+        state["norms"].append([])
+        state["parameters"].append({f"{i} {n}": norm(p) for i, c in enumerate(chunks) for n, p in unwrapped(c).named_parameters()})
+        return result
+
+    optimizer.step = looked
+
+
+def job(argv: str, level: str, output: str) -> dict[str, Any]:
+    """What a rank has seen, and what it should have seen."""
+    logging.getLogger("msprobe").setLevel(logging.ERROR)
+    state, frames = run_gpt(argv, probe_settings(ALL, level=level, output=output), spy)
+    seen = []
+    for frame in frames:
+        samples = {
+            (r.source.family, r.source.phase, f"{r.source.vpp_stage} {r.name}", r.source.micro_step): (r.statistics, dict(r.source.extra))
+            for r in frame.records()
+            if hasattr(r.source, "family")
+        }
+        seen.append(
+            {
+                "samples": samples,
+                "modules": _outputs(frame, "Module.", ".LayerNorm.forward."),
+                "operators": _outputs(frame, "Functional.layer_norm.", ""),
+                "sums": _sums(frame),
+                "scalars": frame.scalars,
+            }
+        )
+    return {"seen": seen, "rank": dist.get_rank(), **{key: state[key] for key in ("norms", "reference", "parameters", "losses")}}
+
+
+def _outputs(frame: Any, start: str, middle: str) -> list[float]:
+    return [
+        read(frame.rows[ref.row]).norm
+        for entry in frame.entries
+        if entry.name.startswith(start) and middle in entry.name and ".forward" in entry.name
+        for place, ref in leaves(entry)
+        if place == "output.0"
+    ]
+
+
+def _sums(frame: Any) -> dict[tuple[int, ...], list[tuple[float, float, float]]]:
+    """(mean of the input, mean and norm of the output) of every all-reduce that adds up, by the ranks of its group, in order."""
+    found: dict[tuple[int, ...], list[tuple[float, float, float]]] = {}
+    for entry in frame.entries:
+        if (
+            not entry.name.startswith("Distributed.all_reduce.")
+            or entry.tags.get("reduce") != "sum"
+            or entry.sections.get("output") is None
+        ):
+            continue
+        places = {place: read(frame.rows[ref.row]) for place, ref in leaves(entry)}
+        if "input.0" in places and "output.0" in places:
+            before, after = places["input.0"], places["output.0"]
+            found.setdefault(tuple(entry.tags["group_ranks"]), []).append((before.mean, after.mean, after.norm))
+    return found

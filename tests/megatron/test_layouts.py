@@ -1,0 +1,220 @@
+"""Every parallel layout of Megatron that runs on CPUs: what the probe says of it, against float64 and against what other ranks saw."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from forkpool import run_ranks
+from layout_job import job
+from megatron_harness import Frames, probe_settings, train_gpt
+
+from msprobe_engine.diagnose.nan_analyze import nan_analyze
+from msprobe_engine.settings.schema import CsvSettings, IncidentSettings, MonitorSettings, ProbeSettings, ReplicaCheckSettings, SinkSettings
+from msprobe_integrations.megatron import patches
+from msprobe_integrations.megatron.layout import unwrapped
+from msprobe_integrations.megatron.observer import TrainingObserver
+from msprobe_integrations.torch.probe import TorchProbe
+
+pytestmark = pytest.mark.framework
+EXPERTS = "--experts 4"
+LAYOUTS = {
+    "DP 2": (2, ""),
+    "DP 2, distributed optimizer": (2, "--distopt"),
+    "DP 2, distributed optimizer, overlapped": (2, "--distopt --overlap --overlap-param --bf16"),
+    "DP 2, recompute full": (2, "--recompute"),
+    "DP 2, recompute selective": (2, "--recompute-core"),
+    "TP 2, fp16 with loss scale": (2, "--tp 2 --fp16"),
+    "TP 2, sequence parallel": (2, "--tp 2 --sp"),
+    "PP 2, tied embeddings": (2, "--pp 2"),
+    "PP 2, interleaved": (2, "--pp 2 --vpp 2 --layers 4 --untie"),
+    "EP 2, all-gather": (2, f"--ep 2 {EXPERTS} --allgather --distopt"),
+    "TP 2, expert TP 2": (2, f"--tp 2 --sp --etp 2 {EXPERTS} --allgather"),
+    "TP 2 x PP 2": (4, "--tp 2 --pp 2"),
+    "DP 2 x TP 2, sequence parallel, distributed optimizer": (4, "--tp 2 --sp --distopt --overlap"),
+    "EP 2 x TP 2, sequence parallel, distributed optimizer": (4, f"--tp 2 --sp --ep 2 {EXPERTS} --distopt"),
+}
+LEVELS = {"DP 2, distributed optimizer": ("L0", "L1", "mix"), "PP 2, interleaved": ("L0", "mix"), "TP 2 x PP 2": ("L0", "L1", "mix")}
+"""For the others mix, which has both."""
+HEALTHY = (
+    "monitor: activations",
+    "monitor: gradients",
+    "monitor: parameters",
+    "monitor: optimizer",
+    "collectives",
+)
+
+
+@functools.cache
+def ran(layout: str, level: str) -> list[dict[str, Any]]:
+    ranks, argv = LAYOUTS[layout]
+    with tempfile.TemporaryDirectory() as place:
+        return run_ranks(ranks, job, f"--steps 2 {argv}", level, place, timeout=120)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_everything_is_seen_as_it_is(layout: str, cells: Any) -> None:
+    """Layer norms of modules and operators in the order of their calls, activations, reduced gradients, parameters
+    and sums over groups equal those of hooks of the test's own and of gathered data in float64; levels agree on moments and losses."""
+    runs = {level: ran(layout, level) for level in LEVELS.get(layout, ("mix",))}
+    for level, run in runs.items():
+        assert [rank["losses"] for rank in run] == [rank["losses"] for rank in runs["mix"]]
+        for rank in run:
+            assert len(rank["seen"]) == 2
+            for step, seen in enumerate(rank["seen"]):
+                _outputs(rank["norms"][step], seen, level, "recompute" in layout)
+                _gradients(rank["reference"][step], seen["samples"], bf16="--bf16" in LAYOUTS[layout][1])
+                if "overlap-param" not in LAYOUTS[layout][1]:  # else the forward pass gathers them
+                    _parameters(rank["parameters"][step], seen["samples"])
+                assert seen["scalars"]["skipped"] == 0
+        if level != "L0":
+            _sums([rank["seen"][1]["sums"] for rank in run], run)
+    cells.ran("Megatron", layout, *HEALTHY, *(f"dump {level}" for level in runs))
+
+
+def _outputs(expected: list[float], seen: dict[str, Any], level: str, twice: bool) -> None:
+    assert expected
+    if level in ("L1", "mix"):
+        assert seen["operators"] == pytest.approx(expected, rel=1e-6)
+    if level in ("L0", "mix"):
+        assert seen["modules"] == pytest.approx(expected, rel=1e-6)
+    samples = seen["samples"]
+    activations = sorted(v[0].norm for k, v in samples.items() if k[0] == "actv" and "layernorm.output" in k[2] and "k_lay" not in k[2])
+    activations = [value for value in activations if any(value == pytest.approx(one, rel=1e-6) for one in expected)]
+    assert len(activations) >= (len(expected) // 2 if twice else len(expected))
+
+
+def _gradients(reference: dict[str, tuple[float, ...]], samples: dict[Any, Any], bf16: bool) -> None:
+    reduced = {key[2]: value for key, value in samples.items() if key[0] == "grad_reduced" and key[1] == "reduced"}
+    assert set(reduced) == set(reference)
+    for name, (whole, total, low, high, digest) in reference.items():
+        statistics, extra = reduced[name]
+        assert extra.get("scope") in (None, "whole")
+        assert statistics.norm == pytest.approx(whole, rel=1e-6, abs=1e-30)
+        assert statistics.mean * statistics.count == pytest.approx(total, rel=1e-6, abs=1e-6 * whole)
+        assert (statistics.min, statistics.max, statistics.digest) == (low, high, digest)
+    moments = {key[2] for key in samples if key[0] == "exp_avg"}
+    assert moments == set(reference) or bf16
+
+
+def _parameters(expected: dict[str, float], samples: dict[Any, Any]) -> None:
+    updated = {key[2]: value[0].norm for key, value in samples.items() if key[0] == "param_updated"}
+    assert updated == pytest.approx(expected, rel=1e-6)
+
+
+def _sums(sums: list[dict[tuple[int, ...], list[tuple[float, ...]]]], run: list[dict[str, Any]]) -> None:
+    """The k-th sum over a group has the same output on all its members, the sum of their inputs."""
+    number = {rank["rank"]: at for at, rank in enumerate(run)}
+    for ranks in {group for one in sums for group in one}:
+        members = [sums[number[rank]][ranks] for rank in ranks]
+        assert len({len(calls) for calls in members}) == 1
+        for calls in zip(*members):
+            assert len({call[2] for call in calls}) == 1
+            scale = max(abs(call[0]) for call in calls) + max(call[2] for call in calls)
+            assert calls[0][1] == pytest.approx(sum(call[0] for call in calls), rel=1e-3, abs=2e-2 * scale)
+
+
+PLAIN = {"DP 2": "DP 2, distributed optimizer"}
+FOUR = [layout for layout, (ranks, _) in LAYOUTS.items() if ranks == 4]
+
+
+@pytest.mark.parametrize("layout", [*PLAIN.values(), *FOUR[1:]])
+def test_moments_of_sharded_optimizers_are_whole(layout: str) -> None:
+    """Moments under the distributed optimizer are those of the same layout without it."""
+    ranks, argv = LAYOUTS[layout]
+    with tempfile.TemporaryDirectory() as place:
+        whole = run_ranks(ranks, job, f"--steps 2 {argv.replace('--distopt', '').replace('--overlap', '')}", "mix", place, timeout=120)
+    for plain, sharded in zip(whole, ran(layout, "mix")):
+        for key, (statistics, _) in plain["seen"][1]["samples"].items():
+            if key[0] in ("exp_avg", "exp_avg_sq", "update"):
+                assert sharded["seen"][1]["samples"][key][0].norm == pytest.approx(statistics.norm, rel=1e-4, abs=1e-9)
+
+
+def faulty(argv: str, seed: int, output: str) -> dict[str, Any]:
+    from fault import plant
+
+    settings = ProbeSettings(
+        output_dir=output,
+        strict=True,
+        log_level="silent",
+        monitor=MonitorSettings(gradients=True),
+        sinks=SinkSettings(csv=CsvSettings(enabled=False)),
+        incident=IncidentSettings(level="mix", ring_steps=3),
+    )
+    observer = TrainingObserver(settings)
+    patches.observe(lambda: observer)
+    a = train_gpt.arguments(["--quiet", "--steps", "6", *argv.split()])
+    _, chunks, optimizer = train_gpt.build(a)
+    now = [0]
+    answer = plant(
+        unwrapped(chunks[0]), seed, rank=dist.get_rank(), world_size=dist.get_world_size(), steps=6, step=lambda: now[0], truth=None
+    )
+    train_gpt.train(a, chunks, optimizer, on_step=lambda step: now.__setitem__(0, step))
+    observer.close()
+    return answer
+
+
+@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if "EP" not in layout and "expert" not in layout])
+def test_an_incident_names_the_fault(layout: str, tmp_path: Path, cells: Any) -> None:
+    """Step, rank and module that `nan_analyze` gives for the incident are those of a planted fault."""
+    ranks, argv = LAYOUTS[layout]
+    answers = run_ranks(ranks, faulty, argv.replace("--fp16", ""), 3, str(tmp_path), timeout=120)
+    (truth,) = [answer for answer in answers if answer]
+    (incident, *_) = sorted((tmp_path / "incidents").glob("step*"))
+    first = nan_analyze(incident).findings[0]
+    assert (first["step"], first["rank"]) == (truth["step"], truth["rank"])
+    assert first["module"].removeprefix("0.") == truth["module"]  # of several chunks the first is meant
+    cells.ran("Megatron", layout, "incident capture")
+
+
+class Ears(Frames):
+    """A sink that keeps alerts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alerts: list[Any] = []
+
+    def write(self, frame: Any, alerts: Any) -> None:
+        super().write(frame, alerts)
+        self.alerts += [alert for alert in alerts if alert.rule == "replica_mismatch"]
+
+
+def drifting(argv: str, guilty: int) -> list[tuple[int, str, tuple[int, ...]]]:
+    monitor = MonitorSettings(gradients=False, replica_check=ReplicaCheckSettings(interval=1))
+    ears = Ears()
+    settings = probe_settings(monitor)
+    observer = TrainingObserver(settings, lambda s: TorchProbe(s, extra_sinks=[ears]))
+    patches.observe(lambda: observer)
+    a = train_gpt.arguments(["--quiet", "--steps", "4", "--pace", "0.05", *argv.split()])
+    _, chunks, optimizer = train_gpt.build(a)
+
+    def flip(step: int) -> None:
+        if step == 2 and dist.get_rank() == guilty:
+            names = dict(unwrapped(chunks[-1]).named_parameters())
+            name = next(name for name in sorted(names) if "input_layernorm.weight" in name)
+            with torch.no_grad():
+                names[name].view(-1)[0] += 1
+
+    train_gpt.train(a, chunks, optimizer, on_step=flip)
+    observer.close()
+    return [(alert.step, alert.name, tuple(alert.extra.get("ranks", ()))) for alert in ears.alerts if not alert.extra.get("over")]
+
+
+@pytest.mark.parametrize("layout", ["DP 2", "TP 2, sequence parallel", *FOUR])
+def test_replicas_that_drift_apart(layout: str, cells: Any) -> None:
+    """A healthy training is silent; a weight that changes on one rank alone is named with its group, which has that rank in it."""
+    ranks, argv = LAYOUTS[layout]
+    argv = argv.replace("--distopt", "").replace("--overlap", "")  # the shard that is updated would heal it
+    assert run_ranks(ranks, drifting, argv, -1, timeout=120) == [[]] * ranks
+    said = [alert for rank in run_ranks(ranks, drifting, argv, ranks - 1, timeout=120) for alert in rank]
+    first = min(step for step, _, _ in said)
+    assert first in (2, 3)
+    named = [(name, group) for step, name, group in said if step == first]
+    assert all(ranks - 1 in group for _, group in named), said
+    assert any("input_layernorm.weight" in name for name, _ in named), said
+    cells.ran("Megatron", layout, "replica check")

@@ -1,0 +1,78 @@
+"""The core checks for one version of megatron-core: the installed one, or that of MSPROBE_MCORE_DIR (made by ``pip install --target``).
+
+Its own loop: gradients, activations, parameters, sums over groups and moments against float64. Megatron's loop, where the version has it:
+losses as Megatron logs them.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import logging
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import megatron.core
+import pytest
+from forkpool import run_ranks
+from layout_job import job
+from test_launch import EXAMPLES, launch
+from test_layouts import _gradients, _outputs, _parameters, _sums
+
+from msprobe_integrations.megatron import reliance
+from msprobe_integrations.reliance import missing
+
+pytestmark = pytest.mark.framework
+VERSION = megatron.core.__version__
+LAYOUTS = {
+    "DP 2, distributed optimizer, overlapped": "--distopt --overlap --overlap-param",
+    "TP 2, fp16 with loss scale": "--tp 2 --fp16",
+    "PP 2, interleaved": "--pp 2 --vpp 2 --layers 4 --untie",
+    "EP 2": "--ep 2 --experts 4",
+}
+FEATURES = ("dump mix", "monitor: activations", "monitor: gradients", "monitor: parameters", "monitor: optimizer", "collectives")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_own_loop(layout: str, cells: Any) -> None:
+    """What is seen in a loop of one's own on megatron-core equals references in float64."""
+    with tempfile.TemporaryDirectory() as place:
+        run = run_ranks(2, job, f"--steps 2 {LAYOUTS[layout]}", "mix", place, timeout=120)
+    for rank in run:
+        for step, seen in enumerate(rank["seen"]):
+            _outputs(rank["norms"][step], seen, "mix", False)
+            _gradients(rank["reference"][step], seen["samples"], bf16=False)
+            if "overlap" not in layout:
+                _parameters(rank["parameters"][step], seen["samples"])
+    _sums([rank["seen"][1]["sums"] for rank in run], run)
+    cells.ran("Megatron", layout, *FEATURES, version=VERSION)
+
+
+def test_what_is_relied_on_is_there() -> None:
+    """Nothing that the probe touches in megatron-core is missing, as far as the table says that this version has it."""
+    version = tuple(int(part) for part in re.findall(r"\d+", VERSION)[:2])
+    lost = [row for row in reliance.CORE if row in missing(reliance.CORE)]
+    assert [row for row in lost if tuple(int(x) for x in row.versions.split(" ")[0].split(".")) <= version] == []
+    logging.getLogger("msprobe").info("megatron-core %s: all there", VERSION)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("megatron.training") is None, reason=f"megatron-core {VERSION} has no megatron.training")
+def test_megatron_loop(tmp_path: Path, cells: Any) -> None:
+    """`pretrain` of this version: every iteration is a step, with the loss that Megatron logs, and nothing relied on is missing."""
+    probe = tmp_path / "probe.yaml"
+    probe.write_text(f"output_dir: {tmp_path / 'out'}\nstrict: true\nmonitor: {{gradients: true}}\n")
+    path = os.environ.get("MSPROBE_MCORE_DIR", "")
+    done = launch(str(EXAMPLES / "pretrain_loop.py"), ["--use-distributed-optimizer"], probe=probe, path=path)
+    text = done.stdout + done.stderr
+    assert done.returncode == 0, text[-6000:]
+    assert "without it: no" not in text
+    (file,) = (tmp_path / "out" / "monitor").glob("*rank1*/scalars_*.csv")
+    with file.open() as stream:
+        loss = {int(row["step"]): float(row["value"]) for row in csv.DictReader(stream) if row["name"] == "loss"}
+    logged = [float(value) for value in re.findall(r"lm loss: (\S+)", text)]
+    assert sorted(loss) == [0, 1, 2, 3]
+    assert [loss[0], loss[2], loss[3]] == pytest.approx([logged[0], logged[2], logged[3]], rel=1e-6)
+    cells.ran("Megatron", "megatron.training, DP 2, distributed optimizer", "monitor: gradients", version=VERSION)
