@@ -14,7 +14,12 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 HERE = Path(__file__).parent
-CONFIG = "output_dir: {output}\nstrict: true\nmonitor: {{gradients: true, parameters: true}}\n"
+CONFIG = """
+output_dir: {output}
+strict: true
+monitor: {{gradients: true, parameters: true, optimizer_states: true, activations: true, collectives: true}}
+"""
+FAMILIES = {"grad_reduced", "param_origin", "param_updated", "exp_avg", "exp_avg_sq", "actv", "other", "scalars"}
 SCRIPT = """
 import os, sys, typing, typing_extensions
 typing.override = typing_extensions.override  # Python 3.12
@@ -91,10 +96,11 @@ def test_as_the_megatron_integration(tmp_path: Path, place: str, cells: Any) -> 
     assert len(logged(plain)) == 4
     assert logged(megatron) == logged(run) == logged(plain)
     expected = values(tmp_path / "megatron")
-    assert {name.split()[1].rpartition("_")[0] for name in expected} >= {"grad_reduced", "param_updated", "scalars"}
+    assert {name.split()[1].rpartition("_")[0] for name in expected} >= FAMILIES
     assert {name[0] for name in expected} == {"0", "1"}
     assert {row["step"] for row in expected["0 grad_reduced_0-99.csv"]} == {"0", "1", "2", "3"}
     assert values(tmp_path / "run") == expected
     assert len(list((tmp_path / "run" / "monitor").iterdir())) == 2, "one probe per rank"
     version = "stand-in, Megatron 0.19.2"
-    cells.ran("MindSpeed", "TP 2, 2 ranks", "monitor: gradients", "monitor: parameters", "same bits", version=version)
+    families = ("monitor: activations", "monitor: gradients", "monitor: parameters", "monitor: optimizer", "collectives")
+    cells.ran("MindSpeed", "TP 2, 2 ranks", *families, "same bits", version=version)

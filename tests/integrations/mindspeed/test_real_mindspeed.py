@@ -29,7 +29,8 @@ LAYOUTS = {
     "TP 2 with sequence parallelism, 2 ranks": "--tensor-model-parallel-size 2 --sequence-parallel",
     "PP 2, 2 ranks": "--pipeline-model-parallel-size 2",
     "DP 2, distributed optimizer, bf16, 2 ranks": "--use-distributed-optimizer --bf16",
-    "EP 2, 2 ranks": "--expert-model-parallel-size 2 --num-experts 4 --moe-router-topk 2 --moe-token-dispatcher-type alltoall",
+    "EP 2, 2 ranks": "--expert-model-parallel-size 2 --num-experts 4 --disable-bias-linear --moe-router-topk 2 "
+    "--moe-token-dispatcher-type alltoall",
 }
 
 
