@@ -166,7 +166,7 @@ def test_layout(name: str, tmp_path: Path, cells: Cells) -> None:
     layout = LAYOUTS[name]
     if layout.missing:
         pytest.skip(layout.missing)
-    ranks = run_ranks(layout.ranks, mr.everything, layout, str(tmp_path))
+    ranks = run_ranks(layout.ranks, mr.everything, layout, str(tmp_path), timeout=200)
     check_monitor(layout, ranks)
     for level in ("L0", "mix"):
         check_modules(layout, ranks, level)
