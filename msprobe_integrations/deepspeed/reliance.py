@@ -16,21 +16,21 @@ PACKAGE = "deepspeed"
 _ALL = "0.15 to 0.19"
 _PARAMETERS = "gradients, parameters, updates and optimizer states"
 _REDUCED = "reduced gradients"
-_STEPS = "steps: nothing is followed but what a script reports itself"
+_STEPS = "steps of the training"
 
 MODULE_TABLE = (
     Reliance("deepspeed:initialize", "enabling by the key msprobe of ds_config.json", _ALL),
     Reliance("deepspeed.runtime.engine:DeepSpeedEngine.forward", _STEPS, _ALL),
     Reliance("deepspeed.runtime.engine:DeepSpeedEngine.backward", "loss and micro batch numbers", _ALL),
     Reliance("deepspeed.runtime.engine:DeepSpeedEngine.step", "ends of steps", _ALL),
-    Reliance("deepspeed.runtime.engine:DeepSpeedEngine.save_checkpoint", "leaving checkpoints out of a step", _ALL),
-    Reliance("deepspeed.runtime.engine:DeepSpeedEngine.save_16bit_model", "leaving saved weights out of a step", _ALL),
-    Reliance("deepspeed.runtime.engine:DeepSpeedEngine.load_checkpoint", "leaving loaded checkpoints out of a step", _ALL),
-    Reliance("deepspeed.runtime.engine:DeepSpeedEngine.destroy", "letting go of an engine that is destroyed", _ALL),
+    Reliance("deepspeed.runtime.engine:DeepSpeedEngine.save_checkpoint", "pause while a checkpoint is saved", _ALL),
+    Reliance("deepspeed.runtime.engine:DeepSpeedEngine.save_16bit_model", "pause while weights are saved", _ALL),
+    Reliance("deepspeed.runtime.engine:DeepSpeedEngine.load_checkpoint", "pause while a checkpoint is loaded", _ALL),
+    Reliance("deepspeed.runtime.engine:DeepSpeedEngine.destroy", "other engine to follow after one is destroyed", _ALL),
     Reliance("deepspeed.runtime.pipe.engine:PipelineEngine.train_batch", "steps of the pipeline engine", _ALL),
-    Reliance("deepspeed.runtime.pipe.engine:PipelineEngine.eval_batch", "leaving evaluations of the pipeline engine out", _ALL),
+    Reliance("deepspeed.runtime.pipe.engine:PipelineEngine.eval_batch", "pause in evaluations of the pipeline engine", _ALL),
     Reliance("deepspeed.runtime.pipe.engine:PipelineEngine._INSTRUCTION_MAP", "micro batch numbers of the pipeline engine", _ALL),
-    Reliance("deepspeed.runtime.hybrid_engine:DeepSpeedHybridEngine.generate", "leaving generation out of a step", _ALL),
+    Reliance("deepspeed.runtime.hybrid_engine:DeepSpeedHybridEngine.generate", "pause while text is generated", _ALL),
 )
 ENGINE_TABLE = (
     Reliance("engine.module", "names of modules and parameters", _ALL),
@@ -42,12 +42,12 @@ ENGINE_TABLE = (
     Reliance("engine.monitor", "DeepSpeed's own events, and its monitor as a sink", _ALL),
     Reliance("engine._take_model_step", f"{_PARAMETERS} (the moments of an update)", _ALL),
     Reliance("engine.buffered_allreduce_fallback", "gradients before the reduction without ZeRO", _ALL),
-    Reliance("engine.gradient_clipping", "telling clipped from unclipped gradients", _ALL),
+    Reliance("engine.gradient_clipping", "difference made between clipped and unclipped gradients", _ALL),
     Reliance("engine.seq_data_parallel_group", "the replica check over data-parallel ranks", _ALL),
 )
 _SHARED = (
     ("optimizer", "the inner optimizer's gradients, settings and states", True),
-    ("overflow", "telling a skipped update when nothing else says so", False),
+    ("overflow", "scalar skipped where updates themselves do not tell", False),
     ("loss_scale", "scalar loss_scale", False),
     ("_global_grad_norm", "scalar grad_norm", False),
 )
@@ -72,7 +72,7 @@ _KINDS: dict[str, tuple[tuple[str, str, bool], ...]] = {
         ("get_param_id", _PARAMETERS, True),
         ("averaged_gradients", _REDUCED, False),
         ("cpu_offload", "reduced gradients with an offloaded optimizer", False),
-        ("partition_gradients", "telling ZeRO 2 from ZeRO 1: unreduced gradients of ZeRO 2", False),
+        ("partition_gradients", "gradients before the reduction under ZeRO 2", False),
         ("get_gradient_for_reduction", "gradients before the reduction", False),
         ("reduce_ready_partitions_and_remove_grads", "gradients before the reduction", False),
         ("is_gradient_accumulation_boundary", "gradients before the reduction", False),

@@ -9,8 +9,10 @@ from typing import Any
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import contextlib
+import importlib
+
 import deepspeed
-import deepspeed.runtime.zero.muon.muon_optimizer
 import torch
 import torch._dynamo
 from torch import nn
@@ -20,6 +22,8 @@ from msprobe_engine.rows import Statistics
 from msprobe_engine.settings.schema import CsvSettings, IncidentSettings, MonitorSettings, ProbeSettings, SinkSettings
 from msprobe_integrations.torch.probe import TorchProbe
 
+with contextlib.suppress(ImportError):  # initialize imports it late; older versions do not have it
+    importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # the first use would compile C++ for more than a minute
 logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
 deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True  # torch on the CPU has what these models need

@@ -30,7 +30,7 @@ FULL = MonitorSettings(
     replica_check=ReplicaCheckSettings(interval=1),
 )
 KINDS = {0: "unfused", 1: "zero12", 2: "zero12", 3: "zero3"}
-OF_OTHERS = {"forward", "backward", "step", "module", "optimizer", "initialize", "loss_scale", "dp_process_group"}
+OF_OTHERS = {"forward", "backward", "step", "module", "optimizer", "initialize", "loss_scale", "dp_process_group", "offload_optimizer"}
 """Names that torch or the user's own loop uses, or that are names of arguments and fields as well: without them DeepSpeed does not run."""
 
 
