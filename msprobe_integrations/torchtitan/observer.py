@@ -26,6 +26,7 @@ class TitanObserver(TrainerObserver):
     """
 
     _trainer: Any = None
+    _rate: Any = None
 
     def follow(self, trainer: Any) -> None:
         """`trainer` is about to make a step."""
@@ -62,8 +63,9 @@ class TitanObserver(TrainerObserver):
     def begin(self, step: int | None = None) -> None:
         """A step begins."""
         super().begin(step)
-        groups = getattr(self.optimizer[0], "param_groups", ()) if self.optimizer else ()
-        self._rate = number(groups[0]["lr"]) if groups else None
+        with self.safely("learning rate"):
+            groups = [group for optimizer in self._trainer.optimizers.optimizers for group in optimizer.param_groups]
+            self._rate = number(groups[0]["lr"]) if groups else None
 
     def _pass(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         pipeline = getattr(self._trainer.parallel_dims, "pp_enabled", False)

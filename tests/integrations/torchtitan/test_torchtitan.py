@@ -1,0 +1,130 @@
+"""torchtitan's Trainer with a small llama3 on the CPU, followed by its `train_step`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import titan_job
+import torch
+from trainer_checks import asked, compare, config, digest, everything, files, installed, ranks, seen
+
+from msprobe_integrations.torch import owner
+from msprobe_integrations.torch.loop import LoopObserver
+
+titan_job.stand_in()
+WATCHED = ("monitor: activations", "monitor: gradients", "monitor: parameters", "monitor: optimizer")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Tokenizer and text, and an environment without a network."""
+    for name, value in {"HF_HOME": str(tmp_path / "hf"), "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}.items():
+        monkeypatch.setenv(name, value)
+    titan_job.assets(tmp_path / "run")
+    return tmp_path / "run"
+
+
+def job(folder: Path, file: Path | None, keys: dict[str, int]) -> Any:
+    """Train in this rank; a group of one rank is made by torchtitan."""
+    os.environ.update({"RANK": os.environ.get("RANK", "0"), "LOCAL_RANK": os.environ.get("LOCAL_RANK", "0")})
+    os.environ.setdefault("WORLD_SIZE", "1")
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/init{os.getpid()}", rank=0, world_size=1)
+    asked(file, "torchtitan")
+    trainer = titan_job.config(folder, **keys).build()
+    before = set(vars(trainer))
+    trainer.train()
+    found = seen()
+    assert not {"forward_backward_step"} & (set(vars(trainer)) - before)  # the Trainer has its own methods back
+    bits = digest(p for part in trainer.model_parts for p in part.parameters())
+    owner.release()
+    trainer.close()
+    return bits, found
+
+
+def on_and_off(folder: Path, n: int, keys: dict[str, int], **sections: Any) -> list[dict[str, Any]]:
+    """Train with the probe and without: the bits are the same. What each rank has seen."""
+    plain = ranks(n, job, folder, None, keys)
+    followed = ranks(n, job, folder, config(folder.parent, **sections), keys)
+    assert [bits for bits, _ in plain] == [bits for bits, _ in followed]
+    return [found for _, found in followed]
+
+
+def test_one_rank(folder: Path, cells: Any) -> None:
+    """Steps are the Trainer's minus one, micro batches those of gradient accumulation; validation leaves nothing; the scalars are
+    torchtitan's own; everything that files are asked for is written."""
+    (found,) = on_and_off(folder, 1, {"accumulate": 2, "validate": 1}, **everything())
+    assert found["steps"] == [0, 1, 2] and found["micro"]["actv", 0] == {0, 1}
+    for step in (0, 1, 2):
+        scalars = found["scalars"][step]
+        assert {"loss", "grad_norm", "learning_rate", "skipped"} <= scalars.keys()
+        total = sum(v * v for (family, s, _), v in found["norms"].items() if family == "grad_reduced" and s == step) ** 0.5
+        assert abs(scalars["grad_norm"] - total) < 1e-4 * total
+    assert found["scalars"][1]["global_avg_loss"] == pytest.approx(found["scalars"][1]["loss"], rel=1e-6)
+    assert len([name for name in found["entries"][1] if "lm_head" in name and "forward" in name]) == 2
+    assert files(folder.parent) == {"dump": True, "grad_probe": True, "incident": True}
+    features = (*WATCHED, "dump mix", "grad probe", "incident capture", "same bits", "detach")
+    cells.ran("torchtitan", "1 rank", *features, version=installed("torchtitan"))
+
+
+@pytest.mark.parametrize("layout", ["dp", "tp"])
+def test_two_ranks(folder: Path, cells: Any, layout: str) -> None:
+    """FSDP2 with two ranks gives the gradients of one rank that accumulates both batches; tensor parallel those of one rank."""
+    keys = {"accumulate": 1}
+    (alone,) = on_and_off(folder, 1, {"accumulate": 1, "steps": 2})
+    found = on_and_off(folder, 2, {**keys, layout: 2, "steps": 2})
+    for each in found:
+        assert each["steps"] == [0, 1] and {"loss", "grad_norm"} <= each["scalars"][0].keys()
+        names = {key for key in alone["norms"] if key[0] == "grad_reduced"}
+        assert names <= each["norms"].keys()
+        if layout == "tp":
+            compare(each["norms"], {k: alone["norms"][k] for k in names if k[1] == 0}, 1e-3)
+        else:
+            total = sum(each["norms"][k] ** 2 for k in names if k[1] == 0) ** 0.5
+            assert abs(each["scalars"][0]["grad_norm"] - total) < 1e-3 * total
+    assert found[0]["norms"].items() >= {k: v for k, v in found[1]["norms"].items() if k[0] == "grad_reduced"}.items()
+    name = "FSDP2, 2 ranks" if layout == "dp" else "TP 2, 2 ranks"
+    cells.ran("torchtitan", name, *WATCHED, "same bits", version=installed("torchtitan"))
+
+
+def test_pipeline(folder: Path, cells: Any) -> None:
+    """Each stage sees its own parameters; only the last one has the loss."""
+    first, last = on_and_off(folder, 2, {"pp": 2, "steps": 2})
+    assert first["steps"] == last["steps"] == [0, 1]
+    assert any("tok_embeddings" in k[2] for k in first["norms"]) and any("lm_head" in k[2] for k in last["norms"])
+    assert "loss" in last["scalars"][0] and "loss" not in first["scalars"][0]
+    assert first["scalars"][0]["grad_norm"] == pytest.approx(last["scalars"][0]["grad_norm"])
+    cells.ran("torchtitan", "PP 2, 2 ranks", *WATCHED, "same bits", version=installed("torchtitan"))
+
+
+METHODS = ("setup", "begin", "end", "micro_batch", "note", "evaluation", "driven", "safely")
+
+
+def test_faults_stay_inside(folder: Path) -> None:
+    """Whatever raises in the observer, the training has the same bits as without it."""
+
+    def broken_job(file: Path) -> Any:
+        def broken(*_: Any, **__: Any) -> None:
+            raise RuntimeError("planted")
+
+        found = []
+        for method in METHODS:
+            original = getattr(LoopObserver, method)
+            setattr(LoopObserver, method, broken)
+            asked(file, "torchtitan")
+            os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
+            if not torch.distributed.is_initialized():
+                torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/broken", rank=0, world_size=1)
+            trainer = titan_job.config(folder, steps=2).build()
+            for _ in range(1):
+                trainer.train()
+            found.append(digest(p for part in trainer.model_parts for p in part.parameters()))
+            setattr(LoopObserver, method, original)
+            owner.release()
+        return found
+
+    plain = ranks(1, job, folder, None, {"steps": 2})[0][0]
+    assert ranks(1, broken_job, config(folder.parent, strict=False)) == [[plain] * len(METHODS)]
