@@ -1,0 +1,66 @@
+"""The example and the page about Trainers: the launch line as it is, the blocks of the page as they are."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import hf_job
+from trainer_checks import config, installed, ranks
+
+ROOT = Path(__file__).parents[3]
+sys.path.append(str(ROOT / "tests" / "monitor_pages"))
+from page_blocks import blocks, run  # noqa: E402
+
+
+def test_example(tmp_path: Path, cells: Any) -> None:
+    """run.sh trains two ranks of an unchanged script; the files that its README names are there, evaluation is in none."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "MASTER_PORT": str(port), "MSPROBE_OUTPUT": str(tmp_path / "out"), "OMP_NUM_THREADS": "1"}
+    script = ROOT / "examples" / "transformers" / "run.sh"
+    done = subprocess.run(["bash", script, tmp_path / "ck"], env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for rank in (0, 1):
+        (scalars,) = (tmp_path / "out").glob(f"monitor/*-rank{rank}-*/scalars_0-99.csv")
+        rows = [line.split(",") for line in scalars.read_text().splitlines()[1:]]
+        assert {row[0] for row in rows} == {str(step) for step in range(6)}
+        assert {"loss", "grad_norm", "learning_rate"} <= {row[1] for row in rows}
+        assert list((tmp_path / "out").glob(f"monitor/*-rank{rank}-*/grad_reduced_0-99.csv"))
+        assert (tmp_path / "out" / "dump" / "step1" / f"rank{rank}" / "dump.json").is_file()
+    cells.ran("Transformers", "DDP, 2 ranks", "dump mix", "monitor: gradients", version=installed("transformers"))
+
+
+def test_page(tmp_path: Path) -> None:
+    """The callback blocks of docs/trainers.md run."""
+
+    def job(folder: Path, kind: str) -> Any:
+        os.chdir(folder)
+        config(folder)
+        text = next(each for each in blocks("docs/trainers.md", "python") if f".{kind}.callback" in each)
+        if kind == "transformers":
+            made = hf_job.make_trainer(folder)
+            names = {"Trainer": type(made), "model": made.model, "arguments": made.args, "data": hf_job.Samples()}
+        else:
+            sys.path.append(str(ROOT / "tests" / "integrations" / "lightning"))
+            import lightning.pytorch as pl
+            import pl_job
+
+            names = {"Trainer": pl.Trainer, "module": pl_job.module(), "data": pl_job.loader()}
+        after = run(text, "docs/trainers.md", names)
+        return len(after["trainer"].callbacks[0].observer.probe.frames if kind == "lightning" else _frames(after["trainer"]))
+
+    assert ranks(1, job, tmp_path, "transformers") == [3]
+    assert ranks(1, job, tmp_path, "lightning") == [8]
+
+
+def _frames(trainer: Any) -> Any:
+    from msprobe_integrations.transformers.callback import MsprobeCallback
+
+    return next(each for each in trainer.callback_handler.callbacks if isinstance(each, MsprobeCallback)).observer.probe.frames
