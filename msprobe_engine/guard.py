@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from types import TracebackType
 
+from msprobe_engine.errors import ProbeError
 from msprobe_engine.log import get_logger
 
 _log = get_logger()
@@ -29,6 +30,10 @@ class Faults:
     def guard(self, part: str) -> Guard:
         """Context manager around one part of the probe; swallows and records exceptions unless strict."""
         return Guard(self, part)
+
+    def outward(self, part: str) -> Guard:
+        """The same around what the user calls: what tells of a mistake in the call (`ProbeError`) is raised."""
+        return _Outward(self, part)
 
     def fail(self, part: str, error: BaseException, *, disable: bool = True, hint: str = "") -> None:
         """Record a failure of `part`; the first one is said aloud. Never raises, except the error itself when strict."""
@@ -64,3 +69,12 @@ class Guard:
             return False  # KeyboardInterrupt and SystemExit are the user's
         self._faults.fail(self._part, error)
         return True
+
+
+class _Outward(Guard):
+    """See `Faults.outward`."""
+
+    __slots__ = ()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+        return False if isinstance(error, ProbeError) else super().__exit__(kind, error, trace)

@@ -47,6 +47,11 @@ _REFLECTED = {"__radd__": "add", "__rmul__": "mul", "__ror__": "bitwise_or", "__
 """``2 * x`` and ``x * 2`` are one function below their names: which it was is only known here."""
 
 
+_AS_IT_IS, _ALIAS, _COMPOSED, _UNRECORDED = range(4)
+"""What becomes of a call: nothing is noted of it; it gives another name for the memory of a tensor; it is seen by what it calls; it runs
+between `begin` and `end`, or without a record of its own."""
+
+
 class ApiCapture(TorchFunctionMode):
     """The mode; `install` and `remove` put it on this thread's stack and take it off.
 
@@ -123,16 +128,24 @@ class ApiCapture(TorchFunctionMode):
     def _run_backward(self, engine: Any, *args: Any, **kwargs: Any) -> Any:
         """The autograd engine, with this mode on: torch takes a mode off the stack while it handles ``backward()``, and what runs inside
         (recomputation, custom backward code) would not be seen."""
-        if not self._on() or self in torch.overrides._get_current_function_mode_stack():
+        try:
+            inside = not self._on() or self in torch.overrides._get_current_function_mode_stack()
+        except Exception as error:
+            self._fail(error)
+            inside = True
+        if inside:
             return engine(*args, **kwargs)
         with self:
             return engine(*args, **kwargs)
 
     def _apply(self, apply: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
         """``apply`` of a custom ``autograd.Function``."""
-        if not self.sees() or cls.__module__.startswith(_PLUMBING) or called_internally(sys._getframe(2)):
-            return apply(cls, *args, **kwargs)
-        call = self.begin("Autograd", cls.__name__, args, kwargs)
+        call = None
+        try:
+            if self.sees() and not cls.__module__.startswith(_PLUMBING) and not called_internally(sys._getframe(2)):
+                call = self.begin("Autograd", cls.__name__, args, kwargs)
+        except Exception as error:
+            self._fail(error)
         try:
             result = apply(cls, *args, **kwargs)
         except BaseException:
@@ -142,52 +155,57 @@ class ApiCapture(TorchFunctionMode):
         return result
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if _compiling() or not self._on():  # torch.compile would trace the probe, and compile it again for every new stack
+        how, api, call = _AS_IT_IS, "", None
+        try:
+            if not (_compiling() or not self._on()):  # torch.compile would trace the probe, and compile it again for every new stack
+                named = self._names.resolve(func)
+                if named is None:
+                    how = _ALIAS if func == _DATA else _AS_IT_IS
+                else:
+                    prefix, api = named
+                    caller = sys._getframe(self._caller)
+                    if kinds.get(caller.f_code) != PLAIN and called_internally(caller):
+                        how = _UNRECORDED
+                    elif prefix == "Tensor" and func in COMPOSED and all(kind is torch.Tensor for kind in types):
+                        how = _COMPOSED
+                    else:
+                        if prefix == "Tensor":
+                            operator, self._operator = self._operator, ""
+                            if operator and _REFLECTED[operator] == api:
+                                api = operator
+                            else:
+                                prefix, api = self._names.called(prefix, api, caller)
+                        elif api in TWICE and prefix == "Functional":
+                            prefix, api = self._names.called(prefix, api, caller)
+                        how = _UNRECORDED
+                        if self._recorder.kept is None or not self._passes(prefix, api):
+                            form = as_called(func, args, kwargs or {}, caller)
+                            call = self.begin(prefix, api, *form, ignored_argument(api, args, kwargs or {}))
+        except Exception as error:
+            self._fail(error)
+            how = _AS_IT_IS
+        if how == _AS_IT_IS:
             return func(*args, **kwargs) if kwargs else func(*args)
-        named = self._names.resolve(func)
-        if named is None:
-            if func == _DATA:  # writes through .data leave the version counter as it is
-                self._recorder.pipeline.backend.forget(args[0])
-                alias = func(*args)
-                self._recorder.raw.alias(alias)
-                return alias
-            return func(*args, **kwargs) if kwargs else func(*args)
-        prefix, api = named
-        caller = sys._getframe(self._caller)
-        if kinds.get(caller.f_code) != PLAIN and called_internally(caller):
-            return self._unrecorded(api, func, args, kwargs)
-        if prefix == "Tensor":
-            if func in COMPOSED and all(kind is torch.Tensor for kind in types):
-                with self:  # seen by what it calls
-                    return func.__wrapped__(*args, **(kwargs or {}))
-            operator, self._operator = self._operator, ""
-            if operator and _REFLECTED[operator] == api:
-                api = operator
-            else:
-                prefix, api = self._names.called(prefix, api, caller)
-        elif api in TWICE and prefix == "Functional":
-            prefix, api = self._names.called(prefix, api, caller)
-        if self._recorder.kept is not None and self._passes(prefix, api):
-            return self._unrecorded(api, func, args, kwargs)
-        call = self.begin(prefix, api, *as_called(func, args, kwargs or {}, caller), ignored_argument(api, args, kwargs or {}))
+        if how == _COMPOSED:
+            with self:  # seen by what it calls
+                return func.__wrapped__(*args, **(kwargs or {}))
         try:
             result = func(*args, **kwargs) if kwargs else func(*args)
-            for made in raw_results(api, result):
-                self._recorder.raw.add(made)
-            if kwargs and "out" in kwargs:
-                self._written(kwargs["out"])
         except BaseException:
             self.end(call, None, failed=True)
             raise
+        try:
+            if how == _ALIAS:  # writes through .data leave the version counter as it is
+                self._recorder.pipeline.backend.forget(args[0])
+                self._recorder.raw.alias(result)
+            else:
+                for made in raw_results(api, result):
+                    self._recorder.raw.add(made)
+                if kwargs and "out" in kwargs:
+                    self._written(kwargs["out"])
+        except Exception as error:
+            self._fail(error)
         self.end(call, result)
-        return result
-
-    def _unrecorded(self, api: str, func: Any, args: Any, kwargs: Any) -> Any:
-        result = func(*args, **kwargs) if kwargs else func(*args)
-        for made in raw_results(api, result):
-            self._recorder.raw.add(made)
-        if kwargs and "out" in kwargs:
-            self._written(kwargs["out"])
         return result
 
     def _written(self, out: Any) -> None:

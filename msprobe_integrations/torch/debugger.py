@@ -37,6 +37,7 @@ from msprobe_integrations.torch.dump_run import DumpRun
 from msprobe_integrations.torch.grad_probe import GradientProbe, root_of
 
 _log = log.get_logger()
+_PART = "dump"
 
 
 class PrecisionDebugger:
@@ -168,13 +169,15 @@ class PrecisionDebugger:
             UsageError: no model at level L0 or mix or with `token_range`, or an argument that cannot work.
         """
         if (run := cls._get("start")) is not None:
-            run.start(model, token_range, rank_id, scheduled_tokens)
+            with run.faults.outward(_PART):
+                run.start(model, token_range, rank_id, scheduled_tokens)
 
     @classmethod
     def stop(cls) -> None:
         """End collection; gradients of calls that were seen still come until `step`."""
         if (run := cls._get("stop")) is not None:
-            run.stop()
+            with run.faults.outward(_PART):
+                run.stop()
 
     @classmethod
     def forward_backward_dump_end(cls) -> None:
@@ -189,7 +192,8 @@ class PrecisionDebugger:
                 names = ", ".join(sorted(cls._compiled_saves)[:5])
                 log.warn_once("save compiled", f"PrecisionDebugger.save has no effect inside torch.compile: {names}")
                 cls._compiled_saves.clear()
-            run.step()
+            with run.faults.outward(_PART):
+                run.step()
 
     @classmethod
     def save(cls, variable: Any, name: str, save_backward: bool = True) -> None:
@@ -204,7 +208,8 @@ class PrecisionDebugger:
         if torch.compiler.is_compiling():
             cls._compiled_saves[str(name)] = True
         elif (run := cls._get("save")) is not None:
-            run.save(variable, name, save_backward)
+            with run.faults.outward(_PART):
+                run.save(variable, name, save_backward)
 
     @classmethod
     def set_init_step(cls, step: int) -> None:
@@ -216,7 +221,8 @@ class PrecisionDebugger:
         if type(step) is not int or step < 0:
             raise UsageError(f"set_init_step: step is {step!r}; allowed: an int >= 0")
         if (run := cls._get("set_init_step")) is not None:
-            run.set_step(step)
+            with run.faults.outward(_PART):
+                run.set_step(step)
 
     @classmethod
     def register_custom_api(cls, module: Any, api: str, api_prefix: str | None = None) -> None:
@@ -231,7 +237,8 @@ class PrecisionDebugger:
             UsageError: there is no such function, or it cannot be replaced.
         """
         if (run := cls._get("register_custom_api")) is not None:
-            run.custom.register(module, api, api_prefix)
+            with run.faults.outward(_PART):
+                run.custom.register(module, api, api_prefix)
 
     @classmethod
     def restore_custom_api(cls, module: Any, api: str) -> None:
@@ -308,7 +315,8 @@ class PrecisionDebugger:
     def _at_exit(self) -> None:
         try:
             if self._run is not None:
-                self._run.at_exit()
+                with self._run.faults.outward(_PART):
+                    self._run.at_exit()
             if self.gradients is not None:
                 self.gradients.close()
         finally:
