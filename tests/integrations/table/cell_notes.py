@@ -3,7 +3,7 @@
 With ``MSPROBE_TABLE=<directory>`` every test process adds JSON lines to a file of its own there::
 
     {"framework": "PyTorch", "version": "2.13.0", "torch": "2.13.0", "python": "3.11", "layout": "DDP, 2 ranks",
-     "feature": "same bits", "test": "tests/x/test_y.py::test_z"}
+     "feature": "same bits", "compared": true, "test": "tests/x/test_y.py::test_z"}
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from cell_names import FRAMEWORKS, checked
 
-NOTES = pytest.StashKey[list[dict[str, str]]]()
+NOTES = pytest.StashKey[list[dict[str, str | bool]]]()
 
 
 def installed(distribution: str) -> str:
@@ -34,13 +34,14 @@ def installed(distribution: str) -> str:
 class Cells:
     """Takes the cells of one test."""
 
-    def __init__(self, test: str, notes: list[dict[str, str]]) -> None:
+    def __init__(self, test: str, notes: list[dict[str, str | bool]]) -> None:
         self._test = test
         self._notes = notes
         self._process = os.getpid()
 
     def ran(self, framework: str, layout: str, *features: str, version: str | None = None) -> None:
-        """This test has run `features` of `framework` in `layout` ("ZeRO 2, 2 ranks") and found them correct. To be called at its end.
+        """This test has run `features` of `framework` in `layout` ("ZeRO 2, 2 ranks") and found them correct: their values are those of
+        gathered tensors in float64, or of one process. To be called at its end.
 
         Args:
             version: of the framework, when it is not the one installed in this environment (a child process on another path, a checkout).
@@ -48,17 +49,25 @@ class Cells:
         Raises:
             ValueError: a name that the table does not have (`cell_names`).
         """
+        self._note(framework, layout, features, version, True)
+
+    def wrote(self, framework: str, layout: str, *features: str, version: str | None = None) -> None:
+        """As `ran`, for a test that has found what was asked for in the right steps and on the right ranks, and has not compared values."""
+        self._note(framework, layout, features, version, False)
+
+    def _note(self, framework: str, layout: str, features: tuple[str, ...], version: str | None, compared: bool) -> None:
         checked(framework, features)
         if not layout.strip():
             raise ValueError("the layout has no name")
         if os.getpid() != self._process:
             raise RuntimeError("cells are noted by the test, not by a rank that it has forked")
-        common = {
+        common: dict[str, str | bool] = {
             "framework": framework,
             "version": version or installed(FRAMEWORKS[framework]),
             "torch": installed("torch"),
             "python": ".".join(platform.python_version_tuple()[:2]),
             "layout": layout.strip(),
+            "compared": compared,
         }
         self._notes.extend({**common, "feature": feature, "test": self._test} for feature in features)
 

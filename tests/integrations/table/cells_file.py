@@ -32,6 +32,8 @@ class Cell(NamedTuple):
     python: tuple[str, ...]
     tests: tuple[str, ...]
     """``file::function`` without parameters."""
+    compared: bool = True
+    """Were its values compared? False: what was asked for was there."""
 
 
 def number(version: str) -> tuple[int, ...]:
@@ -46,18 +48,22 @@ def order(row: Row) -> tuple[object, ...]:
 
 def gathered(directory: Path) -> list[Cell]:
     """What the test processes have written there (``MSPROBE_TABLE``)."""
-    found: dict[tuple[Row, str], list[set[str]]] = {}
+    found: dict[tuple[Row, str, bool], list[set[str]]] = {}
     for file in sorted(directory.glob("cells-*.jsonl")):
         for line in file.read_text(encoding="utf-8").splitlines():
             note = json.loads(line)
             checked(note["framework"], (note["feature"],))
             torch, python, tests = found.setdefault(
-                (Row(note["framework"], note["version"], note["layout"]), note["feature"]), [set(), set(), set()]
+                (Row(note["framework"], note["version"], note["layout"]), note["feature"], note["compared"]), [set(), set(), set()]
             )
             torch.add(note["torch"])
             python.add(note["python"])
             tests.add(note["test"].partition("[")[0])
-    return [Cell(row, feature, *(tuple(sorted(s)) for s in sets)) for (row, feature), sets in found.items()]
+    return [
+        Cell(row, feature, *(tuple(sorted(s)) for s in sets), compared)
+        for (row, feature, compared), sets in found.items()
+        if compared or (row, feature, True) not in found
+    ]
 
 
 def merged(kept: Iterable[Cell], new: Iterable[Cell]) -> list[Cell]:
@@ -76,7 +82,7 @@ def read(file: Path = FILE) -> list[Cell]:
         item = json.loads(line)
         checked(item["framework"], (item["feature"],))
         row = Row(item["framework"], item["version"], item["layout"])
-        cells.append(Cell(row, item["feature"], tuple(item["torch"]), tuple(item["python"]), tuple(item["tests"])))
+        cells.append(Cell(row, item["feature"], tuple(item["torch"]), tuple(item["python"]), tuple(item["tests"]), item["compared"]))
     return _sorted(cells)
 
 

@@ -24,6 +24,7 @@ counts when its test has passed. Nothing on this page is written by hand but the
 
 * **ran (1)**: ran and was correct, in test 1 below the table: compared with whole tensors gathered in float64, with a run in a single
   process, or, for "same bits" and "detach", with the training without the probe.
+* **ran* (1)**: ran, and what was asked for was there in the right steps and on the right ranks; test 1 has not compared its values.
 * **not here (a)**: could not run on the machine that made the page: reason a.
 * **no (b)**: not supported: reason b.
 
@@ -85,7 +86,7 @@ def _section(framework: str, mine: list[Row], answers: dict[tuple[Row, str], Cel
             answer = answers[row, feature]
             if isinstance(answer, Cell):
                 numbers = sorted(tests.setdefault(test, len(tests) + 1) for test in answer.tests[:SHOWN])
-                shown.append(f"ran ({', '.join(map(str, numbers))})")
+                shown.append(f"ran{'' if answer.compared else '*'} ({', '.join(map(str, numbers))})")
             else:
                 letter = whys.setdefault((answer.status, answer.why), _letter(len(whys)))
                 shown.append(f"{SHORT[answer.status]} ({letter})")

@@ -51,6 +51,8 @@ def test_a_reason_beside_a_run_is_an_error() -> None:
         table_page.page([cell(DDP, "dump L0")], [reason(DDP.layout, ("dump L0",))], [])
     text = table_page.page([cell(DDP, "dump L0")], [reason()], [])
     assert "| 2.13.0 | DDP, 2 ranks | ran (1) | no (a) |" in text
+    text = table_page.page([cell(DDP, "dump L0")._replace(compared=False)], [reason()], [])
+    assert "| 2.13.0 | DDP, 2 ranks | ran* (1) | no (a) |" in text
 
 
 def test_rows_that_only_the_reasons_name() -> None:
@@ -71,9 +73,17 @@ def test_rows_that_only_the_reasons_name() -> None:
 
 def test_notes_become_cells(tmp_path: Path) -> None:
     """Notes of all processes come together per cell; kept cells of versions that did not run again stay, others go."""
-    note = {**DDP._asdict(), "torch": "2.13.0", "python": "3.11", "feature": "dump L0", "test": "tests/a/test_a.py::test_a[ddp]"}
+    note = {
+        **DDP._asdict(),
+        "compared": True,
+        "torch": "2.13.0",
+        "python": "3.11",
+        "feature": "dump L0",
+        "test": "tests/a/test_a.py::test_a[ddp]",
+    }
     (tmp_path / "cells-1.jsonl").write_text(json.dumps(note) + "\n" + json.dumps({**note, "test": "tests/a/test_a.py::test_a[x]"}) + "\n")
-    (tmp_path / "cells-2.jsonl").write_text(json.dumps({**note, "feature": "same bits"}) + "\n")
+    weak = [{**note, "compared": False, "feature": feature} for feature in ("dump L0", "grad probe")]
+    (tmp_path / "cells-2.jsonl").write_text("".join(json.dumps(n) + "\n" for n in ({**note, "feature": "same bits"}, *weak)))
     new = cells_file.gathered(tmp_path)
     assert {(c.feature, c.tests) for c in new} == {
         ("dump L0", ("tests/a/test_a.py::test_a",)),
@@ -81,7 +91,12 @@ def test_notes_become_cells(tmp_path: Path) -> None:
     }
     old = Row("PyTorch", "2.4.1", "DDP, 2 ranks")
     kept = cells_file.merged([cell(old, "dump L1"), cell(DDP, "dump mix")], new)
-    assert [(c.row.version, c.feature) for c in kept] == [("2.13.0", "dump L0"), ("2.13.0", "same bits"), ("2.4.1", "dump L1")]
+    assert [(c.row.version, c.feature) for c in kept] == [
+        ("2.13.0", "dump L0"),
+        ("2.13.0", "grad probe"),
+        ("2.13.0", "same bits"),
+        ("2.4.1", "dump L1"),
+    ]
     cells_file.write(kept, tmp_path / "cells.jsonl")
     assert cells_file.read(tmp_path / "cells.jsonl") == kept
 
