@@ -34,7 +34,22 @@ CASES = (
     *((2, "--pp 2 --untie", level) for level in ("monitor", "L0", "L1")),
     (2, "--pp 2", "mix"),
     (2, "--bf16 --distopt", "mix"),
+    (2, "--ep 2 --experts 4 --allgather --distopt", "mix"),
+    (4, "--tp 2 --pp 2", "mix"),
+    (4, "--tp 2 --sp --distopt --overlap", "mix"),
 )
+NAMES = {
+    (1, ""): "1 rank",
+    (2, "--distopt --overlap --overlap-param"): "DP 2, distributed optimizer, overlapped",
+    (2, "--distopt"): "DP 2, distributed optimizer",
+    (2, "--tp 2"): "TP 2",
+    (2, "--pp 2 --untie"): "PP 2",
+    (2, "--pp 2"): "PP 2, tied embeddings",
+    (2, "--bf16 --distopt"): "DP 2, distributed optimizer, bf16",
+    (4, "--tp 2 --pp 2"): "TP 2 x PP 2",
+    (4, "--tp 2 --sp --distopt --overlap"): "DP 2 x TP 2, sequence parallel, distributed optimizer",
+    (2, "--ep 2 --experts 4 --allgather --distopt"): "EP 2, all-gather",
+}
 
 
 def job(argv: str, level: str | None, output: str) -> tuple[dict[str, Any], int, int]:
@@ -50,7 +65,7 @@ def without(ranks: int, argv: str) -> list[Any]:
 
 @pytest.mark.framework
 @pytest.mark.parametrize(("ranks", "argv", "level"), CASES)
-def test_bits_are_the_same(ranks: int, argv: str, level: str, tmp_path: Path) -> None:
+def test_bits_are_the_same(ranks: int, argv: str, level: str, tmp_path: Path, cells: Any) -> None:
     """After 20 steps with everything watched, losses, weights and the random state equal those of a run without the probe, bit by
     bit, on every rank."""
     argv = f"--steps 20 {argv}"
@@ -60,3 +75,4 @@ def test_bits_are_the_same(ranks: int, argv: str, level: str, tmp_path: Path) ->
         assert frames == 20
         assert (entries > 0) == (level != "monitor")
         assert state == expected
+    cells.ran("Megatron", NAMES[ranks, argv.removeprefix("--steps 20").strip()], "same bits")
