@@ -22,7 +22,7 @@ settings.load_profile("shared")
 
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in ("MSPROBE_CONFIG", "MSPROBE_LOG_LEVEL", "MONITOR_OUTPUT_DIR", "DYNAMIC_MONITOR"):
+    for name in ("MSPROBE_CONFIG", "MSPROBE_SET", "MSPROBE_AUTOLOAD", "MSPROBE_LOG_LEVEL", "MONITOR_OUTPUT_DIR", "DYNAMIC_MONITOR"):
         monkeypatch.delenv(name, raising=False)
     yield
     logging.getLogger("msprobe").setLevel(logging.INFO)  # settings loaded in a test may have made it silent

@@ -143,9 +143,9 @@ class Exits:
                 return
             for number in numbers:
                 if number in self._signals and signal.getsignal(number) is self._handler:
-                    self._count_down(number)
+                    self._count_down(signal.Signals(number))
 
-    def _count_down(self, number: int) -> None:
+    def _count_down(self, number: signal.Signals) -> None:
         began = time.monotonic()
         self._first = self._first or began
         self._heard = max(self._heard, began)

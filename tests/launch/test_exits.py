@@ -104,6 +104,37 @@ def test_a_main_thread_held_in_native_code(tmp_path: Path) -> None:
     complete_but_for_the_last(tmp_path)
 
 
+def endless(made: ProbeSettings, seconds: float) -> None:
+    """A training that is asked to end after a while; every step that it has finished is noted."""
+    job = pr.gpt.Job(pr.TINY)
+    observer = LoopObserver(made)
+    observer.setup(job.model, job.optimizer)
+    noted = os.open(f"{made.output_dir}/noted", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    asked_in_a_moment(seconds=seconds)
+    for step in range(10_000):
+        observer.begin(step)
+        loss = job.forward()
+        loss.backward()
+        job.update()
+        observer.end({"loss": loss})
+        os.write(noted, f"{step}\n".encode())
+
+
+@pytest.mark.parametrize("seconds", [0.3, 0.41, 0.57])
+def test_at_any_moment(tmp_path: Path, seconds: float) -> None:
+    """Also when the signal arrives while the probe itself works: no step that was over is lost or marked, in dump and monitor."""
+    (one,) = pr.run(endless, settings(tmp_path), seconds, directory=tmp_path, fails=True)
+    assert one.code == -signal.SIGTERM
+    assert "[ERROR]" not in one.log
+    over = {int(word) for word in (tmp_path / "noted").read_text().split()}
+    dump = open_dump(tmp_path / "dump")
+    complete = {step for step in dump.steps if dump.load(step, None).complete}
+    assert over <= complete
+    assert len(complete) >= len(dump.steps) - 1
+    (text,) = (path.read_text() for path in (tmp_path / "monitor").rglob("grad_reduced_0-99.csv"))
+    assert over <= {int(line.split(",")[2]) for line in text.splitlines()[1:]}
+
+
 def peer_is_away() -> None:
     """Rank 1 never comes to the collective in which rank 0 waits."""
     if dist.get_rank() == 1:
