@@ -56,6 +56,7 @@ class PlainObserver(LoopObserver):
         self._recent: list[weakref.ref[Any]] = []
         self._stale = False
         self._away = False
+        self._without_graph = False
         self._stack = sight.updating
         self._loss: torch.Tensor | None = None
         self._scaled: tuple[weakref.ref[torch.Tensor], torch.Tensor] | None = None
@@ -94,8 +95,14 @@ class PlainObserver(LoopObserver):
 
     # passes
 
-    def forward(self, *, training: bool) -> None:
-        """The loop calls a model."""
+    def forward(self, *, training: bool, without_graph: bool = False) -> None:
+        """The loop calls a model.
+
+        Args:
+            training: in training mode, with gradients.
+            without_graph: in training mode, without: an evaluation, or checkpointing that makes the graph in the backward pass.
+        """
+        self._without_graph = without_graph
         over = self._is_over()
         if training:
             self._come_back()
@@ -113,6 +120,8 @@ class PlainObserver(LoopObserver):
         self._come_back()
         if self._is_over():
             self.end()
+            self._begin()
+        elif self._without_graph and not self.in_step:
             self._begin()
         self._note_loss(tensors, given)
 

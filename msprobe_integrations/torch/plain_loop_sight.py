@@ -119,8 +119,8 @@ class Sight:
 
     def _called(self, following: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """A call from outside of any call that is looked at."""
-        if self._inside or _compiling() or threading.get_ident() != self._thread or _graph_task() != -1:
-            return following(module, *args, **kwargs)
+        if self._inside or _compiling() or threading.get_ident() != self._thread or (_graph_task() != -1 and self.observer is not None):
+            return following(module, *args, **kwargs)  # a first pass within a backward pass is that of reentrant checkpointing
         with self._safely():
             if id(module) not in self._entries and module.training and torch.is_grad_enabled() and self._trains(module):
                 self.found([module])
@@ -194,7 +194,8 @@ class Sight:
             return
         if self._enter(id(module)) and self.observer is not None:
             with self._safely():
-                self.observer.forward(training=inner.training and torch.is_grad_enabled())
+                grad = torch.is_grad_enabled()
+                self.observer.forward(training=inner.training and grad, without_graph=inner.training and not grad)
 
     # what else a training does
 

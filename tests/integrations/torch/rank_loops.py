@@ -37,11 +37,11 @@ def truth(world: int, micros: int, clip: float = 0.0) -> list[dict[str, Any]]:
             losses.append(sum(loss.item() for loss in of_rank))
             total: Any = sum(of_rank)
             gradients = torch.autograd.grad(total, list(model.parameters()), retain_graph=True)
-            local.append({name: np.array(g) for (name, _), g in zip(model.named_parameters(), gradients)})
+            local.append({name: pc.whole(g) for (name, _), g in zip(model.named_parameters(), gradients)})
             (total / world).backward()
-        reduced = {name: np.array(p.grad) for name, p in model.named_parameters()}
+        reduced = {name: pc.whole(p.grad) for name, p in model.named_parameters()}
         norm = nn.utils.clip_grad_norm_(model.parameters(), clip).item() if clip else 0.0
-        clipped = {name: np.array(p.grad) for name, p in model.named_parameters()}
+        clipped = {name: pc.whole(p.grad) for name, p in model.named_parameters()}
         optimizer.step()
         optimizer.zero_grad()
         found.append(
@@ -51,8 +51,8 @@ def truth(world: int, micros: int, clip: float = 0.0) -> list[dict[str, Any]]:
                 "grad_norm": norm,
                 "reduced": reduced,
                 "clipped": clipped,
-                "param_updated": {name: np.array(p.detach()) for name, p in model.named_parameters()},
-                "exp_avg": {name: np.array(optimizer.state[p]["exp_avg"]) for name, p in model.named_parameters()},
+                "param_updated": {name: pc.whole(p.detach()) for name, p in model.named_parameters()},
+                "exp_avg": {name: pc.whole(optimizer.state[p]["exp_avg"]) for name, p in model.named_parameters()},
             }
         )
     return found
@@ -210,7 +210,7 @@ def pipeline_truth() -> list[tuple[float, dict[str, Any]]]:
     for step in range(STEPS):
         loss = (model(data(step, 0, 0).double()) - data(step, 1, 0).double()).square().mean()
         loss.backward()
-        found.append((loss.item(), {name: np.array(p.grad) for name, p in model.named_parameters()}))
+        found.append((loss.item(), {name: pc.whole(p.grad) for name, p in model.named_parameters()}))
         optimizer.step()
         optimizer.zero_grad()
     return found

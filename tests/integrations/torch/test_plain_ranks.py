@@ -46,6 +46,7 @@ def test_dump_and_gradient_probe(kind: str, level: str, cells: Any) -> None:
     """``dump`` and ``grad_probe`` of the settings file: the step that was asked for, on each rank, and gradients of that update under the
     model's own names; the training is the same."""
     sections = {"dump": {"level": level, "step": [1]}, "grad_probe": {"grad_level": "L1", "step": [1]}}
+    squares: dict[str, list[float]] = {}
     for rank, found in enumerate(run_ranks(2, rank_loops.follow, kind, 1, 0.0, sections)):
         assert found["same"]
         files = found["files"]
@@ -55,9 +56,13 @@ def test_dump_and_gradient_probe(kind: str, level: str, cells: Any) -> None:
         assert not any("grad_summary_0" in name or "grad_summary_2" in name for name in files)
         forward = "Module." if level != "L1" else "Functional.linear"
         assert any(record.startswith(forward) for record in found["records"]), found["records"][:5]
-        parameters = {f"{part}.{which}" for part in ("encoder", "decoder") for which in ("weight", "bias")}
-        assert {name for name, *_ in found["gradients"]} <= parameters
-        assert len(found["gradients"]) >= 3  # a rank of FSDP1 may have nothing of one
+        for name, _, _, norm, *_ in found["gradients"]:
+            squares.setdefault(name, []).append(float(norm) ** 2)
+    true = rank_loops.truth(2, 1)[1]["reduced"]
+    assert set(squares) == set(true)
+    for name, found_squares in squares.items():  # DDP: the whole on both ranks; else each rank's part
+        square = found_squares[0] if kind == "ddp" else sum(found_squares)
+        assert square == pytest.approx((true[name] ** 2).sum(), rel=1e-5), name
     cells.ran("PyTorch", LAYOUTS[kind], f"dump {level}", "grad probe")
 
 
