@@ -32,6 +32,10 @@ def arm() -> None:
 
 def _manager(module: ModuleType) -> None:
     """Put our feature into the list there is and into all that are set later; MindSpeed-LLM sets one of its own."""
+    from msprobe_integrations.mindspeed import reliance
+    from msprobe_integrations.reliance import check
+
+    check(reliance.NAME, reliance.PACKAGE, reliance.FEATURES)
     manager: Any = getattr(module, "MindSpeedFeaturesManager", None)
     setter = vars(manager).get("set_features_list") if manager is not None else None
     if setter is None or hasattr(setter, _OURS):

@@ -150,6 +150,21 @@ def test_a_fault_of_ours_leaves_the_list(config: Path, monkeypatch: pytest.Monke
     assert len(manager.FEATURES_LIST) == 3
 
 
+def test_a_version_without_lists_of_features(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where MindSpeed's manager has no `set_features_list`, that is said with what it takes away; Megatron's parser has the
+    arguments."""
+    monkeypatch.setattr("msprobe_integrations.reliance._said", set())
+    module = ModuleType("features_manager")
+    manager: Any = type("MindSpeedFeaturesManager", (), {"FEATURES_LIST": []})
+    module.__dict__["MindSpeedFeaturesManager"] = manager
+    monkeypatch.setitem(sys.modules, autoload.MANAGER, module)
+    autoload._manager(module)
+    said = capsys.readouterr().err
+    assert "set_features_list" in said
+    assert "Megatron's has them" in said
+    assert manager.FEATURES_LIST == []
+
+
 @pytest.mark.parametrize("name", ["flags_of", "switch_on", "one_dump"])
 def test_a_fault_of_ours_leaves_the_launch(
     config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
