@@ -215,6 +215,6 @@ def test_replicas_that_drift_apart(layout: str, cells: Any) -> None:
     first = min(step for step, _, _ in said)
     assert first in (2, 3)
     named = [(name, group) for step, name, group in said if step == first]
-    assert all(ranks - 1 in group for _, group in named), said
-    assert any("input_layernorm.weight" in name for name, _ in named), said
+    # what that rank computes from now on differs, too, and so do gradients of those it sends them to
+    assert any("input_layernorm.weight" in name and ranks - 1 in group for name, group in named), said
     cells.ran("Megatron", layout, "replica check")
