@@ -201,7 +201,7 @@ class Layout(NamedTuple):
 
 
 _VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
-_NO_FSDP2 = "" if _VERSION >= (2, 6) else "FSDP2 of torch below 2.6 makes streams of CUDA, also on a CPU"
+_NO_FSDP2 = "" if _VERSION >= (2, 7) else "FSDP2 of torch below 2.7 wants the streams of an accelerator, also on a CPU"
 _NO_PIPELINING = "" if PipelineStage is not None else "no torch.distributed.pipelining below torch 2.4"
 LAYOUTS = (
     Layout("1 rank", 1, lambda: Training(net())),

@@ -63,17 +63,17 @@ def _reason(number: int, item: dict[str, Any]) -> Reason:
 
 
 def rows(cells: Iterable[Cell], reasons: Iterable[Reason], versions: dict[str, str]) -> set[Row]:
-    """All rows of the table: what ran, and layouts that only the reasons name.
+    """All rows of the table: what ran, and layouts of which a reason says that nothing did.
 
     Args:
         versions: of frameworks of which no version is in such a row.
     """
     found = {cell.row for cell in cells}
-    for reason in reasons:
+    for reason in (reason for reason in reasons if reason.features == FEATURES):
         for layout in reason.layouts:
             there = any(row.framework == reason.framework and row.layout == layout for row in found)
             if "*" not in (reason.framework, layout) and reason.version != "other" and not there:
-                found.add(Row(reason.framework, reason.version or versions.get(reason.framework, "any"), layout))
+                found.add(Row(reason.framework, reason.version or versions.get(reason.framework) or "any", layout))
     return found
 
 

@@ -85,10 +85,9 @@ def test_notes_become_cells(tmp_path: Path) -> None:
     weak = [{**note, "compared": False, "feature": feature} for feature in ("dump L0", "grad probe")]
     (tmp_path / "cells-2.jsonl").write_text("".join(json.dumps(n) + "\n" for n in ({**note, "feature": "same bits"}, *weak)))
     new = cells_file.gathered(tmp_path)
-    assert {(c.feature, c.tests) for c in new} == {
-        ("dump L0", ("tests/a/test_a.py::test_a",)),
-        ("same bits", ("tests/a/test_a.py::test_a",)),
-    }
+    tests = ("tests/a/test_a.py::test_a",)
+    proven = {("dump L0", tests, True), ("same bits", tests, True), ("grad probe", tests, False)}
+    assert {(c.feature, c.tests, c.compared) for c in new} == proven
     old = Row("PyTorch", "2.4.1", "DDP, 2 ranks")
     kept = cells_file.merged([cell(old, "dump L1"), cell(DDP, "dump mix")], new)
     assert [(c.row.version, c.feature) for c in kept] == [
