@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from msprobe_engine.settings.schema import ProbeSettings
 from msprobe_integrations.torch.grad_probe import GradientProbe
+from msprobe_integrations.torch.parameters import OURS
 from msprobe_integrations.torch.targets import unwrapped
 
 
@@ -30,7 +31,7 @@ class LoopGradients:
             probe.forget()
             modules = [model for model in models if isinstance(model, nn.Module)]
             optimizers = list(optimizer) if isinstance(optimizer, (list, tuple)) else [] if optimizer is None else [optimizer]
-            inner = [getattr(one, "optimizer", one) if not isinstance(one, Optimizer) else one for one in optimizers]
+            inner = [one if isinstance(one, Optimizer) or _of_a_framework(one) else getattr(one, "optimizer", one) for one in optimizers]
             if optimizers and all(isinstance(one, Optimizer) for one in inner):
                 modules = [unwrapped(module) for module in modules]  # names without wrappers; others need what wraps them
                 optimizers = inner
@@ -44,3 +45,8 @@ class LoopGradients:
     def close(self) -> None:
         """Write what is there."""
         self.probe.close()
+
+
+def _of_a_framework(optimizer: Any) -> bool:
+    """Is this an optimizer of Megatron or DeepSpeed, whose gradients are found by its own tables? What it wraps has other tensors."""
+    return any(cls.__module__.partition(".")[0] in OURS for cls in type(optimizer).__mro__)
