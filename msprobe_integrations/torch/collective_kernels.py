@@ -134,16 +134,22 @@ class Kernels:
         def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
             begun: list[tuple[CollectiveObserver, Open]] = []
             operation: Operation | None = None
-            if not self._inside.now and (observers := [o for o in self._observers if o.on()]) and not _traced(args):
-                with _no_torch_function():
-                    recorded = any(o.record for o in observers)
-                    operation = self._operation(name, args, kwargs, arguments, at_group, at_in, at_out, recorded)
-                    begun = _start(observers, operation)
+            try:
+                if not self._inside.now and (observers := [o for o in self._observers if o.on()]) and not _traced(args):
+                    with _no_torch_function():
+                        recorded = any(o.record for o in observers)
+                        operation = self._operation(name, args, kwargs, arguments, at_group, at_in, at_out, recorded)
+                        begun = _start(observers, operation)
+            except Exception as error:
+                begun = self._failed(error)
             result = self._call(op, keys, args, kwargs, begun)
             if begun and operation is not None:
-                work = result[1] if isinstance(result, tuple) else result
-                # a Work unboxed is the very object the caller gets
-                self._handles.follow(None if work is None else dist.Work.unbox(work), args[at_group], begun, operation)
+                try:
+                    work = result[1] if isinstance(result, tuple) else result
+                    # a Work unboxed is the very object the caller gets
+                    self._handles.follow(None if work is None else dist.Work.unbox(work), args[at_group], begun, operation)
+                except Exception as error:
+                    self._failed(error)
             return result
 
         return kernel
@@ -200,29 +206,33 @@ class Kernels:
 
         def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
             begun: list[tuple[CollectiveObserver, Open]] = []
-            if not self._inside.now and (observers := [o for o in self._observers if o.on()]) and not _traced(args):
-                group = args[-1] if "group_name" not in kwargs else kwargs["group_name"]
+            try:
+                if not self._inside.now and (observers := [o for o in self._observers if o.on()]) and not _traced(args):
+                    group = args[-1] if "group_name" not in kwargs else kwargs["group_name"]
 
-                def tags() -> dict[str, Any]:
-                    ranks = _named(group)
-                    found: dict[str, Any] = {"group_ranks": ranks, "async": True}
-                    for key, value in zip(arguments, args):
-                        if key == "reduce_op":
-                            found["reduce"] = str(value)
-                        elif key in ("src", "dst") and isinstance(value, int):
-                            found["peer" if receives or sends else "root"] = value
-                    return found
+                    def tags() -> dict[str, Any]:
+                        ranks = _named(group)
+                        found: dict[str, Any] = {"group_ranks": ranks, "async": True}
+                        for key, value in zip(arguments, args):
+                            if key == "reduce_op":
+                                found["reduce"] = str(value)
+                            elif key in ("src", "dst") and isinstance(value, int):
+                                found["peer" if receives or sends else "root"] = value
+                        return found
 
-                with _no_torch_function():
-                    inputs = [] if receives else flat(args[at])
-                    if several:  # what is received is no input
-                        inputs = [t for t, what in zip(inputs, args[0]) if what == "isend"]
-                    nothing = sends or (several and "irecv" not in args[0])
-                    operation = Operation(name, None, False, inputs, [] if nothing else None, tags, visible(sys._getframe()))
-                    begun = _start(observers, operation)
+                    with _no_torch_function():
+                        inputs = [] if receives else flat(args[at])
+                        if several:  # what is received is no input
+                            inputs = [t for t, what in zip(inputs, args[0]) if what == "isend"]
+                        nothing = sends or (several and "irecv" not in args[0])
+                        operation = Operation(name, None, False, inputs, [] if nothing else None, tags, visible(sys._getframe()))
+                        begun = _start(observers, operation)
+            except Exception as error:
+                begun = self._failed(error)
             result = self._call(op, keys, args, kwargs, begun)
             for observer, open_ in begun:
-                observer.returns(open_, [t for t, what in zip(result, args[0]) if what == "irecv"] if several else flat(result))
+                made = [t for t, what in zip(result, args[0]) if what == "irecv"] if several else flat(result)
+                observer.returns(open_, made)
             return result
 
         return kernel
@@ -231,15 +241,26 @@ class Kernels:
         """A method of a backend was called, by nobody who was seen."""
         begun: list[tuple[CollectiveObserver, Open]] = []
         operation: Operation | None = None
-        if self._inside.now or not (observers := [o for o in self._observers if o.on()]):
-            return run()
-        with _no_torch_function():
-            operation = _of_backend(backend, method, args, kwargs)
-            begun = _start(observers, operation)
+        try:
+            if not self._inside.now and (observers := [o for o in self._observers if o.on()]):
+                with _no_torch_function():
+                    operation = _of_backend(backend, method, args, kwargs)
+                    begun = _start(observers, operation)
+        except Exception as error:
+            begun = self._failed(error)
         work = self._guarded(run, begun)
         if begun and operation is not None:
-            self._handles.follow(work, None, begun, operation)
+            try:
+                self._handles.follow(work, None, begun, operation)
+            except Exception as error:
+                self._failed(error)
         return work
+
+    def _failed(self, error: Exception) -> list[tuple[CollectiveObserver, Open]]:
+        """A fault in here: all observers are quiet from now on. Gives what has begun then: nothing."""
+        for observer in self._observers:
+            observer.fail(error)
+        return []
 
     def _call(
         self, op: Any, keys: Any, args: tuple[Any, ...], kwargs: dict[str, Any], begun: Sequence[tuple[CollectiveObserver, Open]]
@@ -275,7 +296,11 @@ class Kernels:
         if self._inside.now:
             return
         observers = [o for o in self._observers if o.on()]
-        call = distributed_call(sys._getframe()) if observers else None
+        try:
+            call = distributed_call(sys._getframe()) if observers else None
+        except Exception as error:
+            self._failed(error)
+            return
         if call is not None and call.name != _BARRIER and call.name not in OF_OBJECTS:
             for observer in observers:
                 with _no_torch_function():

@@ -22,6 +22,7 @@ see `forget`.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from types import FrameType
@@ -45,6 +46,20 @@ _NOT_OUTPUT = ("isend",)  # its tensor is the sender's again only when it was wa
 
 Reduce = Callable[[torch.Tensor], TensorRef]
 Place = Callable[[], "tuple[str | None, int]"]
+
+
+def _kept(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A fault in the method makes the observer quiet and does not reach the collective."""
+
+    @functools.wraps(method)
+    def call(self: CollectiveObserver, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(self, *args, **kwargs)
+        except Exception as error:
+            self.fail(error)
+            return None
+
+    return call
 
 
 class CollectiveObserver:
@@ -98,7 +113,7 @@ class CollectiveObserver:
         self._inputs = inputs
         self._outputs = outputs
         self._lose = lose
-        self._fail = fail
+        self._told = fail
         self.record = record
         self._numbers: dict[str, int] = {}
         self._pending: dict[int, Waiting] = {}
@@ -139,7 +154,7 @@ class CollectiveObserver:
             if cut and self._outputs and self._lose is not None:
                 self._lose(LOST, len(cut))
         except Exception as error:
-            self._break(error)
+            self.fail(error)
 
     def started(self, operation: Operation) -> Open | None:
         """An operation is about to start. Returns what waits for its completion, if anything does."""
@@ -155,7 +170,7 @@ class CollectiveObserver:
                 return self._operator(operation)
             return self._message(operation, call) if call.name == _BATCH else self._call(operation, call)
         except Exception as error:
-            self._break(error)
+            self.fail(error)
             return None
 
     def left_out(self, call: DistributedCall, caller: FrameType | None) -> None:
@@ -164,8 +179,9 @@ class CollectiveObserver:
             if self.record and call.name != _BATCH:
                 self._call(Operation(call.name, call, False, [], [], lambda: {"group_ranks": []}, caller), call)
         except Exception as error:
-            self._break(error)
+            self.fail(error)
 
+    @_kept
     def awaits(self, key: Any, open_: Open) -> None:
         """One operation of `open_` will be complete when `key` has been waited for: a `Work`, or a tensor that ``wait_tensor`` is
         called with (or a view of it)."""
@@ -176,6 +192,7 @@ class CollectiveObserver:
                 waiting = self._pending[identity(key)] = Waiting([key], [])
             waiting.opens.append(open_)
 
+    @_kept
     def returns(self, open_: Open, results: list[torch.Tensor]) -> None:
         """The operation of `open_` has made `results`; each will be complete when ``wait_tensor`` was called with it."""
         outputs: list[Any] = [None] * len(results)
@@ -191,6 +208,7 @@ class CollectiveObserver:
         for i, tensor in enumerate(results):
             part(i, tensor)
 
+    @_kept
     def also(self, key: Any, other: Any) -> None:
         """Whoever waits for `other` has waited for `key`."""
         with self._lock:
@@ -199,10 +217,12 @@ class CollectiveObserver:
                 waiting.keys.append(other)
                 self._pending[identity(other)] = waiting
 
+    @_kept
     def waits_for(self, key: Any) -> bool:
         """Does anything wait for the completion of `key`?"""
         return identity(key) in self._pending
 
+    @_kept
     def waited(self, key: Any) -> None:
         """`key` has been waited for."""
         if not self._pending:
@@ -222,8 +242,9 @@ class CollectiveObserver:
             try:
                 self._complete(open_)
             except Exception as error:
-                self._break(error)
+                self.fail(error)
 
+    @_kept
     def raised(self, open_: Open) -> None:
         """The operation of `open_` has failed to start."""
         open_.left = 0
@@ -334,11 +355,12 @@ class CollectiveObserver:
         self._batch = (batch, left[1:], open_) if len(left) > 1 else None
         return open_ if operation.outputs else None
 
-    def _break(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
+        """Something has failed: nothing more is looked at."""
         self.broken = error
         self._pending.clear()
-        if self._fail is not None:
-            self._fail(error)
+        if self._told is not None:
+            self._told(error)
 
 
 def _nothing() -> None:

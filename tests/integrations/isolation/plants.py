@@ -10,8 +10,12 @@ import contextlib
 import functools
 import importlib
 import inspect
-import pkgutil
+import os
+import pickle
+import select
+import signal
 import sys
+import traceback
 import types
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -61,6 +65,19 @@ def loaded(packages: tuple[str, ...] = PACKAGES) -> Iterator[Plant]:
                         yield Plant(name, value.__name__, method)
 
 
+_unarmed: list[bool] = []
+
+
+@contextlib.contextmanager
+def unarmed() -> Iterator[None]:
+    """Inside, planted faults wait: the user builds something, and there is no training yet."""
+    _unarmed.append(True)
+    try:
+        yield
+    finally:
+        _unarmed.pop()
+
+
 @contextlib.contextmanager
 def planted(plant: Plant, error: BaseException | None = None, after: int = 0) -> Iterator[list[int]]:
     """The function raises from its call number `after` on; the list has one item per call that raised."""
@@ -72,6 +89,8 @@ def planted(plant: Plant, error: BaseException | None = None, after: int = 0) ->
     @functools.wraps(original)
     def broken(*args: Any, **kwargs: Any) -> Any:
         nonlocal calls
+        if _unarmed:
+            return original(*args, **kwargs)
         calls += 1
         if calls <= after:
             return original(*args, **kwargs)
@@ -97,7 +116,8 @@ def counted(plants: list[Plant]) -> Iterator[dict[Plant, int]]:
 def _counting(plant: Plant, original: Any, found: dict[Plant, int]) -> Any:
     @functools.wraps(original)
     def count(*args: Any, **kwargs: Any) -> Any:
-        found[plant] = found.get(plant, 0) + 1
+        if not _unarmed:
+            found[plant] = found.get(plant, 0) + 1
         return original(*args, **kwargs)
 
     return count
@@ -120,14 +140,56 @@ def _replaced(holder: Any, name: str, original: Any, new: Any) -> Iterator[None]
             setattr(place, key, original)
 
 
+def is_wrapper(plant: Plant) -> bool:
+    """Does this function stand in for one of the training and call it? Then a fault in its place is the training's own."""
+    function = inspect.getattr_static(plant.holder(), plant.name)
+    if plant.name == "guard":  # gives the guard itself
+        return True
+    return bool(_ORIGINALS & set(inspect.signature(function).parameters))
+
+
+_ORIGINALS = {"following", "engine", "apply", "original", "run", "op", "func", "call"}
+"""Names of parameters that hold what is wrapped."""
+
+
+def apart(function: Callable[[], Any], timeout: float = 90.0) -> Any:
+    """``function()`` in a forked child, which keeps what a fault has broken. A child that dies or hangs is an error."""
+    receiving, sending = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(receiving)
+        try:
+            answer: tuple[bool, Any] = True, function()
+        except BaseException as error:  # the parent says it
+            lines = [f"{f.filename.rpartition('/')[2]}:{f.lineno}" for f in traceback.extract_tb(error.__traceback__)[-6:]]
+            answer = False, f"{type(error).__name__}: {error} {lines}"
+        with os.fdopen(sending, "wb") as file:
+            file.write(pickle.dumps(answer))
+        os._exit(0)
+    os.close(sending)
+    with os.fdopen(receiving, "rb") as file:
+        if not select.select([file], [], [], timeout)[0]:
+            os.kill(child, signal.SIGKILL)
+        data = file.read()
+    os.waitpid(child, 0)
+    done, value = pickle.loads(data) if data else (False, f"died, or did not end in {timeout:.0f} s")
+    if not done:
+        raise AssertionError(value)
+    return value
+
+
 def reached(job: Callable[[], Any], packages: tuple[str, ...] = PACKAGES) -> dict[Plant, int]:
-    """Functions that `job` calls between its beginning and its end, and how often. A first run imports what is imported late."""
-    job()
-    with counted(list(loaded(packages))) as found:
+    """Functions that `job` calls, and how often; what it has imported is imported here as well."""
+
+    def count() -> tuple[list[str], dict[Plant, int]]:
         job()
-    return found
+        with counted(list(loaded(packages))) as found:
+            job()
+        return [name for name in sys.modules if name not in before], found
 
-
-def modules(package: str) -> list[str]:
-    """Names of the modules of a package."""
-    return [f"{package}.{m.name}" for m in pkgutil.iter_modules(importlib.import_module(package).__path__)]
+    before = set(sys.modules)
+    names, found = apart(count, 120.0)
+    for name in names:  # torch imports much at its first use: children that follow find it
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+    return dict(found)
