@@ -19,7 +19,15 @@ NOT_TRAINING = ("save_state", "load_state", "save_model", "get_state_dict", "gat
 
 def arm() -> None:
     """Accelerate is about to be imported and a probe was asked for."""
-    after_import("accelerate.accelerator", patch)
+    after_import("accelerate.accelerator", _patch)
+
+
+def _patch(module: ModuleType) -> None:
+    from msprobe_integrations.accelerate.reliance import NAME, PACKAGE, TABLE
+    from msprobe_integrations.reliance import check
+
+    check(NAME, PACKAGE, TABLE)
+    patch(module)
 
 
 def patch(module: ModuleType) -> list[Callable[[], None]]:

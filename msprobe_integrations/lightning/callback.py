@@ -7,13 +7,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from msprobe_engine.settings.load import load_settings
 from msprobe_engine.settings.schema import ProbeSettings
+from msprobe_integrations.lightning.numbers import scalars, stepped
 from msprobe_integrations.lightning.reliance import NAME, PACKAGE, TABLE
 from msprobe_integrations.torch import owner
-from msprobe_integrations.torch.trainer_loop import TrainerObserver, excluded, isolated, number, scale_of
+from msprobe_integrations.torch.trainer_loop import TrainerObserver, excluded, isolated
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -62,7 +61,7 @@ class MsprobeCallback(_base()):  # type: ignore[misc]  # known when it runs
         if (observer := self.observer) is not None:
             observer.relies, observer.objects = (NAME, PACKAGE, TABLE), {"trainer": trainer}
             observer.setup(getattr(trainer.strategy, "model", None) or pl_module, list(trainer.optimizers))
-            observer.training_begins(_stepped(trainer))
+            observer.training_begins(stepped(trainer))
             for undo in excluded(observer, trainer, "save_checkpoint"):
                 observer.undo(undo)
 
@@ -71,7 +70,7 @@ class MsprobeCallback(_base()):  # type: ignore[misc]  # known when it runs
         """A micro batch, the first of a step or a later one."""
         if (observer := self.observer) is not None:
             if not observer.in_step:
-                observer.begin(_stepped(trainer))
+                observer.begin(stepped(trainer))
             observer.pass_begins()
 
     @isolated
@@ -80,19 +79,19 @@ class MsprobeCallback(_base()):  # type: ignore[misc]  # known when it runs
         if (observer := self.observer) is not None and observer.in_step:
             observer.pass_ends(outputs.get("loss") if isinstance(outputs, dict) else outputs)
             if not trainer.fit_loop._should_accumulate():
-                observer.end(_scalars(trainer, observer))
+                observer.end(scalars(trainer, observer))
 
     @isolated
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
         """Nothing is seen until it ends."""
-        if self.observer is not None and self.observer.probe is not None:
-            self.observer.probe.pause()
+        if self.observer is not None:
+            self.observer.pause()
 
     @isolated
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
         """Training again."""
-        if self.observer is not None and self.observer.probe is not None:
-            self.observer.probe.resume()
+        if self.observer is not None:
+            self.observer.resume()
 
     @isolated
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ARG002
@@ -105,25 +104,3 @@ class MsprobeCallback(_base()):  # type: ignore[misc]  # known when it runs
         """What was seen is written."""
         if self.observer is not None:
             self.observer.flush()
-
-
-def _stepped(trainer: Any) -> int:
-    """Batches that ended in an update so far."""
-    found = getattr(getattr(trainer.fit_loop, "epoch_loop", None), "_batches_that_stepped", None)
-    return int(trainer.global_step if found is None else found)
-
-
-def _scalars(trainer: Any, observer: TrainerObserver) -> dict[str, Any]:
-    """The step's numbers: loss, what the module logs at every step, as it is there already. Nothing is read."""
-    found: dict[str, Any] = {}
-    results = getattr(trainer, "_results", None) or {}
-    for item in results.values():
-        cached = getattr(item, "_forward_cache", None)
-        if isinstance(cached, torch.Tensor) and cached.numel() == 1 and item.meta.on_step:
-            found[item.meta.name] = number(cached)
-    if observer.loss is not None:
-        found["loss"] = observer.loss  # divided by the number of accumulated batches already
-    if trainer.optimizers:
-        found["learning_rate"] = number(trainer.optimizers[0].param_groups[0]["lr"])
-    scale = scale_of(getattr(trainer.precision_plugin, "scaler", None))
-    return found if scale is None else {**found, "loss_scale": scale}

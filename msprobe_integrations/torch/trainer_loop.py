@@ -88,6 +88,18 @@ class TrainerObserver(LoopObserver):
         """Sum of the losses of the step's micro batches."""
         return self._loss
 
+    def pause(self) -> None:
+        """Evaluation begins: nothing is seen until `resume`."""
+        with self.safely("pause"):
+            if self.probe is not None:
+                self.probe.pause()
+
+    def resume(self) -> None:
+        """Training again."""
+        with self.safely("resume"):
+            if self.probe is not None:
+                self.probe.resume()
+
     def flush(self) -> None:
         """Training is over: what was seen is written. The probe stays for a next training of this process."""
         with self.safely("end of training"):
@@ -136,6 +148,14 @@ def quietly(observer: LoopObserver | None, what: str, method: str, *args: Any) -
             getattr(observer, method)(*args)
     except Exception as error:
         failed(observer, what, error)
+
+
+def one_pass(observer: TrainerObserver | None, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call what makes one micro batch's passes and returns its loss."""
+    quietly(observer, "micro batches", "pass_begins")
+    loss = original(*args, **kwargs)
+    quietly(observer, "the loss", "pass_ends", loss)
+    return loss
 
 
 def isolated(method: Hook) -> Hook:

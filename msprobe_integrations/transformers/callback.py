@@ -12,7 +12,7 @@ from transformers import TrainerCallback
 from msprobe_engine.settings.load import load_settings
 from msprobe_engine.settings.schema import ProbeSettings
 from msprobe_integrations.torch import owner
-from msprobe_integrations.torch.trainer_loop import TrainerObserver, excluded, isolated, number, quietly, replace, scale_of
+from msprobe_integrations.torch.trainer_loop import TrainerObserver, excluded, isolated, number, one_pass, replace, scale_of
 from msprobe_integrations.transformers import patches
 from msprobe_integrations.transformers.reliance import NAME, PACKAGE, TABLE
 
@@ -20,7 +20,7 @@ EXCLUDED = ("evaluate", "predict", "_evaluate", "_save_checkpoint", "_load_best_
 """Methods of a Trainer inside of which nothing is seen."""
 
 
-class MsprobeCallback(TrainerCallback):  # type: ignore[misc]  # no types there
+class MsprobeCallback(TrainerCallback):
     """``Trainer(..., callbacks=[MsprobeCallback("probe.yaml")])``. Steps are the Trainer's global steps, before the update: from 0.
 
     Args:
@@ -89,15 +89,11 @@ class MsprobeCallback(TrainerCallback):  # type: ignore[misc]  # no types there
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
         """What the update is made with."""
         if self.observer is not None and optimizer is not None:
-            scaler = getattr(getattr(self._trainer, "accelerator", None), "scaler", None)
-            scale = {} if scale_of(scaler) is None else {"loss_scale": scale_of(scaler)}
-            self.observer.note({"learning_rate": optimizer.param_groups[0]["lr"], **scale})
+            scale = scale_of(getattr(getattr(self._trainer, "accelerator", None), "scaler", None))
+            self.observer.note({"learning_rate": optimizer.param_groups[0]["lr"], **({} if scale is None else {"loss_scale": scale})})
 
     def _pass(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        quietly(self.observer, "micro batches", "pass_begins")
-        loss = original(*args, **kwargs)
-        quietly(self.observer, "the loss", "pass_ends", loss)
-        return loss
+        return one_pass(self.observer, original, args, kwargs)
 
     def _log(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The update is over; the Trainer logs, evaluates and saves if it is time to."""
@@ -108,6 +104,6 @@ class MsprobeCallback(TrainerCallback):  # type: ignore[misc]  # no types there
     def _end(self, grad_norm: Any) -> None:
         observer, accelerator = self.observer, getattr(self._trainer, "accelerator", None)
         if observer is not None and observer.in_step:
-            found = {"loss": observer.loss, "grad_norm": number(grad_norm)}
-            found["skipped"] = float(getattr(accelerator, "optimizer_step_was_skipped", False))
+            skipped = float(getattr(accelerator, "optimizer_step_was_skipped", False))
+            found = {"loss": observer.loss, "grad_norm": number(grad_norm), "skipped": skipped}
             observer.end({name: value for name, value in found.items() if value is not None})

@@ -69,7 +69,14 @@ def seen(observer: Any = None) -> dict[str, Any]:
         return {}
     probe = observer.probe
     observer.close()
-    found: dict[str, Any] = {"steps": [f.step for f in probe.frames], "scalars": {}, "norms": {}, "micro": {}, "entries": {}, "complete": {}}
+    found: dict[str, Any] = {
+        "steps": [f.step for f in probe.frames],
+        "scalars": {},
+        "norms": {},
+        "micro": {},
+        "entries": {},
+        "complete": {},
+    }
     for frame in probe.frames:
         found["scalars"][frame.step] = dict(frame.scalars)
         found["complete"][frame.step] = frame.complete
@@ -117,7 +124,11 @@ def ranks(n: int, job: Callable[..., Any], *args: Any) -> list[Any]:
 
 
 def by_hand(
-    model: torch.nn.Module, loss: Callable[[torch.nn.Module, Any], torch.Tensor], steps: Sequence[Sequence[Any]], optimizer: Any, clip: float = 0
+    model: torch.nn.Module,
+    loss: Callable[[torch.nn.Module, Any], torch.Tensor],
+    steps: Sequence[Sequence[Any]],
+    optimizer: Any,
+    clip: float = 0,
 ) -> dict[Key, float]:
     """Train a float64 copy: per step the norms of the gradients before clipping, of the parameters before and after, of the moments.
 

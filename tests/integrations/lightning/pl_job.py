@@ -101,7 +101,14 @@ def loader() -> Any:
 
 def make_trainer(folder: Path, package: Any = pl, **arguments: Any) -> Any:
     quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False, "enable_checkpointing": False}
-    known = {"accelerator": "cpu", "devices": 1, "max_epochs": 1, "default_root_dir": str(folder), "use_distributed_sampler": False, **quiet}
+    known = {
+        "accelerator": "cpu",
+        "devices": 1,
+        "max_epochs": 1,
+        "default_root_dir": str(folder),
+        "use_distributed_sampler": False,
+        **quiet,
+    }
     return package.Trainer(**{**known, **arguments})
 
 

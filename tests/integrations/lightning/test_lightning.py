@@ -59,7 +59,8 @@ def test_dump_levels(tmp_path: Path, cells: Any, level: str) -> None:
     """A dump of one step has that step's modules or APIs."""
     found = on_and_off(tmp_path, 1, {}, monitor=None, dump={"step": [1], "level": level})[0]
     wanted = "Linear.forward" if level == "L0" else "Functional.linear"
-    assert [name for name in found["entries"][1] if wanted in name] and not found["entries"].get(0)
+    assert [name for name in found["entries"][1] if wanted in name]
+    assert not found["entries"].get(0)
     cells.ran("Lightning", "1 rank", f"dump {level}", "same bits", version=installed("lightning"))
 
 
@@ -90,7 +91,8 @@ def test_fsdp2(tmp_path: Path, cells: Any) -> None:
     followed = ranks(2, job, tmp_path, config(tmp_path))
     assert [bits for bits, _ in plain] == [bits for bits, _ in followed]
     for _, found in followed:
-        assert found["steps"] == list(range(4)) and compare(found["norms"], pl_job.reference(2)) > 30
+        assert found["steps"] == list(range(4))
+        assert compare(found["norms"], pl_job.reference(2)) > 30
     cells.ran("Lightning", "FSDP2, 2 ranks", *WATCHED, "same bits", version=installed("lightning"))
 
 
@@ -103,7 +105,8 @@ def test_other_package(tmp_path: Path) -> None:
         return pl_job.train(folder, file, {}, lambda: pl_job.module(other), other)
 
     ((_, found),) = ranks(1, job, tmp_path, config(tmp_path))
-    assert found["steps"] == list(range(8)) and compare(found["norms"], pl_job.reference()) > 30
+    assert found["steps"] == list(range(8))
+    assert compare(found["norms"], pl_job.reference()) > 30
 
 
 def test_own_callback_and_resume(tmp_path: Path, cells: Any) -> None:
@@ -120,11 +123,13 @@ def test_own_callback_and_resume(tmp_path: Path, cells: Any) -> None:
         again.fit(pl_job.module(), pl_job.loader(), ckpt_path=str(folder / "at8.ckpt"))
         found = seen(callback.observer)
         callback.close()
-        assert "save_checkpoint" not in vars(again) and owner.current() is None
+        assert "save_checkpoint" not in vars(again)
+        assert owner.current() is None
         return found
 
     (found,) = ranks(1, job, tmp_path, config(tmp_path))
-    assert found["steps"] == list(range(16)) and compare(found["norms"], pl_job.reference()) > 30
+    assert found["steps"] == list(range(16))
+    assert compare(found["norms"], pl_job.reference()) > 30
     cells.ran("Lightning", "1 rank", "detach", version=installed("lightning"))
 
 
@@ -148,7 +153,8 @@ def test_exception(tmp_path: Path) -> None:
         return seen()
 
     (found,) = ranks(1, job, tmp_path, config(tmp_path))
-    assert found["steps"] == [0, 1] and found["scalars"][1]["interrupted"] == 1.0
+    assert found["steps"] == [0, 1]
+    assert found["scalars"][1]["interrupted"] == 1.0
 
 
 METHODS = ("setup", "begin", "end", "micro_batch", "evaluation", "interrupted", "safely")
@@ -195,7 +201,8 @@ def test_fabric(tmp_path: Path) -> None:
 
     ((plain, _),) = ranks(1, job, None)
     ((bits, found),) = ranks(1, job, config(tmp_path))
-    assert bits == plain and found["steps"] == list(range(8))
+    assert bits == plain
+    assert found["steps"] == list(range(8))
     prefixes = {k[2].removesuffix("0.weight") for k in found["norms"] if k[0] == "grad_reduced" and k[2].endswith("0.weight")}
     assert compare(found["norms"], pl_job.reference(prefix=prefixes.pop())) > 30
 

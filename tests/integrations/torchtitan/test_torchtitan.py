@@ -57,7 +57,8 @@ def test_one_rank(folder: Path, cells: Any) -> None:
     """Steps are the Trainer's minus one, micro batches those of gradient accumulation; validation leaves nothing; the scalars are
     torchtitan's own; everything that files are asked for is written."""
     (found,) = on_and_off(folder, 1, {"accumulate": 2, "validate": 1}, **everything())
-    assert found["steps"] == [0, 1, 2] and found["micro"]["actv", 0] == {0, 1}
+    assert found["steps"] == [0, 1, 2]
+    assert found["micro"]["actv", 0] == {0, 1}
     for step in (0, 1, 2):
         scalars = found["scalars"][step]
         assert {"loss", "grad_norm", "learning_rate", "skipped"} <= scalars.keys()
@@ -77,7 +78,8 @@ def test_two_ranks(folder: Path, cells: Any, layout: str) -> None:
     (alone,) = on_and_off(folder, 1, {"accumulate": 1, "steps": 2})
     found = on_and_off(folder, 2, {**keys, layout: 2, "steps": 2})
     for each in found:
-        assert each["steps"] == [0, 1] and {"loss", "grad_norm"} <= each["scalars"][0].keys()
+        assert each["steps"] == [0, 1]
+        assert {"loss", "grad_norm"} <= each["scalars"][0].keys()
         names = {key for key in alone["norms"] if key[0] == "grad_reduced"}
         assert names <= each["norms"].keys()
         if layout == "tp":
@@ -94,8 +96,10 @@ def test_pipeline(folder: Path, cells: Any) -> None:
     """Each stage sees its own parameters; only the last one has the loss."""
     first, last = on_and_off(folder, 2, {"pp": 2, "steps": 2})
     assert first["steps"] == last["steps"] == [0, 1]
-    assert any("tok_embeddings" in k[2] for k in first["norms"]) and any("lm_head" in k[2] for k in last["norms"])
-    assert "loss" in last["scalars"][0] and "loss" not in first["scalars"][0]
+    assert any("tok_embeddings" in k[2] for k in first["norms"])
+    assert any("lm_head" in k[2] for k in last["norms"])
+    assert "loss" in last["scalars"][0]
+    assert "loss" not in first["scalars"][0]
     assert first["scalars"][0]["grad_norm"] == pytest.approx(last["scalars"][0]["grad_norm"])
     cells.ran("torchtitan", "PP 2, 2 ranks", *WATCHED, "same bits", version=installed("torchtitan"))
 

@@ -104,7 +104,6 @@ def _small(make: Any) -> Any:
 
     def debug_model(attn_backend: str, tp_gemm_backend: str = "default") -> Any:
         from torchtitan.models.common import Embedding, Linear, RMSNorm
-
         from torchtitan.models.common.attention import ScaledDotProductAttention
 
         full = make(attn_backend, tp_gemm_backend)

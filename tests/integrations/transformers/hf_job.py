@@ -9,10 +9,9 @@ from typing import Any
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-import torch  # noqa: E402
-from trainer_checks import asked, by_hand, digest, seen  # noqa: E402
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments  # noqa: E402
-
+import torch
+from trainer_checks import asked, by_hand, digest, seen
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 with contextlib.suppress(ImportError):
     import deepspeed  # noqa: F401  # else every forked rank imports it

@@ -50,6 +50,7 @@ def test_dump_levels(tmp_path: Path, cells: Any, level: str) -> None:
     found = on_and_off(tmp_path, 1, {}, monitor=None, dump={"step": [1], "level": level}, grad_probe=None)[0]
     names = found["entries"][1]
     wanted = "Module.lm_head.Linear.forward" if level == "L0" else "Functional.linear"
-    assert [name for name in names if name.startswith(wanted)] and not found["entries"].get(0)
+    assert [name for name in names if name.startswith(wanted)]
+    assert not found["entries"].get(0)
     assert list((tmp_path / "probe").glob("dump/step1/*/dump.json"))
     cells.ran("Transformers", "1 rank", f"dump {level}", "same bits", version=installed("transformers"))

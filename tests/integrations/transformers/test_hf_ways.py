@@ -59,7 +59,8 @@ def test_resume(tmp_path: Path, cells: Any) -> None:
 
     (bits,) = ranks(1, first, tmp_path / "run")
     ((again, found),) = ranks(1, resumed, tmp_path / "run", config(tmp_path))
-    assert again == bits and found["steps"] == [2]
+    assert again == bits
+    assert found["steps"] == [2]
     compare(found["norms"], {k: v for k, v in hf_job.reference().items() if k[1] == 2})
     cells.ran("Transformers", "1 rank", "same bits", version=installed("transformers"))
 
@@ -95,11 +96,13 @@ def test_own_callback(tmp_path: Path, cells: Any) -> None:
         assert not {"training_step", "evaluate", "_maybe_log_save_evaluate"} & vars(trainer).keys()
         found = seen(callback.observer)
         callback.close()
-        assert Trainer.train is before and owner.current() is None
+        assert Trainer.train is before
+        assert owner.current() is None
         return found
 
     (found,) = ranks(1, job, tmp_path, config(tmp_path))
-    assert found["steps"] == [0, 1, 2] and compare(found["norms"], hf_job.reference()) > 100
+    assert found["steps"] == [0, 1, 2]
+    assert compare(found["norms"], hf_job.reference()) > 100
     cells.ran("Transformers", "1 rank", "detach", version=installed("transformers"))
 
 
@@ -122,7 +125,8 @@ def test_exception(tmp_path: Path) -> None:
         return seen()
 
     (found,) = ranks(1, job, tmp_path, config(tmp_path))
-    assert found["steps"] == [0, 1] and found["scalars"][1]["interrupted"] == 1.0
+    assert found["steps"] == [0, 1]
+    assert found["scalars"][1]["interrupted"] == 1.0
 
 
 METHODS = ("setup", "begin", "end", "micro_batch", "note", "evaluation", "interrupted", "safely")
@@ -176,7 +180,8 @@ def test_fsdp2(tmp_path: Path, cells: Any) -> None:
     followed = ranks(2, hf_job.train, tmp_path / "followed", config(tmp_path), FSDP2)
     assert [bits for bits, _ in plain] == [bits for bits, _ in followed]
     for _, found in followed:
-        assert found["steps"] == [0, 1, 2] and compare(found["norms"], hf_job.reference(2)) > 100
+        assert found["steps"] == [0, 1, 2]
+        assert compare(found["norms"], hf_job.reference(2)) > 100
         assert {"loss", "grad_norm", "learning_rate"} <= found["scalars"][1].keys()
     features = ("monitor: activations", "monitor: gradients", "monitor: parameters", "monitor: optimizer", "same bits")
     cells.ran("Transformers", "FSDP2, 2 ranks", *features, version=installed("transformers"))

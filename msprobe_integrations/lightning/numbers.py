@@ -1,0 +1,31 @@
+"""Numbers that Lightning's Trainer has at the end of a batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from msprobe_integrations.torch.trainer_loop import TrainerObserver, number, scale_of
+
+
+def stepped(trainer: Any) -> int:
+    """Batches that ended in an update so far."""
+    found = getattr(getattr(trainer.fit_loop, "epoch_loop", None), "_batches_that_stepped", None)
+    return int(trainer.global_step if found is None else found)
+
+
+def scalars(trainer: Any, observer: TrainerObserver) -> dict[str, Any]:
+    """The step's numbers: loss, what the module logs at every step, as it is there already. Nothing is read."""
+    found: dict[str, Any] = {}
+    results = getattr(trainer, "_results", None) or {}
+    for item in results.values():
+        cached = getattr(item, "_forward_cache", None)
+        if isinstance(cached, torch.Tensor) and cached.numel() == 1 and item.meta.on_step:
+            found[item.meta.name] = number(cached)
+    if observer.loss is not None:
+        found["loss"] = observer.loss  # divided by the number of accumulated batches already
+    if trainer.optimizers:
+        found["learning_rate"] = number(trainer.optimizers[0].param_groups[0]["lr"])
+    scale = scale_of(getattr(trainer.precision_plugin, "scaler", None))
+    return found if scale is None else {**found, "loss_scale": scale}
