@@ -119,10 +119,11 @@ def lines(reports: Sequence[dict[str, Any]]) -> list[str]:
     for report in here:
         rows = [row for row in report["rows"] if row["state"] in ("there", "lost")]
         lost = sum(row["state"] == "lost" for row in rows)
-        state = "cannot be imported" if report["error"] else f"{lost} of {len(rows)} are missing" if lost else f"all {len(rows)} are there"
         later = sum(row["state"] == "in training" for row in report["rows"])
-        more = f"; {later} more are looked at when a training begins" if later and not report["error"] else ""
-        said.append(f"{report['name']:{width}}{report['version'] or '(version unknown)':14}{state}{more}")
+        parts = [f"{lost} of {len(rows)} are missing" if lost else f"all {len(rows)} are there"] if rows else []
+        parts += [f"{later} {'more ' if rows else ''}are looked at when a training begins"] if later else []
+        state = "cannot be imported" if report["error"] else "; ".join(parts)
+        said.append(f"{report['name']:{width}}{report['version'] or '(unknown)':12}  {state}")
     for report in here:
         if degraded(report):
             said += ["", f"{report['name']} {report['version']}".rstrip() + ":"]

@@ -85,6 +85,14 @@ def test_a_broken_framework_spoils_nothing(place: Path, name: str, error: str) -
     assert text[1].endswith("all 1 are there")
 
 
+def test_rows_that_only_a_training_can_answer(place: Path) -> None:
+    """Nothing is claimed of them."""
+    found = frameworks.check("fakefw", table(place, "fakefw", "R('fakefw.engine:Engine', 'a'), R('engine.step', 'b')"))
+    found["rows"] = [row for row in found["rows"] if row["state"] == "in training"]
+    assert frameworks.lines([found])[0].endswith(" 1 are looked at when a training begins")
+    assert not frameworks.degraded(found)
+
+
 def test_what_is_not_installed_is_no_fault(place: Path) -> None:
     """A framework that is not here is listed, and degrades nothing."""
     found = frameworks.check("fakeabsent", table(place, "fakeabsent", "R('fakeabsent.engine:x', 'a'),"))
