@@ -196,8 +196,6 @@ class Layout(NamedTuple):
     """Modules inside are not seen (compiled)."""
     missing: str = ""
     """Why this torch does not have it."""
-    parts: bool = False
-    """Samples of parameters are of this rank's part (not of the whole parameter)."""
 
 
 _VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
@@ -219,7 +217,7 @@ LAYOUTS = (
         2.0,
     ),
     Layout("FSDP2, 2 ranks", 2, lambda: Training(_sharded(net(), _mesh(2)), dist.get_rank(), 2), gradient=2.0, missing=_NO_FSDP2),
-    Layout("FSDP1, 2 ranks", 2, _fsdp1, gradient=2.0, parts=True),
+    Layout("FSDP1, 2 ranks", 2, _fsdp1, gradient=2.0),
     Layout(
         "HSDP 2 x 2, 4 ranks",
         4,

@@ -42,7 +42,7 @@ def check_monitor(layout: ml.Layout, ranks: list[mr.Result]) -> None:
             for name, tensor in tensors.items():
                 found = parts(family, name, detail)
                 assert_parts(found, tensor, (number, family, name))
-                assert layout.parts or all(part.count == tensor.size for part in found), (number, family, name)
+                assert all(part.count == tensor.size for part in found), (number, family, name)
         for samples in seen:
             assert {name for family, name, _ in samples if family == "grad_reduced"} <= set(whole.gradients)
 
