@@ -143,11 +143,13 @@ def _replaced(holder: Any, name: str, original: Any, new: Any) -> Iterator[None]
 def is_wrapper(plant: Plant) -> bool:
     """Does this function stand in for one of the training and call it? Then a fault in its place is the training's own."""
     function = inspect.getattr_static(plant.holder(), plant.name)
-    if plant.name == "guard":  # gives the guard itself
+    if plant.name in _ENTRIES:
         return True
     return bool(_ORIGINALS & set(inspect.signature(function).parameters))
 
 
+_ENTRIES = ("guard", "__call__", "_do")
+"""What gives the guard, and what torch or a thread of a pool calls itself: the guard is in there, not around it."""
 _ORIGINALS = {"following", "engine", "apply", "original", "run", "op", "func", "call"}
 """Names of parameters that hold what is wrapped."""
 
