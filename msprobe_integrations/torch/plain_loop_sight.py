@@ -263,12 +263,13 @@ class Sight:
             with self._safely():
                 self.observer.update_ends(optimizer)
 
-    def _destroy(self, following: Any, group: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def _destroy(self, following: Any, *args: Any, **kwargs: Any) -> Any:
         """Ranks are still known, and can be reached, until now."""
+        group = args[0] if args else kwargs.get("group")
         with self._safely():
             if self.observer is not None and (group is None or group is torch.distributed.group.WORLD):
                 self.observer.end_of_ranks()
-        return following(group, *args, **kwargs)
+        return following(*args, **kwargs)
 
     def _watch_schedules(self, schedules: Any) -> None:
         """Pipeline stages: all ranks begin a step here. At the first pass of its stage a rank of the first stage would wait for the

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from msprobe_engine.cli.run import prepared
 
 pytestmark = pytest.mark.framework
+PAGE = Path(__file__).parents[3] / "docs" / "pytorch.md"
 EXAMPLE = Path(__file__).parents[3] / "examples" / "fsdp"
 DDP = """
 import torch, torch.distributed as dist
@@ -72,15 +74,17 @@ def test_example_of_fsdp(tmp_path: Path, cells: Any) -> None:
 
 
 def test_script_with_ddp(tmp_path: Path, cells: Any) -> None:
-    """A script with DDP and a data loader of processes, with MSPROBE_CONFIG alone: losses and steps of both ranks, nothing of workers."""
+    """A script with DDP and a data loader of processes, with MSPROBE_CONFIG alone and the settings that docs/pytorch.md starts with: losses
+    and steps of both ranks, nothing of workers."""
     (tmp_path / "train.py").write_text(DDP)
     config = tmp_path / "probe.yaml"
-    config.write_text("output_dir: out\nmonitor: {gradients: true}\nsinks: {jsonl: {enabled: true}}\n")
+    (start,) = re.findall(r"^```yaml\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    config.write_text(f"{start}sinks: {{jsonl: {{enabled: true}}}}\n")
     launch(tmp_path, config, "train.py", environment=True)
-    assert sorted(path.name for path in (tmp_path / "out" / "jsonl").iterdir()) == ["rank0.jsonl", "rank1.jsonl"]
+    assert sorted(path.name for path in (tmp_path / "msprobe_output" / "jsonl").iterdir()) == ["rank0.jsonl", "rank1.jsonl"]
     for rank in (0, 1):
         losses = [float(line) for line in (tmp_path / f"losses{rank}").read_text().split()]
-        found = frames(tmp_path / "out" / "jsonl" / f"rank{rank}.jsonl")
+        found = frames(tmp_path / "msprobe_output" / "jsonl" / f"rank{rank}.jsonl")
         assert [frame["scalars"]["loss"] for frame in found] == pytest.approx(losses)
         assert len(losses) == 4
     cells.ran("PyTorch", "DDP, 2 ranks", "monitor: gradients")
