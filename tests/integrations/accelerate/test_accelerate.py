@@ -39,8 +39,9 @@ def test_ddp(tmp_path: Path, cells: Any, n: int) -> None:
         assert not [name for name in each["entries"][1] if "gather" in name]
     assert files(tmp_path) == {"dump": True, "grad_probe": True, "incident": True}
     several = () if n == 1 else ("replica check",)
-    features = (*WATCHED, "dump mix", "grad probe", "incident capture", "same bits", *several)
-    cells.ran("Accelerate", "1 rank" if n == 1 else "DDP, 2 ranks", *features, version=installed("accelerate"))
+    layout = "1 rank" if n == 1 else "DDP, 2 ranks"
+    cells.ran("Accelerate", layout, *WATCHED, "same bits", version=installed("accelerate"))
+    cells.wrote("Accelerate", layout, "dump mix", "grad probe", "incident capture", *several, version=installed("accelerate"))
 
 
 def test_mixed_precision(tmp_path: Path) -> None:
