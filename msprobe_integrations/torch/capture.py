@@ -145,8 +145,9 @@ class Capture:
 
     def _after_optimizer(self, *_: Any) -> None:
         self._in_optimizer = self._origins.stepping = False
-        # fused and `.data` updates leave version counters as they are: what was reduced before is no longer true
-        self._pipeline.backend.forget()
+        with self._pipeline.faults.guard("capture"):
+            # fused and `.data` updates leave version counters as they are: what was reduced before is no longer true
+            self._pipeline.backend.forget()
 
     def _observe_collectives(self) -> None:
         if self.collectives is not None:
