@@ -91,7 +91,11 @@ def config(folder: Path, **keys: int) -> Any:
         dataloader=data,
         metrics=MetricsProcessor.Config(log_freq=2),
         parallelism=ParallelismConfig(
-            data_parallel_shard_degree=dp, tensor_parallel_degree=tp, pipeline_parallel_degree=pp, pipeline_parallel_schedule="1F1B"
+            data_parallel_shard_degree=dp,
+            tensor_parallel_degree=tp,
+            pipeline_parallel_degree=pp,
+            pipeline_parallel_schedule="1F1B",
+            pipeline_parallel_microbatch_size=1,
         ),
         activation_checkpoint=None,
         debug=DebugConfig(seed=1),
