@@ -164,7 +164,8 @@ def _patch_megatron(torch: Any) -> None:
     moe_utils.__dict__.setdefault("te_general_gemm", None)  # 0.14 to 0.16 ask for the name without TransformerEngine having set it
     import megatron.core.models.gpt.gpt_layer_specs as specs
 
-    specs.__dict__.setdefault("TEColumnParallelGroupedLinear", None)  # the same in 0.10
+    for kind in ("ColumnParallelGroupedLinear", "RowParallelGroupedLinear", "ColumnParallelLinear", "RowParallelLinear"):
+        specs.__dict__.setdefault(f"TE{kind}", None)  # the same in 0.10
     if hasattr(dispatcher, "maybe_move_tensor_to_cpu"):  # turns split sizes into numpy only when they are on a GPU
 
         def to_cpu(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:

@@ -5,7 +5,7 @@ Holds for FP32Optimizer, Float16OptimizerWithFloat16Params, DistributedOptimizer
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -51,6 +51,7 @@ class MainParameters:
             inner = getattr(leaf, "optimizer", leaf)
             for group in getattr(inner, "param_groups", ()):
                 owner.update((id(parameter), _Copy(inner, parameter, group)) for parameter in group["params"])
+        self._wide = {id(model): main for leaf in self._leaves for model, main in _wide(leaf)}
         found = {piece: self._find(piece.parameter, owner) for piece in pieces}
         self._copies = {piece: copy for piece, copy in found.items() if copy is not None and _fits(piece, copy.tensor)}
         self._examples = {bool(piece.facts.get("expert")): copy for piece, copy in self._copies.items()}
@@ -99,13 +100,19 @@ class MainParameters:
                 number, order = index[parameter]
                 group = leaf.optimizer.param_groups[number]
                 return _Copy(leaf.optimizer, group["params"][order], group)
-        for candidate in (getattr(parameter, "main_param", None), parameter):
+        for candidate in (getattr(parameter, "main_param", None), self._wide.get(id(parameter)), parameter):
             if isinstance(candidate, torch.Tensor) and id(candidate) in owner:
                 return owner[id(candidate)]
         return None
 
     def _example(self, piece: Piece) -> _Copy | None:
         return self._examples.get(bool(piece.facts.get("expert"))) if piece.sharded and piece.lo == piece.hi else None
+
+
+def _wide(leaf: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """(parameter of the model, its fp32 copy) of mixed precision without shards; before 0.11 nothing else leads from one to the other."""
+    for models, mains in zip(getattr(leaf, "float16_groups", ()), getattr(leaf, "fp32_from_float16_groups", ())):
+        yield from zip(models, mains)
 
 
 def _fits(piece: Piece, tensor: torch.Tensor) -> bool:

@@ -1,7 +1,7 @@
 """What the probe touches in Megatron. Checked when it attaches to a training; ``msprobe frameworks`` shows it for what is installed.
 
-Rows with a module are about functions that are wrapped; rows about ``ddp``, ``group``, ``bucket`` and ``optimizer`` are about objects of the
-training at hand. `DDP_ROWS` do not hold for models that something else shards (Megatron-FSDP, torch's FSDP2).
+Rows with a module are about functions that are wrapped; rows about ``ddp``, ``group``, ``bucket`` and ``optimizer`` are about objects
+of the training at hand. `DDP_ROWS` do not hold for models that something else shards (Megatron-FSDP, torch's FSDP2).
 """
 
 from __future__ import annotations
