@@ -131,7 +131,7 @@ def counted(report: Path) -> dict[str, Any]:
 
 def _first_line(case: Tree.Element) -> str:
     child = next(iter(case.findall("failure") + case.findall("error") + case.findall("skipped")))
-    return " ".join((child.get("message") or "").split())[:160]
+    return " ".join((child.get("message") or "").replace(f"{ROOT}/", "").split())[:160]
 
 
 def kept() -> list[dict[str, Any]]:
