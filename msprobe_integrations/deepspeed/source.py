@@ -26,12 +26,13 @@ import torch.distributed as dist
 from torch import nn
 
 from msprobe_integrations.deepspeed import reliance
+from msprobe_integrations.deepspeed.places import rank_info
 from msprobe_integrations.deepspeed.replicas import replicas
 from msprobe_integrations.deepspeed.shards import Shards, Zero3Shards, ZeroShards, kind_of, shards_of
 from msprobe_integrations.torch.algorithms import algorithm_of
 from msprobe_integrations.torch.gradients import ACCUMULATED, CLIPPED, LOCAL, UNSCALED, Piece, layer_numbers, layer_of
 from msprobe_integrations.torch.methods import MethodHooks
-from msprobe_integrations.torch.parameters import Replicas
+from msprobe_integrations.torch.parameters import Engine, Replicas
 from msprobe_integrations.torch.targets import matches
 
 if TYPE_CHECKING:
@@ -63,6 +64,13 @@ def find(probe: TorchProbe, models: Sequence[nn.Module], optimizer: Any) -> Deep
 def is_engine(model: Any) -> bool:
     """Is this a DeepSpeed engine, of whatever class and version?"""
     return hasattr(model, "_take_model_step") or any(c.__name__ == "DeepSpeedEngine" for c in type(model).__mro__)
+
+
+def engine_parts(model: Any) -> Engine | None:
+    """A DeepSpeed engine as a model with its optimizer; None when `model` is none."""
+    if not is_engine(model):
+        return None
+    return Engine(model.module, model.optimizer, lambda probe, _, optimizer: find(probe, [model], optimizer), rank_info(model))
 
 
 class DeepSpeedSource:

@@ -101,6 +101,32 @@ class ParameterSource(Protocol):
         ...
 
 
+class Engine(NamedTuple):
+    """A model that holds its optimizer and drives it.
+
+    Attributes:
+        module: the model inside.
+        optimizer: what its parameters are updated by; None: an engine for inference.
+        find: what finds its `ParameterSource`, for `TorchProbe.attach`.
+        place: where this rank is in the engine's groups (``dp``, ``pp``, ``tp``, ``ep``).
+    """
+
+    module: nn.Module
+    optimizer: Any
+    find: Any
+    place: Mapping[str, int]
+
+
+def engine_of(model: Any) -> Engine | None:
+    """What a framework's engine is made of; None: `model` is an ordinary module. Told by its class, as in `find_source`."""
+    for root in dict.fromkeys(cls.__module__.partition(".")[0] for cls in type(model).__mro__):
+        if root in OURS and (parts := getattr(importlib.import_module(OURS[root]), "engine_parts", None)) is not None:
+            found: Engine | None = parts(model)
+            if found is not None:
+                return found
+    return None
+
+
 def find_source(probe: TorchProbe, models: Sequence[nn.Module], optimizer: Any) -> ParameterSource | None:
     """The source for these objects: that of the framework whose classes they are, else plain torch (DDP and FSDP2 included).
 

@@ -16,6 +16,7 @@ import torch
 from msprobe_engine.log import get_logger
 from msprobe_integrations.reliance import Reliance, check
 from msprobe_integrations.torch.loop import LoopObserver
+from msprobe_integrations.torch.parameters import engine_of
 from msprobe_integrations.torch.parameters_scaler import inner_optimizer
 from msprobe_integrations.torch.probe import TorchProbe
 
@@ -54,22 +55,19 @@ class TrainerObserver(LoopObserver):
         with self.safely("setting up"):
             models = list(models) if isinstance(models, (list, tuple)) else [models]
             several = list(optimizer) if isinstance(optimizer, (list, tuple)) else [] if optimizer is None else [optimizer]
-            optimizers = [] if any(_is_engine(model) for model in models) else [inner_optimizer(one) for one in several]
+            optimizers = [] if any(engine_of(model) for model in models) else [inner_optimizer(one) for one in several]
             super().setup(models, optimizers if len(optimizers) > 1 else optimizers[0] if optimizers else None)
 
     def attach(self, probe: TorchProbe) -> None:
         """Names models and optimizers; says what the framework's version lacks."""
         if self.relies is not None:
             check(*self.relies, self.objects)
-        engine = next((model for model in self.models if _is_engine(model)), None)
+        engine = next(filter(None, map(engine_of, self.models)), None)
         if engine is None:
             super().attach(probe)
             return
-        from msprobe_integrations.deepspeed.places import rank_info
-        from msprobe_integrations.deepspeed.source import find
-
-        probe.pipeline.rank_info.update(rank_info(engine))
-        probe.attach([engine.module], engine.optimizer, find=lambda probe, _, optimizer: find(probe, [engine], optimizer))
+        probe.pipeline.rank_info.update(engine.place)
+        probe.attach([engine.module], engine.optimizer, find=engine.find)
 
     def pass_begins(self) -> None:
         """The next micro batch of the step begins."""
@@ -107,10 +105,6 @@ class TrainerObserver(LoopObserver):
                 self.end()
             if self.probe is not None:
                 self.probe.pipeline.advance(wait=True)
-
-
-def _is_engine(model: Any) -> bool:
-    return hasattr(model, "_take_model_step")
 
 
 def number(value: Any) -> Any:
