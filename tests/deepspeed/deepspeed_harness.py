@@ -66,12 +66,13 @@ def config(stage: int, dtype: str, accumulation: int = 1, clip: float = 0.0, **m
 
 
 def engine_of(conf: dict[str, Any]) -> Any:
-    """A DeepSpeed engine over the model, the same weights on all ranks."""
+    """A DeepSpeed engine over the model, the same weights on all ranks; with a torch optimizer when the configuration has none."""
     if not deepspeed.comm.is_initialized():
         deepspeed.init_distributed("gloo", verbose=False)
     torch.manual_seed(0)
     net = Net()
-    engine, *_ = deepspeed.initialize(model=net, model_parameters=net.parameters(), config=conf)
+    given = None if "optimizer" in conf else torch.optim.AdamW(net.parameters(), lr=1e-2, weight_decay=0.01)
+    engine, *_ = deepspeed.initialize(model=net, optimizer=given, model_parameters=net.parameters(), config=conf)
     return engine
 
 
