@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import importlib
 import sys
-from pathlib import Path
 from typing import Any
 
-from msprobe_engine.settings.load import load_settings
-from msprobe_engine.settings.schema import ProbeSettings
 from msprobe_integrations.lightning.numbers import scalars, stepped
 from msprobe_integrations.lightning.reliance import NAME, PACKAGE, TABLE
-from msprobe_integrations.torch import owner
-from msprobe_integrations.torch.trainer_loop import TrainerObserver, excluded, isolated
+from msprobe_integrations.torch.trainer_callback import ProbeCallback
+from msprobe_integrations.torch.trainer_loop import excluded, isolated
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -24,41 +21,15 @@ def _base() -> Any:
     return importlib.import_module((found or list(_PACKAGES))[0]).Callback
 
 
-class MsprobeCallback(_base()):  # type: ignore[misc]  # known when it runs
+class MsprobeCallback(ProbeCallback, _base()):  # type: ignore[misc]  # known when it runs
     """``Trainer(..., callbacks=[MsprobeCallback("probe.yaml")])``. Steps are counted as Lightning's loggers count them: one per batch
-    that ends in an update, from 0; with manual optimization one per batch.
-
-    Args:
-        config: settings, or the path of a settings file. None: what the environment or the launch line asks for, if it does.
-
-    Raises:
-        SettingsError: the settings are wrong. Nothing else ever raises into the training, unless the settings say ``strict``.
+    that ends in an update, from 0; with manual optimization one per batch. Arguments and errors: `ProbeCallback`.
     """
-
-    def __init__(self, config: ProbeSettings | str | Path | None = None) -> None:
-        self.config = load_settings(config) if isinstance(config, (str, Path)) else config
-        self._file = config if isinstance(config, (str, Path)) else None
-        self.observer: TrainerObserver | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "observer": None}  # ranks that are spawned have their own
-
-    def close(self) -> None:
-        """Take everything off and finish the files; else done at the end of the process."""
-        if self.observer is not None:
-            self.observer.close()
-            owner.release(self.observer)
 
     @isolated
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Model and optimizers are there, wrapped; the sanity check is over."""
-        if self.config is None:
-            self.observer = owner.claim("lightning", lambda settings, file: TrainerObserver(settings, file=file))
-        else:
-            self.observer = self.observer or TrainerObserver(self.config, file=self._file)
-            if owner.current() is not self.observer:
-                owner.own("user", self.observer)
-        if (observer := self.observer) is not None:
+        if (observer := self.follow("lightning")) is not None:
             observer.relies, observer.objects = (NAME, PACKAGE, TABLE), {"trainer": trainer}
             observer.setup(getattr(trainer.strategy, "model", None) or pl_module, list(trainer.optimizers))
             observer.training_begins(stepped(trainer))
@@ -96,7 +67,7 @@ class MsprobeCallback(_base()):  # type: ignore[misc]  # known when it runs
     @isolated
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ARG002
         """What was seen of the step may say why."""
-        if self.observer is not None and isinstance(exception, Exception):
+        if self.observer is not None:
             self.observer.interrupted()
 
     @isolated

@@ -99,10 +99,11 @@ class TrainerObserver(LoopObserver):
                 self.probe.resume()
 
     def flush(self) -> None:
-        """Training is over: what was seen is written. The probe stays for a next training of this process."""
+        """Training is over: what was seen is written, of a step without an update as one that was cut off. The probe stays for a next
+        training of this process."""
         with self.safely("end of training"):
             if self.in_step:
-                self.end()
+                self.end(complete=self.finished())
             if self.probe is not None:
                 self.probe.pipeline.advance(wait=True)
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
 
-from msprobe_engine.settings.load import load_settings
 from msprobe_engine.settings.schema import ProbeSettings
-from msprobe_integrations.torch import owner
-from msprobe_integrations.torch.trainer_loop import TrainerObserver, excluded, isolated, number, one_pass, replace, scale_of
+from msprobe_integrations.torch.trainer_callback import ProbeCallback
+from msprobe_integrations.torch.trainer_loop import excluded, isolated, number, one_pass, replace, scale_of
 from msprobe_integrations.transformers import patches
 from msprobe_integrations.transformers.reliance import NAME, PACKAGE, TABLE
 
@@ -20,50 +20,36 @@ EXCLUDED = ("evaluate", "predict", "_evaluate", "_save_checkpoint", "_load_best_
 """Methods of a Trainer inside of which nothing is seen."""
 
 
-class MsprobeCallback(TrainerCallback):
+class MsprobeCallback(ProbeCallback, TrainerCallback):
     """``Trainer(..., callbacks=[MsprobeCallback("probe.yaml")])``. Steps are the Trainer's global steps, before the update: from 0.
-
-    Args:
-        config: settings, or the path of a settings file. None: what the environment or the launch line asks for, if it does.
-
-    Raises:
-        SettingsError: the settings are wrong. Nothing else ever raises into the training, unless the settings say ``strict``.
+    Arguments and errors: `ProbeCallback`.
     """
 
     def __init__(self, config: ProbeSettings | str | Path | None = None) -> None:
-        self.observer: TrainerObserver | None = None
+        super().__init__(config)
         self._trainer: Any = None
-        self._own = config is not None
         if config is not None:
-            file = None if isinstance(config, ProbeSettings) else config
-            self.observer = TrainerObserver(config if isinstance(config, ProbeSettings) else load_settings(config), file=file)
             patches.follow(self)
 
     def close(self) -> None:
         """Take everything off and finish the files; else done at the end of the process."""
-        if self.observer is not None:
-            self.observer.close()
-            owner.release(self.observer)
+        super().close()
         patches.unfollow(self)
 
     @contextmanager
     def training(self, trainer: Any) -> Iterator[None]:
         """Around ``trainer.train``."""
-        if not self._own:
-            self.observer = owner.claim("transformers", lambda settings, file: TrainerObserver(settings, file=file))
-        observer = self.observer
+        observer = self.follow("transformers")
         if observer is None:
             yield
             return
-        if self._own and owner.current() is not observer:
-            owner.own("user", observer)
         self._trainer = trainer
         observer.relies, observer.objects = (NAME, PACKAGE, TABLE), {"trainer": trainer}
         undo = excluded(observer, trainer, *EXCLUDED)
-        undo += [replace(trainer, "training_step", self._pass), replace(trainer, "_maybe_log_save_evaluate", self._log)]
+        undo += [replace(trainer, "training_step", partial(one_pass, observer)), replace(trainer, "_maybe_log_save_evaluate", self._log)]
         try:
             yield
-        except Exception:
+        except BaseException:
             observer.interrupted()
             raise
         finally:
@@ -91,9 +77,6 @@ class MsprobeCallback(TrainerCallback):
         if self.observer is not None and optimizer is not None:
             scale = scale_of(getattr(getattr(self._trainer, "accelerator", None), "scaler", None))
             self.observer.note({"learning_rate": optimizer.param_groups[0]["lr"], **({} if scale is None else {"loss_scale": scale})})
-
-    def _pass(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return one_pass(self.observer, original, args, kwargs)
 
     def _log(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The update is over; the Trainer logs, evaluates and saves if it is time to."""
