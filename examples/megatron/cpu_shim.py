@@ -1,4 +1,4 @@
-"""Lets megatron-core (0.9 to 0.19) run on a machine without an accelerator, for examples and tests. Not part of the product.
+"""Lets megatron-core (0.8 to 0.19) run on a machine without an accelerator, for examples and tests. Not part of the product.
 
 Call `install` before anything of `megatron` is imported. It redirects the device that Megatron hard-codes to the CPU and replaces
 the few helpers inside Megatron that no redirection reaches. With a real accelerator it does nothing.
@@ -12,8 +12,10 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import importlib.util
 import logging
 import os
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -66,6 +68,7 @@ def install() -> None:
         return
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # Megatron's fuser is torch.compile, which wants a C++ compiler on a CPU
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    _packages()
     import torch
 
     if torch.cuda.is_available():
@@ -75,6 +78,17 @@ def install() -> None:
     _random_state(torch)
     _literals(torch)
     _patch_megatron(torch)
+
+
+def _packages() -> None:
+    """0.8 takes `packaging` from where setuptools had a copy of it."""
+    if importlib.util.find_spec("pkg_resources") is not None:
+        return
+    import packaging.version
+
+    stand_in: Any = types.ModuleType("pkg_resources")
+    stand_in.packaging = packaging
+    sys.modules["pkg_resources"] = stand_in
 
 
 def _module_functions(torch: Any) -> None:
@@ -137,6 +151,10 @@ def _literals(torch: Any) -> None:
 
     for name in _FACTORIES + _LIKE:
         setattr(torch, name, factory(getattr(torch, name)))
+    histogram = torch.histc  # on a CPU not of integers; routers before 0.10 count tokens with it
+    torch.histc = lambda input, *args, **kwargs: histogram(input if input.is_floating_point() else input.float(), *args, **kwargs).to(
+        input.dtype
+    )
     torch.Tensor.cuda = lambda self, *args, **kwargs: self
     torch.nn.Module.cuda = lambda self, *args, **kwargs: self
     torch.Tensor.to = mover(torch.Tensor.to)
@@ -162,6 +180,7 @@ def _patch_megatron(torch: Any) -> None:
     logging.getLogger("megatron.core.tensor_parallel.random").setLevel(logging.ERROR)
     _norm_of_sequences()
     moe_utils.__dict__.setdefault("te_general_gemm", None)  # 0.14 to 0.16 ask for the name without TransformerEngine having set it
+    _adam(torch)
     import megatron.core.models.gpt.gpt_layer_specs as specs
 
     for kind in ("ColumnParallelGroupedLinear", "RowParallelGroupedLinear", "ColumnParallelLinear", "RowParallelLinear"):
@@ -179,6 +198,15 @@ def _patch_megatron(torch: Any) -> None:
     quantize = getattr(fp8, "_quantize_param_shard_impl", None)
     if quantize is not None:  # 0.12 calls it without any FP8 parameter, and it raises without TransformerEngine
         fp8._quantize_param_shard_impl = lambda params, *args, **kwargs: quantize(params, *args, **kwargs) if len(params) else None
+
+
+def _adam(torch: Any) -> None:
+    """The distributed optimizer of 0.8 and 0.9 asks for Apex' Adam, or Transformer Engine's, although it does with torch's."""
+    import megatron.core
+    import megatron.core.optimizer.distrib_optimizer as sharded
+
+    if megatron.core.__version__.startswith(("0.8.", "0.9.")):
+        sharded.Adam, sharded.HAVE_APEX_OR_TE = torch.optim.AdamW, True
 
 
 def _norm_of_sequences() -> None:

@@ -94,7 +94,8 @@ def known(cls: Callable[..., Any], **arguments: Any) -> Any:
 
 def build(a: argparse.Namespace) -> tuple[Any, list[Any], Any]:
     """(config, DDP-wrapped model chunks, optimizer) for this rank."""
-    state.initialize_model_parallel(
+    known(
+        state.initialize_model_parallel,
         tensor_model_parallel_size=a.tp,
         pipeline_model_parallel_size=a.pp,
         virtual_pipeline_model_parallel_size=a.vpp or None,

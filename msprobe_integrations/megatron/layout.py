@@ -1,6 +1,6 @@
 """What a Megatron model is made of on this rank: chunks, parameters, bucket shards, places in the parallel layout.
 
-Attribute names hold for megatron-core 0.9 to 0.19; what is missing in a version reads as "not sharded".
+Attribute names hold for megatron-core 0.8 to 0.19; what is missing in a version reads as "not sharded".
 """
 
 from __future__ import annotations
@@ -52,8 +52,17 @@ class Place(NamedTuple):
 
 
 def bucket_groups(chunk: Any) -> list[Any]:
-    """All bucket groups of a DDP chunk, dense ones first."""
-    return [*getattr(chunk, "bucket_groups", ()), *getattr(chunk, "expert_parallel_bucket_groups", ())]
+    """All bucket groups of a DDP chunk, dense ones first. In 0.8 each bucket is reduced by itself and stands for its group."""
+    if not hasattr(chunk, "bucket_groups"):
+        kinds = [getattr(chunk, kind, None) for kind in ("buffers", "expert_parallel_buffers")]  # of other modules `buffers` is a method
+        buffers = [buffer for kind in kinds if isinstance(kind, list) for buffer in kind]
+        return [bucket for buffer in buffers for bucket in getattr(buffer, "buckets", ())]
+    return [*chunk.bucket_groups, *getattr(chunk, "expert_parallel_bucket_groups", ())]
+
+
+def buckets_of(group: Any) -> list[Any]:
+    """The buckets of a group that are reduced together."""
+    return list(getattr(group, "buckets", (group,)))
 
 
 def places(chunk: Any) -> Iterator[tuple[torch.Tensor, Place]]:
@@ -78,7 +87,7 @@ def places(chunk: Any) -> Iterator[tuple[torch.Tensor, Place]]:
         everyone = None if several else getattr(group, "data_parallel_group", None) or members
         if sharded and not hasattr(group, "intra_distributed_optimizer_instance_rank") and members is not None:
             rank = dist.get_rank(members)
-        for bucket in group.buckets:
+        for bucket in buckets_of(group):
             size = bucket.grad_data.numel() // n
             for parameter in bucket.params:
                 view = getattr(parameter, "main_grad_copy_in_grad_buffer", None)

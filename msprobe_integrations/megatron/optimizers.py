@@ -1,6 +1,6 @@
 """Megatron's optimizers: which of them holds a parameter, its fp32 copy (or shard), its gradient and moments.
 
-Holds for FP32Optimizer, Float16OptimizerWithFloat16Params, DistributedOptimizer and ChainedOptimizer of megatron-core 0.9 to 0.19.
+Holds for FP32Optimizer, Float16OptimizerWithFloat16Params, DistributedOptimizer and ChainedOptimizer of megatron-core 0.8 to 0.19.
 """
 
 from __future__ import annotations

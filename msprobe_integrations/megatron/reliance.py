@@ -30,13 +30,17 @@ CORE = (
     ),
 )
 DDP_ROWS = (
-    Reliance("ddp.bucket_groups", "reduced gradients of the distributed optimizer, gradients before the reduction", "0.9 to 0.19"),
-    Reliance("group.buckets", "reduced gradients of the distributed optimizer", "0.9 to 0.19"),
-    Reliance("group.start_grad_sync", "gradients before the reduction", "0.9 to 0.19"),
+    Reliance(
+        "ddp.bucket_groups | ddp.param_to_buffer",
+        "reduced gradients of the distributed optimizer, gradients before the reduction",
+        "0.8 to 0.19",
+    ),
+    Reliance("group.buckets | group.grad_data", "reduced gradients of the distributed optimizer", "0.8 to 0.19"),
+    Reliance("group.start_grad_sync", "gradients before the reduction", "0.8 to 0.19"),
     Reliance(
         "group.intra_distributed_optimizer_instance_size | group.data_parallel_world_size | group.data_parallel_group",
         "shard of a rank under the distributed optimizer",
-        "0.9 to 0.19",
+        "0.8 to 0.19",
     ),
     Reliance("bucket.grad_data", "reduced gradients of the distributed optimizer", "0.8 to 0.19"),
     Reliance("bucket.params", "reduced gradients of the distributed optimizer", "0.8 to 0.19"),
@@ -68,7 +72,7 @@ def check(chunks: Sequence[Any], optimizer: Any) -> list[Reliance]:
         chunks: model chunks as the loop has them.
         optimizer: Megatron's, another one, or None.
     """
-    from msprobe_integrations.megatron.layout import bucket_groups
+    from msprobe_integrations.megatron.layout import bucket_groups, buckets_of
     from msprobe_integrations.megatron.optimizers import is_megatron
 
     rows = [*CORE]
@@ -81,7 +85,7 @@ def check(chunks: Sequence[Any], optimizer: Any) -> list[Reliance]:
         groups = bucket_groups(chunks[0])
         if groups:
             objects["group"] = groups[0]
-            objects["bucket"] = next(iter(getattr(groups[0], "buckets", ())), None)
+            objects["bucket"] = next(iter(buckets_of(groups[0])), None)
     if is_megatron(optimizer):
         rows += OPTIMIZER
         objects["optimizer"] = optimizer

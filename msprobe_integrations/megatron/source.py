@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from msprobe_integrations.megatron.layout import Layout, as_list, bucket_groups
+from msprobe_integrations.megatron.layout import Layout, as_list, bucket_groups, buckets_of
 from msprobe_integrations.megatron.optimizers import MainParameters, clips, is_megatron, learning_rate, loss_scale
 from msprobe_integrations.megatron.replicas import replicas
 from msprobe_integrations.torch.gradients import ACCUMULATED, CLIPPED, LOCAL, UNSCALED, Piece
@@ -125,7 +125,7 @@ class MegatronSource:
         if self._monitor.unreduced_gradients:
             for chunk in self.layout.chunks:
                 for group in bucket_groups(chunk):
-                    inside = {parameter for bucket in group.buckets for parameter in bucket.params}
+                    inside = {parameter for bucket in buckets_of(group) for parameter in bucket.params}
                     pieces = [piece for piece in self.pieces if piece.parameter in inside]
                     self._open.before(group, "start_grad_sync", functools.partial(self._accumulated, watch, group, pieces))
         if self._monitor.micro_batch_gradients:

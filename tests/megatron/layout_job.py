@@ -74,7 +74,7 @@ def job(argv: str, level: str, output: str) -> dict[str, Any]:
         seen.append(
             {
                 "samples": samples,
-                "modules": _outputs(frame, "Module.", ".LayerNorm.forward."),
+                "modules": _outputs(frame, "Module.", "LayerNorm.forward."),
                 "operators": _outputs(frame, "Functional.layer_norm.", ""),
                 "sums": _sums(frame),
                 "scalars": frame.scalars,

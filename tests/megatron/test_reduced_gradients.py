@@ -15,7 +15,7 @@ from megatron_harness import probe_settings, run_gpt
 from msprobe_engine.digest import digest_array
 from msprobe_engine.rows import Statistics
 from msprobe_engine.settings.schema import MonitorSettings
-from msprobe_integrations.megatron.layout import bucket_groups, places, unwrapped
+from msprobe_integrations.megatron.layout import bucket_groups, buckets_of, places, unwrapped
 
 MONITOR = MonitorSettings(
     gradients=True,
@@ -36,14 +36,14 @@ def gathered(chunks: list[Any]) -> dict[str, tuple[float, ...]]:
         names = {p: n for n, p in unwrapped(chunk).named_parameters()}
         whole: dict[int, torch.Tensor] = {}
         for group in bucket_groups(chunk):
-            for bucket in group.buckets:
+            for bucket in buckets_of(group):
                 data = bucket.grad_data.clone()
                 if group.ddp_config.use_distributed_optimizer:
-                    n = group.intra_distributed_optimizer_instance_size
-                    shards = list(data.chunk(n))
-                    mine = shards[group.intra_distributed_optimizer_instance_rank].clone()
+                    members = getattr(group, "intra_distributed_optimizer_instance_group", None) or group.data_parallel_group
+                    shards = list(data.chunk(dist.get_world_size(members)))
+                    mine = shards[dist.get_rank(members)].clone()
                     parts = [torch.empty_like(mine) for _ in shards]
-                    dist.all_gather(parts, mine, group=group.intra_distributed_optimizer_instance_group)
+                    dist.all_gather(parts, mine, group=members)
                     data = torch.cat(parts)
                 whole[id(bucket)] = data
         for parameter, place in places(chunk):

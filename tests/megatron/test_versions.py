@@ -11,11 +11,11 @@ import importlib.util
 import logging
 import os
 import re
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-import megatron.core
 import pytest
 from forkpool import run_ranks
 from layout_job import job
@@ -26,7 +26,7 @@ from msprobe_integrations.megatron import reliance
 from msprobe_integrations.reliance import missing
 
 pytestmark = pytest.mark.framework
-VERSION = megatron.core.__version__
+VERSION = sys.modules["megatron.core"].__version__  # imported after the shim
 LAYOUTS = {
     "DP 2, distributed optimizer, overlapped": "--distopt --overlap --overlap-param",
     "TP 2, fp16 with loss scale": "--tp 2 --fp16",
