@@ -6,7 +6,7 @@ import importlib
 import sys
 from typing import Any
 
-from msprobe_integrations.lightning.numbers import scalars, stepped
+from msprobe_integrations.lightning.numbers import scalars, stepped, update
 from msprobe_integrations.lightning.reliance import NAME, PACKAGE, TABLE
 from msprobe_integrations.torch.trainer_callback import ProbeCallback
 from msprobe_integrations.torch.trainer_loop import excluded, isolated
@@ -43,6 +43,12 @@ class MsprobeCallback(ProbeCallback, _base()):  # type: ignore[misc]  # known wh
             if not observer.in_step:
                 observer.begin(stepped(trainer))
             observer.pass_begins()
+
+    @isolated
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:  # noqa: ARG002
+        """After the backward pass."""
+        if self.observer is not None:
+            self.observer.note(update(trainer, optimizer))
 
     @isolated
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:  # noqa: ARG002

@@ -1,4 +1,4 @@
-"""Numbers that Lightning's Trainer has at the end of a batch."""
+"""Numbers that Lightning's Trainer has of a step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,12 @@ def scalars(trainer: Any, observer: TrainerObserver) -> dict[str, Any]:
             found[item.meta.name] = number(cached)
     if observer.loss is not None:
         found["loss"] = observer.loss  # divided by the number of accumulated batches already
-    if trainer.optimizers:
-        found["learning_rate"] = number(trainer.optimizers[0].param_groups[0]["lr"])
+    return found
+
+
+def update(trainer: Any, optimizer: Any) -> dict[str, Any]:
+    """What the update is made with, before schedulers and the scaler go on to their next."""
     scale = scale_of(getattr(trainer.precision_plugin, "scaler", None))
-    return found if scale is None else {**found, "loss_scale": scale}
+    found = {} if scale is None else {"loss_scale": scale}
+    first = optimizer if len(trainer.optimizers) < 2 else trainer.optimizers[0]
+    return {**found, "learning_rate": number(first.param_groups[0]["lr"])}

@@ -45,8 +45,12 @@ class TrainerObserver(LoopObserver):
         self._offset = max(0, self.step - step)
 
     def begin(self, step: int | None = None) -> None:
-        """A step begins; `step` as the Trainer counts."""
-        super().begin(None if step is None else step + self._offset)
+        """A step begins; `step` as the Trainer counts. The number of the step in progress again: there has been no update since (the data
+        ran out amid its micro batches), and the step goes on."""
+        number = None if step is None else step + self._offset
+        if self.in_step and number == self.step:
+            return
+        super().begin(number)
         self._passes, self._loss = 0, None
 
     def setup(self, models: Any, optimizer: Any = None) -> None:
@@ -68,6 +72,10 @@ class TrainerObserver(LoopObserver):
             return
         probe.pipeline.rank_info.update(engine.place)
         probe.attach([engine.module], engine.optimizer, find=engine.find)
+
+    def updated(self, step: int) -> bool:
+        """Has the step in progress had its update? `step`: updates that the Trainer has counted."""
+        return self.in_step and step + self._offset > self.step
 
     def pass_begins(self) -> None:
         """The next micro batch of the step begins."""

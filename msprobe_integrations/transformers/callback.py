@@ -79,14 +79,14 @@ class MsprobeCallback(ProbeCallback, TrainerCallback):
             self.observer.note({"learning_rate": optimizer.param_groups[0]["lr"], **({} if scale is None else {"loss_scale": scale})})
 
     def _log(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The update is over; the Trainer logs, evaluates and saves if it is time to."""
+        """The update is over, or the epoch; the Trainer logs, evaluates and saves if it is time to."""
         self._end(kwargs.get("grad_norm", args[1] if len(args) > 1 else None))
         return original(*args, **kwargs)
 
     @isolated
     def _end(self, grad_norm: Any) -> None:
         observer, accelerator = self.observer, getattr(self._trainer, "accelerator", None)
-        if observer is not None and observer.in_step:
+        if observer is not None and observer.updated(self._trainer.state.global_step):
             skipped = float(getattr(accelerator, "optimizer_step_was_skipped", False))
             found = {"loss": observer.loss, "grad_norm": number(grad_norm), "skipped": skipped}
             observer.end({name: value for name, value in found.items() if value is not None})
