@@ -56,15 +56,21 @@ def observe(make: Callable[[], TrainingObserver | None] | None, *, whole_loop: b
     global _observer, _make, _whole_loop, _built
     _observer, _make, _whole_loop, _built = None, make, whole_loop, None
     _marks.clear()
-    for name, hook in _WITHIN_A_STEP.items():
-        after_import(name, hook) if make is not None else forget(name, hook)
-    for name, hook in _WHOLE_LOOP.items():
-        if make is None:
-            forget(name, hook)
-        elif whole_loop:
-            after_import(name, hook)
+    for name, hook in hooks():
+        after_import(name, hook)
     if make is None:
+        for name, hook in (*_WITHIN_A_STEP.items(), *_WHOLE_LOOP.items()):
+            forget(name, hook)
         unwrap()
+
+
+def hooks() -> Iterator[tuple[str, Callable[[ModuleType], None]]]:
+    """(name of a module of Megatron, what wraps its functions once it is imported), as far as somebody observes; else nothing."""
+    if _make is None and _observer is None:
+        return
+    yield from _WITHIN_A_STEP.items()
+    if _whole_loop:
+        yield from _WHOLE_LOOP.items()
 
 
 def _training_now() -> TrainingObserver | None:

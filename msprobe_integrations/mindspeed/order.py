@@ -87,22 +87,15 @@ def ours_off() -> Iterator[None]:
 
 def _off() -> None:
     """Also what MindSpeed imports meanwhile stays as Megatron has it."""
-    for name, hook in _hooks():
+    for name, hook in patches.hooks():
         forget(name, hook)
     unwrap()
 
 
 def _on() -> None:
     """Wrap what is there now, and wait for the rest."""
-    for name, hook in _hooks():
+    for name, hook in patches.hooks():
         after_import(name, hook)
-
-
-def _hooks() -> Iterator[tuple[str, Callable[[ModuleType], None]]]:
-    if patches.made() is not None or patches._make is not None:
-        yield from patches._WITHIN_A_STEP.items()
-        if patches._whole_loop:
-            yield from patches._WHOLE_LOOP.items()
 
 
 def say_degraded(registered: Mapping[str, Any]) -> None:
