@@ -74,7 +74,9 @@ class Writer:
         until = time.monotonic() + CLOSE_SECONDS
         try:
             self._queue.put(done.set, timeout=CLOSE_SECONDS)
-            written = done.wait(max(0.0, until - time.monotonic()))
+            while not (written := done.wait(min(1.0, max(0.0, until - time.monotonic())))):
+                if time.monotonic() >= until or not self._thread.is_alive():
+                    break
         except queue.Full:
             written = False
         if not written:

@@ -62,7 +62,7 @@ class Capture:
         self._origins = Origins()
         self.modules = ModuleCapture(self.recorder, self._modules_on, self._is_collecting) if level in ("L0", "mix") else None
         self.api = ApiCapture(self.recorder, self._is_on, self._origins if level == "mix" else None) if level in ("L1", "mix") else None
-        self._compiled = CompiledCode(self.api, self.modules)
+        self._compiled = CompiledCode(self.api, self.modules, lambda error: pipeline.faults.fail("compiled code", error))
         self.collectives: Any = None
         self._pipeline = pipeline
         self._optimizer_calls = optimizer_calls

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -113,7 +114,8 @@ class Handles:
                 on_host = any(t.device.type == "cpu" for _, open_ in begun for t in open_.written)
                 if not on_host or _is_done(work):
                     for observer, _ in begun:
-                        observer.waited(work)
+                        with _isolated(observer):
+                            observer.waited(work)
 
     def _wrap(self, owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
         original = vars(owner).get(name)  # what a class inherits is wrapped where it is defined
@@ -124,7 +126,8 @@ class Handles:
     def _tell(self, key: Any) -> None:
         with _no_torch_function():
             for observer in self._observers():
-                observer.waited(key)
+                with _isolated(observer):
+                    observer.waited(key)
 
     def _waits(self, original: Any) -> Any:
         def wait(handle: Any, *args: Any, **kwargs: Any) -> Any:
@@ -147,14 +150,15 @@ class Handles:
         def get_future(handle: Any) -> Any:
             future = original(handle)
             for observer in self._observers():
-                observer.also(handle, future)
+                with _isolated(observer):
+                    observer.also(handle, future)
             return future
 
         return get_future
 
     def _calls_back(self, original: Any) -> Any:
         def then(future: Any, callback: Any) -> Any:
-            if not any(observer.waits_for(future) for observer in self._observers()):
+            if not any(_waits_for(observer, future) for observer in self._observers()):
                 return original(future, callback)
 
             def call(done: Any) -> Any:
@@ -179,10 +183,11 @@ class Handles:
             work = original(group, *args, **kwargs)
             with _no_torch_function():
                 for observer, open_ in block:
-                    if work is None:
-                        observer.complete(open_)
-                    else:
-                        observer.awaits(work, open_)
+                    with _isolated(observer):
+                        if work is None:
+                            observer.complete(open_)
+                        else:
+                            observer.awaits(work, open_)
             return work
 
         return end_coalescing
@@ -205,6 +210,23 @@ class Handles:
             return original(name)
 
         return warn_not_in_group
+
+
+@contextmanager
+def _isolated(observer: CollectiveObserver) -> Iterator[None]:
+    """A fault of this observer makes it quiet; the training and the other observers go on."""
+    try:
+        yield
+    except Exception as error:
+        observer.fail(error)
+
+
+def _waits_for(observer: CollectiveObserver, future: Any) -> bool:
+    try:
+        return bool(observer.waits_for(future))
+    except Exception as error:
+        observer.fail(error)
+        return False
 
 
 def _is_done(work: Any) -> bool:

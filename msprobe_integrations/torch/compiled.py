@@ -110,14 +110,16 @@ class CompiledCode:
     Args:
         api: the capture of the level, None at L0.
         modules: the hooks of the level, None at L1.
+        fail: told about a fault in here.
 
     Attributes:
         seen: compiled code ran while the window was open.
     """
 
-    def __init__(self, api: ApiCapture | None, modules: Hooks | None) -> None:
+    def __init__(self, api: ApiCapture | None, modules: Hooks | None, fail: Callable[[Exception], None]) -> None:
         self._api = api
         self._modules = modules
+        self._fail = fail
         self._compiling = 0
         self._local = threading.local()
         self._frame: Any = None
@@ -177,12 +179,19 @@ class CompiledCode:
     def _set_callback(self, original: Any, callback: Any) -> Any:
         """Torch calls this with the compiler before compiled code runs on this thread, and with what was before afterwards, both times
         in the frame of the call. Code that is not compiled inside of compiled code switches it off and on, too."""
-        caller, inside = _beyond(sys._getframe(1)), self.inside
-        if callable(callback) and not inside:
-            self._enter(caller)
+        caller, inside = None, self.inside
+        try:
+            caller = _beyond(sys._getframe(1))
+            if callable(callback) and not inside:
+                self._enter(caller)
+        except Exception as error:
+            self._fail(error)
         result = original(callback)  # from here on a function of ours would be compiled
         if inside and self._local.caller == id(caller):
-            self._leave()
+            try:
+                self._leave()
+            except Exception as error:
+                self._fail(error)
         return result
 
     def _apply_outside(self, original: Any, node: Any, *args: Any) -> Any:

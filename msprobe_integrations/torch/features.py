@@ -74,9 +74,12 @@ class LayerFeatures:
         part = f"{family} of {named.name}"
 
         def pre(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if self._sees(named, part):
-                with self._probe.guard(part), _plain():
-                    take(named, args, kwargs)
+            try:
+                if self._sees(named, part):
+                    with _plain():
+                        take(named, args, kwargs)
+            except Exception as error:
+                self._probe.faults.fail(part, error)
 
         return pre
 
@@ -84,9 +87,12 @@ class LayerFeatures:
         part = f"{family} of {named.name}"
 
         def post(_module: nn.Module, _args: Any, _kwargs: Any, result: Any) -> None:
-            if self._sees(named, part):
-                with self._probe.guard(part), _plain():
-                    take(named, result)
+            try:
+                if self._sees(named, part):
+                    with _plain():
+                        take(named, result)
+            except Exception as error:
+                self._probe.faults.fail(part, error)
 
         return post
 

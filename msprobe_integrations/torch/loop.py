@@ -37,6 +37,7 @@ class LoopObserver:
     ) -> None:
         self.settings = settings
         self.probe: TorchProbe | None = None
+        self._failed: TorchProbe | None = None
         self.step = 0
         """Number of the current or next step: optimizer steps from 0, skipped ones counted."""
         self.models: list[Any] = []
@@ -67,6 +68,9 @@ class LoopObserver:
 
     def leave_step(self) -> None:
         """The step is over; what only belongs to it is closed."""
+
+    def leave_loop(self) -> None:
+        """The observer closes; what it holds besides models and probe is given up."""
 
     def undo(self, action: Callable[[], None]) -> None:
         """To be called when the observer lets go of the models, the newest first."""
@@ -195,20 +199,25 @@ class LoopObserver:
 
     def close(self) -> None:
         """Take everything off and finish the files. A step that is open was cut off, unless `finished` says that it has all it needs."""
+        probe = self.probe or self._failed
         try:
-            with self.safely("closing"):
-                if self._open:
+            if self._open:
+                with self.safely("closing"):
                     self.end(complete=self.finished())
-                self._let_go()
-                if self._gradients is not None:
-                    self._gradients.close()
-                if self.probe is not None:
-                    self.probe.close()
-                atexit.unregister(self.close)
+            ends = [self._let_go, self.leave_loop]
+            if self._gradients is not None:
+                ends.append(self._gradients.close)
+            if probe is not None:
+                ends.append(probe.close)
+            for end in ends:
+                with self.safely("closing"):
+                    end()
+            atexit.unregister(self.close)
         finally:
-            exits.forget(self.close)
+            with self.safely("closing"):
+                exits.forget(self.close)
         self._broken = True
-        self.probe = None
+        self.probe = self._failed = None
 
     @contextmanager
     def safely(self, what: str) -> Iterator[None]:
@@ -227,7 +236,7 @@ class LoopObserver:
                 _log.error(
                     "the probe is switched off (%s), training goes on: %s: %s (strict: true raises)", what, type(error).__name__, error
                 )
-                self.probe = None
+                self._failed, self.probe = self.probe, None
 
     def _let_go(self) -> None:
         for undo in reversed(self._undo):

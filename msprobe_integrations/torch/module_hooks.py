@@ -39,12 +39,15 @@ class ModuleHooks:
     """What is to be called before and after modules. `install` and `remove` as often as one likes.
 
     It is what `CompiledCode` needs of a capture: hooks that are there while code is compiled would become a part of it.
+
+    Args:
+        fail: told about a fault where compiled code begins and ends.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, fail: Callable[[Exception], None]) -> None:
         self._places: list[_Place] = []
         self._sealed: set[int] = set()
-        self._compiled = CompiledCode(None, self)
+        self._compiled = CompiledCode(None, self, fail)
         self._compiled.seen = True  # what is said about compiled modules is said here
         self._installed = False
         self._boundaries: dict[int, CallBoundary] = {}

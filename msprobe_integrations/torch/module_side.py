@@ -49,7 +49,7 @@ class ModuleSide:
         self.on = False
         self._light = False
         self._collector = StepCollection()
-        self._hooks = ModuleHooks()
+        self._hooks = ModuleHooks(lambda error: probe.faults.fail("compiled code", error))
         self._forwards: dict[int, int] = {}
         self._parts: list[Any] = []
         self._collectives: CollectiveWatch | None = None
@@ -100,6 +100,12 @@ class ModuleSide:
             self._parts.append(notes)
             for named in open_:
                 notes.add(named, self._hooks, struct=matches(named.name, monitor.targets, named.chunk))
+
+    def detach(self) -> None:
+        """Let go of the modules."""
+        self.remove()
+        self._hooks.clear()
+        self._parts.clear()
 
     def begin(self) -> None:
         """A step that is due begins, or goes on after a pause."""

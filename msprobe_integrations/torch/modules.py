@@ -14,6 +14,7 @@ from msprobe_engine.records import Entry, TensorRef
 from msprobe_integrations.torch.calls import Call
 from msprobe_integrations.torch.compiled import ORIGINAL, CallBoundary, class_name, has_call_boundary, is_wrapper, shown_path
 from msprobe_integrations.torch.filters import ALWAYS, RecordFilter
+from msprobe_integrations.torch.module_hooks import OwnHook
 from msprobe_integrations.torch.recorder import Recorder
 from msprobe_integrations.torch.unchanged import Parts
 
@@ -79,8 +80,8 @@ def _put_on(module: nn.Module, pre: Hook, post: Hook) -> list[Any]:
     # under ZeRO 3 a hook of DeepSpeed's takes the weights away after the module has run: ours comes before it
     borrowed = any(hasattr(parameter, "ds_id") for parameter in module._parameters.values())
     return [
-        module.register_forward_pre_hook(pre, with_kwargs=True),
-        module.register_forward_hook(post, with_kwargs=True, always_call=True, prepend=borrowed),
+        module.register_forward_pre_hook(OwnHook(pre), with_kwargs=True),
+        module.register_forward_hook(OwnHook(post), with_kwargs=True, always_call=True, prepend=borrowed),
     ]
 
 
@@ -111,14 +112,14 @@ class ModuleCapture:
         """Name the modules; a second model is added to the first. A model that is known costs nothing.
 
         Args:
-            anew: a step begins: a model that was changed is named again, and a new one takes the place of all others.
+            anew: a step begins: a model that was changed is named again, and a new one, or none, takes the place of all others.
         """
         given = [models] if isinstance(models, nn.Module) else list(models)
         fresh = [m for m in given if id(m) not in self._models]
         was_installed = self.installed
-        if anew and self._models and (fresh or not self._parts.unchanged()):
+        if anew and self._models and (fresh or not given or not self._parts.unchanged()):
             self.remove()
-            self._models, self._infos, fresh = {}, [], given
+            self._models, self._parts, self._infos, fresh = {}, Parts([]), [], given
         if not fresh:
             return
         self.remove()
@@ -236,9 +237,9 @@ class ModuleCapture:
         compiling = torch.compiler.is_compiling
 
         def pre(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if compiling() or not on():
-                return
             try:
+                if compiling() or not on():
+                    return
                 calls = recorder.stack.calls
                 n = recorder.numbers.take(info.base)
                 parent = calls[-1] if calls else None
@@ -252,10 +253,10 @@ class ModuleCapture:
         def post(_module: nn.Module, _args: tuple[Any, ...], _kwargs: dict[str, Any], result: Any) -> None:
             if compiling():
                 return
-            call = recorder.stack.pop(info)
-            if call is None:
-                return
             try:
+                call = recorder.stack.pop(info)
+                if call is None:
+                    return
                 # sharded modules hold whole or no parameters while they run: what stays is this rank's part
                 parameters = info.parameters if info.sharded else info.module._parameters
                 # torch calls this hook with result None when the forward raised (or was stopped early in a recomputation)
@@ -277,10 +278,9 @@ class ModuleCapture:
             info.expected += 1
 
             def hook(p: torch.Tensor, name: str = name) -> None:
-                if not self._collecting():
-                    return
                 try:
-                    self._parameter_gradient(info, name, p)
+                    if self._collecting():
+                        self._parameter_gradient(info, name, p)
                 except Exception as error:
                     self._fail(error)
 

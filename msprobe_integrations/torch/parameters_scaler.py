@@ -97,45 +97,48 @@ class UpdateDoors:
         finally:
             self._stepping = False
         if not self.stepped:
-            self._skipped()
+            with self._watch.guard(_PART):
+                self._skipped()
         return result
 
     def _note_scale(self, scaler: Any) -> None:
         self._watch.scalar("loss_scale", scaler._scale)
 
     def _clip_with_norm(self, following: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
-        parameters = _listed(parameters)
-        if self._clips(parameters):
-            self._note_norm(parameters, kwargs["total_norm"] if "total_norm" in kwargs else args[1] if len(args) > 1 else None)
+        with self._watch.guard(_PART):
+            parameters = _listed(parameters)
+            if self._clips(parameters):
+                self._note_norm(parameters, kwargs["total_norm"] if "total_norm" in kwargs else args[1] if len(args) > 1 else None)
         return following(parameters, *args, **kwargs)
 
     def _clip_norm(self, following: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
-        parameters = _listed(parameters)
-        concerned = self._clips(parameters)
+        concerned = False
+        with self._watch.guard(_PART):
+            parameters = _listed(parameters)
+            concerned = self._clips(parameters)
         result = following(parameters, *args, **kwargs)
         if concerned:
-            self._note_norm(parameters, result)
+            with self._watch.guard(_PART):
+                self._note_norm(parameters, result)
         return result
 
     def _clip_value(self, following: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
-        parameters = _listed(parameters)
-        self._clips(parameters)
+        with self._watch.guard(_PART):
+            parameters = _listed(parameters)
+            self._clips(parameters)
         return following(parameters, *args, **kwargs)
 
     def _clips(self, parameters: Any) -> bool:
         """Gradients of these parameters are about to be clipped; True when some of them are watched."""
-        concerned = False
-        with self._watch.guard(_PART):
-            if self._watch.active and not self._parameters.isdisjoint(parameters):
-                self._watch.change_to(CLIPPED)
-                concerned = True
-        return concerned
+        if not self._watch.active or self._parameters.isdisjoint(parameters):
+            return False
+        self._watch.change_to(CLIPPED)
+        return True
 
     def _note_norm(self, parameters: Any, norm: Any) -> None:
         """The norm that the training worked out itself, if it is of all parameters. Of a DTensor this rank has only a part of it."""
-        with self._watch.guard(_PART):
-            if norm is not None and not dtensors.is_dtensor(norm) and self._parameters.issubset(parameters):
-                self._watch.scalar("grad_norm", norm)
+        if norm is not None and not dtensors.is_dtensor(norm) and self._parameters.issubset(parameters):
+            self._watch.scalar("grad_norm", norm)
 
 
 def _scalers(method: str) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from msprobe_integrations.torch import dtensors, owner
 from msprobe_integrations.torch import reliance as table
 from msprobe_integrations.torch.loop import LoopObserver
 from msprobe_integrations.torch.parameters_scaler import inner_optimizer
-from msprobe_integrations.torch.plain_loop_models import chosen_models, chosen_optimizers, parameters_of, updates_done
+from msprobe_integrations.torch.plain_loop_models import chosen_models, chosen_optimizers, parameters_of, trains, updates_done
 from msprobe_integrations.torch.plain_loop_rule import StepRule
 from msprobe_integrations.torch.plain_loop_sight import Sight
 from msprobe_integrations.torch.probe import TorchProbe
@@ -54,7 +55,7 @@ class PlainObserver(LoopObserver):
         self._optimizers: list[Any] = []
         self._sizes: dict[int, int] = {}
         self._recent: list[weakref.ref[Any]] = []
-        self._stale = False
+        self._stale = self._more = False
         self._away = False
         self._without_graph = False
         self._stack = sight.updating
@@ -80,14 +81,29 @@ class PlainObserver(LoopObserver):
 
     def _look_again(self) -> None:
         """Which models and optimizers there are, from what was called and who holds its parameters."""
-        self._stale = False
+        if self._more and not self.in_step:
+            self._forget_what_is_gone()
+        self._stale = self._more = False
         optimizers = self._sight.optimizers
-        models = chosen_models(self._called, parameters_of(optimizers))
+        held = parameters_of(optimizers)
+        models = chosen_models([model for model in self._called if trains(model, held)], held)
         recent = [optimizer for ref in self._recent if (optimizer := ref()) is not None]
         self._optimizers = chosen_optimizers(optimizers, models, recent)
         self._sizes = {id(o): _size(o) for o in self._optimizers}
         self._rule.expect(id(o) for o in self._optimizers)
         self.setup(models, list(self._optimizers))
+
+    def _forget_what_is_gone(self) -> None:
+        """A new optimizer may be the start of another training: what the script holds no longer, nothing of ours holds either."""
+        called = [weakref.ref(module) for module in self._called]
+        self._called, self._optimizers, self.models, self.optimizer = [], [], [], None
+        if self.probe is not None:
+            self.probe.detach()
+        if self._gradients is not None:
+            self._gradients.probe.forget()
+        gc.collect()  # schedulers of the learning rate and their optimizers hold each other
+        self._called = [module for ref in called if (module := ref()) is not None]
+        self._sight.forget_what_is_gone()
 
     def attach(self, probe: TorchProbe) -> None:
         """Models as they are called, optimizers as they were made."""
@@ -130,7 +146,7 @@ class PlainObserver(LoopObserver):
         return self.in_step and self._rule.over and (not self._stack or not self._rule.first(self._stack[0]))
 
     def _begin(self) -> None:
-        if self._stale:
+        if self._stale or any(_size(optimizer) != self._sizes[id(optimizer)] for optimizer in self._optimizers):
             self._look_again()
             for model in self.models:
                 self._sight.add_entry(model)
@@ -203,7 +219,7 @@ class PlainObserver(LoopObserver):
 
     def optimizer_made(self) -> None:
         """There is one more; the next step knows it."""
-        self._stale = True
+        self._stale = self._more = True
 
     def update_begins(self, optimizer: Any, closure: Any) -> None:
         """Called from inside its hooks, where none may be put on it or taken off. The passes of a `closure` are yet to come."""
@@ -278,11 +294,15 @@ class PlainObserver(LoopObserver):
         """A step ends when the next one begins; the last one has all it needs with its updates."""
         return bool(self._rule.updated)
 
+    def leave_loop(self) -> None:
+        """Nothing is seen any more."""
+        self._sight.stand_back()
+
     def close(self) -> None:
         """Take everything off and finish the files."""
-        self._come_back()
+        with self.safely("closing"):
+            self._come_back()
         super().close()
-        self._sight.stand_back()
 
 
 def _size(optimizer: Any) -> int:

@@ -12,7 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -119,7 +119,13 @@ class Sight:
 
     def _called(self, following: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """A call from outside of any call that is looked at."""
-        if self._inside or _compiling() or threading.get_ident() != self._thread or (_graph_task() != -1 and self.observer is not None):
+        if (
+            self.stood_back
+            or self._inside
+            or _compiling()
+            or threading.get_ident() != self._thread
+            or (_graph_task() != -1 and self.observer is not None)
+        ):
             return following(module, *args, **kwargs)  # a first pass within a backward pass is that of reentrant checkpointing
         with self._safely():
             if id(module) not in self._entries and module.training and torch.is_grad_enabled() and self._trains(module):
@@ -142,13 +148,13 @@ class Sight:
     @contextmanager
     def within(self, module: Any) -> Iterator[None]:
         """Calls inside are no calls of the loop."""
-        door = self._module_door()
-        self._inside.append(id(module))
-        door.discard(self._called)
+        with self._safely():
+            self._inside.append(id(module))
+            self._module_door().discard(self._called)
         try:
             yield
         finally:
-            self._leave(id(module))
+            self._leaves(id(module))
 
     def _enter(self, key: int) -> bool:
         """A call of a known model begins; True when the loop itself calls it."""
@@ -160,6 +166,11 @@ class Sight:
         if self._looking:
             self._module_door().discard(self._called)
         return True
+
+    def _leaves(self, key: int) -> None:
+        """A call is over, whatever came of it."""
+        with self._safely():
+            self._leave(key)
 
     def _leave(self, key: int) -> None:
         if key in self._inside:
@@ -180,20 +191,24 @@ class Sight:
         for model in self.observer.trained(modules):
             self.add_entry(model)
 
+    def forget_what_is_gone(self) -> None:
+        """Models that are no more have no entry: others may be known by their numbers now."""
+        self._entries = {key: entry for key, entry in self._entries.items() if entry.alive}
+
     def add_entry(self, module: nn.Module) -> None:
         """Calls of this module are told from the next one on."""
         if id(module) in self._entries:
             return
         from msprobe_integrations.torch.plain_loop_entry import Entry
 
-        self._entries[id(module)] = Entry(module, self._enters, self._leave)
+        self._entries[id(module)] = Entry(module, self._enters, self._leaves)
 
     def _enters(self, module: nn.Module, inner: nn.Module) -> None:
         """A known model is called."""
         if threading.get_ident() != self._thread or _graph_task() != -1:
             return
-        if self._enter(id(module)) and self.observer is not None:
-            with self._safely():
+        with self._safely():
+            if self._enter(id(module)) and self.observer is not None:
                 grad = torch.is_grad_enabled()
                 self.observer.forward(training=inner.training and grad, without_graph=inner.training and not grad)
 
@@ -256,12 +271,12 @@ class Sight:
 
     def _update_ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         del args, kwargs
-        key = id(optimizer)
-        if key in self.updating:
-            del self.updating[self.updating.index(key) :]
         if self.observer is not None and not _compiling():
             with self._safely():
                 self.observer.update_ends(optimizer)
+        key = id(optimizer)
+        if key in self.updating:  # until now: torch goes through its hooks, none may be taken off
+            del self.updating[self.updating.index(key) :]
 
     def _destroy(self, following: Any, *args: Any, **kwargs: Any) -> Any:
         """Ranks are still known, and can be reached, until now."""
@@ -300,20 +315,23 @@ class Sight:
         """For good: take everything off."""
         self.stood_back = True
         self.observer = None
-        self.look_no_longer()
-        for undo in [*self._following, *self._undo]:
-            undo()
+        actions = [self.look_no_longer, *self._following, *self._undo, *(entry.remove for entry in self._entries.values())]
+        if not self.updating:  # torch goes through them just now
+            actions += [hook.remove for hook in self._update_hooks]
+            self._update_hooks.clear()
         self._following.clear()
         self._undo.clear()
-        if not self.updating:  # torch goes through them just now
-            for hook in self._update_hooks:
-                hook.remove()
-            self._update_hooks.clear()
-        for entry in self._entries.values():
-            entry.remove()
         self._entries.clear()
         self._made.clear()
         self._inside.clear()
+        failed: list[Exception] = []
+        for action in actions:
+            try:
+                action()
+            except Exception as error:  # the others come off all the same
+                failed.append(error)
+        if failed:
+            raise failed[0]
 
     @contextmanager
     def _safely(self) -> Iterator[None]:
@@ -321,10 +339,13 @@ class Sight:
         try:
             yield
         except Exception as error:
-            observer = self.observer
-            self.stand_back()
+            observer, told = self.observer, self.stood_back
+            with suppress(Exception):
+                self.stand_back()
             if observer is not None and observer.settings.strict:
                 raise
+            if told:
+                return
             from msprobe_engine.log import get_logger
 
             get_logger().error("the training is not followed, it goes on: %s: %s", type(error).__name__, error)

@@ -164,6 +164,15 @@ class TorchProbe:
                 self._watch.attach(self._models)
             self.parameters.attach(Attached(self._models, optimizer, on_update, find))
 
+    def detach(self) -> None:
+        """Let go of models and optimizers, between two steps: until the next `attach` nothing here holds them."""
+        with self.guard("attach"):
+            self._models = []
+            self.plans.attach([])
+            if self._watch is not None:
+                self._watch.detach()
+            self.parameters.detach()
+
     def follow(self, monitor: MonitorSettings, *, in_update: bool = False) -> None:
         """Other monitor settings hold from now on: between two steps, or in a step before its first forward pass. Rules, sinks and
         incidents stay as they are.
@@ -359,30 +368,28 @@ class TorchProbe:
         self._closed = True
         atexit.unregister(self.close)
         try:
-            self._close()
+            self.pipeline.patience = min(CLOSE_PATIENCE, exits.left() / 4)
+            for end in self._ends():
+                with self.guard("closing"):
+                    end()
         finally:
             exits.forget(self.close)
 
-    def _close(self) -> None:
-        self.pipeline.patience = min(CLOSE_PATIENCE, exits.left() / 4)
+    def _ends(self) -> Iterator[Callable[[], Any]]:
+        """What is done at the end, in this order, whatever becomes of the others."""
         if self._in_step and not self.pipeline.empty:  # cut off by an exception: what was seen may say why
-            self._finish_step(complete=False)
+            yield lambda: self._finish_step(complete=False)
         if self._follower is not None:
-            self._follower.close()
-        with self.guard("capture"):
-            self.plans.close()
+            yield self._follower.close
+        yield self.plans.close
         if self._watch is not None:
-            self._watch.remove()
-        self.parameters.remove()
-        self._stages.remove()
+            yield self._watch.remove
+        yield from (self.parameters.remove, self._stages.remove)
         if self._attempts is not None:
-            self._attempts.close()
-        with self.guard("closing"):
-            self.pipeline.advance(wait=True)
-            self.parameters.finish(self.pipeline.patience)
-        self.session.close()
-        self._membership.close()
-        self.parameters.close()
+            yield self._attempts.close
+        yield lambda: self.pipeline.advance(wait=True)
+        yield lambda: self.parameters.finish(self.pipeline.patience)
+        yield from (self.session.close, self._membership.close, self.parameters.close)
 
 
 def _window_of(m: MonitorSettings | None) -> Window | None:

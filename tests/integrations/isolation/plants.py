@@ -6,6 +6,7 @@ A job is a training with a probe. `reached` runs it once and says which function
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import importlib
@@ -15,12 +16,13 @@ import pickle
 import select
 import signal
 import sys
+import threading
 import traceback
 import types
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-PACKAGES = ("msprobe_integrations.torch", "msprobe_integrations.megatron", "msprobe_integrations.deepspeed", "msprobe_engine")
+PACKAGES = ("msprobe_integrations", "msprobe_engine")
 
 
 class Planted(RuntimeError):
@@ -141,14 +143,21 @@ def _replaced(holder: Any, name: str, original: Any, new: Any) -> Iterator[None]
 
 
 def is_wrapper(plant: Plant) -> bool:
-    """Does this function stand in for one of the training and call it? Then a fault in its place is the training's own."""
+    """Does this function stand in for one of the training and call it, or hold the guard itself? Then a fault in its place is the
+    training's own, or the guard's."""
     function = inspect.getattr_static(plant.holder(), plant.name)
-    if plant.name in _ENTRIES:
+    if plant.name in _ENTRIES or f"{plant.owner}.{plant.name}" in _ENTRIES:
         return True
     return bool(_ORIGINALS & set(inspect.signature(function).parameters))
 
 
-_ENTRIES = ("guard", "__call__", "_do")
+_ENTRIES = (
+    *("guard", "safely", "_safely", "__call__", "_do"),
+    *("Sight._enters", "Sight._leaves", "Sight._update_begins", "Sight._update_ends"),
+    *("Capture._before_optimizer", "Capture._after_optimizer", "PlainSource._before", "PlainSource._after"),
+    *("Door._through", "Handles._tell", "Writer._run", "StalledRule._watch", "Exits._listen", "_isolated", "before_import"),
+    *("LoopObserver.close", "PlainObserver.close", "EngineObserver.close", "TorchProbe.close"),
+)
 """What gives the guard, and what torch or a thread of a pool calls itself: the guard is in there, not around it."""
 _ORIGINALS = {"following", "engine", "apply", "original", "run", "op", "func", "call"}
 """Names of parameters that hold what is wrapped."""
@@ -160,6 +169,8 @@ def apart(function: Callable[[], Any], timeout: float = 90.0) -> Any:
     child = os.fork()
     if child == 0:
         os.close(receiving)
+        os.setsid()  # its ranks end with it
+        atexit._clear()
         try:
             answer: tuple[bool, Any] = True, function()
         except BaseException as error:  # the parent says it
@@ -170,9 +181,9 @@ def apart(function: Callable[[], Any], timeout: float = 90.0) -> Any:
         os._exit(0)
     os.close(sending)
     with os.fdopen(receiving, "rb") as file:
-        if not select.select([file], [], [], timeout)[0]:
-            os.kill(child, signal.SIGKILL)
-        data = file.read()
+        data = file.read() if select.select([file], [], [], timeout)[0] else b""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
     done, value = pickle.loads(data) if data else (False, f"died, or did not end in {timeout:.0f} s")
     if not done:
@@ -180,18 +191,10 @@ def apart(function: Callable[[], Any], timeout: float = 90.0) -> Any:
     return value
 
 
-def reached(job: Callable[[], Any], packages: tuple[str, ...] = PACKAGES) -> dict[Plant, int]:
-    """Functions that `job` calls, and how often; what it has imported is imported here as well."""
-
-    def count() -> tuple[list[str], dict[Plant, int]]:
-        job()
-        with counted(list(loaded(packages))) as found:
-            job()
-        return [name for name in sys.modules if name not in before], found
-
-    before = set(sys.modules)
-    names, found = apart(count, 120.0)
-    for name in names:  # torch imports much at its first use: children that follow find it
-        with contextlib.suppress(Exception):
-            importlib.import_module(name)
-    return dict(found)
+def ended() -> list[str]:
+    """What the interpreter does at its end: threads that are waited for, handlers of `atexit`. Returns what was raised there."""
+    raised: list[str] = []
+    sys.unraisablehook = lambda told: raised.append(f"{type(told.exc_value).__name__}: {told.exc_value}")
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    return raised

@@ -1,0 +1,157 @@
+"""Runs a training with one function of ours broken, to its very end, and says what came of it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import logging
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+from forkpool import run_ranks
+from plants import PACKAGES, Plant, apart, counted, ended, is_wrapper, loaded, planted
+
+Bits = tuple[bytes, ...]
+OF_GUARDS = ("msprobe_engine.guard", "msprobe_engine.log", "msprobe_engine.errors")
+"""What says that something has failed: nothing is behind it."""
+
+
+OF_USERS = ("msprobe_integrations.torch.containers", "msprobe_integrations.torch.describe", "msprobe_integrations.torch.structure")
+"""What asks objects of the user's: one that cannot be described is left out, and nothing is said."""
+
+
+class Job(NamedTuple):
+    """A training.
+
+    Attributes:
+        train: ``(directory, whether there is a probe)`` to everything that a probe could have changed.
+        ranks: processes, with a gloo group if there are several.
+        calls: methods that it calls itself, as a user does: a fault in their place is not behind any guard.
+        packages: what is planted in although another job calls it too, beginnings of module names.
+    """
+
+    train: Callable[[Path, bool], Bits]
+    ranks: int = 1
+    calls: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+
+
+class Outcome(NamedTuple):
+    """What one rank has done.
+
+    Attributes:
+        bits: of its training.
+        raised: how often the fault was raised.
+        said: messages that tell of it.
+        at_exit: what was raised when the process ended.
+    """
+
+    bits: Bits
+    raised: int
+    said: list[str]
+    at_exit: list[str]
+
+
+class Trial(NamedTuple):
+    """A fault to try.
+
+    Attributes:
+        plant: the function that raises.
+        after: calls that it does first.
+        one_rank: only on the last rank.
+    """
+
+    plant: Plant
+    after: int
+    one_rank: bool
+
+
+def outcome(job: Job, trial: Trial | None, seen: bool = True, error: BaseException | None = None) -> Outcome:
+    """Train in this process, up to what the interpreter does at its end."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("msprobe").addHandler(handler)
+    printed = sys.stderr = io.StringIO()
+    here = trial is not None and not (trial.one_rank and dist.is_initialized() and dist.get_rank() != dist.get_world_size() - 1)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place, contextlib.ExitStack() as stack:
+        raised = stack.enter_context(planted(trial.plant, error, trial.after)) if here and trial is not None else []
+        bits = job.train(Path(place), seen)
+        at_exit = ended()
+    said += [line for line in printed.getvalue().splitlines() if line.startswith("msprobe: ")]  # before there is a logger
+    return Outcome(bits, len(raised), [text for text in said if "planted in" in text], at_exit)
+
+
+def outcomes(job: Job, trial: Trial | None, seen: bool = True) -> list[Outcome]:
+    """Of all ranks, in a process of their own."""
+    one = lambda: outcome(job, trial, seen)  # noqa: E731
+    found: list[Outcome] = apart(lambda: run_ranks(job.ranks, one, timeout=80) if job.ranks > 1 else [one()])
+    return found
+
+
+def reached(job: Job, packages: tuple[str, ...] = PACKAGES) -> dict[Plant, int]:
+    """Functions that `job` calls, and how often; what it has imported is imported here as well."""
+    before = set(sys.modules)
+
+    def names() -> list[str]:
+        outcome(job, None)
+        return [name for name in sys.modules if name not in before]
+
+    def calls() -> dict[Plant, int]:
+        with counted(list(loaded(packages))) as found:
+            outcome(job, None)
+        return found
+
+    for name in _last(job, names):  # torch imports much at its first use: children that follow find it
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+    return _last(job, calls)
+
+
+def _last(job: Job, function: Callable[[], Any]) -> Any:
+    """What `function` gives on the last rank, in a process of its own."""
+    return apart(lambda: run_ranks(job.ranks, function, timeout=200)[-1] if job.ranks > 1 else function(), 200.0)
+
+
+def trials(job: Job, calls: dict[Plant, int], known: set[Plant]) -> list[Trial]:
+    """A fault in each function: from its first call on or from one in the middle, on all ranks or on one.
+
+    Args:
+        job: which calls them.
+        calls: how often each is called.
+        known: which other jobs have tried.
+    """
+    plants = sorted((p for p in calls if p.module not in OF_GUARDS and not is_wrapper(p)), key=str)
+    mine = [p for p in plants if (p not in known or p.module.startswith(job.packages)) and f"{p.owner}.{p.name}" not in job.calls]
+    return [Trial(p, calls[p] // 4 if k % 2 else 0, job.ranks > 1 and k % 4 > 1) for k, p in enumerate(mine)]
+
+
+def wrong(job: Job, trial: Trial, wanted: list[Outcome]) -> list[str]:
+    """Where a fault has come out: other bits, an end that is none, a part that says so more than once, nothing that is said."""
+    where = f"{trial.plant} after {trial.after}{' on one rank' if trial.one_rank else ''}"
+    try:
+        found = outcomes(job, trial)
+    except AssertionError as error:
+        return [f"{where}: {error}"]
+    problems: list[str] = []
+    for rank, (with_it, without) in enumerate(zip(found, wanted, strict=True)):
+        if with_it.bits != without.bits:
+            problems.append(f"{where}: other bits on rank {rank}")
+        if with_it.at_exit:
+            problems.append(f"{where}: at exit: {with_it.at_exit}")
+        parts = Counter(text.partition(" training goes on")[0].partition(": Planted")[0] for text in with_it.said)
+        problems += [f"{where}: said {count} times: {part}" for part, count in parts.items() if count > 1]
+        if with_it.raised and not with_it.said and trial.plant.module not in OF_USERS:
+            problems.append(f"{where}: nothing was said on rank {rank}")
+    return problems
+
+
+def table(found: Any) -> str:
+    """Lines, for a message."""
+    return "\n".join(map(str, found))
