@@ -49,15 +49,39 @@ def _initialize(module: ModuleType) -> None:
 
     @functools.wraps(original)
     def initialize(*args: Any, **kwargs: Any) -> Any:
-        from msprobe_integrations.deepspeed import key
+        asked = _asked(original, args, kwargs)
+        result = original(*args, **kwargs)
+        if asked:
+            try:
+                from msprobe_integrations.deepspeed import patches
 
-        if key.take(original, args, kwargs):
-            _observe()
-            from msprobe_integrations.deepspeed import patches
-
-            result = original(*args, **kwargs)
-            patches.choose(result)
-            return result
-        return original(*args, **kwargs)
+                patches.choose(result)
+            except Exception as error:
+                _failed(error)
+        return result
 
     module.initialize = initialize  # type: ignore[attr-defined]
+
+
+def _asked(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Does the configuration ask for the probe? Then engines are watched from now on."""
+    try:
+        from msprobe_integrations.deepspeed import key
+
+        if not key.take(original, args, kwargs):
+            return False
+        _observe()
+        return True
+    except Exception as error:
+        from msprobe_engine.errors import ProbeError
+
+        if isinstance(error, ProbeError):
+            raise
+        _failed(error)
+        return False
+
+
+def _failed(error: Exception) -> None:
+    from msprobe_engine.log import get_logger
+
+    get_logger().error("DeepSpeed is not followed, training goes on: %s: %s", type(error).__name__, error)

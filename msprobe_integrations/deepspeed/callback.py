@@ -37,13 +37,15 @@ class DeepSpeedCallback:
 
     def on_setup(self, engine: Any) -> None:
         """After `deepspeed.initialize`: this engine is followed. A collective call under ZeRO: all ranks make it."""
-        owner.own("user", self.observer)
-        patches.observe(lambda: None)
-        patches.choose((engine,))
+        with self.observer.safely("setting up"):
+            owner.own("user", self.observer)
+            patches.observe(lambda: None)
+            patches.choose((engine,))
         self.observer.setup([engine], getattr(engine, "optimizer", None))
 
     def close(self) -> None:
         """After the last step: DeepSpeed's classes and this engine are as they were."""
         self.observer.close()
-        owner.release(self.observer)
-        patches.restore()
+        with self.observer.safely("closing"):
+            owner.release(self.observer)
+            patches.restore()

@@ -118,7 +118,7 @@ class EngineObserver(LoopObserver):
         try:
             result = original(*args, **kwargs)
         except Exception as error:
-            self._failed(state, error)
+            self._training_raised(state, error)
             raise
         with self.safely(kind):
             if state == _QUIET:
@@ -127,7 +127,7 @@ class EngineObserver(LoopObserver):
                 getattr(self, f"_after_{kind}")(engine, state, result)
         return result
 
-    def _failed(self, state: Any, error: Exception) -> None:
+    def _training_raised(self, state: Any, error: Exception) -> None:
         if state == _QUIET:
             self._resume()
             return
