@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from forkpool import run_ranks
+from layout_checks import check_gradients, check_outputs, check_parameters, check_sums
 from layout_job import job
 from megatron_harness import Frames, probe_settings, train_gpt
 
@@ -67,56 +68,14 @@ def test_everything_is_seen_as_it_is(layout: str, cells: Any) -> None:
         for rank in run:
             assert len(rank["seen"]) == 2
             for step, seen in enumerate(rank["seen"]):
-                _outputs(rank["norms"][step], seen, level, "recompute" in layout)
-                _gradients(rank["reference"][step], seen["samples"], bf16="--bf16" in LAYOUTS[layout][1])
+                check_outputs(rank["norms"][step], seen, level, "recompute" in layout)
+                check_gradients(rank["reference"][step], seen["samples"], bf16="--bf16" in LAYOUTS[layout][1])
                 if "overlap-param" not in LAYOUTS[layout][1]:  # else the forward pass gathers them
-                    _parameters(rank["parameters"][step], seen["samples"])
+                    check_parameters(rank["parameters"][step], seen["samples"])
                 assert seen["scalars"]["skipped"] == 0
         if level != "L0":
-            _sums([rank["seen"][1]["sums"] for rank in run], run)
+            check_sums([rank["seen"][1]["sums"] for rank in run], run)
     cells.ran("Megatron", layout, *HEALTHY, *(f"dump {level}" for level in runs))
-
-
-def _outputs(expected: list[float], seen: dict[str, Any], level: str, twice: bool) -> None:
-    assert expected
-    if level in ("L1", "mix"):
-        assert seen["operators"] == pytest.approx(expected, rel=1e-6)
-    if level in ("L0", "mix"):
-        assert seen["modules"] == pytest.approx(expected, rel=1e-6)
-    samples = seen["samples"]
-    activations = sorted(v[0].norm for k, v in samples.items() if k[0] == "actv" and "layernorm.output" in k[2] and "k_lay" not in k[2])
-    activations = [value for value in activations if any(value == pytest.approx(one, rel=1e-6) for one in expected)]
-    assert len(activations) >= (len(expected) // 2 if twice else len(expected))
-
-
-def _gradients(reference: dict[str, tuple[float, ...]], samples: dict[Any, Any], bf16: bool) -> None:
-    reduced = {key[2]: value for key, value in samples.items() if key[0] == "grad_reduced" and key[1] == "reduced"}
-    assert set(reduced) == set(reference)
-    for name, (whole, total, low, high, digest) in reference.items():
-        statistics, extra = reduced[name]
-        assert extra.get("scope") in (None, "whole")
-        assert statistics.norm == pytest.approx(whole, rel=1e-6, abs=1e-30)
-        assert statistics.mean * statistics.count == pytest.approx(total, rel=1e-6, abs=1e-6 * whole)
-        assert (statistics.min, statistics.max, statistics.digest) == (low, high, digest)
-    moments = {key[2] for key in samples if key[0] == "exp_avg"}
-    assert moments == set(reference) or bf16
-
-
-def _parameters(expected: dict[str, float], samples: dict[Any, Any]) -> None:
-    updated = {key[2]: value[0].norm for key, value in samples.items() if key[0] == "param_updated"}
-    assert updated == pytest.approx(expected, rel=1e-6)
-
-
-def _sums(sums: list[dict[tuple[int, ...], list[tuple[float, ...]]]], run: list[dict[str, Any]]) -> None:
-    """The k-th sum over a group has the same output on all its members, the sum of their inputs."""
-    number = {rank["rank"]: at for at, rank in enumerate(run)}
-    for ranks in {group for one in sums for group in one}:
-        members = [sums[number[rank]][ranks] for rank in ranks]
-        assert len({len(calls) for calls in members}) == 1
-        for calls in zip(*members):
-            assert len({call[2] for call in calls}) == 1
-            scale = max(abs(call[0]) for call in calls) + max(call[2] for call in calls)
-            assert calls[0][1] == pytest.approx(sum(call[0] for call in calls), rel=1e-3, abs=2e-2 * scale)
 
 
 PLAIN = {"DP 2": "DP 2, distributed optimizer"}

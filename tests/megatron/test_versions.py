@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 from forkpool import run_ranks
+from layout_checks import check_gradients, check_outputs, check_parameters
 from layout_job import job
 from test_launch import EXAMPLES, launch
-from test_layouts import _gradients, _outputs, _parameters, _sums
 
 from msprobe_integrations.megatron import reliance
 from msprobe_integrations.reliance import missing
@@ -43,11 +43,11 @@ def test_own_loop(layout: str, cells: Any) -> None:
         run = run_ranks(2, job, f"--steps 2 {LAYOUTS[layout]}", "mix", place, timeout=120)
     for rank in run:
         for step, seen in enumerate(rank["seen"]):
-            _outputs(rank["norms"][step], seen, "mix", False)
-            _gradients(rank["reference"][step], seen["samples"], bf16=False)
+            check_outputs(rank["norms"][step], seen, "mix", False)
+            check_gradients(rank["reference"][step], seen["samples"], bf16=False)
             if "overlap" not in layout:
-                _parameters(rank["parameters"][step], seen["samples"])
-    _sums([rank["seen"][1]["sums"] for rank in run], run)
+                check_parameters(rank["parameters"][step], seen["samples"])
+    check_sums([rank["seen"][1]["sums"] for rank in run], run)
     cells.ran("Megatron", layout, *FEATURES, version=VERSION)
 
 
