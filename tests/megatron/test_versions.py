@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from forkpool import run_ranks
-from layout_checks import check_gradients, check_outputs, check_parameters
+from layout_checks import check_gradients, check_outputs, check_parameters, check_sums
 from layout_job import job
 from test_launch import EXAMPLES, launch
 
