@@ -20,9 +20,8 @@ WATCHED = ("monitor: activations", "monitor: gradients", "monitor: parameters", 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Tokenizer and text, and an environment without a network."""
-    for name, value in {"HF_HOME": str(tmp_path / "hf"), "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}.items():
-        monkeypatch.setenv(name, value)
+    """Tokenizer and text."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     titan_job.assets(tmp_path / "run")
     return tmp_path / "run"
 

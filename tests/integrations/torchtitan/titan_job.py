@@ -2,6 +2,8 @@
 
     torchrun --nproc_per_node 2 titan_job.py FOLDER [key=value ...]      keys: dp, tp, pp, steps, accumulate, validate
 
+Parallelism is that of DTensor (``spmd_backend="partial_dtensor"``): torchtitan's own default is for a torch newer than 2.13.
+
 torchtitan takes its device for CUDA when there is no accelerator; `stand_in` gives it the CPU instead, with the handful of questions
 about memory that `torch.cpu` does not answer.
 """
@@ -9,12 +11,15 @@ about memory that `torch.cpu` does not answer.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import os
 import sys
 import types
 from pathlib import Path
 from typing import Any
+
+os.environ.update(HF_DATASETS_OFFLINE="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")  # no network; read when imported
 
 
 def stand_in() -> None:
@@ -36,6 +41,45 @@ def stand_in() -> None:
 
     if not hasattr(torch.distributed, "set_timeout"):  # newer than torch 2.13
         distributed.set_pg_timeouts = lambda *_, **__: None
+    _sums_of_gloo()
+    _steps_of_newer_torch()
+
+
+def _sums_of_gloo() -> None:
+    """torchtitan has FSDP2 multiply gradients by 1 within the reduction, which NCCL alone can."""
+    from torchtitan.distributed import fsdp
+
+    undivided = getattr(fsdp, "disable_fsdp_gradient_division", None)
+    if undivided is None:
+        return
+
+    def disable(model: Any) -> None:
+        undivided(model)
+        for module in model.modules():
+            if isinstance(module, fsdp.FSDPModule):
+                module.set_force_sum_reduction_for_comms(True)
+
+    fsdp.disable_fsdp_gradient_division = disable
+
+
+def _steps_of_newer_torch() -> None:
+    """torchtitan 0.3 hands a schedule the micro batches, which torch 2.13 does not take yet: its `step` makes them, and goes on as here."""
+    from torch.distributed.pipelining.schedules import PipelineScheduleSingle
+
+    whole = PipelineScheduleSingle.step
+    if "arg_mbs" in inspect.signature(whole).parameters:
+        return
+
+    def step(self: Any, *args: Any, arg_mbs: Any = None, kwarg_mbs: Any = None, target_mbs: Any = None, **keys: Any) -> Any:
+        if kwarg_mbs is None:
+            return whole(self, *args, **keys)
+        self._stage.has_backward = self._has_backward
+        self._stage.clear_runtime_states()
+        inputs = arg_mbs or [()] * len(kwarg_mbs)
+        loss = keys["loss_kwargs"]
+        return self._step_microbatches(inputs, kwarg_mbs, target_mbs, keys["losses"], keys["return_outputs"], loss_kwargs=loss)
+
+    PipelineScheduleSingle.step = step
 
 
 def assets(folder: Path) -> None:
@@ -91,6 +135,7 @@ def config(folder: Path, **keys: int) -> Any:
         dataloader=data,
         metrics=MetricsProcessor.Config(log_freq=2),
         parallelism=ParallelismConfig(
+            spmd_backend="partial_dtensor",
             data_parallel_shard_degree=dp,
             tensor_parallel_degree=tp,
             pipeline_parallel_degree=pp,
