@@ -16,10 +16,12 @@ class Faults:
 
     Args:
         strict: raise instead of disabling (``strict: true`` in the settings; for tests).
+        whose: put behind the names of parts in messages, for a second instance in the process.
     """
 
-    def __init__(self, strict: bool = False) -> None:
+    def __init__(self, strict: bool = False, whose: str = "") -> None:
         self.strict = strict
+        self._whose = f" ({whose})" if whose else ""
         self.disabled: dict[str, str] = {}
         self.counts: dict[str, int] = {}
 
@@ -48,7 +50,8 @@ class Faults:
             return
         what = "is switched off" if disable else "lost data"
         advice = hint or "set strict: true to stop here with the full traceback"
-        _log.error("%s %s, training goes on: %s: %s (%s)", part, what, type(error).__name__, error, advice)
+        name = part if part in self._whose else f"{part}{self._whose}"
+        _log.error("%s %s, training goes on: %s: %s (%s)", name, what, type(error).__name__, error, advice)
         _log.debug("%s", "".join(traceback.format_exception(type(error), error, error.__traceback__)))
 
 

@@ -37,7 +37,8 @@ def current() -> TrainingObserver | None:
     global _observer, _make
     if _observer is None and _make is not None:
         make, _make = _make, None
-        _observer = make()
+        with _quietly("training"):
+            _observer = make()
     return _observer
 
 

@@ -52,7 +52,7 @@ class GradientProbe:
         self._at_once = at_once
         self._over = False
         self.root = root_of(settings)
-        self.faults = Faults(settings.strict)
+        self.faults = Faults(settings.strict, PART)
         self.backend = TorchBackend()
         self.backend.want_checksum = "crc32" if self.settings.grad_level == "L0" else ""
         self.step = -1

@@ -19,6 +19,8 @@ from torch.distributed import distributed_c10d
 
 _c10d: Any = distributed_c10d  # what is used is there under its name since torch 1.13, exported or not
 _made: dict[tuple[Any, tuple[int, ...]], int] = {}
+_missed: set[tuple[Any, tuple[int, ...]]] = set()
+"""Ranks that have waited in vain for each other: the probe is off on one of them, and they do so once."""
 _open: set[OwnGroup] = set()
 """A group that nobody closes lives on: its end would break off what is under way on the other ranks."""
 
@@ -43,12 +45,18 @@ class OwnGroup:
             raise RuntimeError("this torch has no gloo: ranks cannot tell each other what they see")
         store: Any = _c10d._get_default_store()
         key = (store, tuple(ranks))
+        if key in _missed:
+            raise RuntimeError(f"not all of the ranks {list(ranks)} have come before: is the probe off on one of them?")
         number = _made[key] = _made.get(key, 0) + 1
         name = hashlib.sha1(" ".join(map(str, ranks)).encode(), usedforsecurity=False).hexdigest()
         self.place = list(ranks).index(dist.get_rank())
         self._timeout = timedelta(seconds=timeout or patience)
         mine = _c10d.PrefixStore(f"msprobe/group/{name}/{number}", store)
-        self._backend: Any = _c10d.ProcessGroupGloo(mine, self.place, len(ranks), timedelta(seconds=patience))
+        try:
+            self._backend: Any = _c10d.ProcessGroupGloo(mine, self.place, len(ranks), timedelta(seconds=patience))
+        except Exception:
+            _missed.add(key)
+            raise
         _open.add(self)
 
     def all_reduce(self, tensor: torch.Tensor, op: Any) -> Any:

@@ -14,14 +14,16 @@ import hf_job
 import pl_job
 import rank_loops
 import torch
-from isolation_jobs import SECTIONS, asked
+from isolation_jobs import asked
 from isolation_run import Bits, Job
 from plants import unarmed
 
 from msprobe_engine.settings.load import load_settings
 from msprobe_integrations.deepspeed.callback import DeepSpeedCallback
 
-DEEPSPEED = ("msprobe_integrations.deepspeed", "msprobe_integrations.torch.loop")
+BRIEF = {"dump": {"step": [1], "level": "L0"}, "incident": {"level": "L0", "capture_level": "L0", "max_incidents": 1}}
+"""DeepSpeed calls so much of torch that a dump of it takes most of the time."""
+DEEPSPEED = ("msprobe_integrations.deepspeed",)
 
 
 def random_state() -> bytes:
@@ -54,7 +56,7 @@ def engine(place: Path, seen: bool, stage: int, way: str) -> Bits:
     file = place / "probe.json"
     conf = deepspeed_harness.config(stage, "bf16", 2, 0.05)
     if seen:
-        asked(place, *(("torch", "deepspeed") if way != "callback" else ()))
+        asked(place, *(("torch", "deepspeed") if way != "callback" else ()), **BRIEF)
         if way != "environment":
             del os.environ["MSPROBE_CONFIG"]
         if way == "key":
@@ -65,7 +67,7 @@ def engine(place: Path, seen: bool, stage: int, way: str) -> Bits:
         with unarmed():
             callback = DeepSpeedCallback(load_settings(file))
         callback.on_setup(made)
-    losses = ds_jobs.loop(made, deepspeed_harness.batches("bf16", 6))
+    losses = ds_jobs.loop(made, deepspeed_harness.batches("bf16", 4))
     if callback is not None:
         callback.close()
     weights = ds_jobs.weights_of(made)
@@ -99,4 +101,3 @@ JOBS: dict[str, Job] = {
     "Transformers": Job(trainer, packages=("msprobe_integrations.transformers", "msprobe_integrations.torch.trainer_loop")),
     "Lightning": Job(lightning, packages=("msprobe_integrations.lightning", "msprobe_integrations.torch.trainer_loop")),
 }
-assert SECTIONS

@@ -1,0 +1,66 @@
+"""No exception of the probe reaches a Megatron training, whatever function of ours it comes from; what Megatron lacks costs the part
+that needs it.
+
+``MSPROBE_EVERY_FAULT=1 python -m pytest tests/megatron/test_isolation_megatron.py`` tries all functions that the training calls.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from pathlib import Path
+
+import megatron_harness as harness
+import pytest
+import torch
+
+HERE = Path(__file__).parents[1] / "integrations" / "isolation"
+if str(HERE) not in sys.path:
+    sys.path.insert(0, str(HERE))
+from isolation_jobs import asked  # noqa: E402
+from isolation_run import Bits, Job, Outcome, Trial, outcomes, reached, table, trials, wrong  # noqa: E402
+from plants import Plant  # noqa: E402
+
+pytestmark = pytest.mark.framework
+EVERY = os.environ.get("MSPROBE_EVERY_FAULT") == "1"
+train_gpt = harness.train_gpt
+
+
+def train(place: Path, seen: bool, argv: str) -> Bits:
+    """A loop of one's own that the environment's probe follows."""
+    if seen:
+        asked(place, "megatron")
+    a = train_gpt.arguments(["--quiet", "--steps", "3", *argv.split()])
+    _, chunks, optimizer = train_gpt.build(a)
+    losses = train_gpt.train(a, chunks, optimizer)
+    weights = [p.detach().clone().view(torch.uint8).numpy().tobytes() for chunk in chunks for p in chunk.parameters()]
+    return (repr(losses).encode(), *weights, torch.get_rng_state().numpy().tobytes())
+
+
+JOBS = {
+    argv: Job(functools.partial(train, argv=argv), ranks, packages=("msprobe_integrations.megatron",))
+    for argv, ranks in (("--distopt", 2), ("--tp 2 --bf16", 2))
+}
+SOME = (
+    Trial(Plant("msprobe_integrations.megatron.observer", "TrainingObserver", "after_optimizer"), 1, False),
+    Trial(Plant("msprobe_integrations.megatron.source", "MegatronSource", "gradient"), 0, True),
+)
+_known: set[Plant] = set()
+
+
+@functools.cache
+def wanted(argv: str) -> list[Outcome]:
+    """Without a probe."""
+    return outcomes(JOBS[argv], None, False)
+
+
+@pytest.mark.parametrize("argv", JOBS if EVERY else ["--distopt"])
+def test_a_fault_stays_in_the_probe(argv: str) -> None:
+    """A function of ours raises, on all ranks or on one: the training is the same, bit for bit, and each part that is lost is said
+    once."""
+    job = JOBS[argv]
+    tried = trials(job, reached(job), _known) if EVERY else SOME
+    _known.update(trial.plant for trial in tried)
+    found = [problem for trial in tried for problem in wrong(job, trial, wanted(argv))]
+    assert not found, table(found)
