@@ -41,7 +41,7 @@ def make_model() -> GPT2LMHeadModel:
     return GPT2LMHeadModel(GPT2Config(**shape, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
 
 
-def make_trainer(folder: Path, callbacks: Any = None, **arguments: Any) -> InOrder:
+def make_trainer(folder: Path, callbacks: Any = None, made: type[InOrder] = InOrder, **arguments: Any) -> InOrder:
     known = {
         "max_steps": 3,
         "per_device_train_batch_size": 2,
@@ -56,7 +56,7 @@ def make_trainer(folder: Path, callbacks: Any = None, **arguments: Any) -> InOrd
         "optim": "adamw_torch",
     }
     args = TrainingArguments(output_dir=str(folder), **{**known, **arguments})
-    return InOrder(model=make_model(), args=args, train_dataset=Samples(), eval_dataset=Samples(), callbacks=callbacks)
+    return made(model=make_model(), args=args, train_dataset=Samples(), eval_dataset=Samples(), callbacks=callbacks)
 
 
 def train(folder: Path, file: Path | None, arguments: dict[str, Any]) -> tuple[str, dict[str, Any]]:
