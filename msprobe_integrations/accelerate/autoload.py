@@ -51,12 +51,15 @@ def _outside(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
 
 def _clip(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     from msprobe_integrations.torch import owner
-    from msprobe_integrations.torch.trainer_loop import quietly
+    from msprobe_integrations.torch.trainer_loop import failed
 
     norm = original(*args, **kwargs)
     observer = owner.current()
-    if observer is not None and observer.in_step:
-        quietly(observer, "the gradient norm", "note", _told(norm))
+    try:
+        if observer is not None and observer.in_step:
+            observer.note(_told(norm))
+    except Exception as error:
+        failed(observer, "the gradient norm", error)
     return norm
 
 

@@ -78,12 +78,13 @@ def _training_now() -> TrainingObserver | None:
     """The observer of a pass that is about to run; it hears now of the models and the optimizer that were built."""
     observer = current()
     if observer is not None and _whole_loop and _built is not None:
-        chunks = [chunk() for chunk in _built[0]]
-        optimizer = None if _built[1] is None else _built[1]()
-        if chunks and None not in chunks:
-            observer.setup(chunks, optimizer)
-        for name in list(_marks):
-            observer.mark(name, _marks.pop(name))
+        with observer.safely("setting up"):
+            chunks = [chunk() for chunk in _built[0]]
+            optimizer = None if _built[1] is None else _built[1]()
+            if chunks and None not in chunks:
+                observer.setup(chunks, optimizer)
+            for name in list(_marks):
+                observer.mark(name, _marks.pop(name))
     return observer
 
 
@@ -253,14 +254,16 @@ def _evaluate(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
 
 def _save_checkpoint(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     result = _evaluate(original, args, kwargs)
-    _mark("checkpoint_saved", "saved", argument(original, args, kwargs, "iteration"))
+    with _quietly("checkpoint"):
+        _mark("checkpoint_saved", "saved", argument(original, args, kwargs, "iteration"))
     return result
 
 
 def _load_checkpoint(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     result = _evaluate(original, args, kwargs)
-    if isinstance(result, tuple) and result and result[0]:  # 0: there was no checkpoint
-        _mark("checkpoint_loaded", "loaded", result[0])
+    with _quietly("checkpoint"):
+        if isinstance(result, tuple) and result and result[0]:  # 0: there was no checkpoint
+            _mark("checkpoint_loaded", "loaded", result[0])
     return result
 
 
