@@ -111,6 +111,12 @@ class ParameterSide:
             with self._probe.guard("closing"):
                 watch.close()
 
+    def detach(self) -> None:
+        """Let go of models and optimizers."""
+        self.remove()
+        self._attached = None
+        self.replicas.detach()
+
     def finish(self, seconds: float) -> None:
         """Wait for what is compared, at most so long."""
         with self._probe.guard(REPLICAS):

@@ -51,7 +51,7 @@ class PlainObserver(LoopObserver):
         self.parts = 1
         self._sight = sight
         self._rule = StepRule()
-        self._called: list[nn.Module] = []
+        self._called: list[weakref.ref[nn.Module]] = []
         self._optimizers: list[Any] = []
         self._sizes: dict[int, int] = {}
         self._recent: list[weakref.ref[Any]] = []
@@ -66,7 +66,7 @@ class PlainObserver(LoopObserver):
 
     def trained(self, modules: Sequence[nn.Module]) -> list[nn.Module]:
         """A training pass of `modules` begins. Returns whose calls are to be told: these, and the models that were found."""
-        self._called += [m for m in modules if all(m is not known for known in self._called)]
+        self._called += [weakref.ref(m) for m in modules if all(m is not known() for known in self._called)]
         if self.probe is not None and not self._stale and all(any(m in model.modules() for model in self.models) for m in modules):
             self.forward(training=True)
             return [*modules]
@@ -86,7 +86,9 @@ class PlainObserver(LoopObserver):
         self._stale = self._more = False
         optimizers = self._sight.optimizers
         held = parameters_of(optimizers)
-        models = chosen_models([model for model in self._called if trains(model, held)], held)
+        called = [model for ref in self._called if (model := ref()) is not None and trains(model, held)]
+        self._called = [weakref.ref(model) for model in called]
+        models = chosen_models(called, held)
         recent = [optimizer for ref in self._recent if (optimizer := ref()) is not None]
         self._optimizers = chosen_optimizers(optimizers, models, recent)
         self._sizes = {id(o): _size(o) for o in self._optimizers}
@@ -95,14 +97,12 @@ class PlainObserver(LoopObserver):
 
     def _forget_what_is_gone(self) -> None:
         """A new optimizer may be the start of another training: what the script holds no longer, nothing of ours holds either."""
-        called = [weakref.ref(module) for module in self._called]
-        self._called, self._optimizers, self.models, self.optimizer = [], [], [], None
+        self._optimizers, self.models, self.optimizer = [], [], None
         if self.probe is not None:
             self.probe.detach()
         if self._gradients is not None:
             self._gradients.probe.forget()
         gc.collect()  # schedulers of the learning rate and their optimizers hold each other
-        self._called = [module for ref in called if (module := ref()) is not None]
         self._sight.forget_what_is_gone()
 
     def attach(self, probe: TorchProbe) -> None:

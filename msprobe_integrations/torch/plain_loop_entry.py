@@ -51,6 +51,11 @@ class Entry:
         finally:
             self._leaves(id(module))
 
+    @property
+    def alive(self) -> bool:
+        """Is the module still there?"""
+        return self._module() is not None
+
     def remove(self) -> None:
         """Leave the module as it was, unless somebody has put something else there."""
         module = self._module()

@@ -93,7 +93,7 @@ class Plans:
         self._models = models
         for capture in (self._ring, self._dump):
             if capture is not None:
-                capture.attach(models)
+                capture.attach(models, anew=True)
 
     def open(self, step: int) -> None:
         """Put the step's capture on; captures that are not wanted in this step are taken off."""

@@ -25,6 +25,7 @@ from msprobe_engine.settings.schema import LoadSettings
 from msprobe_engine.window import Window
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.calls import current_graph_task
+from msprobe_integrations.torch.module_hooks import OwnHook
 from msprobe_integrations.torch.modules import ModuleInfo, named_infos
 from msprobe_integrations.torch.structure import MAX_DEPTH
 
@@ -127,7 +128,7 @@ class Replay:
                 continue
             if before is not None:
                 before[1].remove()
-            self._hooks[info.base] = info.module, info.module.register_forward_pre_hook(self._hook(info), with_kwargs=True)
+            self._hooks[info.base] = info.module, info.module.register_forward_pre_hook(OwnHook(self._hook(info)), with_kwargs=True)
 
     def _hook(self, info: ModuleInfo) -> Callable[..., Any]:
         numbers = self._wanted[info.base]

@@ -248,6 +248,12 @@ class ReplicaCheck:
             time.sleep(0.001)
             self.poll()
 
+    def detach(self) -> None:
+        """Let go of what is compared; connections of ranks stay for the next `attach`."""
+        self._watches, self._groups, self._takes = [], {}, {}
+        self._pending.clear()
+        self._taken.clear()
+
     def close(self) -> None:
         """Take the groups apart."""
         self._watches = []

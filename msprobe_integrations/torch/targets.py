@@ -79,7 +79,7 @@ def plain(path: str) -> str:
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """The model inside of wrappers that hold it as their only child ``module`` (DDP, mixed precision, engines)."""
-    while list(model._modules) == [_OUTER] and model._modules[_OUTER] is not None:
+    while list(model._modules.keys()) == [_OUTER] and model._modules[_OUTER] is not None:
         inner = model._modules[_OUTER]
         assert inner is not None
         model = inner

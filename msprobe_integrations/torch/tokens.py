@@ -10,6 +10,7 @@ from torch import nn
 from msprobe_engine.errors import UsageError
 from msprobe_engine.log import get_logger
 from msprobe_engine.settings.schema import SliceSettings
+from msprobe_integrations.torch.module_hooks import OwnHook
 
 _log = get_logger()
 
@@ -56,7 +57,7 @@ class TokenWindow:
         self.end()
         self.calls, self.first, self.last = 0, first, last
         root = models if isinstance(models, nn.Module) else models[0]
-        self._hook = root.register_forward_pre_hook(self._before)
+        self._hook = root.register_forward_pre_hook(OwnHook(self._before))
 
     def end(self) -> None:
         """Take the hook off."""
