@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from msprobe_engine.settings.schema import ProbeSettings
     from msprobe_integrations.deepspeed.engine import EngineObserver
 
+_OURS = "__msprobe_key__"
+
 
 def arm() -> None:
     """DeepSpeed is about to be imported. Without a request only `deepspeed.initialize` is wrapped: it looks for the key."""
@@ -46,6 +48,8 @@ def _initialize(module: ModuleType) -> None:
     Wrong settings end it with a `SettingsError`: the key is part of the configuration that DeepSpeed is given.
     """
     original: Any = module.initialize
+    if hasattr(original, _OURS):
+        return
 
     @functools.wraps(original)
     def initialize(*args: Any, **kwargs: Any) -> Any:
@@ -60,6 +64,7 @@ def _initialize(module: ModuleType) -> None:
                 _failed(error)
         return result
 
+    setattr(initialize, _OURS, True)
     module.initialize = initialize  # type: ignore[attr-defined]
 
 
