@@ -6,7 +6,7 @@ import importlib
 import sys
 from typing import Any
 
-from msprobe_integrations.lightning.numbers import scalars, stepped, update
+from msprobe_integrations.lightning.numbers import accumulates, scalars, stepped, update
 from msprobe_integrations.lightning.reliance import NAME, PACKAGE, TABLE
 from msprobe_integrations.torch.trainer_callback import ProbeCallback
 from msprobe_integrations.torch.trainer_loop import excluded, isolated
@@ -55,7 +55,7 @@ class MsprobeCallback(ProbeCallback, _base()):  # type: ignore[misc]  # known wh
         """After the update, if this batch has one."""
         if (observer := self.observer) is not None and observer.in_step:
             observer.pass_ends(outputs.get("loss") if isinstance(outputs, dict) else outputs)
-            if not trainer.fit_loop._should_accumulate():
+            if not accumulates(trainer):
                 observer.end(scalars(trainer, observer))
 
     @isolated

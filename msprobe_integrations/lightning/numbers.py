@@ -15,6 +15,12 @@ def stepped(trainer: Any) -> int:
     return int(trainer.global_step if found is None else found)
 
 
+def accumulates(trainer: Any) -> bool:
+    """Does the update come after a later batch? Where this version does not say so, every batch is a step."""
+    ask = getattr(trainer.fit_loop, "_should_accumulate", None)
+    return ask is not None and bool(ask())
+
+
 def scalars(trainer: Any, observer: TrainerObserver) -> dict[str, Any]:
     """The step's numbers: loss, what the module logs at every step, as it is there already. Nothing is read."""
     found: dict[str, Any] = {}
@@ -30,7 +36,7 @@ def scalars(trainer: Any, observer: TrainerObserver) -> dict[str, Any]:
 
 def update(trainer: Any, optimizer: Any) -> dict[str, Any]:
     """What the update is made with, before schedulers and the scaler go on to their next."""
-    scale = scale_of(getattr(trainer.precision_plugin, "scaler", None))
+    scale = scale_of(getattr(getattr(trainer, "precision_plugin", None), "scaler", None))
     found = {} if scale is None else {"loss_scale": scale}
     first = optimizer if len(trainer.optimizers) < 2 else trainer.optimizers[0]
     return {**found, "learning_rate": number(first.param_groups[0]["lr"])}

@@ -60,7 +60,8 @@ class TrainingObserver(LoopObserver):
             with self.safely("optimizer"):
                 self.note(self.numbers())  # those of this update: the scheduler and the scaler change them right after
             result = original(*args, **kwargs)
-            self.after_optimizer(result)
+            with self.safely("optimizer"):
+                self.after_optimizer(result)
             return result
 
         def restore() -> None:

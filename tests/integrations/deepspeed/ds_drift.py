@@ -1,4 +1,4 @@
-"""Another version of DeepSpeed, made in the process: an attribute gets another name in all of DeepSpeed's code and classes.
+"""Another version of a framework, made in the process: an attribute gets another name in all of its code, classes and modules.
 
 Instructions name attributes in ``co_names``, so a function is renamed by replacing that table in its code; what is looked up by a text
 (``hasattr(x, "name")``) by replacing the constant. Functions inside of decorators are found through closures.
@@ -16,25 +16,27 @@ KEYS = {"optimizer", "monitor", "gradient_clipping", "module", "loss_scale", "st
 """Names that are keys of configurations or checkpoints, too: their texts stay."""
 
 
-def rename(old: str, new: str) -> None:
-    """Call `old` by the name `new` everywhere in deepspeed."""
+def rename(old: str, new: str, package: str = "deepspeed") -> None:
+    """Call `old` by the name `new` everywhere in a package."""
     texts = old not in KEYS
-    for function in _functions():
+    for function in functions(package):
         code = _code(function.__code__, old, new, texts)
         if code is not function.__code__:
             function.__code__ = code
     for name, module in list(sys.modules.items()):
-        if name == "deepspeed" or name.startswith("deepspeed."):
-            for thing in list(vars(module).values()):
-                if isinstance(thing, type) and str(thing.__module__).startswith("deepspeed") and old in vars(thing):
+        if name == package or name.startswith(f"{package}."):
+            for thing in [*vars(module).values(), module]:
+                own = thing is module or (isinstance(thing, type) and str(thing.__module__).startswith(package))
+                if own and old in vars(thing):
                     setattr(thing, new, vars(thing)[old])
                     delattr(thing, old)
 
 
 @functools.cache
-def _functions() -> list[types.FunctionType]:
+def functions(package: str) -> list[types.FunctionType]:
+    """All of a package, also those inside of decorators."""
     everything = [thing for thing in gc.get_objects() if isinstance(thing, types.FunctionType)]
-    return [function for function in everything if str(function.__module__).startswith("deepspeed")]
+    return [function for function in everything if str(function.__module__).startswith(package)]
 
 
 def _code(code: types.CodeType, old: str, new: str, texts: bool) -> types.CodeType:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import ds_drift
 import torch.distributed as dist
 from forkpool import run_ranks
 from plants import PACKAGES, Plant, apart, counted, ended, is_wrapper, loaded, planted
@@ -26,6 +27,10 @@ OF_GUARDS = ("msprobe_engine.guard", "msprobe_engine.log", "msprobe_engine.error
 
 OF_USERS = ("msprobe_integrations.torch.containers", "msprobe_integrations.torch.describe", "msprobe_integrations.torch.structure")
 """What asks objects of the user's: one that cannot be described is left out, and nothing is said."""
+
+
+FOLLOWING = ("callbacks", "callback_handler")
+"""Without these a training is not followed at all, which is said."""
 
 
 class Job(NamedTuple):
@@ -50,7 +55,7 @@ class Outcome(NamedTuple):
     Attributes:
         bits: of its training.
         raised: how often the fault was raised.
-        said: messages that tell of it.
+        said: messages of the probe.
         at_exit: what was raised when the process ended.
     """
 
@@ -89,7 +94,12 @@ def outcome(job: Job, trial: Trial | None, seen: bool = True, error: BaseExcepti
         bits = job.train(Path(place), seen)
         at_exit = ended()
     said += [line for line in printed.getvalue().splitlines() if line.startswith("msprobe: ")]  # before there is a logger
-    return Outcome(bits, len(raised), [text for text in said if "planted in" in text], at_exit)
+    return Outcome(bits, len(raised), said, at_exit)
+
+
+def of_fault(found: Outcome) -> list[str]:
+    """Messages that tell of the fault."""
+    return [text for text in found.said if "planted in" in text]
 
 
 def outcomes(job: Job, trial: Trial | None, seen: bool = True) -> list[Outcome]:
@@ -149,10 +159,32 @@ def wrong(job: Job, trial: Trial, wanted: list[Outcome]) -> list[str]:
             problems.append(f"{where}: other bits on rank {rank}")
         if with_it.at_exit:
             problems.append(f"{where}: at exit: {with_it.at_exit}")
-        parts = Counter(text.partition(" training goes on")[0].partition(": Planted")[0] for text in with_it.said)
+        said = of_fault(with_it)
+        parts = Counter(text.partition(" training goes on")[0].partition(": Planted")[0] for text in said)
         problems += [f"{where}: said {count} times: {part}" for part, count in parts.items() if count > 1]
-        if with_it.raised and not with_it.said and trial.plant.module not in OF_USERS:
+        if with_it.raised and not said and trial.plant.module not in OF_USERS:
             problems.append(f"{where}: nothing was said on rank {rank}")
+    return problems
+
+
+def lacking(job: Job, package: str, name: str, wanted: list[Outcome]) -> list[str]:
+    """What is wrong when a framework has `name` no longer: other bits, an error, or nothing that names it."""
+
+    def train(place: Path, seen: bool) -> Bits:
+        ds_drift.rename(name, f"{name}_of_another_version", package)
+        return job.train(place, seen)
+
+    ds_drift.functions(package)  # once, before children are forked
+    try:
+        found = outcomes(job._replace(train=train), None)
+    except AssertionError as error:
+        return [f"{name}: {error}"]
+    problems = [f"{name}: other bits" for with_it, without in zip(found, wanted, strict=True) if with_it.bits != without.bits]
+    for each in found:
+        if name not in FOLLOWING:
+            problems += [f"{name}: {text}" for text in each.said if "switched off" in text or "not follow" in text]
+        if not any(name in text for text in each.said):
+            problems.append(f"{name}: is not named")
     return problems
 
 

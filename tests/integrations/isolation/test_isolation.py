@@ -11,13 +11,14 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from isolation_jobs import JOBS, MONITOR, STEPS, Bits, Training, group, observed
-from isolation_run import Job, Outcome, Trial, outcome, outcomes, reached, table, trials, wrong
+from isolation_run import Job, Outcome, Trial, lacking, of_fault, outcome, outcomes, reached, table, trials, wrong
 from plants import Plant, apart
 
 from msprobe_engine.settings.schema import CsvSettings, ProbeSettings, SinkSettings
@@ -89,10 +90,11 @@ def test_one_message(plant: Plant) -> None:
     job = JOBS["dumped" if "apinames" in plant.module else "observed"]
     (found,) = outcomes(job, Trial(plant, 0, False))
     assert found.bits == wanted(job)[0].bits
-    assert found.said
-    parts = [text.partition(" is switched off")[0] for text in found.said]
+    said = of_fault(found)
+    assert said
+    parts = [text.partition(" is switched off")[0] for text in said]
     assert len(parts) == len(set(parts))
-    assert all("Planted: planted in" in text and "training goes on" in text for text in found.said)
+    assert all("Planted: planted in" in text and "training goes on" in text for text in said)
 
 
 def raised(plant: Plant, error: BaseException | None, strict: bool) -> str:
@@ -168,3 +170,28 @@ def test_names_that_torch_lacks(owner: Any, name: str) -> None:
     if name not in vars(owner):
         pytest.skip(f"torch has no {name} of its own there")
     assert outcomes(Job(functools.partial(without, owner, name)), None)[0].bits == wanted(JOBS["observed"])[0].bits
+
+
+DRIFTS = {
+    "Transformers": (
+        "transformers",
+        *("training_step", "_maybe_log_save_evaluate", "evaluate", "_save_checkpoint", "on_pre_optimizer_step"),
+        *("callback_handler", "model_wrapped"),
+    ),
+    "Lightning": (
+        "lightning",
+        *("_batches_that_stepped", "_should_accumulate", "save_checkpoint", "_callback_metrics", "precision_plugin", "callbacks"),
+    ),
+}
+"""Package, and names of its table that neither torch nor the script uses: the one that is tried in every run first."""
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="instructions are as of Python 3.11")
+@pytest.mark.parametrize("name", DRIFTS)
+def test_names_that_a_framework_lacks(name: str) -> None:
+    """Each name of the integration's table in turn is another one in the framework: the training is the same, bit for bit, nothing
+    fails, and a line names it."""
+    job = importlib.import_module("framework_jobs").JOBS[name]
+    package, *names = DRIFTS[name]
+    found = [problem for lost in (names if EVERY else names[:1]) for problem in lacking(job, package, lost, wanted(job))]
+    assert not found, table(found)
