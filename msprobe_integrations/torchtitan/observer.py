@@ -10,12 +10,11 @@ import torch
 
 from msprobe_integrations.torch.probe import TorchProbe
 from msprobe_integrations.torch.trainer_loop import TrainerObserver, excluded, number, quietly, replace
+from msprobe_integrations.torchtitan.dims import places, sharing
 from msprobe_integrations.torchtitan.reliance import NAME, PACKAGE, TABLE
 
 _METRICS = ("global_avg_loss", "global_max_loss", "grad_norm")
 """What `MetricsProcessor.log` is given after the step's number."""
-_MESHES = {"dp": "batch", "tp": "tp", "pp": "pp", "cp": "cp", "ep": "ep"}
-"""Our name of a kind of parallelism, and torchtitan's of its mesh."""
 
 
 class TitanObserver(TrainerObserver):
@@ -40,7 +39,7 @@ class TitanObserver(TrainerObserver):
     def attach(self, probe: TorchProbe) -> None:
         """Names the model parts and the optimizers, and looks through the Trainer's methods."""
         trainer = self._trainer
-        probe.pipeline.rank_info.update(_places(trainer.parallel_dims))
+        probe.pipeline.rank_info.update(places(trainer.parallel_dims))
         super().attach(probe)
         utils = sys.modules.get("torchtitan.distributed.utils")
         undo = [
@@ -57,7 +56,7 @@ class TitanObserver(TrainerObserver):
         """Loss of this rank, and the learning rate that `train_step` is going to use."""
         found = {"learning_rate": self._rate}
         if self.loss is not None:
-            found["loss"] = self.loss * _degree(self._trainer.parallel_dims)
+            found["loss"] = self.loss * sharing(self._trainer.parallel_dims)
         return {name: value for name, value in found.items() if value is not None}
 
     def begin(self, step: int | None = None) -> None:
@@ -68,33 +67,31 @@ class TitanObserver(TrainerObserver):
             self._rate = number(groups[0]["lr"]) if groups else None
 
     def _pass(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        pipeline = getattr(self._trainer.parallel_dims, "pp_enabled", False)
-        if not pipeline:  # a schedule has micro batches of its own
+        if not self._pipeline:  # a schedule has micro batches of its own
             quietly(self, "micro batches", "pass_begins")
         loss = original(*args, **kwargs)
-        if not pipeline or getattr(self._trainer, "pp_has_last_stage", False):
+        if self._has_loss:
             quietly(self, "the loss", "pass_ends", loss)
         return loss
 
+    @property
+    def _pipeline(self) -> bool:
+        return bool(getattr(self._trainer.parallel_dims, "pp_enabled", False))
+
+    @property
+    def _has_loss(self) -> bool:
+        """Only a pipeline's last stage has one."""
+        return not self._pipeline or bool(getattr(self._trainer, "pp_has_last_stage", False))
+
     def _clip(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         norm = original(*args, **kwargs)
-        if isinstance(norm, torch.Tensor) and number(norm) is not None:
-            quietly(self, "the gradient norm", "note", {"grad_norm": number(norm)})
+        with self.safely("gradient norm"):
+            if isinstance(norm, torch.Tensor) and (value := number(norm)) is not None:
+                self.note({"grad_norm": value})
         return norm
 
     def _log(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        told = {name: value for name, value in {**dict(zip(_METRICS, args[1:])), **kwargs}.items() if name in _METRICS}
+        known = _METRICS if self._has_loss else _METRICS[2:]  # other stages log -1
+        told = {name: value for name, value in {**dict(zip(_METRICS, args[1:])), **kwargs}.items() if name in known}
         quietly(self, "logged metrics", "note", told)
         return original(*args, **kwargs)
-
-
-def _degree(dims: Any) -> int:
-    """Ranks that share the batch."""
-    return int(getattr(dims, "dp_replicate", 1)) * int(getattr(dims, "dp_shard", 1)) * int(getattr(dims, "cp", 1))
-
-
-def _places(dims: Any) -> dict[str, int]:
-    """This rank's place: ``dp``, ``tp``, ``pp``, ``cp``, ``ep`` where there is more than one rank."""
-    get = getattr(dims, "get_optional_mesh", None)
-    meshes = {} if get is None else {ours: get(theirs) for ours, theirs in _MESHES.items()}
-    return {name: int(mesh.get_local_rank()) for name, mesh in meshes.items() if mesh is not None and mesh.size() > 1}

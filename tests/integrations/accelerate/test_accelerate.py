@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import acc_job
+import accelerate
 import accelerate.accelerator
 import pytest
 import torch
-from trainer_checks import compare, config, everything, files, installed, ranks
+from trainer_checks import compare, config, digest, everything, files, installed, ranks
 
 from msprobe_integrations.accelerate import autoload
 from msprobe_integrations.torch import owner
@@ -92,45 +93,49 @@ def test_deepspeed(tmp_path: Path, cells: Any, monkeypatch: pytest.MonkeyPatch) 
     cells.ran("Accelerate", "DeepSpeed ZeRO 2, 2 ranks", "monitor: gradients", "same bits", version=installed("accelerate"))
 
 
+class Broken:
+    """An observer of which everything raises."""
+
+    in_step = True
+    settings = type("S", (), {"strict": False})
+
+    def evaluation(self) -> Any:
+        raise RuntimeError("planted")
+
+    note = evaluation
+
+    def close(self) -> None: ...
+
+
+def _bits(folder: Path) -> str:
+    net = acc_job.Net()
+    accelerator = accelerate.Accelerator(cpu=True)
+    model, optimizer = accelerator.prepare(net, acc_job.adamw(net.parameters()))
+    loss = model(acc_job.samples()).pow(2).mean()
+    accelerator.backward(loss)
+    norm = accelerator.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    accelerator.save_state(str(folder / "state"))
+    return digest([*net.parameters(), norm, accelerator.gather(loss.detach())])
+
+
 def test_faults_and_restoring(tmp_path: Path, cells: Any) -> None:
-    """What raises in the observer does not come out of the Accelerator; `patch` gives back what puts the methods back."""
+    """What raises in the observer does not come out of the Accelerator, whose results and parameters are the same bits; every method that
+    is looked through is put back, and is the very same object as before."""
 
     def job() -> Any:
-        from trainer_checks import digest
-
         before = dict(vars(accelerate.accelerator.Accelerator))
         undo = autoload.patch(accelerate.accelerator)
-
-        class Broken:
-            in_step = True
-            settings = type("S", (), {"strict": False})
-
-            def evaluation(self) -> Any:
-                raise RuntimeError("planted")
-
-            note = evaluation
-
-            def close(self) -> None: ...
-
+        replaced = {name for name, value in vars(accelerate.accelerator.Accelerator).items() if value is not before.get(name)}
         owner.own("user", Broken())  # type: ignore[arg-type]
-        bits = acc_job.train(tmp_path, None, {})[0] if owner.current() is None else _bits(tmp_path, digest)
+        bits = _bits(tmp_path)
         for each in undo:
             each()
-        assert dict(vars(accelerate.accelerator.Accelerator)) == before
-        return bits
+        after = dict(vars(accelerate.accelerator.Accelerator))
+        return bits, replaced, [name for name in before | after if after.get(name) is not before.get(name)]
 
-    def _bits(folder: Path, take: Any) -> str:
-        net = acc_job.Net()
-        accelerator = accelerate.Accelerator(cpu=True)
-        model, optimizer = accelerator.prepare(net, acc_job.adamw(net.parameters()))
-        loss = model(acc_job.samples()).pow(2).mean()
-        accelerator.backward(loss)
-        accelerator.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        accelerator.save_state(str(folder / "state"))
-        accelerator.gather(loss.detach())
-        return str(take(net.parameters()))
-
-    (bits,) = ranks(1, job)
-    assert bits
+    ((bits, replaced, left),) = ranks(1, job)
+    assert [bits] == ranks(1, _bits, tmp_path)
+    assert replaced == {name for name in (*autoload.NOT_TRAINING, "clip_grad_norm_") if hasattr(accelerate.Accelerator, name)}
+    assert left == []
     cells.ran("Accelerate", "1 rank", "detach", version=installed("accelerate"))

@@ -74,7 +74,7 @@ def test_manual(tmp_path: Path) -> None:
 
 
 def test_precision(tmp_path: Path) -> None:
-    """bf16-mixed, and gradients that a loss scaler has left out of an update, have the same bits."""
+    """bf16-mixed: the same bits, gradients close to those of a training by hand."""
     (found,) = on_and_off(tmp_path, 1, {"precision": "bf16-mixed"})
     assert found["steps"] == list(range(8))
     compare(found["norms"], pl_job.reference(), tolerance=0.1, families=["grad_reduced"])

@@ -13,6 +13,11 @@ from trainer_checks import asked, compare, config, digest, everything, files, in
 from msprobe_integrations.torch import owner
 
 titan_job.stand_in()
+COLLECTIVES = {
+    "dp": {"all_gather_single", "reduce_scatter_single"},
+    "tp": {"functional_all_gather_into_tensor", "functional_reduce_scatter_tensor"},
+    "pp": {"irecv", "all_reduce"},
+}
 LAYOUTS = {"dp": "FSDP2, 2 ranks", "tp": "TP 2, 2 ranks", "pp": "PP 2, 2 ranks"}
 
 
@@ -63,7 +68,8 @@ def job(folder: Path, file: Path | None, keys: dict[str, int]) -> Any:
 @pytest.mark.parametrize("kind", list(LAYOUTS))
 def test_layout(tmp_path: Path, cells: Any, kind: str) -> None:
     """Same bits; norms of gradients, parameters and moments are those of the whole tensors; ranks of a pipeline have the layers of their
-    stage; steps are the Trainer's minus one; the gradient norm is the same on all ranks; everything that files are asked for is written."""
+    stage; the layout's collectives are seen; steps are the Trainer's minus one; the gradient norm is the same on all ranks; everything
+    that files are asked for is written."""
     titan_job.assets(tmp_path / "run")
     plain = ranks(2, job, tmp_path / "run", None, {kind: 2})
     followed = ranks(2, job, tmp_path / "run", config(tmp_path, **everything()), {kind: 2})
@@ -73,6 +79,7 @@ def test_layout(tmp_path: Path, cells: Any, kind: str) -> None:
         assert found["steps"] == [0, 1, 2]
         assert found["faults"] == []
         assert compare(found["norms"], norms) > 100
+        assert COLLECTIVES[kind] <= {key[2] for key in found["norms"]}
         for number in (0, 1, 2):
             total = sum(norms[key] ** 2 for key in norms if key[:2] == ("grad_reduced", number))
             scalars = found["scalars"][number]
@@ -80,10 +87,11 @@ def test_layout(tmp_path: Path, cells: Any, kind: str) -> None:
             assert kind == "pp" or abs(scalars["grad_norm"] - total**0.5) < 1e-4 * total**0.5
     for number in (0, 1, 2):
         assert first["scalars"][number]["grad_norm"] == second["scalars"][number]["grad_norm"]
-        assert "loss" in second["scalars"][number]  # the last stage has it
+        assert second["scalars"][number]["loss"] > 0
+        assert ("loss" in first["scalars"][number]) == (kind != "pp")  # a pipeline's last stage has it
+    assert ("global_avg_loss" in first["scalars"][1]) == (kind != "pp")
     assert files(tmp_path) == {"dump": True, "grad_probe": True, "incident": True}
     ran = ("monitor: gradients", "monitor: parameters", "monitor: optimizer", "same bits")
-    replicas = () if kind == "dp" else ("replica check",) if kind == "tp" else ()
     cells.ran("torchtitan", LAYOUTS[kind], *ran, version=installed("torchtitan"))
-    wrote = ("monitor: activations", "dump mix", "grad probe", "collectives", "incident capture", *replicas)
+    wrote = ("monitor: activations", "dump mix", "grad probe", "collectives", "incident capture")
     cells.wrote("torchtitan", LAYOUTS[kind], *wrote, version=installed("torchtitan"))
