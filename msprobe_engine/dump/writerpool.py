@@ -31,7 +31,7 @@ class WriterPool(Generic[Job]):
         self._queue: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._process = os.getpid()
-        self._said = False
+        self._said = self._failed = False
 
     def put(self, job: Job) -> None:
         """Have a job done."""
@@ -51,7 +51,7 @@ class WriterPool(Generic[Job]):
         """To be called by whoever is about to wait for jobs: where no thread could be started they are done here."""
         with contextlib.suppress(queue.Empty):
             while not self._threads:
-                self._run(self._queue.get_nowait())
+                self._do(self._queue.get_nowait())
 
     def _serve(self) -> None:
         while True:
@@ -63,4 +63,13 @@ class WriterPool(Generic[Job]):
                         self._threads -= 1
                         return
             else:
-                self._run(job)
+                self._do(job)
+
+    def _do(self, job: Job) -> None:
+        """A fault must not end the thread: jobs that come later would wait for ever."""
+        try:
+            self._run(job)
+        except Exception as error:
+            if not self._failed:
+                self._failed = True
+                _log.error("tensor files lost data, training goes on: %s: %s", type(error).__name__, error)
