@@ -30,6 +30,7 @@ _make: Callable[[], TrainingObserver | None] | None = None
 _whole_loop = True
 _built: tuple[list[weakref.ref[Any]], weakref.ref[Any] | None] | None = None
 _marks: dict[str, float] = {}
+_failed: set[str] = set()
 
 
 def current() -> TrainingObserver | None:
@@ -76,7 +77,9 @@ def hooks() -> Iterator[tuple[str, Callable[[ModuleType], None]]]:
 
 def _training_now() -> TrainingObserver | None:
     """The observer of a pass that is about to run; it hears now of the models and the optimizer that were built."""
-    observer = current()
+    observer = None
+    with _quietly("training"):
+        observer = current()
     if observer is not None and _whole_loop and _built is not None:
         with observer.safely("setting up"):
             chunks = [chunk() for chunk in _built[0]]
@@ -319,11 +322,13 @@ def argument(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
 
 @contextlib.contextmanager
 def _quietly(what: str) -> Iterator[None]:
-    """What goes wrong inside is said and forgotten: there is no observer yet that it could switch off."""
+    """What goes wrong inside is said once and forgotten: there is no observer yet that it could switch off."""
     try:
         yield
     except Exception as error:
-        _log.error("Megatron's %s is not followed, training goes on: %s: %s", what, type(error).__name__, error)
+        if what not in _failed:
+            _failed.add(what)
+            _log.error("Megatron's %s is not followed, training goes on: %s: %s", what, type(error).__name__, error)
 
 
 _WITHIN_A_STEP = {"megatron.core.pipeline_parallel.schedules": _schedules, "megatron.core.rerun_state_machine": _rerun_machine}

@@ -22,6 +22,7 @@ _log = get_logger()
 NAME = "msprobe-config"
 """MindSpeed takes a feature's name for the name of the argument that switches it on."""
 DATADUMP = "npu_datadump"
+_failed: list[Exception] = []
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
@@ -41,7 +42,9 @@ def isolated(method: _Method) -> _Method:
         try:
             return method(*args, **kwargs)
         except Exception as error:
-            _log.error("the probe is no feature of MindSpeed, training goes on: %s: %s", type(error).__name__, error)
+            if not _failed:
+                _failed.append(error)
+                _log.error("the probe is no feature of MindSpeed, training goes on: %s: %s", type(error).__name__, error)
             return None
 
     return call  # type: ignore[return-value]  # None also means: does not apply

@@ -116,4 +116,6 @@ def _safely(action: Callable[[], None]) -> None:
     try:
         action()
     except Exception as error:
-        _log.error("the probe may miss events of the training, which goes on: %s: %s", type(error).__name__, error)
+        if "" not in _said:
+            _said.add("")
+            _log.error("the probe may miss events of the training, which goes on: %s: %s", type(error).__name__, error)

@@ -15,11 +15,12 @@ import megatron_harness as harness
 import pytest
 import torch
 
-HERE = Path(__file__).parents[1] / "integrations" / "isolation"
-if str(HERE) not in sys.path:
-    sys.path.insert(0, str(HERE))
+INTEGRATIONS = Path(__file__).parents[1] / "integrations"
+for place in (INTEGRATIONS / "isolation", INTEGRATIONS / "deepspeed"):
+    if str(place) not in sys.path:
+        sys.path.append(str(place))
 from isolation_jobs import asked  # noqa: E402
-from isolation_run import Bits, Job, Outcome, Trial, outcomes, reached, table, trials, wrong  # noqa: E402
+from isolation_run import Bits, Job, Outcome, Trial, lacking, outcomes, reached, table, trials, wrong  # noqa: E402
 from plants import Plant  # noqa: E402
 
 pytestmark = pytest.mark.framework
@@ -63,4 +64,21 @@ def test_a_fault_stays_in_the_probe(argv: str) -> None:
     tried = trials(job, reached(job), _known) if EVERY else SOME
     _known.update(trial.plant for trial in tried)
     found = [problem for trial in tried for problem in wrong(job, trial, wanted(argv))]
+    assert not found, table(found)
+
+
+NAMES = (
+    *("bucket_groups", "start_grad_sync", "grad_data", "buckets", "prepare_grads", "step_with_ready_grads"),
+    *("get_forward_backward_func", "forward_step", "get_megatron_optimizer", "get_tensor_model_parallel_group"),
+    *("model_parallel_is_initialized", "should_run_forward_backward"),
+)
+"""Of the integration's table, those that neither torch nor Python uses."""
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="instructions are as of Python 3.11")
+def test_names_that_megatron_lacks() -> None:
+    """Each name of the table in turn is another one in Megatron: the training is the same, bit for bit, nothing fails, and a line names
+    what is missing."""
+    job = JOBS["--distopt"]
+    found = [problem for name in NAMES[: None if EVERY else 1] for problem in lacking(job, "megatron", name, wanted("--distopt"))]
     assert not found, table(found)
