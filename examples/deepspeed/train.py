@@ -46,6 +46,7 @@ def main() -> None:
             engine.step()
         if engine.global_rank == 0:
             print(f"step {engine.global_steps - 1} loss {loss.item():.6f}", flush=True)
+    torch.distributed.destroy_process_group()  # gloo's threads end before the interpreter does
 
 
 if __name__ == "__main__":
