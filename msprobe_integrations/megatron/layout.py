@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from msprobe_integrations.torch import dtensors
 from msprobe_integrations.torch.gradients import Piece, layer_numbers, layer_of
 from msprobe_integrations.torch.targets import matches
 
@@ -115,20 +116,25 @@ class Layout:
         self.places: dict[torch.Tensor, Place] = {}
         for chunk in self.chunks:
             self.places.update(places(chunk))
-        made = {ranks: exchanges.of(ranks) for ranks in sorted({_ranks(p) for p in self.places.values() if p.sharded})}
+        sharing = {_ranks(place) for place in self.places.values() if place.sharded}
+        for chunk in self.chunks:  # torch's FSDP2 keeps parameters as DTensors, in no bucket
+            sharing |= {dtensors.sharers(p) for p in unwrapped(chunk).parameters() if dtensors.is_dtensor(p)} - {()}
+        made = {ranks: exchanges.of(ranks) for ranks in sorted(sharing)}
         for vpp_stage, chunk in enumerate(self.chunks):
             model = unwrapped(chunk)
             numbers = layer_numbers(list(model.named_modules()))
             for name, parameter in model.named_parameters():
                 if parameter.requires_grad and matches(name, monitor.targets, vpp_stage):
-                    self.pieces.append(self._piece(name, parameter, vpp_stage, numbers, made))
+                    piece = self._piece(name, parameter, vpp_stage, numbers, made)
+                    if dtensors.is_dtensor(parameter):
+                        piece = dtensors.make_piece(name, parameter, vpp_stage, piece.facts, exchanges)
+                    self.pieces.append(piece)
 
     def reduced(self, piece: Piece) -> torch.Tensor | None:
         """The reduced gradient that this rank holds: the whole tensor, or its part under the distributed optimizer."""
         place = self.places.get(piece.parameter)
         if place is None:
-            found = getattr(piece.parameter, "main_grad", None)
-            return piece.parameter.grad if found is None else found
+            return dtensors.local_of(self.local(piece), piece.parameter)
         data: torch.Tensor = place.bucket.grad_data
         if piece.sharded:
             return data[place.start + piece.lo : place.start + piece.hi]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from msprobe_integrations.torch import dtensors
 from msprobe_integrations.torch.algorithms import algorithm_of
 
 if TYPE_CHECKING:
@@ -117,7 +118,8 @@ def _wide(leaf: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 def _fits(piece: Piece, tensor: torch.Tensor) -> bool:
     """As many elements as this rank holds of the parameter; anything else would be reported as what it is not."""
-    return tensor.numel() == piece.hi - piece.lo
+    local = dtensors.local_of(tensor, piece.parameter)
+    return local is not None and local.numel() == piece.hi - piece.lo
 
 
 def _tensors(copy: _Copy) -> dict[str, torch.Tensor]:
@@ -126,7 +128,10 @@ def _tensors(copy: _Copy) -> dict[str, torch.Tensor]:
 
 
 def _shaped(piece: Piece, tensor: torch.Tensor) -> torch.Tensor:
-    """The distributed optimizer of one rank alone keeps whole parameters, flat."""
+    """The distributed optimizer of one rank alone keeps whole parameters, flat. Of a DTensor, this rank's part."""
+    if dtensors.is_dtensor(tensor):
+        tensor = tensor._local_tensor  # type: ignore[attr-defined]
+        return tensor.detach()
     return tensor if piece.sharded or tensor.dim() != 1 or piece.parameter.dim() == 1 else tensor.detach().view(piece.shape)
 
 

@@ -53,7 +53,11 @@ def _ask(name: str, **arguments: Any) -> Any:
     from megatron.core import parallel_state
 
     ask = getattr(parallel_state, name, None)
-    try:
-        return ask(check_initialized=False, **arguments) if ask is not None else None
-    except (AssertionError, TypeError):
-        return None
+    for how in ({"check_initialized": False}, {}):  # not all of them take it, in all versions
+        try:
+            return ask(**how, **arguments) if ask is not None else None
+        except AssertionError:
+            return None
+        except TypeError:
+            continue
+    return None

@@ -26,6 +26,7 @@ import torch
 from msprobe_integrations.megatron.layout import Layout, as_list, bucket_groups, buckets_of
 from msprobe_integrations.megatron.optimizers import MainParameters, clips, is_megatron, learning_rate, loss_scale
 from msprobe_integrations.megatron.replicas import replicas
+from msprobe_integrations.torch import dtensors
 from msprobe_integrations.torch.gradients import ACCUMULATED, CLIPPED, LOCAL, UNSCALED, Piece
 from msprobe_integrations.torch.methods import MethodHooks
 from msprobe_integrations.torch.parameters import Replicas
@@ -81,7 +82,8 @@ class MegatronSource:
     def value(self, piece: Piece) -> torch.Tensor | None:
         """The parameter. With overlapped parameter gathering only this rank's part has its new value after a step, so of a piece whose
         optimizer is sharded the part is what is given."""
-        return piece.part(piece.parameter)
+        local = dtensors.local_of(piece.parameter, piece.parameter)
+        return local if dtensors.is_dtensor(piece.parameter) else piece.part(piece.parameter)
 
     def main(self, piece: Piece) -> torch.Tensor | None:
         """The fp32 copy, its shard, or the parameter itself."""
@@ -98,6 +100,9 @@ class MegatronSource:
     def replicated(self, piece: Piece) -> Sequence[Replicas]:
         """Ranks that hold the same parameter. With overlapped gathering the forward pass has to come first."""
         found = replicas(piece.parameter, self.layout.members(piece))
+        if dtensors.is_dtensor(piece.parameter):  # data-parallel ranks hold the same along dimensions of its mesh only
+            meshes = [Replicas(name, group, part=True) for name, group in dtensors.replicating_groups(piece.parameter)]
+            return [*meshes, *(one._replace(part=True) for one in found if one.label not in ("dp", "expert_dp"))]
         return [one._replace(late=True) for one in found] if piece.sharded and self._gathers_late else found
 
     # moments
