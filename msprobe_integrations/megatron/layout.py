@@ -72,16 +72,15 @@ def places(chunk: Any) -> Iterator[tuple[torch.Tensor, Place]]:
     Under the distributed optimizer the collective is a reduce-scatter into a view of the bucket: rank r of n holds the reduced
     gradient of elements [r * size / n, (r + 1) * size / n), the rest still holds local numbers. The parameter's own range is read
     from its view of the buffer: `bucket.param_to_index` ignores order and padding before 0.17, and from 0.17 on parameters with
-    separate main gradients keep the communicated view in `main_grad_copy_in_grad_buffer`.
+    separate main gradients keep the communicated view in `main_grad_copy_in_grad_buffer`. What a version does not tell is left out.
     """
     for group in bucket_groups(chunk):
         config = getattr(group, "ddp_config", None) or getattr(chunk, "ddp_config", None)
         sharded = bool(getattr(config, "use_distributed_optimizer", False))
-        n = (
-            int(getattr(group, "intra_distributed_optimizer_instance_size", 0) or getattr(group, "data_parallel_world_size", 1))
-            if sharded
-            else 1
-        )
+        n = int(getattr(group, "intra_distributed_optimizer_instance_size", 0) or getattr(group, "data_parallel_world_size", 0))
+        if sharded and not n:
+            continue
+        n = n if sharded else 1
         rank = int(getattr(group, "intra_distributed_optimizer_instance_rank", 0) or 0) if sharded else 0
         members = getattr(group, "intra_distributed_optimizer_instance_group", None) or getattr(group, "data_parallel_group", None)
         several = getattr(group, "inter_distributed_optimizer_instance_group", None) is not None
@@ -89,11 +88,14 @@ def places(chunk: Any) -> Iterator[tuple[torch.Tensor, Place]]:
         if sharded and not hasattr(group, "intra_distributed_optimizer_instance_rank") and members is not None:
             rank = dist.get_rank(members)
         for bucket in buckets_of(group):
-            size = bucket.grad_data.numel() // n
-            for parameter in bucket.params:
+            data = getattr(bucket, "grad_data", None)
+            if data is None:
+                continue
+            size = data.numel() // n
+            for parameter in getattr(bucket, "params", ()):
                 view = getattr(parameter, "main_grad_copy_in_grad_buffer", None)
                 view = parameter.main_grad if view is None else view
-                start = view.storage_offset() - bucket.grad_data.storage_offset()
+                start = view.storage_offset() - data.storage_offset()
                 lo = min(max(rank * size - start, 0), parameter.numel())
                 hi = min(max((rank + 1) * size - start, 0), parameter.numel())
                 yield parameter, Place(bucket, start, lo, hi, sharded and n > 1, members, everyone)
@@ -116,6 +118,7 @@ class Layout:
         self.places: dict[torch.Tensor, Place] = {}
         for chunk in self.chunks:
             self.places.update(places(chunk))
+        self._unknown = {p for chunk in self.chunks if _shares_out(chunk) for p in chunk.parameters()} - self.places.keys()
         sharing = {_ranks(place) for place in self.places.values() if place.sharded}
         for chunk in self.chunks:  # torch's FSDP2 keeps parameters as DTensors, in no bucket
             sharing |= {dtensors.sharers(p) for p in unwrapped(chunk).parameters() if dtensors.is_dtensor(p)} - {()}
@@ -131,8 +134,11 @@ class Layout:
                     self.pieces.append(piece)
 
     def reduced(self, piece: Piece) -> torch.Tensor | None:
-        """The reduced gradient that this rank holds: the whole tensor, or its part under the distributed optimizer."""
+        """The reduced gradient that this rank holds: the whole tensor, or its part under the distributed optimizer; None when it is not
+        known which part that is."""
         place = self.places.get(piece.parameter)
+        if place is None and piece.parameter in self._unknown:
+            return None
         if place is None:
             return dtensors.local_of(self.local(piece), piece.parameter)
         data: torch.Tensor = place.bucket.grad_data
@@ -177,6 +183,11 @@ class Layout:
         return Piece(name, parameter, vpp_stage, place.lo, place.hi, facts, exchanges.get(_ranks(place)))
 
 
+def _shares_out(chunk: Any) -> bool:
+    """Is the reduced gradient of a parameter only a part, in buckets?"""
+    return bool(getattr(getattr(chunk, "ddp_config", None), "use_distributed_optimizer", False)) and bool(bucket_groups(chunk))
+
+
 def _ranks(place: Place) -> tuple[int, ...]:
     return tuple(dist.get_process_group_ranks(place.group))
 
@@ -186,7 +197,8 @@ def rank_info() -> dict[str, int]:
     from megatron.core import parallel_state as state
 
     found: dict[str, int] = {}
-    if not state.model_parallel_is_initialized():
+    initialized = getattr(state, "model_parallel_is_initialized", None)
+    if initialized is not None and not initialized():
         return found
     for key, name in (
         ("dp", "get_data_parallel_rank"),

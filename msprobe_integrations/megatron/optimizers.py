@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 def is_megatron(optimizer: Any) -> bool:
-    """True for an optimizer with Megatron's prepare / step protocol."""
+    """True for an optimizer of Megatron's, or one with its prepare / step protocol."""
+    if any(cls.__module__.startswith("megatron.core.optimizer") for cls in type(optimizer).__mro__):
+        return True
     return hasattr(optimizer, "prepare_grads") and hasattr(optimizer, "step_with_ready_grads")
 
 

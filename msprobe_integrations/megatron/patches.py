@@ -104,6 +104,9 @@ def _were_built(chunks: Any, optimizer: Any) -> None:
 
 
 def _schedules(module: ModuleType) -> None:
+    from msprobe_integrations.megatron import reliance
+
+    reliance.check_schedules()
     wrap(module, {"get_forward_backward_func": _get_forward_backward, "forward_step": _forward_step})
 
 

@@ -92,6 +92,12 @@ def check(chunks: Sequence[Any], optimizer: Any) -> list[Reliance]:
     return reliance.check(NAME, PACKAGE, rows, {name: value for name, value in objects.items() if value is not None})
 
 
+def check_schedules() -> None:
+    """Say what Megatron's schedules lack, as soon as they are imported: without them no step may ever begin, and nothing else would say
+    so. Never raises."""
+    reliance.check(NAME, PACKAGE, [row for row in CORE if row.on.startswith(_SCHEDULES)])
+
+
 def _shards_itself(chunk: Any) -> bool:
     """Megatron-FSDP and torch's FSDP2 have no buckets of ours to look into."""
     return "FullyShard" in type(chunk).__name__

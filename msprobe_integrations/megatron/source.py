@@ -116,9 +116,11 @@ class MegatronSource:
         limit = clips(optimizer)
         self._lasting.before(optimizer, "step", lambda *_, **__: self._enter(watch))
         self._lasting.after(optimizer, "step", lambda result: self._leave(watch, result))
-        self._lasting.after(optimizer, "prepare_grads", lambda _: self._are_prepared(watch, limit))
-        self._lasting.before(optimizer, "step_with_ready_grads", lambda *_, **__: watch.ready())
-        self._lasting.after(optimizer, "step_with_ready_grads", lambda _: watch.updated())
+        if hasattr(optimizer, "prepare_grads"):
+            self._lasting.after(optimizer, "prepare_grads", lambda _: self._are_prepared(watch, limit))
+        if hasattr(optimizer, "step_with_ready_grads"):
+            self._lasting.before(optimizer, "step_with_ready_grads", lambda *_, **__: watch.ready())
+            self._lasting.after(optimizer, "step_with_ready_grads", lambda _: watch.updated())
 
     def open(self) -> None:
         """Hooks for gradients before the reduction; their counts begin anew."""
@@ -130,7 +132,9 @@ class MegatronSource:
         if self._monitor.unreduced_gradients:
             for chunk in self.layout.chunks:
                 for group in bucket_groups(chunk):
-                    inside = {parameter for bucket in buckets_of(group) for parameter in bucket.params}
+                    if not hasattr(group, "start_grad_sync"):
+                        continue
+                    inside = {parameter for bucket in buckets_of(group) for parameter in getattr(bucket, "params", ())}
                     pieces = [piece for piece in self.pieces if piece.parameter in inside]
                     self._open.before(group, "start_grad_sync", functools.partial(self._accumulated, watch, group, pieces))
         if self._monitor.micro_batch_gradients:
@@ -162,7 +166,8 @@ class MegatronSource:
             if value is not None:
                 watch.scalar(name, value)
         watch.before_step()
-        watch.change_to(UNSCALED)
+        if hasattr(self._optimizer, "prepare_grads"):
+            watch.change_to(UNSCALED)
 
     def _are_prepared(self, watch: ParameterWatch, limit: bool) -> None:
         self._prepared = True
@@ -189,6 +194,8 @@ class MegatronSource:
             number = self._passes[piece] = self._passes.get(piece, -1) + 1
             fused = getattr(parameter, "grad_added_to_main_grad", False)
             gradient = self.layout.local(piece) if fused else parameter.grad
+            if fused and gradient is not None and getattr(parameter, "zero_out_wgrad", False) and parameter.grad is not None:
+                gradient = gradient + parameter.grad  # tied embeddings: Megatron adds what is not fused right after this
             if gradient is not None:
                 watch.micro_gradient(piece, gradient, phase=ACCUMULATED if fused else LOCAL, micro_step=number)
 
