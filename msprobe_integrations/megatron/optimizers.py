@@ -18,10 +18,8 @@ if TYPE_CHECKING:
 
 
 def is_megatron(optimizer: Any) -> bool:
-    """True for an optimizer of Megatron's, or one with its prepare / step protocol."""
-    if any(cls.__module__.startswith("megatron.core.optimizer") for cls in type(optimizer).__mro__):
-        return True
-    return hasattr(optimizer, "prepare_grads") and hasattr(optimizer, "step_with_ready_grads")
+    """True for an optimizer with Megatron's prepare / step protocol, or what a version has left of it."""
+    return hasattr(optimizer, "prepare_grads") or hasattr(optimizer, "step_with_ready_grads")
 
 
 def leaves(optimizer: Any) -> list[Any]:
