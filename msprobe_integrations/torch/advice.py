@@ -87,9 +87,9 @@ class Advice:
         wanted = _wanted(probe)
         if not wanted:
             return ""
-        if not probe.parameters.watches:
+        if probe.parameters.without_optimizer:
             return f"{', '.join(wanted)}: attach was given no optimizer, so this is not watched; give it one, or switch this off"
-        if "skipped" not in frame.scalars and not self._left:
+        if "skipped" not in frame.scalars and not self._left and probe.parameters.watches:
             names = ", ".join(type(optimizer).__name__ for optimizer in probe.parameters.optimizers) or "the optimizer"
             return f"no update by {names} was seen in {_STEPS} steps; attach the optimizer that trains the model; a step holds one update"
         return ""

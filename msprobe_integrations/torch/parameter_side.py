@@ -79,6 +79,11 @@ class ParameterSide:
         with self._probe.guard(REPLICAS):
             self.replicas.attach(self.watches)
 
+    @property
+    def without_optimizer(self) -> bool:
+        """Was a model attached, and no optimizer?"""
+        return not self.watches and self._attached is not None and self._attached.optimizer is None
+
     def begin_step(self, due: bool) -> None:
         """A step begins; `due`: it is monitored."""
         with self._probe.guard(REPLICAS):

@@ -55,6 +55,22 @@ def test_nothing_was_forgotten(tmp_path: Path, caplog: pytest.LogCaptureFixture,
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
+def test_an_optimizer_that_cannot_be_watched_was_given(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """When watching it fails, the fault is said, and not that no optimizer was given."""
+
+    def find(*_: object) -> None:
+        raise RuntimeError("planted")
+
+    probe = TorchProbe(ProbeSettings(output_dir=str(tmp_path), monitor=MonitorSettings()))
+    model = nn.Linear(2, 2)
+    probe.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), find=find)
+    for step in range(5):
+        probe.begin_step(step)
+        probe.end_step({"loss": 1.0})
+    probe.close()
+    assert ["planted" in record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [True]
+
+
 def test_a_step_that_nobody_ends_is_over_when_the_next_begins(tmp_path: Path) -> None:
     """Every step has its own rows under its own number; the last one ends with the probe."""
     train("end_step", tmp_path, MonitorSettings())
