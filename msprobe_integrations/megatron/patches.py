@@ -29,6 +29,8 @@ _observer: TrainingObserver | None = None
 _make: Callable[[], TrainingObserver | None] | None = None
 _whole_loop = True
 _built: tuple[list[weakref.ref[Any]], weakref.ref[Any] | None] | None = None
+_others: list[weakref.ref[Any]] = []
+"""Model chunks of other trainings of this process: those that were built before."""
 _marks: dict[str, float] = {}
 _failed: set[str] = set()
 
@@ -57,6 +59,7 @@ def observe(make: Callable[[], TrainingObserver | None] | None, *, whole_loop: b
     """
     global _observer, _make, _whole_loop, _built
     _observer, _make, _whole_loop, _built = None, make, whole_loop, None
+    _others.clear()
     _marks.clear()
     for name, hook in hooks():
         after_import(name, hook)
@@ -97,6 +100,9 @@ def _were_built(chunks: Any, optimizer: Any) -> None:
     if chunks is None or optimizer is None:
         return
     chunks = list(chunks) if isinstance(chunks, (list, tuple)) else [chunks]
+    for old in _built[0] if _built is not None else ():
+        if not any(old() is chunk for chunk in chunks):
+            _others.append(old)
     _built = [weakref.ref(chunk) for chunk in chunks], weakref.ref(optimizer)
 
 
@@ -132,9 +138,30 @@ def _get_forward_backward(original: Callable[..., Any], args: tuple[Any, ...], k
     @functools.wraps(function)
     def forward_backward(*a: Any, **k: Any) -> Any:
         observer = made() if k.get("forward_only") else _training_now()
-        return function(*a, **k) if observer is None else observer.forward_backward(function, a, k)
+        if observer is None:
+            return function(*a, **k)
+        if not k.get("forward_only") and _is_other(k.get("model")):
+            with observer.evaluation():
+                return function(*a, **k)
+        return observer.forward_backward(function, a, k)
 
     return forward_backward
+
+
+def _is_other(model: Any) -> bool:
+    """Does a pass train another model than the one that is followed? Then it belongs to none of its steps."""
+    if not _others or not _whole_loop:
+        return False
+    chunks = model if isinstance(model, (list, tuple)) else [model]
+    other = any(old() is chunk for old in _others for chunk in chunks if chunk is not None)
+    if other:
+        _say_other()
+    return other
+
+
+@functools.lru_cache(maxsize=1)
+def _say_other() -> None:
+    _log.warning("several models are trained in this process: the one that was built last is followed, the others are left alone")
 
 
 def _forward_step(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
