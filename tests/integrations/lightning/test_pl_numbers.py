@@ -122,10 +122,7 @@ def test_ways(tmp_path: Path) -> None:
     """Loss and learning rate of every step are those of the Trainer; no step comes twice; validation is not seen; the bits are those
     without the probe. A step whose update a scaler leaves out is `skipped`, with the scale that it was made with."""
 
-    def jobs(file: Path | None) -> Any:
-        return [job(tmp_path / "out", file, *way) for way in WAYS.values()]
-
-    (plain,) = ranks(1, jobs, None)
+    plain = [ranks(1, job, tmp_path / "out", None, *way)[0] for way in WAYS.values()]
     dumped = {"step": [1], "level": "L0"}
     found = [ranks(1, job, tmp_path / "out", config(tmp_path / name, dump=dumped), *way)[0] for name, way in WAYS.items()]
     for name, without, (bits, saw, log, raised) in zip(WAYS, plain, found):

@@ -16,6 +16,7 @@ import json
 import os
 import sys
 import types
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,10 @@ def stand_in() -> None:
     device.memory_stats = lambda *_: {}
     device.set_device = device.reset_peak_memory_stats = device.empty_cache = lambda *_: None
     device.current_device = lambda: 0
-    utils.device_type, utils.device_module = "cpu", device
+    for module in [module for name, module in sys.modules.items() if name.startswith("torchtitan") and hasattr(module, "device_type")]:
+        module.device_type = "cpu"
+        if hasattr(module, "device_module"):
+            module.device_module = device
     utils.get_local_device = lambda: torch.device("cpu")
     torch.distributed.Backend.default_device_backend_map.setdefault("cpu", "gloo")
     from torchtitan.distributed import utils as distributed
@@ -47,19 +51,15 @@ def stand_in() -> None:
 
 def _sums_of_gloo() -> None:
     """torchtitan has FSDP2 multiply gradients by 1 within the reduction, which NCCL alone can."""
-    from torchtitan.distributed import fsdp
+    from torch.distributed.fsdp import FSDPModule
 
-    undivided = getattr(fsdp, "disable_fsdp_gradient_division", None)
-    if undivided is None:
-        return
+    divide = FSDPModule.set_gradient_divide_factor
 
-    def disable(model: Any) -> None:
-        undivided(model)
-        for module in model.modules():
-            if isinstance(module, fsdp.FSDPModule):
-                module.set_force_sum_reduction_for_comms(True)
+    def set_factor(self: Any, factor: float) -> None:
+        divide(self, factor)
+        self.set_force_sum_reduction_for_comms(True)
 
-    fsdp.disable_fsdp_gradient_division = disable
+    FSDPModule.set_gradient_divide_factor = set_factor
 
 
 def _steps_of_newer_torch() -> None:
@@ -104,6 +104,10 @@ def assets(folder: Path) -> None:
 
 def config(folder: Path, **keys: int) -> Any:
     """torchtitan's configuration: the debug model cut down to two layers of width 32."""
+    if find_spec("torchtitan.trainer") is None:
+        import titan_old
+
+        return titan_old.config(folder, **keys)
     from torchtitan.components.loss import CrossEntropyLoss
     from torchtitan.components.metrics import MetricsProcessor
     from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
