@@ -2,8 +2,9 @@
 needs it.
 
 Every run tries some functions. ``MSPROBE_EVERY_FAULT=1 python -m pytest tests/integrations/isolation -k fault`` tries all that a training
-calls, each from its first call on or from one in the middle, on all ranks or on one: some 2000 trainings, about half an hour on two idle
-cores (``-k "plain loop"`` for one training alone). A new function is found by itself, a new framework needs a `Job`.
+calls, each from its first call on or from one in the middle, on all ranks or on one: well over a thousand trainings of a second or two
+each (``-k "plain and loop"`` for one training alone). A new function is found by itself, a new framework needs a `Job`. Megatron has
+the same in tests/megatron/test_isolation_megatron.py.
 """
 
 from __future__ import annotations
