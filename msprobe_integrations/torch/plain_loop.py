@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +25,8 @@ from msprobe_integrations.torch.plain_loop_sight import Sight
 from msprobe_integrations.torch.probe import TorchProbe
 
 _no_function = torch._C.DisableTorchFunction
+_PAUSE = 100
+"""Between two collections of garbage, in lengths of the first: a loop may make a model for every task it learns."""
 
 
 def claim(sight: Sight) -> PlainObserver | None:
@@ -56,6 +59,7 @@ class PlainObserver(LoopObserver):
         self._sizes: dict[int, int] = {}
         self._recent: list[weakref.ref[Any]] = []
         self._stale = self._more = False
+        self._collect_after = 0.0
         self._away = False
         self._without_graph = False
         self._stack = sight.updating
@@ -102,7 +106,10 @@ class PlainObserver(LoopObserver):
             self.probe.detach()
         if self._gradients is not None:
             self._gradients.probe.forget()
-        gc.collect()  # schedulers of the learning rate and their optimizers hold each other
+        began = time.monotonic()
+        if began >= self._collect_after:
+            gc.collect()  # schedulers of the learning rate and their optimizers hold each other
+            self._collect_after = time.monotonic() + _PAUSE * (time.monotonic() - began)
         self._sight.forget_what_is_gone()
 
     def attach(self, probe: TorchProbe) -> None:

@@ -9,11 +9,13 @@ import weakref
 from typing import Any
 
 import plain_cases as cases
+import pytest
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
 from msprobe_engine.rows import read
+from msprobe_integrations.torch import plain_loop
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> dict[str, float]:
@@ -57,9 +59,10 @@ def test_a_model_is_saved_whole_and_copied_in_a_step_that_is_dumped() -> None:
         assert [e.name for e in frame.entries if ".encoder." in e.name and ".forward." in e.name] == ["Module.encoder.Linear.forward.0"]
 
 
-def test_one_training_after_the_other() -> None:
+def test_one_training_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """A script that trains several models has a step per update of each, with the numbers of that model. When the next training has
     begun, nothing of ours holds the model and the optimizer of the one before."""
+    monkeypatch.setattr(plain_loop, "_PAUSE", 0)
     truth, gone = [], []
     everything = dict.fromkeys(("activations", "activation_gradients", "unreduced_gradients", "optimizer_states"), True)
     with cases.launched(everything, dump={"task": "statistics", "level": "mix"}, grad_probe={}) as launch:
