@@ -64,7 +64,8 @@ class Training:
         self.optimizer.zero_grad()
         loss = self.net(torch.randn(3, 4)).square().mean()
         self.scaler.scale(loss).backward()
-        self.scaler.unscale_(self.optimizer)
+        if self.scaler.is_enabled():
+            self.scaler.unscale_(self.optimizer)
         nn.utils.clip_grad_norm_(self.net.parameters(), 0.5)
         total = loss.detach().clone()
         work = dist.all_reduce(total, async_op=True)
