@@ -29,7 +29,7 @@ from msprobe_integrations.torch.probe import TorchProbe
 
 pytestmark = pytest.mark.framework
 EVERY = os.environ.get("MSPROBE_EVERY_FAULT") == "1"
-STRIDE = 1 if EVERY else 120
+STRIDE = 1 if EVERY else 200
 FRAMEWORKS = {
     "DDP": ("torch.plain_loop", "PlainObserver", "backward"),
     "FSDP2": ("torch.plain_loop", "PlainObserver", "attach"),
@@ -39,7 +39,9 @@ FRAMEWORKS = {
     "Transformers": ("transformers.callback", "MsprobeCallback", "training"),
     "Lightning": ("lightning.numbers", "", "scalars"),
 }
-"""Trainings of `framework_jobs`, and the one fault that is tried in every run."""
+"""Trainings of `framework_jobs`, and one fault in each."""
+OFTEN = ("DDP", "ZeRO 2", "Transformers", "Lightning")
+"""Those of every run."""
 _known: set[Plant] = set()
 
 
@@ -65,7 +67,7 @@ def test_a_fault_stays_in_the_probe(name: str) -> None:
     assert not found, table(found)
 
 
-@pytest.mark.parametrize("name", FRAMEWORKS)
+@pytest.mark.parametrize("name", FRAMEWORKS if EVERY else OFTEN)
 def test_a_fault_under_a_framework(name: str) -> None:
     """The same under the frameworks."""
     job = importlib.import_module("framework_jobs").JOBS[name]
