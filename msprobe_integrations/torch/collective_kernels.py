@@ -20,6 +20,7 @@ from msprobe_integrations.torch.collective_backends import METHODS, Backends, fa
 from msprobe_integrations.torch.collective_handles import Handles
 from msprobe_integrations.torch.collective_work import Open, Operation, flat
 from msprobe_integrations.torch.distributed_calls import OF_OBJECTS, distributed_call, visible
+from msprobe_integrations.torch.own_group import is_own
 
 if TYPE_CHECKING:
     from msprobe_integrations.torch.collectives import CollectiveObserver
@@ -242,7 +243,7 @@ class Kernels:
         begun: list[tuple[CollectiveObserver, Open]] = []
         operation: Operation | None = None
         try:
-            if not self._inside.now and (observers := [o for o in self._observers if o.on()]):
+            if not self._inside.now and (observers := [o for o in self._observers if o.on()]) and not is_own(backend):
                 with _no_torch_function():
                     operation = _of_backend(backend, method, args, kwargs)
                     begun = _start(observers, operation)

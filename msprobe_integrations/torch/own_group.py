@@ -25,6 +25,11 @@ _open: set[OwnGroup] = set()
 """A group that nobody closes lives on: its end would break off what is under way on the other ranks."""
 
 
+def is_own(backend: Any) -> bool:
+    """Is it the backend of a group of the probe's? What goes over it is none of the training's."""
+    return any(getattr(group, "_backend", None) is backend for group in list(_open))
+
+
 class OwnGroup:
     """Building it is a collective call of its ranks. Each kind of exchange returns its work at once.
 
