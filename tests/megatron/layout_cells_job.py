@@ -9,6 +9,7 @@ import logging
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from layout_job import ALL, _sums, norm, spy
 from megatron.core import optimizer as optimizers
 from megatron.core import parallel_state
 from megatron.core.num_microbatches_calculator import destroy_num_microbatches_calculator
+from megatron.core.tensor_parallel import layers
 from megatron_harness import Frames, probe_settings, run_gpt, train_gpt
 from restored import snapshot
 
@@ -43,6 +45,26 @@ _CHUNK = re.compile(r"^chunk(\d+)\.")
 _SHARD = re.compile(r"\[(\d+), (\d+)\) of (\d+)")
 
 
+def prepared(argv: str) -> str:
+    """The script's arguments. ``--fused``, which it has not, is gradient accumulation in the matrix products: the extension needs CUDA, a
+    function that computes the same stands in for it."""
+    logging.getLogger("msprobe").setLevel(logging.ERROR)
+    if "--fused" in argv:
+
+        def added(inputs: torch.Tensor, gradient: torch.Tensor, buffer: torch.Tensor) -> None:
+            buffer.add_(gradient.t() @ inputs)
+
+        class Fused(train_gpt.TransformerConfig):  # type: ignore[name-defined,misc]
+            def __post_init__(self) -> None:
+                self.gradient_accumulation_fusion = True
+                super().__post_init__()
+
+        layers._grad_accum_fusion_available = True
+        layers.fused_weight_gradient_mlp_cuda = SimpleNamespace(wgrad_gemm_accum_fp32=added)
+        train_gpt.TransformerConfig = Fused  # type: ignore[misc]
+    return argv.replace("--fused", "")
+
+
 def again() -> None:
     """Another training may begin in this process."""
     patches.observe(None)
@@ -52,8 +74,7 @@ def again() -> None:
 
 def watched(argv: str, output: str) -> dict[str, Any]:
     """The bits of a training without the probe; of one for each level of the dump, with everything watched; and what detaching left."""
-    logging.getLogger("msprobe").setLevel(logging.ERROR)
-    argv = f"--steps {STEPS} {argv}"
+    argv = f"--steps {STEPS} {prepared(argv)}"
     made: list[Any] = []
     plain, _ = run_gpt(argv, None, lambda _state, *what: made.extend(what))
     found: dict[str, Any] = {
@@ -181,7 +202,7 @@ class Ears(Frames):
 def drifting(argv: str, guilty: int, name: str) -> list[tuple[int, str, tuple[int, ...]]]:
     """In step 2 one element of a parameter changes on one rank alone: at the end of the update, when shards have been gathered; where the
     next forward pass gathers them, after it. Returns what was said: step, name, ranks of the group."""
-    logging.getLogger("msprobe").setLevel(logging.ERROR)
+    argv = prepared(argv)
     monitor = MonitorSettings(gradients=False, replica_check=ReplicaCheckSettings(interval=1))
     ears, now, depth, chunks = Ears(), [0], [0], []
 
@@ -225,11 +246,20 @@ def drifting(argv: str, guilty: int, name: str) -> list[tuple[int, str, tuple[in
     return [(alert.step, alert.name, tuple(alert.extra.get("ranks", ()))) for alert in ears.alerts if not alert.extra.get("over")]
 
 
+def alone(argv: str) -> list[str]:
+    """What the replica check of a training says where no rank holds what another holds."""
+    said: list[str] = []
+    logger = logging.getLogger("msprobe")
+    logger.addFilter(lambda record: said.append(record.getMessage()) or True)  # type: ignore[func-returns-value]
+    run_gpt(f"--steps 2 {argv}", probe_settings(MonitorSettings(replica_check=ReplicaCheckSettings(interval=1))))
+    return [line for line in said if "replica" in line]
+
+
 def faulty(argv: str, seed: int, output: str) -> dict[str, Any]:
     """NaN or Inf in one module of one rank (experts may have no tokens that could be spoiled); returns the truth on that rank."""
     import fault
 
-    logging.getLogger("msprobe").setLevel(logging.ERROR)
+    argv = prepared(argv)
     settings = ProbeSettings(
         output_dir=output,
         strict=True,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from forkpool import run_ranks
-from layout_cells_job import LEVELS, STEPS, drifting, faulty, watched
+from layout_cells_job import LEVELS, STEPS, alone, drifting, faulty, watched
 from layout_checks import check_gradients, check_parameters, check_sums
 
 from msprobe_engine.diagnose.nan_analyze import nan_analyze
@@ -35,6 +35,8 @@ LAYOUTS = {
     "EP 2": (2, "--ep 2 --experts 4"),
     "EP 2, all-gather": (2, "--ep 2 --experts 4 --allgather --distopt"),
     "TP 2, expert TP 2": (2, "--tp 2 --sp --etp 2 --experts 4 --allgather"),
+    "DP 2, distributed optimizer, fused gradient accumulation": (2, "--fused --distopt --overlap"),
+    "TP 2, sequence parallel, fused gradient accumulation": (2, "--fused --tp 2 --sp"),
     "TP 2 x PP 2": (4, "--tp 2 --pp 2"),
     "DP 2 x TP 2, sequence parallel, distributed optimizer": (4, "--tp 2 --sp --distopt --overlap"),
     "EP 2 x TP 2, sequence parallel, distributed optimizer": (4, "--tp 2 --sp --ep 2 --experts 4 --distopt"),
@@ -166,6 +168,15 @@ def test_replicas(layout: str, cells: Any) -> None:
     names = ("embedding.word_embeddings.weight", name)  # tied weights have the name of the first stage
     assert any(step == 2 and one.endswith(names) and ranks - 1 in group for step, one, group in said), said
     cells.ran("Megatron", layout, "replica check")
+
+
+@pytest.mark.parametrize("layout", [layout for layout in CHOSEN if layout in ALONE[1:]])
+def test_no_replicas(layout: str) -> None:
+    """Where no two ranks hold the same, the replica check says once that there is nothing to compare."""
+    first, *others = run_ranks(2, alone, LAYOUTS[layout][1])
+    assert [line for line in first if "nothing is compared" in line] == first
+    assert len(first) == 1
+    assert others == [[]]
 
 
 @pytest.mark.parametrize("layout", CHOSEN)
