@@ -125,7 +125,8 @@ class Session:
         """Close a step; `complete` False: it was cut off."""
         self._now = step
         with self.faults.guard("step boundary"):
-            for name, value in (scalars or {}).items():
+            numbers = {**(scalars or {}), **({} if complete else {"interrupted": 1.0})}  # every sink shows it
+            for name, value in numbers.items():
                 self.pipeline.scalar(name, value)
             self.pipeline.end_step(step, stacks, complete)
 

@@ -26,7 +26,7 @@ CAUSES = {
     "parameter": "the parameter was already bad when the step used it: look at the gradients and the optimizer of the step before",
     "data": "the value was bad when it first came into the record",
     "unrecorded": "between two recorded calls: an operation that the dump does not hold",
-    "sample": "first bad monitor sample; dump this step at level mix to see the operator",
+    "sample": "first bad monitor sample; with incident.level: mix in the settings the operators of the last steps are kept, too",
 }
 _LIBRARY = re.compile(
     r"[/\\](site-packages|dist-packages|lib[/\\]python3[^/\\]*)[/\\]|[/\\](msprobe|msprobe_engine|msprobe_integrations)[/\\]|<frozen"

@@ -60,7 +60,7 @@ def read_settings(
     given = {name: value for name, value in overrides.items() if value is not None}
     source, node = _content(path, bool(given) or kind is not None)
     node = changed(node, changes, source)
-    report = tree.Report(source)
+    report = tree.Report(f"{source} with {', '.join(change.strip()[:100] for change in changes)}" if changes else source)
     kind = kind or ("dump" if not node and given and path is None else recognise(node))
     if kind == "dump" and legacy_grad_probe.asked(node, given):
         settings = legacy_grad_probe.grad_probe_settings(node, report)

@@ -84,8 +84,8 @@ class Report:
         """Note an unknown name, with the nearest known one."""
         known = list(known)
         near = nearest(name, known)
-        hint = f"unknown {what}; did you mean '{near}'? Known here: " if near else f"unknown {what}; known here: "
-        return self.error(join(path, name), hint + ", ".join(known))
+        hint = f"did you mean '{near}'?" if near else f"known here: {', '.join(known)}"
+        return self.error(join(path, name), f"unknown {what}; {hint}")
 
     def warning(self, path: str, message: str) -> None:
         """Note a remark that stops nothing."""

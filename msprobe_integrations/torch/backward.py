@@ -33,6 +33,7 @@ MAX_NODES = 20_000
 
 _ACCUMULATE_GRAD: Any = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]  # a C++ class without type information
 _CUSTOM: Any = _function.BackwardCFunction
+_NO_WEIGHTS: dict[int, Any] = {}
 _NO_PARTS: dict[int, int] = {}  # shared by all watches whose inputs have one contribution each: never written to
 _NO_SUMS: dict[int, torch.Tensor | None] = {}
 
@@ -48,6 +49,15 @@ def edge(tensor: torch.Tensor) -> Edge | None:
         return None
     node = tensor.grad_fn
     return (tensor, -1) if node is None else (node, tensor.output_nr)
+
+
+def is_stand_in(parameter: Any) -> bool:
+    """Is the gradient that autograd hands on for this parameter memory without values?
+
+    With fused gradient accumulation (Megatron, Transformer Engine) the matrix product adds the weight's gradient into ``main_grad`` and
+    marks the parameter ``grad_added_to_main_grad``; what the function returns only starts hooks. With ``zero_out_wgrad`` it is zeros, to
+    which other gradients are added."""
+    return bool(getattr(parameter, "grad_added_to_main_grad", False)) and not getattr(parameter, "zero_out_wgrad", False)
 
 
 class GradientWatch:
@@ -79,6 +89,7 @@ class GradientWatch:
         "_begins",
         "_done",
         "_expected",
+        "_fused",
         "_inputs",
         "_missing",
         "_outputs",
@@ -125,6 +136,7 @@ class GradientWatch:
         self._missing = 0
         self.task = -1
         self._parts = self._awaited = self._passed = _NO_PARTS
+        self._fused = _NO_WEIGHTS
         self._sums = _NO_SUMS
 
     def start(self, input_edges: Sequence[Edge | None], outputs: Sequence[torch.Tensor | None], since: int) -> bool:
@@ -149,7 +161,12 @@ class GradientWatch:
         for slot, found in enumerate(input_edges):
             if found is None:
                 continue
-            first = leaves.setdefault(id(found[0]), slot) if found[1] < 0 else targets.setdefault((found[0], found[1]), slot)
+            if found[1] < 0:
+                first = leaves.setdefault(id(found[0]), slot)
+                if hasattr(found[0], "grad_added_to_main_grad"):
+                    self._fused = {**self._fused, slot: found[0]}
+            else:
+                first = targets.setdefault((found[0], found[1]), slot)
             if first != slot:
                 same.setdefault(first, [first]).append(slot)
         if len(roots) > 1:
@@ -274,6 +291,9 @@ class GradientWatch:
                     self._outputs[slot] = ref = self._reduce_arriving(gradient)
                     if self._passed and slot in self._passed:
                         self._inputs[self._passed[slot]] = ref
+            elif self._fused and slot in self._fused and is_stand_in(self._fused[slot]):
+                if slot in self._parts:
+                    self._contribute(slot, None)
             elif slot in self._parts:
                 self._contribute(slot, gradient)
             elif gradient is not None:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from msprobe_engine.records import Entry, TensorRef
+from msprobe_integrations.torch.backward import is_stand_in
 from msprobe_integrations.torch.calls import Call
 from msprobe_integrations.torch.compiled import ORIGINAL, CallBoundary, class_name, has_call_boundary, is_wrapper, shown_path
 from msprobe_integrations.torch.filters import ALWAYS, RecordFilter
@@ -288,7 +289,7 @@ class ModuleCapture:
 
     def _parameter_gradient(self, info: ModuleInfo, name: str, parameter: torch.Tensor) -> None:
         gradient = parameter.grad
-        if gradient is None:  # already moved into the framework's own buffer
+        if gradient is None or is_stand_in(parameter):  # already in the framework's own buffer
             gradient = getattr(parameter, "main_grad", None)
         recorder = self._recorder
         if gradient is None or (recorder.kept is not None and not self._keeps_gradients(info, recorder.kept)):
