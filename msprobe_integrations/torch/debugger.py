@@ -10,7 +10,6 @@ for batch in data:
 
 from __future__ import annotations
 
-import atexit
 import os
 import weakref
 from collections.abc import Mapping, Sequence
@@ -29,7 +28,7 @@ from msprobe_engine.settings.load import load_settings, read_settings
 from msprobe_engine.settings.places import check_directory
 from msprobe_engine.settings.schema import DumpSettings, ProbeSettings
 from msprobe_engine.writer import Writer
-from msprobe_integrations.torch import exits, focus, owner
+from msprobe_integrations.torch import at_exit, exits, focus, owner
 from msprobe_integrations.torch.capture import Capture
 from msprobe_integrations.torch.dump_checks import check, model_or_steps
 from msprobe_integrations.torch.dump_end import differences
@@ -100,7 +99,7 @@ class PrecisionDebugger:
             if not self._built:
                 type(self)._instance = None
             raise
-        atexit.register(self._at_exit)
+        at_exit.register(self._at_exit)
         exits.at_signal(self._at_exit, settings.exit_patience)
         this = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _forked(this()))
@@ -370,4 +369,4 @@ def _forked(debugger: PrecisionDebugger | None) -> None:
             debugger._run.forked()
         if debugger.gradients is not None:
             debugger.gradients.forked()
-        atexit.unregister(debugger._at_exit)
+        at_exit.unregister(debugger._at_exit)

@@ -5,7 +5,6 @@ Whatever goes wrong in here stays here: every event is guarded, and a probe that
 
 from __future__ import annotations
 
-import atexit
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch import nn
 
 from msprobe_engine.log import get_logger
 from msprobe_engine.settings.schema import ProbeSettings
-from msprobe_integrations.torch import exits
+from msprobe_integrations.torch import at_exit, exits
 from msprobe_integrations.torch.loop_gradients import LoopGradients
 from msprobe_integrations.torch.probe import TorchProbe
 
@@ -94,7 +93,7 @@ class LoopObserver:
                 probe = self.probe = self._make_probe(self.settings)
                 if self._file is not None and self.settings.monitor is not None and self.settings.monitor.hot:
                     probe.follow_file(self._file)
-                atexit.register(self.close)
+                at_exit.register(self.close)
                 exits.at_signal(self.close, self.settings.exit_patience)
             self.models, self.optimizer = found, optimizer
             self.attach(probe)
@@ -212,7 +211,7 @@ class LoopObserver:
             for end in ends:
                 with self.safely("closing"):
                     end()
-            atexit.unregister(self.close)
+            at_exit.unregister(self.close)
         finally:
             with self.safely("closing"):
                 exits.forget(self.close)

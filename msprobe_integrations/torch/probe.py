@@ -11,7 +11,6 @@ probe.close()
 
 from __future__ import annotations
 
-import atexit
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +30,7 @@ from msprobe_engine.settings.load import load_settings
 from msprobe_engine.settings.schema import MonitorSettings, ProbeSettings
 from msprobe_engine.sinks.base import Sink
 from msprobe_engine.window import Window
-from msprobe_integrations.torch import exits
+from msprobe_integrations.torch import at_exit, exits
 from msprobe_integrations.torch.advice import Advice, chunks_of
 from msprobe_integrations.torch.attempts import Attempts
 from msprobe_integrations.torch.backend import TorchBackend
@@ -87,7 +86,7 @@ class TorchProbe:
         self._attempts: Attempts | None = None
         self._watch = ModuleSide.build(self, m)
         self._stages = StagePreparation(self)
-        atexit.register(self.close)
+        at_exit.register(self.close)
         exits.at_signal(self.close, settings.exit_patience)
         this = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _forked(this()))
@@ -366,7 +365,7 @@ class TorchProbe:
         if self._closed:
             return
         self._closed = True
-        atexit.unregister(self.close)
+        at_exit.unregister(self.close)
         try:
             self.pipeline.patience = min(CLOSE_PATIENCE, exits.left() / 4)
             for end in self._ends():
@@ -401,7 +400,7 @@ def _forked(probe: TorchProbe | None) -> None:
     if probe is not None and not probe._closed:
         probe._closed = True
         probe._due = False
-        atexit.unregister(probe.close)
+        at_exit.unregister(probe.close)
         if probe.plans.current is not None:
             probe.plans.current.on = False
         if probe._watch is not None:
