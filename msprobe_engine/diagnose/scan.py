@@ -23,6 +23,8 @@ FILLS = frozenset(
 """Operations that write an infinity because the caller asked for it, in the spelling of `normal_op`."""
 SIGN_FLIPS = frozenset(("neg", "mul", "rmul", "sub", "rsub", "abs", "div", "truediv", "multiply"))
 """Operations that may turn the -inf of a mask into +inf without anything being wrong."""
+SAME_EVERYWHERE = frozenset(("allreduce", "allgather", "allgatherintotensor", "allgatherobject", "broadcast"))
+"""Collectives after which every rank has what one rank gave; with others it may be on other ranks only."""
 UNINITIALISED = frozenset(("empty", "emptylike", "newempty", "emptystrided", "newemptystrided", "resize"))
 """Operations whose output is whatever the memory held."""
 
@@ -95,6 +97,7 @@ class _Scanner:
         self.brought = False
         self.inside_bad: set[str] = set()
         self.inside_masked: set[str] = set()
+        self.handing_over: set[str] = set()
 
     def run(self) -> Scan:
         for call in self.trace.calls:
@@ -131,6 +134,8 @@ class _Scanner:
             # may never be read. An operation that computes with them is met later and tells.
             return
         self.result.bad.add(call.index)
+        if bits and call.kind == "collective" and normal_op(call.op) not in SAME_EVERYWHERE:
+            self.handing_over.update((call.name, *self.trace.ancestors(call)))
         if bits and not self._known(bits):
             self._arrived(call, bad_in, bad_params)
             carried = False
@@ -198,6 +203,8 @@ class _Scanner:
         return bool(spread) and self._swallows(self.trace.calls[spread[-1]])
 
     def _swallows(self, call: Call) -> bool:
+        if call.name in self.handing_over:
+            return False  # another rank has it now
         bad_in = (call.in_flags | call.parameter_flags) & NONFINITE
         return bool(bad_in and not call.out_flags & (NONFINITE | UNKNOWN) and call.out_flags & FINITE)
 
@@ -205,7 +212,7 @@ class _Scanner:
         """Clean inputs, bad output. True when the call is an origin, False when something inside it or a peer explains it."""
         notes: list[str] = []
         cause = {"api": "operator", "collective": "collective"}.get(call.kind, call.kind)
-        if call.kind == "module" and call.name in self.inside_bad:
+        if call.name in self.inside_bad:  # a module, or a function of the user's that calls others
             return False
         if call.kind == "collective":
             kind, ranks = self.arrival(call)
