@@ -8,6 +8,7 @@ training's.
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
@@ -30,12 +31,25 @@ def is_own(backend: Any) -> bool:
     return any(getattr(group, "_backend", None) is backend for group in list(_open))
 
 
+def _limit_of_training() -> float:
+    """Seconds that a collective of the default group may take; infinite where its backend does not say."""
+    group: Any = _c10d._get_default_group()
+    limits = []
+    for device in ("cpu", "cuda", "npu"):
+        try:
+            limits.append(group._get_backend(torch.device(device)).options._timeout.total_seconds())
+        except Exception:  # no backend for such a device, or one without options
+            continue
+    return min(limits, default=math.inf)
+
+
 class OwnGroup:
     """Building it is a collective call of its ranks. Each kind of exchange returns its work at once.
 
     Args:
         ranks: global ranks, the same list on all of them, this one among it.
-        patience: seconds that ranks wait for each other while it is built.
+        patience: seconds that ranks wait for each other while it is built; no longer than a quarter of what the training's own
+            collectives may take, which would end it if they had to wait for a rank that waits here.
         timeout: seconds until an exchange over it counts as failed; 0: as `patience`.
 
     Attributes:
@@ -49,6 +63,7 @@ class OwnGroup:
         if not dist.is_gloo_available():
             raise RuntimeError("this torch has no gloo: ranks cannot tell each other what they see")
         store: Any = _c10d._get_default_store()
+        patience = min(patience, _limit_of_training() / 4)
         key = (store, tuple(ranks))
         if key in _missed:
             raise RuntimeError(f"not all of the ranks {list(ranks)} have come before: is the probe off on one of them?")
