@@ -23,8 +23,9 @@ FILLS = frozenset(
 """Operations that write an infinity because the caller asked for it, in the spelling of `normal_op`."""
 SIGN_FLIPS = frozenset(("neg", "mul", "rmul", "sub", "rsub", "abs", "div", "truediv", "multiply"))
 """Operations that may turn the -inf of a mask into +inf without anything being wrong."""
-SAME_EVERYWHERE = frozenset(("allreduce", "allgather", "allgatherintotensor", "allgatherobject", "broadcast"))
-"""Collectives after which every rank has what one rank gave; with others it may be on other ranks only."""
+SAME_EVERYWHERE = frozenset(("allreduce", "broadcast"))
+"""Collectives after which all ranks go on with the same, so that one rank tells what became of it. After others they go on with different
+parts: all-to-all, or all-gather and a choice of tokens."""
 UNINITIALISED = frozenset(("empty", "emptylike", "newempty", "emptystrided", "newemptystrided", "resize"))
 """Operations whose output is whatever the memory held."""
 
@@ -106,7 +107,10 @@ class _Scanner:
         for origin, after in zip(self.result.origins, [*self.result.origins[1:], None]):
             last = origin.spread[-1] if origin.spread else None
             if last is not None:
-                origin.swallowed = self._swallows(self.trace.calls[last])
+                handed_on = any(
+                    self.trace.calls[i].kind == "collective" and self.trace.calls[i].name in self.handing_over for i in origin.spread
+                )
+                origin.swallowed = self._swallows(self.trace.calls[last]) and not handed_on
             elif after is not None and not origin.flags & NAN:
                 # an infinity that nothing recorded took up, and the next fault started from clean inputs
                 origin.swallowed = True

@@ -36,6 +36,20 @@ def test_a_value_that_was_sent_away(rank_dump: Any) -> None:
     assert (1, "Distributed.all_to_all_single.0.forward") in [(rank, call.name) for rank, call in verdict.spread[0]]
 
 
+def test_tokens_that_the_rank_itself_does_not_choose(rank_dump: Any) -> None:
+    """Rank 0 makes a NaN, all ranks gather all tokens, and only rank 1 chooses the spoiled ones."""
+    dumps = [rank_dump(), rank_dump()]
+    for rank, r in enumerate(dumps):
+        mine, chosen = ("ok", "nan") if rank else ("nan", "ok")
+        r.api("Torch.exp", ["ok"], [mine])
+        r.comm("all_gather_into_tensor", [None, mine], ["nan"], group=[0, 1])
+        r.api("Tensor.index_select", ["nan"], [chosen])
+        r.comm("reduce_scatter_tensor", [None, chosen], ["ok" if rank else "nan"], group=[0, 1])
+        r.api("Tensor.mean", ["ok" if rank else "nan"], ["ok" if rank else "nan"])
+    verdict = analyse({rank: r.trace(rank) for rank, r in enumerate(dumps)})
+    assert [(o.rank, o.call.name) for o in verdict.suspects] == [(0, "Torch.exp.0.forward")]
+
+
 def test_a_function_that_made_it_after_an_exchange(rank_dump: Any) -> None:
     """A function around an exchange of clean values that gives NaN is named itself."""
     dumps = [rank_dump(), rank_dump()]
