@@ -8,6 +8,7 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
+MCORE ?= megatron-core==0.16.1
 MCORE19 ?= megatron-core==0.19.2
 VENV := .venv
 BIN := $(VENV)/bin
@@ -70,7 +71,12 @@ system-packages:
 	  fi; \
 	done
 
-demo: $(VENV)/.installed
+# What the tests need on top (Trainers, DeepSpeed, ...) would make the demo wait.
+$(VENV)/.demo: $(VENV)/.torch-$(TORCH) pyproject.toml $(wildcard msprobe_engine/*.[ch] msprobe_integrations/torch/*.c)
+	@[ -e $(VENV)/.installed ] || $(BIN)/python -m pip install --quiet '$(TORCH)' '$(MCORE)' -e '.[megatron,tensorboard,prometheus,cli]'
+	@touch $@
+
+demo: $(VENV)/.demo
 	$(BIN)/python examples/megatron/demo.py
 
 lint: $(VENV)/.installed
