@@ -37,7 +37,7 @@ from msprobe_integrations.megatron.layout import unwrapped
 from msprobe_integrations.megatron.observer import TrainingObserver
 from msprobe_integrations.torch.probe import TorchProbe
 
-STEPS = 3
+STEPS = 2
 LEVELS = ("L0", "L1", "mix")
 BITS = ("losses", "weights", "random")
 _PREFIX = re.compile(r"^(module\.)+")
