@@ -6,8 +6,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from msprobe_integrations.torch.probe import TorchProbe
 from msprobe_integrations.torch.trainer_loop import TrainerObserver, excluded, number, quietly, replace
 from msprobe_integrations.torchtitan.dims import places, sharing
@@ -66,6 +64,11 @@ class TitanObserver(TrainerObserver):
             groups = [group for optimizer in self._trainer.optimizers.optimizers for group in optimizer.param_groups]
             self._rate = number(groups[0]["lr"]) if groups else None
 
+    def clipped(self, norm: Any) -> None:
+        """Gradients have been clipped; `norm` as torchtitan has it, not read here."""
+        if (value := number(norm)) is not None:
+            self.note({"grad_norm": value})
+
     def _pass(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self._pipeline:  # a schedule has micro batches of its own
             quietly(self, "micro batches", "pass_begins")
@@ -85,9 +88,7 @@ class TitanObserver(TrainerObserver):
 
     def _clip(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         norm = original(*args, **kwargs)
-        with self.safely("gradient norm"):
-            if isinstance(norm, torch.Tensor) and (value := number(norm)) is not None:
-                self.note({"grad_norm": value})
+        quietly(self, "the gradient norm", "clipped", norm)
         return norm
 
     def _log(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
