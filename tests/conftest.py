@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,9 @@ from cell_notes import cells, pytest_runtest_makereport
 from hypothesis import HealthCheck, settings
 
 __all__ = ["cells", "pytest_runtest_makereport"]  # what a test proves of docs/integrations.md: a fixture and its hook
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's background job: programs that tests interrupt would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 settings.load_profile("shared")
