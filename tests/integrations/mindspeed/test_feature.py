@@ -171,6 +171,7 @@ def test_a_fault_of_ours_leaves_the_launch(
 ) -> None:
     """A fault in what our feature does is one line, and MindSpeed's adaptor is imported with all its patches."""
     monkeypatch.setattr(feature, name, lambda _: 1 / 0)
+    monkeypatch.setattr(feature, "_failed", [])
     launch(monkeypatch, "--msprobe-config", str(config), "--own-step")
     assert importlib.import_module("megatron.training.training").train_step.__qualname__.startswith("OwnStep")
     assert "ZeroDivisionError" in capsys.readouterr().err
