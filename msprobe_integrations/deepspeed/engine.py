@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from msprobe_engine.log import get_logger
 from msprobe_engine.settings.schema import ProbeSettings
@@ -31,9 +30,9 @@ from msprobe_integrations.deepspeed.monitor import Events, MonitorSink
 from msprobe_integrations.deepspeed.pipeline import Instructions, is_pipeline
 from msprobe_integrations.deepspeed.places import rank_info
 from msprobe_integrations.deepspeed.source import find
-from msprobe_integrations.torch.doors import Door, shared_door
 from msprobe_integrations.torch.loop import LoopObserver
 from msprobe_integrations.torch.probe import TorchProbe
+from msprobe_integrations.torch.ranks_end import before_ranks_end
 
 _log = get_logger()
 _QUIET = "quiet"
@@ -90,12 +89,7 @@ class EngineObserver(LoopObserver):
         self._events = events
         if self.sink is not None:
             self.sink.follow(engine)
-            for owner in (dist, dist.distributed_c10d):
-                self._look_through(shared_door(owner, "destroy_process_group"))
-
-    def _look_through(self, door: Door) -> None:
-        door.add(self._ranks_end)
-        self.undo(lambda: door.discard(self._ranks_end))
+            self.undo(before_ranks_end(self._ranks_end))
 
     def follows(self, engine: Any) -> bool:
         """Is this the engine to follow? Of the others nothing is seen; said once for each that trains."""
@@ -274,15 +268,13 @@ class EngineObserver(LoopObserver):
         if self.sink is not None and self._events is not None:
             self.sink.hand_over(self._events.write)
 
-    def _ranks_end(self, following: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """`destroy_process_group`: the user's writers ask for their rank, so they get the last steps before it."""
-        group = args[0] if args else kwargs.get("group")
+    def _ranks_end(self) -> None:
+        """The user's writers ask for their rank, so they get the last steps before the process group goes."""
         with self.safely("end of the process group"):
-            if self.probe is not None and (group is None or group is dist.group.WORLD):
+            if self.probe is not None:
                 self.probe.pipeline.advance(wait=True)
                 self.probe.session.writer.flush()
                 self._hand_over()
-        return following(*args, **kwargs)
 
     def close(self) -> None:
         """Take everything off and finish the files; what the user's writers have not had yet goes there."""

@@ -22,6 +22,7 @@ from torch.optim import optimizer as optim
 from msprobe_integrations.autoload.imports import after_import
 from msprobe_integrations.torch.doors import Door, shared_door
 from msprobe_integrations.torch.plain_loop_models import parameters_of, trains
+from msprobe_integrations.torch.ranks_end import before_ranks_end
 
 if TYPE_CHECKING:
     from msprobe_integrations.torch.plain_loop import PlainObserver
@@ -221,9 +222,7 @@ class Sight:
             if "step" in vars(scaler):
                 self._door(on, shared_door(scaler, "step"), self._scaler_step)
                 self._door(on, shared_door(scaler, "scale"), self._scale)
-        if torch.distributed.is_available():
-            for owner in (torch.distributed, torch.distributed.distributed_c10d):
-                self._door(on, shared_door(owner, "destroy_process_group"), self._destroy)
+        on.append(before_ranks_end(self._ranks_end))
 
     @staticmethod
     def _door(undo: list[Callable[[], Any]], door: Door, handler: Any) -> None:
@@ -278,13 +277,10 @@ class Sight:
         if key in self.updating:  # until now: torch goes through its hooks, none may be taken off
             del self.updating[self.updating.index(key) :]
 
-    def _destroy(self, following: Any, *args: Any, **kwargs: Any) -> Any:
-        """Ranks are still known, and can be reached, until now."""
-        group = args[0] if args else kwargs.get("group")
+    def _ranks_end(self) -> None:
         with self._safely():
-            if self.observer is not None and (group is None or group is torch.distributed.group.WORLD):
+            if self.observer is not None:
                 self.observer.end_of_ranks()
-        return following(*args, **kwargs)
 
     def _watch_schedules(self, schedules: Any) -> None:
         """Pipeline stages: all ranks begin a step here. At the first pass of its stage a rank of the first stage would wait for the
