@@ -15,61 +15,37 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from msprobe_engine import histograms
 from msprobe_engine.records import Frame, Sample
 from msprobe_engine.rules.base import Alert
-from msprobe_engine.settings.schema import JsonLinesSettings, MonitorSettings
-from msprobe_engine.sinks.beside import RunFile, alert_fields
+from msprobe_engine.sinks.beside import alert_fields
 from msprobe_engine.sinks.cells import statistic_cells
 from msprobe_engine.sinks.features import FEATURES, pivot
-from msprobe_engine.sinks.files import AppendFile, make_directory
+from msprobe_engine.sinks.files import AppendFile
 from msprobe_engine.sinks.jsontext import dumps, number
-from msprobe_engine.sinks.names import Names
+from msprobe_engine.sinks.onefile import OneFileSink
 from msprobe_engine.sinks.resume import whole_lines
 
 _TEXTS = {"nan": '"NaN"', "inf": '"Infinity"', "-inf": '"-Infinity"'}
 _OWN = frozenset(("column", "histogram", "state", "tag"))
 
 
-class JsonLinesSink:
-    """Writes samples, scalars and alerts. Each frame is one line and one write, so a killed process leaves whole steps.
-
-    Args:
-        settings: section ``sinks.jsonl``.
-        monitor: for the names and what the run says about itself.
-        output_dir: root of the run's output.
-        rank: global rank.
-        world_size: number of ranks; 0: unknown.
-
-    Raises:
-        SinkError: the file cannot be opened.
-    """
+class JsonLinesSink(OneFileSink):
+    """Writes samples, scalars and alerts. Each frame is one line and one write, so a killed process leaves whole steps."""
 
     name = "jsonl"
+    place = "jsonl"
+    ending = ".jsonl"
 
-    def __init__(
-        self, settings: JsonLinesSettings, monitor: MonitorSettings | None, *, output_dir: Path, rank: int, world_size: int = 0
-    ) -> None:
-        self._ops = tuple(op for op in dict.fromkeys(settings.ops) if op not in ("shape", "dtype"))
-        directory = Path(settings.path or output_dir / "jsonl")
-        make_directory(directory, "jsonl sink")
-        self.path = directory / f"rank{rank}.jsonl"
-        """The file."""
+    def _open(self) -> None:
         self._file = AppendFile(self.path)
         if self._file.size and whole_lines(self.path):
             self._file.close()
             self._file = AppendFile(self.path)
-        self._names = Names(monitor is not None and monitor.squash_name)
-        self._run = RunFile(None, rank, world_size, monitor)
         self._heads: dict[tuple[Any, ...], str] = {}
-
-    def watch_info(self, info: Mapping[str, Any]) -> None:
-        """Facts about the rank (tp, pp, dp, ...); a mapping that its owner fills when they are known."""
-        self._run.watch(info)
 
     def write(self, frame: Frame, alerts: Sequence[Alert]) -> None:
         """Append one line.
@@ -90,9 +66,6 @@ class JsonLinesSink:
             if run:
                 self._run.stale()
             raise
-
-    def flush(self) -> None:
-        """Nothing waits here: every line is with the operating system when `write` returns."""
 
     def close(self) -> None:
         self._file.close()

@@ -6,9 +6,7 @@ batches are targets of their own. ``msprobe data2db`` puts the files of all rank
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 from msprobe_engine.columns import column
 from msprobe_engine.errors import SinkError
@@ -16,49 +14,25 @@ from msprobe_engine.monitor.series import Key
 from msprobe_engine.monitor.trend_db import TrendDatabase
 from msprobe_engine.records import Frame, Sample
 from msprobe_engine.rules.base import Alert
-from msprobe_engine.settings.schema import MonitorSettings, SqliteSettings
-from msprobe_engine.sinks.beside import RunFile, alert_fields
+from msprobe_engine.sinks.beside import alert_fields
 from msprobe_engine.sinks.features import FEATURES, pivot
-from msprobe_engine.sinks.files import make_directory
 from msprobe_engine.sinks.jsontext import dumps
-from msprobe_engine.sinks.names import Names
+from msprobe_engine.sinks.onefile import OneFileSink
 
 
-class SqliteSink:
-    """Writes samples, scalars and alerts.
-
-    Args:
-        settings: section ``sinks.sqlite``.
-        monitor: for the names and what the run says about itself.
-        output_dir: root of the run's output.
-        rank: global rank.
-        world_size: number of ranks; 0: unknown.
-
-    Raises:
-        SinkError: the file cannot be opened.
-    """
+class SqliteSink(OneFileSink):
+    """Writes samples, scalars and alerts."""
 
     name = "sqlite"
+    place = "trend"
+    ending = ".trend.db"
+    left_out = ("shape", "dtype", "digest")
 
-    def __init__(
-        self, settings: SqliteSettings, monitor: MonitorSettings | None, *, output_dir: Path, rank: int, world_size: int = 0
-    ) -> None:
-        self._ops = tuple(op for op in dict.fromkeys(settings.ops) if op not in ("shape", "dtype", "digest"))
-        self._rank = rank
-        directory = Path(settings.path or output_dir / "trend")
-        make_directory(directory, "sqlite sink")
-        self.path = directory / f"rank{rank}.trend.db"
-        """The file."""
+    def _open(self) -> None:
         try:
             self._db = TrendDatabase(self.path)
         except SinkError as error:
             raise SinkError(f"sqlite sink: {error}") from error
-        self._names = Names(monitor is not None and monitor.squash_name)
-        self._run = RunFile(None, rank, world_size, monitor)
-
-    def watch_info(self, info: Mapping[str, Any]) -> None:
-        """Facts about the rank (tp, pp, dp, ...); a mapping that its owner fills when they are known."""
-        self._run.watch(info)
 
     def write(self, frame: Frame, alerts: Sequence[Alert]) -> None:
         """Add one frame in one transaction.
@@ -74,9 +48,6 @@ class SqliteSink:
             self._db.add_alerts(self._rank, [(alert.step, dumps(alert_fields(alert))) for alert in alerts])
             if self._run.refresh():
                 self._db.set_info(self._rank, dumps(self._run.content))
-
-    def flush(self) -> None:
-        """Nothing waits here: every frame is with the operating system when `write` returns."""
 
     def close(self) -> None:
         self._db.close()

@@ -52,6 +52,7 @@ class Request:
 
 
 _told: Request | None = None
+_used: set[Request] = set()
 
 
 def ask(config: str, changes: tuple[str, ...] = (), by: str = CONFIG) -> Request:
@@ -65,6 +66,30 @@ def forget() -> None:
     """Only the environment counts again (tests)."""
     global _told
     _told = None
+    _used.clear()
+
+
+def of_script(file: str | os.PathLike[str]) -> ProbeSettings:
+    """Settings of a file that a script names itself. Where the launch line asks for the same file, its changes count too.
+
+    Raises:
+        SettingsError: all mistakes, one line each.
+    """
+    from msprobe_engine.settings.load import load_settings
+
+    asked = current()
+    if asked is None or os.path.realpath(file) != os.path.realpath(asked.config):
+        return load_settings(os.fspath(file))
+    _used.add(asked)
+    return asked.settings()
+
+
+def left_aside(asked: Request) -> bool:
+    """The script makes a probe of its own. True the first time, unless it has taken over what was asked for."""
+    if asked in _used:
+        return False
+    _used.add(asked)
+    return True
 
 
 def current() -> Request | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from msprobe_engine.settings.load import load_settings
 from msprobe_engine.settings.schema import ProbeSettings
 from msprobe_integrations.deepspeed import patches
 from msprobe_integrations.deepspeed.engine import EngineObserver
@@ -32,8 +31,7 @@ class DeepSpeedCallback:
     """
 
     def __init__(self, config: ProbeSettings | str | Path) -> None:
-        settings = config if isinstance(config, ProbeSettings) else load_settings(config)
-        self.observer = EngineObserver(settings, file=None if isinstance(config, ProbeSettings) else config)
+        self.observer = EngineObserver.of(config)
 
     def on_setup(self, engine: Any) -> None:
         """After `deepspeed.initialize`: this engine is followed. A collective call under ZeRO: all ranks make it."""

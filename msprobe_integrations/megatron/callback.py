@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from msprobe_engine.settings.load import load_settings
 from msprobe_engine.settings.schema import ProbeSettings
 from msprobe_integrations.megatron.observer import TrainingObserver
 from msprobe_integrations.megatron.patches import current, observe
@@ -32,8 +31,7 @@ class MegatronCallback:
     """
 
     def __init__(self, config: ProbeSettings | str | Path) -> None:
-        settings = config if isinstance(config, ProbeSettings) else load_settings(config)
-        self.observer = TrainingObserver(settings, file=None if isinstance(config, ProbeSettings) else config)
+        self.observer = TrainingObserver.of(config)
         owner.own("user", self.observer)
         observe(lambda: self.observer, whole_loop=False)
         current()

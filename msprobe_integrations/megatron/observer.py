@@ -6,8 +6,8 @@ Whatever goes wrong in here stays here: every event is guarded, and a probe that
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -94,32 +94,17 @@ class TrainingObserver(LoopObserver):
 
     # steps
 
-    @contextmanager
-    def iteration(self, number: int | None) -> Iterator[dict[str, Any]]:
+    def iteration(self, number: int | None) -> AbstractContextManager[dict[str, Any]]:
         """One `train_step`. The step stays open after it, unseen, until Megatron has written its log line (`logged`) or the next one
         begins: what Megatron computes for its log belongs to it. The mapping takes the step's scalars."""
-        scalars: dict[str, Any] = {}
-        outside = self.is_driven  # a callback has said where steps begin and end
-        if not outside:
-            self._driven = 1
-            self.begin(number)
-        try:
-            yield scalars
-        except BaseException:
-            self.interrupted()
-            raise
-        finally:
-            self.note(scalars)
-            if not outside:
-                self._driven = 0
-                with self.safely("step end"):
-                    self._hold()
+        return self.driven(number, over=self._hold)
 
     def _hold(self) -> None:
-        if self._open and self.probe is not None:
-            self._held = True
-            self.leave_step()
-            self.probe.pause()
+        with self.safely("step end"):
+            if self._open and self.probe is not None:
+                self._held = True
+                self.leave_step()
+                self.probe.pause()
 
     def finished(self) -> bool:
         """A step that waits for the log line is complete."""

@@ -82,3 +82,25 @@ _shared: dict[tuple[int, str], Door] = {}
 def shared_door(owner: Any, name: str) -> Door:
     """The one door of a function of a module or class that lives as long as the process."""
     return _shared.setdefault((id(owner), name), Door(owner, name))
+
+
+class Doors:
+    """Handlers behind shared doors that come together and go together."""
+
+    def __init__(self) -> None:
+        self._handlers: list[tuple[Door, Handler]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._handlers)
+
+    def add(self, owner: Any, name: str, handler: Handler) -> None:
+        """`handler` looks through this function from now on."""
+        door = shared_door(owner, name)
+        self._handlers.append((door, handler))
+        door.add(handler)
+
+    def close(self) -> None:
+        """Take all handlers away."""
+        while self._handlers:
+            door, handler = self._handlers.pop()
+            door.discard(handler)

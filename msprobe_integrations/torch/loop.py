@@ -8,18 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from msprobe_engine.log import get_logger
 from msprobe_engine.settings.schema import ProbeSettings
+from msprobe_integrations.autoload import request
 from msprobe_integrations.torch import at_exit, exits
 from msprobe_integrations.torch.loop_gradients import LoopGradients
 from msprobe_integrations.torch.probe import TorchProbe
 
 _log = get_logger()
+Observer = TypeVar("Observer", bound="LoopObserver")
 
 
 class LoopObserver:
@@ -50,6 +52,12 @@ class LoopObserver:
         self._scalars: dict[str, Any] = {}
         self._undo: list[Callable[[], None]] = []
         self._gradients: LoopGradients | None = None
+
+    @classmethod
+    def of(cls: type[Observer], config: ProbeSettings | str | Path) -> Observer:
+        """As a script asks for it: from settings, or from a settings file, which is followed with ``monitor.hot``; raises `SettingsError`
+        when it is wrong."""
+        return cls(config) if isinstance(config, ProbeSettings) else cls(request.of_script(config), file=config)
 
     # for a framework
 
@@ -131,12 +139,12 @@ class LoopObserver:
             self.step += 1
 
     @contextmanager
-    def driven(self, step: int | None = None) -> Iterator[dict[str, Any]]:
+    def driven(self, step: int | None = None, over: Callable[[], None] | None = None) -> Iterator[dict[str, Any]]:
         """A step whose borders are known (`train_step`, a callback): inside, nothing else opens or closes steps. The mapping takes
-        the step's scalars."""
+        the step's scalars. `over` is called at the end of the outermost one; None: `end`."""
         scalars: dict[str, Any] = {}
-        self._driven += 1
-        if self._driven == 1:
+        level, self._driven = self._driven, self._driven + 1
+        if not level:
             self.begin(step)
         try:
             yield scalars
@@ -144,9 +152,10 @@ class LoopObserver:
             self.interrupted()
             raise
         finally:
-            self._driven -= 1
-            if not self._driven:
-                self.end(scalars)
+            self._driven = level
+            self.note(scalars)
+            if not level:
+                (over or self.end)()
 
     @property
     def in_step(self) -> bool:

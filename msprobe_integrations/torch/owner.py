@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 from msprobe_engine.errors import ProbeError
 from msprobe_engine.log import get_logger
 from msprobe_engine.settings.schema import ProbeSettings
 from msprobe_integrations.autoload import request
-from msprobe_integrations.torch.loop import LoopObserver
+from msprobe_integrations.torch.loop import LoopObserver, Observer
 
 _log = get_logger()
-Observer = TypeVar("Observer", bound=LoopObserver)
 KNOWS = {
     "torch": 10,
     "accelerate": 15,
@@ -66,6 +64,9 @@ def claim(name: str, make: Callable[[ProbeSettings, Path], Observer]) -> Observe
 def own(name: str, observer: LoopObserver | None) -> None:
     """`observer`, which a script has made itself (None: a probe of another kind), follows from now on."""
     global _owner
+    asked = request.current()
+    if name == "user" and asked is not None and request.left_aside(asked):
+        _log.warning("the script makes a probe of its own: that of %s is not used (%s)", asked.by, " ".join((asked.config, *asked.changes)))
     _hand_over(name)
     _owner = (name, observer)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from msprobe_integrations.torch.doors import Door, shared_door
+from msprobe_integrations.torch.doors import Doors
 from msprobe_integrations.torch.gradients import ACCUMULATED, LOCAL, Piece
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class UnshardedGradients:
         self._classes = {type(group) for group in groups}
         self.covered = {fp.sharded_param for group in groups for fp in group.fsdp_params if fp.sharded_param in pieces}
         self._watch: ParameterWatch | None = None
-        self._doors: list[tuple[Door, Any]] = []
+        self._doors = Doors()
         self._reductions: dict[Piece, int] = {}
         self._kept: set[Piece] = set()
         self._micro = False
@@ -50,17 +50,13 @@ class UnshardedGradients:
         self._watch, self._micro = watch, micro
         for cls in self._classes:
             if unreduced:
-                self._doors.append((shared_door(sys.modules[cls.__module__], "foreach_reduce"), self._reduce))
+                self._doors.add(sys.modules[cls.__module__], "foreach_reduce", self._reduce)
             if micro:
-                self._doors.append((shared_door(cls, "post_backward"), self._post_backward))
-        for door, handler in self._doors:
-            door.add(handler)
+                self._doors.add(cls, "post_backward", self._post_backward)
 
     def close(self) -> None:
         """Take the doors off."""
-        for door, handler in self._doors:
-            door.discard(handler)
-        self._doors.clear()
+        self._doors.close()
 
     def _reduce(
         self, following: Any, fsdp_params: Sequence[Any], unsharded_grads: Sequence[torch.Tensor], *args: Any, **kwargs: Any

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from msprobe_engine.log import warn_once
-from msprobe_integrations.torch.doors import Door, shared_door
+from msprobe_integrations.torch.doors import Doors
 from msprobe_integrations.torch.gradients import ACCUMULATED, CLIPPED, LOCAL, Piece, layer_numbers, layer_of
 from msprobe_integrations.torch.parameters import Replicas
 from msprobe_integrations.torch.parameters_plain import PlainSource
@@ -74,8 +74,7 @@ class FlatSource(PlainSource):
 
     def __init__(self, probe: TorchProbe, models: Sequence[nn.Module], optimizer: Any) -> None:
         super().__init__(probe, models, optimizer)
-        self._flat_doors: list[tuple[Door, Any]] = []
-        self._clip_door: tuple[Door, Any] | None = None
+        self._flat_doors, self._clip_doors = Doors(), Doors()
         self._reductions: dict[int, int] = {}
         self._at: dict[Piece, Place] = {}
         self._of: dict[int, list[Piece]] = {}
@@ -182,9 +181,7 @@ class FlatSource(PlainSource):
         super().connect(watch)
         classes = {type(place.state) for place in self._at.values()}
         for cls in classes:
-            door = shared_door(cls, "clip_grad_norm_")
-            door.add(self._clip)
-            self._clip_door = (door, self._clip)
+            self._clip_doors.add(cls, "clip_grad_norm_", self._clip)
 
     def open(self) -> None:
         """Look at flat gradients before they are reduced."""
@@ -202,23 +199,17 @@ class FlatSource(PlainSource):
 
         for name in ("_reduce_grad", "_reduce_grad_no_shard"):
             if hasattr(_runtime_utils, name):
-                self._flat_doors.append((shared_door(_runtime_utils, name), self._reduce))
-        for door, handler in self._flat_doors:
-            door.add(handler)
+                self._flat_doors.add(_runtime_utils, name, self._reduce)
 
     def shut(self) -> None:
         """Take the doors off."""
         super().shut()
-        for door, handler in self._flat_doors:
-            door.discard(handler)
-        self._flat_doors.clear()
+        self._flat_doors.close()
 
     def close(self) -> None:
         """Take everything off."""
         super().close()
-        if self._clip_door is not None:
-            self._clip_door[0].discard(self._clip_door[1])
-            self._clip_door = None
+        self._clip_doors.close()
 
     def _reduce(self, following: Callable[..., Any], state: Any, handle: Any, *args: Any, **kwargs: Any) -> Any:
         watch = self._watch

@@ -14,7 +14,7 @@ import torch
 from torch.nn.utils import clip_grad
 
 from msprobe_integrations.torch import dtensors
-from msprobe_integrations.torch.doors import Door, shared_door
+from msprobe_integrations.torch.doors import Doors
 from msprobe_integrations.torch.gradients import CLIPPED, UNSCALED
 
 if TYPE_CHECKING:
@@ -53,28 +53,26 @@ class UpdateDoors:
         self.stepped = False
         """Set by whoever sees the update itself."""
         self._stepping = False
-        self._doors: list[tuple[Door, Any]] = [
-            *((shared_door(cls, "unscale_"), self._unscale) for cls in _scalers("unscale_")),
-            *((shared_door(cls, "step"), self._step) for cls in _scalers("step")),
-            (shared_door(clip_grad, "clip_grad_value_"), self._clip_value),
-            (shared_door(torch.nn.utils, "clip_grad_value_"), self._clip_value),
-        ]
+        self._doors = Doors()
+        for name, handler in (("unscale_", self._unscale), ("step", self._step)):
+            for cls in _scalers(name):
+                self._doors.add(cls, name, handler)
+        clipping: tuple[Any, ...] = (clip_grad, torch.nn.utils)
+        for owner in clipping:
+            self._doors.add(owner, "clip_grad_value_", self._clip_value)
         if hasattr(clip_grad, _WITH_NORM):
-            self._doors.append((shared_door(clip_grad, _WITH_NORM), self._clip_with_norm))
-            self._doors.append((shared_door(torch.nn.utils, "clip_grads_with_norm_"), self._clip_with_norm))
+            self._doors.add(clip_grad, _WITH_NORM, self._clip_with_norm)
+            self._doors.add(torch.nn.utils, "clip_grads_with_norm_", self._clip_with_norm)
         else:
-            self._doors += [(shared_door(owner, "clip_grad_norm_"), self._clip_norm) for owner in (clip_grad, torch.nn.utils)]
+            for owner in clipping:
+                self._doors.add(owner, "clip_grad_norm_", self._clip_norm)
         for module, name in _CLIPPING:
-            if hasattr(owner := sys.modules.get(module), name):
-                self._doors.append((shared_door(owner, name), self._clip_norm))
-        for door, handler in self._doors:
-            door.add(handler)
+            if hasattr(own := sys.modules.get(module), name):
+                self._doors.add(own, name, self._clip_norm)
 
     def close(self) -> None:
         """Take the doors off."""
-        for door, handler in self._doors:
-            door.discard(handler)
-        self._doors.clear()
+        self._doors.close()
 
     def _unscale(self, following: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         with self._watch.guard(_PART):

@@ -26,10 +26,10 @@ from msprobe_engine.monitor.hot import HotMonitor
 from msprobe_engine.pipeline import CLOSE_PATIENCE
 from msprobe_engine.records import Entry, Frame, Sample, TensorRef
 from msprobe_engine.session import Session
-from msprobe_engine.settings.load import load_settings
 from msprobe_engine.settings.schema import MonitorSettings, ProbeSettings
 from msprobe_engine.sinks.base import Sink
 from msprobe_engine.window import Window
+from msprobe_integrations.autoload import request
 from msprobe_integrations.torch import at_exit, exits
 from msprobe_integrations.torch.advice import Advice, chunks_of
 from msprobe_integrations.torch.attempts import Attempts
@@ -96,7 +96,7 @@ class TorchProbe:
         """Build from a settings file; raises `SettingsError` when it is wrong. With ``monitor.hot`` the file is followed."""
         from msprobe_integrations.torch import owner  # which imports this module
 
-        probe = cls(load_settings(path), **arguments)
+        probe = cls(request.of_script(path), **arguments)
         owner.of_user()
         if probe.monitor is not None and probe.monitor.hot:
             probe.follow_file(path)

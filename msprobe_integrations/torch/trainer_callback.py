@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from msprobe_engine.settings.load import load_settings
 from msprobe_engine.settings.schema import ProbeSettings
+from msprobe_integrations.autoload import request
 from msprobe_integrations.torch import owner
 from msprobe_integrations.torch.trainer_loop import TrainerObserver
 
@@ -22,7 +22,7 @@ class ProbeCallback:
     """
 
     def __init__(self, config: ProbeSettings | str | Path | None = None) -> None:
-        self.config = load_settings(config) if isinstance(config, (str, Path)) else config
+        self.config = request.of_script(config) if isinstance(config, (str, Path)) else config
         self.observer: TrainerObserver | None = None
         self._file = config if isinstance(config, (str, Path)) else None
 

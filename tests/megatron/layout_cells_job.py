@@ -19,18 +19,15 @@ from megatron.core import optimizer as optimizers
 from megatron.core import parallel_state
 from megatron.core.num_microbatches_calculator import destroy_num_microbatches_calculator
 from megatron.core.tensor_parallel import layers
-from megatron_harness import Frames, probe_settings, run_gpt, train_gpt
+from megatron_harness import Frames, capturing, probe_settings, run_gpt, run_with_fault, train_gpt
 from restored import snapshot
 
 from msprobe_engine.settings.schema import (
-    CsvSettings,
     DumpSettings,
     GradProbeSettings,
-    IncidentSettings,
     MonitorSettings,
     ProbeSettings,
     ReplicaCheckSettings,
-    SinkSettings,
 )
 from msprobe_integrations.megatron import patches
 from msprobe_integrations.megatron.layout import unwrapped
@@ -257,27 +254,4 @@ def alone(argv: str) -> list[str]:
 
 def faulty(argv: str, seed: int, output: str) -> dict[str, Any]:
     """NaN or Inf in one module of one rank (experts may have no tokens that could be spoiled); returns the truth on that rank."""
-    import fault
-
-    argv = prepared(argv)
-    settings = ProbeSettings(
-        output_dir=output,
-        strict=True,
-        log_level="silent",
-        monitor=MonitorSettings(gradients=True),
-        sinks=SinkSettings(csv=CsvSettings(enabled=False)),
-        incident=IncidentSettings(level="mix", ring_steps=3),
-    )
-    observer = TrainingObserver(settings)
-    patches.observe(lambda: observer)
-    a = train_gpt.arguments(["--quiet", "--steps", "6", *argv.split()])
-    _, chunks, optimizer = train_gpt.build(a)
-    now = [0]
-    candidates = fault.candidates
-    fault.candidates = lambda model: [name for name in candidates(model) if "experts" not in name]
-    answer = fault.plant(
-        unwrapped(chunks[0]), seed, rank=dist.get_rank(), world_size=dist.get_world_size(), steps=6, step=lambda: now[0], truth=None
-    )
-    train_gpt.train(a, chunks, optimizer, on_step=lambda step: now.__setitem__(0, step))
-    observer.close()
-    return answer
+    return run_with_fault(prepared(argv), seed, capturing(output), steps=6, spared="experts")

@@ -13,6 +13,7 @@ for _place in (ROOT / "tests" / "frameworks", ROOT / "examples" / "megatron"):
         sys.path.insert(0, str(_place))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import fault  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 import train_gpt  # noqa: E402
@@ -26,6 +27,7 @@ from msprobe_engine.settings.schema import (  # noqa: E402
     SinkSettings,
 )
 from msprobe_integrations.megatron import patches  # noqa: E402
+from msprobe_integrations.megatron.layout import unwrapped  # noqa: E402
 from msprobe_integrations.megatron.observer import TrainingObserver  # noqa: E402
 from msprobe_integrations.torch.probe import TorchProbe  # noqa: E402
 
@@ -61,6 +63,47 @@ def observed(settings: ProbeSettings) -> tuple[TrainingObserver, Frames]:
     observer = TrainingObserver(settings, lambda s: TorchProbe(s, extra_sinks=[sink]))
     patches.observe(lambda: observer)
     return observer, sink
+
+
+def capturing(output: str) -> ProbeSettings:
+    """Gradients are monitored, an incident is captured with everything, nothing else is written."""
+    return ProbeSettings(
+        output_dir=output,
+        strict=True,
+        log_level="silent",
+        monitor=MonitorSettings(gradients=True),
+        sinks=SinkSettings(csv=CsvSettings(enabled=False)),
+        incident=IncidentSettings(level="mix", ring_steps=3),
+    )
+
+
+def run_with_fault(argv: str, seed: int, settings: ProbeSettings, *, steps: int, spared: str = "") -> dict[str, Any]:
+    """Train with NaN or Inf planted in one module of one rank; returns the truth on that rank, nothing on the others.
+
+    Args:
+        spared: modules with this in their names are not hit.
+    """
+    observer = TrainingObserver(settings)
+    patches.observe(lambda: observer)
+    a = train_gpt.arguments(["--quiet", "--steps", str(steps), *argv.split()])
+    _, chunks, optimizer = train_gpt.build(a)
+    now = [0]
+    candidates = fault.candidates
+    if spared:
+        fault.candidates = lambda model: [name for name in candidates(model) if spared not in name]
+    answer = fault.plant(
+        unwrapped(chunks[0]),
+        seed,
+        rank=dist.get_rank(),
+        world_size=dist.get_world_size(),
+        steps=steps,
+        step=lambda: now[0],
+        truth=None,
+    )
+    fault.candidates = candidates
+    train_gpt.train(a, chunks, optimizer, on_step=lambda step: now.__setitem__(0, step))
+    observer.close()
+    return answer
 
 
 def run_gpt(argv: str, settings: ProbeSettings | None, after_build: Any = None) -> tuple[dict[str, Any], list[Frame]]:

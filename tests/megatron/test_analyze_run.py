@@ -6,20 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 from forkpool import run_ranks
-from megatron_harness import train_gpt
+from megatron_harness import run_with_fault
 
 from msprobe_engine.monitor.analyze import Moment, analyze, summary
 from msprobe_engine.settings.schema import CsvSettings, IncidentSettings, MonitorSettings, ProbeSettings, SinkSettings
-from msprobe_integrations.megatron import patches
-from msprobe_integrations.megatron.layout import unwrapped
-from msprobe_integrations.megatron.observer import TrainingObserver
 
 
 def job(seed: int, output: str) -> dict[str, Any]:
-    from fault import plant
-
     settings = ProbeSettings(
         output_dir=output,
         strict=True,
@@ -28,16 +22,7 @@ def job(seed: int, output: str) -> dict[str, Any]:
         sinks=SinkSettings(csv=CsvSettings(path=f"{output}/monitor")),
         incident=IncidentSettings(enabled=False),
     )
-    observer = TrainingObserver(settings)
-    patches.observe(lambda: observer)
-    a = train_gpt.arguments(["--quiet", "--steps", "8", "--pp", "2", "--untie"])
-    _, chunks, optimizer = train_gpt.build(a)
-    now = [0]
-    model = unwrapped(chunks[0])
-    answer = plant(model, seed, rank=dist.get_rank(), world_size=2, steps=a.steps, step=lambda: now[0], truth=None)
-    train_gpt.train(a, chunks, optimizer, on_step=lambda step: now.__setitem__(0, step))
-    observer.close()
-    return answer
+    return run_with_fault("--pp 2 --untie", seed, settings, steps=8)
 
 
 @pytest.mark.framework

@@ -13,10 +13,10 @@ import torch.distributed as dist
 from forkpool import run_ranks
 from layout_checks import check_gradients, check_outputs, check_parameters, check_sums
 from layout_job import job
-from megatron_harness import Frames, probe_settings, train_gpt
+from megatron_harness import Frames, capturing, probe_settings, run_with_fault, train_gpt
 
 from msprobe_engine.diagnose.nan_analyze import nan_analyze
-from msprobe_engine.settings.schema import CsvSettings, IncidentSettings, MonitorSettings, ProbeSettings, ReplicaCheckSettings, SinkSettings
+from msprobe_engine.settings.schema import MonitorSettings, ReplicaCheckSettings
 from msprobe_integrations.megatron import patches
 from msprobe_integrations.megatron.layout import unwrapped
 from msprobe_integrations.megatron.observer import TrainingObserver
@@ -95,27 +95,7 @@ def test_moments_of_sharded_optimizers_are_whole(layout: str) -> None:
 
 
 def faulty(argv: str, seed: int, output: str) -> dict[str, Any]:
-    from fault import plant
-
-    settings = ProbeSettings(
-        output_dir=output,
-        strict=True,
-        log_level="silent",
-        monitor=MonitorSettings(gradients=True),
-        sinks=SinkSettings(csv=CsvSettings(enabled=False)),
-        incident=IncidentSettings(level="mix", ring_steps=3),
-    )
-    observer = TrainingObserver(settings)
-    patches.observe(lambda: observer)
-    a = train_gpt.arguments(["--quiet", "--steps", "6", *argv.split()])
-    _, chunks, optimizer = train_gpt.build(a)
-    now = [0]
-    answer = plant(
-        unwrapped(chunks[0]), seed, rank=dist.get_rank(), world_size=dist.get_world_size(), steps=6, step=lambda: now[0], truth=None
-    )
-    train_gpt.train(a, chunks, optimizer, on_step=lambda step: now.__setitem__(0, step))
-    observer.close()
-    return answer
+    return run_with_fault(argv, seed, capturing(output), steps=6)
 
 
 @pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if "EP" not in layout and "expert" not in layout])

@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from msprobe_engine.settings.schema import ProbeSettings
+from msprobe_integrations.autoload import request
 from msprobe_integrations.torch import owner
 from msprobe_integrations.torch.doors import Door
 from msprobe_integrations.torch.loop import LoopObserver
@@ -55,6 +56,47 @@ def test_a_probe_of_the_script_comes_first(tmp_path: Path) -> None:
         probe.close()
     assert [frame.step for frame in probe.frames] == [10, 11]
     assert not launch.directory.exists()
+
+
+def test_changes_of_the_launch_hold_for_its_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script that names the file that the launch line names gets the launch line's changes; nothing is left to warn of."""
+    file = tmp_path / "probe.yaml"
+    file.write_text("output_dir: elsewhere\nmonitor: {gradients: true}\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(request.CONFIG, str(file))
+    monkeypatch.setenv(request.CHANGES, f"output_dir={tmp_path / 'here'}\nmonitor.parameters=true")
+    try:
+        probe = TorchProbe.from_config("probe.yaml")
+        probe.close()
+        assert probe.settings.output_dir == str(tmp_path / "here")
+        assert probe.monitor is not None
+        assert probe.monitor.parameters
+        asked = request.current()
+        assert asked is not None
+        assert not request.left_aside(asked)
+    finally:
+        owner.release()
+        request.forget()
+
+
+def test_a_launch_line_that_is_not_used_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script with another settings file keeps that, and one warning says which file and changes do not count."""
+    for name in ("own", "launch"):
+        (tmp_path / f"{name}.yaml").write_text(f"output_dir: {tmp_path / name}\nmonitor: {{gradients: true}}\n")
+    monkeypatch.setenv(request.CONFIG, str(tmp_path / "launch.yaml"))
+    monkeypatch.setenv(request.CHANGES, "monitor.parameters=true")
+    said: list[str] = []
+    monkeypatch.setattr(owner._log, "warning", lambda text, *values: said.append(text % values))
+    try:
+        for _ in range(2):
+            probe = TorchProbe.from_config(tmp_path / "own.yaml")
+            assert probe.settings.output_dir == str(tmp_path / "own")
+            probe.close()
+    finally:
+        owner.release()
+        request.forget()
+    (line,) = said
+    assert f"{tmp_path / 'launch.yaml'} monitor.parameters=true" in line
 
 
 def test_who_knows_more_takes_over() -> None:
