@@ -153,6 +153,11 @@ class Pipeline:
         """Note alerts of this step that were raised before its end. The step's own rules do not repeat them."""
         self._early.extend(alerts)
 
+    def untold(self) -> list[Alert]:
+        """Alerts that were noted after the last step's end: no frame takes them along any more. They are the caller's from now on."""
+        left, self._early = self._early, []
+        return left
+
     def exchange(self, seen: Seen | None = None) -> Seen:
         """Put what this step has shown so far aside and go on with `seen` (None: nothing). For a step that runs more than once;
         the caller does the same with the backend's rows."""

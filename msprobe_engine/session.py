@@ -157,6 +157,10 @@ class Session:
                 with self.faults.guard(f"rule {rule.name}"):
                     close()
         with self.faults.guard("closing"):
+            self.pipeline.advance(wait=True)
+            for alert in self.pipeline.untold():
+                self.raise_alert(alert)
+        with self.faults.guard("closing"):
             self.pipeline.close()
         if self.incidents is not None:
             with self.faults.guard("incidents"):

@@ -123,9 +123,14 @@ class Channel:
                 self.poll()
 
     @property
+    def under_way(self) -> int:
+        """Checks that have begun and have no result yet; none of a channel that has failed."""
+        return 0 if self.failed else len(self._waiting) + (self._round is not None)
+
+    @property
     def idle(self) -> bool:
         """Nothing is under way."""
-        return bool(self.failed) or (self._round is None and not self._waiting)
+        return not self.under_way
 
     def poll(self) -> None:
         """Go on with what has arrived. Never waits; a fault of the transport is in `failed` afterwards."""

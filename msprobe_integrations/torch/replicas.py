@@ -163,6 +163,7 @@ class ReplicaCheck:
         """Channels for these groups and no others; those that compare what they did stay."""
         for ranks, channel in list(self._channels.items()):
             if ranks not in groups or channel.failed or tuple(groups[ranks].contents()) != channel.contents:
+                self._missed(ranks, channel, "what is compared has changed before they ended")
                 self._channels.pop(ranks).close()
         self._groups = groups
         for ranks in sorted(groups):  # the same order everywhere: no two ranks wait for each other
@@ -247,6 +248,8 @@ class ReplicaCheck:
         while any(not channel.idle for channel in self._channels.values()) and time.monotonic() < deadline:
             time.sleep(0.001)
             self.poll()
+        for ranks, channel in self._channels.items():
+            self._missed(ranks, channel, f"not all of them have answered in {seconds:.0f} s")
 
     def detach(self) -> None:
         """Let go of what is compared; connections of ranks stay for the next `attach`."""
@@ -260,6 +263,11 @@ class ReplicaCheck:
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             channel.close()
+
+    @staticmethod
+    def _missed(ranks: tuple[int, ...], channel: Channel, why: str) -> None:
+        if channel.under_way:
+            _log.warning("replicas on ranks %s: %d checks have no result, %s", short_ranks(ranks), channel.under_way, why)
 
     def _say(self, ranks: tuple[int, ...], why: str) -> None:
         if ranks not in self._said:

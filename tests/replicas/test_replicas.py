@@ -16,8 +16,11 @@ from replica_cases import Ears, Said, Step, flip_a_bit, leaf, settings, train
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from msprobe_engine import log
 from msprobe_engine.settings.schema import ReplicaCheckSettings, RuleSettings
+from msprobe_integrations.torch import exits
 from msprobe_integrations.torch.probe import TorchProbe
+from msprobe_integrations.torch.replica_channel import Channel
 
 pytestmark = pytest.mark.framework
 SMALL = "a.weight"
@@ -63,6 +66,53 @@ def test_the_last_check_of_a_run_is_heard() -> None:
     """What differs in the very last step is said before the files are closed."""
     (alert,) = run_ranks(2, flipped, "ddp", 1, 3, 1)[0]
     assert (alert.step, alert.name) == (2, SMALL)
+
+
+def result_within_the_last_end_step() -> list[Said]:
+    poll, submit = Channel.poll, Channel.submit
+
+    def arrives(channel: Channel, step: int, *check: Any) -> None:
+        if step == 2:
+            Channel.poll = poll  # type: ignore[method-assign]
+            while not channel.idle:
+                channel.poll()
+        submit(channel, step, *check)
+
+    Channel.poll, Channel.submit = lambda _: None, arrives  # type: ignore[method-assign,assignment]
+    return flipped("ddp", 0, 3, 1, replica_check=ReplicaCheckSettings(interval=1))
+
+
+def test_a_result_that_arrives_when_no_step_follows() -> None:
+    """What a check of an earlier step has found is said also when its result comes while the last step is being closed."""
+    assert [(alert.step, alert.name) for alert in run_ranks(2, result_within_the_last_end_step)[0]] == [(1, SMALL)]
+
+
+def close_without_an_answer() -> list[str]:
+    lines: list[str] = []
+    logger = log.get_logger()
+    logger.addFilter(lambda record: lines.append(record.getMessage()) or True)  # type: ignore[func-returns-value]
+    close = Channel.close
+
+    def stays(channel: Channel) -> None:
+        dist.barrier()
+        close(channel)
+
+    if dist.get_rank() == 0:
+        exits.left = lambda: 1.0  # as when a signal has arrived
+    else:
+        Channel.submit, Channel.close = lambda *_: None, stays  # type: ignore[method-assign,assignment]
+    train("ddp", 3, replica_check=ReplicaCheckSettings(interval=1))
+    if dist.get_rank() == 0:
+        dist.barrier()
+    return [line for line in lines if "have no result" in line]
+
+
+def test_checks_that_have_no_result_are_counted() -> None:
+    """A close waits for the other ranks as long as it may, and then says how many checks of which ranks have no result."""
+    first, second = run_ranks(2, close_without_an_answer)
+    assert second == []
+    assert len(first) == 1
+    assert "replicas on ranks 0-1: 3 checks have no result" in first[0]
 
 
 def start_apart(healed: bool) -> list[Said]:
