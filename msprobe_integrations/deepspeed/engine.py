@@ -28,8 +28,7 @@ from msprobe_engine.settings.schema import ProbeSettings
 from msprobe_integrations.deepspeed import patches, reliance
 from msprobe_integrations.deepspeed.monitor import Events, MonitorSink
 from msprobe_integrations.deepspeed.pipeline import Instructions, is_pipeline
-from msprobe_integrations.deepspeed.places import rank_info
-from msprobe_integrations.deepspeed.source import find
+from msprobe_integrations.deepspeed.source import parts_of
 from msprobe_integrations.torch.loop import LoopObserver
 from msprobe_integrations.torch.probe import TorchProbe
 from msprobe_integrations.torch.ranks_end import before_ranks_end
@@ -74,11 +73,10 @@ class EngineObserver(LoopObserver):
         """An engine is new: names of its module, and the optimizer it has made."""
         (engine,) = self.models
         self.engine = engine
-        optimizer = getattr(engine, "optimizer", None)
         reliance.attached(engine)
-        probe.pipeline.rank_info.update(rank_info(engine))
-        # modules have their names in the user's model; its hooks also come in time for the pass that has just begun
-        probe.attach([engine.module], optimizer, find=lambda probe, _, optimizer: find(probe, [engine], optimizer))
+        parts = parts_of(engine)
+        probe.pipeline.rank_info.update(parts.place)
+        probe.attach([parts.module], parts.optimizer, find=parts.find)  # hooks come in time for the pass that has just begun
         if is_pipeline(engine):
             instructions = Instructions(engine, self)
             instructions.put_on()

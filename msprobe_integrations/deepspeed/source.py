@@ -68,9 +68,13 @@ def is_engine(model: Any) -> bool:
 
 def engine_parts(model: Any) -> Engine | None:
     """A DeepSpeed engine as a model with its optimizer; None when `model` is none."""
-    if not is_engine(model):
-        return None
-    return Engine(model.module, model.optimizer, lambda probe, _, optimizer: find(probe, [model], optimizer), rank_info(model))
+    return parts_of(model) if is_engine(model) else None
+
+
+def parts_of(engine: Any) -> Engine:
+    """As `engine_parts`, of what is known to be an engine. Modules have their names in the user's model."""
+    optimizer = getattr(engine, "optimizer", None)
+    return Engine(engine.module, optimizer, lambda probe, _, optimizer: find(probe, [engine], optimizer), rank_info(engine))
 
 
 class DeepSpeedSource:
