@@ -26,7 +26,7 @@ from msprobe_engine.rows import read
 from msprobe_integrations.torch import owner
 
 sys.path.append(str(Path(__file__).parents[2] / "examples" / "megatron"))
-from fault import damaged  # noqa: E402
+from fault import damaged
 
 LEVELS = ("L0", "L1", "mix")
 MONITOR = {
@@ -136,25 +136,47 @@ class Spy(Eye):
 
 
 class Drift(Eye):
-    """After an update one element of a parameter is another one, on the last rank alone.
+    """One element of a parameter is another one in step `DRIFT`, on the last rank alone: from the update before it on.
 
     Args:
         name: of the parameter.
+        optimizer: a class that gathers the parameters again in every `step`: from the end of this step's own on.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, optimizer: type | None = None) -> None:
         super().__init__()
-        self.name = name
+        self.name, self.optimizer = name, optimizer
         self.model: Any = None
+        self._update = vars(optimizer)["step"] if optimizer is not None else None
 
     def begins(self, model: torch.nn.Module) -> None:
         self.model = model
+        if self._update is not None:
+            update, calls = self._update, [0]
+
+            @functools.wraps(update)
+            def step(*args: Any, **kwargs: Any) -> Any:
+                result = update(*args, **kwargs)
+                if calls[0] == DRIFT:
+                    self._drift()
+                calls[0] += 1
+                return result
+
+            self.optimizer.step = step  # type: ignore[union-attr]
 
     def updated(self) -> None:
-        if self.step == DRIFT and rank() == dist.get_world_size() - 1:
+        super().updated()
+        if self.step == DRIFT and self._update is None:
+            self._drift()
+
+    def leaves(self) -> None:
+        if self._update is not None:
+            self.optimizer.step = self._update  # type: ignore[union-attr]
+
+    def _drift(self) -> None:
+        if rank() == dist.get_world_size() - 1:
             parameter = dict(self.model.named_parameters())[self.name].data
             (parameter.to_local() if hasattr(parameter, "to_local") else parameter).view(-1)[0] += 1
-        super().updated()
 
 
 class Plant(Eye):
@@ -207,8 +229,6 @@ class Seen(NamedTuple):
     probed: list[dict[str, Row]]
     calls: list[list[dict[str, Any]]]
     """By step: the collectives, in order."""
-    alerts: list[tuple[str, int, str]]
-    """Rule, step, name."""
 
 
 Train = Callable[[Path | None, Eye], Any]
@@ -246,11 +266,12 @@ def watched(train: Train, given: Mapping[str, Path], spy: Spy) -> dict[str, Any]
     return found
 
 
-def spoiled(train: Train, given: Mapping[str, Path], drifting: str | None, failing: str) -> list[tuple[str, int, str]]:
-    """A training in which the parameter `drifting` drifts: what was said. Then one in which the module `failing` gives NaN."""
+def spoiled(train: Train, given: Mapping[str, Path], drift: Drift | None, failing: str) -> list[tuple[str, int, str]]:
+    """A training in which a parameter drifts: what was said. Then one in which the module `failing` gives NaN."""
     said = []
-    if drifting is not None:
-        train(given["drift"], Drift(drifting))
+    if drift is not None:
+        train(given["drift"], drift)
+        drift.leaves()
         close()
         said = alerts_in(given["drift"].parent / "probe")
     train(given["fault"], Plant(failing))
@@ -282,7 +303,7 @@ def seen(bits: Any, output: Path, steps: int, kind: str = "Linear", function: st
                 if family == "actv" and record.name.endswith(".output"):
                     outputs[frame.step].setdefault(plain(record.name).removesuffix(".output"), []).append(record.statistics.norm)
     calls = [calls_of(frame) for frame in frames]
-    return Seen(bits, dumped(output, steps, kind, function), norms, outputs, probed(output, steps), calls, [])
+    return Seen(bits, dumped(output, steps, kind, function), norms, outputs, probed(output, steps), calls)
 
 
 def plain(name: str) -> str:
@@ -296,7 +317,8 @@ def dumped(output: Path, steps: int, kind: str = "Linear", function: str = "line
     """Modules of a kind and calls of a function in the dump of this rank, by step."""
     found = []
     for step in range(steps):
-        (file,) = (f for f in output.glob(f"dump/step{step}/rank*/dump.json") if f.parent.name in (f"rank{rank()}", "rank"))
+        one = f"rank{rank()}" if dist.is_initialized() else "*"
+        (file,) = output.glob(f"dump/step{step}/{one}/dump.json")
         found.append(norms_of(json.loads(file.read_text())["data"], kind, function))
     return found
 
@@ -318,7 +340,8 @@ def probed(output: Path, steps: int) -> list[dict[str, Row]]:
     """The gradient probe of this rank: by step, parameter -> its row."""
     found = []
     for step in range(steps):
-        (file,) = output.glob(f"grad_probe/rank{rank()}/grad_summary_{step}.csv")
+        one = f"rank{rank()}" if dist.is_initialized() else "*"
+        (file,) = output.glob(f"grad_probe/{one}/grad_summary_{step}.csv")
         rows = {}
         for row in csv.DictReader(file.read_text("utf-8-sig").splitlines()):
             size = math.prod(json.loads(row["shape"]))
@@ -333,11 +356,8 @@ def calls_of(frame: Any) -> list[dict[str, Any]]:
     found = []
     for entry in frame.entries:
         if entry.name.startswith("Distributed.") and entry.sections.get("output") is not None:
-            call: dict[str, Any] = {
-                "op": entry.name.split(".")[1],
-                "reduce": entry.tags.get("reduce"),
-                "ranks": entry.tags.get("group_ranks"),
-            }
+            op, tags = entry.name.split(".")[1], entry.tags
+            call: dict[str, Any] = {"op": op, "reduce": tags.get("reduce"), "ranks": tags.get("group_ranks")}
             for place, ref in leaves(entry):
                 statistics = read(frame.rows[ref.row])
                 if statistics.count and statistics.norm is not None:
@@ -405,7 +425,7 @@ def check_incident(folder: Path, where: int, module: str) -> None:
 
 
 def check_drift(said: Sequence[Sequence[tuple[str, int, str]]], name: str) -> None:
-    """Silent until the parameter drifts; in that step it is named, and nothing else is."""
+    """Silent until the parameter has drifted; then it is named, and nothing else is in that step."""
     found = [(step, what) for alerts in said for rule, step, what in alerts if rule == "replica_mismatch"]
     assert found
     assert min(found) == (DRIFT, name)
