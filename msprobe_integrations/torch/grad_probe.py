@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from msprobe_engine.settings.schema import ProbeSettings
 from msprobe_engine.settings.tree import nearest
 from msprobe_engine.window import Window
 from msprobe_integrations.torch.backend import TorchBackend
+from msprobe_integrations.torch.closures import after_closure
 from msprobe_integrations.torch.dump_checks import Models, check_model
 from msprobe_integrations.torch.grad_step import GradientStep
 
@@ -204,22 +205,23 @@ class GradientProbe:
                 linked.add(key)
         return frozenset(linked)
 
-    def _before_any(self, optimizer: Any, *_: Any) -> None:
+    def _before_any(self, optimizer: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         """Any optimizer of the process is about to update."""
         if not self._off and not self._held_or_fail(optimizer):
             self._strangers += 1
-        else:
-            self._before(optimizer)
+            return None
+        return self._before(optimizer, args, kwargs)
 
     def _held_or_fail(self, optimizer: Any) -> bool:
         with self.faults.guard(PART):
             return bool(self._held(optimizer))
         return False
 
-    def _before(self, optimizer: Any, *_: Any) -> None:
-        """An optimizer of the model is about to update."""
+    def _before(self, optimizer: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        """An optimizer of the model is about to update. With a closure (Lightning, LBFGS) the gradients are there after its first call:
+        returns the arguments of ``step`` with one that takes them then."""
         if self._off or not self.faults.enabled(PART) or torch.compiler.is_compiling():
-            return
+            return None
         with self.faults.guard(PART):
             if self._parts:
                 raise UsageError(
@@ -227,22 +229,38 @@ class GradientProbe:
                     "give it to the probe: PrecisionDebugger.monitor(model, optimizer)"
                 )
             self.begin_update(optimizer)
-            if self._open is not None:
-                mine = self._held(optimizer)
-                others = frozenset().union(*(held for o, (_, held) in self._holdings.items() if o is not optimizer))
-                waits = False
-                for key, name, parameter in self._parameters():
-                    gradient = gradient_of(parameter)
-                    if gradient is None or key in self._taken:
-                        continue
-                    if key in mine or key not in others:
-                        self._taken.add(key)
-                        if not self.take(name, gradient):
-                            return
-                    else:
-                        waits = True
-                if not waits:
-                    self._finish()
+            if self._open is None:
+                return None
+            step = self._open
+
+            def take() -> None:
+                if self._open is step:  # a closure may be called several times
+                    with self.faults.guard(PART):
+                        self._take_all(optimizer)
+
+            changed = after_closure(args, kwargs, take)
+            if changed is not None:
+                return changed
+            self._take_all(optimizer)
+        return None
+
+    def _take_all(self, optimizer: Any) -> None:
+        """The gradients that `optimizer` is going to use, and those that no other one holds."""
+        mine = self._held(optimizer)
+        others = frozenset().union(*(held for o, (_, held) in self._holdings.items() if o is not optimizer))
+        waits = False
+        for key, name, parameter in self._parameters():
+            gradient = gradient_of(parameter)
+            if gradient is None or key in self._taken:
+                continue
+            if key in mine or key not in others:
+                self._taken.add(key)
+                if not self.take(name, gradient):
+                    return
+            else:
+                waits = True
+        if not waits:
+            self._finish()
 
     def take(self, name: str, gradient: torch.Tensor, shard: str = "") -> bool:
         """Take one gradient of the open step. False: there is no memory, the step is given up."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from msprobe_integrations.torch import dtensors
 from msprobe_integrations.torch.algorithms import algorithm_of
+from msprobe_integrations.torch.closures import after_closure
 from msprobe_integrations.torch.gradients import ACCUMULATED, LOCAL, Piece, layer_numbers, layer_of
 from msprobe_integrations.torch.methods import MethodHooks
 from msprobe_integrations.torch.parameter_watch import MICRO, UNREDUCED
@@ -244,23 +244,10 @@ class PlainSource:
             self._sync_is_last = False
             self._probe.pipeline.lose("unreduced gradients under no_sync", len(self._touched))
             self._touched.clear()
-        if len(args) > 1 and callable(args[1]):
-            return (args[0], self._around(args[1]), *args[2:]), dict(kwargs or {})
-        if kwargs and callable(kwargs.get("closure")):
-            return args, {**kwargs, "closure": self._around(kwargs["closure"])}
-        self._enter()
-        return None
-
-    def _around(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """The optimizer calls this to get its gradients: they are there only after it."""
-
-        @functools.wraps(closure)
-        def call() -> Any:
-            result = closure()
+        changed = after_closure(args, kwargs, self._enter)
+        if changed is None:
             self._enter()
-            return result
-
-        return call
+        return changed
 
     def _enter(self) -> None:
         watch = self._watch

@@ -68,6 +68,44 @@ def test_other_rank_is_left_alone(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("given", ["argument", "keyword"])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.LBFGS])
+@pytest.mark.parametrize("named", [False, True])
+def test_closure(tmp_path: Path, kind: Any, given: str, named: bool) -> None:
+    """Where the optimizer gets a closure, gradients of a step are those after its first call in that step, not those of the step before;
+    the optimizer gets what the closure returns, and calls it as often as without the probe."""
+
+    def train(watched: bool) -> tuple[list[list[float]], list[float]]:
+        torch.manual_seed(0)
+        net = torch.nn.Linear(3, 1, bias=False)
+        optimizer = kind(net.parameters(), lr=0.1)
+        debugger = PrecisionDebugger(settings(tmp_path)) if watched else None
+        if debugger is not None:
+            debugger.monitor(net, optimizer) if named else debugger.monitor(net)
+        calls: list[list[float]] = []
+        losses = []
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = (net(torch.ones(2, 3)) - 1).square().mean()
+            loss.backward()
+            calls[-1].append(float(net.weight.grad.norm()))
+            return loss
+
+        for _ in range(3):
+            calls.append([])
+            losses.append((optimizer.step(closure) if given == "argument" else optimizer.step(closure=closure)).item())
+        if debugger is not None:
+            debugger.stop()
+        return calls, losses
+
+    expected = train(False)
+    assert train(True) == expected
+    for step, norms in enumerate(expected[0]):
+        (row,) = table(tmp_path, step)
+        assert float(row["norm"]) == pytest.approx(norms[0], rel=1e-6)
+
+
 def test_two_optimizers_share_a_step(tmp_path: Path) -> None:
     """A step ends when an optimizer is called again; each optimizer's gradients are those at its own update."""
     net = torch.nn.ModuleList([torch.nn.Linear(2, 1, bias=False), torch.nn.Linear(2, 1, bias=False)])
