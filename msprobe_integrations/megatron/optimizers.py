@@ -157,6 +157,12 @@ def loss_scale(optimizer: Any) -> torch.Tensor | None:
     return None
 
 
+def gathers_late(chunks: Sequence[Any], optimizer: Any) -> bool:
+    """Do parameters get their new values in the next forward pass? Settings of the chunks say so, until 0.8 those of the optimizer."""
+    settings = [*(getattr(chunk, "ddp_config", None) for chunk in chunks), *(getattr(leaf, "config", None) for leaf in leaves(optimizer))]
+    return any(getattr(one, "overlap_param_gather", False) for one in settings)
+
+
 def clips(optimizer: Any) -> bool:
     """True when some part of the optimizer clips gradients."""
     return any(float(getattr(getattr(leaf, "config", None), "clip_grad", 0.0) or 0.0) > 0 for leaf in leaves(optimizer))

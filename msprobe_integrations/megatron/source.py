@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from msprobe_integrations.megatron.layout import Layout, as_list, bucket_groups, buckets_of
-from msprobe_integrations.megatron.optimizers import MainParameters, clips, is_megatron, learning_rate, loss_scale
+from msprobe_integrations.megatron.optimizers import MainParameters, clips, gathers_late, is_megatron, learning_rate, loss_scale
 from msprobe_integrations.megatron.replicas import replicas
 from msprobe_integrations.torch import dtensors
 from msprobe_integrations.torch.gradients import ACCUMULATED, CLIPPED, LOCAL, UNSCALED, Piece
@@ -63,7 +63,7 @@ class MegatronSource:
         self.pieces: Sequence[Piece] = self.layout.pieces
         self._optimizer = optimizer
         self._main = MainParameters(optimizer, self.pieces) if optimizer is not None else None
-        self._gathers_late = any(getattr(getattr(c, "ddp_config", None), "overlap_param_gather", False) for c in chunks)
+        self._gathers_late = gathers_late(chunks, optimizer)
         self._prepared = False
         self._started: set[int] = set()
         self._passes: dict[Piece, int] = {}
