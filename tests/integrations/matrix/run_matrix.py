@@ -1,19 +1,24 @@
 """The version matrix: ``python tests/integrations/matrix/run_matrix.py [--again] [part of a name ...]`` (see `make test-matrix`).
 
 Runs the core checks of each row of versions.yaml and keeps the results in results.json. Environments are kept in .venvs/matrix-*; a row
-that has run with this commit is not run again without ``--again``.
+that has run with this code is not run again without ``--again``, so a call that was interrupted goes on with the row it had reached.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import xml.etree.ElementTree as Tree
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -100,18 +105,30 @@ def ran(row: Row, every: dict[str, Row]) -> dict[str, Any]:
     if asked.returncode:
         return {**result, "status": "does not import", "why": asked.stderr.strip().splitlines()[-1][:200]}
     result["torch"] = asked.stdout.strip()
-    missing = [test for test in row.tests if not (ROOT / test).exists()]
+    missing = [test for test in row.tests if not (ROOT / test.partition("::")[0]).exists()]
     if missing:
         return {**result, "status": "no checks", "why": f"{', '.join(missing)} is not there"}
     with tempfile.TemporaryDirectory() as place:
         report = Path(place) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *row.tests]
-        try:
-            done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False, timeout=LIMIT)
-        except subprocess.TimeoutExpired:
+        if not ended(command, variables, PLACE / f"matrix-{row.name}.log"):
             return {**result, "status": "failed", "why": f"no end within {LIMIT} s"}
-        (PLACE / f"matrix-{row.name}.log").write_text(done.stdout + done.stderr, encoding="utf-8")
         return {**result, **counted(report)}
+
+
+def ended(command: list[str], variables: dict[str, str], log: Path) -> bool:
+    """Run; False when it took too long. Nothing that the command has started is left, also when this program is interrupted."""
+    with log.open("w", encoding="utf-8") as text:
+        running = subprocess.Popen(command, cwd=ROOT, env=variables, stdout=text, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            running.wait(LIMIT)
+        except subprocess.TimeoutExpired:
+            return False
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(running.pid, signal.SIGKILL)
+            running.wait()
+    return True
 
 
 def counted(report: Path) -> dict[str, Any]:
@@ -144,40 +161,53 @@ def keep(result: dict[str, Any]) -> None:
     own = (result["framework"], result["version"])
     results = [*(r for r in kept() if (r["framework"], r["version"]) != own), result]
     results.sort(key=lambda r: (r["framework"], r["version"]))
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    new = RESULTS.with_suffix(".new")
+    new.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    new.replace(RESULTS)  # whole, also when this program is interrupted
 
 
-def commit() -> str:
-    """Of the code that is tested; changed files make it a new one."""
-    text = [subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False).stdout for words in (
-        ("rev-parse", "HEAD"), ("diff", "HEAD", "--stat", "--", "msprobe_engine", "msprobe_integrations", "tests"))]  # fmt: skip
-    return "".join(text)
+def code() -> str:
+    """A hash of the code that is tested, with what is not committed; what runs write among the tests does not belong to it."""
+    parts = ["msprobe_engine", "msprobe_integrations", "tests"]
+    kept_out = [f":(exclude)tests/integrations/{name}" for name in ("matrix/results.json", "matrix/versions.yaml", "table/cells.jsonl")]
+    text = [subprocess.run(["git", *words, "--", *parts, *kept_out], cwd=ROOT, capture_output=True, check=False).stdout for words in (
+        ("ls-files", "--stage"), ("diff",))]  # fmt: skip
+    return hashlib.sha256(b"".join(text)).hexdigest()
 
 
 def main(arguments: list[str]) -> int:
-    """Run what was asked for (all), say how it went; 1 when a check failed."""
+    """Run what was asked for (all), say how it went; 1 when a check failed, 130 when interrupted."""
     again = "--again" in arguments
     words = [word for word in arguments if word != "--again"]
     every = rows()
     chosen = [r for r in every.values() if r.tests and (not words or any(w.lower() in f"{r.framework} {r.name}".lower() for w in words))]
-    now, lines, failed = commit(), [], False
+    now, lines = code(), []
     PLACE.mkdir(exist_ok=True)
     for number, row in enumerate(chosen, 1):
         stamp = PLACE / f"matrix-{row.name}.done"
+        wanted = f"{now} {row}"
         old = [r for r in kept() if (r["framework"], r["version"]) == (row.framework, row.name.rpartition("-")[2])]
-        if not again and old and stamp.exists() and stamp.read_text() == now:
+        place, begun = f"[{number}/{len(chosen)}] {row.name:21}", time.monotonic()
+        again_not = bool(old) and not again and stamp.exists() and stamp.read_text() == wanted
+        if again_not:
             result = old[0]
         else:
-            print(f"[{number}/{len(chosen)}] {row.name} ...", flush=True)
-            result = ran(row, every)
+            print(f"{place} ...", flush=True)
+            try:
+                result = ran(row, every)
+            except KeyboardInterrupt:
+                print(f"{place} interrupted; the same call goes on with it")
+                break
             keep(result)
-            stamp.write_text(now)
-        line = f"{row.name:24} torch {result['torch']:8} {result['status']}: {result['passed']} passed, {result['failed']} failed"
-        lines.append(line + (f" ({result['why']})" if result["why"] else ""))
-        print(f"[{number}/{len(chosen)}] {lines[-1]}", flush=True)
-        failed |= result["status"] == "failed"
-    print("\n".join(["", *lines]))
-    return int(failed)
+            stamp.write_text(wanted)
+        line = f"torch {result['torch']:7} {result['status']}: {result['passed']} passed, {result['failed']} failed"
+        line += f", {result['skipped']} skipped" + (f" ({result['why']})" if result["why"] else "")
+        lines.append((result["status"], f"{row.name:21} {line}"))
+        print(f"{place} {line}, " + ("has run before" if again_not else f"{time.monotonic() - begun:.0f} s"), flush=True)
+    counts = Counter(status for status, _ in lines)
+    print("\n".join(["", *(line for _, line in lines)]))
+    print(f"\n{len(lines)} of {len(chosen)} versions: " + ", ".join(f"{n} {status}" for status, n in counts.items()))
+    return 130 if len(lines) < len(chosen) else int(bool(counts["failed"]))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,9 @@ def test_the_list() -> None:
         requirements = [Requirement(word) for word in row.install if not word.startswith("-")]
         found = [r for r in requirements if r.name == distribution]
         assert not requirements or [str(r.specifier) for r in found] == [f"=={version}"], row.name
-        assert all((run_matrix.ROOT / test).exists() for test in row.tests), row.name
+        for file, _, function in (test.partition("::") for test in row.tests):
+            assert (run_matrix.ROOT / file).exists(), row.name
+            assert not function or f"\ndef {function}(" in (run_matrix.ROOT / file).read_text(encoding="utf-8"), row.name
 
 
 REPORTS = {
