@@ -2,8 +2,8 @@
 
 Each integration has a module ``reliance`` with ``NAME``, ``PACKAGE`` (distribution) and ``TABLE``. It is checked once, when the
 integration attaches; ``msprobe frameworks`` checks it for everything that is installed, in a process of its own per framework:
-``python -m msprobe_integrations.reliance MODULE FILE`` writes `report` as JSON. A module may have ``PARTS``: packages of the framework
-that need not be installed, whose rows do not count then.
+``python -m msprobe_integrations.reliance MODULE FILE [import]`` writes `report` as JSON. A module may have ``PARTS``: packages of the
+framework that need not be installed, whose rows do not count then.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from msprobe_engine.log import get_logger
+from msprobe_integrations.source_names import defines
 
 _log = get_logger()
 _said: set[tuple[str, str]] = set()
@@ -64,15 +65,18 @@ def check(name: str, package: str, table: Sequence[Reliance], objects: Mapping[s
     return lost
 
 
-def report(module: ModuleType) -> dict[str, Any]:
-    """What ``msprobe frameworks`` shows of one framework.
+def report(module: ModuleType, *, imports: bool = False) -> dict[str, Any]:
+    """What ``msprobe frameworks`` shows of one framework. What its source does not say is looked for by importing it.
+
+    Args:
+        imports: import it in any case.
 
     Returns:
         name, package, version (``""``: unknown), installed, error (why it cannot be imported, ``""``), and rows: on, needed_for, versions
         and state, which is ``there``, ``lost``, ``in training`` (about objects of a training) or ``not installed`` (an optional part).
     """
     table: Sequence[Reliance] = module.TABLE
-    ways = [way.strip() for row in table for way in row.on.split("|")]
+    ways = [way for row in table for way in _ways(row)]
     roots = sorted({way.partition(":")[0].partition(".")[0] for way in ways if ":" in way})
     version = version_of(module.PACKAGE)
     there = [root for root in roots if _found(root)]
@@ -80,19 +84,35 @@ def report(module: ModuleType) -> dict[str, Any]:
     said: dict[str, Any] = {"name": module.NAME, "package": module.PACKAGE, "version": version, "installed": installed, "error": ""}
     if not installed:
         return {**said, "rows": []}
-    for root in there:
-        try:
-            importlib.import_module(root)
-        except Exception as error:
-            said["error"] = f"{type(error).__name__}: {error}"
     absent = [part for part in getattr(module, "PARTS", ()) if not _found(part)]
-    return {**said, "rows": [{**row._asdict(), "state": _state(row, absent)} for row in table]}
+    states = [_from_source(row, absent) for row in table]
+    if imports or "" in states:
+        for root in there:
+            try:
+                importlib.import_module(root)
+            except Exception as error:
+                said["error"] = f"{type(error).__name__}: {error}"
+        states = [_by_import(row) if not state or (imports and state == "there") else state for row, state in zip(table, states)]
+    return {**said, "rows": [{**row._asdict(), "state": state} for row, state in zip(table, states)]}
 
 
-def _state(row: Reliance, absent: Sequence[str]) -> str:
-    ways = [way.strip() for way in row.on.split("|")]
+def _ways(row: Reliance) -> list[str]:
+    return [way.strip() for way in row.on.split("|")]
+
+
+def _from_source(row: Reliance, absent: Sequence[str]) -> str:
+    """The state of a row as far as it is known without an import; ``""``: not known."""
+    ways = _ways(row)
     if all(f"{way.partition(':')[0]}.".startswith(tuple(f"{part}." for part in absent)) for way in ways):
         return "not installed"
+    named = [way.partition(":") for way in ways if ":" in way]
+    if not named:
+        return "in training"
+    return "there" if any(defines(module, path.split(".")) for module, _, path in named) else ""
+
+
+def _by_import(row: Reliance) -> str:
+    ways = _ways(row)
     if any(_there(way, {}) for way in ways if ":" in way):
         return "there"
     return "in training" if any(":" not in way for way in ways) else "lost"
@@ -129,8 +149,9 @@ def _there(way: str, objects: Mapping[str, Any]) -> bool:
 
 
 def main(argv: Sequence[str]) -> None:
-    """``MODULE FILE``: write the report of a module with a table into a file."""
-    Path(argv[1]).write_text(json.dumps(report(importlib.import_module(argv[0]))), encoding="utf-8")
+    """``MODULE FILE [import]``: write the report of a module with a table into a file."""
+    found = report(importlib.import_module(argv[0]), imports="import" in argv[2:])
+    Path(argv[1]).write_text(json.dumps(found), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Say which of the supported training frameworks are installed here, and whether everything is there that the probe relies on in them.
 
-Each framework is imported in a process of its own, so a broken one does not spoil the others. What a version lacks is said with what
-that takes away; everything else of the probe works.
+It is read from their source; a framework is imported only where that does not answer, or with ``--import``, in a process of its own, so
+that a broken one does not spoil the others. What a version lacks is said with what that takes away; everything else of the probe works.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ EXAMPLES = """\
 examples:
   msprobe frameworks
   msprobe frameworks torch deepspeed
+  msprobe frameworks --import          also: can it be imported? takes as long as the imports
   msprobe frameworks --json
 
 exit codes: 0 everything is there, 1 something is not, 2 wrong usage"""
@@ -39,6 +40,7 @@ exit codes: 0 everything is there, 1 something is not, 2 wrong usage"""
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Define what the command takes."""
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these (torch, megatron, deepspeed, ...); default: all")
+    parser.add_argument("--import", dest="imports", action="store_true", help="import each framework, too: a broken installation shows")
     parser.add_argument("--json", action="store_true", help="print everything that is relied on, as JSON")
     parser.epilog = EXAMPLES
 
@@ -52,10 +54,10 @@ def run(args: argparse.Namespace) -> int:
     from msprobe_engine.progress import bar
 
     modules = _modules(args.names)
-    with bar("importing", len(modules)) as advance, ThreadPoolExecutor(2) as pool:
+    with bar("looking", len(modules)) as advance, ThreadPoolExecutor(2) as pool:
 
         def one(name: str) -> dict[str, Any]:
-            found = check(name, modules[name])
+            found = check(name, modules[name], imports=args.imports)
             advance(name)
             return found
 
@@ -79,12 +81,12 @@ def _modules(names: Sequence[str]) -> dict[str, str]:
     return {name: known[name] for name in ([name.lower() for name in names] or sorted(known))}
 
 
-def check(name: str, module: str) -> dict[str, Any]:
+def check(name: str, module: str, *, imports: bool = False) -> dict[str, Any]:
     """The report of one framework, from a process of its own; see `msprobe_integrations.reliance.report`."""
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "report.json"
         environment = {**os.environ, "MSPROBE_AUTOLOAD": "0"}
-        command = [sys.executable, "-m", RUNNER, module, str(file)]
+        command = [sys.executable, "-m", RUNNER, module, str(file), *(["import"] if imports else [])]
         try:
             done = subprocess.run(
                 command,
@@ -120,8 +122,8 @@ def lines(reports: Sequence[dict[str, Any]]) -> list[str]:
         rows = [row for row in report["rows"] if row["state"] in ("there", "lost")]
         lost = sum(row["state"] == "lost" for row in rows)
         later = sum(row["state"] == "in training" for row in report["rows"])
-        parts = [f"{lost} of {len(rows)} are missing" if lost else f"all {len(rows)} are there"] if rows else []
-        parts += [f"{later} {'more ' if rows else ''}are looked at when a training begins"] if later else []
+        parts = [f"{lost} of {len(rows)} names are missing" if lost else f"all {len(rows)} names are there"] if rows else []
+        parts += [f"{later} {'more ' if rows else ''}of objects that only a training has: checked when one begins"] if later else []
         state = "cannot be imported" if report["error"] else "; ".join(parts)
         said.append(f"{report['name']:{width}}{report['version'] or '(unknown)':12}  {state}")
     for report in here:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import operator
 import subprocess
 import sys
 import types
@@ -19,6 +20,7 @@ from msprobe_engine.cli import frameworks
 from msprobe_engine.cli.main import main
 from msprobe_integrations import reliance
 from msprobe_integrations.reliance import Reliance
+from msprobe_integrations.source_names import defines
 
 FRAMEWORK = "class Engine:\n    step = 1\n    class Inner:\n        deep = 2\nCONSTANT = None\n"
 
@@ -65,7 +67,7 @@ def test_states(place: Path) -> None:
     assert states(found) == ["there", "there", "lost", "lost", "in training", "there", "not installed", "lost"]
     assert frameworks.degraded(found)
     text = "\n".join(frameworks.lines([found]))
-    assert "3 of 6 are missing; 1 more are looked at when a training begins" in text
+    assert "3 of 6 names are missing; 1 more of objects that only a training has: checked when one begins" in text
     assert "has no fakefw.engine:Engine.gone: without it: no c (known in: 1.0)" in text
 
 
@@ -82,15 +84,74 @@ def test_a_broken_framework_spoils_nothing(place: Path, name: str, error: str) -
     assert not frameworks.degraded(good)
     text = frameworks.lines([broken, good])
     assert "cannot be imported" in text[0]
-    assert text[1].endswith("all 1 are there")
+    assert text[1].endswith("all 1 names are there")
 
 
 def test_rows_that_only_a_training_can_answer(place: Path) -> None:
     """Nothing is claimed of them."""
     found = frameworks.check("fakefw", table(place, "fakefw", "R('fakefw.engine:Engine', 'a'), R('engine.step', 'b')"))
     found["rows"] = [row for row in found["rows"] if row["state"] == "in training"]
-    assert frameworks.lines([found])[0].endswith(" 1 are looked at when a training begins")
+    assert frameworks.lines([found])[0].endswith(" 1 of objects that only a training has: checked when one begins")
     assert not frameworks.degraded(found)
+
+
+def test_nothing_is_imported_that_the_source_answers(place: Path) -> None:
+    """A framework whose names are in its source is not imported; asked to, it is, and what raises then is said."""
+    (place / "fakebroken" / "engine.py").write_text("class Engine:\n    step = 1\n")
+    module = table(place, "fakebroken", "R('fakebroken.engine:Engine.step', 'a'),")
+    assert not frameworks.degraded(frameworks.check("fakebroken", module))
+    assert "libfake.so is missing" in frameworks.check("fakebroken", module, imports=True)["error"]
+
+
+SOURCE = """\
+from . import inner, other as aliased
+from .inner import *
+from .inner import Base as Parent
+import fakesource.inner as module
+class Engine(Parent):
+    step = 1
+    class Inner:
+        deep = 2
+    def method(self): self.instance = 1
+    declared: int
+class Dotted(inner.Base[int]): pass
+a, (b, *c) = 1, (2, 3)
+annotated: int = 1
+gone = 1
+del gone
+if a:
+    maybe = 1
+"""
+HERE = [
+    *("Engine.step", "Engine.Inner.deep", "Engine.method", "Engine.parent", "Dotted.parent", "star", "Parent.parent", "module.star"),
+    *("inner.star", "a", "b", "c", "annotated", "aliased.value"),
+]
+NOT_SAID = [
+    *("Engine.instance", "Engine.declared", "Engine.Inner.parent", "gone", "maybe", "a.real", "nothing", "inner.nothing"),
+    "Engine.method.x",
+]
+INNER = "class Base:\n    parent = 1\n    __class_getitem__ = classmethod(lambda c, _: c)\nstar = 1\n"
+
+
+def test_names_from_source(place: Path) -> None:
+    """What the source says beyond doubt is there when the module is imported; what stands under conditions is not claimed."""
+    (place / "fakesource").mkdir()
+    (place / "fakesource" / "__init__.py").write_text(SOURCE)
+    (place / "fakesource" / "inner.py").write_text(INNER)
+    (place / "fakesource" / "other.py").write_text("value = 1\n")
+    assert [name for name in HERE if not defines("fakesource", name.split("."))] == []
+    assert [name for name in NOT_SAID if defines("fakesource", name.split("."))] == []
+    assert "fakesource" not in sys.modules
+    whole = importlib.import_module("fakesource")
+    assert [name for name in HERE if operator.attrgetter(name)(whole) is None] == []
+    assert not defines("fakesource.absent", ["x"])
+    assert not defines("fakeabsent", ["x"])
+
+
+@given(text=st.text(max_size=30), path=st.text(max_size=10))
+def test_any_name_is_answered(text: str, path: str) -> None:
+    """Whatever is asked for, nothing raises, and nothing is there."""
+    assert not defines(text, path.split("."))
 
 
 def test_what_is_not_installed_is_no_fault(place: Path) -> None:
@@ -114,7 +175,7 @@ def test_torch(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["frameworks", "torch"]) == 0
     line = capsys.readouterr().out.strip()
     assert line.startswith("PyTorch")
-    assert "are there" in line
+    assert "names are there" in line
     assert main(["frameworks", "TORCH", "--json"]) == 0
     (report,) = json.loads(capsys.readouterr().out)
     assert report["name"] == "PyTorch"
