@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import deepspeed_harness as harness
@@ -11,22 +12,12 @@ import numpy.typing as npt
 import pytest
 import torch
 from deepspeed.utils import safe_get_full_grad, safe_get_full_optimizer_state
+from every_family import PARAMETER_FAMILIES
 from forkpool import run_ranks
 
 from msprobe_engine.rows import Statistics
-from msprobe_engine.settings.schema import MonitorSettings
 
-MONITOR = MonitorSettings(
-    gradients=True,
-    gradient_phases=("reduced", "unscaled", "clipped"),
-    unreduced_gradients=True,
-    micro_batch_gradients=True,
-    parameters=True,
-    optimizer_states=True,
-    updates=True,
-    momentum_agreement=True,
-    digest=True,
-)
+MONITOR = replace(PARAMETER_FAMILIES, micro_batch_gradients=True, updates=True, momentum_agreement=True, digest=True)
 CLIP = 0.05
 FP32_SUM = {"data_types": {"grad_accum_dtype": "fp32"}}
 OFFLOAD = {"zero": {"offload_optimizer": {"device": "cpu"}}, "zero_force_ds_cpu_optimizer": False}

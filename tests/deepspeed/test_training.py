@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import deepspeed_harness as harness
 import numpy as np
 import pytest
 import torch
+from every_family import EVERY_FAMILY
 from forkpool import run_ranks
 
 from msprobe_engine import histograms
@@ -15,19 +17,7 @@ from msprobe_engine.settings.schema import MonitorSettings
 from msprobe_integrations.deepspeed.source import DeepSpeedSource
 from msprobe_integrations.torch.parameter_watch import ParameterWatch
 
-EVERYTHING = MonitorSettings(
-    activations=True,
-    activation_gradients=True,
-    gradients=True,
-    gradient_phases=("reduced", "unscaled", "clipped"),
-    unreduced_gradients=True,
-    micro_batch_gradients=True,
-    parameters=True,
-    optimizer_states=True,
-    updates=True,
-    momentum_agreement=True,
-    histograms=("grad_reduced", "update"),
-)
+EVERYTHING = replace(EVERY_FAMILY, micro_batch_gradients=True, histograms=("grad_reduced", "update"))
 OFFLOAD = {"zero": {"offload_optimizer": {"device": "cpu"}}, "zero_force_ds_cpu_optimizer": False}
 
 

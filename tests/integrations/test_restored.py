@@ -5,12 +5,14 @@ from __future__ import annotations
 import atexit
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from every_family import EVERY_FAMILY
 from forkpool import run_ranks
 from restored import snapshot
 from torch import nn
@@ -18,7 +20,6 @@ from torch import nn
 from msprobe_engine.settings.schema import (
     CsvSettings,
     IncidentSettings,
-    MonitorSettings,
     ProbeSettings,
     ReplicaCheckSettings,
     RuleSettings,
@@ -26,16 +27,8 @@ from msprobe_engine.settings.schema import (
 )
 
 pytestmark = pytest.mark.framework
-EVERYTHING = MonitorSettings(
-    gradients=True,
-    gradient_phases=("reduced", "unscaled", "clipped"),
-    unreduced_gradients=True,
-    parameters=True,
-    optimizer_states=True,
-    updates=True,
-    momentum_agreement=True,
-    activations=True,
-    activation_gradients=True,
+EVERYTHING = replace(
+    EVERY_FAMILY,
     collectives=True,
     collective_inputs=True,
     ops=("norm", "min", "max", "mean", "nans", "zeros", "underflow"),

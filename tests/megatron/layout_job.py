@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import functools
 import logging
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from every_family import EVERY_FAMILY
 from megatron_harness import probe_settings, run_gpt
 from test_reduced_gradients import gathered
 
 from msprobe_engine.records import leaves
 from msprobe_engine.rows import read
-from msprobe_engine.settings.schema import MonitorSettings, ReplicaCheckSettings
+from msprobe_engine.settings.schema import ReplicaCheckSettings
 from msprobe_integrations.megatron.layout import unwrapped
 
-ALL = MonitorSettings(
-    activations=True,
-    activation_gradients=True,
-    gradients=True,
-    gradient_phases=("reduced", "unscaled", "clipped"),
-    unreduced_gradients=True,
+ALL = replace(
+    EVERY_FAMILY,
+    momentum_agreement=False,
     micro_batch_gradients=True,
-    parameters=True,
-    optimizer_states=True,
-    updates=True,
     collectives=True,
     digest=True,
     replica_check=ReplicaCheckSettings(interval=1, gradients=True),

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from every_family import PARAMETER_FAMILIES
 from forkpool import run_ranks
 from megatron_harness import probe_settings, run_gpt
 
 from msprobe_engine.digest import digest_array
 from msprobe_engine.rows import Statistics
-from msprobe_engine.settings.schema import MonitorSettings
 from msprobe_integrations.megatron.layout import bucket_groups, buckets_of, places, unwrapped
 
-MONITOR = MonitorSettings(
-    gradients=True,
-    gradient_phases=("reduced", "unscaled", "clipped"),
-    unreduced_gradients=True,
-    micro_batch_gradients=True,
-    parameters=True,
-    optimizer_states=True,
-    digest=True,
-)
+MONITOR = replace(PARAMETER_FAMILIES, micro_batch_gradients=True, digest=True)
 Key = tuple[str, str, str, int, int]
 
 

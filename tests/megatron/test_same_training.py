@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from every_family import EVERY_FAMILY
 from forkpool import run_ranks
 from megatron_harness import probe_settings, run_gpt
 
-from msprobe_engine.settings.schema import MonitorSettings
-
-ALL = MonitorSettings(
-    activations=True,
-    activation_gradients=True,
-    gradients=True,
-    gradient_phases=("reduced", "unscaled", "clipped"),
-    unreduced_gradients=True,
-    micro_batch_gradients=True,
-    parameters=True,
-    optimizer_states=True,
-    updates=True,
-    momentum_agreement=True,
-    histograms=("grad_reduced", "update"),
-    digest=True,
-)
+ALL = replace(EVERY_FAMILY, micro_batch_gradients=True, digest=True, histograms=("grad_reduced", "update"))
 CASES = (
     *((1, "", level) for level in ("monitor", "L0", "L1", "mix")),
     *((2, "--distopt --overlap --overlap-param", level) for level in ("monitor", "L0", "L1", "mix")),

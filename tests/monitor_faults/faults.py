@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
+from every_family import EVERY_FAMILY
 from megatron_harness import train_gpt
 from replica_cases import Ears, Said, said_of
 
@@ -27,16 +29,8 @@ from msprobe_integrations.torch.probe import TorchProbe
 
 CHECK = ReplicaCheckSettings(interval=2)
 CHEAP = MonitorSettings(gradients=True, parameters=True, updates=True, ops=("norm", "underflow"), replica_check=CHECK)
-EVERYTHING = MonitorSettings(
-    gradients=True,
-    gradient_phases=("reduced", "unscaled", "clipped"),
-    unreduced_gradients=True,
-    parameters=True,
-    optimizer_states=True,
-    updates=True,
-    momentum_agreement=True,
-    activations=True,
-    activation_gradients=True,
+EVERYTHING = replace(
+    EVERY_FAMILY,
     collectives=True,
     digest=True,
     ops=("norm", "min", "max", "mean", "nans", "zeros", "underflow"),

@@ -8,12 +8,14 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from every_family import EVERY_FAMILY
 from isolation_run import Bits, Job
 from plants import unarmed
 from torch import nn
@@ -22,7 +24,6 @@ from msprobe_engine.settings.schema import (
     CsvSettings,
     IncidentSettings,
     LayerFeatureSettings,
-    MonitorSettings,
     ProbeSettings,
     RuleSettings,
     SinkSettings,
@@ -32,16 +33,8 @@ from msprobe_integrations.torch.debugger import PrecisionDebugger
 from msprobe_integrations.torch.loop import LoopObserver
 
 STEPS = 2
-MONITOR = MonitorSettings(
-    gradients=True,
-    gradient_phases=("reduced", "unscaled", "clipped"),
-    unreduced_gradients=True,
-    parameters=True,
-    optimizer_states=True,
-    updates=True,
-    momentum_agreement=True,
-    activations=True,
-    activation_gradients=True,
+MONITOR = replace(
+    EVERY_FAMILY,
     collectives=True,
     collective_inputs=True,
     layer_features=LayerFeatureSettings(linear=("*",)),
