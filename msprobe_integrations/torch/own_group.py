@@ -7,9 +7,11 @@ training's.
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import hashlib
 import math
-import threading
+import os
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -24,6 +26,8 @@ _missed: set[tuple[Any, tuple[int, ...]]] = set()
 """Ranks that have waited in vain for each other: the probe is off on one of them, and they do so once."""
 _open: set[OwnGroup] = set()
 """A group that nobody closes lives on: its end would break off what is under way on the other ranks."""
+_closing: list[_Parts] = []
+"""What groups were made of that have been closed while exchanges of theirs were under way."""
 
 
 def is_own(backend: Any) -> bool:
@@ -67,16 +71,19 @@ class OwnGroup:
         key = (store, tuple(ranks))
         if key in _missed:
             raise RuntimeError(f"not all of the ranks {list(ranks)} have come before: is the probe off on one of them?")
+        _take_apart()
         number = _made[key] = _made.get(key, 0) + 1
         name = hashlib.sha1(" ".join(map(str, ranks)).encode(), usedforsecurity=False).hexdigest()
         self.place = list(ranks).index(dist.get_rank())
         self._timeout = timedelta(seconds=timeout or patience)
         mine = _c10d.PrefixStore(f"msprobe/group/{name}/{number}", store)
         try:
-            self._backend: Any = _c10d.ProcessGroupGloo(mine, self.place, len(ranks), timedelta(seconds=patience))
+            backend = _c10d.ProcessGroupGloo(mine, self.place, len(ranks), timedelta(seconds=patience))
         except Exception:
             _missed.add(key)
             raise
+        self._parts = _Parts(backend)
+        self._backend: Any = backend
         _open.add(self)
 
     def all_reduce(self, tensor: torch.Tensor, op: Any) -> Any:
@@ -84,31 +91,73 @@ class OwnGroup:
         options = _c10d.AllreduceOptions()
         options.reduceOp = op
         options.timeout = self._timeout
-        return self._backend.allreduce([tensor], options)
+        return self._parts.started(self._backend.allreduce([tensor], options))
 
     def all_gather(self, out: list[torch.Tensor], tensor: torch.Tensor) -> Any:
         """Work that fills `out` with the tensors of all ranks, all of one shape."""
         options = _c10d.AllgatherOptions()
         options.timeout = self._timeout
-        return self._backend.allgather([out], [tensor], options)
+        return self._parts.started(self._backend.allgather([out], [tensor], options))
 
     def gather(self, out: list[torch.Tensor] | None, tensor: torch.Tensor) -> Any:
         """Work that fills `out`, given on the first rank only, with the tensors of all ranks, all of one shape."""
         options = _c10d.GatherOptions()
         options.rootRank = 0
         options.timeout = self._timeout
-        return self._backend.gather([] if out is None else [out], [tensor], options)
+        return self._parts.started(self._backend.gather([] if out is None else [out], [tensor], options))
 
     def close(self, under_way: list[Any] | None = None) -> None:
-        """Take the group apart. A gloo group that lives until the interpreter exits may abort the process there.
+        """Take the group apart, at once or, when exchanges have not ended, as soon as somebody looks after they have. Never waits.
 
         Args:
-            under_way: the only references to exchanges that have not ended; taken over. Gloo waits for them, as long as the time
-                limit says, when the last reference goes: that happens on a thread of its own then.
+            under_way: what belongs to exchanges that have not ended, their tensors among it; taken over.
         """
         _open.discard(self)
-        backend, self._backend = self._backend, None
+        self._backend = None
+        self._parts.kept += under_way or []
         if under_way:
-            under_way.append(backend)
-            del backend
-            threading.Thread(target=under_way.clear, name="msprobe-group", daemon=True).start()
+            under_way.clear()
+        if self._parts not in _closing:
+            _closing.append(self._parts)
+        _take_apart()
+
+
+class _Parts:
+    """What must not go before the exchanges have ended: gloo would wait for them in the destructor, and take the interpreter's lock again
+    after that. In a thread that aborts the process ("terminate called without an active exception") when the interpreter is ending."""
+
+    def __init__(self, backend: Any) -> None:
+        self._process = os.getpid()
+        self._backend = backend
+        self._works: list[Any] = []
+        self.kept: list[Any] = []
+
+    def started(self, work: Any) -> Any:
+        """`work`, which is remembered until it has ended."""
+        self._works = [each for each in self._works if not each.is_completed()]
+        self._works.append(work)
+        return work
+
+    def apart(self) -> bool:
+        """Let everything go if no exchange is under way; False if one is. A forked child has no threads of gloo that could end."""
+        if os.getpid() != self._process or not all(work.is_completed() for work in self._works):
+            return False
+        self._backend = None  # first: waits for gloo's threads, which may hold tensors and would need the interpreter's lock for them
+        self._works, self.kept = [], []
+        return True
+
+
+def _take_apart() -> None:
+    _closing[:] = [parts for parts in _closing if not parts.apart()]
+
+
+def _at_exit() -> None:
+    """What is under way still, because a rank does not answer, stays for the little rest of the process: its end is not waited for."""
+    for group in list(_open):
+        group.close()
+    _take_apart()
+    for parts in _closing:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(parts))
+
+
+atexit.register(_at_exit)  # before any probe has registered its end, so that this comes last

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -37,3 +39,43 @@ def test_waiting_for_a_rank_without_probe_does_not_cost_the_training_its_time() 
     """A rank whose probe waits in vain is back before the other rank's collective gives up."""
     with tempfile.TemporaryDirectory() as directory:
         assert run_ranks(2, lonely, directory) == [(True, 2.0), (False, 2.0)]
+
+
+ENDING = """
+import os, sys, time
+import torch, torch.distributed as dist
+from msprobe_integrations.torch.own_group import OwnGroup
+
+ended, answered = os.pipe(), os.pipe()
+child = os.fork()
+rank = 1 if child else 0
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=2)
+group, total = OwnGroup([0, 1], 60), torch.ones(2)
+
+
+class Last:
+    def __del__(self, write=os.write, read=os.read, sleep=time.sleep, ended=ended[1], answered=answered[0]):  # names are gone by then
+        write(ended, b"1")
+        read(answered, 1)
+        sleep(0.2)  # other threads may have the interpreter's lock
+
+
+for end in (ended[rank], answered[1 - rank]):
+    os.close(end)
+if rank == 1:
+    os.read(ended[0], 1)
+work = group.all_reduce(total, dist.ReduceOp.SUM)
+if rank == 1:
+    work.wait()
+    os.write(answered[1], b"1")
+    group.close()
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+last = Last()
+group.close([work, total])
+"""
+
+
+def test_an_exchange_that_ends_while_the_interpreter_does(tmp_path: Path) -> None:
+    """A rank has closed a group with an exchange under way, and the others answer only while its interpreter ends: it ends with 0."""
+    done = subprocess.run([sys.executable, "-c", ENDING, tmp_path / "init"], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")
