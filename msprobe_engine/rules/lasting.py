@@ -73,16 +73,34 @@ class LastingRule(Generic[A]):
             names: name of a slot.
             describe: the alert for an episode that begins.
         """
-        if not found:
-            return []
-        begun = [episode for episode in found if not episode.over]
-        over = [episode for episode in found if episode.over]
-        alerts = note_rest([describe(episode) for episode in begun[: self.args.max_alerts]], len(begun))
-        if over:
-            first = over[0]
-            told = kind or self.all_kinds[0]
-            alerts.append(over_alert(frame, names(first.slot), told, rule=self.name, steps=first.steps, more=len(over) - 1))
-        return alerts
+        return episode_alerts(
+            frame, found, names, describe, rule=self.name, kind=kind or self.all_kinds[0], max_alerts=self.args.max_alerts
+        )
+
+
+def episode_alerts(
+    frame: Frame,
+    found: Sequence[Episode],
+    names: Callable[[int], str],
+    describe: Callable[[Episode], Alert],
+    *,
+    rule: str,
+    kind: str,
+    max_alerts: int,
+) -> list[Alert]:
+    """Alerts for what began, at most `max_alerts`, and one of `kind` for all that is over.
+
+    Args:
+        names: name of a slot.
+        describe: the alert for an episode that begins.
+    """
+    begun = [episode for episode in found if not episode.over]
+    over = [episode for episode in found if episode.over]
+    alerts = note_rest([describe(episode) for episode in begun[:max_alerts]], len(begun))
+    if over:
+        first = over[0]
+        alerts.append(over_alert(frame, names(first.slot), kind, rule=rule, steps=first.steps, more=len(over) - 1))
+    return alerts
 
 
 class ScalarLevel:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +16,14 @@ from msprobe_engine.records import Frame, Sample
 from msprobe_engine.rules.args import CommonArgs, arg
 from msprobe_engine.rules.bands import Band, Bands, key_of, load_bands
 from msprobe_engine.rules.base import Alert
-from msprobe_engine.rules.common import alert_at, check_kinds, excluded, note_rest, number, over_alert, scalar_alert
+from msprobe_engine.rules.common import alert_at, check_kinds, excluded, number, over_alert, scalar_alert
 from msprobe_engine.rules.kinds import KINDS, scalar_kind
+from msprobe_engine.rules.lasting import episode_alerts
 from msprobe_engine.rules.layout import LayoutCache, Table
 from msprobe_engine.rules.nan_inf import NanInfArgs, NanInfRule
 from msprobe_engine.rules.texts import TEXTS
 from msprobe_engine.rules.unchanged_parameter import UnchangedParameterArgs, UnchangedParameterRule
-from msprobe_engine.rules.watching import Episode, Episodes, Mask, View, Watch
+from msprobe_engine.rules.watching import Episode, Episodes, Mask, Slots, View, Watch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,14 +83,21 @@ class Limits:
         return f"{number(low)} to {number(high)}"
 
 
-class _Family(NamedTuple):
+class _Family:
     """The metrics of one statistic: its samples have slot i of `limits`."""
 
-    op: str
-    watch: Watch
-    limits: Limits
-    slots: dict[str, int]
-    episodes: Episodes
+    def __init__(self, op: str, names: Sequence[str], watch: Watch, limits: Limits, episodes: Episodes) -> None:
+        self.op, self.names, self.watch, self.limits, self.episodes = op, names, watch, limits, episodes
+        self._slots = {name: i for i, name in enumerate(names)}
+        self._known: Slots = np.zeros(0, np.intp)
+        self._generation = -1
+
+    def slots(self, view: View) -> Slots:
+        """Slots of the tensors of a view, [m]: those of the watch are given out as names come."""
+        if self._generation != self.watch.generation or len(self._known) != len(self.watch.names):
+            self._generation = self.watch.generation
+            self._known = np.array([self._slots[name] for name in self.watch.names], np.intp)
+        return self._known[view.slots]
 
 
 class LearnedRule:
@@ -131,10 +138,9 @@ class LearnedRule:
         self._families: list[_Family] = []
         for family, ops in bands.samples.items():
             for op, keys in ops.items():
-                slots = {key: i for i, key in enumerate(keys)}
                 limits = Limits(list(keys.values()), bands.knots, args.widen)
-                watch = Watch(layouts, _chooser(family, slots, args.exclude))
-                self._families.append(_Family(op, watch, limits, slots, Episodes(patience, args.recovery)))
+                watch = Watch(layouts, _chooser(family, keys, args.exclude))
+                self._families.append(_Family(op, list(keys), watch, limits, Episodes(patience, args.recovery)))
         self._relations = _Relations(bands, self._severity, self._kinds, args, layouts)
 
     def check(self, frame: Frame) -> list[Alert]:
@@ -151,9 +157,9 @@ class LearnedRule:
         return alerts + self._numbers(frame)
 
     def _samples(self, frame: Frame, family: _Family, view: View) -> list[Alert]:
-        size = len(family.slots)
+        size = len(family.names)
         values, here = np.full(size, np.nan), np.zeros(size, np.bool_)
-        slots = np.array([family.slots[name] for name in family.watch.names], np.intp)[view.slots]
+        slots = family.slots(view)
         values[slots] = statistic(view.table, family.op)[view.places]
         here[slots] = np.isfinite(values[slots])
         judged = np.flatnonzero(here)
@@ -161,9 +167,10 @@ class LearnedRule:
         found = family.episodes.update(bad, judged)
         if not found:
             return []
-        names = list(family.slots)
         places = dict(zip(slots.tolist(), view.places.tolist()))
-        begun = [e for e in found if not e.over and KINDS[view.table.layout.kinds[places[e.slot]]] in self._kinds]
+
+        def kind(slot: int) -> str:
+            return KINDS[view.table.layout.kinds[places[slot]]]
 
         def describe(episode: Episode) -> Alert:
             value = float(values[episode.slot])
@@ -179,13 +186,15 @@ class LearnedRule:
                 extra={"op": family.op},
             )
 
-        alerts = note_rest([describe(e) for e in begun[: self._args.max_alerts]], len(begun))
-        over = [e for e in found if e.over]
-        if over:
-            kind = KINDS[view.table.layout.kinds[view.places[0]]]
-            name = names[over[0].slot].split(" ", 4)[4]
-            alerts.append(over_alert(frame, name, kind, rule=self.name, steps=over[0].steps, more=len(over) - 1))
-        return alerts
+        return episode_alerts(
+            frame,
+            [e for e in found if e.over or kind(e.slot) in self._kinds],
+            lambda slot: family.names[slot].split(" ", 4)[4],
+            describe,
+            rule=self.name,
+            kind=kind(found[0].slot),
+            max_alerts=self._args.max_alerts,
+        )
 
     def _numbers(self, frame: Frame) -> list[Alert]:
         values = np.full(len(self._scalars), np.nan)
@@ -282,11 +291,11 @@ def statistic(table: Table, op: str) -> npt.NDArray[np.float64]:
         return np.asarray(table.zeros / table.count)
 
 
-def _chooser(family: str, slots: dict[str, int], exclude: Sequence[str]) -> Callable[[Sample], str | None]:
+def _chooser(family: str, keys: Container[str], exclude: Sequence[str]) -> Callable[[Sample], str | None]:
     def key(sample: Sample) -> str | None:
         if sample.family != family or excluded(sample.name, exclude):
             return None
         told = key_of(sample)
-        return told if told in slots else None
+        return told if told in keys else None
 
     return key
