@@ -12,14 +12,13 @@ from msprobe_engine.rules.base import Alert
 _log = get_logger()
 
 LINES_PER_STEP = 3
-STEPS_IN_FULL = 2
 REPEAT_EVERY = 100
 
 
 class Announcer:
     """Says what the rules found.
 
-    The first `STEPS_IN_FULL` steps with alerts of a rule show `LINES_PER_STEP` lines each; after that one line for every
+    The first step with alerts of a rule shows `LINES_PER_STEP` lines; the step after it one line, and then one line for every
     `REPEAT_EVERY` further steps. A step without alerts of the rule starts it anew. Files and metrics hold every alert.
     """
 
@@ -35,12 +34,13 @@ class Announcer:
         for rule, found in by_rule.items():
             steps = self._running[rule] = self._running.get(rule, 0) + 1
             level = logging.ERROR if any(a.severity == "critical" for a in found) else logging.WARNING
-            if steps <= STEPS_IN_FULL:
+            if steps == 1:
                 for alert in found[:LINES_PER_STEP]:
                     _log.log(level, "ALERT %s", alert.message)
                 if len(found) > LINES_PER_STEP:
                     _log.log(level, "ALERT %s: and %d more lines like these in step %d", rule, len(found) - LINES_PER_STEP, found[0].step)
-                if steps == STEPS_IN_FULL:
-                    _log.log(level, "ALERT %s goes on; from now on one line every %d steps", rule, REPEAT_EVERY)
-            elif (steps - STEPS_IN_FULL) % REPEAT_EVERY == 0:
-                _log.log(level, "ALERT %s in step %d too, the step number %d in a row: %s", rule, found[0].step, steps, found[0].message)
+            elif (steps - 2) % REPEAT_EVERY == 0:
+                said = found[0].message
+                _log.log(
+                    level, "ALERT %s goes on, %d in step %d (one line in %d steps): %s", rule, len(found), found[0].step, REPEAT_EVERY, said
+                )

@@ -29,6 +29,27 @@ def hot_monitor(probe: TorchProbe, path: Path, kind: str | None, first: ProbeSet
     return HotMonitor(path, probe.settings, kind=kind, rank=rank, world_size=world, notifier=notifier, first=first)
 
 
+class FollowedFile:
+    """The settings file of a probe, looked at after every step (``monitor.hot``)."""
+
+    def __init__(self, probe: TorchProbe, path: str | Path) -> None:
+        self._probe, self._path = probe, Path(path)
+        self._monitor: HotMonitor | None = None
+
+    def end_step(self, step: int) -> None:
+        """A step is over; what has changed in the monitor section holds from now on. The ranks are known by the first one."""
+        if self._monitor is None:
+            self._monitor = hot_monitor(self._probe, self._path, None)
+        changed = self._monitor.end_step(step)
+        if changed is not None and changed.monitor is not None:
+            self._probe.follow(changed.monitor)
+
+    def close(self) -> None:
+        """Nobody looks at the file any more."""
+        if self._monitor is not None:
+            self._monitor.close()
+
+
 def _notifier(output_dir: Path, rank: int) -> Notifier | None:
     if not dist.is_available() or not dist.is_initialized():
         return None

@@ -22,7 +22,6 @@ import torch
 from torch import nn
 
 from msprobe_engine.guard import Guard
-from msprobe_engine.monitor.hot import HotMonitor
 from msprobe_engine.pipeline import CLOSE_PATIENCE
 from msprobe_engine.records import Entry, Frame, Sample, TensorRef
 from msprobe_engine.session import Session
@@ -34,7 +33,7 @@ from msprobe_integrations.torch import at_exit, exits
 from msprobe_integrations.torch.advice import Advice, chunks_of
 from msprobe_integrations.torch.attempts import Attempts
 from msprobe_integrations.torch.backend import TorchBackend
-from msprobe_integrations.torch.hot import hot_monitor
+from msprobe_integrations.torch.hot import FollowedFile
 from msprobe_integrations.torch.membership import Membership
 from msprobe_integrations.torch.module_side import ModuleSide
 from msprobe_integrations.torch.notify import find_notifier
@@ -76,8 +75,7 @@ class TorchProbe:
         self._window = _window_of(m)
         self._due = False
         self._models: list[nn.Module] = []
-        self._file: Path | None = None
-        self._follower: HotMonitor | None = None
+        self._file: FollowedFile | None = None
         self.parameters = ParameterSide(self)
         self._advice = Advice(self)
         self._overflow = NpuOverflow()
@@ -215,7 +213,7 @@ class TorchProbe:
 
     def follow_file(self, path: str | Path) -> None:
         """Look at the settings file after every step and follow its monitor section (``monitor.hot``); not with `follow` by hand."""
-        self._file = Path(path)
+        self._file = FollowedFile(self, path)
 
     def begin_step(self, step: int) -> None:
         """A step begins; hooks are put on where they are wanted. One that nobody has ended is over with it, without numbers of the loop."""
@@ -280,11 +278,7 @@ class TorchProbe:
         self._finish_step(scalars, complete)
         if self._file is not None and self.faults.enabled("monitor.hot"):
             with self.guard("monitor.hot"):
-                if self._follower is None:
-                    self._follower = hot_monitor(self, self._file, None)
-                changed = self._follower.end_step(self.step)
-                if changed is not None and changed.monitor is not None:
-                    self.follow(changed.monitor)
+                self._file.end_step(self.step)
 
     def _finish_step(self, scalars: Mapping[str, Any] | None = None, complete: bool = True) -> None:
         self._in_step = False
@@ -378,8 +372,8 @@ class TorchProbe:
         """What is done at the end, in this order, whatever becomes of the others."""
         if self._in_step and not self.pipeline.empty:  # cut off by an exception: what was seen may say why
             yield lambda: self._finish_step(complete=False)
-        if self._follower is not None:
-            yield self._follower.close
+        if self._file is not None:
+            yield self._file.close
         yield self.plans.close
         if self._watch is not None:
             yield self._watch.remove
