@@ -40,7 +40,7 @@ class Announcer:
                 if len(found) > LINES_PER_STEP:
                     _log.log(level, "ALERT %s: and %d more lines like these in step %d", rule, len(found) - LINES_PER_STEP, found[0].step)
             elif (steps - 2) % REPEAT_EVERY == 0:
-                said = found[0].message
+                first = found[0]
                 _log.log(
-                    level, "ALERT %s goes on, %d in step %d (one line in %d steps): %s", rule, len(found), found[0].step, REPEAT_EVERY, said
+                    level, "ALERT %s goes on, %d in step %d (every %d steps): %s", rule, len(found), first.step, REPEAT_EVERY, first.message
                 )
