@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from msprobe_engine.pipeline import Pipeline
 from msprobe_engine.records import Entry
 from msprobe_integrations.torch import node_hooks
 from msprobe_integrations.torch.api import ApiCapture
+from msprobe_integrations.torch.closures import around_closure
 from msprobe_integrations.torch.compiled import CompiledCode
 from msprobe_integrations.torch.filters import RecordFilter
 from msprobe_integrations.torch.keep import Keeper
@@ -139,9 +140,18 @@ class Capture:
     def _is_collecting(self) -> bool:
         return self._collecting
 
-    def _before_optimizer(self, *_: Any) -> None:
+    def _before_optimizer(self, _optimizer: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         self._in_optimizer = not self._optimizer_calls
         self._origins.stepping = self._optimizer_calls
+        return around_closure(args, kwargs, self._passes) if self._in_optimizer else None
+
+    def _passes(self, closure: Callable[[], Any]) -> Any:
+        """Passes that the optimizer has made are seen as those outside of its step."""
+        self._in_optimizer = False
+        try:
+            return closure()
+        finally:
+            self._in_optimizer = not self._optimizer_calls
 
     def _after_optimizer(self, *_: Any) -> None:
         self._in_optimizer = self._origins.stepping = False

@@ -1,4 +1,5 @@
-"""Optimizers that get a closure (LBFGS, every optimizer under Lightning's Trainer): gradients are there only after it was called."""
+"""Optimizers that get a closure (LBFGS, every optimizer under Lightning's Trainer) have the passes made inside of their ``step``: what
+is seen there belongs to the training, and gradients are there only after it."""
 
 from __future__ import annotations
 
@@ -7,28 +8,37 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def after_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, then: Callable[[], None]) -> Any:
-    """For a pre hook of ``Optimizer.step`` to return: its arguments with a closure that calls `then` after the user's, each time.
+def around_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, around: Callable[[Callable[[], Any]], Any]) -> Any:
+    """For a pre hook of ``Optimizer.step`` to return: its arguments with a closure that calls ``around(closure)``.
 
     Args:
         args: as hooks get them, the optimizer first.
-        then: guards itself.
+        around: guards itself; calls the user's closure once, and returns what that returns.
 
     Returns:
-        None where there is no closure, and the gradients are there already.
+        None where there is no closure.
     """
 
-    def around(closure: Callable[[], Any]) -> Callable[[], Any]:
+    def replaced(closure: Callable[[], Any]) -> Callable[[], Any]:
         @functools.wraps(closure)
         def call() -> Any:
-            result = closure()
-            then()
-            return result
+            return around(closure)
 
         return call
 
     if len(args) > 1 and callable(args[1]):
-        return (args[0], around(args[1]), *args[2:]), dict(kwargs or {})
+        return (args[0], replaced(args[1]), *args[2:]), dict(kwargs or {})
     if kwargs and callable(kwargs.get("closure")):
-        return args, {**kwargs, "closure": around(kwargs["closure"])}
+        return args, {**kwargs, "closure": replaced(kwargs["closure"])}
     return None
+
+
+def after_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, then: Callable[[], None]) -> Any:
+    """The same with `then`, which guards itself, after each call of the closure."""
+
+    def around(closure: Callable[[], Any]) -> Any:
+        result = closure()
+        then()
+        return result
+
+    return around_closure(args, kwargs, around)

@@ -111,6 +111,29 @@ def test_closures_and_exceptions() -> None:
     assert found["Tensor.exp.0.forward"] is None
 
 
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_a_closure_is_seen_where_the_optimizer_is_not(level: str) -> None:
+    """Without the calls of the optimizer (as the ring of incidents is): its own are not seen, those of its closure are, forward and
+    backward (every training step of Lightning is in one)."""
+    model = nn.Sequential(nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+
+    def closure() -> torch.Tensor:
+        loss = model(torch.ones(3, 4)).sum()
+        loss.backward()
+        return loss
+
+    def work() -> None:
+        loss = optimizer.step(closure=closure)
+        assert loss.shape == ()
+
+    found = set(parents(work, model, level, optimizer_calls=False))
+    module = {"Module.0.Linear.forward.0", "Module.0.Linear.backward.0"}
+    calls = {"Functional.linear.0.forward", "Functional.linear.0.backward", "Tensor.sum.0.forward", "Tensor.sum.0.backward"}
+    assert found >= (module if level == "L0" else calls if level == "L1" else module | calls)
+    assert not [name for name in found if "mul" in name or "add" in name]
+
+
 def test_api_level_has_no_tree() -> None:
     """At L1 construct.json is empty: nobody looks for callers."""
     weight = nn.Parameter(torch.ones(2))
