@@ -32,7 +32,7 @@ VARIABLES = ("MSPROBE_CONFIG", "MSPROBE_SET", "MONITOR_OUTPUT_DIR", "PYTHONPATH"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Define what the command takes."""
-    parser.usage = "msprobe run --config FILE [--set KEY=VALUE ...] [--output-dir DIR] [--dry-run] -- COMMAND ..."
+    parser.usage = "msprobe run [--config FILE] [--set KEY=VALUE ...] [--output-dir DIR] [--dry-run] -- COMMAND ..."
     parser.epilog = EXAMPLES
     parser.add_argument("-c", "--config", metavar="FILE", help="settings file; without it the one that MSPROBE_CONFIG names")
     parser.add_argument(

@@ -1,0 +1,39 @@
+"""docs/architecture.md names files and directories that are there, and every integration."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+PLACES = [ROOT, *(ROOT / name for name in ("msprobe_engine", "msprobe_integrations", "msprobe_integrations/torch"))]
+NAMES = sorted(
+    {
+        name
+        for span in re.findall(r"`([^`\n]+)`", PAGE)
+        for name in re.findall(r"^[\w./]+\.(?:py|c|h|js|css|md|yaml|pth)(?=$|:)|^[\w./]+/$", span)
+        if name != "msprobe_autoload.pth"  # made when a wheel is built
+    }
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_named_is_there(name: str) -> None:
+    """A path is that from the root, or from one of the packages; a bare file name is that of a file somewhere in them."""
+    inside = [path for place in PLACES[1:3] for path in place.rglob(name)] if "/" not in name else []
+    assert inside or any((place / name).exists() for place in PLACES), f"docs/architecture.md names {name}, which is not there"
+
+
+def test_every_integration_is_named() -> None:
+    """Each sub-package of msprobe_integrations has at least one file on the page."""
+    packages = [path.parent.name for path in (ROOT / "msprobe_integrations").glob("*/__init__.py")]
+    assert len(packages) > 8
+    assert [name for name in packages if f"{name}/" not in PAGE] == []
+
+
+def test_enough_is_named() -> None:
+    """The page is not read past: it names a hundred files and more."""
+    assert len(NAMES) > 100
