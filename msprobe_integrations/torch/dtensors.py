@@ -20,19 +20,37 @@ def is_dtensor(tensor: Any) -> bool:
 
 
 def local_of(tensor: torch.Tensor | None, parameter: torch.Tensor) -> torch.Tensor | None:
-    """What this rank holds of a gradient or state of `parameter`, without communication.
+    """What this rank holds of a gradient or state of `parameter`, without communication: of one that all ranks have whole (the gradient of
+    an embedding under tensor parallel) the part that is this rank's of the parameter.
 
-    None when it is laid out in another way than the parameter (a gradient that is still to be added over ranks, say): rows of such
-    parts are not rows of a whole.
+    None when it is laid out in yet another way (a gradient that is still to be added over ranks, say): rows of such parts are not rows of
+    a whole.
     """
     if tensor is None or type(tensor) is torch.Tensor:
         return tensor if not is_dtensor(parameter) else None
     if not is_dtensor(tensor):
         return tensor
-    if not is_dtensor(parameter) or tensor.placements != parameter.placements:  # type: ignore[attr-defined]
+    if not is_dtensor(parameter):
         return None
     inner: torch.Tensor = tensor._local_tensor  # type: ignore[attr-defined]
-    return inner
+    if tensor.placements == parameter.placements:  # type: ignore[attr-defined]
+        return inner
+    return _part(inner, parameter) if all(one.is_replicate() for one in tensor.placements) else None  # type: ignore[attr-defined]
+
+
+def _part(whole: torch.Tensor, parameter: Any) -> torch.Tensor | None:
+    """Of a whole tensor what this rank holds of `parameter`, as `torch.chunk` divides: a view. None where it is divided otherwise."""
+    place = parameter.device_mesh.get_coordinate()
+    for i, placement in enumerate(parameter.placements):
+        if placement.is_replicate():
+            continue
+        if place is None or type(placement).__name__ != "Shard":
+            return None
+        rows = whole.shape[placement.dim]
+        chunk = -(-rows // parameter.device_mesh.size(i))
+        first, last = (min(rows, chunk * (place[i] + step)) for step in (0, 1))
+        whole = whole.narrow(placement.dim, first, last - first)
+    return whole if whole.shape == parameter._local_tensor.shape else None
 
 
 def dividing_dims(tensor: Any) -> list[int]:

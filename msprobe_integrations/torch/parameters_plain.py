@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from msprobe_engine.log import get_logger
 from msprobe_integrations.torch import dtensors
 from msprobe_integrations.torch.algorithms import algorithm_of
 from msprobe_integrations.torch.closures import after_closure
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from msprobe_integrations.torch.parameter_watch import ParameterWatch
     from msprobe_integrations.torch.probe import TorchProbe
 
+_log = get_logger()
 _PART = "parameter monitor"
 
 
@@ -52,6 +54,7 @@ class PlainSource:
         self._handles: list[Any] = []
         self._touched: set[Piece] = set()
         self._sync_is_last = True
+        self._said = False
         self.pieces: list[Piece] = []
         chosen = [entry for chunk, model in enumerate(models) for entry in self._chosen(chunk, model)]
         exchanges = probe.parameters.exchanges
@@ -89,7 +92,15 @@ class PlainSource:
     def gradient(self, piece: Piece) -> torch.Tensor | None:
         """``parameter.grad``."""
         gradient = piece.parameter.grad
-        return gradient if type(gradient) is torch.Tensor else dtensors.local_of(gradient, piece.parameter)
+        if type(gradient) is torch.Tensor:
+            return gradient
+        local = dtensors.local_of(gradient, piece.parameter)
+        if local is None and gradient is not None and not self._said:
+            self._said = True
+            layouts = [str(tuple(getattr(one, "placements", ()))) for one in (gradient, piece.parameter)]
+            said = "the gradient of %s is laid out as %s, the parameter as %s; expected the same: without rows of such gradients"
+            _log.warning("parameter monitor: " + said, piece.name, *layouts)
+        return local
 
     def value(self, piece: Piece) -> torch.Tensor | None:
         """The parameter."""
