@@ -40,11 +40,13 @@ class Run(NamedTuple):
 
 
 def weights_of(engine: Any) -> dict[str, bytes]:
-    """The bits of all parameters, gathered."""
-    names = list(engine.module.named_parameters())
+    """The bits of all parameters, gathered one by one: of several, versions until 0.18 wait for the last only."""
     stage = engine.zero_optimization_stage()
-    with harness.deepspeed.zero.GatheredParameters([p for _, p in names], enabled=stage == 3):
-        return {name: p.detach().clone().contiguous().view(torch.uint8).numpy().tobytes() for name, p in names}
+    found = {}
+    for name, p in engine.module.named_parameters():
+        with harness.deepspeed.zero.GatheredParameters([p], enabled=stage == 3):
+            found[name] = p.detach().clone().contiguous().view(torch.uint8).numpy().tobytes()
+    return found
 
 
 def dumps_in(directory: str) -> dict[str, Any]:
