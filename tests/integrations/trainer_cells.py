@@ -5,28 +5,23 @@ same training, and how the two are held against each other. A framework's own te
 from __future__ import annotations
 
 import csv
-import functools
 import json
 import math
 import os
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import torch
 import torch.distributed as dist
-from trainer_checks import config
+from trainer_checks import compare, config
+from trainer_eyes import DRIFT, NAN, Drift, Eye, Norms, Plant, Spy, rank
 
 from msprobe_engine.diagnose.nan_analyze import nan_analyze
 from msprobe_engine.records import leaves
 from msprobe_engine.rows import read
 from msprobe_integrations.torch import owner
-
-sys.path.append(str(Path(__file__).parents[2] / "examples" / "megatron"))
-from fault import damaged
 
 LEVELS = ("L0", "L1", "mix")
 MONITOR = {
@@ -37,10 +32,6 @@ MONITOR = {
     "optimizer_states": True,
     "collectives": True,
 }
-DRIFT = NAN = 1
-"""Step in which a parameter drifts, or a module gives NaN."""
-Norms = dict[tuple[str, str], list[float]]
-"""(module or operator, forward or backward) -> norms of outputs, or of their gradients, in the order in which they came."""
 _SHARD = re.compile(r"\[(\d+), (\d+)\) of (\d+)")
 _WRAPPERS = re.compile(r"(^|\.)(module|_fsdp_wrapped_module|_orig_mod)(?=\.)")
 _DUMPED = re.compile(r"(?:Module\..+?\.(\w+)|Functional\.(\w+))\.(?:\d+\.)?(forward|backward)\b")
@@ -50,158 +41,6 @@ def chosen(layouts: Sequence[str], *sample: str) -> list[str]:
     """All of them when the table is made or everything is asked for; else the sample, which the ordinary suite has the time for."""
     every = os.environ.get("MSPROBE_TABLE") or os.environ.get("MSPROBE_EVERY_CELL") == "1"
     return [layout for layout in layouts if every or layout in sample]
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part; float64."""
-    tensor = tensor.detach()
-    return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).double()
-
-
-# what a training is looked at, or spoiled, with
-
-
-class Eye:
-    """Sees a training and leaves it alone."""
-
-    def __init__(self) -> None:
-        self.step = 0
-
-    def begins(self, model: torch.nn.Module) -> None:
-        """The model is there, and nothing is wrapped around it."""
-
-    def updated(self) -> None:
-        """The optimizer has updated it."""
-        self.step += 1
-
-    def leaves(self) -> None:
-        """The training is over."""
-
-
-class Spy(Eye):
-    """Hooks of the test's own on modules of a kind, and on calls of the function that they call.
-
-    Args:
-        kind: end of the name of their class.
-        function: of torch.nn.functional.
-    """
-
-    def __init__(self, kind: str = "Linear", function: str = "linear") -> None:
-        super().__init__()
-        self.kind, self.function = kind, function
-        self.steps: list[Norms] = [{}]
-        self.modules: list[dict[str, list[float]]] = [{}]
-        """By step: name of a module -> norms of its outputs, a micro batch each."""
-        self._original: Any = None
-        self._handles: list[Any] = []
-
-    def begins(self, model: torch.nn.Module) -> None:
-        for name, module in model.named_modules():
-            if type(module).__name__.endswith(self.kind):
-                self._handles.append(module.register_forward_hook(functools.partial(self._left, name)))
-        original = self._original = getattr(torch.nn.functional, self.function)
-
-        @functools.wraps(original)
-        def called(*args: Any, **kwargs: Any) -> torch.Tensor:
-            output = original(*args, **kwargs)
-            self._keep("operator", output)
-            return output  # type: ignore[no-any-return]
-
-        setattr(torch.nn.functional, self.function, called)
-
-    def _left(self, name: str, module: torch.nn.Module, _args: Any, output: torch.Tensor) -> None:
-        if module.training:
-            self.modules[-1].setdefault(name, []).append(float(local(output).norm()))
-        self._keep("module", output)
-
-    def _keep(self, kind: str, output: torch.Tensor) -> None:
-        if torch.is_grad_enabled():
-            now = self.steps[-1]
-            now.setdefault((kind, "forward"), []).append(float(local(output).norm()))
-            if output.requires_grad:
-                output.register_hook(lambda g: now.setdefault((kind, "backward"), []).append(float(local(g).norm())) or None)
-
-    def updated(self) -> None:
-        super().updated()
-        self.steps.append({})
-        self.modules.append({})
-
-    def leaves(self) -> None:
-        if self._original is not None:
-            setattr(torch.nn.functional, self.function, self._original)
-        for handle in self._handles:
-            handle.remove()
-        self.steps.pop()
-        self.modules.pop()
-
-
-class Drift(Eye):
-    """One element of a parameter is another one in step `DRIFT`, on the last rank alone: from the update before it on.
-
-    Args:
-        name: of the parameter.
-        optimizer: a class that gathers the parameters again in every `step`: from the end of this step's own on.
-    """
-
-    def __init__(self, name: str, optimizer: type | None = None) -> None:
-        super().__init__()
-        self.name, self.optimizer = name, optimizer
-        self.model: Any = None
-        self._update = vars(optimizer)["step"] if optimizer is not None else None
-
-    def begins(self, model: torch.nn.Module) -> None:
-        self.model = model
-        if self._update is not None:
-            update, calls = self._update, [0]
-
-            @functools.wraps(update)
-            def step(*args: Any, **kwargs: Any) -> Any:
-                result = update(*args, **kwargs)
-                if calls[0] == DRIFT:
-                    self._drift()
-                calls[0] += 1
-                return result
-
-            self.optimizer.step = step  # type: ignore[union-attr]
-
-    def updated(self) -> None:
-        super().updated()
-        if self.step == DRIFT and self._update is None:
-            self._drift()
-
-    def leaves(self) -> None:
-        if self._update is not None:
-            self.optimizer.step = self._update  # type: ignore[union-attr]
-
-    def _drift(self) -> None:
-        if rank() == dist.get_world_size() - 1:
-            parameter = dict(self.model.named_parameters())[self.name].data
-            (parameter.to_local() if hasattr(parameter, "to_local") else parameter).view(-1)[0] += 1
-
-
-class Plant(Eye):
-    """In one step a module of the last rank gives NaN, by a real operation.
-
-    Args:
-        name: of the module.
-    """
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.name = name
-
-    def begins(self, model: torch.nn.Module) -> None:
-        module = model.get_submodule(self.name)
-        forward = module.forward
-        last = dist.get_world_size() - 1 if dist.is_initialized() else 0
-
-        @functools.wraps(forward)
-        def faulty(*args: Any, **kwargs: Any) -> Any:
-            output = forward(*args, **kwargs)
-            spoiled = self.step == NAN and torch.is_grad_enabled() and rank() == last
-            return damaged(output, "log_of_negative", 3) if spoiled else output
-
-        module.forward = faulty  # type: ignore[method-assign]
 
 
 # what runs in a rank
@@ -234,11 +73,6 @@ class Seen(NamedTuple):
 Train = Callable[[Path | None, Eye], Any]
 """(settings file or None, eye) -> bits. Asks for the probe as the environment would; the eye is told of model and updates; who follows is
 not closed."""
-
-
-def rank() -> int:
-    """0 without a group."""
-    return dist.get_rank() if dist.is_initialized() else 0
 
 
 def files(folder: Path, **more: Any) -> dict[str, Path]:
@@ -373,6 +207,11 @@ def alerts_in(output: Path) -> list[tuple[str, int, str]]:
     return [(line["rule"], line["step"], plain(line["name"])) for line in lines]
 
 
+def place_of(line: str) -> str:
+    """What a line of `restored.Snapshot.changed` is about, without the numbers of objects."""
+    return re.sub("#[0-9a-f]+", "", line.partition(": ")[0])
+
+
 # how it is held against each other
 
 
@@ -417,6 +256,36 @@ def check_grad_probe(run: Sequence[Sequence[Mapping[str, Row]]], gradients: Sequ
             assert math.hypot(*(row.norm for row in parts)) == pytest.approx(norm * by, rel=2e-4, abs=1e-9), name
 
 
+def check_collectives(run: Sequence[Sequence[Sequence[dict[str, Any]]]], *ops: str) -> None:
+    """What came out of sums, gathered and scattered tensors is what the ranks of the group put in; each of `ops` has been seen.
+
+    Args:
+        run: of all ranks, by step.
+    """
+    checked = dict.fromkeys(ops, 0)
+    for steps in zip(*run, strict=True):
+        for calls in zip(*steps, strict=True):
+            assert len({(call["op"], call["reduce"]) for call in calls}) == 1
+            inputs = [(call.get("input") or call["kwargs"])[0] for call in calls]
+            outputs = [call["output"][0] for call in calls]
+            by = len(calls) if calls[0]["reduce"] == "avg" else 1
+            slack = 1e-5 * sum(norm for _, _, norm in inputs)
+            if "all_reduce" in calls[0]["op"] and calls[0]["reduce"] in ("sum", "avg"):
+                total = sum(mean for _, mean, _ in inputs) / by
+                assert [mean for _, mean, _ in outputs] == [pytest.approx(total, rel=1e-5, abs=slack)] * len(calls)
+            elif "reduce_scatter" in calls[0]["op"]:
+                total = sum(count * mean for count, mean, _ in inputs) / by
+                assert sum(count * mean for count, mean, _ in outputs) == pytest.approx(total, rel=1e-5, abs=slack)
+            elif "all_gather" in calls[0]["op"]:
+                whole = math.hypot(*(norm for _, _, norm in inputs))
+                assert [norm for _, _, norm in outputs] == [pytest.approx(whole, rel=1e-5)] * len(calls)
+            else:
+                continue
+            for op in ops:
+                checked[op] += op in calls[0]["op"]
+    assert all(checked.values()), checked
+
+
 def check_incident(folder: Path, where: int, module: str) -> None:
     """`nan_analyze` names step, rank and module of the planted fault."""
     (incident, *_) = sorted((folder / "probe" / "incidents").glob("step*"))
@@ -430,3 +299,32 @@ def check_drift(said: Sequence[Sequence[tuple[str, int, str]]], name: str) -> No
     assert found
     assert min(found) == (DRIFT, name)
     assert {what for step, what in found if step == DRIFT} == {name}
+
+
+def proven(
+    run: Sequence[Mapping[str, Any]], place: Path, reference: Mapping[Any, float], clip: float, failing: str, *ops: str
+) -> list[str]:
+    """Hold everything that `watched` and `spoiled` gave against the spy and the training by hand; the features that this proves.
+
+    Args:
+        run: of all ranks.
+        place: where their settings are.
+        reference: as `by_hand` gives it, with gradients before they are clipped to a norm of `clip`.
+        ops: collectives that there must be.
+    """
+    for level in LEVELS:
+        check_dump(run, level)
+        assert [one[level].bits for one in run] == [one["bits"] for one in run], level
+    check_activations(run)
+    for one in run:
+        assert compare(one["mix"].norms, reference) == len(reference)
+    steps = range(len(run[0]["steps"]))
+    gradients = [{name: norm for (family, at, name), norm in reference.items() if (family, at) == ("grad_reduced", step)} for step in steps]
+    check_grad_probe([one["mix"].probed for one in run], gradients, clip)
+    check_incident(place / "fault", len(run) - 1, failing)
+    monitor = [f"monitor: {name}" for name in ("activations", "gradients", "parameters", "optimizer")]
+    features = [*(f"dump {level}" for level in LEVELS), *monitor, "grad probe", "incident capture", "same bits"]
+    if len(run) > 1:
+        check_collectives([one["mix"].calls for one in run], *ops)
+        features.append("collectives")
+    return features

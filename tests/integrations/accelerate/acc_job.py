@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from trainer_checks import asked, by_hand, digest, seen
+from trainer_checks import asked, by_hand, deepspeed_on_gloo, digest, fsdp_on_cpu, seen
 
-with contextlib.suppress(ImportError):
-    import deepspeed  # noqa: F401  # else every forked rank imports it
+deepspeed_on_gloo()
+fsdp_on_cpu()
 
 
 def samples() -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,11 @@ from typing import Any
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import torch
-from trainer_checks import asked, by_hand, digest, seen
+from trainer_checks import asked, by_hand, deepspeed_on_gloo, digest, fsdp_on_cpu, seen
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
-with contextlib.suppress(ImportError):
-    import deepspeed  # noqa: F401  # else every forked rank imports it
+deepspeed_on_gloo()
+fsdp_on_cpu()
 
 
 class Samples(torch.utils.data.Dataset):
