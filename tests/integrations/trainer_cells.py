@@ -178,11 +178,23 @@ def probed(output: Path, steps: int) -> list[dict[str, Row]]:
         (file,) = output.glob(f"grad_probe/{one}/grad_summary_{step}.csv")
         rows = {}
         for row in csv.DictReader(file.read_text("utf-8-sig").splitlines()):
-            size = math.prod(json.loads(row["shape"]))
-            low, high, whole = map(int, _SHARD.fullmatch(row["shard"]).groups()) if row.get("shard") else (0, size, size)  # type: ignore[union-attr]
+            low, high, whole = elements(row.get("shard") or "", math.prod(json.loads(row["shape"])))
             rows[plain(row["param_name"])] = Row(float(row["norm"]), low, high, whole)
         found.append(rows)
     return found
+
+
+def elements(shard: str, size: int) -> tuple[int, int, int]:
+    """First and last element of all, as `check_grad_probe` wants them; of a block of columns as if it were one of rows."""
+    if not shard:
+        return 0, size, size
+    flat = _SHARD.fullmatch(shard)
+    if flat is not None:
+        return int(flat[1]), int(flat[2]), int(flat[3])
+    local, offset, whole = (json.loads(f"[{found}]") for found in re.findall(r"\[([\d, ]*)\]", shard)[:3])
+    at = next((d for d in range(len(whole)) if local[d] != whole[d]), 0)
+    per = math.prod(whole) // whole[at]
+    return offset[at] * per, (offset[at] + local[at]) * per, math.prod(whole)
 
 
 def calls_of(frame: Any) -> list[dict[str, Any]]:
