@@ -94,7 +94,9 @@ def places(chunk: Any) -> Iterator[tuple[torch.Tensor, Place]]:
             size = data.numel() // n
             for parameter in getattr(bucket, "params", ()):
                 view = getattr(parameter, "main_grad_copy_in_grad_buffer", None)
-                view = parameter.main_grad if view is None else view
+                view = getattr(parameter, "main_grad", None) if view is None else view
+                if view is None:  # Megatron-FSDP: its buffers have gradients for as long as they are reduced
+                    continue
                 start = view.storage_offset() - data.storage_offset()
                 lo = min(max(rank * size - start, 0), parameter.numel())
                 hi = min(max((rank + 1) * size - start, 0), parameter.numel())
