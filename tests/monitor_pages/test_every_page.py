@@ -65,4 +65,4 @@ def test_ascend(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), *sys.path))}
     subprocess.run([sys.executable, "-c", BEFORE + text], cwd=tmp_path, env=environment, check=True, timeout=120)
     (file,) = (tmp_path / "dump").rglob("dump.json")
-    assert any("Linear.forward.0" in name for name in json.loads(file.read_text())["data"])
+    assert "Functional.linear.0.forward" in json.loads(file.read_text())["data"]
