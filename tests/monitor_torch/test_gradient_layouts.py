@@ -11,12 +11,8 @@ import torch
 from forkpool import run_ranks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
-
-try:
-    from torch.distributed.tensor import Replicate, Shard
-except ImportError:  # torch 2.4
-    from torch.distributed._tensor import Replicate, Shard
 
 pytestmark = pytest.mark.framework
 ROWS = 63
