@@ -9,6 +9,7 @@ import pytest
 import run_matrix
 from cell_names import FRAMEWORKS
 from packaging.requirements import Requirement
+from packaging.version import Version
 
 
 def test_the_list() -> None:
@@ -22,9 +23,25 @@ def test_the_list() -> None:
         requirements = [Requirement(word) for word in row.install if not word.startswith("-")]
         found = [r for r in requirements if r.name == distribution]
         assert not requirements or [str(r.specifier) for r in found] == [f"=={version}"], row.name
-        for file, _, function in (test.partition("::") for test in row.tests):
+        for file, _, function in (test.partition("[")[0].partition("::") for test in row.tests):
             assert (run_matrix.ROOT / file).exists(), row.name
             assert not function or f"\ndef {function}(" in (run_matrix.ROOT / file).read_text(encoding="utf-8"), row.name
+
+
+def test_bounds() -> None:
+    """What the extras ask for is the oldest version that has run, and everything newer that was tried has run too."""
+    tomllib = pytest.importorskip("tomllib", reason="came with Python 3.11")
+    extras = tomllib.loads((run_matrix.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    asked = {r.name: r.specifier for name, texts in extras.items() if name != "test" for r in map(Requirement, texts)}
+    for framework in {row.framework for row in run_matrix.rows().values() if row.tests}:
+        tried = {result["version"]: result["status"] for result in run_matrix.kept() if result["framework"] == framework}
+        within = {version: status for version, status in tried.items() if version in asked[FRAMEWORKS[framework]]}
+        assert within, framework
+        assert set(within.values()) == {"ok"}, (framework, within)
+        oldest = min(within, key=Version)
+        (bound,) = asked[FRAMEWORKS[framework]]
+        assert bound.operator == ">="
+        assert oldest == bound.version, framework
 
 
 REPORTS = {
