@@ -169,6 +169,15 @@ class Plant(Eye):
         def faulty(*args: Any, **kwargs: Any) -> Any:
             output = forward(*args, **kwargs)
             spoiled = self.step == NAN and torch.is_grad_enabled()
-            return damaged(output, "log_of_negative", 3) if spoiled else output
+            return spoil(output) if spoiled else output
 
         module.forward = faulty  # type: ignore[method-assign]
+
+
+def spoil(output: torch.Tensor) -> torch.Tensor:
+    """One element is NaN; of a tensor that is divided over ranks, of this rank's part, without the others."""
+    if not hasattr(output, "to_local"):
+        return damaged(output, "log_of_negative", 3)
+    mine = damaged(output.to_local(), "log_of_negative", 3)
+    facts = {"shape": output.shape, "stride": output.stride()}
+    return type(output).from_local(mine, output.device_mesh, output.placements, run_check=False, **facts)  # type: ignore[no-any-return,attr-defined]

@@ -1,6 +1,6 @@
 """A real torchtitan training on the CPU: its Trainer, a small llama3, a tokenizer and a data set made here.
 
-    torchrun --nproc_per_node 2 titan_job.py FOLDER [key=value ...]      keys: dp, tp, pp, steps, accumulate, validate
+    torchrun --nproc_per_node 2 titan_job.py FOLDER [key=value ...]      keys: dp, tp, pp, steps, accumulate, validate, log
 
 Parallelism is that of DTensor (``spmd_backend="partial_dtensor"``): torchtitan's own default is for a torch newer than 2.13.
 
@@ -10,11 +10,13 @@ about memory that `torch.cpu` does not answer.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import json
 import os
 import sys
+import time
 import types
 from importlib.util import find_spec
 from pathlib import Path
@@ -45,6 +47,10 @@ def stand_in() -> None:
 
     if not hasattr(torch.distributed, "set_timeout"):  # newer than torch 2.13
         distributed.set_pg_timeouts = lambda *_, **__: None
+    with contextlib.suppress(ImportError):  # before 0.3 it is torchtitan.train
+        from torchtitan import trainer
+
+        trainer.time = types.SimpleNamespace(**{**vars(time), "sleep": lambda _: None})  # two seconds at the end of every training
     _sums_of_gloo()
     _steps_of_newer_torch()
 
@@ -137,7 +143,7 @@ def config(folder: Path, **keys: int) -> Any:
             disable_cuda_graphs=True,
         ),
         dataloader=data,
-        metrics=MetricsProcessor.Config(log_freq=2),
+        metrics=MetricsProcessor.Config(log_freq=keys.get("log", 2)),
         parallelism=ParallelismConfig(
             spmd_backend="partial_dtensor",
             data_parallel_shard_degree=dp,

@@ -32,7 +32,7 @@ def config(folder: Path, **keys: int) -> Old:
         "model": {"name": "llama3", "flavor": "debugmodel", "hf_assets_path": str(folder)},
         "optimizer": {"lr": 8e-3},
         "lr_scheduler": {"warmup_steps": 2},
-        "metrics": {"log_freq": 2},
+        "metrics": {"log_freq": keys.get("log", 2)},
         "debug": {"seed": 1},
         "activation_checkpoint": {"mode": "none"},
         "training": {
