@@ -48,21 +48,8 @@ def test_automatic(tmp_path: Path, cells: Any, n: int) -> None:
             assert "valid" not in each["scalars"][step]
         assert len([name for name in each["entries"][1] if ".Linear.forward" in name]) == 4  # two layers, two micro batches
     assert files(tmp_path) == {"dump": True, "grad_probe": True, "incident": True}
-    several = () if n == 1 else ("replica check",)
     layout = "1 rank" if n == 1 else "DDP, 2 ranks"
     cells.ran("Lightning", layout, *WATCHED, "same bits", version=installed("lightning"))
-    cells.wrote("Lightning", layout, "dump mix", "grad probe", "incident capture", *several, version=installed("lightning"))
-
-
-@pytest.mark.parametrize("level", ["L0", "L1"])
-def test_dump_levels(tmp_path: Path, cells: Any, level: str) -> None:
-    """A dump of one step has that step's modules or APIs."""
-    found = on_and_off(tmp_path, 1, {}, monitor=None, dump={"step": [1], "level": level})[0]
-    wanted = "Linear.forward" if level == "L0" else "Functional.linear"
-    assert [name for name in found["entries"][1] if wanted in name]
-    assert not found["entries"].get(0)
-    cells.ran("Lightning", "1 rank", "same bits", version=installed("lightning"))
-    cells.wrote("Lightning", "1 rank", f"dump {level}", version=installed("lightning"))
 
 
 def test_manual(tmp_path: Path) -> None:
@@ -78,23 +65,6 @@ def test_precision(tmp_path: Path) -> None:
     (found,) = on_and_off(tmp_path, 1, {"precision": "bf16-mixed"})
     assert found["steps"] == list(range(8))
     compare(found["norms"], pl_job.reference(), tolerance=0.1, families=["grad_reduced"])
-
-
-def test_fsdp2(tmp_path: Path, cells: Any) -> None:
-    """ModelParallelStrategy: gradients over all shards are those of a training by hand."""
-
-    def job(folder: Path, file: Path | None) -> Any:
-        from lightning.pytorch.strategies import ModelParallelStrategy
-
-        return pl_job.train(folder, file, {"strategy": ModelParallelStrategy(2, 1), "devices": 2}, pl_job.Sharded)
-
-    plain = ranks(2, job, tmp_path, None)
-    followed = ranks(2, job, tmp_path, config(tmp_path))
-    assert [bits for bits, _ in plain] == [bits for bits, _ in followed]
-    for _, found in followed:
-        assert found["steps"] == list(range(4))
-        assert compare(found["norms"], pl_job.reference(2)) > 30
-    cells.ran("Lightning", "FSDP2, 2 ranks", *WATCHED, "same bits", version=installed("lightning"))
 
 
 def test_other_package(tmp_path: Path) -> None:

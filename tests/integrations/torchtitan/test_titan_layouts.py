@@ -1,4 +1,4 @@
-"""torchtitan on two ranks: FSDP2, tensor parallel, pipeline parallel, against the whole tensors of all ranks in float64."""
+"""torchtitan on two ranks: FSDP2 and pipeline parallel, against the whole tensors of all ranks in float64."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from msprobe_integrations.torch import owner
 titan_job.stand_in()
 COLLECTIVES = {
     "dp": {"all_gather_single", "reduce_scatter_single"},
-    "tp": {"functional_all_gather_into_tensor", "functional_reduce_scatter_tensor"},
     "pp": {"irecv", "all_reduce"},
 }
-LAYOUTS = {"dp": "FSDP2, 2 ranks", "tp": "TP 2, 2 ranks", "pp": "PP 2, 2 ranks"}
+LAYOUTS = {"dp": "FSDP2, 2 ranks", "pp": "PP 2, 2 ranks"}
 
 
 def whole(value: torch.Tensor) -> torch.Tensor:
@@ -65,7 +64,7 @@ def job(folder: Path, file: Path | None, keys: dict[str, int]) -> Any:
     return bits, found, norms
 
 
-@pytest.mark.parametrize("kind", list(LAYOUTS))
+@pytest.mark.parametrize("kind", ["dp", "pp"])  # tp is in the sample of test_titan_cells
 def test_layout(tmp_path: Path, cells: Any, kind: str) -> None:
     """Same bits; norms of gradients, parameters and moments are those of the whole tensors; ranks of a pipeline have the layers of their
     stage; the layout's collectives are seen; steps are the Trainer's minus one; the gradient norm is the same on all ranks; everything
@@ -93,5 +92,3 @@ def test_layout(tmp_path: Path, cells: Any, kind: str) -> None:
     assert files(tmp_path) == {"dump": True, "grad_probe": True, "incident": True}
     ran = ("monitor: gradients", "monitor: parameters", "monitor: optimizer", "same bits")
     cells.ran("torchtitan", LAYOUTS[kind], *ran, version=installed("torchtitan"))
-    wrote = ("monitor: activations", "dump mix", "grad probe", "collectives", "incident capture")
-    cells.wrote("torchtitan", LAYOUTS[kind], *wrote, version=installed("torchtitan"))

@@ -15,7 +15,6 @@ from msprobe_integrations.torch import owner
 from msprobe_integrations.torch.loop import LoopObserver
 
 titan_job.stand_in()
-WATCHED = ("monitor: activations", "monitor: gradients", "monitor: parameters", "monitor: optimizer")
 
 
 @pytest.fixture
@@ -68,11 +67,9 @@ def test_one_rank(folder: Path, cells: Any) -> None:
     assert len([name for name in found["entries"][1] if name.startswith(last) and "forward" in name]) == 2
     assert files(folder.parent) == {"dump": True, "grad_probe": True, "incident": True}
     cells.ran("torchtitan", "1 rank", "monitor: gradients", "same bits", "detach", version=installed("torchtitan"))
-    features = ("monitor: activations", "monitor: parameters", "monitor: optimizer", "dump mix", "grad probe", "incident capture")
-    cells.wrote("torchtitan", "1 rank", *features, version=installed("torchtitan"))
 
 
-METHODS = ("setup", "begin", "end", "micro_batch", "note", "evaluation", "driven", "safely")
+METHODS = ("setup", "begin", "note", "driven")
 
 
 def test_faults_stay_inside(folder: Path) -> None:
