@@ -278,6 +278,8 @@ def check_collectives(run: Sequence[Sequence[Sequence[dict[str, Any]]]], *ops: s
     for steps in zip(*run, strict=True):
         for calls in zip(*steps, strict=True):
             assert len({(call["op"], call["reduce"]) for call in calls}) == 1
+            if not all("output" in call and ("input" in call or "kwargs" in call) for call in calls):
+                continue
             inputs = [(call.get("input") or call["kwargs"])[0] for call in calls]
             outputs = [call["output"][0] for call in calls]
             by = len(calls) if calls[0]["reduce"] == "avg" else 1

@@ -50,10 +50,11 @@ def zero2() -> dict[str, Any]:
 LAYOUTS: dict[str, Any] = {"1 rank": dict, "DDP, 2 ranks": dict, "FSDP2, 2 ranks": fsdp2, "DeepSpeed ZeRO 2, 2 ranks": zero2}
 
 
-def prepared(layout: str) -> tuple[Any, ...]:
-    """Accelerator, the model before it and after, optimizer, data."""
+def prepared(layout: str, eye: Eye) -> tuple[Any, ...]:
+    """Accelerator, the model before it (which the eye is told of) and after, optimizer, data."""
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, **LAYOUTS[layout]())
     net = acc_job.Net()
+    eye.begins(net)
     data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(acc_job.samples()), batch_size=4)
     return accelerator, net, *accelerator.prepare(net, acc_job.adamw(net.parameters()), data)
 
@@ -78,8 +79,7 @@ def loop(accelerator: Any, model: Any, optimizer: Any, data: Any, eye: Eye) -> l
 def trained(layout: str, file: Path | None, eye: Eye) -> Any:
     """Bits of a training: parameters, random state, losses."""
     asked(file, "deepspeed", "torch", "accelerate")
-    accelerator, net, model, optimizer, data = prepared(layout)
-    eye.begins(net)
+    accelerator, net, model, optimizer, data = prepared(layout, eye)
     losses = loop(accelerator, model, optimizer, data, eye)
     return digest([*net.parameters(), torch.get_rng_state()]), losses
 
@@ -97,15 +97,16 @@ def left_behind(layout: str, file: Path) -> list[str]:
     optimizers and engines stays for the process's life and only calls on; methods of `Accelerator` are put back."""
 
     def differs() -> list[str]:
-        accelerator, net, model, optimizer, data = prepared(layout)
-        before = snapshot(net, optimizer.optimizer)
+        before = snapshot()
         asked(file, "deepspeed", "torch")
+        accelerator, net, model, optimizer, data = prepared(layout, Eye())
+        objects = snapshot(net, optimizer.optimizer)
         undo = autoload.patch(accelerate.accelerator)
         loop(accelerator, model, optimizer, data, Eye())
         close()
         for each in undo:
             each()
-        return before.changed()
+        return before.changed() + [line for line in objects.changed() if line.startswith("object ")]
 
     differs()
     return [line for line in differs() if not place_of(line).startswith("process.random state")]

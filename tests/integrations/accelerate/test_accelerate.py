@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +13,13 @@ import acc_job
 import accelerate
 import accelerate.accelerator
 import pytest
-import torch
 from trainer_checks import compare, config, digest, everything, files, installed, ranks
 
+from msprobe_engine import log
+from msprobe_integrations import reliance
 from msprobe_integrations.accelerate import autoload
+from msprobe_integrations.accelerate.reliance import TABLE
 from msprobe_integrations.torch import owner
-
-WATCHED = ("monitor: activations", "monitor: gradients", "monitor: parameters", "monitor: optimizer")
 
 
 def on_and_off(tmp_path: Path, n: int, arguments: dict[str, Any], **sections: Any) -> list[dict[str, Any]]:
@@ -39,10 +43,8 @@ def test_ddp(tmp_path: Path, cells: Any, n: int) -> None:
         assert len([name for name in each["entries"][1] if ".first.Linear.forward" in name]) == 2  # no evaluation
         assert not [name for name in each["entries"][1] if "gather" in name]
     assert files(tmp_path) == {"dump": True, "grad_probe": True, "incident": True}
-    several = () if n == 1 else ("replica check",)
     layout = "1 rank" if n == 1 else "DDP, 2 ranks"
-    cells.ran("Accelerate", layout, *WATCHED, "same bits", version=installed("accelerate"))
-    cells.wrote("Accelerate", layout, "dump mix", "grad probe", "incident capture", *several, version=installed("accelerate"))
+    cells.ran("Accelerate", layout, "monitor: gradients", "same bits", version=installed("accelerate"))
 
 
 def test_mixed_precision(tmp_path: Path) -> None:
@@ -50,47 +52,6 @@ def test_mixed_precision(tmp_path: Path) -> None:
     (found,) = on_and_off(tmp_path, 1, {"mixed_precision": "bf16"})
     assert found["steps"] == [0, 1, 2, 3]
     compare(found["norms"], acc_job.reference(), tolerance=0.1, families=["grad_reduced"])
-
-
-def fsdp2() -> Any:
-    from accelerate import FullyShardedDataParallelPlugin
-
-    return FullyShardedDataParallelPlugin(fsdp_version=2, reshard_after_forward=True, auto_wrap_policy="no_wrap", cpu_offload=False)
-
-
-def test_fsdp2(tmp_path: Path, cells: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """FSDP2 by its plugin: gradients over all shards are those of a training by hand, their norm is the one of `clip_grad_norm_`."""
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    if not hasattr(torch.distributed.fsdp, "fully_shard"):
-        pytest.skip("this torch has no fully_shard")
-    for found in on_and_off(tmp_path, 2, {"fsdp_plugin": fsdp2}):
-        assert found["steps"] == [0, 1, 2, 3]
-        assert compare(found["norms"], acc_job.reference(2)) > 30
-        assert "grad_norm" in found["scalars"][1]
-    cells.ran("Accelerate", "FSDP2, 2 ranks", *WATCHED, "same bits", version=installed("accelerate"))
-
-
-def zero2() -> Any:
-    from accelerate import DeepSpeedPlugin
-
-    return DeepSpeedPlugin(
-        hf_ds_config={
-            "zero_optimization": {"stage": 2},
-            "train_micro_batch_size_per_gpu": 4,
-            "gradient_accumulation_steps": 2,
-            "gradient_clipping": 0.5,
-            "zero_allow_untested_optimizer": True,
-        }
-    )
-
-
-def test_deepspeed(tmp_path: Path, cells: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With DeepSpeed's plugin it is the engine that is followed."""
-    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-    for found in on_and_off(tmp_path, 2, {"deepspeed_plugin": zero2}):
-        assert found["steps"] == [0, 1, 2, 3]
-        assert compare(found["norms"], acc_job.reference(2), families=["grad_reduced"]) > 10
-    cells.ran("Accelerate", "DeepSpeed ZeRO 2, 2 ranks", "monitor: gradients", "same bits", version=installed("accelerate"))
 
 
 class Broken:
@@ -139,3 +100,76 @@ def test_faults_and_restoring(tmp_path: Path, cells: Any) -> None:
     assert replaced == {name for name in (*autoload.NOT_TRAINING, "clip_grad_norm_") if hasattr(accelerate.Accelerator, name)}
     assert left == []
     cells.ran("Accelerate", "1 rank", "detach", version=installed("accelerate"))
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.on.rpartition(".")[2])
+def test_a_name_is_missing(row: reliance.Reliance) -> None:
+    """A version that lacks one of the names: the training goes on, and the message says which name and what is not there without it."""
+
+    def job() -> list[str]:
+        module, _, path = row.on.partition(":")
+        cls, _, name = path.partition(".")
+        said: list[str] = []
+        log.get_logger().addFilter(lambda record: said.append(record.getMessage()) or True)  # type: ignore[func-returns-value]
+        delattr(getattr(importlib.import_module(module), cls), name)
+        reliance._said.clear()
+        autoload._patch(accelerate.accelerator)
+        accelerator = accelerate.Accelerator(cpu=True)
+        net = acc_job.Net()
+        model = accelerator.prepare_model(net)
+        accelerator.backward(model(acc_job.samples()).pow(2).mean())
+        return [line for line in said if "without it" in line]
+
+    ((line,),) = ranks(1, job)
+    assert line.endswith(f"has no {row.on}: without it: no {row.needed_for}")
+
+
+SCRIPT = """
+import torch
+from accelerate import Accelerator
+
+accelerator = Accelerator(cpu=True)
+torch.manual_seed(3)
+net = torch.nn.Linear(8, 1)
+data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.arange(256.0).view(32, 8) / 256), batch_size=4)
+net, optimizer, data = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1), data)
+for (x,) in data:
+    accelerator.backward(net(x).pow(2).mean())
+    optimizer.step()
+    optimizer.zero_grad()
+accelerator.print("WORLD", accelerator.num_processes)
+accelerator.end_training()
+"""
+
+
+def test_launch(tmp_path: Path) -> None:
+    """`msprobe run -- accelerate launch` of a script that knows nothing of the probe: both ranks write all steps of their gradients."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    file = config(tmp_path, monitor={"gradients": True}, sinks={"csv": {"enabled": True}})
+    line = [
+        "accelerate",
+        "launch",
+        "--cpu",
+        "--num_machines",
+        "1",
+        "--num_processes",
+        "2",
+        "--main_process_port",
+        "0",
+        "--mixed_precision",
+        "no",
+        "train.py",
+    ]
+    binaries = Path(sys.executable).parent
+    environment = {**os.environ, "PATH": f"{binaries}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [str(binaries / "msprobe"), "run", "--config", str(file), "--", *text.split()]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "WORLD 2" in done.stdout
+    norms = []
+    for rank in (0, 1):
+        (table,) = (tmp_path / "probe").glob(f"monitor/*-rank{rank}-*/grad_reduced_0-99.csv")
+        head, *rows = (line.split(",") for line in table.read_text().splitlines())
+        assert {row[head.index("step")] for row in rows} == {str(step) for step in range(4)}
+        norms.append([row[head.index("norm")] for row in rows])
+    assert norms[0] == norms[1]

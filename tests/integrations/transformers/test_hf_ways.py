@@ -7,40 +7,33 @@ from typing import Any
 
 import hf_job
 import pytest
-import torch
+from hf_cells_job import zero
 from trainer_checks import asked, compare, config, digest, installed, ranks, seen
 
+from msprobe_integrations.deepspeed import autoload as deepspeed_autoload
 from msprobe_integrations.torch import owner
 from msprobe_integrations.torch.loop import LoopObserver
 from msprobe_integrations.transformers import patches
 from msprobe_integrations.transformers.callback import MsprobeCallback
 
-FSDP2 = {"fsdp": "full_shard auto_wrap", "fsdp_config": {"version": 2, "fsdp_version": 2, "transformer_layer_cls_to_wrap": ["GPT2Block"]}}
 
+def test_key(tmp_path: Path) -> None:
+    """The key ``msprobe`` of the DeepSpeed configuration that a Trainer is given is all that is needed: its gradients are those of a
+    training by hand, its steps the Trainer's."""
 
-def zero(stage: int) -> dict[str, Any]:
-    return {
-        "zero_optimization": {"stage": stage},
-        "train_micro_batch_size_per_gpu": 2,
-        "gradient_accumulation_steps": 2,
-        "zero_allow_untested_optimizer": True,
-        "gradient_clipping": 1.0,
-    }
+    def job(folder: Path, file: Path | None) -> Any:
+        asked_by_key = {} if file is None else {"msprobe": {"config": str(file)}}
+        deepspeed_autoload.arm()
+        trainer = hf_job.make_trainer(folder, deepspeed={**zero(2), **asked_by_key})
+        trainer.train()
+        return digest(trainer.model.parameters()), seen()
 
-
-def test_deepspeed(tmp_path: Path, cells: Any) -> None:
-    """Under DeepSpeed it is the Trainer that counts steps; gradients over all shards are those of a training by hand."""
-    for stage in (2, 3):
-        arguments = {"deepspeed": zero(stage)}
-        plain = ranks(2, hf_job.train, tmp_path / "plain", None, arguments)
-        file = config(tmp_path / str(stage), monitor={"gradients": True, "activations": stage == 2})
-        followed = ranks(2, hf_job.train, tmp_path / "followed", file, arguments)
-        assert [bits for bits, _ in plain] == [bits for bits, _ in followed]
-        for _, found in followed:
-            assert found["steps"] == [0, 1, 2]
-            assert compare(found["norms"], hf_job.reference(2), families=["grad_reduced"]) > 50
-            assert {"loss", "grad_norm", "learning_rate"} <= found["scalars"][1].keys()
-    cells.ran("Transformers", "DeepSpeed ZeRO 2 and 3, 2 ranks", "monitor: gradients", "same bits", version=installed("transformers"))
+    plain = ranks(2, job, tmp_path, None)
+    followed = ranks(2, job, tmp_path, config(tmp_path, monitor={"gradients": True}))
+    assert [bits for bits, _ in plain] == [bits for bits, _ in followed]
+    for _, found in followed:
+        assert found["steps"] == [0, 1, 2]
+        assert compare(found["norms"], hf_job.reference(2), families=["grad_reduced"]) > 50
 
 
 def test_resume(tmp_path: Path, cells: Any) -> None:
@@ -170,20 +163,3 @@ def test_nobody_asked(tmp_path: Path) -> None:
         return digest(trainer.model.parameters())
 
     assert ranks(1, job, tmp_path) == [ranks(1, hf_job.train, tmp_path, None, {})[0][0]]
-
-
-def test_fsdp2(tmp_path: Path, cells: Any) -> None:
-    """FSDP2 by `fsdp_config`: gradients over all shards are those of a training by hand."""
-    if not hasattr(torch.distributed.fsdp, "fully_shard"):
-        pytest.skip("this torch has no fully_shard")
-    if tuple(int(part) for part in installed("accelerate").split(".")[:2]) < (1, 9):
-        pytest.skip("Accelerate 1.8 has FSDP on accelerators only")
-    plain = ranks(2, hf_job.train, tmp_path / "plain", None, FSDP2)
-    followed = ranks(2, hf_job.train, tmp_path / "followed", config(tmp_path), FSDP2)
-    assert [bits for bits, _ in plain] == [bits for bits, _ in followed]
-    for _, found in followed:
-        assert found["steps"] == [0, 1, 2]
-        assert compare(found["norms"], hf_job.reference(2)) > 100
-        assert {"loss", "grad_norm", "learning_rate"} <= found["scalars"][1].keys()
-    features = ("monitor: activations", "monitor: gradients", "monitor: parameters", "monitor: optimizer", "same bits")
-    cells.ran("Transformers", "FSDP2, 2 ranks", *features, version=installed("transformers"))
