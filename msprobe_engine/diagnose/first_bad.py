@@ -20,6 +20,7 @@ _STRENGTH = {
     "collective": 3,
     "parameter": 3,
     "sample": 3,
+    "update": 3,
     "missing": 1,
     "data": 1,
     "unrecorded": 2,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,7 +112,8 @@ _OPERATOR_LEVEL = ("operator", "module", "gradient", "collective", "unrecorded",
 
 def _look(result: Result, texts: list[str], step: int, traces: Mapping[int, Trace], sampled: Mapping[int, Trace]) -> None:
     """One step: its calls, and its samples when the calls show nothing."""
-    for chosen, analyse in ((traces, first_bad.analyse), (sampled, samples.analyse)):
+    from_samples = functools.partial(samples.analyse, recorded=bool(traces))
+    for chosen, analyse in ((traces, first_bad.analyse), (sampled, from_samples)):
         if not chosen:
             continue
         if step not in result.steps:

@@ -27,6 +27,7 @@ CAUSES = {
     "data": "the value was bad when it first came into the record",
     "unrecorded": "between two recorded calls: an operation that the dump does not hold",
     "sample": "first bad monitor sample; with incident.level: mix in the settings the operators of the last steps are kept, too",
+    "update": "the recorded calls of the step are clean: born on the gradients' way to the optimizer, or in its update",
 }
 _LIBRARY = re.compile(
     r"[/\\](site-packages|dist-packages|lib[/\\]python3[^/\\]*)[/\\]|[/\\](msprobe|msprobe_engine|msprobe_integrations)[/\\]|<frozen"
@@ -137,7 +138,7 @@ def _one(items: Sequence[Mapping[str, Any]], *, first: bool) -> list[str]:
     place = f"module {item['module']}, " if item["module"] else ""
     lines = [
         f"{'First' if first else 'Also'} {item['what']}: step {item['step']}, rank{'s' if len(items) > 1 else ''} {ranks}, "
-        f"{item['direction']}, {place}{'' if item['cause'] == 'sample' else 'operator '}{item['operator']}",
+        f"{item['direction']}, {place}{'' if item['cause'] in ('sample', 'update') else 'operator '}{item['operator']}",
         f"  record    {item['op_name']}",
         f"  cause     {item['explanation']}",
     ]

@@ -13,8 +13,15 @@ from msprobe_engine.diagnose.model import NONFINITE, Call, Trace, flags_of
 from msprobe_engine.diagnose.scan import Origin
 
 _FILE = re.compile(r"samples_rank(\d{1,9})\.jsonl")
-_PHASES = ("param_origin", "actv", "loss", "actv_grad", "grad_unreduced", "grad_reduced", "other", "param_updated", "exp_avg", "exp_avg_sq")
-"""Families in the order in which a step makes them; what comes first is closer to the origin."""
+_PHASES = (
+    *("param_origin", "actv", "loss", "actv_grad", "grad_unreduced", "grad_reduced", "other"),
+    *("update", "ratio", "param_updated", "exp_avg", "exp_avg_sq", "opt_state", "after"),
+)
+"""Families in the order in which a step makes them; what comes first is closer to the origin. ``other`` and ``after``: its numbers."""
+_AFTER = ("update_norm", "param_norm", "params_norm")
+"""Numbers that follow from the update."""
+_WITHOUT_CALLS = _PHASES[_PHASES.index("grad_reduced") :]
+"""No call of a step makes these."""
 _WORDS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
 
@@ -36,7 +43,7 @@ def load(directory: Path) -> dict[int, dict[int, Trace]]:
                 continue
             trace = out.setdefault(step, {}).setdefault(rank, Trace(step, rank, [], path=str(path)))
             for family, name, item in _items(line):
-                direction = "backward" if "grad" in family else "forward"
+                direction = "optimizer" if family in _WITHOUT_CALLS[2:] else "backward" if "grad" in family else "forward"
                 flags = flags_of(item)
                 call = Call(
                     len(trace.calls), f"{family}/{name}", "sample", direction, family, [], None, [("", item)], 0, 0, flags, None, {}
@@ -48,13 +55,16 @@ def load(directory: Path) -> dict[int, dict[int, Trace]]:
 def _items(line: Mapping[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
     if isinstance(line.get("scalars"), dict):
         return [
-            ("loss" if "loss" in name else "other", str(name), _tensor("float", [], {"max": value, "min": value}))
-            for name, value in line["scalars"].items()
+            (_family_of(name), str(name), _tensor("float", [], {"max": value, "min": value})) for name, value in line["scalars"].items()
         ]
     statistics = line.get("statistics")
     if not isinstance(statistics, dict):
         return []
     return [(str(line.get("family")), str(line.get("name")), _tensor(str(line.get("dtype")), line.get("shape") or [], statistics))]
+
+
+def _family_of(name: str) -> str:
+    return "loss" if "loss" in name else "after" if name in _AFTER else "other"
 
 
 def _tensor(dtype: str, shape: Any, s: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,8 +73,8 @@ def _tensor(dtype: str, shape: Any, s: Mapping[str, Any]) -> dict[str, Any]:
     return item | {"nan_count": s.get("nans"), "inf_count": s.get("infs")}
 
 
-def analyse(traces: Mapping[int, Trace]) -> Verdict:
-    """The samples of the earliest phase that is bad, first one per rank."""
+def analyse(traces: Mapping[int, Trace], *, recorded: bool = False) -> Verdict:
+    """The samples of the earliest phase that is bad, first one per rank. `recorded`: the calls of the step are known, and clean."""
     verdict = Verdict(next(iter(traces.values())).step, traces)
     found: list[tuple[int, Origin]] = []
     for rank, trace in traces.items():
@@ -76,7 +86,8 @@ def analyse(traces: Mapping[int, Trace]) -> Verdict:
         of = sum(_phase(call) == _phase(first) for call in trace.calls)
         facts = [fact for fact in first.outputs() if fact.flags & NONFINITE]
         note = f"{same} of {of} samples of the family {first.op} are bad on this rank"
-        found.append((_phase(first), Origin(rank, first.index, "sample", first, first.out_flags & NONFINITE, facts, [note])))
+        cause = "update" if recorded and first.op in _WITHOUT_CALLS else "sample"
+        found.append((_phase(first), Origin(rank, first.index, cause, first, first.out_flags & NONFINITE, facts, [note])))
     earliest = min((phase for phase, _ in found), default=0)
     verdict.suspects = [origin for phase, origin in found if phase == earliest]
     verdict.ordered = len(verdict.suspects) <= 1

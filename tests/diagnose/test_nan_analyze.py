@@ -132,6 +132,25 @@ def test_own_dump_and_incident(tmp_path: Path) -> None:
     assert [(i["step"], i["cause"]) for i in both] == [(4, "sample"), (6, "module")]
 
 
+def test_a_fault_of_the_update(tmp_path: Path) -> None:
+    """Clean calls and a parameter that the update spoils: the update is named, not the norm of all of them, and no call."""
+    description = TensorDescription("torch.Tensor", "torch.float32", (4,), True)
+    table = rows.empty(3)
+    words = rows.as_int64(table)
+    words[:, rows.COUNT], words[:, rows.FLAGS] = 4, rows.WRITTEN
+    table[:, rows.MIN], table[:, rows.MAX] = -1.0, 2.0
+    words[1:, rows.NANS] = 1
+    ref = [TensorRef(i, description) for i in range(3)]
+    entry = Entry("Module.fc.Linear.forward.0", {"input_args": [ref[0]], "input_kwargs": {}, "output": [ref[0]]})
+    samples = [Sample("param_updated", "fc.weight", ref[2]), Sample("update", "fc.weight", ref[1])]
+    frame = Frame(4, 0, np.ascontiguousarray(table), [entry], samples, {"loss": 1.0, "update_norm": float("nan")}, level="L0")
+    event = Event("step4-nan_inf", 4, "nan_inf", 0, 6)
+    write_incident(tmp_path, [frame], [], event=event, rank=0, world_size=1)
+    result = nan_analyze(tmp_path)
+    assert [(i["step"], i["op_name"], i["cause"]) for i in result.findings] == [(4, "update/fc.weight", "update")]
+    assert "step 4, rank 0, optimizer, update" in result.text
+
+
 def test_speed(tmp_path: Path, rank_dump: Any) -> None:
     """Eight ranks with 20,000 calls each, bad from the middle on, are analysed in seconds."""
     r = rank_dump()
