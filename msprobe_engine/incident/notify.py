@@ -12,11 +12,13 @@ Once it had to give up, it does not wait again until the thread has answered, so
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import os
 import queue
 import threading
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -29,6 +31,11 @@ PATIENCE_SECONDS = 0.05
 MAX_BYTES = 16_384
 """An event is about 300 bytes; anything longer is not one."""
 GIVE_UP_AFTER = 3
+END_SECONDS = 10.0
+"""Seconds that the end of the process waits for a store that has not answered yet: the answer would come into an interpreter that is
+ending, and the C++ code that has waited for it aborts the process there ("terminate called without an active exception")."""
+_late: list[threading.Thread] = []
+"""Threads whose store had not answered when their notifier was closed."""
 
 
 @runtime_checkable
@@ -96,6 +103,8 @@ class _ThreadedNotifier:
         if self._thread is not None:
             self._jobs.put(None)
             self._thread.join(timeout=1.0)
+            if self._thread.is_alive():
+                _late.append(self._thread)
             self._thread = None
 
     def _publish(self, text: str) -> None:
@@ -217,3 +226,12 @@ class DirectoryNotifier(_ThreadedNotifier):
             if path.stat().st_size <= MAX_BYTES:
                 out.append(path.read_text(encoding="utf-8"))
         return out
+
+
+def _wait_for_answers() -> None:
+    until = time.monotonic() + END_SECONDS
+    for thread in _late:
+        thread.join(max(0.0, until - time.monotonic()))
+
+
+atexit.register(_wait_for_answers)  # before any probe has registered its end, so that this comes after it

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msprobe_integrations.autoload.imports import after_import
+
+if TYPE_CHECKING:
+    from msprobe_integrations.torch.loop import LoopObserver
 
 NOT_TRAINING = ("save_state", "load_state", "save_model", "get_state_dict", "gather", "gather_for_metrics")
 """Methods of an Accelerator inside of which nothing is seen."""
@@ -39,10 +42,9 @@ def patch(module: ModuleType) -> list[Callable[[], None]]:
 
 
 def _outside(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    from msprobe_integrations.torch import owner
     from msprobe_integrations.torch.trainer_loop import shielded
 
-    observer = owner.current()
+    observer = _observer()
     if observer is None:
         return original(*args, **kwargs)
     with shielded("Accelerate", observer.evaluation, observer):
@@ -50,17 +52,28 @@ def _outside(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
 
 
 def _clip(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    from msprobe_integrations.torch import owner
     from msprobe_integrations.torch.trainer_loop import failed
 
     norm = original(*args, **kwargs)
-    observer = owner.current()
+    observer = _observer()
     try:
         if observer is not None and observer.in_step:
             observer.note(_told(norm))
     except Exception as error:
         failed(observer, "the gradient norm", error)
     return norm
+
+
+def _observer() -> LoopObserver | None:
+    """Whoever follows now; None also when that cannot be told, which is said."""
+    from msprobe_integrations.torch import owner
+    from msprobe_integrations.torch.trainer_loop import failed
+
+    try:
+        return owner.current()
+    except Exception as error:
+        failed(None, "Accelerate", error)
+        return None
 
 
 def _told(norm: Any) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -122,3 +124,48 @@ def test_silent() -> None:
     notifier = SilentNotifier()
     notifier.announce({"id": "x"})
     assert notifier.poll() == []
+
+
+ENDING = """
+import os, signal, sys, time
+import torch.distributed as dist
+from msprobe_engine.incident.notify import StoreNotifier
+
+closed = os.pipe()
+host = os.getpid()
+if not os.fork():  # lets the host of the store go on, a moment after the notifier was closed
+    os.close(closed[1])
+    os.read(closed[0], 1)
+    time.sleep(0.3)
+    os.kill(host, signal.SIGCONT)
+    os._exit(0)
+client = os.fork()
+os.close(closed[0])
+if client:
+    os.close(closed[1])
+    store = dist.FileStore(sys.argv[1] + "port", 2)
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store.set("port", str(server.port))
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(client, 0)[1]))
+
+
+class Last:
+    def __del__(self, sleep=time.sleep):  # the interpreter is ending, and other threads may have its lock
+        sleep(1.5)
+
+
+last = Last()
+port = int(dist.FileStore(sys.argv[1] + "port", 2).get("port"))
+notifier = StoreNotifier(dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False))
+notifier.poll()
+os.kill(host, signal.SIGSTOP)
+notifier.poll()
+notifier.close()
+os.write(closed[1], b"1")
+"""
+
+
+def test_a_store_that_answers_while_the_process_ends(tmp_path: Path) -> None:
+    """The host of the store has stopped when the notifier is closed and goes on while the process ends: exit code 0, nothing said."""
+    done = subprocess.run([sys.executable, "-c", ENDING, tmp_path / "place"], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -26,6 +26,9 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msprobe_engine.incident.notify  # noqa: F401 - these two wait for the end of the process from their import on
+import msprobe_integrations.torch.own_group  # noqa: F401
+
 ROOTS = (
     "torch",
     "megatron",
