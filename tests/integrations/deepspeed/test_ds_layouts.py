@@ -170,7 +170,7 @@ def test_api_dump(stage: int, cells: Any) -> None:
     assert [n for n in names if n.startswith(linear) and n.endswith("forward")] == [f"{linear}.{i}.forward" for i in range(3)]
     assert {"Torch.tanh.0.forward", "Torch.tanh.1.forward", "Tensor.pow.0.forward", "Tensor.mean.0.forward"} <= set(names)
     assert not [n for n in names if n.startswith("Tensor.clone")]  # nothing of the observer's own
-    cells.ran("DeepSpeed", f"ZeRO {stage}, 2 ranks", "dump L1")
+    cells.wrote("DeepSpeed", f"ZeRO {stage}, 2 ranks", "dump L1")
 
 
 def left_behind(stage: int) -> list[str]:
