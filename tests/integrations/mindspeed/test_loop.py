@@ -1,8 +1,9 @@
-"""The feature on Megatron's real training loop, with the stand-in for MindSpeed's managers: the launch line as users have it, two ranks."""
+"""The feature on Megatron's real training loop, with the stand-in for MindSpeed's managers, launched by `msprobe run`, two ranks."""
 
 from __future__ import annotations
 
 import csv
+import json
 import os
 import re
 import subprocess
@@ -17,28 +18,14 @@ HERE = Path(__file__).parent
 CONFIG = """
 output_dir: {output}
 strict: true
-monitor: {{gradients: true, parameters: true, optimizer_states: true, activations: true, collectives: true}}
+{monitor}
+dump: {{level: {level}, step: [0, 2]}}
+grad_probe: {{grad_level: L1}}
 """
+MONITOR = "monitor: {gradients: true, parameters: true, optimizer_states: true, activations: true, collectives: true}"
 FAMILIES = {"grad_reduced", "param_origin", "param_updated", "exp_avg", "exp_avg_sq", "actv", "other", "scalars"}
-SCRIPT = """
-import os, sys, typing, typing_extensions
-typing.override = typing_extensions.override  # Python 3.12
-sys.path[:0] = [{examples!r}, {pool!r}]
-import cpu_shim
-cpu_shim.install()
-{adaptor}
-import pretrain_loop
-if "RANK" in os.environ:
-    pretrain_loop.main(sys.argv[1:])
-    import torch.distributed as dist
-    dist.barrier()
-    dist.destroy_process_group()
-else:
-    import forkpool
-    forkpool.run_ranks(2, pretrain_loop.main, sys.argv[1:])
-"""
-LOADER = "from msprobe_integrations import autoload; autoload.install()"
-ADAPTOR = "import mindspeed.megatron_adaptor"
+EVERY = bool(os.environ.get("MSPROBE_TABLE") or os.environ.get("MSPROBE_EVERY_CELL") == "1")
+LEVELS = ("mix", "L0", "L1") if EVERY else ("mix",)
 
 
 @pytest.fixture
@@ -49,58 +36,64 @@ def place() -> str:
     return found
 
 
-def launch(tmp_path: Path, place: str, name: str, arguments: list[str], *, adaptor: str = ADAPTOR, by: list[str] | None = None) -> str:
-    """Run the loop in two ranks of tensor parallelism, which one process forks, or torchrun `by` our command starts; what they print."""
-    script = tmp_path / f"train_{name}.py"
-    examples, pool = str(ROOT / "examples" / "megatron"), str(ROOT / "tests" / "frameworks")
-    script.write_text(SCRIPT.format(examples=examples, pool=pool, adaptor=adaptor))
+def launch(tmp_path: Path, place: str, kind: str, files: list[Path], by: list[str]) -> list[list[tuple[str, str]]]:
+    """Run `stand_in_loop.py`; what each of its trainings logs."""
     path = os.pathsep.join((str(HERE / "stand_in"), place, str(ROOT)))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "MSPROBE_CONFIG": ""}
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command = [*by, sys.executable, *torchrun, str(script)] if by else [sys.executable, str(script)]
-    command += ["--tensor-model-parallel-size", "2", *arguments]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=150, check=False)
+    command = [*by, sys.executable, str(HERE / "stand_in_loop.py"), kind, *map(str, files)]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[:6000]
-    return done.stdout + done.stderr
+    trainings = re.split(r"^training \d+$", done.stdout, flags=re.MULTILINE)[1:]
+    return [re.findall(r"lm loss: (\S+) .*?grad norm: (\S+)", text) for text in trainings]
 
 
-def logged(text: str) -> list[tuple[str, str]]:
-    return re.findall(r"lm loss: (\S+) .*?grad norm: (\S+)", text)
+def config(tmp_path: Path, kind: str, level: str) -> Path:
+    file = tmp_path / f"{kind}-{level}.yaml"
+    monitor = MONITOR if level == "mix" else ""
+    file.write_text(CONFIG.format(output=tmp_path / kind / level, monitor=monitor, level=level))
+    return file
 
 
-def values(output: Path) -> dict[str, list[dict[str, str]]]:
-    """Rows of all monitor files by rank and family, without what differs from run to run."""
+def rows(folder: Path) -> dict[str, list[dict[str, str]]]:
+    """Rows of all tables of the monitor and the gradient probe by rank and name, without what differs from run to run."""
     found = {}
-    for file in sorted((output / "monitor").glob("*/*.csv")):
+    for file in sorted([*folder.glob("monitor/*/*.csv"), *folder.glob("grad_probe/*/*.csv")]):
         rank = re.search(r"rank(\d+)", file.parent.name)
-        with file.open() as stream:
-            rows = [row for row in csv.DictReader(stream) if row["name"] != "step_seconds"]
-        found[f"{rank and rank[1]} {file.name}"] = rows
+        with file.open(encoding="utf-8-sig") as stream:
+            found[f"{rank and rank[1]} {file.name}"] = [row for row in csv.DictReader(stream) if row.get("name") != "step_seconds"]
     return found
 
 
-def config(tmp_path: Path, name: str) -> Path:
-    file = tmp_path / f"{name}.yaml"
-    file.write_text(CONFIG.format(output=tmp_path / name))
-    return file
+def dumps(folder: Path) -> dict[str, Any]:
+    """By step and rank."""
+    return {str(file.relative_to(folder)): json.loads(file.read_text())["data"] for file in folder.glob("dump/*/*/dump.json")}
 
 
 @pytest.mark.framework
 def test_as_the_megatron_integration(tmp_path: Path, place: str, cells: Any) -> None:
     """With MindSpeed's train_step in place of Megatron's, every value of every step on both ranks is what the Megatron integration gives
-    without MindSpeed, and the training logs what it logs without the probe."""
-    plain = launch(tmp_path, place, "plain", ["--own-step"])
-    megatron = launch(tmp_path, place, "megatron", ["--msprobe-config", str(config(tmp_path, "megatron"))], adaptor=LOADER)
-    by = [sys.executable, "-m", "msprobe_engine.cli.main", "run", "--config", str(config(tmp_path, "run")), "--"]
-    run = launch(tmp_path, place, "run", ["--own-step"], by=by)
-    assert len(logged(plain)) == 4
-    assert logged(megatron) == logged(run) == logged(plain)
-    expected = values(tmp_path / "megatron")
-    assert {name.split()[1].rpartition("_")[0] for name in expected} >= FAMILIES
-    assert {name[0] for name in expected} == {"0", "1"}
-    assert {row["step"] for row in expected["0 grad_reduced_0-99.csv"]} == {"0", "1", "2", "3"}
-    assert values(tmp_path / "run") == expected
-    assert len(list((tmp_path / "run" / "monitor").iterdir())) == 2, "one probe per rank"
-    version = "stand-in, Megatron 0.19.2"
+    without MindSpeed: the monitor's rows, those of the gradient probe, and every tensor of a dump; and the training logs what it logs
+    without the probe."""
+    files = {kind: [config(tmp_path, kind, level) for level in LEVELS] for kind in ("megatron", "mindspeed")}
+    plain, *alone = launch(tmp_path, place, "megatron", files["megatron"], [])
+    first, *more = files["mindspeed"]
+    by = [sys.executable, "-m", "msprobe_engine.cli.main", "run", "--config", str(first), "--"]
+    logged = launch(tmp_path, place, "mindspeed", more, by)
+    assert len(plain) == 4
+    assert logged == alone == [plain] * len(LEVELS)
+    for level in LEVELS:
+        ours, expected = tmp_path / "mindspeed" / level, tmp_path / "megatron" / level
+        assert rows(ours) == rows(expected)
+        assert {f"{rank} grad_summary_{step}.csv" for rank in (0, 1) for step in range(4)} <= set(rows(ours))
+        assert len(dumps(ours)) == 4
+        assert all(dumps(ours).values())
+        assert dumps(ours) == dumps(expected)
+        assert {"L0": "Module.", "L1": "Functional.", "mix": "Module."}[level] in " ".join(dumps(ours)["dump/step2/rank1/dump.json"])
+    seen = rows(tmp_path / "mindspeed" / "mix")
+    assert {name.split()[1].rpartition("_")[0] for name in seen} >= FAMILIES
+    assert {row["step"] for row in seen["0 grad_reduced_0-99.csv"]} == {"0", "1", "2", "3"}
+    for kind in files:
+        assert len(list((tmp_path / kind / "mix" / "monitor").iterdir())) == 2, "one probe per rank"
     families = ("monitor: activations", "monitor: gradients", "monitor: parameters", "monitor: optimizer", "collectives")
-    cells.ran("MindSpeed", "TP 2, 2 ranks", *families, "same bits", version=version)
+    features = (*families, "grad probe", "same bits", *(f"dump {level}" for level in LEVELS))
+    cells.ran("MindSpeed", "TP 2, 2 ranks", *features, version="stand-in, Megatron 0.19.2")
