@@ -13,6 +13,7 @@ import torch
 from deepspeed.moe.layer import MoE
 from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer as split
 from deepspeed.pipe import LayerSpec, PipelineModule
+from restored import snapshot
 from torch import nn
 from trainer_cells import spoiled, watched
 from trainer_checks import asked
@@ -147,3 +148,22 @@ def job(layout: str, given: dict[str, Path]) -> dict[str, Any]:
     found = watched(train, given, spy)
     spoiled(train, given, None, FAILING.get(layout, "second"))
     return {**found, "gradients": spy.gradients, "parameters": spy.parameters}
+
+
+def left_behind(layout: str) -> list[str]:
+    """What differs after a probe has come to an engine and has left again."""
+    engine = engine_of(layout)
+    batches = data(torch.float32)
+
+    def update() -> None:
+        for _ in range(MICRO):
+            engine.backward(engine(next(batches)[0]))
+            engine.step()
+
+    update()
+    before = snapshot(engine, engine.module, engine.optimizer, engine.monitor)
+    callback = jobs.follow(engine, jobs.settings(monitor=jobs.MONITOR))
+    update()
+    assert callback is not None
+    callback.close()
+    return before.changed()

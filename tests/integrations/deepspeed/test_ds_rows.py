@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ds_rows_job import FAILING, HPZ, LAYOUTS, STEPS, job
+from ds_rows_job import FAILING, HPZ, LAYOUTS, STEPS, job, left_behind
 from forkpool import run_ranks
 from trainer_cells import LEVELS, check_activations, check_collectives, check_dump, check_grad_probe, check_incident, chosen, files
 
@@ -119,3 +119,10 @@ def test_incident(layout: str, cells: Any) -> None:
     ran(layout)
     check_incident(place(layout) / "fault", 1, FAILING.get(layout, "second"))
     cells.ran("DeepSpeed", layout, "incident capture")
+
+
+@pytest.mark.skipif(HPZ not in CHOSEN, reason="the other layouts of ZeRO have it in test_ds_layouts.py")
+def test_nothing_is_left_behind(cells: Any) -> None:
+    """Every name of DeepSpeed and torch, of the engine, its optimizer and its model is the same object again."""
+    assert run_ranks(2, left_behind, HPZ, timeout=200) == [[], []]
+    cells.ran("DeepSpeed", HPZ, "detach")
