@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from trainer_checks import asked, config, digest, everything, files, installed, 
 
 from msprobe_integrations.torch import owner
 from msprobe_integrations.torch.loop import LoopObserver
+from msprobe_integrations.torchtitan.reliance import TABLE
 
 titan_job.stand_in()
 
@@ -97,3 +100,50 @@ def test_faults_stay_inside(folder: Path) -> None:
 
     plain = ranks(1, job, folder, None, {"steps": 2})[0][0]
     assert ranks(1, broken_job, config(folder.parent, strict=False)) == [[plain] * len(METHODS)]
+
+
+LACKING = {"forward_backward_step": {"loss"}, "clip_grad_norm_": set()}
+"""What `train_step` calls by name, to the scalars that are lost without it (the gradient norm comes in the steps that are logged, too)."""
+
+
+def test_what_a_version_lacks(folder: Path) -> None:
+    """Where a function of the table has another name, the training has the same bits, one message names it and what is lost by it, and
+    the rest is seen."""
+
+    def lacking(file: Path) -> Any:
+        from torchtitan.distributed import utils
+        from torchtitan.trainer import Trainer
+
+        lines: list[str] = []
+        logging.getLogger("msprobe").addFilter(lambda record: lines.append(record.getMessage()) or True)
+        found = {}
+        step = Trainer.train_step
+        code = step.__code__
+        for name in LACKING:
+            owner_of = utils if name in vars(utils) else Trainer
+            original, other = getattr(owner_of, name), f"{name}_of_another_version"
+            setattr(owner_of, other, original)
+            delattr(owner_of, name)
+            step.__code__ = code.replace(co_names=tuple(other if n == name else n for n in code.co_names))
+            lines.clear()
+            bits, seen = job(folder, file, {"steps": 2})
+            found[name] = bits, list(lines), seen["steps"], {key for step in seen["scalars"].values() for key in step}
+            setattr(owner_of, name, original)
+            delattr(owner_of, other)
+            step.__code__ = code
+        return found
+
+    if find_spec("torchtitan.trainer") is None:
+        pytest.skip("before 0.3 the Trainer is defined elsewhere")
+    plain = ranks(1, job, folder, None, {"steps": 2})[0][0]
+    (found,) = ranks(1, lacking, config(folder.parent, strict=False))
+    for name, (bits, lines, steps, scalars) in found.items():
+        assert bits == plain, name
+        assert steps == [0, 1], name
+        said = [line for line in lines if "without it" in line]
+        assert len(said) == 1, (name, lines)
+        assert name in said[0]
+        (row,) = [row for row in TABLE if name in row.on]
+        assert row.needed_for in said[0]
+        assert not LACKING[name] & scalars
+        assert "learning_rate" in scalars
