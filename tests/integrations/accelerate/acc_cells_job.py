@@ -19,6 +19,8 @@ from msprobe_integrations.accelerate import autoload
 
 STEPS = 3
 DRIFTING, FAILING = "last.weight", "first"
+KINDS = {"1 rank": "NO", "DDP": "MULTI_CPU", "FSDP2": "FSDP", "DeepSpeed ZeRO 2": "DEEPSPEED"}
+"""What Accelerate says that it does."""
 COPIES = ("DDP, 2 ranks", "DeepSpeed ZeRO 2, 2 ranks")
 """Layouts in which ranks hold the same."""
 
@@ -52,7 +54,8 @@ LAYOUTS: dict[str, Any] = {"1 rank": dict, "DDP, 2 ranks": dict, "FSDP2, 2 ranks
 
 def prepared(layout: str, eye: Eye) -> tuple[Any, ...]:
     """Accelerator, the model before it (which the eye is told of) and after, optimizer, data."""
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, **LAYOUTS[layout]())
+    accelerator = Accelerator(cpu="ZeRO" not in layout, gradient_accumulation_steps=2, **LAYOUTS[layout]())
+    assert accelerator.distributed_type.name == KINDS[layout.partition(",")[0]]  # with cpu=True DeepSpeed and FSDP give way to DDP
     net = acc_job.Net()
     eye.begins(net)
     data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(acc_job.samples()), batch_size=4)

@@ -149,7 +149,7 @@ def test_launch(tmp_path: Path) -> None:
     """`msprobe run -- accelerate launch` of a script that knows nothing of the probe: both ranks write all steps of their gradients."""
     (tmp_path / "train.py").write_text(SCRIPT)
     file = config(tmp_path, monitor={"gradients": True}, sinks={"csv": {"enabled": True}})
-    text = "accelerate launch --cpu --num_machines 1 --num_processes 2 --main_process_port 0 --mixed_precision no train.py"
+    text = "accelerate launch --multi_gpu --num_machines 1 --num_processes 2 --main_process_port 0 --mixed_precision no train.py"
     binaries = Path(sys.executable).parent
     environment = {**os.environ, "PATH": f"{binaries}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [str(binaries / "msprobe"), "run", "--config", str(file), "--", *text.split()]
