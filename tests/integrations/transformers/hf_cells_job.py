@@ -42,10 +42,6 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-KINDS = {"1 rank": "NO", "DDP": "MULTI_CPU", "FSDP2": "FSDP", "ZeRO": "DEEPSPEED"}
-"""What Accelerate says that it does."""
-
-
 class Telling(TrainerCallback):
     """Tells an eye of updates."""
 
@@ -63,8 +59,6 @@ def trained(layout: str, file: Path | None, eye: Eye) -> Any:
         trainer = hf_job.make_trainer(Path(place), [Telling(eye)], logging_steps=1, **LAYOUTS[layout])
         eye.begins(trainer.model)
         trainer.train()
-    kind = trainer.accelerator.distributed_type.name
-    assert kind == next(kind for word, kind in KINDS.items() if word in layout)
     log = [(entry["loss"], entry["grad_norm"]) for entry in trainer.state.log_history if "loss" in entry]
     return digest([*trainer.model.parameters(), torch.get_rng_state()]), log
 
