@@ -8,6 +8,7 @@ from typing import Any
 import acc_job
 import accelerate.accelerator
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator, DeepSpeedPlugin, FullyShardedDataParallelPlugin
 from accelerate.state import AcceleratorState
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
@@ -50,8 +51,7 @@ def zero2() -> dict[str, Any]:
     return {"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=config)}
 
 
-LAYOUTS: dict[str, Any] = {"1 rank": dict, "DDP, 2 ranks": dict, "FSDP2, 2 ranks": fsdp2}
-"""Without `zero2`: its gradients are not yet those of the training by hand."""
+LAYOUTS: dict[str, Any] = {"1 rank": dict, "DDP, 2 ranks": dict, "FSDP2, 2 ranks": fsdp2, "DeepSpeed ZeRO 2, 2 ranks": zero2}
 
 
 def prepared(layout: str, eye: Eye) -> tuple[Any, ...]:
@@ -61,7 +61,11 @@ def prepared(layout: str, eye: Eye) -> tuple[Any, ...]:
     assert accelerator.distributed_type.name == KINDS[layout.partition(",")[0]]  # with cpu=True DeepSpeed and FSDP give way to DDP
     net = acc_job.Net()
     eye.begins(net)
-    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(acc_job.samples()), batch_size=4)
+    samples = acc_job.samples()
+    if "ZeRO" in layout:  # without cpu=True Accelerate knows of one process on a CPU, and would give every rank all batches
+        assert accelerator.num_processes == 1
+        samples = samples.view(-1, 4, 8)[dist.get_rank() :: dist.get_world_size()].flatten(0, 1)
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(samples), batch_size=4)
     return accelerator, net, *accelerator.prepare(net, acc_job.adamw(net.parameters()), data)
 
 
