@@ -29,6 +29,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "check-config": Command("check_config", "check a settings file and print what it resolves to"),
     "data2db": Command("data2db", "put monitor files or dumps into a trend data base (SQLite)"),
+    "diagnose": Command("diagnose", "say what is wrong with a run, alone or against one that is right: one page"),
     "estimate": Command("estimate", "say what a dump will cost in disk and time, before it is made"),
     "frameworks": Command("frameworks", "say which training frameworks are here, and what the probe does not find in them"),
     "grad_probe": Command("grad_probe", "compare the gradient directions of two runs (compare)"),

@@ -81,7 +81,8 @@ def module_path(name: str) -> str:
     return ".".join(parts[1:-3]) if kind == "module" else ""
 
 
-def _ins(kind: str, op: str, record: Mapping[str, Any]) -> list[tuple[str, Any]]:
+def inputs_of(kind: str, op: str, record: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """(place, JSON structure) of what a call reads; buffers that it only writes to are left out."""
     pairs: list[tuple[str, Any]] = []
     # our own observer records real inputs only and tags its records; the existing tool records the arguments as they come
     tags = record.get("tags")
@@ -154,7 +155,7 @@ def trace(
             call = Call(0, name, kind, direction, op, [], None, [("", dict(record))], 0, 0, flags_of(record), parents.get(name), record)
             calls.append(call)
             continue
-        ins = _ins(kind, op, record)
+        ins = inputs_of(kind, op, record)
         parameters = record.get("parameters")
         outs = [("output", record.get("output"))]
         in_flags = 0

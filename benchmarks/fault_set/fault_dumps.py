@@ -1,0 +1,73 @@
+"""Runs the trainings of the fault set and dumps two steps of each: ``{directory}/{name}/step{N}/rank{R}``."""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from fault_model import Shape, Training
+
+
+def directory_name(text: str) -> str:
+    """A text as the name of a directory."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-").lower()
+
+
+def ranks_of(shape: Shape) -> int:
+    return 1 if shape.parallel == "single" else 2
+
+
+def dump(path: Path, shape: Shape, plant: Callable[[Training], None], level: str = "mix", task: str = "statistics") -> None:
+    """Train in processes of its own and leave the dump at `path`; an existing one is kept.
+
+    Raises:
+        RuntimeError: a rank failed.
+    """
+    if (path / "done").exists():
+        return
+    shutil.rmtree(path, ignore_errors=True)
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as scratch:
+        n = ranks_of(shape)
+        args = (n, scratch, path, shape, plant, level, task)
+        processes = [context.Process(target=_rank, args=(rank, *args)) for rank in range(n)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(300)
+        if any(process.exitcode != 0 for process in processes):
+            for process in processes:
+                process.kill()
+            raise RuntimeError(f"{path.name}: exit codes {[process.exitcode for process in processes]}")
+    (path / "done").touch()
+
+
+def _rank(rank: int, ranks: int, scratch: str, path: Path, shape: Shape, plant: Callable[[Training], None], level: str, task: str) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank))
+    if ranks > 1:
+        dist.init_process_group("gloo", init_method=f"file://{scratch}/init", rank=rank, world_size=ranks)
+    from msprobe.pytorch import PrecisionDebugger
+
+    training = Training(shape)
+    plant(training)
+    model = torch.compile(training.model, backend="eager") if dict(shape.extra).get("compile") else training.model
+    debugger = PrecisionDebugger(dump_path=str(path), task=task, level=level, step=list(range(shape.steps)))
+    for number in range(shape.steps):
+        debugger.start(model=model)
+        training.step(number)
+        debugger.stop()
+        debugger.step()
+    if ranks > 1:
+        dist.barrier()
+    atexit._run_exitfuncs()  # a forked child ends without them, and they finish the files
+    if ranks > 1:
+        dist.destroy_process_group()

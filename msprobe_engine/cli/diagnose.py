@@ -1,0 +1,47 @@
+"""Say what is wrong with a run, in one page: where two runs part, where the first NaN or Inf was born, which collective or rank is off.
+The first line of the output is the finding."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+EPILOG = """\
+examples:
+  msprobe diagnose out/dump                        one run: first NaN or Inf, collectives that are off
+  msprobe diagnose out/dump golden/dump            two runs: the first record whose output is off while its inputs are not
+  msprobe diagnose out/dump/step3 golden/dump/step3 -o report
+
+exit codes: 0 nothing found, 1 found, 2 no data or wrong usage"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """One or two runs, and where the page goes."""
+    parser.add_argument("target", metavar="RUN", help="dump root, step directory, rank directory or dump.json; or an incident directory")
+    parser.add_argument("golden", metavar="GOLDEN", nargs="?", help="a run that is right, of the same kind")
+    parser.add_argument(
+        "-o",
+        "--output_path",
+        default="./msprobe_diagnosis",
+        metavar="DIR",
+        help="where diagnosis.html and diagnosis.json go (default: %(default)s)",
+    )
+    parser.epilog = EPILOG
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 nothing found, 1 found; errors are raised as `ProbeError`, which the entry point turns into 2."""
+    from msprobe_engine.diagnose.findings import NONE
+    from msprobe_engine.diagnose.run import diagnose
+    from msprobe_engine.errors import SinkError
+
+    found = diagnose(args.target, args.golden)
+    print(found.text())
+    try:
+        _, page = found.write(args.output_path)
+    except OSError as error:
+        raise SinkError(f"cannot write {args.output_path}: {error.strerror or error}; name another directory with -o") from error
+    print(f"Page: {page}")
+    for problem in found.problems:
+        print(f"warning: {problem}", file=sys.stderr)
+    return 0 if found.finding == NONE else 1

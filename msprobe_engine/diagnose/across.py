@@ -1,0 +1,63 @@
+"""Ranks beside each other: which collective calls belong together, what the other ranks put into them, and who was first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from msprobe_engine.compare.side import INPUT, Side
+from msprobe_engine.diagnose import facts, links
+from msprobe_engine.diagnose.links import Links
+from msprobe_engine.diagnose.model import Call, Trace
+from msprobe_engine.diagnose.origins import Origin, Walker
+
+T = TypeVar("T")
+
+
+def linked(sides: Mapping[int, Side]) -> Links:
+    """The collectives and messages of all ranks of one step; call indices are record indices."""
+    return links.match({rank: _trace(rank, side) for rank, side in sides.items()})
+
+
+def _trace(rank: int, side: Side) -> Trace:
+    calls = []
+    for op, record in side.collectives.items():
+        name = side.ops[op]
+        direction, call = name.rpartition(".")[2], name.split(".")[-3] if name.count(".") >= 3 else name
+        ins = facts.inputs_of("collective", call, record)
+        calls.append(Call(op, name, "collective", direction, call, ins, None, [], 0, 0, 0, None, record))
+    return Trace(0, rank, calls)
+
+
+def foreign(walkers: Mapping[int, Walker], found: Links) -> dict[int, dict[int, float]]:
+    """Rank -> record of a collective -> largest distance of what other ranks put into it."""
+    out: dict[int, dict[int, float]] = {rank: {} for rank in walkers}
+    for link in found.links:
+        for rank, op in link.sinks:
+            if rank not in walkers:
+                continue
+            others = [taken_in(walkers[r], o) for r, o in link.sources if r != rank and r in walkers]
+            if others:
+                out[rank][op] = max(out[rank].get(op, 0.0), *others)
+    return out
+
+
+def taken_in(walker: Walker, op: int) -> float:
+    """Largest distance of the inputs of a record; 0 when nothing of it was measured."""
+    span = walker.span_of(op)
+    return max((float(walker.measured.distance[at]) for at in span if walker.side.role[walker.rows[at][0]] == INPUT), default=0.0)
+
+
+def earliest(origins: Mapping[int, Sequence[Origin]], found: Links) -> list[tuple[int, Origin]]:
+    """(rank, origin), first the one that no other rank's first origin comes before; among equals the earlier call, then the larger."""
+    firsts = {rank: some[0] for rank, some in origins.items() if some}
+    preceded: dict[int, int] = dict.fromkeys(firsts, 0)
+    for rank, origin in firsts.items():
+        reach = found.reach(rank, origin.op)
+        for other, theirs in firsts.items():
+            if other != rank and theirs.op >= reach.get(other, float("inf")):
+                preceded[other] += 1
+    order = sorted(firsts, key=lambda rank: (preceded[rank] > 0, firsts[rank].op, -firsts[rank].weight, rank))
+    head = [(rank, firsts[rank]) for rank in order]
+    rest = sorted(((rank, o) for rank, some in origins.items() for o in some[1:]), key=lambda item: (item[1].op, item[0]))
+    return head + rest

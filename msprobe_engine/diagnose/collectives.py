@@ -1,0 +1,158 @@
+"""Do the collectives of one step give what was put into them? Statistics are enough to tell.
+
+* what every rank gets must be the same on all of them (all_reduce, broadcast, all_gather);
+* the mean of a sum is the sum of the means, of an average the average; of a maximum the maximum;
+* what a rank receives is what the other one has sent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from msprobe_engine.compare.side import INPUT, OUTPUT, Side
+from msprobe_engine.diagnose import across, measure
+from msprobe_engine.diagnose.explain import stack_of
+from msprobe_engine.diagnose.facts import module_path, normal_op
+from msprobe_engine.diagnose.findings import Suspect
+from msprobe_engine.diagnose.links import Link
+from msprobe_engine.diagnose.report import own_line
+from msprobe_engine.log import one_line
+
+_SAME_EVERYWHERE = frozenset(("allreduce", "broadcast", "allreducecoalesced"))
+_SLACK = 64
+
+
+@dataclass
+class Wrong:
+    """One collective that is not right on one rank."""
+
+    side: Side
+    op: int
+    rank: int
+    why: str
+
+    def suspect(self, step: int) -> Suspect:
+        """For the diagnosis."""
+        record = self.side.ops[self.op]
+        stack = stack_of(self.side, record)
+        parent = self.side.parent(record)
+        module, seen = "", set()
+        while parent and not module and parent not in seen:
+            seen.add(parent)
+            module, parent = module_path(parent), self.side.parent(parent)
+        return Suspect(record, module, self.rank, step, own_line(stack) or "", "collective", self.why, stack=stack)
+
+
+@dataclass
+class Checked:
+    """`count`: collectives whose parts could be held against each other; `wrong`: those that are not right, in order."""
+
+    count: int = 0
+    wrong: list[Wrong] = field(default_factory=list)
+
+
+def check(sides: Mapping[int, Side]) -> Checked:
+    """Check all collectives of a step."""
+    found = Checked()
+    for link in sorted(across.linked(sides).links, key=lambda link: min((op for _, op in link.members), default=0)):
+        if link.missing or len(link.members) < 2 or any(rank not in sides for rank, _ in link.members):
+            continue
+        wrong = _check(link, sides)
+        if wrong is not None:
+            found.count += 1
+            found.wrong += wrong
+    return found
+
+
+def _check(link: Link, sides: Mapping[int, Side]) -> list[Wrong] | None:
+    """None: nothing about it can be checked."""
+    op = normal_op(link.op)
+    if op not in _SAME_EVERYWHERE:
+        return None
+    outs = {rank: _tensors(sides[rank], index, OUTPUT) for rank, index in link.members}
+    ins = {rank: _tensors(sides[rank], index, INPUT) for rank, index in link.members}
+    if not all(outs.values()):
+        return None
+    if any(_asynchronous(sides[rank], index) for rank, index in link.members):
+        return None  # what the record has as output was read before the call was done
+    reference = _expected(link, sides, ins) if op == "allreduce" else None
+    wrong: list[Wrong] = []
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for rank, rows in outs.items():
+        groups.setdefault(tuple(sides[rank].four(row) for row in rows), []).append(rank)
+    places = dict(link.members)
+    if len(groups) > 1:
+        right = _right(groups, reference, sides, outs)
+        for key, ranks in groups.items():
+            if key != right:
+                others = "the other ranks" if right is None else f"rank {groups[right][0]}"
+                wrong += [
+                    Wrong(
+                        sides[r],
+                        places[r],
+                        r,
+                        one_line(f"{sides[r].ops[places[r]]}: rank {r} gets another result than {others}, of one collective"),
+                    )
+                    for r in ranks
+                ]
+    elif reference is not None:
+        rank, rows = next(iter(outs.items()))
+        if not _agrees(sides[rank], rows[0], reference):
+            text = f"the mean of the result is {sides[rank].four(rows[0])[2]}, of what the ranks put in {reference[0]:.6g}"
+            wrong.append(Wrong(sides[rank], places[rank], rank, one_line(f"{sides[rank].ops[places[rank]]}: {text}")))
+    return wrong
+
+
+def _tensors(side: Side, op: int, role: int) -> list[int]:
+    return [r for r in side.rows(op) if side.role[r] == role and isinstance(side.shape[r], list) and r not in side.values and side.dtype[r]]
+
+
+def _asynchronous(side: Side, op: int) -> bool:
+    tags = side.collectives.get(op, {}).get("tags")
+    return isinstance(tags, dict) and bool(tags.get("async"))
+
+
+def _reduction(side: Side, op: int) -> str:
+    tags = side.collectives.get(op, {}).get("tags")
+    return str(tags.get("reduce", "")).lower() if isinstance(tags, dict) else ""
+
+
+def _expected(link: Link, sides: Mapping[int, Side], ins: Mapping[int, Sequence[int]]) -> tuple[float, float] | None:
+    """(mean of the result, tolerance); None when the dump does not say enough."""
+    rank, op = link.members[0]
+    how = _reduction(sides[rank], op)
+    if not any(word in how for word in ("sum", "avg")) or not all(ins.values()):
+        return None
+    means, spread, eps = 0.0, 0.0, 0.0
+    for r, rows in ins.items():
+        side, row = sides[r], rows[0]
+        mean, norm = side.four(row)[2:]
+        if not isinstance(mean, float) or not isinstance(norm, float) or not math.isfinite(mean) or not math.isfinite(norm):
+            return None
+        means += mean
+        spread += norm / math.sqrt(max(1, measure.elements(side.shape[row])))
+        eps = max(eps, measure.eps(side.dtype[row]))
+    share = len(ins) if "avg" in how else 1
+    return means / share, _SLACK * eps * spread / share
+
+
+def _agrees(side: Side, row: int, reference: tuple[float, float]) -> bool:
+    mean = side.four(row)[2]
+    return not isinstance(mean, float) or not math.isfinite(mean) or abs(mean - reference[0]) <= reference[1]
+
+
+def _right(
+    groups: Mapping[tuple[object, ...], list[int]],
+    reference: tuple[float, float] | None,
+    sides: Mapping[int, Side],
+    outs: Mapping[int, Sequence[int]],
+) -> tuple[object, ...] | None:
+    """The result that agrees with what was put in, else that of the majority; None when nothing tells."""
+    if reference is not None:
+        fitting = [key for key, ranks in groups.items() if _agrees(sides[ranks[0]], outs[ranks[0]][0], reference)]
+        if len(fitting) == 1:
+            return fitting[0]
+    most = max(groups, key=lambda key: len(groups[key]))
+    return most if 2 * len(groups[most]) > sum(map(len, groups.values())) else None

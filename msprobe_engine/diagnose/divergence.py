@@ -1,0 +1,73 @@
+"""The difference between two runs in one step: all ranks walked, noise told from faults, the first origin over all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from msprobe_engine.compare.side import Side
+from msprobe_engine.compare.structure import Matcher, Structure
+from msprobe_engine.compare.tree import Tree
+from msprobe_engine.diagnose import across, measure
+from msprobe_engine.diagnose.links import Links
+from msprobe_engine.diagnose.origins import GRADIENT, RESULT, Origin, Walk, Walker
+
+PRODUCTS = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "conv", "einsum", "dot", "attention", "gemm")
+"""Parts of the names of calls that devices compute with fewer bits of mantissa unless they are told not to."""
+
+NOISIEST = 2.0**-10
+"""Two units of a mantissa of ten bits (TF32), which is what the inputs of a float32 product are rounded to on many devices."""
+
+
+@dataclass
+class Divergence:
+    """What one step shows.
+
+    Attributes:
+        origins: (rank, origin), the most likely first.
+        walks: rank -> its walk.
+        structures: rank -> which records belong together.
+        noise: distances up to this one are accepted as fewer bits in products; 0 when there is no such noise.
+        links: collectives of the target.
+    """
+
+    origins: list[tuple[int, Origin]] = field(default_factory=list)
+    walks: dict[int, Walk] = field(default_factory=dict)
+    structures: dict[int, Structure] = field(default_factory=dict)
+    walkers: dict[int, Walker] = field(default_factory=dict)
+    noise: float = 0.0
+    links: Links = field(default_factory=Links)
+
+
+def diverge(target: Mapping[int, Side], golden: Mapping[int, Side], before: Divergence | None = None) -> Divergence:
+    """Compare the ranks that both sides have. `before`: what the step before came to."""
+    found = Divergence(noise=before.noise if before else 0.0)
+    accepted = max((walk.largest for walk in before.walks.values()), default=0.0) if before else 0.0
+    for rank in sorted(target.keys() & golden.keys()):
+        a, b = Tree(target[rank]), Tree(golden[rank])
+        found.structures[rank] = Matcher(a, b).run()
+        found.walkers[rank] = Walker(a, b, found.structures[rank])
+    found.links = across.linked({rank: target[rank] for rank in found.walkers})
+    for rank, distances in across.foreign(found.walkers, found.links).items():
+        found.walkers[rank].foreign = distances
+    for _ in range(6):
+        found.walks = {rank: walker.walk(found.noise, accepted) for rank, walker in found.walkers.items()}
+        found.origins = across.earliest({rank: walk.origins for rank, walk in found.walks.items()}, found.links)
+        level = _noise(found)
+        if level <= found.noise:
+            break
+        found.noise = level
+    return found
+
+
+def _noise(found: Divergence) -> float:
+    """The level that products of fewer bits would explain, when the first origin looks like one."""
+    if not found.origins:
+        return found.noise
+    rank, origin = found.origins[0]
+    walker = found.walkers[rank]
+    name = walker.side.ops[origin.op].lower()
+    fine = measure.eps(walker.side.dtype[origin.row]) == measure.EPS["float32"]
+    if origin.noise and fine and origin.kind in (RESULT, GRADIENT) and origin.distance <= NOISIEST and any(p in name for p in PRODUCTS):
+        return 4 * origin.distance
+    return found.noise

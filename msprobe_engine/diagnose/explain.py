@@ -1,0 +1,131 @@
+"""Puts an origin into words: one sentence, the two rows side by side, the module and the line of source."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from msprobe_engine.compare.side import Side
+from msprobe_engine.diagnose import findings, measure, origins
+from msprobe_engine.diagnose.divergence import Divergence
+from msprobe_engine.diagnose.facts import forward_twin, module_path
+from msprobe_engine.diagnose.findings import Suspect
+from msprobe_engine.diagnose.origins import Origin, Walker
+from msprobe_engine.diagnose.report import own_line
+
+_STATISTICS = ("Max", "Min", "Mean", "Norm")
+
+
+def suspect(step: int, rank: int, origin: Origin, walker: Walker) -> Suspect:
+    """The suspect of an origin."""
+    side, golden = walker.side, walker.golden.side
+    missing = origin.kind == origins.MISSING
+    shown, op = (golden, origin.partner) if missing else (side, origin.op)
+    stack = stack_of(shown, shown.ops[op])
+    return Suspect(
+        record=shown.ops[op],
+        module=module_of(walker, origin),
+        rank=rank,
+        step=step,
+        source=own_line(stack) or "",
+        kind=origin.kind,
+        why=why(origin, walker),
+        tensor=side.name[origin.row] if origin.row >= 0 else "",
+        partner=golden.ops[origin.partner] if origin.partner >= 0 else "",
+        numbers=numbers(origin, walker),
+        distance=origin.distance,
+        limit=origin.limit,
+        stack=stack,
+    )
+
+
+def stack_of(side: Side, record: str) -> list[str]:
+    """Call stack of a record; of a backward record that of its forward call."""
+    return list(side.stacks.get(record) or side.stacks.get(forward_twin(record)) or [])
+
+
+def module_of(walker: Walker, origin: Origin) -> str:
+    """Path of the innermost module around the record."""
+    tree, op = (walker.golden, origin.partner) if origin.kind == origins.MISSING else (walker.target, origin.op)
+    names = [tree.side.ops[op], *(tree.side.ops[above] for above in tree.above(op))]
+    twin = forward_twin(names[0])
+    parent, seen = tree.side.parent(twin), set()
+    while parent and parent not in seen:
+        seen.add(parent)
+        names.append(parent)
+        parent = tree.side.parent(parent)
+    return next((path for path in map(module_path, names) if path), "")
+
+
+def why(origin: Origin, walker: Walker) -> str:
+    """One sentence."""
+    side, golden = walker.side, walker.golden.side
+    place = side.name[origin.row][len(side.ops[side.op[origin.row]]) + 1 :] or "it" if origin.row >= 0 else "it"
+    user = side.ops[side.op[origin.row]] if origin.row >= 0 else ""
+    size = _size(origin)
+    if origin.kind == origins.NONFINITE:
+        return f"{place} holds {_bad(side, origin.row)}, and everything that went in is finite; the golden side is finite here"
+    if origin.kind == origins.ARGUMENT:
+        x, y = side.values.get(origin.row), golden.values.get(origin.other)
+        return f"called with {place} = {x!r}, the golden side with {y!r}; the result differs by {size}"
+    if origin.kind == origins.EXTRA:
+        return f"only this run makes this call, and what it gives goes into {user}, where {place} differs by {size}"
+    if origin.kind == origins.MISSING:
+        return f"only the golden side makes this call; without it {user} takes in {place} that differs by {size}"
+    if origin.kind == origins.UNUSED:
+        return f"its result is right and is not used: {user} takes in {place} that differs by {size}"
+    if origin.kind in (origins.TAKEN, origins.PARAMETER):
+        what = "parameter" if origin.kind == origins.PARAMETER else "what it takes in as"
+        return f"{what} {place} differs by {size}, and no call before it made that difference"
+    grown = f"; what goes in differs by {_percent(origin.inside)}" if origin.inside else "; what goes in is the same"
+    return f"{place} differs by {size}{grown}"
+
+
+def _size(origin: Origin) -> str:
+    if math.isinf(origin.distance):
+        return "more than numbers can say"
+    times = origin.distance / origin.limit if origin.limit else math.inf
+    return f"{_percent(origin.distance)} ({times:,.0f} times round-off)" if math.isfinite(times) else _percent(origin.distance)
+
+
+def _percent(value: float) -> str:
+    return "another kind of value" if math.isinf(value) else f"{value:.2%}" if value >= 1e-3 else f"{value:.1e}"
+
+
+def _bad(side: Side, row: int) -> str:
+    nans, infs = side.nans.get(row), side.infs.get(row)
+    if nans or infs:
+        return " and ".join(f"{n} {word}" for n, word in ((nans, "NaN"), (infs, "Inf")) if n)
+    return "NaN" if any(isinstance(v, float) and math.isnan(v) for v in side.four(row)) else "Inf"
+
+
+def overflows(origin: Origin, walker: Walker) -> bool:
+    """Infinity without NaN: a number that its dtype cannot hold."""
+    side, row = walker.side, origin.row
+    nans = bool(side.nans.get(row)) or any(isinstance(v, float) and math.isnan(v) for v in side.four(row)[:2])
+    return not nans
+
+
+def numbers(origin: Origin, walker: Walker) -> dict[str, Any]:
+    """The row on both sides: dtype, shape, statistics."""
+    out: dict[str, Any] = {}
+    for word, side, row in (("target", walker.side, origin.row), ("golden", walker.golden.side, origin.other)):
+        if row >= 0:
+            out[word] = {"row": side.name[row], "dtype": side.dtype[row], "shape": side.shape[row]} | dict(zip(_STATISTICS, side.four(row)))
+    return out
+
+
+def finding_of(found: Divergence, rank: int, origin: Origin) -> str:
+    """Which of the findings an origin is."""
+    walker = found.walkers[rank]
+    at = next((n for n in walker.span_of(walker.side.op[origin.row]) if walker.rows[n][0] == origin.row), -1)
+    if at >= 0 and walker.measured.bad_target[at] and not walker.measured.bad_golden[at]:
+        return findings.OVERFLOW if overflows(origin, walker) else findings.NONFINITE
+    if origin.kind == origins.RESULT and walker.side.ops[origin.op].startswith("Distributed."):
+        return findings.COLLECTIVE
+    return findings.DIVERGENCE
+
+
+def dtype_units(distance: float, dtype: str | None) -> float:
+    """A distance in units in the last place of a dtype."""
+    return distance / (measure.eps(dtype) or measure.EPS["float64"])

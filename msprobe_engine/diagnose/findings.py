@@ -1,0 +1,156 @@
+"""What `diagnose` says: one finding, the suspects behind it, the numbers that show it, and what to do next; as data and as text."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from msprobe_engine.dump.layout import make_directories, write_file
+from msprobe_engine.log import one_line
+
+NONE, STRUCTURE, DIVERGENCE, NONFINITE, OVERFLOW = "none", "structure", "divergence", "nonfinite", "overflow"
+COLLECTIVE, DESYNC, CONFIG, CHECKPOINT = "collective", "desync", "config", "checkpoint"
+FINDINGS = (NONE, STRUCTURE, DIVERGENCE, NONFINITE, OVERFLOW, COLLECTIVE, DESYNC, CONFIG, CHECKPOINT)
+
+HEADLINES: Mapping[str, str] = {
+    NONE: "No difference beyond round-off",
+    STRUCTURE: "The runs do not make the same calls; the numbers they share agree",
+    DIVERGENCE: "The numbers part",
+    NONFINITE: "First NaN or Inf",
+    OVERFLOW: "First overflow",
+    COLLECTIVE: "A collective does not give what was put into it",
+    DESYNC: "Ranks that must hold the same do not",
+    CONFIG: "The configurations differ",
+    CHECKPOINT: "The checkpoints differ",
+}
+
+
+@dataclass
+class Suspect:
+    """One place where it may have begun.
+
+    Attributes:
+        record: record name, as in dump.json; of a missing call the golden side's.
+        module: path of the module it ran in, "" when not known.
+        rank, step: where.
+        source: the innermost stack line that is the user's own, "" when not known.
+        kind: as `msprobe_engine.diagnose.origins` has it.
+        why: one sentence.
+        tensor: row that shows it (``Functional.linear.0.forward.output.0``).
+        partner: record of the golden side, "" when there is none.
+        numbers: the two rows, side by side.
+        distance, limit: relative difference, and what would have been round-off.
+        stack: call stack lines, innermost first.
+    """
+
+    record: str
+    module: str
+    rank: int
+    step: int
+    source: str = ""
+    kind: str = ""
+    why: str = ""
+    tensor: str = ""
+    partner: str = ""
+    numbers: dict[str, Any] = field(default_factory=dict)
+    distance: float | None = None
+    limit: float | None = None
+    stack: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Diagnosis:
+    """The page as data.
+
+    Attributes:
+        finding: one of `FINDINGS`.
+        suspects: the most likely first; empty when nothing was found.
+        evidence: sentences with numbers.
+        next: commands to run now.
+        looked_at: what was read: paths, steps, ranks, records.
+        problems: what could not be read or compared, and why.
+        differences: how many records differ behind the suspects.
+        unmatched: calls of one side only: ``{"target": [...], "golden": [...]}``.
+        renamed: module paths that the other side calls otherwise.
+    """
+
+    finding: str = NONE
+    suspects: list[Suspect] = field(default_factory=list)
+    evidence: list[str] = field(default_factory=list)
+    next: list[str] = field(default_factory=list)
+    looked_at: dict[str, Any] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    differences: int = 0
+    unmatched: dict[str, list[str]] = field(default_factory=dict)
+    renamed: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def first_suspect(self) -> Suspect | None:
+        """The most likely place; None when nothing was found."""
+        return self.suspects[0] if self.suspects else None
+
+    def headline(self) -> str:
+        """The first line: what, and where."""
+        first = self.first_suspect
+        text = HEADLINES[self.finding]
+        if first is None:
+            return f"{text}."
+        place = f", module {first.module}" if first.module else ""
+        return one_line(f"{text}: step {first.step}, rank {first.rank}{place}, {first.record}")
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON-ready, with `finding` and `first_suspect` first."""
+        first = self.first_suspect
+        head = {"finding": self.finding, "headline": self.headline(), "first_suspect": asdict(first) if first else None}
+        return head | {key: value for key, value in asdict(self).items() if key not in head}
+
+    def text(self) -> str:
+        """For the console; the first line is the finding."""
+        lines = [self.headline()]
+        first = self.first_suspect
+        if first is not None:
+            lines += _listed("why", [first.why])
+            lines += _listed("source", [" ".join(first.source.split())] if first.source else [])
+        lines += _listed("evidence", self.evidence)
+        lines += _listed("also", [f"rank {s.rank}  {s.record}: {s.why}" for s in self.suspects[1:6]])
+        for side, names in self.unmatched.items():
+            if names:
+                lines += _listed("only in", [f"{side}: {', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}"])
+        lines += _listed("warning", self.problems[:8])
+        lines += _listed("next", self.next)
+        if self.looked_at:
+            lines += _listed("looked at", [", ".join(f"{key} {value}" for key, value in self.looked_at.items())])
+        return "\n".join(one_line(line) for line in lines)
+
+    def write(self, directory: Path | str) -> tuple[Path, Path]:
+        """Write ``diagnosis.json`` and ``diagnosis.html`` (mode 0640).
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        from msprobe_engine.diagnose.page import page
+
+        make_directories(os.fspath(directory))
+        data, html = Path(directory) / "diagnosis.json", Path(directory) / "diagnosis.html"
+        write_file(data, [json.dumps(_finite(self.as_json()), indent=1, ensure_ascii=False).encode(), b"\n"])
+        write_file(html, [page(self).encode()])
+        return data, html
+
+
+def _listed(word: str, items: Sequence[str]) -> list[str]:
+    return [f"  {word if n == 0 else '':9}  {item}" for n, item in enumerate(items)]
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: their names stand in their place."""
+    if isinstance(value, float) and value - value != 0:
+        return "NaN" if value != value else ("Infinity" if value > 0 else "-Infinity")
+    if isinstance(value, dict):
+        return {key: _finite(child) for key, child in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(child) for child in value]
+    return value

@@ -1,0 +1,211 @@
+"""How far two rows of matched records are apart, from what a dump says about them: numbers, counts, checksums, arguments.
+
+A distance is relative to the tensor itself and free of units:
+
+* extremes: ``max(|dMax|, |dMin|) / max(|Max|, |Min|)``; when one of the two is the large constant of a mask (-10000, the smallest
+  float16), the other one is the scale
+* norm: ``|dNorm| / Norm``
+* mean: ``|dMean| / (Norm / sqrt(n))``, because a mean near zero says nothing about the size of the elements
+
+The limit below which a distance is round-off follows from the coarser dtype of the two: half a unit in the last place, times 8 plus the
+square root of the longest sum that can stand behind an element (rounding errors of a sum of n terms grow like sqrt(n): N. Higham and
+T. Mary, "A New Approach to Probabilistic Rounding Error Analysis", SIAM J. Sci. Comput. 41, 2019). Types of 16 bits and less round their
+result to a few bits and are summed in float32, so four units count there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from msprobe_engine.compare.side import Side
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+EPS: Mapping[str, float] = {
+    "float64": 2.0**-52, "double": 2.0**-52, "complex128": 2.0**-52,
+    "float32": 2.0**-23, "float": 2.0**-23, "complex64": 2.0**-23,
+    "float16": 2.0**-10, "half": 2.0**-10, "complex32": 2.0**-10, "bfloat16": 2.0**-7,
+    "float8_e4m3fn": 2.0**-3, "float8_e4m3fnuz": 2.0**-3, "float8_e5m2": 2.0**-2, "float8_e5m2fnuz": 2.0**-2,
+}  # fmt: skip
+"""Distance of 1.0 to the next number, by dtype."""
+
+_WIDE = 2.0**-20
+_MASK = 1e3
+_IGNORED = frozenset(("torch.device", "torch.Generator", "generator", "torch.memory_format", "device"))
+
+
+def eps(dtype: str | None) -> float:
+    """`EPS` of a dtype as dump files have it (``torch.bfloat16``, ``BFloat16``); 0 for integers, bool and what is no tensor."""
+    return EPS.get(str(dtype).rpartition(".")[2].lower(), 0.0)
+
+
+def limit(units: float, longest: int) -> float:
+    """Round-off of one call in a dtype whose `eps` is `units`, when sums have at most `longest` terms."""
+    return 4 * units if units > _WIDE else units / 2 * (8 + math.sqrt(longest))
+
+
+def longest_sum(shape: Any) -> int:
+    """Terms of the longest sum that an element of a result may have, from the shape of one operand: a product sums over the last
+    dimension, its weight gradient over all the others."""
+    if not isinstance(shape, list) or not shape or not all(isinstance(n, int) and n >= 0 for n in shape):
+        return 1
+    last = max(1, int(shape[-1]))
+    return max(last, int(math.prod(shape)) // last, 1)
+
+
+def elements(shape: Any) -> int:
+    """Number of elements of a shape; 1 for what is no tensor."""
+    return int(math.prod(shape)) if isinstance(shape, list) and all(isinstance(n, int) for n in shape) else 1
+
+
+@dataclass
+class Distances:
+    """Of pairs of rows; one item per pair.
+
+    Attributes:
+        distance: the largest of the three distances; 0 when everything equals, inf when only one side is finite or the shapes differ.
+        extremes, norm: the parts of it.
+        bad_target, bad_golden: holds NaN or Inf.
+        argument: is no tensor, and differs.
+        shape, dtype: differ.
+        known: the dump says something that can be compared.
+        exact: known by a checksum only: 0 or inf.
+    """
+
+    distance: Floats
+    extremes: Floats
+    norm: Floats
+    bad_target: Bools
+    bad_golden: Bools
+    argument: Bools
+    shape: Bools
+    dtype: Bools
+    known: Bools
+
+
+def distances(target: Side, golden: Side, rows: Sequence[tuple[int, int]]) -> Distances:
+    """Measure pairs of rows (row of the target, row of the golden side)."""
+    n = len(rows)
+    left = np.fromiter((a for a, _ in rows), np.int64, n)
+    right = np.fromiter((b for _, b in rows), np.int64, n)
+    a, b = target.stats[left], golden.stats[right]
+    count = np.fromiter((elements(golden.shape[j]) for _, j in rows), np.float64, n)
+    with np.errstate(all="ignore"):
+        moved = a[:, :2] != b[:, :2]
+        sizes = np.maximum(np.abs(a[:, :2]), np.abs(b[:, :2]))
+        fixed = np.where(moved, 0.0, sizes).max(1)
+        one = (moved.sum(1) == 1) & (fixed >= _MASK)
+        scale = np.where(one, np.where(moved, sizes, 0.0).max(1), sizes.max(1))
+        extremes = _ratio(np.abs(a[:, :2] - b[:, :2]).max(1), scale)
+        norms = np.maximum(np.abs(a[:, 3]), np.abs(b[:, 3]))
+        norm = _ratio(np.abs(a[:, 3] - b[:, 3]), norms)
+        mean = _ratio(np.abs(a[:, 2] - b[:, 2]), norms / np.sqrt(np.maximum(count, 1)))
+        distance = np.fmax(np.fmax(extremes, norm), mean)
+    known = ~np.isnan(distance)
+    bad_a, bad_b = _bad(target, left, a), _bad(golden, right, b)
+    distance = np.where(bad_a & bad_b, 0.0, np.where(bad_a != bad_b, np.inf, np.nan_to_num(distance, nan=0.0, posinf=np.inf)))
+    known |= bad_a | bad_b
+    argument, shape, dtype = (np.zeros(n, bool) for _ in range(3))
+    for at, (i, j) in enumerate(rows):
+        if i in target.values or j in golden.values:
+            distance[at], argument[at] = _argument(target, golden, i, j)
+            known[at] = True
+            continue
+        if target.shape[i] != golden.shape[j]:
+            shape[at], distance[at], known[at] = True, np.inf, True
+        if target.dtype[i] != golden.dtype[j]:
+            dtype[at] = True
+        same = _same_content(target, golden, i, j)
+        if same is not None and not shape[at]:
+            if same:
+                distance[at] = 0.0
+            elif not known[at]:
+                distance[at] = np.inf
+            known[at] = True
+    return Distances(distance, np.nan_to_num(extremes), np.nan_to_num(norm), bad_a, bad_b, argument, shape, dtype, known)
+
+
+def _ratio(difference: Floats, scale: Floats) -> Floats:
+    return np.asarray(np.where(difference == 0, 0.0, difference / scale))
+
+
+def _bad(side: Side, rows: npt.NDArray[np.int64], stats: Floats) -> Bools:
+    """NaN or Inf, from the counts where the file has them, else from the extremes (a missing number is no NaN)."""
+    infinite: Bools = np.asarray(np.isinf(stats[:, :2]).any(1))
+    nan: Bools = np.asarray(np.isnan(stats[:, :2]).any(1))
+    found: Bools = np.asarray(infinite | nan)
+    for at in np.flatnonzero(nan):
+        odd = side.odd.get(int(rows[at]))
+        if odd is not None and not any(_is_nan(v) for v in odd[:2]):
+            found[at] = bool(infinite[at])
+    if side.nans or side.infs:
+        found |= np.fromiter((int(r) in side.nans or int(r) in side.infs for r in rows), bool, len(rows))
+    return found
+
+
+def _is_nan(value: Any) -> bool:
+    return (isinstance(value, float) and math.isnan(value)) or (isinstance(value, str) and value.lower() == "nan")
+
+
+def _argument(target: Side, golden: Side, i: int, j: int) -> tuple[float, bool]:
+    """(distance, differs) of an argument that is no tensor on at least one side."""
+    kind = target.dtype[i]
+    if kind in _IGNORED or golden.dtype[j] in _IGNORED:
+        return 0.0, False
+    x, y = target.values.get(i), golden.values.get(j)
+    if x == y and type(x) is type(y):
+        return 0.0, False
+    if isinstance(x, float) and isinstance(y, float):
+        if x != x and y != y:
+            return 0.0, False
+        top = max(abs(x), abs(y))
+        distance = abs(x - y) / top if math.isfinite(top) and top else math.inf
+        return distance, distance > 2.0**-20
+    if isinstance(x, (int, float)) and isinstance(y, (int, float)) and x == y:
+        return 0.0, False
+    if isinstance(x, str) and isinstance(y, str) and _device(x) and _device(y):
+        return 0.0, False
+    return math.inf, True
+
+
+def _device(text: str) -> bool:
+    return text.partition(":")[0] in ("cpu", "cuda", "npu", "xpu", "mps", "meta")
+
+
+def _same_content(target: Side, golden: Side, i: int, j: int) -> bool | None:
+    """By checksum or digest; None when not both have one of a kind."""
+    x, y = target.md5[i], golden.md5[j]
+    if x is not None and y is not None:
+        return x == y
+    a, b = target.facts.get(i, {}).get("digest"), golden.facts.get(j, {}).get("digest")
+    return None if a is None or b is None else a == b
+
+
+def paired_rows(target: Side, golden: Side, ops: Iterable[tuple[int, int]]) -> tuple[list[tuple[int, int]], list[int]]:
+    """Rows of matched records that belong together, and the position of the first of each record pair (with the end at the end).
+
+    Rows belong together by role and place (``input.0``, ``output.1.weight``); places that only one side has are left out.
+    """
+    rows: list[tuple[int, int]] = []
+    starts = []
+    for x, y in ops:
+        starts.append(len(rows))
+        first, second = target.rows(x), golden.rows(y)
+        cut, other = len(target.ops[x]), len(golden.ops[y])
+        if len(first) == len(second) and all(target.name[i][cut:] == golden.name[j][other:] for i, j in zip(first, second)):
+            rows += zip(first, second)
+            continue
+        places = {(golden.role[j], golden.name[j][other:]): j for j in second}
+        for i in first:
+            j = places.get((target.role[i], target.name[i][cut:]), -1)
+            if j >= 0:
+                rows.append((i, j))
+    starts.append(len(rows))
+    return rows, starts

@@ -1,0 +1,139 @@
+"""``msprobe diagnose``: two runs, or one, step after step until something is off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from msprobe_engine import names
+from msprobe_engine.compare.side import Side, read_side
+from msprobe_engine.diagnose import explain, findings
+from msprobe_engine.diagnose.divergence import Divergence, diverge
+from msprobe_engine.diagnose.findings import Diagnosis
+from msprobe_engine.dump import layout
+from msprobe_engine.dump.reader import DumpDirectory, open_dump
+from msprobe_engine.errors import DumpFormatError, NothingCapturedError
+from msprobe_engine.progress import bar
+
+MOST_SUSPECTS = 20
+
+
+def diagnose(target: str | Path, golden: str | Path | None = None, output: str | Path | None = None) -> Diagnosis:
+    """Say what is wrong with a run.
+
+    Args:
+        target: the run in question: the root of a dump, a step, a rank directory, a dump.json, or an incident directory.
+        golden: a run that is right, of the same kind; None: only what a run can say about itself.
+        output: directory for ``diagnosis.json`` and ``diagnosis.html``; None: no files.
+
+    Raises:
+        DumpFormatError: there is nothing to read at a path.
+        NothingCapturedError: the two runs have no step or rank in common.
+    """
+    if golden is None:
+        from msprobe_engine.diagnose.alone import diagnose_alone
+
+        found = diagnose_alone(Path(target))
+    else:
+        found = _pair(Path(target), Path(golden))
+    if output is not None:
+        found.write(output)
+    return found
+
+
+def _pair(target: Path, golden: Path) -> Diagnosis:
+    first, second = open_dump(target), open_dump(golden)
+    steps = sorted(set(first.steps) & set(second.steps))
+    if not steps and len(first.steps) == len(second.steps) == 1:
+        steps = [first.steps[0]]
+    if not steps:
+        raise NothingCapturedError(
+            f"{target} has steps {first.steps[:8]}, {golden} has {second.steps[:8]}: none in common; dump the same steps of both runs"
+        )
+    found, before = Diagnosis(), None
+    records = 0
+    ranks: set[int] = set()
+    with bar("diagnose", len(steps)) as advance:
+        for step in steps:
+            a = read_step(first, step, found.problems)
+            b = read_step(second, step if step in second.steps else second.steps[0], found.problems)
+            if a and b:
+                before = diverge(a, b, before)
+                records += sum(walk.compared for walk in before.walks.values())
+                ranks |= set(before.walks)
+                _note_structure(found, before)
+                if before.origins:
+                    _say(found, step, before)
+                    break
+            advance(f"step {step}")
+    if not records:
+        raise NothingCapturedError(
+            f"{target} and {golden}: no record could be compared"
+            + (f" ({found.problems[0]})" if found.problems else "; are they dumps of the same training?")
+        )
+    if before is not None and not found.suspects:
+        largest = max((walk.largest for walk in before.walks.values()), default=0.0)
+        if not largest and (found.renamed or any(found.unmatched.values())):
+            found.finding = findings.STRUCTURE  # with round-off between them the calls are another way to the same numbers
+        found.evidence.append(f"The largest difference is {largest:.1e} of a tensor's size." if largest else "All numbers are the same.")
+    if before is not None and before.noise:
+        found.evidence.append(
+            f"Products carry noise of up to {before.noise / 4:.1e}: one of the runs computes them with fewer bits (TF32); that is accepted."
+        )
+    found.looked_at = {"steps": ", ".join(map(str, steps)), "ranks": len(ranks), "records": records}
+    return found
+
+
+def read_step(dump: DumpDirectory, step: int, problems: list[str]) -> dict[int, Side]:
+    """All ranks of a step that can be read; what cannot is said in `problems`. Directories without a rank get free numbers."""
+    sides: dict[int, Side] = {}
+    keys = dump.ranks(step)
+    taken = {key for key in keys if isinstance(key, int)}
+    for key in keys:
+        rank = key if isinstance(key, int) else next(_free(taken))
+        taken.add(rank)
+        directory = dump.path(step, key)
+        try:
+            sides[rank] = read_side(directory / (layout.DUMP if not (directory / layout.DEBUG).exists() else layout.DEBUG))
+        except DumpFormatError as error:
+            problems.append(str(error))
+    return sides
+
+
+def _free(taken: set[int]) -> Iterator[int]:
+    return (n for n in range(len(taken) + 1) if n not in taken)
+
+
+def _note_structure(found: Diagnosis, divergence: Divergence) -> None:
+    for rank, structure in divergence.structures.items():
+        walker = divergence.walkers[rank]
+        for word, side, records in (
+            ("target", walker.side, structure.only_target),
+            ("golden", walker.golden.side, structure.only_golden),
+        ):
+            both = walker.target.has_modules == walker.golden.has_modules  # else one side was compiled or dumped at another level
+            known = found.unmatched.setdefault(word, [])
+            new = [side.ops[i] for i in records if both or not names.is_module(side.ops[i])]
+            known += [name for name in new[:100] if name not in known]
+        found.renamed.update(structure.renamed)
+
+
+def _say(found: Diagnosis, step: int, divergence: Divergence) -> None:
+    for rank, origin in divergence.origins[:MOST_SUSPECTS]:
+        found.suspects.append(explain.suspect(step, rank, origin, divergence.walkers[rank]))
+    rank, origin = divergence.origins[0]
+    found.finding = explain.finding_of(divergence, rank, origin)
+    found.differences = sum(walk.differing for walk in divergence.walks.values())
+    found.evidence += _evidence(divergence)
+
+
+def _evidence(divergence: Divergence) -> list[str]:
+    compared = sum(walk.compared for walk in divergence.walks.values())
+    differing = sum(walk.differing for walk in divergence.walks.values())
+    lines = [f"{differing:,} of {compared:,} records differ by more than round-off; all behind the first suspect may follow from it."]
+    largest = max((walk.largest for walk in divergence.walks.values()), default=0.0)
+    lines.append(f"Records that agree differ by at most {largest:.1e}.")
+    counts: Mapping[str, int] = {rank: len(walk.origins) for rank, walk in divergence.walks.items()}  # type: ignore[misc]
+    if len(counts) > 1:
+        lines.append("Places where a difference begins, by rank: " + ", ".join(f"rank {rank}: {n}" for rank, n in sorted(counts.items())))
+    return lines

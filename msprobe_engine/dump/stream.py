@@ -1,0 +1,130 @@
+"""Reads the records of a dump file one block after another, so that a file of gigabytes never becomes one tree of objects.
+
+Both this tool and the existing one write dump.json with an indentation of one blank per level (``json.dump(indent=1)``): the name of a
+record stands behind a line break and exactly two blanks, and nothing else does, because line breaks inside of texts are escaped. Files that
+are written in another way are read in one piece.
+
+>>> with open_records(path) as records:        # doctest: +SKIP
+...     for block in records:                  # {name: record} of a few thousand records
+...         ...
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from msprobe_engine.dump import framelog, layout
+from msprobe_engine.dump.reader import parse_json, read_bytes
+from msprobe_engine.errors import DumpFormatError
+
+BLOCK = 8 << 20
+"""Bytes of the file that are turned into objects at a time."""
+
+_DATA = b'\n "data": {'
+_NAME = b'\n  "'
+_END = b"\n }"
+_LONGEST_HEADER = 1 << 20
+
+
+class Records:
+    """The header of a dump file, and its records in blocks, in the order of the file.
+
+    Attributes:
+        header: all keys but ``data``; those that stand behind the data only after the last block.
+        recovered: read from the frame log of a process that was killed before it wrote the file.
+    """
+
+    def __init__(self, path: Path, header: dict[str, Any], blocks: Iterator[dict[str, Any]], recovered: bool = False) -> None:
+        self.path = path
+        self.header = header
+        self.recovered = recovered
+        self._blocks = blocks
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return self._blocks
+
+
+@contextmanager
+def open_records(path: Path, block: int = BLOCK) -> Iterator[Records]:
+    """Open a ``dump.json`` or ``debug.json``, or the frame log that a killed process left in its place.
+
+    Raises:
+        DumpFormatError: there is no such file, or it is damaged (from the iteration too); file and cause are named.
+    """
+    log = path.parent / layout.FRAME_LOG
+    unfinished = (path.parent / layout.MARKER).exists() and log.is_file() and path.name == layout.DUMP
+    if unfinished or not path.exists():
+        if path.name != layout.DUMP or not log.is_file():
+            raise DumpFormatError(f"{path}: is not there; the run was stopped before it wrote this step, or this is no directory of a rank")
+        text = framelog.decode(read_bytes(log), str(log)).dump_json(str(log))
+        yield _in_one_piece(text, log, recovered=True)
+        return
+    if not path.is_file():
+        raise DumpFormatError(f"{path}: is no regular file; no dump has such a file, do not trust it")
+    try:
+        file = open(path, "rb")  # noqa: SIM115 - closed below, after the caller's loop
+    except OSError as error:
+        raise DumpFormatError(f"{path}: cannot be read ({error.strerror}); check owner and mode") from None
+    with file:
+        head = file.read(block)
+        start = head.find(_DATA, 0, _LONGEST_HEADER)
+        if start < 0 or head[start + len(_DATA) : start + len(_DATA) + len(_NAME)] != _NAME:
+            yield _in_one_piece(head + file.read(), path)
+            return
+        header = parse_json(head[:start].rstrip().rstrip(b",") + b"\n}", path)
+        if not isinstance(header, dict):
+            raise DumpFormatError(f"{path}: holds a {type(header).__name__}; a JSON object is needed")
+        yield Records(path, header, _blocks(path, header, file, head[start + len(_DATA) :], block))
+
+
+def _in_one_piece(data: bytes, path: Path, recovered: bool = False) -> Records:
+    document = parse_json(data, path)
+    if not isinstance(document, dict):
+        raise DumpFormatError(f"{path}: holds a {type(document).__name__}; a JSON object is needed")
+    records = document.pop("data", None)
+    if not isinstance(records, dict):
+        raise DumpFormatError(f"{path}: key 'data' is {'missing' if records is None else 'no JSON object'}; this is no dump file")
+    return Records(path, document, iter([records]), recovered)
+
+
+def _blocks(path: Path, header: dict[str, Any], file: BinaryIO, rest: bytes, size: int) -> Iterator[dict[str, Any]]:
+    """`rest` begins at the first record; blocks are cut in front of a record's name."""
+    line = 0  # of the file, in front of `rest`; the header's lines are not worth counting exactly
+    while True:
+        more = file.read(size)
+        cut = (rest + more).rfind(_NAME) if more else -1
+        if not more:
+            break
+        rest += more
+        if cut <= 0:
+            continue
+        yield _block(rest[:cut], path, line)
+        line += rest.count(b"\n", 0, cut)
+        rest = rest[cut:]
+    end = rest.rfind(_END)
+    last, behind = (rest[:end], rest[end + len(_END) :]) if end >= 0 else (rest, b"")
+    tail = behind.strip()
+    if not tail.endswith(b"}"):
+        raise DumpFormatError(
+            f"{path}: ends in the middle; it was cut off while being written (killed process or full disk). "
+            "Leave the step out or dump it again"
+        )
+    yield _block(last, path, line)
+    later = parse_json(b"{" + tail.lstrip(b",")[:-1] + b"}", path)
+    header.update({key: value for key, value in later.items() if key != "data"})
+
+
+def _block(text: bytes, path: Path, line: int) -> dict[str, Any]:
+    try:
+        block: dict[str, Any] = json.loads(b"{" + text.rstrip().rstrip(b",") + b"}")
+    except json.JSONDecodeError as error:
+        raise DumpFormatError(
+            f"{path}: about line {line + error.lineno}: {error.msg}; it is damaged or was edited. Leave the step out or dump it again"
+        ) from None
+    except (UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise DumpFormatError(f"{path}: about line {line}: {error}; it is damaged or no dump file, do not trust it") from None
+    return block
