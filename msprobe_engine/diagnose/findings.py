@@ -136,13 +136,18 @@ class Diagnosis:
 
         make_directories(os.fspath(directory))
         data, html = Path(directory) / "diagnosis.json", Path(directory) / "diagnosis.html"
-        write_file(data, [json.dumps(_finite(self.as_json()), indent=1, ensure_ascii=False).encode(), b"\n"])
+        write_file(data, [finite_json(self.as_json())])
         write_file(html, [page(self).encode()])
         return data, html
 
 
 def _listed(word: str, items: Sequence[str]) -> list[str]:
     return [f"  {word if n == 0 else '':9}  {item}" for n, item in enumerate(items)]
+
+
+def finite_json(value: Any, indent: int = 1) -> bytes:
+    """JSON of a value that may hold NaN and infinities, with a line end."""
+    return json.dumps(_finite(value), indent=indent, ensure_ascii=False).encode() + b"\n"
 
 
 def _finite(value: Any) -> Any:
