@@ -59,11 +59,11 @@ def _compiled() -> ModuleType | None:
         module = importlib.import_module("msprobe_engine._dumptext")
     except ImportError:
         return None
-    module.set_powers(_powers_of_ten())
+    module.set_powers(powers_of_ten())
     return module
 
 
-def _powers_of_ten() -> bytes:
+def powers_of_ten() -> bytes:
     """10**k for k in -292..324 as 128-bit significands rounded up, high and low word: the table of the Schubfach algorithm."""
     table = bytearray()
     for k in range(-292, 325):

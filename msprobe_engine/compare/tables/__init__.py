@@ -1,0 +1,105 @@
+"""Tables of a comparison as files: csv, xlsx with colours, parquet, one html page. A file is there whole or not at all (mode 0640), and
+no cell is ever run as a formula or shown as markup."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy.typing as npt
+
+from msprobe_engine.dump.layout import make_directories
+from msprobe_engine.errors import SinkError, UsageError
+
+Cells = Sequence[Any] | npt.NDArray[Any]
+Block = Mapping[str, Cells]
+"""Rows of a table: column -> cells, all of one length, in the order of the columns. A cell is a text, a number, a truth value or None
+(empty); a column of numbers may be an array of float64. The key `FILL` holds a colour per row (``""``, ``red``, ``yellow``)."""
+
+FILL = ""
+FORMATS = ("csv", "xlsx", "parquet", "html")
+
+
+class Table(Protocol):
+    """A table that is being written.
+
+    Attributes:
+        files: what is there after `close`; more than one where a format has a limit of rows.
+    """
+
+    files: list[Path]
+
+    def write(self, block: Block) -> None:
+        """Append rows."""
+
+    def close(self) -> None:
+        """Finish; the files are under their names now.
+
+        Raises:
+            SinkError: it cannot be written.
+        """
+
+    def abort(self) -> None:
+        """Leave nothing behind."""
+
+
+def open_table(path: Path, columns: Sequence[str], mode: str, compat: bool = False, title: str = "") -> Table:
+    """Begin a table.
+
+    Args:
+        path: the file; its suffix is replaced by that of the format.
+        columns: names of the columns, in order. A block may have more, which are left out.
+        mode: one of `FORMATS`.
+        compat: cells as version 26.2.0 has them in csv: no text for NaN, infinities with a blank in front.
+        title: of the html page.
+
+    Raises:
+        MissingExtraError: the package for the format is not installed.
+        SinkError: the directory cannot be written.
+        UsageError: no such format.
+    """
+    if mode not in FORMATS:
+        raise UsageError(f"format {mode!r} is not known; allowed are {', '.join(FORMATS)}")
+    check_format(mode)
+    path = path.with_name(f"{path.name.removesuffix(path.suffix) if path.suffix[1:] in FORMATS else path.name}.{mode}")
+    try:
+        make_directories(os.fspath(path.parent))
+        if mode == "csv":
+            from msprobe_engine.compare.tables.csvtext import CsvTable
+
+            return CsvTable(path, columns, compat)
+        if mode == "xlsx":
+            from msprobe_engine.compare.tables.xlsx import XlsxTable
+
+            return XlsxTable(path, columns)
+        if mode == "parquet":
+            from msprobe_engine.compare.tables.parquet import ParquetTable
+
+            return ParquetTable(path, columns)
+        from msprobe_engine.compare.tables.html import HtmlTable
+
+        return HtmlTable(path, columns, title or path.stem)
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+def check_format(mode: str) -> None:
+    """Say before the work what would fail after it.
+
+    Raises:
+        MissingExtraError: the package for the format is not installed.
+    """
+    from importlib.util import find_spec
+
+    from msprobe_engine.errors import MissingExtraError
+
+    package = {"xlsx": "xlsxwriter", "parquet": "pyarrow"}.get(mode)
+    if package and find_spec(package) is None:
+        raise MissingExtraError(package, mode, f"a table as {mode} (csv needs nothing)")
+
+
+def unwritable(path: Path, error: OSError) -> SinkError:
+    """The error of a file that cannot be written."""
+    return SinkError(f"cannot write {path}: {error.strerror or error}; name another output directory or free some space")

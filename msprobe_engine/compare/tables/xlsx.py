@@ -1,0 +1,116 @@
+"""A table as xlsx with the row colours of version 8.1.1; rows are not kept in memory.
+
+A sheet has at most 1,048,576 rows; what is beyond goes to ``{stem}_slice_1.xlsx`` and so on, the names of the existing tool.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from msprobe_engine.compare.tables import FILL, Block, unwritable
+from msprobe_engine.dump.layout import FILE_MODE
+from msprobe_engine.errors import SinkError
+
+MOST_ROWS = 1_048_576
+"""Of a sheet, with the header (limits of Excel)."""
+_LONGEST = 32_767
+"""Characters of a cell (limits of Excel)."""
+_CUT = "... (cut)"
+_COLOURS = {"red": "#FF0000", "yellow": "#FFFF00"}
+_OPTIONS = {"constant_memory": True, "strings_to_formulas": False, "strings_to_urls": False, "strings_to_numbers": False}
+
+
+class XlsxTable:
+    """See `msprobe_engine.compare.tables.Table`."""
+
+    def __init__(self, path: Path, columns: Sequence[str], most_rows: int = MOST_ROWS) -> None:
+        self.files: list[Path] = []
+        self._path = path
+        self._columns = [name for name in columns if name != FILL]
+        self._most = most_rows
+        self._done: list[tuple[Path, Path]] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        import xlsxwriter
+
+        number = len(self._done)
+        path = self._path if number == 0 else self._path.with_name(f"{self._path.stem}_slice_{number}.xlsx")
+        temporary = path.with_name(f".{path.name[:200]}.{os.getpid()}.tmp")
+        self._done.append((temporary, path))
+        self._book = xlsxwriter.Workbook(os.fspath(temporary), _OPTIONS)
+        self._sheet = self._book.add_worksheet()
+        self._formats = {name: self._book.add_format({"bg_color": colour}) for name, colour in _COLOURS.items()}
+        self._row = 0
+        self._line(self._columns, None)
+
+    def write(self, block: Block) -> None:
+        """Append rows."""
+        columns = [_cells(block[name]) for name in self._columns]
+        colours = block.get(FILL)
+        for index, row in enumerate(zip(*columns)):
+            if self._row >= self._most:
+                self._finish_book()
+                self._begin()
+            self._line(row, self._formats.get(colours[index]) if colours is not None else None)
+
+    def _line(self, row: Sequence[Any], colour: Any) -> None:
+        sheet, at = self._sheet, self._row
+        for column, cell in enumerate(row):
+            if cell is None:
+                if colour is not None:
+                    sheet.write_blank(at, column, None, colour)
+            elif (type(cell) is float and math.isfinite(cell)) or (type(cell) is int and abs(cell) < 2**53):
+                sheet.write_number(at, column, cell, colour)
+            elif isinstance(cell, bool):
+                sheet.write_boolean(at, column, cell, colour)
+            else:
+                sheet.write_string(at, column, _text(cell), colour)
+        self._row += 1
+
+    def _finish_book(self) -> None:
+        import xlsxwriter.exceptions
+
+        try:
+            self._book.close()
+        except xlsxwriter.exceptions.FileCreateError as error:
+            raise SinkError(f"cannot write {self._path}: {error}; name another output directory or free some space") from error
+
+    def close(self) -> None:
+        """Finish the files."""
+        try:
+            self._finish_book()
+            for temporary, path in self._done:
+                os.chmod(temporary, FILE_MODE)
+                os.rename(temporary, path)
+                self.files.append(path)
+        except OSError as error:
+            self.abort()
+            raise unwritable(self._path, error) from error
+
+    def abort(self) -> None:
+        """Leave nothing behind."""
+        with contextlib.suppress(Exception):
+            self._book.close()
+        for temporary, _ in self._done:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+
+
+def _cells(column: Any) -> Any:
+    return column.tolist() if isinstance(column, np.ndarray) else column
+
+
+def _text(cell: Any) -> str:
+    """A cell of text: XML has no other control characters than tab and line break; the writer escapes those itself."""
+    text = cell if isinstance(cell, str) else str(cell)
+    if not text.isprintable():
+        text = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return text if len(text) <= _LONGEST else text[: _LONGEST - len(_CUT)] + _CUT
