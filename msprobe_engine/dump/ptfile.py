@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import pickletools
 import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -20,6 +23,7 @@ from msprobe_engine.errors import DumpFormatError
 
 _MAX_PICKLE = 1 << 16  # the description of one tensor takes about 200 bytes
 _MAX_DIMENSIONS = 64
+_LOCAL_HEADER = 30  # bytes before the name of a member (APPNOTE.TXT 4.3.7)
 _STORAGES = {
     "DoubleStorage": "float64",
     "FloatStorage": "float32",
@@ -78,17 +82,75 @@ class _Wrong(Exception):
     """What is wrong with the file."""
 
 
+class PlacedTensor(NamedTuple):
+    """Where the elements of a tensor are in its file.
+
+    Attributes:
+        start, nbytes: its storage in the file, bytes.
+        dtype: element type, as ``bfloat16``.
+        offset: first element of the tensor in the storage.
+        shape, strides: in elements.
+        conjugate, negative: the elements in the file are the conjugates, the negatives of the tensor's.
+        big_endian: byte order of the elements.
+    """
+
+    start: int
+    nbytes: int
+    dtype: str
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    conjugate: bool
+    negative: bool
+    big_endian: bool
+
+
+def locate_pt(file: BinaryIO, path: Path, size: int) -> PlacedTensor:
+    """Where the tensor of an open ``.pt`` file is; nothing of it is read, and checksums are not looked at.
+
+    Args:
+        file: opened for reading.
+        path: its name in messages.
+        size: of the file, bytes.
+
+    Raises:
+        DumpFormatError: it is damaged, or holds anything but one plain tensor.
+    """
+    with _in_words(path), zipfile.ZipFile(file) as archive:
+        members = {info.filename: info for info in archive.infolist()}
+        described, order, data = _members(archive, members)
+        if data.compress_type != zipfile.ZIP_STORED:
+            raise _Wrong("has compressed data; torch.save writes none")
+        file.seek(data.header_offset)
+        head = file.read(_LOCAL_HEADER)
+        if len(head) < _LOCAL_HEADER or head[:4] != b"PK\x03\x04":
+            raise _Wrong("has a member that begins where there is none; it is damaged")
+        start = data.header_offset + _LOCAL_HEADER + int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
+        width = item_size(described.dtype) or 1
+        if start + data.file_size > size or data.file_size % width:
+            raise _Wrong(f"has a storage of {data.file_size} bytes, which does not fit elements of {width} bytes or the file")
+        _check_reach(described, data.file_size // width)
+        return PlacedTensor(start, data.file_size, *described[1:], big_endian=order.strip() == b"big")
+
+
 def read_pt(path: Path) -> StoredTensor:
     """The tensor in a ``.pt`` file.
 
     Raises:
         DumpFormatError: it cannot be read, is damaged, holds anything but one plain tensor, or is of a type numpy cannot hold.
     """
-    try:
+    with _in_words(path):
         if path.exists() and not path.is_file():
             raise _Wrong("is no regular file")
         with zipfile.ZipFile(path) as archive:
             return _read(archive, path.stat().st_size)
+
+
+@contextmanager
+def _in_words(path: Path) -> Iterator[None]:
+    """What goes wrong with a file becomes an error that names it."""
+    try:
+        yield
     except _Wrong as error:
         raise DumpFormatError(f"{path}: {error}") from None
     except FileNotFoundError:
@@ -99,8 +161,8 @@ def read_pt(path: Path) -> StoredTensor:
         raise DumpFormatError(f"{path}: is no tensor file or is damaged ({error}); was the process killed while it was written?") from None
 
 
-def _read(archive: zipfile.ZipFile, size: int) -> StoredTensor:
-    members = {info.filename: info for info in archive.infolist()}
+def _members(archive: zipfile.ZipFile, members: Mapping[str, zipfile.ZipInfo]) -> tuple[_Described, bytes, zipfile.ZipInfo]:
+    """The description, the byte order and the member that holds the storage."""
     pickles = [name for name in members if name.endswith("/data.pkl")]
     if len(pickles) != 1:
         raise _Wrong(f"has {len(pickles)} members called data.pkl; a file of torch.save has one")
@@ -110,6 +172,11 @@ def _read(archive: zipfile.ZipFile, size: int) -> StoredTensor:
     data = members.get(f"{top}data/{described.storage.key}")
     if data is None:
         raise _Wrong(f"has no member data/{described.storage.key[:80]}, which its description names")
+    return described, order, data
+
+
+def _read(archive: zipfile.ZipFile, size: int) -> StoredTensor:
+    described, order, data = _members(archive, {info.filename: info for info in archive.infolist()})
     found = decoder(described.dtype)
     width = item_size(described.dtype)
     if found is None or width is None:
@@ -153,9 +220,7 @@ def _view(flat: Array, described: _Described) -> Array:
     shape, strides, offset = described.shape, described.strides, described.offset
     if any(n == 0 for n in shape):
         return np.empty(shape, flat.dtype)
-    last = offset + sum((n - 1) * step for n, step in zip(shape, strides))
-    if last >= len(flat):
-        raise _Wrong(f"describes a tensor of shape {list(shape)} that reaches behind its {len(flat)} elements")
+    _check_reach(described, len(flat))
     expected, contiguous = 1, True
     for n, step in zip(reversed(shape), reversed(strides)):
         contiguous &= n == 1 or step == expected
@@ -166,6 +231,14 @@ def _view(flat: Array, described: _Described) -> Array:
     return np.lib.stride_tricks.as_strided(flat[offset:], shape, steps, writeable=False)
 
 
+def _check_reach(described: _Described, elements: int) -> None:
+    if any(n == 0 for n in described.shape):
+        return
+    if described.offset + sum((n - 1) * step for n, step in zip(described.shape, described.strides)) >= elements:
+        raise _Wrong(f"describes a tensor of shape {list(described.shape)} that reaches behind its {elements} elements")
+
+
+@lru_cache(maxsize=1024)
 def _describe(data: bytes) -> _Described:
     """Run the few pickle instructions that can describe a tensor, on a stack of plain data."""
     stack: list[Any] = []
