@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine.compare.tables import FORMATS, csvtext, open_table
+from msprobe_engine.compare.options import FORMATS
+from msprobe_engine.compare.tables import csvtext, open_table
 from msprobe_engine.compare.tables.html import HtmlTable
 from msprobe_engine.compare.tables.xlsx import XlsxTable
 from msprobe_engine.errors import SinkError, UsageError

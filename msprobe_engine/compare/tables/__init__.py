@@ -8,18 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy.typing as npt
-
+from msprobe_engine.compare.options import FORMATS
 from msprobe_engine.dump.layout import make_directories
 from msprobe_engine.errors import SinkError, UsageError
 
-Cells = Sequence[Any] | npt.NDArray[Any]
-Block = Mapping[str, Cells]
-"""Rows of a table: column -> cells, all of one length, in the order of the columns. A cell is a text, a number, a truth value or None
-(empty); a column of numbers may be an array of float64. The key `FILL` holds a colour per row (``""``, ``red``, ``yellow``)."""
-
-FILL = ""
-FORMATS = ("csv", "xlsx", "parquet", "html")
+Block = Mapping[str, Any]
+"""Rows of a table, see `msprobe_engine.compare.columns.Block`: a cell is a text, a number, a truth value or None (empty)."""
 
 
 class Table(Protocol):

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from msprobe_engine.compare.tables import FILL, Block
+from msprobe_engine.compare.columns import COLOUR
+from msprobe_engine.compare.tables import Block
 from msprobe_engine.compare.tables.wholefile import WholeFile
 from msprobe_engine.sinks.names import safe_cell, utf8
 
@@ -98,7 +99,7 @@ class CsvTable:
 
     def write(self, block: Block) -> None:
         """Append rows."""
-        columns = [block[name] for name in self._columns if name != FILL]
+        columns = [block[name] for name in self._columns if name != COLOUR]
         rows = len(columns[0]) if columns else 0
         if rows:
             self._file.write(block_bytes(columns, rows, self._words))

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from msprobe_engine.compare.tables import FILL, Block
+from msprobe_engine.compare.columns import COLOUR
+from msprobe_engine.compare.tables import Block
 from msprobe_engine.compare.tables.wholefile import WholeFile
 from msprobe_engine.sinks.names import utf8
 
@@ -30,7 +31,7 @@ class HtmlTable:
 
     def __init__(self, path: Path, columns: Sequence[str], title: str, most_rows: int = MOST_ROWS) -> None:
         self.files = [path]
-        self._columns = [name for name in columns if name != FILL]
+        self._columns = [name for name in columns if name != COLOUR]
         self._verdict = next((i for i, name in enumerate(self._columns) if name in _VERDICTS), None)
         self._title = title
         self._most = most_rows

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from msprobe_engine.compare.tables import FILL, Block, unwritable
+from msprobe_engine.compare.columns import COLOUR
+from msprobe_engine.compare.tables import Block, unwritable
 from msprobe_engine.compare.tables.wholefile import WholeFile
 from msprobe_engine.sinks.names import utf8
 
@@ -26,7 +27,7 @@ class ParquetTable:
         import pyarrow.parquet
 
         self.files = [path]
-        self._columns = [name for name in columns if name != FILL]
+        self._columns = [name for name in columns if name != COLOUR]
         fields = []
         for name in self._columns:
             if _holds_numbers(name):

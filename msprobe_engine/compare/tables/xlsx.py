@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from msprobe_engine.compare.tables import FILL, Block, unwritable
+from msprobe_engine.compare.columns import COLOUR
+from msprobe_engine.compare.tables import Block, unwritable
 from msprobe_engine.dump.layout import FILE_MODE
 from msprobe_engine.errors import SinkError
 
@@ -33,7 +34,7 @@ class XlsxTable:
     def __init__(self, path: Path, columns: Sequence[str], most_rows: int = MOST_ROWS) -> None:
         self.files: list[Path] = []
         self._path = path
-        self._columns = [name for name in columns if name != FILL]
+        self._columns = [name for name in columns if name != COLOUR]
         self._most = most_rows
         self._done: list[tuple[Path, Path]] = []
         self._begin()
@@ -54,7 +55,7 @@ class XlsxTable:
     def write(self, block: Block) -> None:
         """Append rows."""
         columns = [_cells(block[name]) for name in self._columns]
-        colours = block.get(FILL)
+        colours = block.get(COLOUR)
         for index, row in enumerate(zip(*columns)):
             if self._row >= self._most:
                 self._finish_book()
