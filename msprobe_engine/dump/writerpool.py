@@ -64,6 +64,7 @@ class WriterPool(Generic[Job]):
                         return
             else:
                 self._do(job)
+                del job  # a thread that waits for the next one must not keep a step's records alive
 
     def _do(self, job: Job) -> None:
         """A fault must not end the thread: jobs that come later would wait for ever."""
