@@ -1,8 +1,10 @@
 """Longest common subsequence of two sequences of keys, in time that grows with how much they differ.
 
 Greedy algorithm of E. Myers, "An O(ND) Difference Algorithm and Its Variations", Algorithmica 1 (1986): N elements and D differences cost
-N + D^2, so two runs of a million calls that differ in a hundred are aligned in a second. Beyond `MOST` differences in one stretch the
-rest of it is paired by how often each key has come, which is linear.
+N + D^2, so two runs of a million calls that differ in a hundred are aligned in a second. Beyond `MOST` differences the same algorithm
+goes stretch by stretch: after `STRETCH` differences the alignment that has come furthest is taken for good but for its end, where it may
+still turn out wrong, and the next stretch begins there. That is N + D * STRETCH, and as long as no single edit is longer than a stretch
+the result is what the whole would have given, or close to it.
 """
 
 from __future__ import annotations
@@ -10,8 +12,11 @@ from __future__ import annotations
 from array import array
 from collections.abc import Hashable, Sequence
 
-MOST = 2000
-"""Differences in one stretch up to which the longest common subsequence is looked for."""
+MOST = 1000
+"""Differences up to which the longest common subsequence is looked for."""
+
+STRETCH = 120
+"""Differences of one stretch beyond that."""
 
 Pair = tuple[int, int]
 
@@ -53,17 +58,36 @@ def _middle(first: Sequence[Hashable], second: Sequence[Hashable]) -> list[Pair]
     right = [j for j, key in enumerate(second) if key in common]
     numbers = {key: number for number, key in enumerate(common)}
     a, b = [numbers[first[i]] for i in left], [numbers[second[j]] for j in right]
-    found = _myers(a, b)
-    if found is None:
-        found = _by_count(a, b)
-    return [(left[i], right[j]) for i, j in found]
+    return [(left[i], right[j]) for i, j in _common(a, b)]
 
 
-def _myers(a: list[int], b: list[int]) -> list[Pair] | None:
-    n, m = len(a), len(b)
-    history: list[array[int]] = []  # of each number of differences: how far one gets on the diagonals -d, -d + 2, ... d
+def _common(a: list[int], b: list[int]) -> list[Pair]:
+    """Pairs of a common subsequence: the longest one up to `MOST` differences."""
+    history, end = _forward(a, b, 0, 0, MOST)
+    if end is None:
+        return _back(history, len(a), len(b))[0]
+    pairs: list[Pair] = []
+    x = y = 0
+    while x < len(a) and y < len(b):
+        history, end = _forward(a, b, x, y, STRETCH)
+        ahead, turns = _back(history, *(end or (len(a) - x, len(b) - y)))
+        if end is None:
+            cut = (len(a), len(b))
+        else:
+            cut = turns[len(turns) * 3 // 4]
+            cut = (cut[0] + x, cut[1] + y)
+        pairs += [(i + x, j + y) for i, j in ahead if i + x < cut[0] and j + y < cut[1]]
+        x, y = cut
+    return pairs
+
+
+def _forward(a: list[int], b: list[int], x0: int, y0: int, most: int) -> tuple[list[array[int]], Pair | None]:
+    """Greedy search from (x0, y0). Returns, of each number of differences, how far one gets on the diagonals -d, -d + 2, ... d (counted
+    from the start), and where the furthest path is when `most` did not do, None when the end was reached."""
+    n, m = len(a) - x0, len(b) - y0
+    history: list[array[int]] = []
     before = array("i", [0])
-    for d in range(min(n + m, MOST) + 1):
+    for d in range(min(n + m, most) + 1):
         now = array("i", bytes(4 * (d + 1)))
         for i in range(d + 1):
             if d == 0:
@@ -73,21 +97,24 @@ def _myers(a: list[int], b: list[int]) -> list[Pair] | None:
             else:
                 x = before[i - 1] + 1
             y = x - (2 * i - d)
-            while x < n and y < m and a[x] == b[y]:
+            while x < n and y < m and a[x + x0] == b[y + y0]:
                 x += 1
                 y += 1
             now[i] = x
             if x >= n and y >= m:
                 history.append(now)
-                return _back(history, n, m)
+                return history, None
         history.append(now)
         before = now
-    return None
+    d = len(history) - 1
+    ends = [(x, x - (2 * i - d)) for i, x in enumerate(before)]
+    return history, max((sum(end), end) for end in ends if end[0] <= n and 0 <= end[1] <= m)[1]
 
 
-def _back(history: list[array[int]], n: int, m: int) -> list[Pair]:
+def _back(history: list[array[int]], x: int, y: int) -> tuple[list[Pair], list[Pair]]:
+    """The way to (x, y), and where it stood before each of its differences."""
     pairs: list[Pair] = []
-    x, y = n, m
+    turns: list[Pair] = []
     for d in range(len(history) - 1, 0, -1):
         before = history[d - 1]
         i = (x - y + d) // 2
@@ -99,28 +126,10 @@ def _back(history: list[array[int]], n: int, m: int) -> list[Pair]:
             x, y = x - 1, y - 1
             pairs.append((x, y))
         x, y = start, start - diagonal
+        turns.append((x, y))
     while x > 0 and y > 0:
         x, y = x - 1, y - 1
         pairs.append((x, y))
     pairs.reverse()
-    return pairs
-
-
-def _by_count(a: list[int], b: list[int]) -> list[Pair]:
-    """The k-th of a key with the k-th of the same key, as far as that crosses nothing."""
-    places: dict[int, list[int]] = {}
-    for j, key in enumerate(b):
-        places.setdefault(key, []).append(j)
-    taken: dict[int, int] = {}
-    pairs, last = [], -1
-    for i, key in enumerate(a):
-        count = taken.get(key, 0)
-        options = places[key]
-        while count < len(options) and options[count] <= last:
-            count += 1
-        if count < len(options) and options[count] - last <= 4 * (i + 8):
-            last = options[count]
-            pairs.append((i, last))
-            count += 1
-        taken[key] = count
-    return pairs
+    turns.reverse()
+    return pairs, turns

@@ -42,6 +42,7 @@ def test_too_different(a: list[int], b: list[int]) -> None:
     """Beyond the limit of differences it is a common subsequence still, and equal ends are found."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "MOST", 1)
+        patch.setattr(module, "STRETCH", 4)
         pairs = align(a, b)
     holds(a, b, pairs)
     if a == b:
@@ -66,4 +67,13 @@ def test_long() -> None:
     b = list(a)
     for place in range(2_000, 42_000, 2_000):
         b.insert(place, 99)
+    assert len(align(a, b)) == len(a)
+
+
+def test_many_edits_far_apart() -> None:
+    """More differences than are looked for at once cost nothing when they are far apart: every unchanged element is found."""
+    a = [n * n % 97 for n in range(20_000)]
+    b = [key for n, key in enumerate(a) for key in ([key, 200] if n % 9 == 4 else [key])]
+    assert len(b) - len(a) > module.MOST
+    assert len(align(a, [5 if key == 200 else key for key in b])) >= len(a) - 5
     assert len(align(a, b)) == len(a)
