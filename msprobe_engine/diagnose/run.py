@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msprobe_engine import names
@@ -50,13 +50,30 @@ def _pair(target: Path, golden: Path) -> Diagnosis:
         raise NothingCapturedError(
             f"{target} has steps {first.steps[:8]}, {golden} has {second.steps[:8]}: none in common; dump the same steps of both runs"
         )
+
+    def sides(step: int, problems: list[str]) -> tuple[dict[int, Side], dict[int, Side]]:
+        return read_step(first, step, problems), read_step(second, step if step in second.steps else second.steps[0], problems)
+
+    return over_steps(steps, sides, f"{target} and {golden}")
+
+
+def over_steps(steps: Sequence[int], sides: Callable[[int, list[str]], tuple[Mapping[int, Side], Mapping[int, Side]]], what: str) -> Diagnosis:
+    """Step after step until something is off.
+
+    Args:
+        steps: ascending.
+        sides: step, and where to put sentences about what cannot be read -> the ranks of the target and of the golden run.
+        what: the two runs, for messages.
+
+    Raises:
+        NothingCapturedError: no record could be compared.
+    """
     found, before = Diagnosis(), None
     records = 0
     ranks: set[int] = set()
     with bar("diagnose", len(steps)) as advance:
         for step in steps:
-            a = read_step(first, step, found.problems)
-            b = read_step(second, step if step in second.steps else second.steps[0], found.problems)
+            a, b = sides(step, found.problems)
             if a and b:
                 before = diverge(a, b, before)
                 records += sum(walk.compared for walk in before.walks.values())
@@ -68,7 +85,7 @@ def _pair(target: Path, golden: Path) -> Diagnosis:
             advance(f"step {step}")
     if not records:
         raise NothingCapturedError(
-            f"{target} and {golden}: no record could be compared"
+            f"{what}: no record could be compared"
             + (f" ({found.problems[0]})" if found.problems else "; are they dumps of the same training?")
         )
     if before is not None and not found.suspects:
