@@ -147,6 +147,8 @@ class Linear(nn.Module):
             self.weight.tensor_model_parallel = True  # type: ignore[attr-defined]  # as Megatron marks its parameters
             self.weight.partition_dim = 0 if self.cut == "rows" else 1  # type: ignore[attr-defined]
             self.weight.partition_stride = 1  # type: ignore[attr-defined]
+        if self.cut == "rows":  # each rank has its part of the bias: the norm for clipping adds them up
+            self.bias.tensor_model_parallel, self.bias.partition_dim = True, 0  # type: ignore[attr-defined]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.cut == "rows":
