@@ -17,6 +17,8 @@ from msprobe_engine.progress import bar
 
 MOST_SUSPECTS = 20
 
+BothSides = Callable[[int, list[str]], tuple[Mapping[int, Side], Mapping[int, Side]]]
+
 
 def diagnose(target: str | Path, golden: str | Path | None = None, output: str | Path | None = None) -> Diagnosis:
     """Say what is wrong with a run.
@@ -57,7 +59,7 @@ def _pair(target: Path, golden: Path) -> Diagnosis:
     return over_steps(steps, sides, f"{target} and {golden}")
 
 
-def over_steps(steps: Sequence[int], sides: Callable[[int, list[str]], tuple[Mapping[int, Side], Mapping[int, Side]]], what: str) -> Diagnosis:
+def over_steps(steps: Sequence[int], sides: BothSides, what: str) -> Diagnosis:
     """Step after step until something is off.
 
     Args:
