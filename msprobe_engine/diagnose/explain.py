@@ -72,8 +72,12 @@ def why(origin: Origin, walker: Walker) -> str:
         return f"only this run makes this call, and what it gives goes into {user}, where {place} differs by {size}"
     if origin.kind == origins.MISSING:
         return f"only the golden side makes this call; without it {user} takes in {place} that differs by {size}"
+    if origin.kind == origins.UNSUMMED:
+        return f"what it gives is part of a sum over ranks, and {user} takes it in before it is summed: {place} differs by {size}"
     if origin.kind == origins.UNUSED:
         return f"its result is right and is not used: {user} takes in {place} that differs by {size}"
+    if origin.kind == origins.CHANGED:
+        return f"its result is right, and {user} takes it in as {place} changed by {size}: something that no record has lies between"
     if origin.kind in (origins.TAKEN, origins.PARAMETER):
         what = "parameter" if origin.kind == origins.PARAMETER else "what it takes in as"
         return f"{what} {place} differs by {size}, and no call before it made that difference"

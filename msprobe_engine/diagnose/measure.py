@@ -132,6 +132,12 @@ def distances(target: Side, golden: Side, rows: Sequence[tuple[int, int]]) -> Di
     return Distances(distance, np.nan_to_num(extremes), np.nan_to_num(norm), bad_a, bad_b, argument, shape, dtype, known)
 
 
+def nonfinite(side: Side, rows: Sequence[int]) -> Bools:
+    """Which rows hold NaN or Inf."""
+    chosen = np.asarray(rows, np.int64)
+    return _bad(side, chosen, side.stats[chosen])
+
+
 def _ratio(difference: Floats, scale: Floats) -> Floats:
     return np.asarray(np.where(difference == 0, 0.0, difference / scale))
 

@@ -31,6 +31,8 @@ GROWTH = 50.0
 
 RESULT, TAKEN, PARAMETER, GRADIENT = "result", "taken in", "parameter", "gradient"
 ARGUMENT, NONFINITE, EXTRA, MISSING, UNUSED = "argument", "non-finite", "extra call", "missing call", "unused result"
+UNSUMMED = "unsummed part"
+CHANGED = "changed afterwards"
 
 
 @dataclass
@@ -40,8 +42,9 @@ class Origin:
     Attributes:
         op: record of the target; of a `MISSING` call the one that misses it.
         partner: record of the golden side, -1 when there is none; the missing call.
-        kind: `RESULT`, `TAKEN`, `PARAMETER`, `GRADIENT`, `ARGUMENT`, `NONFINITE`, `EXTRA`, `MISSING` or `UNUSED`
-            (a call whose result is right, and is not what goes on).
+        kind: `RESULT`, `TAKEN`, `PARAMETER`, `GRADIENT`, `ARGUMENT`, `NONFINITE`, `EXTRA`, `MISSING`, `UNUSED`
+            (a call whose result is right, and is not what goes on) or `CHANGED` (its result is right, and comes out different where
+            it is taken in: something that no record has lies between).
         row, other: the row that shows it, on both sides (-1: none).
         distance: of that row.
         inside: largest distance of what went in.
@@ -246,7 +249,7 @@ class Walker:
         for row in self.side.rows(origin.op):
             source = self.target.producers.get(row) if self.side.role[row] == INPUT else None
             if source is not None and source in self._extra:
-                origin.op, origin.partner, origin.kind = _first(self.target, source, self._extra), -1, EXTRA
+                origin.op, origin.partner, origin.kind = self._first_extra(source, origin), -1, EXTRA
                 return
         if origin.kind == TAKEN and origin.other >= 0:
             writer = self._writer(origin)
@@ -258,6 +261,9 @@ class Walker:
                 origin.partner, origin.kind = _first(self.golden, lost, self._missing), MISSING
             elif lost is not None:
                 self._blame_unused(origin, lost)
+                call = self._back.get(lost)
+                if origin.kind == TAKEN and call is not None and origin.row not in self.target.producers and not self._is_off(call):
+                    origin.op, origin.partner, origin.kind = call, lost, CHANGED
             elif self.golden.kinds[origin.partner][0] == "backward":
                 self._blame_missing_gradient(origin)
 
@@ -282,6 +288,28 @@ class Walker:
             run -= 1
         if run < origin.partner:
             origin.partner, origin.kind = run, MISSING
+
+    def _is_off(self, op: int) -> bool:
+        """Do outputs of a record differ by more than round-off?"""
+        span = self.span_of(op)
+        limit = self._limit(op, span, 0.0)
+        return any(self.side.role[self.rows[at][0]] == OUTPUT and self.measured.distance[at] > limit for at in span)
+
+    def _first_extra(self, source: int, origin: Origin) -> int:
+        """The first of a chain of calls that only the target has; where NaN or Inf comes out of it, the first that gives some."""
+        at = next((n for n in self.span_of(self.side.op[origin.row]) if self.rows[n][0] == origin.row), -1)
+        if at < 0 or not self.measured.bad_target[at] or self.measured.bad_golden[at]:
+            return _first(self.target, source, self._extra)
+        while True:
+            sources = [self.target.producers.get(row) for row in self.side.rows(source) if self.side.role[row] == INPUT]
+            more = [s for s in sources if s is not None and s in self._extra and self._gives_nonfinite(s)]
+            if not more:
+                return source
+            source = more[0]
+
+    def _gives_nonfinite(self, op: int) -> bool:
+        rows = [row for row in self.side.rows(op) if self.side.role[row] == OUTPUT and row not in self.side.values]
+        return bool(rows) and bool(measure.nonfinite(self.side, rows).any())
 
     def _writer(self, origin: Origin) -> int | None:
         """A call that only the target has, and that got what the golden side goes on with: it has written into it."""
