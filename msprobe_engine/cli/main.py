@@ -28,13 +28,16 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "check-config": Command("check_config", "check a settings file and print what it resolves to"),
+    "compare": Command("compare", "compare the dumps of two runs: where the difference begins, and a table per rank"),
     "data2db": Command("data2db", "put monitor files or dumps into a trend data base (SQLite)"),
     "diagnose": Command("diagnose", "say what is wrong with a run, alone or against one that is right: one page"),
     "estimate": Command("estimate", "say what a dump will cost in disk and time, before it is made"),
     "frameworks": Command("frameworks", "say which training frameworks are here, and what the probe does not find in them"),
     "grad_probe": Command("grad_probe", "compare the gradient directions of two runs (compare)"),
+    "merge_result": Command("merge_result", "put chosen rows of the tables of many ranks into one file, a sheet per metric"),
     "monitor": Command("monitor", "work with what the monitor has written (analyze, report, learn, csv2tb)"),
     "nan_analyze": Command("nan_analyze", "find the operator where the first NaN or Inf was born, over all ranks of a step"),
+    "parse": Command("parse", "convert saved tensors to .pt or .npy; without -d the interactive tool of 8.1.1"),
     "run": Command("run", "run a launch line with the probe in every training process it starts"),
     "show": Command("show", "list what an output directory holds: dumps, monitor files, incidents, reports"),
 }

@@ -70,6 +70,19 @@ class TensorFiles:
 
     def __init__(self, directory: Path | str) -> None:
         self.directory = Path(directory) / layout.TENSORS
+        self.shard: Path | None = None
+
+    @classmethod
+    def of_shard(cls, path: Path | str) -> TensorFiles:
+        """The tensors of one packed file alone, by the keys in it.
+
+        Raises:
+            DumpFormatError: when they are asked for: the file is damaged.
+        """
+        files = cls(Path(path).parent)
+        files.directory = Path(path).parent
+        files.shard = Path(path)
+        return files
 
     def names(self) -> list[str]:
         """All ``data_name`` that have their tensor here, sorted; of a killed run too.
@@ -77,8 +90,8 @@ class TensorFiles:
         Raises:
             DumpFormatError: the directory or its index is damaged.
         """
-        found = {name for name in self._packed if not _UNNAMED.fullmatch(name)}
-        for entry in self._listed:
+        found = {name for name in self._packed if self.shard or not _UNNAMED.fullmatch(name)}
+        for entry in () if self.shard else self._listed:
             if entry.endswith((".pt", ".npy")) and not entry.startswith("."):
                 found.add(entry)
         return sorted(found)
@@ -92,7 +105,7 @@ class TensorFiles:
         """
         names.check_file_name(name, str(self.directory))
         path = self.directory / name
-        size = _regular(path)
+        size = _regular(path) if self.shard is None else None
         if size is not None:
             return TensorSource(name, path, NPY if name.endswith(".npy") else PT, 0, size)
         found = self._packed.get(name)
@@ -144,6 +157,8 @@ class TensorFiles:
     @cached_property
     def _packed(self) -> dict[str, TensorSource]:
         """Tensors of shards, by data name; without an index (a killed run) by the names that the shards themselves hold."""
+        if self.shard is not None:
+            return _shard(self.shard)
         shards = {name: _shard(self.directory / name) for name in sorted(self._listed) if _SHARD.fullmatch(name)}
         index = self.directory / INDEX
         if not shards or _regular(index) is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable, Sequence
 from operator import mul
@@ -362,6 +363,12 @@ class TorchBackend(PairRows, Wanted, Job):
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o640)
             with os.fdopen(descriptor, "wb") as file:
                 torch.save(copy, file)
+
+    def to_bytes(self, tensor: Any) -> bytes:
+        """A CPU tensor as the content of a ``.pt`` file."""
+        buffer = io.BytesIO()
+        torch.save(tensor, buffer)
+        return buffer.getvalue()
 
     def load(self, path: Path) -> Any:
         """A tensor written by `save`, on the CPU. Executes nothing of the file."""
