@@ -22,7 +22,7 @@ have `start(rows)`, called once when the rows are on the host, `ready()`, asked 
 `wait(seconds)`, called at the end of the run; then the frame waits for it and the training does not."""
 
 CLOSE_PATIENCE = 10.0
-"""Seconds that `Pipeline.close` waits for edits, unless `Pipeline.patience` says otherwise."""
+"""Seconds that `Pipeline.close` waits for the next edit to come, unless `Pipeline.patience` says otherwise."""
 
 
 class Seen(NamedTuple):
@@ -62,11 +62,11 @@ class _Waiting:
                     start(self.rows)
         return True
 
-    def edited(self, wait: bool, patience: float) -> bool:
-        """True when every edit can be called without a wait."""
+    def edited(self, wait: bool, until: float) -> bool:
+        """True when every edit can be called without a wait, or has been waited for until then."""
         for edit in self.edits:
             if wait and (finish := getattr(edit, "wait", None)) is not None:
-                finish(patience)
+                finish(max(0.0, until - time.monotonic()))
             elif (ready := getattr(edit, "ready", None)) is not None and not ready():
                 return False
         return True
@@ -221,6 +221,7 @@ class Pipeline:
         if self._advancing:
             return
         self._advancing = True
+        until = time.monotonic() + self.patience if wait else 0.0
         try:
             while self._waiting:
                 # rows of later steps go on their way while an earlier frame waits, in step order
@@ -228,8 +229,10 @@ class Pipeline:
                     if not step.arrive(wait):
                         break
                 head = self._waiting[0]
-                if head.rows is None or not head.edited(wait, self.patience):
+                if head.rows is None or not head.edited(wait, until):
                     return
+                if time.monotonic() < until:  # it came; one that was waited for in vain has used up the patience for all
+                    until = time.monotonic() + self.patience
                 del self._waiting[0]
                 for edit in head.edits:
                     with self.faults.guard("merge over ranks"):

@@ -270,7 +270,7 @@ class EngineObserver(LoopObserver):
         """The user's writers ask for their rank, so they get the last steps before the process group goes."""
         with self.safely("end of the process group"):
             if self.probe is not None:
-                self.probe.pipeline.advance(wait=True)
+                self.probe.drain()
                 self.probe.session.writer.flush()
                 self._hand_over()
 

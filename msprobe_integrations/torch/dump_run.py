@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +14,6 @@ from msprobe_engine import log
 from msprobe_engine.errors import NothingCapturedError, UsageError
 from msprobe_engine.guard import Faults
 from msprobe_engine.log import get_logger
-from msprobe_engine.pipeline import CLOSE_PATIENCE
 from msprobe_engine.records import Entry
 from msprobe_engine.settings.hot import HotSwitch
 from msprobe_engine.settings.schema import DumpSettings, ProbeSettings
@@ -31,6 +29,7 @@ from msprobe_integrations.torch.extras import Extras
 from msprobe_integrations.torch.filters import record_filter
 from msprobe_integrations.torch.focus import Focus
 from msprobe_integrations.torch.keep import Keeper
+from msprobe_integrations.torch.patience import Patience, raised
 from msprobe_integrations.torch.saved import SavedVariables
 from msprobe_integrations.torch.slices import Slices
 from msprobe_integrations.torch.tensor_dump import build_keeper
@@ -339,8 +338,8 @@ class DumpRun:
 
     def at_exit(self) -> None:
         """The process ends: write what is there."""
-        broken = getattr(sys, "last_value", None) is not None or exits.left() < math.inf
-        self.pipeline.patience = min(CLOSE_PATIENCE, exits.left() / 4)
+        broken = raised() or exits.left() < math.inf
+        self.pipeline.patience = Patience().left()
         with self.faults.guard("dump"):
             if self._open:
                 # Not stopped, or ended by an exception: the step is there as far as it came, and says so.

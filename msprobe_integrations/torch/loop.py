@@ -173,7 +173,7 @@ class LoopObserver:
             if self._open and self.probe is not None:
                 self._driven = 0
                 self.end({"interrupted": 1.0}, complete=False)
-                self.probe.pipeline.advance(wait=True)
+                self.probe.drain(cut=True)
 
     # events within a step
 

@@ -371,4 +371,5 @@ class RowMerge:
             if not quiet:
                 raise MergeFailed(f"statistics of sharded tensors stay those of this rank's shard: {exchange.failed}")
         else:
-            exchange.say_apart(self.apart or f"not all of them sent theirs in {exchange._patience:.0f} s, is the probe off on one of them?")
+            late = f"not all of them sent theirs in {exchange._patience:.0f} s or before the end; is the probe off on one of them?"
+            exchange.say_apart(self.apart or late)

@@ -295,7 +295,7 @@ class PlainObserver(LoopObserver):
             self.end()
         with self.safely("step end"):
             if self.probe is not None:
-                self.probe.pipeline.advance(wait=True)
+                self.probe.drain()
 
     def finished(self) -> bool:
         """A step ends when the next one begins; the last one has all it needs with its updates."""

@@ -22,7 +22,6 @@ import torch
 from torch import nn
 
 from msprobe_engine.guard import Guard
-from msprobe_engine.pipeline import CLOSE_PATIENCE
 from msprobe_engine.records import Entry, Frame, Sample, TensorRef
 from msprobe_engine.session import Session
 from msprobe_engine.settings.schema import MonitorSettings, ProbeSettings
@@ -39,6 +38,7 @@ from msprobe_integrations.torch.module_side import ModuleSide
 from msprobe_integrations.torch.notify import find_notifier
 from msprobe_integrations.torch.overflow import NpuOverflow
 from msprobe_integrations.torch.parameter_side import Attached, Find, ParameterSide
+from msprobe_integrations.torch.patience import Patience
 from msprobe_integrations.torch.pipelining import StagePreparation
 from msprobe_integrations.torch.plans import Plans
 from msprobe_integrations.torch.wants import Wants
@@ -70,6 +70,7 @@ class TorchProbe:
         self._closed = False
         self._said = False
         self._in_step = False
+        self._patience = Patience()
         self._membership = Membership(self)
         m = settings.monitor if settings.monitor is not None and settings.monitor.enabled else None
         self._window = _window_of(m)
@@ -220,6 +221,7 @@ class TorchProbe:
         if self._closed:
             return
         exits.look()
+        self._patience.renew()
         if self._in_step and not self.pipeline.empty:
             self._finish_step()
         self.step = step
@@ -354,6 +356,13 @@ class TorchProbe:
                     if self._watch is not None and self._due:
                         self._watch.begin()
 
+    def drain(self, *, cut: bool = False) -> None:
+        """Hand on what was seen; other ranks are waited for, and only briefly when the training has raised (`cut`, or so it looks)."""
+        if cut:
+            self._patience.cut()
+        self.pipeline.patience = self._patience.left()
+        self.pipeline.advance(wait=True)
+
     def close(self) -> None:
         """Finish, flush, take all hooks off. Called at interpreter exit too."""
         if self._closed:
@@ -361,7 +370,7 @@ class TorchProbe:
         self._closed = True
         at_exit.unregister(self.close)
         try:
-            self.pipeline.patience = min(CLOSE_PATIENCE, exits.left() / 4)
+            self.pipeline.patience = self._patience.left()
             for end in self._ends():
                 with self.guard("closing"):
                     end()
@@ -380,8 +389,8 @@ class TorchProbe:
         yield from (self.parameters.remove, self._stages.remove)
         if self._attempts is not None:
             yield self._attempts.close
-        yield lambda: self.pipeline.advance(wait=True)
-        yield lambda: self.parameters.finish(self.pipeline.patience)
+        yield self.drain
+        yield lambda: self.parameters.finish(self._patience.left())
         yield from (self.session.close, self._membership.close, self.parameters.close)
 
 

@@ -249,7 +249,7 @@ class ReplicaCheck:
             time.sleep(0.001)
             self.poll()
         for ranks, channel in self._channels.items():
-            self._missed(ranks, channel, f"not all of them have answered in {seconds:.0f} s")
+            self._missed(ranks, channel, f"not all of them have answered in {seconds:.1f} s")
 
     def detach(self) -> None:
         """Let go of what is compared; connections of ranks stay for the next `attach`."""

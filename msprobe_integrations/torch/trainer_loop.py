@@ -113,7 +113,7 @@ class TrainerObserver(LoopObserver):
             if self.in_step:
                 self.end(complete=self.finished())
             if self.probe is not None:
-                self.probe.pipeline.advance(wait=True)
+                self.probe.drain()
 
 
 def number(value: Any) -> Any:
