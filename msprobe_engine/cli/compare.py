@@ -1,0 +1,155 @@
+"""Compare the dumps of two runs: a table per step and rank, and first of all where the difference begins."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from msprobe_engine.compare.options import CompareOptions
+
+EPILOG = """\
+examples:
+  msprobe compare -tp out/dump/step0 -gp golden/dump/step0 -o output     all ranks; csv with the columns of 26.2.0
+  msprobe compare -tp out/dump -gp golden/dump --html --rank 0-3         all steps, four ranks; a page to search too
+  msprobe compare -tp a/dump.json -gp b/dump.json --compat               verdicts and rows exactly as 26.2.0 has them
+  msprobe -f pytorch compare -i compare.json -o output                   as 8.1.1: its json, its columns, xlsx, advice
+  msprobe compare -tp out/dump -gp golden/dump --scheduler tcp://host:8786
+
+exit codes:
+  0  nothing beyond round-off (with --compat: done)
+  1  differences found
+  2  wrong usage, no dump at a path, or the output cannot be written
+  3  something could not be read or compared; the message and the summary say what"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of both versions of the existing tool, then our own."""
+    paths = parser.add_argument_group("what is compared")
+    paths.add_argument("-tp", "--target_path", metavar="PATH", help="the run in question: dump.json, rank, step, or root of a dump")
+    paths.add_argument("-gp", "--golden_path", metavar="PATH", help="a run that is right, of the same kind")
+    paths.add_argument("-i", "--input_path", metavar="JSON", help="as 8.1.1: a json with npu_path, bench_path, stack_path")
+    paths.add_argument("--step", metavar="N,N-M", help="only these steps")
+    paths.add_argument("--rank", metavar="N,N-M", help="only these ranks")
+    paths.add_argument("-m", "--mode", default="auto", help="auto: dumps of a training; other modes of 26.2.0 are not here")
+    out = parser.add_argument_group("what comes out")
+    out.add_argument("-o", "--output_path", nargs="?", const="./output", default="./output", metavar="DIR", help="default: %(default)s")
+    out.add_argument("--csv", action="store_true", help="tables as csv (default with -tp)")
+    out.add_argument("--xlsx", action="store_true", help="tables as xlsx (default with -i)")
+    out.add_argument("--parquet", action="store_true", help="tables as parquet")
+    out.add_argument("--html", action="store_true", help="tables as pages to search")
+    out.add_argument("--columns", choices=("8.1.1", "26.2.0"), help="columns of that version; default: 8.1.1 with -i, else 26.2.0")
+    out.add_argument("--compat", action="store_true", help="verdicts, matching and rows exactly as that version")
+    out.add_argument("--no_diagnose", action="store_true", help="tables only; do not say where the difference begins")
+    out.add_argument("-da", "--diff_analyze", action="store_true", help="no tables: the first difference over all ranks, as json")
+    out.add_argument("-s", "--stack_mode", action="store_true", help="8.1.1: show the stack_path of the json")
+    out.add_argument("-c", "--compare_only", action="store_true", help="8.1.1: no advice file")
+    out.add_argument("-tensor_log", "--is_print_compare_log", action="store_true", help="a line per saved tensor")
+    match = parser.add_argument_group("which rows belong together")
+    match.add_argument("--match", choices=("structure", "name"), default="structure", help="default: %(default)s")
+    match.add_argument("-f", "-fm", "--fuzzy_match", action="store_true", help="names without their call numbers")
+    match.add_argument("-dm", "--data_mapping", metavar="YAML", help="target row name: golden row name")
+    for flag, name, what in (("-cm", "cell", "modules"), ("-am", "api", "functions"), ("-lm", "layer", "layers")):
+        match.add_argument(flag, f"--{name}_mapping", nargs="?", const=True, metavar="YAML", help=f"names of {what}; alone: built-in rules")
+    match.add_argument("--consistent_check", action="store_true", help="training against inference; needs --backend")
+    match.add_argument("--backend", choices=("fsdp", "megatron"), help="of the training")
+    measure = parser.add_argument_group("how they are measured")
+    measure.add_argument("--calibration", metavar="FILE", help="what one unit of rounding moves every record")
+    measure.add_argument("--config", metavar="YAML", help="matrices that tensors are multiplied by before")
+    measure.add_argument("--metrics", metavar="FILE", nargs="+", default=[], help="files with further metrics of tensors")
+    run_by = parser.add_argument_group("how it is run")
+    run_by.add_argument("--workers", type=int, default=0, metavar="N", help="processes; default: one per core")
+    run_by.add_argument("--memory_mb", type=int, default=2048, metavar="MIB", help="for all of them together; default: %(default)s")
+    run_by.add_argument("--scheduler", default="", metavar="ADDRESS", help="a running Dask cluster (tcp://host:8786)")
+    parser.epilog = EPILOG
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit codes: see the epilog; errors are raised as `ProbeError`, which the entry point turns into 2."""
+    from msprobe_engine.compare.source import from_json
+
+    _check(args)
+    target, golden, stack, log = args.target_path, args.golden_path, None, args.is_print_compare_log
+    if args.input_path:
+        given = from_json(args.input_path)
+        target, golden, stack = given["npu_path"], given["bench_path"], given["stack_path"]
+        log = log or given["is_print_compare_log"]
+    if args.diff_analyze:
+        return _first_difference(target, golden, args.output_path)
+    from msprobe_engine.compare.api import compare_dumps
+
+    options = _options(args, log, stack is not None)
+    show = stack if args.stack_mode else None
+    found = compare_dumps(target, golden, args.output_path, options, stack=show, scheduler=args.scheduler, diagnose=not args.no_diagnose)
+    print(found.text())
+    for note in found.notes:
+        print(f"note: {note}", file=sys.stderr)
+    return found.exit_code
+
+
+def _first_difference(target: str, golden: str, output: str) -> int:
+    from msprobe_engine.diagnose.diff_analyze import NOTHING, first_differences
+
+    path = first_differences(target, golden, output)
+    print(f"The first difference is in {path}" if path else NOTHING)
+    return 1 if path else 0
+
+
+def _options(args: argparse.Namespace, log: bool, own_stack: bool) -> CompareOptions:
+    from pathlib import Path
+
+    from msprobe_engine.compare.options import NEW, OLD, CompareOptions
+    from msprobe_engine.compare.source import numbers
+
+    old = args.columns == OLD or (args.columns is None and bool(args.input_path))
+    formats = tuple(name for name in ("csv", "xlsx", "parquet", "html") if getattr(args, name))
+    return CompareOptions(
+        columns=OLD if old else NEW,
+        compat=args.compat,
+        match=args.match,
+        fuzzy=args.fuzzy_match,
+        data_mapping=args.data_mapping,
+        cell_mapping=args.cell_mapping,
+        api_mapping=args.api_mapping,
+        layer_mapping=args.layer_mapping,
+        stack=args.stack_mode if own_stack else None,
+        advisor=old and not args.compare_only,
+        formats=formats or (("xlsx",) if args.input_path else ("csv",)),
+        tensor_log=log,
+        ranks=numbers(args.rank, "--rank"),
+        steps=numbers(args.step, "--step"),
+        memory_mb=args.memory_mb,
+        workers=args.workers,
+        calibration=args.calibration,
+        postprocess=args.config,
+        consistent_check=args.consistent_check,
+        backend=args.backend,
+        metrics=tuple(Path(name) for name in args.metrics),
+    )
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Flags that cannot be combined."""
+    from msprobe_engine.errors import UsageError
+
+    pair = bool(args.target_path) + bool(args.golden_path)
+    mappings = [flag for flag in ("data", "cell", "api", "layer") if getattr(args, f"{flag}_mapping")]
+    tables = args.csv or args.xlsx or args.parquet or args.html
+    rules = (
+        (not args.input_path and pair < 2, "give -tp and -gp, or -i with a json that has both"),
+        (args.input_path and pair, "-i and -tp or -gp both say what is compared; give one of them"),
+        (args.mode != "auto", f"-m {args.mode}: only auto, dumps of a training, is here; the other modes of 26.2.0 are for inference"),
+        (args.fuzzy_match and args.data_mapping, "-fm and -dm: a mapping says exactly what belongs together; leave one out"),
+        (len(mappings) > 1 and not args.compat, f"mappings by {' and '.join(mappings)}: only one is used; leave the others out"),
+        (args.consistent_check != bool(args.backend), "--consistent_check and --backend belong together; give both or none"),
+        (args.stack_mode and not args.input_path, "-s belongs to -i; with -tp stacks are shown when the dump has them"),
+        (args.compare_only and not (args.input_path or args.columns == "8.1.1"), "-c belongs to 8.1.1 (-i or --columns 8.1.1)"),
+        (args.diff_analyze and tables, "-da writes a json and no tables; leave the formats out"),
+        (args.scheduler and args.workers, "--scheduler and --workers: the cluster has its own workers; leave one out"),
+        (args.workers < 0, f"--workers {args.workers}: 0 (one per core) or more is allowed"),
+        (args.memory_mb < 64, f"--memory_mb {args.memory_mb}: 64 or more is allowed"),
+    )
+    for wrong, sentence in rules:
+        if wrong:
+            raise UsageError(sentence)

@@ -1,0 +1,146 @@
+"""Comparisons as functions: this project's own, and under the names and with the arguments of versions 8.1.1 and 26.2.0."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from msprobe_engine.compare.options import CompareOptions
+from msprobe_engine.compare.schedule import Manifest, run_tasks
+from msprobe_engine.compare.source import Sources, Task, pair_paths
+from msprobe_engine.compare.summary import Comparison
+from msprobe_engine.compare.tables import check_format, unwritable
+from msprobe_engine.compare.work import Result, compare_guarded
+from msprobe_engine.diagnose.findings import Diagnosis
+from msprobe_engine.dump.layout import make_directories
+from msprobe_engine.errors import DumpFormatError, NothingCapturedError, UsageError
+from msprobe_engine.progress import bar
+
+
+def compare_dumps(
+    target: str | Path,
+    golden: str | Path,
+    output: str | Path = "./output",
+    options: CompareOptions | None = None,
+    *,
+    stack: str | Path | None = None,
+    scheduler: str = "",
+    diagnose: bool = True,
+    suffix: str = "",
+) -> Comparison:
+    """Compare two dumps: tables of every step and rank, where the difference begins, and a summary as json.
+
+    An interrupted comparison goes on where it stopped when it is called again with the same arguments.
+
+    Args:
+        target, golden: see `msprobe_engine.compare.source`.
+        output: directory of the results; made when it is not there.
+        options: None: `CompareOptions()`.
+        stack: stack.json of the target, where it does not lie beside its dump.json.
+        scheduler: address of a Dask scheduler (``tcp://host:8786``); "": this machine.
+        diagnose: say where the difference begins.
+        suffix: at the end of the tables' names.
+
+    Raises:
+        DumpFormatError: there is no dump at a path.
+        MissingExtraError: a format or the cluster needs a package that is not here.
+        SinkError: the output cannot be written.
+        UsageError: the arguments do not fit each other or the data.
+    """
+    options = options or CompareOptions()
+    for mode in options.formats:
+        check_format(mode)
+    sources = pair_paths(target, golden, options.steps, options.ranks, stack)
+    if suffix:
+        sources.tasks = [replace(task, stem=f"{task.stem}{_safe_suffix(suffix)}") for task in sources.tasks]
+    directory = Path(output)
+    try:
+        make_directories(os.fspath(directory))
+    except OSError as error:
+        raise unwritable(directory, error) from error
+    found = Comparison(str(target), str(golden), options.columns, options.compat, notes=sources.notes, problems=sources.lost)
+    manifest = Manifest(directory, _fingerprint(sources, options), time.strftime("%Y%m%d%H%M%S"))
+    keep = diagnose and sum(task.size for task in sources.tasks) * _KEPT < options.memory_mb << 20
+    results = _results(sources, options, directory, manifest, keep, scheduler)
+    found.results = [results[task.key] for task in sources.tasks]
+    if diagnose:
+        _diagnose(found, sources, results)
+    for result in found.results:
+        result.sides = None
+    found.write(directory / f"compare_summary_{manifest.stamp}.json")
+    if not found.all_problems:
+        manifest.remove()
+    return found
+
+
+_KEPT = 1
+"""Memory of the columns of both sides, per byte of their dump files."""
+
+
+def _results(
+    sources: Sources, options: CompareOptions, directory: Path, manifest: Manifest, keep: bool, scheduler: str
+) -> dict[str, Result]:
+    results = {task.key: done for task in sources.tasks if (done := manifest.done(task)) is not None}
+    if results:
+        sources.notes.append(f"{len(results)} of {len(sources.tasks)} tables are those of an earlier try that was interrupted.")
+    left = [task for task in sources.tasks if task.key not in results]
+    work = partial(compare_guarded, options=options, output=os.fspath(directory.resolve()), stamp=manifest.stamp, keep=keep)
+    kind = "dask" if scheduler else options.scheduler
+    with bar("compare", len(left)) as advance:
+        for task, result in run_tasks(left, work, kind, options.workers, options.memory_mb, scheduler):
+            results[task.key] = result
+            manifest.note(task, result)
+            advance(task.place)
+    return results
+
+
+def _fingerprint(sources: Sources, options: CompareOptions) -> str:
+    told = repr((options, [(str(task.target.resolve()), str(task.golden.resolve()), task.key) for task in sources.tasks]))
+    return hashlib.sha256(told.encode("utf-8", "backslashreplace")).hexdigest()[:16]
+
+
+def _diagnose(found: Comparison, sources: Sources, results: Mapping[str, Result]) -> None:
+    """Where the difference begins; from the sides that were read already when all ranks of both runs are among them."""
+    from msprobe_engine.diagnose.run import diagnose, over_steps
+
+    try:
+        have = [task for task in sources.tasks if results[task.key].sides is not None]
+        if len(have) == len(sources.tasks) and not sources.lost:
+            steps = sorted({task.step or 0 for task in have})
+            found.diagnosis = over_steps(steps, partial(_sides, have, results), f"{found.target} and {found.golden}")
+        elif sources.tasks:
+            found.diagnosis = diagnose(found.target, found.golden)
+            found.diagnosis.problems = [p for p in found.diagnosis.problems if p not in found.all_problems]
+    except (NothingCapturedError, DumpFormatError) as error:
+        if not found.all_problems:
+            found.problems.append(f"no diagnosis: {error}")
+    if found.diagnosis is not None:
+        found.diagnosis = _with_problems(found.diagnosis, found)
+
+
+def _with_problems(diagnosis: Diagnosis, found: Comparison) -> Diagnosis:
+    diagnosis.problems = list(dict.fromkeys([*found.all_problems, *diagnosis.problems]))
+    return diagnosis
+
+
+def _sides(tasks: list[Task], results: Mapping[str, Result], step: int, problems: list[str]) -> tuple[dict[int, Any], dict[int, Any]]:
+    del problems  # they are among those of the tasks
+    target, golden = {}, {}
+    for number, task in enumerate(task for task in tasks if (task.step or 0) == step):
+        sides = results[task.key].sides
+        if sides is not None:
+            rank = task.rank if task.rank is not None else number
+            target[rank], golden[rank] = sides
+    return target, golden
+
+
+def _safe_suffix(suffix: str) -> str:
+    if not isinstance(suffix, str) or len(suffix) > 100 or not all(c.isalnum() or c in "._-" for c in suffix):
+        raise UsageError(f"suffix {str(suffix)[:120]!r}: letters, digits, '.', '_' and '-' are allowed, at most 100")
+    return suffix

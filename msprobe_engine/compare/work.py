@@ -1,0 +1,197 @@
+"""One rank of one step, compared: reads both sides, writes the table, and says in numbers what is in it. Runs in any process."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from msprobe_engine.compare.advisor import Advisor
+from msprobe_engine.compare.columns import ACCURACY, COLOUR, GOLDEN_NAME, RESULT, TARGET_NAME, UNMATCHED, Block
+from msprobe_engine.compare.options import CompareOptions
+from msprobe_engine.compare.side import Side, read_side
+from msprobe_engine.compare.source import Task
+from msprobe_engine.compare.tables import Table, open_table, unwritable
+from msprobe_engine.dump.layout import write_file
+from msprobe_engine.errors import DumpFormatError, NothingCapturedError, ProbeError
+
+MOST_NAMES = 20
+"""Unmatched rows that the summary names, per side and rank."""
+
+
+@dataclass
+class Result:
+    """What one task came to.
+
+    Attributes:
+        key: of the task.
+        files: what was written.
+        rows: of the table.
+        verdicts: verdict -> rows; the empty text is a verdict of 8.1.1, shown as ``blank``.
+        only_target, only_golden: rows that the other side has not.
+        names: the first of those, by side.
+        first: name of the first row that is off, in table order, "" when there is none.
+        problems: what went wrong; the other tasks go on.
+        sides: target and golden, for the diagnosis; None when they were not to be kept.
+    """
+
+    key: str
+    files: list[str] = field(default_factory=list)
+    rows: int = 0
+    verdicts: dict[str, int] = field(default_factory=dict)
+    only_target: int = 0
+    only_golden: int = 0
+    names: dict[str, list[str]] = field(default_factory=lambda: {"target": [], "golden": []})
+    first: str = ""
+    problems: list[str] = field(default_factory=list)
+    sides: tuple[Side, Side] | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """All but the sides."""
+        kept = Result(**{**self.__dict__, "sides": None})
+        found = asdict(kept)
+        del found["sides"]
+        return found
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Result:
+        """Back from `as_json`."""
+        return cls(**document)
+
+
+OFF = frozenset(("error", "warning", "No", "Warning", "Different", "Unmatched", "unmatched"))
+"""Verdicts of rows that are off, in the words of both generations."""
+
+
+def compare_task(task: Task, options: CompareOptions, output: str, stamp: str, keep: bool) -> Result:
+    """Compare one pair of files. Errors of the data are in the result; those of the caller or the disk are raised.
+
+    Args:
+        task: the pair.
+        options: of the comparison.
+        output: directory of the results; the task's folder is made below it.
+        stamp: time in the names of the files.
+        keep: hand the sides back.
+
+    Raises:
+        SinkError: a table cannot be written.
+        UsageError: the options do not fit the data.
+    """
+    found = Result(task.key)
+    try:
+        target, golden = read_side(task.target), read_side(task.golden)
+        if task.stack is not None:
+            target.__dict__["stacks"] = _stacks(task.stack)
+    except DumpFormatError as error:
+        found.problems.append(str(error))
+        return found
+    for side in (target, golden):
+        if side.recovered:
+            found.problems.append(f"{side.path}: the process was killed before it wrote this file; read from its frame log")
+    if keep:
+        found.sides = (target, golden)
+    empty = [str(side.path) for side in (target, golden) if not len(side)]
+    if empty:
+        found.problems.append(f"{' and '.join(empty)}: no record in it; nothing to compare")
+        return found
+    try:
+        _write(found, task, options, Path(output), stamp, _blocks(target, golden, options))
+    except (DumpFormatError, NothingCapturedError) as error:
+        found.problems.append(f"{task.place}: {error}")
+    return found
+
+
+def _blocks(target: Side, golden: Side, options: CompareOptions) -> Iterator[Block]:
+    from msprobe_engine.compare.match import match
+    from msprobe_engine.compare.pairs import compare_pair
+
+    return compare_pair(target, golden, match(target, golden, options), options)
+
+
+def _stacks(path: Path) -> dict[str, list[str]]:
+    """Of a stack.json that lies elsewhere."""
+    other = Side(path)
+    if path.name != "stack.json":
+        raise DumpFormatError(f"{path}: is no stack.json")
+    return other.stacks
+
+
+def _write(found: Result, task: Task, options: CompareOptions, output: Path, stamp: str, blocks: Iterator[Block]) -> None:
+    tables: list[Table] = []
+    advisor = Advisor() if options.advisor else None
+    try:
+        for block in blocks:
+            if not tables:
+                columns = [name for name in block if name != COLOUR]
+                path = output / task.folder / f"{task.stem}_{stamp}"
+                for mode in dict.fromkeys(options.formats):
+                    tables.append(open_table(path, columns, mode, options.compat, f"{task.place}: {task.target}"))
+            for table in tables:
+                table.write(block)
+            _count(found, block)
+            if advisor is not None:
+                advisor.see(block)
+        for table in tables:
+            table.close()
+    except BaseException:
+        for table in tables:
+            table.abort()
+        raise
+    found.files = [os.fspath(path) for table in tables for path in table.files]
+    if advisor is not None and tables:
+        path = output / task.folder / f"{task.stem.replace('compare_result', 'advisor')}_{stamp}.txt"
+        try:
+            write_file(path, [advisor.text().encode("utf-8", "backslashreplace")])
+        except OSError as error:
+            raise unwritable(path, error) from error
+        found.files.append(os.fspath(path))
+    if not tables:
+        found.problems.append(f"{task.place}: no row of {task.target} could be put into a table")
+
+
+def _count(found: Result, block: Block) -> None:
+    names, others = block[TARGET_NAME], block[GOLDEN_NAME]
+    rows = len(names)
+    found.rows += rows
+    column: Any = block.get(RESULT, block.get(ACCURACY, ()))
+    verdicts: list[Any] = column.tolist() if isinstance(column, np.ndarray) else list(column)
+    for verdict, number in Counter(verdicts).items():
+        word = str(verdict or "blank").split("\n")[0] if verdict is not None else "blank"
+        found.verdicts[word] = found.verdicts.get(word, 0) + number
+    found.only_target += _alone(found.names["target"], names, others)
+    found.only_golden += _alone(found.names["golden"], others, names)
+    if not found.first and OFF & found.verdicts.keys():
+        found.first = next((_name(names[i], others[i]) for i, verdict in enumerate(verdicts) if verdict in OFF), "")
+
+
+def _alone(known: list[str], names: Sequence[Any], others: Sequence[Any]) -> int:
+    """Rows of `names` that have no partner; the first few are added to `known`."""
+    number = others.count(UNMATCHED) if isinstance(others, list) else sum(other == UNMATCHED for other in others)
+    if number and len(known) < MOST_NAMES:
+        known += [str(names[i]) for i, other in enumerate(others) if other == UNMATCHED][: MOST_NAMES - len(known)]
+    return number
+
+
+def _name(name: Any, other: Any) -> str:
+    return str(other if name == UNMATCHED else name)
+
+
+def compare_guarded(task: Task, options: CompareOptions, output: str, stamp: str, keep: bool) -> Result:
+    """`compare_task`; a fault of this tool in one pair does not take the others with it."""
+    try:
+        return compare_task(task, options, output, stamp, keep)
+    except ProbeError:
+        raise
+    except Exception as error:
+        return failed(task, error)
+
+
+def failed(task: Task, error: BaseException) -> Result:
+    """The result of a task that could not be done."""
+    text = str(error) if isinstance(error, ProbeError) else f"unexpected {type(error).__name__}: {error}"
+    return Result(task.key, problems=[f"{task.place}: {text}"])
