@@ -7,15 +7,13 @@ side are matched when their class and what runs inside them agree, and are propo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from bisect import bisect_left
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from msprobe_engine.compare.align import align, gaps
 from msprobe_engine.compare.side import INPUT, Side
 from msprobe_engine.compare.tree import ROOT, Tree
-
-Key = Callable[["_View", int], Hashable]
-
 
 @dataclass
 class Structure:
@@ -38,86 +36,154 @@ def match_structure(target: Side, golden: Side) -> Structure:
     return Matcher(Tree(target), Tree(golden)).run()
 
 
-class _View:
-    """One side seen from one enclosing record."""
-
-    def __init__(self, tree: Tree, parent: int) -> None:
-        self.tree, self.parent = tree, parent
-
-
-def _whole(view: _View, op: int) -> Hashable:
-    tree = view.tree
-    producers = tuple(
-        tree.kinds[tree.producers[row]][-1] if row in tree.producers else "" for row in tree.side.rows(op) if tree.side.role[row] == INPUT
-    )
-    return (tree.relative(op, view.parent), tree.shapes(op), producers)
-
-
-def _shaped(view: _View, op: int) -> Hashable:
-    return (view.tree.relative(op, view.parent), view.tree.shapes(op))
-
-
-def _named(view: _View, op: int) -> Hashable:
-    return view.tree.relative(op, view.parent)
-
-
-def _alike(view: _View, op: int) -> Hashable:
-    """A module by class, direction, shapes and the calls right inside it; nothing else matches here."""
-    tree = view.tree
-    kind = tree.kinds[op]
-    if len(kind) != 4:
-        return ("", id(tree), op)
-    inside = tuple(tree.kinds[child][-1] for child in tree.children.get(op, ()))
-    return (kind[0], kind[3], tree.shapes(op).outputs, inside)
-
-
-_KEYS: tuple[Key, ...] = (_whole, _shaped, _named, _alike)
-
-
 class Matcher:
     """Walks two trees at once."""
 
     def __init__(self, target: Tree, golden: Tree) -> None:
         self.target, self.golden = target, golden
         self._found: dict[int, int] = {}
+        self._used: set[int] = set()
+        self._numbers: dict[Hashable, int] = {}
+        self._forms = (target.forms(self._numbers), golden.forms(self._numbers))
 
     def run(self) -> Structure:
-        """Match everything below the roots, then what is left by name, then parameter gradients by the modules they belong to."""
-        if self.target.has_modules != self.golden.has_modules:  # compiled, or another level: only calls of functions are on both sides
-            self._lists(ROOT, ROOT, self.target.functions, self.golden.functions)
-        else:
-            work = [(ROOT, ROOT)]
-            while work:
-                a, b = work.pop()
-                inside = self._lists(a, b, self.target.children.get(a, []), self.golden.children.get(b, []))
-                work += [(x, y) for x, y in inside if x in self.target.children or y in self.golden.children]
+        """Match level by level; then see to it that backward calls follow their forward calls, and match what that leaves over.
+
+        What is left then is matched by name, and parameter gradients by the modules they belong to.
+        """
+        self._trees()
+        if self._twins():
+            self._trees()
         self._by_name()
         renamed = self._renamed()
         self._gradients(renamed)
-        used = set(self._found.values())
         return Structure(
             sorted(self._found.items()),
             [i for i in range(len(self.target.side.ops)) if i not in self._found],
-            [j for j in range(len(self.golden.side.ops)) if j not in used],
+            [j for j in range(len(self.golden.side.ops)) if j not in self._used],
             renamed,
         )
 
+    def _pair(self, i: int, j: int) -> None:
+        self._found[i] = j
+        self._used.add(j)
+
+    def _trees(self) -> None:
+        """Match everything below the roots, and below every pair that was matched."""
+        if self.target.has_modules != self.golden.has_modules:  # compiled, or another level: only calls of functions are on both sides
+            self._lists(ROOT, ROOT, self.target.functions, self.golden.functions)
+            return
+        seen = {(ROOT, ROOT), *self._found.items()}
+        work = list(seen)
+        while work:
+            a, b = work.pop()
+            first, second = self.target.children.get(a, ()), self.golden.children.get(b, ())
+            if first or second:
+                new = [pair for pair in self._lists(a, b, first, second) if pair not in seen]
+                seen.update(new)
+                work += new
+
+    def _twins(self) -> bool:
+        """Backward calls of forward calls that belong together belong together, whatever order autograd ran them in, when shapes agree.
+        Returns True when that took a partner away from others."""
+        first, second = self._forms
+        back = {j: i for i, j in self._found.items()}
+        moved = False
+        for i, j in list(self._found.items()):
+            x, y = self._twin(self.target, i), self._twin(self.golden, j)
+            if x is None or y is None or self._found.get(x) == y or first[x] != second[y]:
+                continue
+            moved = True
+            lost = self._found.pop(x, None)
+            if lost is not None:
+                self._used.discard(lost)
+                back.pop(lost, None)
+            owner = back.get(y)
+            if owner is not None:
+                self._found.pop(owner, None)
+            back[y] = x
+            self._pair(x, y)
+        return moved
+
+    def _twin(self, tree: Tree, op: int) -> int | None:
+        if tree.kinds[op][0] != "forward":
+            return None
+        head, _, tail = tree.names[op].rpartition("forward")
+        return tree.known_as.get(f"{head}backward{tail}")
+
+    def _keys(self, tree: Tree, parent: int, ops: Sequence[int], level: int) -> list[int]:
+        """What must agree for two calls to be matched. Level 0: call, shapes, kinds of the calls its inputs come from; 1: call and shapes;
+        2: call; 3: a module by class, direction, shapes of its results and the calls right inside of it."""
+        number, forms = self._numbers, self._forms[tree is self.golden]
+        found = []
+        for op in ops:
+            key: Hashable
+            if level == 3:
+                kind = tree.kinds[op]
+                if len(kind) == 4:
+                    inside = tuple(tree.kinds[child][-1] for child in tree.children.get(op, ()))
+                    key = (level, kind[0], kind[3], tree.shapes(op).outputs, inside)
+                else:
+                    key = (level, tree is self.golden, op)
+            elif level == 2:
+                key = (level, tree.relative(op, parent))
+            elif level == 1:
+                key = (level, tree.relative(op, parent), forms[op])
+            else:
+                sources = tuple(
+                    "" if source is None else tree.kinds[source][-1]
+                    for source in (tree.producers.get(row) for row in tree.side.rows(op) if tree.side.role[row] == INPUT)
+                )
+                key = (level, tree.relative(op, parent), forms[op], sources)
+            found.append(number.setdefault(key, len(number)))
+        return found
+
     def _lists(self, a: int, b: int, first: Sequence[int], second: Sequence[int]) -> list[tuple[int, int]]:
-        one, other = _View(self.target, a), _View(self.golden, b)
-        open_gaps = [(list(first), list(second))]
-        pairs: list[tuple[int, int]] = []
-        for key in _KEYS:
+        """Align calls inside of a with calls inside of b. Those that are matched already stay so, and what lies between them is aligned."""
+        anchors = self._anchors(first, second)
+        pairs = [(first[i], second[j]) for i, j in anchors]
+        open_gaps = []
+        for p, q in gaps(anchors, len(first), len(second)):
+            x, y = [first[i] for i in p if first[i] not in self._found], [second[j] for j in q if second[j] not in self._used]
+            if x and y:
+                open_gaps.append((x, y))
+        if len(open_gaps) == 1 and len(open_gaps[0][0]) == len(open_gaps[0][1]):
+            x, y = open_gaps[0]
+            if self._keys(self.target, a, x, 1) == self._keys(self.golden, b, y, 1):
+                pairs += zip(x, y)  # the same program: where its inputs come from is not asked
+                open_gaps = []
+        for level in range(4):
             left: list[tuple[list[int], list[int]]] = []
             for x, y in open_gaps:
-                aligned = align([key(one, i) for i in x], [key(other, j) for j in y])
+                aligned = align(self._keys(self.target, a, x, level), self._keys(self.golden, b, y, level))
                 pairs += [(x[i], y[j]) for i, j in aligned]
                 left += [([x[i] for i in p], [y[j] for j in q]) for p, q in gaps(aligned, len(x), len(y))]
             open_gaps = left
         for i, j in pairs:
-            self._found[i] = j
+            self._pair(i, j)
         for x, y in open_gaps:
             pairs += self._opened(a, b, x, y)
         return pairs
+
+    def _anchors(self, first: Sequence[int], second: Sequence[int]) -> list[tuple[int, int]]:
+        """Positions of calls that are matched with each other already, as many as cross nothing (longest increasing subsequence)."""
+        if not any(i in self._found for i in first):
+            return []
+        places = {j: at for at, j in enumerate(second)}
+        known = [(at, places[j]) for at, i in enumerate(first) if (j := self._found.get(i, -1)) in places]
+        ends: list[int] = []  # of the increasing sequence of each length: the smallest last place
+        chain: list[int] = []
+        for _, place in known:
+            at = bisect_left(ends, place)
+            ends[at : at + 1] = [place]
+            chain.append(at)
+        found = []
+        length = len(ends) - 1
+        for pair, at in zip(reversed(known), reversed(chain)):
+            if at == length:
+                found.append(pair)
+                length -= 1
+        return found[::-1]
 
     def _opened(self, a: int, b: int, first: list[int], second: list[int]) -> list[tuple[int, int]]:
         """A module around others that only one side has (a wrapper) is taken away, and what is inside is matched in its place."""
@@ -133,14 +199,13 @@ class Matcher:
         return self._lists(a, b, one_sided, y)
 
     def _by_name(self) -> None:
-        """Records that came in another order (backward passes do), with the same name and shapes on both sides."""
-        used = set(self._found.values())
-        for i, name in enumerate(self.target.side.ops):
+        """Records that came in another order, with the same name and shapes on both sides."""
+        first, second = self._forms
+        for i, name in enumerate(self.target.names):
             if i not in self._found and not self.target.is_gradients(i):
-                j = self.golden.index.get(name)
-                if j is not None and j not in used and self.target.shapes(i) == self.golden.shapes(j):
-                    self._found[i] = j
-                    used.add(j)
+                j = self.golden.known_as.get(name)
+                if j is not None and j not in self._used and first[i] == second[j]:
+                    self._pair(i, j)
 
     def _renamed(self) -> dict[str, str]:
         found: dict[str, str] = {}
@@ -153,7 +218,7 @@ class Matcher:
     def _gradients(self, renamed: dict[str, str]) -> None:
         """The k-th gradients of a module with the k-th of its partner."""
         places: dict[str, list[int]] = {}
-        for j in range(len(self.golden.side.ops)):
+        for j in reversed(range(len(self.golden.side.ops))):
             if self.golden.is_gradients(j):
                 places.setdefault(self.golden.kinds[j][2], []).append(j)
         for i in range(len(self.target.side.ops)):
@@ -161,4 +226,4 @@ class Matcher:
                 path = self.target.kinds[i][2]
                 others = places.get(renamed.get(path, path))
                 if others:
-                    self._found[i] = others.pop(0)
+                    self._pair(i, others.pop())

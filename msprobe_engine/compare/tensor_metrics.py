@@ -129,7 +129,7 @@ class Taken:
         memories = _scratch.memory if count <= _READ else (bytearray(), bytearray())
         x, y = (side.read(start, count, memory) for side, memory in zip(self._sides, memories))
         if self._rule:
-            x, y = (side.real if side.dtype.kind == "c" else side for side in (x, y))
+            x, y = (side.real.astype(np.float64) if side.dtype.kind == "c" else side for side in (x, y))
         return x, y
 
     def _block(self, x: Array, y: Array, start: int) -> None:

@@ -80,8 +80,8 @@ def existing_scalar(x: Array, y: Array, old: bool) -> tuple[list[Cell], str]:
             error = np.abs(x.astype(np.float64) - y.astype(np.float64))
         else:
             error = np.abs(x - y)
-        real = tuple(side.real if side.dtype.kind == "c" else side for side in (x, y))
-        relative = relative_error(np.array(real[0]), np.array(real[1]), rule)
+        real = tuple(side.real.astype(np.float64) if side.dtype.kind == "c" else side for side in (x, y))
+        relative = relative_error(real[0].reshape(1), real[1].reshape(1), rule)
     cells: list[Cell] = [UNSUPPORTED, UNSUPPORTED]
     message = ZERO_D * 4 if old else ZERO_D
     for value, name in ((error, "MaxAbsError"), (relative, "MaxRelativeError")):

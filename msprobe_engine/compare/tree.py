@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from array import array
+from collections.abc import Hashable, Iterator
 from functools import cached_property
 from typing import NamedTuple
 
 from msprobe_engine import names
+from msprobe_engine.compare.dtypes import plain
 from msprobe_engine.compare.side import INPUT, OUTPUT, PARAMETERS_GRAD, Side
 
 ROOT = -1
 Kind = tuple[str, ...]
+_DIRECTIONS = ("forward", "backward")
 
 
 class Shapes(NamedTuple):
@@ -20,16 +23,40 @@ class Shapes(NamedTuple):
     outputs: tuple[object, ...]
 
 
+class Producers:
+    """Row -> record; of rows that have none, none."""
+
+    def __init__(self, records: array[int]) -> None:
+        self._records = records
+
+    def get(self, row: int) -> int | None:
+        """The record, or None."""
+        found = self._records[row] if row >= 0 else -1
+        return None if found < 0 else found
+
+    def __contains__(self, row: int) -> bool:
+        return self.get(row) is not None
+
+    def __getitem__(self, row: int) -> int:
+        found = self.get(row)
+        if found is None:
+            raise KeyError(row)
+        return found
+
+
 class Tree:
     """Built once per side; everything is found when it is first asked for.
 
     Args:
         side: without construct.json all records are children of the root, in the order of the file.
+        names: what the records are taken for, when that is not what they are called (a mapping renames them); one per record.
     """
 
-    def __init__(self, side: Side) -> None:
+    def __init__(self, side: Side, names: list[str] | None = None) -> None:
         self.side = side
+        self.names = side.ops if names is None else names
         self.index = {name: i for i, name in enumerate(side.ops)}
+        self.known_as = self.index if names is None else {name: i for i, name in enumerate(names)}
 
     @cached_property
     def parents(self) -> list[int]:
@@ -70,20 +97,21 @@ class Tree:
 
     @cached_property
     def kinds(self) -> list[Kind]:
-        """What a record is, without its number: (direction, prefix, function) or (direction, ``Module``, path, class)."""
+        """What a record is, without its number: (direction, prefix, function) or (direction, ``Module``, path, class). Equal kinds are one
+        object."""
+        known: dict[str, Kind] = {}
         found: list[Kind] = []
-        for name in self.side.ops:
-            parsed = names.parse(name)
-            if isinstance(parsed, names.ModuleName):
-                found.append((parsed.direction, parsed.kind, parsed.path, parsed.cls))
-            elif isinstance(parsed, names.ApiName):
-                found.append((parsed.direction, parsed.prefix, parsed.api))
-            elif isinstance(parsed, names.ParametersGradName):
-                found.append(("parameters_grad", parsed.kind, parsed.path, parsed.cls))
-            elif isinstance(parsed, names.DebugName):
-                found.append(("debug", parsed.name, "grad" if parsed.is_grad else ""))
+        for name in self.names:
+            head, _, last = name.rpartition(".")
+            if last in _DIRECTIONS:
+                head, _, number = head.rpartition(".")
+                key = f"{last} {head}" if number.isdecimal() else name
             else:
-                found.append(("", name))
+                key = head if last.isdecimal() else name
+            kind = known.get(key)
+            if kind is None:
+                kind = known[key] = _kind(name)
+            found.append(kind)
         return found
 
     def relative(self, op: int, parent: int) -> Kind:
@@ -103,43 +131,59 @@ class Tree:
         outputs: list[object] = []
         for row in side.rows(op):
             shape = side.shape[row]
-            item = (side.dtype[row], tuple(shape) if isinstance(shape, list) else shape)
+            item = (plain(side.dtype[row]), tuple(shape) if isinstance(shape, list) else shape)
             (outputs if side.role[row] == OUTPUT else inputs).append(item)
         return Shapes(tuple(inputs), tuple(outputs))
 
+    def forms(self, numbers: dict[Hashable, int]) -> array[int]:
+        """One number per record: equal where `shapes` are equal. `numbers` is shared by the trees that are compared."""
+        side = self.side
+        items: dict[tuple[int, int], int] = {}  # a side has one object per dtype and per shape
+        found = array("q")
+        for op in range(len(side.ops)):
+            inputs: list[int] = []
+            outputs: list[int] = []
+            for row in side.rows(op):
+                dtype, shape = side.dtype[row], side.shape[row]
+                key = (id(dtype), id(shape))
+                item = items.get(key)
+                if item is None:
+                    whole = ("row", plain(dtype), tuple(shape) if isinstance(shape, list) else shape)
+                    item = items[key] = numbers.setdefault(whole, len(numbers))
+                (outputs if side.role[row] == OUTPUT else inputs).append(item)
+            found.append(numbers.setdefault((tuple(inputs), tuple(outputs)), len(numbers)))
+        return found
+
     @cached_property
-    def producers(self) -> dict[int, int]:
+    def producers(self) -> Producers:
         """Input row -> record that had a tensor with the same numbers and shape among its outputs last, before this record.
 
         The numbers of a tensor are its fingerprint: two tensors with equal extremes, mean and norm are taken for one. A module and the
         last call inside it have the same output; the call is taken, which came first.
         """
         side = self.side
-        seen: dict[bytes, int] = {}
-        found: dict[int, int] = {}
+        seen: dict[int, int] = {}  # 64 bits of the fingerprint -> record; equal shapes are one object on a side
+        found = array("q", [-1]) * len(side)
         raw = memoryview(side.numbers).cast("B")
+        role, shapes, md5, grad, values = side.role, side.shape, side.md5, side.requires_grad, side.values
         for op in range(len(side.ops)):
-            outputs: list[bytes] = []
-            own: set[bytes] = set()
+            outputs: list[int] = []
+            own: set[int] = set()
             for row in side.rows(op):
-                if side.requires_grad[row] is None and row in side.values:
+                shape = shapes[row]
+                if type(shape) is not list or (grad[row] is None and row in values):
                     continue
-                shape = side.shape[row]
-                if not isinstance(shape, list):
-                    continue
-                mark = bytes(raw[32 * row : 32 * row + 32]) + repr(shape).encode() + (side.md5[row] or "").encode()
-                if side.role[row] == OUTPUT:
+                mark = hash((bytes(raw[32 * row : 32 * row + 32]), id(shape), md5[row]))
+                if role[row] == OUTPUT:
                     outputs.append(mark)
-                elif side.role[row] == INPUT:
+                elif role[row] == INPUT:
                     own.add(mark)
-                    if mark in seen:
-                        found[row] = seen[mark]
+                    found[row] = seen.get(mark, -1)
             for mark in outputs:
-                if mark not in own or mark not in seen:
-                    before = seen.get(mark)
-                    if before is None or not self._inside(before, op):
-                        seen[mark] = op
-        return found
+                before = seen.get(mark)
+                if before is None or (mark not in own and not self._inside(before, op)):
+                    seen[mark] = op
+        return Producers(found)
 
     def _inside(self, op: int, outer: int) -> bool:
         """Is `op` a descendant of `outer`?"""
@@ -155,6 +199,19 @@ class Tree:
         while op != ROOT:
             yield op
             op = self.parents[op]
+
+
+def _kind(name: str) -> Kind:
+    parsed = names.parse(name)
+    if isinstance(parsed, names.ModuleName):
+        return (parsed.direction, parsed.kind, parsed.path, parsed.cls)
+    if isinstance(parsed, names.ApiName):
+        return (parsed.direction, parsed.prefix, parsed.api)
+    if isinstance(parsed, names.ParametersGradName):
+        return ("parameters_grad", parsed.kind, parsed.path, parsed.cls)
+    if isinstance(parsed, names.DebugName):
+        return ("debug", parsed.name, "grad" if parsed.is_grad else "")
+    return ("", name)
 
 
 def _without_circles(parents: list[int]) -> list[int]:
