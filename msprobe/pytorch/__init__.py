@@ -7,6 +7,8 @@ from msprobe_engine.errors import MissingExtraError
 if find_spec("torch") is None:
     raise MissingExtraError("torch", "torch", "msprobe.pytorch")
 
+from msprobe.pytorch.compare.distributed_compare import compare_distributed  # the package before the function that takes its name
+from msprobe.pytorch.compare.pt_compare import compare
 from msprobe_engine.compare.single import SingleComparator
 from msprobe_integrations.torch.debugger import PrecisionDebugger, module_dump, module_dump_end, save
 from msprobe_integrations.torch.graph_modes import AclGraphDumper, acl_save, set_fx_dump_config, set_ge_dump_config
@@ -23,6 +25,8 @@ __all__ = [
     "TorchProbe",
     "TrainerMon",
     "acl_save",
+    "compare",
+    "compare_distributed",
     "module_dump",
     "module_dump_end",
     "random_save",
