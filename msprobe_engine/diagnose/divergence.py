@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from msprobe_engine.compare.layout.whole import Whole
 from msprobe_engine.compare.side import Side
 from msprobe_engine.compare.structure import Matcher, Structure
 from msprobe_engine.compare.tree import Tree
@@ -27,6 +28,7 @@ class Divergence:
         origins: (rank, origin), the most likely first.
         walks: rank -> its walk.
         structures: rank -> which records belong together.
+        wholes: what the sides of a walk were put together from, of runs of different layouts.
         noise: distances up to this one are accepted as fewer bits in products; 0 when there is no such noise.
         links: collectives of the target.
     """
@@ -35,6 +37,7 @@ class Divergence:
     walks: dict[int, Walk] = field(default_factory=dict)
     structures: dict[int, Structure] = field(default_factory=dict)
     walkers: dict[int, Walker] = field(default_factory=dict)
+    wholes: dict[int, Whole] = field(default_factory=dict)
     noise: float = 0.0
     links: Links = field(default_factory=Links)
 
@@ -42,7 +45,6 @@ class Divergence:
 def diverge(target: Mapping[int, Side], golden: Mapping[int, Side], before: Divergence | None = None) -> Divergence:
     """Compare the ranks that both sides have. `before`: what the step before came to."""
     found = Divergence(noise=before.noise if before else 0.0)
-    accepted = max((walk.largest for walk in before.walks.values()), default=0.0) if before else 0.0
     for rank in sorted(target.keys() & golden.keys()):
         a, b = Tree(target[rank]), Tree(golden[rank])
         found.structures[rank] = Matcher(a, b).run()
@@ -50,6 +52,12 @@ def diverge(target: Mapping[int, Side], golden: Mapping[int, Side], before: Dive
     found.links = across.linked({rank: target[rank] for rank in found.walkers})
     for rank, distances in across.foreign(found.walkers, found.links).items():
         found.walkers[rank].foreign = distances
+    return settle(found, before)
+
+
+def settle(found: Divergence, before: Divergence | None) -> Divergence:
+    """Walk all walkers until the level of noise stays as it is."""
+    accepted = max((walk.largest for walk in before.walks.values()), default=0.0) if before else 0.0
     for _ in range(6):
         found.walks = {rank: walker.walk(found.noise, accepted) for rank, walker in found.walkers.items()}
         found.origins = across.earliest({rank: walk.origins for rank, walk in found.walks.items()}, found.links)

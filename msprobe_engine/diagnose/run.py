@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msprobe_engine import names
 from msprobe_engine.compare.side import Side, read_side
-from msprobe_engine.diagnose import explain, findings
+from msprobe_engine.diagnose import explain, findings, layouts
 from msprobe_engine.diagnose.divergence import Divergence, diverge
 from msprobe_engine.diagnose.findings import Diagnosis
 from msprobe_engine.dump import layout
@@ -77,7 +77,7 @@ def over_steps(steps: Sequence[int], sides: BothSides, what: str) -> Diagnosis:
         for step in steps:
             a, b = sides(step, found.problems)
             if a and b:
-                before = diverge(a, b, before)
+                before = layouts.diverge_layouts(a, b, before) if layouts.differ(a, b) else diverge(a, b, before)
                 records += sum(walk.compared for walk in before.walks.values())
                 ranks |= set(before.walks)
                 _note_structure(found, before)
@@ -95,6 +95,8 @@ def over_steps(steps: Sequence[int], sides: BothSides, what: str) -> Diagnosis:
         if not largest and (found.renamed or any(found.unmatched.values())):
             found.finding = findings.STRUCTURE  # with round-off between them the calls are another way to the same numbers
         found.evidence.append(f"The largest difference is {largest:.1e} of a tensor's size." if largest else "All numbers are the same.")
+    if before is not None:
+        found.evidence += layouts.said(before)
     if before is not None and before.noise:
         found.evidence.append(
             f"Products carry noise of up to {before.noise / 4:.1e}: one of the runs computes them with fewer bits (TF32); that is accepted."
@@ -133,13 +135,14 @@ def _note_structure(found: Diagnosis, divergence: Divergence) -> None:
             both = walker.target.has_modules == walker.golden.has_modules  # else one side was compiled or dumped at another level
             known = found.unmatched.setdefault(word, [])
             new = [side.ops[i] for i in records if both or not names.is_module(side.ops[i])]
+            new = [] if rank in divergence.wholes else new  # another layout makes other calls around its collectives
             known += [name for name in new[:100] if name not in known]
         found.renamed.update(structure.renamed)
 
 
 def _say(found: Diagnosis, step: int, divergence: Divergence) -> None:
     for rank, origin in divergence.origins[:MOST_SUSPECTS]:
-        found.suspects.append(explain.suspect(step, rank, origin, divergence.walkers[rank]))
+        found.suspects.append(explain.suspect(step, layouts.rank_of(divergence, rank, origin), origin, divergence.walkers[rank]))
     rank, origin = divergence.origins[0]
     found.finding = explain.finding_of(divergence, rank, origin)
     found.differences = sum(walk.differing for walk in divergence.walks.values())

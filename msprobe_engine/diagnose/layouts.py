@@ -1,0 +1,100 @@
+"""The difference between two runs of different parallel layouts: the wholes are compared, and the first suspect has its rank back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msprobe_engine.compare.layout import merge
+from msprobe_engine.compare.layout.pieces import cut
+from msprobe_engine.compare.layout.whole import AGREES, PART, Joiner, Whole
+from msprobe_engine.compare.side import INPUT, Side
+from msprobe_engine.compare.tree import Tree
+from msprobe_engine.diagnose.divergence import Divergence, settle
+from msprobe_engine.diagnose.origins import RESULT, TAKEN, UNSUMMED, Origin, Walk, Walker
+
+
+def differ(target: Mapping[int, Side], golden: Mapping[int, Side]) -> bool:
+    """The runs are cut differently: most tensors of other sizes, or more micro batches in a step."""
+    a, b = target[min(target)], golden[min(golden)]
+    if len(cut({0: a}, golden)) > 1 or len(cut({0: b}, target)) > 1:
+        return True
+    places = {name: shape for name, shape in zip(b.name, b.shape) if isinstance(shape, list) and shape}
+    shared = [(shape, places[name]) for name, shape in zip(a.name, a.shape) if name in places and isinstance(shape, list) and shape]
+    other = sum(x != y and merge.whole_shape(x, y) is not None for x, y in shared)
+    return 5 * other > len(shared)
+
+
+class PieceWalker(Walker):
+    """Walks the wholes; knows of which pieces they are."""
+
+    def __init__(self, whole: Whole) -> None:
+        self.whole = whole
+        tree = Tree(whole.target)
+        tree.__dict__["producers"] = whole.producers
+        super().__init__(tree, Tree(whole.golden), whole.structure)
+
+    def walk(self, floor: float = 0.0, accepted: float = 0.0) -> Walk:
+        found = super().walk(floor, accepted)
+        for origin in found.origins:
+            self._blame_part(origin)
+        return found
+
+    def _blame_part(self, origin: Origin) -> None:
+        """A part that goes into something else than a sum over ranks: what gave it out is the origin."""
+        if origin.kind not in (RESULT, TAKEN):
+            return
+        for row in self.side.rows(origin.op):
+            if self.side.role[row] == INPUT and self.whole.skipped.get(row) == PART and row in self.whole.source:
+                origin.op, origin.kind = self.whole.source[row], UNSUMMED
+                return
+
+
+def diverge_layouts(target: Mapping[int, Side], golden: Mapping[int, Side], before: Divergence | None = None) -> Divergence:
+    """As `diverge`, of runs cut differently; the one walk bears the lowest rank of the target."""
+    ours, theirs = cut(target, golden), cut(golden, target)
+    turn = len(theirs) > len(ours)  # the run of more pieces says what is a part and what a replica
+    joiner = Joiner(theirs, ours) if turn else Joiner(ours, theirs)
+    join = joiner.join_turned if turn else joiner.join
+    found = _walked(join(), min(target), before)
+    whole = found.wholes[min(target)]
+    if whole.factor != 1.0 and any(_is_factor(origin, found, rank) for rank, origin in found.origins):
+        found = _walked(join(factors=False), min(target), before)
+    return found
+
+
+def _walked(whole: Whole, rank: int, before: Divergence | None) -> Divergence:
+    found = Divergence(noise=before.noise if before else 0.0)
+    found.structures[rank], found.walkers[rank], found.wholes[rank] = whole.structure, PieceWalker(whole), whole
+    return settle(found, before)
+
+
+def _is_factor(origin: Origin, found: Divergence, rank: int) -> bool:
+    """A gradient that the update takes in is off by the factor of the backward pass: nobody took it out again."""
+    whole = found.wholes[rank]
+    if origin.kind != TAKEN or found.walkers[rank].target.kinds[origin.op][0] != "forward":
+        return False
+    ours, golden = whole.target.stats[origin.row][3], whole.golden.stats[origin.other][3]
+    return bool(golden) and abs(ours / golden / whole.factor - 1) < AGREES
+
+
+def rank_of(found: Divergence, rank: int, origin: Origin) -> int:
+    """The rank an origin is on: the one replica that is off, else the rank of the walk."""
+    whole = found.wholes.get(rank)
+    return whole.rank.get(origin.row, rank) if whole is not None else rank
+
+
+def said(found: Divergence) -> list[str]:
+    """Sentences about what was put together, what could not be compared, and the factor that was taken out."""
+    lines = []
+    for whole in found.wholes.values():
+        sizes = sorted(set(whole.made_of.values()))
+        lines.append(
+            f"The runs are of different layouts: {len(whole.made_of):,} tensors were put together from pieces"
+            + (f" ({' or '.join(map(str, sizes))} each)." if sizes else ".")
+        )
+        if whole.factor != 1.0:
+            lines.append(f"The gradients are {whole.factor:g} times the golden side's until they are averaged; that was taken out.")
+        reasons = ", ".join(f"{n:,} {why}" for why, n in sorted(whole.reasons().items()))
+        if reasons:
+            lines.append(f"Not compared: {reasons}.")
+    return lines
