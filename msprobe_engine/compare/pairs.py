@@ -1,0 +1,266 @@
+"""The table of one rank of one step: what two sides say about the rows that belong together, in blocks of whole records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from msprobe_engine.compare import columns as c
+from msprobe_engine.compare import verdict, verdict_262, verdict_811
+from msprobe_engine.compare.columns import BLOCK_ROWS, UNMATCHED, Block, columns
+from msprobe_engine.compare.highlight import RED, YELLOW, Highlight
+from msprobe_engine.compare.md5_mode import checksums
+from msprobe_engine.compare.options import CompareOptions
+from msprobe_engine.compare.side import DEBUG, DIGEST, INPUT, MD5, STATISTICS, STRUCTURE, TENSOR, Side
+from msprobe_engine.compare.statistics_mode import Shown, Statistics, differences
+from msprobe_engine.compare.tensor_mode import TensorRows, metrics, plugin_names
+from msprobe_engine.errors import DumpFormatError
+
+Rows = npt.NDArray[np.int64]
+_LEVELS = {True: ("", "Warning", "Warning"), False: ("pass", "warning", "error")}
+_COLOURS = ("", YELLOW, RED)
+
+
+class Matched(Protocol):
+    """Which rows belong together: int64, one item per row of the table, -1 where a side has none. `messages`: row of the table -> what
+    the matching has to say about it."""
+
+    target: Rows
+    golden: Rows
+    messages: dict[int, str]
+
+
+def compare_pair(target: Side, golden: Side, matching: Matched, options: CompareOptions) -> Iterator[Block]:
+    """Compare one rank of one step.
+
+    Args:
+        target, golden: both sides.
+        matching: what belongs together, in the order of the table.
+
+    Yields:
+        Blocks of at most `BLOCK_ROWS` rows (more only when one record has more), columns in the order of `columns`.
+
+    Raises:
+        DumpFormatError: the sides hold things that cannot be compared.
+        UsageError: a metric or mapping of the options cannot be used.
+    """
+    return _Table(target, golden, matching, options).blocks()
+
+
+def common_mode(target: Side, golden: Side, compat: bool) -> str:
+    """What two sides can be compared by. Without `compat` tensors are compared with statistics by their statistics.
+
+    Raises:
+        DumpFormatError: by nothing.
+    """
+    modes = {target.mode, golden.mode}
+    if modes == {STRUCTURE} and not compat:
+        return STATISTICS
+    if len(modes) == 1 and modes != {STRUCTURE}:
+        return target.mode
+    if modes == {TENSOR, STATISTICS} and not compat:
+        return STATISTICS
+    raise DumpFormatError(
+        f"{target.path} holds {target.mode}, {golden.path} holds {golden.mode}; both need to hold the same of "
+        f"{STATISTICS}, {MD5}, {DIGEST}, {TENSOR}. Dump both sides with the same task and summary_mode"
+    )
+
+
+class _Table:
+    def __init__(self, target: Side, golden: Side, matching: Matched, options: CompareOptions) -> None:
+        self.target, self.golden, self.options, self.matching = target, golden, options, matching
+        self.mode = common_mode(target, golden, options.compat)
+        self.old = options.old
+        self.rows, self.others = np.asarray(matching.target, np.int64), np.asarray(matching.golden, np.int64)
+        mine = np.frombuffer(target.op, np.int64) if len(target) else np.zeros(1, np.int64)
+        other = np.frombuffer(golden.op, np.int64) if len(golden) else np.zeros(1, np.int64)
+        self.record = np.where(self.rows >= 0, mine[self.rows], other[self.others] + len(target.ops))
+        self.stack = bool(target.stacks) if options.stack is None else options.stack
+        self.columns = columns(options.columns, self.mode, self.stack, plugin_names(options) if self.mode == TENSOR else ())
+        if self.mode not in (MD5, DIGEST):
+            self._mine, self._other = Statistics(target, self.rows), Statistics(golden, self.others)
+        self._tensors: TensorRows | None = None
+        self._judged: verdict.Judged | None = None
+        self.stacked: set[int] = set()
+
+    def blocks(self) -> Iterator[Block]:
+        n = len(self.rows)
+        if not n:
+            return
+        if not self.options.compat:
+            if self.mode == TENSOR:
+                self._tensors = self._measure(slice(0, n))
+            distance = None if self._tensors is None else self._tensors.distance
+            self._judged = verdict.Judge(self.target, self.golden, self.rows, self.others, self.record, distance).run()
+            for at, text in self.matching.messages.items():
+                self._judged.said[at] = "; ".join(part for part in (self._judged.said.get(at, ""), text) if part)
+        ends = np.append(np.flatnonzero(np.diff(self.record)) + 1, n)
+        start = 0
+        while start < n:
+            at = int(np.searchsorted(ends, start + BLOCK_ROWS, "right")) - 1
+            end = int(ends[at]) if at >= 0 and ends[at] > start else int(ends[np.searchsorted(ends, start, "right")])
+            yield self._block(slice(start, end))
+            start = end
+
+    def _measure(self, part: slice) -> TensorRows:
+        return metrics(self.target, self.golden, list(zip(self.rows[part].tolist(), self.others[part].tolist())), self.options)
+
+    def _block(self, part: slice) -> Block:
+        rows, others = self.rows[part], self.others[part]
+        matched = (rows >= 0) & (others >= 0)
+        cells: Block = {}
+        for name, side, where in ((c.TARGET_NAME, self.target, rows), (c.GOLDEN_NAME, self.golden, others)):
+            cells[name] = [side.name[row] if row >= 0 else UNMATCHED for row in where.tolist()]
+        nothing = "None" if self.old else UNMATCHED
+        for at, (side, where) in enumerate(((self.target, rows), (self.golden, others))):
+            cells[c.NAMES[2 + at]] = _texts(side.dtype, where, nothing)
+            cells[c.NAMES[4 + at]] = _texts(side.shape, where, nothing)
+            cells[(c.TARGET_GRAD, c.GOLDEN_GRAD)[at]] = [_flag(side, row) for row in where.tolist()]
+        cells[c.GRAD_EQUAL] = [a == b for a, b in zip(cells[c.TARGET_GRAD], cells[c.GOLDEN_GRAD])]
+        if self.mode in (MD5, DIGEST):
+            self._checksums(cells, part, matched)
+        elif self.mode == TENSOR:
+            self._tensor(cells, part)
+        else:
+            self._statistics(cells, part, matched)
+        if self.stack:
+            cells[c.STACK] = self._stacks(part)
+        if self._judged is not None:
+            self._ours(cells, part)
+        made: Block = {name: cells[name] for name in self.columns}
+        if c.COLOUR in cells:
+            made[c.COLOUR] = cells[c.COLOUR]
+        return made
+
+    def _shown(self, part: slice) -> tuple[Shown, Shown]:
+        return self._mine.show(self.rows[part]), self._other.show(self.others[part])
+
+    def _statistics(self, cells: Block, part: slice, matched: npt.NDArray[np.bool_]) -> None:
+        mine, other = self._shown(part)
+        found = differences(mine, other, matched, self.old)
+        cells.update(found.columns)
+        if self._judged is not None:
+            return
+        if self.old:
+            _fill(cells, matched)
+            cells[c.RESULT], cells[c.MESSAGE] = verdict_811.statistics(matched, found.suspect)
+            self._highlight(cells, part, False)
+        else:
+            table = self._for_checks(cells, part, mine, other)
+            table.norm, table.norm_cells = found.norm, found.columns[c.RELATIVE[3]]
+            cells[c.RESULT], cells[c.MESSAGE] = verdict_262.Checks(table).statistics()
+
+    def _tensor(self, cells: Block, part: slice) -> None:
+        mine, other = self._shown(part)
+        cells.update(zip((*c.TARGET_STATS, *c.GOLDEN_STATS), (*mine.cells, *other.cells)))
+        found = self._tensors
+        if found is None:
+            cells.update(self._measure(part).columns)
+        else:
+            cells.update((name, column[part]) for name, column in found.columns.items())
+        files = zip(_files(self.target, self.rows[part]), _files(self.golden, self.others[part]))
+        cells[c.DATA_NAME] = [str(list(pair)) for pair in files]
+        if self._judged is not None:
+            return
+        if self.old:
+            _fill(cells, (self.rows[part] >= 0) & (self.others[part] >= 0))
+            cells[c.ACCURACY] = [verdict_811.accuracy(a, b) for a, b in zip(cells[c.COSINE], cells[c.MAX_ABS])]
+            self._highlight(cells, part, True)
+        else:
+            table = self._for_checks(cells, part, mine, other)
+            table.thousandth, table.cosine = cells[c.ONE_THOUSANDTH], cells[c.COSINE]
+            cells[c.RESULT], cells[c.MESSAGE] = verdict_262.Checks(table).tensors()
+
+    def _checksums(self, cells: Block, part: slice, matched: npt.NDArray[np.bool_]) -> None:
+        a = cells[c.TARGET_MD5] = checksums(self.target, self.rows[part], self.mode)
+        b = cells[c.GOLDEN_MD5] = checksums(self.golden, self.others[part], self.mode)
+        if self._judged is not None:
+            return
+        if self.old:
+            cells[c.RESULT] = verdict_811.checksums(matched, a, b)
+        else:
+            table = verdict_262.Table(self.record[part], cells[c.TARGET_NAME], cells[c.GOLDEN_NAME], checksums=(a, b))
+            cells[c.RESULT], cells[c.MESSAGE] = verdict_262.Checks(table).checksums()
+
+    def _for_checks(self, cells: Block, part: slice, mine: Shown, other: Shown) -> verdict_262.Table:
+        names = (*c.NAMES, c.TARGET_GRAD, c.GOLDEN_GRAD, c.TARGET_STATS[0], c.GOLDEN_STATS[0])
+        table = verdict_262.Table(self.record[part], *(cells[name] for name in names))
+        table.bad, table.golden_bad = mine.bad, other.bad
+        return table
+
+    def _roles(self, part: slice) -> list[int]:
+        return [self.target.role[row] if row >= 0 else INPUT for row in self.rows[part].tolist()]
+
+    def _highlight(self, cells: Block, part: slice, tensors: bool) -> None:
+        roles = self._roles(part)
+        if DEBUG in roles:
+            return
+        cells[c.COLOUR], cells[c.MESSAGE] = Highlight(cells, self.record[part], roles, tensors).run(cells[c.MESSAGE])
+
+    def _ours(self, cells: Block, part: slice) -> None:
+        assert self._judged is not None
+        levels = self._judged.level[part].tolist()
+        said = [self._judged.said.get(at, "") for at in range(part.start, part.stop)]
+        if self.mode == TENSOR:
+            said = ["; ".join(text for text in pair if text) for pair in zip(said, cells[c.MESSAGE])]
+        cells[c.MESSAGE] = said
+        if not self.old:
+            cells[c.RESULT] = [_LEVELS[False][level] for level in levels]
+            return
+        matched = [a != UNMATCHED and b != UNMATCHED for a, b in zip(cells[c.TARGET_NAME], cells[c.GOLDEN_NAME])]
+        if self.mode in (MD5, DIGEST):
+            words = (verdict_811.PASS, verdict_811.DIFFERENT, verdict_811.DIFFERENT)
+            cells[c.RESULT] = [words[level] if m else UNMATCHED for m, level in zip(matched, levels)]
+            return
+        cells[c.RESULT] = [_LEVELS[True][level] if m else UNMATCHED for m, level in zip(matched, levels)]
+        cells[c.ACCURACY] = [("No" if level else "Yes") if m else "Unmatched" for m, level in zip(matched, levels)]
+        cells[c.COLOUR] = [_COLOURS[level] for level in levels]
+
+    def _stacks(self, part: slice) -> list[str]:
+        """On the first row of each record."""
+        found = []
+        before = -1 if part.start == 0 else int(self.record[part.start - 1])
+        for row, record in zip(self.rows[part].tolist(), self.record[part].tolist()):
+            lines = self.target.stacks.get(self.target.ops[record]) if row >= 0 and record != before else None
+            found.append(UNMATCHED if lines is None else str(lines))
+            before = record
+        return found
+
+
+def _fill(cells: Block, matched: npt.NDArray[np.bool_]) -> None:
+    """8.1.1 has no ``None`` in the statistics of rows that nothing matches."""
+    for name in c.TARGET_STATS:
+        column = cells[name]
+        for at in np.flatnonzero(~matched).tolist():
+            if column[at] == "None":
+                column[at] = UNMATCHED
+
+
+def _texts(values: Sequence[Any], rows: Rows, nothing: str) -> list[str]:
+    """Cells of dtypes or shapes; equal objects are put into words once."""
+    words: dict[int, str] = {}
+    found = []
+    for row in rows.tolist():
+        if row < 0:
+            found.append(UNMATCHED)
+            continue
+        value = values[row]
+        word = words.get(id(value))
+        if word is None:
+            word = words[id(value)] = nothing if value is None else str(value)
+        found.append(word)
+    return found
+
+
+def _flag(side: Side, row: int) -> Any:
+    if row < 0:
+        return UNMATCHED
+    value = side.requires_grad[row]
+    return UNMATCHED if value is None else value
+
+
+def _files(side: Side, rows: Rows) -> list[str]:
+    return [UNMATCHED if row < 0 else side.data_name[row] or "-1" for row in rows.tolist()]

@@ -1,0 +1,197 @@
+"""Verdicts of this tool on the rows of a table: a row is off when its difference is more than round-off, and at fault when what went into
+its record is not off.
+
+* error: the difference begins here, or it is a fact (another argument, NaN that nothing before has made, a shape, a dtype)
+* warning: it is off because of something before it; only one side has it; requires_grad differs
+* pass: nothing beyond round-off
+
+Distances and limits are those of `diagnose.measure`; differences may grow `origins.GROWTH`-fold within one call before it is to blame.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from msprobe_engine.compare.side import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, Side
+from msprobe_engine.diagnose import facts, measure
+from msprobe_engine.diagnose.origins import GROWTH
+
+Rows = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+PASS, WARNING, ERROR = range(3)
+
+
+@dataclass
+class Judged:
+    """Of all rows of a table.
+
+    Attributes:
+        level: int8, `PASS`, `WARNING` or `ERROR`.
+        said: row -> one sentence.
+    """
+
+    level: npt.NDArray[np.int8]
+    said: dict[int, str] = field(default_factory=dict)
+
+    def set(self, at: int, level: int, text: str) -> None:
+        """Raise the level of a row; the sentence of the highest level stays, the first of equal ones."""
+        if at not in self.said or level > self.level[at]:
+            self.said[at] = text
+        self.level[at] = max(int(self.level[at]), level)
+
+
+class Judge:
+    """Judges the rows of one table.
+
+    Args:
+        target, golden: both sides.
+        rows, others: int64, row of the target and of the golden side; -1 where there is none.
+        record: int64, which rows belong to one record; equal ones stand together.
+        distance: float64, of what was measured otherwise (saved tensors); NaN where nothing was.
+    """
+
+    def __init__(self, target: Side, golden: Side, rows: Rows, others: Rows, record: Rows, distance: Floats | None = None) -> None:
+        self.target, self.golden, self.rows, self.others = target, golden, rows, others
+        n = len(rows)
+        self.both = (rows >= 0) & (others >= 0)
+        found = measure.distances(target, golden, list(zip(rows[self.both].tolist(), others[self.both].tolist())))
+        self.distance = np.zeros(n)
+        self.distance[self.both] = found.distance
+        self._argument, self._shape, self._dtype, self._bad = (np.zeros(n, bool) for _ in range(4))
+        for name, part in (("_argument", found.argument), ("_shape", found.shape), ("_dtype", found.dtype)):
+            getattr(self, name)[self.both] = part
+        self._bad[self.both] = found.bad_target != found.bad_golden
+        if distance is not None:
+            self.distance = np.where(np.isnan(distance), self.distance, distance)
+        role = np.frombuffer(bytes(target.role) or b"\0", np.uint8)
+        self.role = np.where(rows >= 0, role[rows], INPUT) if n else np.zeros(0, np.int64)
+        self.starts = np.concatenate(([0], np.flatnonzero(np.diff(record)) + 1)) if n else np.zeros(0, np.int64)
+        self.group = np.repeat(np.arange(len(self.starts)), np.diff(np.append(self.starts, n)))
+
+    def run(self) -> Judged:
+        """Judge everything."""
+        n = len(self.rows)
+        judged = Judged(np.zeros(n, np.int8))
+        if not n:
+            return judged
+        gradient = self.role == PARAMETERS_GRAD
+        out = (self.role == OUTPUT) | ~np.isin(self.role, (INPUT, PARAMETERS, OUTPUT, PARAMETERS_GRAD))
+        measured = self.both & ~self._argument
+        went_in = measured & ~out & ~gradient
+        inner, outer = self._largest(went_in), self._largest(measured & out)
+        before = np.concatenate(([0.0], np.maximum.accumulate(outer)[:-1]))
+        known = np.zeros(len(self.starts), bool)
+        known[self.group[went_in]] = True
+        feeding = np.where(known, inner, before)
+        limits = self._limits(feeding, np.maximum(inner, outer))
+        whole = float(outer.max(initial=0.0))
+        with np.errstate(invalid="ignore"):
+            allowed = np.where(out, (limits + GROWTH * feeding)[self.group], (limits + GROWTH * before)[self.group])
+            allowed = np.where(gradient, limits.max(initial=0.0) + GROWTH * whole, allowed)
+            begins = measured & (self.distance > allowed)
+        begins &= ~(went_in & np.isinf(before)[self.group])
+        for at in np.flatnonzero(begins).tolist():
+            judged.set(at, ERROR, self._sentence(at, feeding, limits, True))
+        self._facts(judged, feeding)
+        if begins.any() or (judged.level == ERROR).any():
+            first = int(np.flatnonzero(judged.level == ERROR)[0])
+            later = gradient | (np.arange(n) >= self.starts[self.group[first]])
+            for at in np.flatnonzero(measured & later & ~begins & (self.distance > limits[self.group])).tolist():
+                judged.set(at, WARNING, self._sentence(at, feeding, limits, False))
+        self._alone(judged)
+        return judged
+
+    def _largest(self, among: Bools) -> Floats:
+        return np.asarray(np.maximum.reduceat(np.where(among, self.distance, 0.0), self.starts))
+
+    @cached_property
+    def _coarse(self) -> bool:
+        """The runs are of different precision as a whole."""
+        return bool(2 * self._dtype.sum() > max(1, int(self.both.sum()) - len(self.target.values)))
+
+    def _limits(self, feeding: Floats, moved: Floats) -> Floats:
+        """Round-off of each record. A backward call also sums over what its forward call has kept, whose difference feeds it as well."""
+        eps, longest = np.zeros(len(self.starts)), np.ones(len(self.starts))
+        sums: dict[int, int] = {}
+        units: dict[str | None, float] = {}
+        for group, i, j in zip(self.group.tolist(), self.rows.tolist(), self.others.tolist()):
+            if i < 0 or j < 0:
+                continue
+            shape = self.target.shape[i]
+            terms = sums.get(id(shape))
+            if terms is None:
+                terms = sums[id(shape)] = measure.longest_sum(shape)
+            if terms > longest[group]:
+                longest[group] = terms
+            for dtype in (self.golden.dtype[j], self.target.dtype[i] if self._coarse else None):
+                unit = units.get(dtype)
+                if unit is None:
+                    unit = units[dtype] = measure.eps(dtype)
+                if unit > eps[group]:
+                    eps[group] = unit
+        places: dict[str, int] = {}
+        for group, start in enumerate(self.starts.tolist()):
+            if self.rows[start] >= 0:
+                name = self.target.ops[self.target.op[self.rows[start]]]
+                places[name] = group
+                if ".backward" in name:
+                    twin = places.get(facts.forward_twin(name), -1)
+                    if twin >= 0:
+                        eps[group], longest[group] = max(eps[group], eps[twin]), max(longest[group], longest[twin])
+                        feeding[group] = max(feeding[group], moved[twin])
+        return np.fromiter((measure.limit(unit, int(terms)) for unit, terms in zip(eps, longest)), np.float64, len(eps))
+
+    def _sentence(self, at: int, feeding: Floats, limits: Floats, begins: bool) -> str:
+        group = self.group[at]
+        i, j = int(self.rows[at]), int(self.others[at])
+        if self._shape[at]:
+            what = f"shape {self.target.shape[i]} against {self.golden.shape[j]}"
+        elif self._bad[at]:
+            what = "NaN or Inf on one side only"
+        elif np.isinf(self.distance[at]):
+            what = "the content differs"
+        else:
+            what = f"off by {self.distance[at]:.2g} of its size, round-off explains {limits[group]:.2g}"
+        if self.role[at] == PARAMETERS_GRAD:
+            return f"{what}; nothing else explains it" if begins else f"{what}; it follows from what came before"
+        if self.role[at] in (INPUT, PARAMETERS):
+            return f"{what}; no record before it is off" if begins else f"{what}; it was made before"
+        inside = float(feeding[group])
+        if begins:
+            return f"{what}; what went in is {'the same' if not inside else f'off by {inside:.2g}'}"
+        came = "is not the same either" if np.isinf(inside) else f"is off by {inside:.2g}"
+        return f"{what}; what went in {came}"
+
+    def _facts(self, judged: Judged, feeding: Floats) -> None:
+        for at in np.flatnonzero(self._argument).tolist():
+            i, j = int(self.rows[at]), int(self.others[at])
+            text = f"argument {_short(self.target.values.get(i))} against {_short(self.golden.values.get(j))}"
+            judged.set(at, WARNING if np.isinf(feeding[self.group[at]]) else ERROR, text)
+        if not self._coarse:
+            entered = np.zeros(len(self.starts), bool)
+            entered[self.group[self._dtype & (self.role == INPUT)]] = True
+            for at in np.flatnonzero(self._dtype & ~self._argument).tolist():
+                made = self.role[at] == OUTPUT and not entered[self.group[at]]
+                i, j = int(self.rows[at]), int(self.others[at])
+                judged.set(at, ERROR if made else WARNING, f"dtype {self.target.dtype[i]} against {self.golden.dtype[j]}")
+        mine, other = self.target.requires_grad, self.golden.requires_grad
+        for at, (i, j) in enumerate(zip(self.rows.tolist(), self.others.tolist())):
+            if i >= 0 and j >= 0 and mine[i] is not other[j] and mine[i] is not None and other[j] is not None:
+                judged.set(at, WARNING, f"requires_grad {mine[i]} against {other[j]}")
+
+    def _alone(self, judged: Judged) -> None:
+        for at in np.flatnonzero(~self.both).tolist():
+            side = "golden side" if self.others[at] >= 0 else "target"
+            judged.set(at, WARNING, f"only the {side} has it")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
