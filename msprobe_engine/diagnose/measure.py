@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,7 @@ _MASK = 1e3
 _IGNORED = frozenset(("torch.device", "torch.Generator", "generator", "torch.memory_format", "device"))
 
 
+@lru_cache(maxsize=4096)
 def eps(dtype: str | None) -> float:
     """`EPS` of a dtype as dump files have it (``torch.bfloat16``, ``BFloat16``); 0 for integers, bool and what is no tensor."""
     return EPS.get(str(dtype).rpartition(".")[2].lower(), 0.0)
