@@ -26,6 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="where diagnosis.html and diagnosis.json go (default: %(default)s)",
     )
+    parser.add_argument(
+        "--calibration",
+        nargs="+",
+        default=(),
+        metavar="DIR",
+        help="further dumps of GOLDEN's training, made with msprobe run --perturb ulp: differences are counted in what these show",
+    )
     parser.epilog = EPILOG
 
 
@@ -35,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     from msprobe_engine.diagnose.run import diagnose
     from msprobe_engine.errors import SinkError
 
-    found = diagnose(args.target, args.golden)
+    found = diagnose(args.target, args.golden, calibration=args.calibration)
     print(found.text())
     try:
         _, page = found.write(args.output_path)

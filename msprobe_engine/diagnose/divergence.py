@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from msprobe_engine.compare.calibrate import Floats
 from msprobe_engine.compare.layout.whole import Whole
 from msprobe_engine.compare.side import Side
 from msprobe_engine.compare.structure import Matcher, Structure
@@ -42,13 +43,26 @@ class Divergence:
     links: Links = field(default_factory=Links)
 
 
-def diverge(target: Mapping[int, Side], golden: Mapping[int, Side], before: Divergence | None = None) -> Divergence:
-    """Compare the ranks that both sides have. `before`: what the step before came to."""
+def diverge(
+    target: Mapping[int, Side],
+    golden: Mapping[int, Side],
+    before: Divergence | None = None,
+    moved: Mapping[int, Floats] | None = None,
+) -> Divergence:
+    """Compare the ranks that both sides have.
+
+    Args:
+        target, golden: the ranks of one step.
+        before: what the step before came to.
+        moved: rank -> what each row of the golden side moves by round-off (`compare.calibrate`); absent: it follows from the dtypes.
+    """
     found = Divergence(noise=before.noise if before else 0.0)
     for rank in sorted(target.keys() & golden.keys()):
         a, b = Tree(target[rank]), Tree(golden[rank])
         found.structures[rank] = Matcher(a, b).run()
         found.walkers[rank] = Walker(a, b, found.structures[rank])
+        if moved and rank in moved:
+            found.walkers[rank].calibrate(moved[rank])
     found.links = across.linked({rank: target[rank] for rank in found.walkers})
     for rank, distances in across.foreign(found.walkers, found.links).items():
         found.walkers[rank].foreign = distances

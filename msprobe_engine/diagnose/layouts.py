@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from msprobe_engine.compare.calibrate import Floats
 from msprobe_engine.compare.layout import merge
 from msprobe_engine.compare.layout.pieces import cut
 from msprobe_engine.compare.layout.whole import AGREES, PART, Joiner, Whole
@@ -49,22 +50,31 @@ class PieceWalker(Walker):
                 return
 
 
-def diverge_layouts(target: Mapping[int, Side], golden: Mapping[int, Side], before: Divergence | None = None) -> Divergence:
-    """As `diverge`, of runs cut differently; the one walk bears the lowest rank of the target."""
+def diverge_layouts(
+    target: Mapping[int, Side],
+    golden: Mapping[int, Side],
+    before: Divergence | None = None,
+    moved: Mapping[int, Floats] | None = None,
+) -> Divergence:
+    """As `diverge`, of runs cut differently; the one walk bears the lowest rank of the target. `moved` counts when the golden side is
+    of one piece."""
     ours, theirs = cut(target, golden), cut(golden, target)
     turn = len(theirs) > len(ours)  # the run of more pieces says what is a part and what a replica
     joiner = Joiner(theirs, ours) if turn else Joiner(ours, theirs)
     join = joiner.join_turned if turn else joiner.join
-    found = _walked(join(), min(target), before)
+    units = (moved or {}).get(min(golden)) if len(theirs) == 1 else None
+    found = _walked(join(), min(target), before, units)
     whole = found.wholes[min(target)]
     if whole.factor != 1.0 and any(_is_factor(origin, found, rank) for rank, origin in found.origins):
-        found = _walked(join(factors=False), min(target), before)
+        found = _walked(join(factors=False), min(target), before, units)
     return found
 
 
-def _walked(whole: Whole, rank: int, before: Divergence | None) -> Divergence:
+def _walked(whole: Whole, rank: int, before: Divergence | None, units: Floats | None) -> Divergence:
     found = Divergence(noise=before.noise if before else 0.0)
     found.structures[rank], found.walkers[rank], found.wholes[rank] = whole.structure, PieceWalker(whole), whole
+    if units is not None:
+        found.walkers[rank].calibrate(units)
     return settle(found, before)
 
 

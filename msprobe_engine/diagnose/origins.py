@@ -15,6 +15,7 @@ accepted raises what is accepted from then on.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -28,6 +29,9 @@ from msprobe_engine.diagnose import facts, measure
 
 GROWTH = 50.0
 """By how much a difference may grow in one call: norms and softmax do that, and differences of nearly equal numbers."""
+
+CALIBRATED, CALIBRATED_GROWTH = 20.0, 4.0
+"""Limit and growth in multiples of what a record was seen to move."""
 
 RESULT, TAKEN, PARAMETER, GRADIENT = "result", "taken in", "parameter", "gradient"
 ARGUMENT, NONFINITE, EXTRA, MISSING, UNUSED = "argument", "non-finite", "extra call", "missing call", "unused result"
@@ -106,6 +110,8 @@ class Walker:
         self._coarse = self._mostly_other_dtypes()
         self._position = {op: at for at, (op, _) in enumerate(structure.pairs)}
         self._back = {b: a for a, b in structure.pairs}
+        self._growth = GROWTH
+        self._units: np.ndarray[tuple[int], np.dtype[np.float64]] | None = None
         self._of_module: dict[str, list[int]] = {}  # module path -> positions of its calls among the pairs
         for at, (op, _) in enumerate(structure.pairs):
             if len(target.kinds[op]) == 4 and not target.is_gradients(op):
@@ -170,7 +176,20 @@ class Walker:
             keys.append((place, op, at))
         return [at for _, _, at in sorted(keys)]
 
+    def calibrate(self, moved: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
+        """Count distances in what was measured to be round-off, float64 (rows of the golden side)."""
+        self._units = moved[np.fromiter((j for _, j in self.rows), np.int64, len(self.rows))]
+        self.measured = dataclasses.replace(self.measured, distance=self.measured.distance / self._units)
+        self._growth = CALIBRATED_GROWTH
+
+    @property
+    def calibrated(self) -> bool:
+        """Distances are multiples of measured round-off."""
+        return self._units is not None
+
     def _limit(self, op: int, span: Iterable[int], floor: float) -> float:
+        if self._units is not None:
+            return CALIBRATED
         worst, longest = 0.0, 1
         for at in itertools.chain(span, self._calls_behind(op)):
             i, j = self.rows[at]
@@ -225,18 +244,22 @@ class Walker:
         feeding = max(inner, explained)
         if bad_out >= 0 and not bad_in and not np.isinf(explained):
             origin = self._origin(op, other, NONFINITE, bad_out, np.inf, inner, limit)
-        elif inner > limit + GROWTH * max(accepted, explained) and worst_in >= 0:
+        elif inner > limit + self._growth * max(accepted, explained) and worst_in >= 0:
             kind = PARAMETER if side.role[self.rows[worst_in][0]] == PARAMETERS else TAKEN
             origin = self._origin(op, other, kind, worst_in, inner, 0.0, limit)
-        elif argument >= 0 and outer > limit + GROWTH * feeding:
-            origin = self._origin(op, other, ARGUMENT, argument, outer, inner, limit)
-        elif outer > limit + GROWTH * feeding and not np.isinf(feeding):
+        elif argument >= 0 and outer > limit + self._growth * feeding:
+            origin = self._origin(op, other, ARGUMENT, argument, outer, inner, limit, worst_out)
+        elif outer > limit + self._growth * feeding and not np.isinf(feeding):
             kind = GRADIENT if side.role[self.rows[worst_out][0]] == PARAMETERS_GRAD else RESULT
             origin = self._origin(op, other, kind, worst_out, outer, feeding, limit)
         return origin, inner, outer, known
 
-    def _origin(self, op: int, other: int, kind: str, at: int, distance: float, inside: float, limit: float) -> Origin:
+    def _origin(self, op: int, other: int, kind: str, at: int, distance: float, inside: float, limit: float, shown: int = -1) -> Origin:
+        """`at`: the pair of rows to name; `shown`: that of the distance, when it is another one."""
         row, golden_row = self.rows[at]
+        if self._units is not None:
+            unit = float(self._units[at if shown < 0 else shown])
+            return Origin(op, other, kind, row, golden_row, distance * unit, inside * unit, unit)
         m = self.measured
         count = measure.elements(self.side.shape[row])
         noise = count >= 64 and m.norm[at] * np.sqrt(count) <= 8 * m.extremes[at] and kind in (RESULT, GRADIENT)

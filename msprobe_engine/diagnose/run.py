@@ -6,45 +6,58 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msprobe_engine import names
+from msprobe_engine.compare import calibrate
+from msprobe_engine.compare.calibrate import Floats
 from msprobe_engine.compare.side import Side, read_side
 from msprobe_engine.diagnose import explain, findings, layouts
 from msprobe_engine.diagnose.divergence import Divergence, diverge
 from msprobe_engine.diagnose.findings import Diagnosis
 from msprobe_engine.dump import layout
 from msprobe_engine.dump.reader import DumpDirectory, open_dump
-from msprobe_engine.errors import DumpFormatError, NothingCapturedError
+from msprobe_engine.errors import DumpFormatError, NothingCapturedError, UsageError
 from msprobe_engine.progress import bar
 
 MOST_SUSPECTS = 20
 
+Movements = Callable[[int, Mapping[int, Side], list[str]], Mapping[int, Floats]]
 BothSides = Callable[[int, list[str]], tuple[Mapping[int, Side], Mapping[int, Side]]]
 
 
-def diagnose(target: str | Path, golden: str | Path | None = None, output: str | Path | None = None) -> Diagnosis:
+def diagnose(
+    target: str | Path,
+    golden: str | Path | None = None,
+    output: str | Path | None = None,
+    calibration: Sequence[str | Path] = (),
+) -> Diagnosis:
     """Say what is wrong with a run.
 
     Args:
         target: the run in question: the root of a dump, a step, a rank directory, a dump.json, or an incident directory.
         golden: a run that is right, of the same kind; None: only what a run can say about itself.
         output: directory for ``diagnosis.json`` and ``diagnosis.html``; None: no files.
+        calibration: further dumps of the golden training, moved by one rounding unit: differences are counted in what they show.
 
     Raises:
+        UsageError: a calibration without a golden run.
         DumpFormatError: there is nothing to read at a path.
         NothingCapturedError: the two runs have no step or rank in common.
     """
     if golden is None:
         from msprobe_engine.diagnose.alone import diagnose_alone
 
+        if calibration:
+            raise UsageError("a calibration needs a golden run to be measured from: msprobe diagnose RUN GOLDEN --calibration DIR")
         found = diagnose_alone(Path(target))
     else:
-        found = _pair(Path(target), Path(golden))
+        found = _pair(Path(target), Path(golden), [Path(path) for path in calibration])
     if output is not None:
         found.write(output)
     return found
 
 
-def _pair(target: Path, golden: Path) -> Diagnosis:
+def _pair(target: Path, golden: Path, calibration: Sequence[Path]) -> Diagnosis:
     first, second = open_dump(target), open_dump(golden)
+    further = [open_dump(path) for path in calibration]
     steps = sorted(set(first.steps) & set(second.steps))
     if not steps and len(first.steps) == len(second.steps) == 1:
         steps = [first.steps[0]]
@@ -56,16 +69,21 @@ def _pair(target: Path, golden: Path) -> Diagnosis:
     def sides(step: int, problems: list[str]) -> tuple[dict[int, Side], dict[int, Side]]:
         return read_step(first, step, problems), read_step(second, step if step in second.steps else second.steps[0], problems)
 
-    return over_steps(steps, sides, f"{target} and {golden}")
+    def moved(step: int, right: Mapping[int, Side], problems: list[str]) -> dict[int, Floats]:
+        there = step if step in second.steps else second.steps[0]
+        return calibrate.of_ranks(right, [read_step(dump, there, problems) for dump in further if there in dump.steps])
+
+    return over_steps(steps, sides, f"{target} and {golden}", moved if further else None)
 
 
-def over_steps(steps: Sequence[int], sides: BothSides, what: str) -> Diagnosis:
+def over_steps(steps: Sequence[int], sides: BothSides, what: str, moved: Movements | None = None) -> Diagnosis:
     """Step after step until something is off.
 
     Args:
         steps: ascending.
         sides: step, and where to put sentences about what cannot be read -> the ranks of the target and of the golden run.
         what: the two runs, for messages.
+        moved: step, golden ranks, and where to put sentences -> what each row of a rank moves by round-off; None: as the dtypes say.
 
     Raises:
         NothingCapturedError: no record could be compared.
@@ -77,7 +95,8 @@ def over_steps(steps: Sequence[int], sides: BothSides, what: str) -> Diagnosis:
         for step in steps:
             a, b = sides(step, found.problems)
             if a and b:
-                before = layouts.diverge_layouts(a, b, before) if layouts.differ(a, b) else diverge(a, b, before)
+                compared = layouts.diverge_layouts if layouts.differ(a, b) else diverge
+                before = compared(a, b, before, moved(step, b, found.problems) if moved else None)
                 records += sum(walk.compared for walk in before.walks.values())
                 ranks |= set(before.walks)
                 _note_structure(found, before)
@@ -94,7 +113,7 @@ def over_steps(steps: Sequence[int], sides: BothSides, what: str) -> Diagnosis:
         largest = max((walk.largest for walk in before.walks.values()), default=0.0)
         if not largest and (found.renamed or any(found.unmatched.values())):
             found.finding = findings.STRUCTURE  # with round-off between them the calls are another way to the same numbers
-        found.evidence.append(f"The largest difference is {largest:.1e} of a tensor's size." if largest else "All numbers are the same.")
+        found.evidence.append(f"The largest difference is {_amount(before, largest)}." if largest else "All numbers are the same.")
     if before is not None:
         found.evidence += layouts.said(before)
     if before is not None and before.noise:
@@ -149,12 +168,18 @@ def _say(found: Diagnosis, step: int, divergence: Divergence) -> None:
     found.evidence += _evidence(divergence)
 
 
+def _amount(divergence: Divergence, distance: float) -> str:
+    if any(walker.calibrated for walker in divergence.walkers.values()):
+        return f"{distance:.1f} times the round-off that the calibration shows for the record"
+    return f"{distance:.1e} of a tensor's size"
+
+
 def _evidence(divergence: Divergence) -> list[str]:
     compared = sum(walk.compared for walk in divergence.walks.values())
     differing = sum(walk.differing for walk in divergence.walks.values())
     lines = [f"{differing:,} of {compared:,} records differ by more than round-off; all behind the first suspect may follow from it."]
     largest = max((walk.largest for walk in divergence.walks.values()), default=0.0)
-    lines.append(f"Records that agree differ by at most {largest:.1e}.")
+    lines.append(f"Records that agree differ by at most {_amount(divergence, largest)}.")
     counts: Mapping[str, int] = {rank: len(walk.origins) for rank, walk in divergence.walks.items()}  # type: ignore[misc]
     if len(counts) > 1:
         lines.append("Places where a difference begins, by rank: " + ", ".join(f"rank {rank}: {n}" for rank, n in sorted(counts.items())))
