@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from msprobe_engine.compare.options import CompareOptions
 from msprobe_engine.compare.schedule import Manifest, run_tasks
+from msprobe_engine.compare.side import Side, read_side
 from msprobe_engine.compare.source import Sources, Task, pair_paths
 from msprobe_engine.compare.summary import Comparison
 from msprobe_engine.compare.tables import check_format, unwritable
@@ -70,7 +70,7 @@ def compare_dumps(
     results = _results(sources, options, directory, manifest, keep, scheduler)
     found.results = [results[task.key] for task in sources.tasks]
     if diagnose:
-        _diagnose(found, sources, results)
+        _diagnose(found, sources, results, not options.steps and not options.ranks)
     for result in found.results:
         result.sides = None
     found.write(directory / f"compare_summary_{manifest.stamp}.json")
@@ -105,18 +105,16 @@ def _fingerprint(sources: Sources, options: CompareOptions) -> str:
     return hashlib.sha256(told.encode("utf-8", "backslashreplace")).hexdigest()[:16]
 
 
-def _diagnose(found: Comparison, sources: Sources, results: Mapping[str, Result]) -> None:
-    """Where the difference begins; from the sides that were read already when all ranks of both runs are among them."""
+def _diagnose(found: Comparison, sources: Sources, results: Mapping[str, Result], all_of_it: bool) -> None:
+    """Where the difference begins. Runs with other numbers of ranks are read whole: they may be cut differently."""
     from msprobe_engine.diagnose.run import diagnose, over_steps
 
     try:
-        have = [task for task in sources.tasks if results[task.key].sides is not None]
-        if len(have) == len(sources.tasks) and not sources.lost:
-            steps = sorted({task.step or 0 for task in have})
-            found.diagnosis = over_steps(steps, partial(_sides, have, results), f"{found.target} and {found.golden}")
-        elif sources.tasks:
+        if sources.lost and all_of_it and not Path(found.target).is_file():
             found.diagnosis = diagnose(found.target, found.golden)
-            found.diagnosis.problems = [p for p in found.diagnosis.problems if p not in found.all_problems]
+        else:
+            steps = sorted({task.step or 0 for task in sources.tasks})
+            found.diagnosis = over_steps(steps, partial(_sides, sources.tasks, results), f"{found.target} and {found.golden}")
     except (NothingCapturedError, DumpFormatError) as error:
         if not found.all_problems:
             found.problems.append(f"no diagnosis: {error}")
@@ -129,14 +127,17 @@ def _with_problems(diagnosis: Diagnosis, found: Comparison) -> Diagnosis:
     return diagnosis
 
 
-def _sides(tasks: list[Task], results: Mapping[str, Result], step: int, problems: list[str]) -> tuple[dict[int, Any], dict[int, Any]]:
-    del problems  # they are among those of the tasks
-    target, golden = {}, {}
+def _sides(tasks: list[Task], results: Mapping[str, Result], step: int, problems: list[str]) -> tuple[dict[int, Side], dict[int, Side]]:
+    """The ranks of a step: those that the tasks handed back, else read again."""
+    target: dict[int, Side] = {}
+    golden: dict[int, Side] = {}
     for number, task in enumerate(task for task in tasks if (task.step or 0) == step):
-        sides = results[task.key].sides
-        if sides is not None:
-            rank = task.rank if task.rank is not None else number
-            target[rank], golden[rank] = sides
+        rank = task.rank if task.rank is not None else number
+        try:
+            target[rank], golden[rank] = results[task.key].sides or (read_side(task.target), read_side(task.golden))
+        except DumpFormatError as error:
+            target.pop(rank, None)
+            problems.append(str(error))
     return target, golden
 
 

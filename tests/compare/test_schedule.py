@@ -1,0 +1,127 @@
+"""Tasks of a comparison: on processes, on a Dask cluster, after a worker was killed, after an interruption."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+from driver_dumps import pair
+
+from msprobe_engine.compare.api import compare_dumps
+from msprobe_engine.compare.options import CompareOptions
+from msprobe_engine.compare.schedule import Manifest, run_tasks
+from msprobe_engine.compare.source import Task, pair_paths
+from msprobe_engine.compare.work import Result, compare_guarded
+from msprobe_engine.errors import UsageError
+
+
+def _work(tmp_path: Path) -> partial[Result]:
+    return partial(compare_guarded, options=CompareOptions(), output=str(tmp_path / "out"), stamp="20260101000000", keep=False)
+
+
+@pytest.mark.parametrize("kind", ["serial", "threads", "processes"])
+def test_every_way_gives_the_same_tables(tmp_path: Path, kind: str) -> None:
+    """The bytes of the tables do not depend on where they were made."""
+    tasks = pair_paths(*pair(tmp_path, 3, wrong=2)).tasks
+    found = {task.rank: result for task, result in run_tasks(tasks, _work(tmp_path), kind, 2, 2048)}
+    assert sorted(found) == [0, 1, 2]
+    assert all(not result.problems for result in found.values())
+    serial = [compare_guarded(task, CompareOptions(), str(tmp_path / "serial"), "20260101000000", False) for task in tasks]
+    for rank, result in found.items():
+        assert Path(result.files[0]).read_bytes() == Path(serial[rank].files[0]).read_bytes()
+
+
+def test_a_task_that_kills_its_process_is_said_and_the_others_are_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the system kills a process for memory: the pool is broken, what it held is done again one by one."""
+    (tmp_path / "killing_work.py").write_text(
+        "import os\nfrom msprobe_engine.compare.work import Result\n"
+        "def work(task):\n    if task.rank == 1:\n        os._exit(9)\n    return Result(task.key)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    import killing_work  # type: ignore[import-not-found]
+
+    tasks = [Task(tmp_path, tmp_path, 0, rank, stem=f"rank{rank}") for rank in range(4)]
+    found = {task.rank: result for task, result in run_tasks(tasks, killing_work.work, "processes", 2, 2048)}
+    assert sorted(found) == [0, 1, 2, 3]
+    assert "was killed" in found[1].problems[0]
+    assert not any(found[rank].problems for rank in (0, 2, 3))
+
+
+def test_no_script_is_run_twice(tmp_path: Path) -> None:
+    """A user's script that calls compare without asking for __main__ is not run again by the processes it starts."""
+    target, golden = pair(tmp_path, 2)
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from msprobe_engine.compare.api import compare_dumps\nfrom msprobe_engine.compare.options import CompareOptions\n"
+        f"print('begun')\ncompare_dumps({str(target)!r}, {str(golden)!r}, {str(tmp_path / 'out')!r},"
+        " CompareOptions(scheduler='processes', workers=2))\n"
+    )
+    import subprocess
+
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout.count("begun") == 1
+    assert len(list((tmp_path / "out").glob("compare_result_rank*.csv"))) == 2
+
+
+def test_a_dask_cluster_of_two_workers_one_of_them_killed(tmp_path: Path) -> None:
+    """What the killed worker had is done by the other one; all tables are there."""
+    distributed = pytest.importorskip("distributed")
+    tasks = pair_paths(*pair(tmp_path, 12, calls=200)).tasks
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
+        found = {}
+        for task, result in run_tasks(tasks, _work(tmp_path), "dask", 0, 2048, cluster.scheduler_address):
+            if not found:
+                os.kill(cluster.workers[0].pid, signal.SIGKILL)  # its nanny
+                for worker in list(cluster.scheduler.workers.values())[:1]:
+                    os.kill(int(worker.metrics.get("pid", 0)) or cluster.workers[0].process.pid, signal.SIGKILL)
+            found[task.rank] = result
+    assert sorted(found) == list(range(12))
+    assert all(Path(result.files[0]).is_file() and not result.problems for result in found.values())
+
+
+def test_no_cluster_at_the_address() -> None:
+    """Said with the address and what to give."""
+    pytest.importorskip("distributed")
+    with pytest.raises(UsageError, match="tcp://host:port"):
+        list(run_tasks([], lambda task: Result(task.key), "dask", 0, 64, "nonsense://x"))
+
+
+def test_an_interrupted_comparison_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables that are there are kept when the same comparison is called again; a changed dump is compared anew."""
+    target, golden = pair(tmp_path, 3)
+    import msprobe_engine.compare.api as api
+
+    real = api.compare_guarded
+
+    def stops(task: Task, **kwargs: object) -> Result:
+        if task.rank == 2:
+            raise KeyboardInterrupt
+        return real(task, **kwargs)  # type: ignore[arg-type]
+
+    options = CompareOptions(workers=1)
+    monkeypatch.setattr(api, "compare_guarded", stops)
+    with pytest.raises(KeyboardInterrupt):
+        compare_dumps(target, golden, tmp_path / "out", options)
+    first = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "out").glob("*.csv")}
+    assert len(first) == 2
+    monkeypatch.setattr(api, "compare_guarded", real)
+    file = target / "step0/rank0/dump.json"
+    os.utime(file, ns=(0, 0))
+    found = compare_dumps(target, golden, tmp_path / "out", options)
+    assert "1 of 3 tables" in found.notes[-1]
+    after = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "out").glob("*.csv")}
+    assert len(after) == 3
+    assert [name for name, time in first.items() if after[name] == time] == [name for name in first if "rank1" in name]
+    assert not list((tmp_path / "out").glob(".*"))
+
+
+def test_a_damaged_manifest_is_no_manifest(tmp_path: Path) -> None:
+    """It is written anew."""
+    (tmp_path / ".compare_k.json").write_text('{"stamp": 3')
+    manifest = Manifest(tmp_path, "k", "20260101000000")
+    assert manifest.stamp == "20260101000000"
+    assert manifest.done(Task(tmp_path, tmp_path)) is None
