@@ -156,7 +156,7 @@ class LayoutCache:
         # An entry holds plain argument values too (an iteration number, for example); what is equal need not be walked again.
         old, known = (self._memory.entries, self._memory.leaves) if self._memory is not None else ([], [])
         shared = min(len(old), len(known))
-        return [known[i] if i < shared and entry == old[i] else _tensors(entry) for i, entry in enumerate(frame.entries)]
+        return [known[i] if i < shared and entry == old[i] else _tensors(entry, frame.rank) for i, entry in enumerate(frame.entries)]
 
     def _build(self, frame: Frame, found: list[list[tuple[str, int, int]]]) -> Layout:
         names: list[str] = []
@@ -183,14 +183,24 @@ class LayoutCache:
         return Layout(names, keys, index, np.array(kinds, np.int8), np.array(order, np.intp), _is_plain(index, frame), self._number)
 
 
-def _tensors(entry: Entry) -> list[tuple[str, int, int]]:
+def _tensors(entry: Entry, rank: int) -> list[tuple[str, int, int]]:
     out = []
+    received = _is_received(entry, rank)
     for place, ref in leaves(entry):
         if ref.row >= 0:
             first = place.split(".", 1)[0]
+            if received and first in _SECTION:
+                continue
             kind = KIND_INDEX[entry_kind(entry, _SECTION.get(first, first))]
             out.append((f"{entry.name}.{place}", ref.row, kind))
     return out
+
+
+def _is_received(entry: Entry, rank: int) -> bool:
+    """Is it a broadcast of another rank? What lies in this rank's memory before it is no number of the training."""
+    if not entry.name.startswith("Distributed.") or "broadcast" not in entry.name:
+        return False
+    return entry.tags.get("root", rank) != rank
 
 
 def _alike(new: list[Sample], old: list[Sample]) -> bool:

@@ -183,7 +183,8 @@ class _Observer(CollectiveObserver):
         site = watch.site(operation.caller if operation.caller is not None else sys._getframe())
         if not site.wanted:
             return self._unrecorded(operation, receives)
-        group = group_label(operation.tags().get("group_ranks"))
+        tags = operation.tags()
+        group = group_label(tags.get("group_ranks"))
         if watch.stacks:
             watch.note(name, group, site)
             return self._unrecorded(operation, receives)
@@ -193,7 +194,8 @@ class _Observer(CollectiveObserver):
             tag = f"{name}/rank{rank}/{when}_{number}_{i}"
             watch.put(tensor, name, micro_step, {"tag": tag, "call": number, "site": site.place, "group": group})
 
-        if watch.inputs:
+        # what lies in memory that another rank's broadcast comes to is no number of the training
+        if watch.inputs and not ("broadcast" in name and tags.get("root", rank) != rank):
             for i, tensor in enumerate(inputs):
                 put("pre", i, tensor)
         if not watch.outputs:

@@ -206,7 +206,7 @@ def calls_of(frame: Any) -> list[dict[str, Any]]:
             call: dict[str, Any] = {"op": op, "reduce": tags.get("reduce"), "ranks": tags.get("group_ranks")}
             for place, ref in leaves(entry):
                 statistics = read(frame.rows[ref.row])
-                if statistics.count and statistics.norm is not None:
+                if ref.row >= 0 and statistics.count and statistics.norm is not None:
                     call.setdefault(place.split(".")[0], []).append((statistics.count, statistics.mean, statistics.norm))
             found.append(call)
     return found
