@@ -200,7 +200,8 @@ class TensorMode:
         if not figures.size:
             said.append("both are empty")
         said.append(tensor_words.sentence(figures, golden.shape, coarse, allowed))
-        return Measured(tensor_words.cells(figures), (), "; ".join(part for part in said if part), figures.distance, allowed)
+        distance = math.nan if shapes else figures.distance  # another shape is a fact, whatever the numbers say
+        return Measured(tensor_words.cells(figures), (), "; ".join(part for part in said if part), distance, allowed)
 
     def _extra(self, target: Readable, golden: Readable, found: Measured) -> tuple[list[Cell], list[str]]:
         if not self._metrics:

@@ -1,0 +1,101 @@
+"""Distances from saved tensors: what statistics cannot see."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from msprobe_engine.compare.side import Side, read_side
+from msprobe_engine.compare.structure import Matcher
+from msprobe_engine.compare.tree import Tree
+from msprobe_engine.diagnose import measure
+from msprobe_engine.diagnose.exact import refine
+from msprobe_engine.diagnose.origins import Walker
+
+
+def leaf(tensor: torch.Tensor, name: str, folder: Path) -> dict[str, object]:
+    torch.save(tensor, folder / f"{name}.pt")
+    numbers = {"Max": tensor.max().item(), "Min": tensor.min().item(), "Mean": tensor.mean().item(), "Norm": tensor.norm().item()}
+    shown = {"type": "torch.Tensor", "dtype": str(tensor.dtype), "shape": list(tensor.shape), "requires_grad": False}
+    return {**shown, **numbers, "data_name": f"{name}.pt"}
+
+
+def dumped(root: Path, order: list[int]) -> Side:
+    """A product whose weight has its rows in this order, and a call after it."""
+    folder = root / "dump_tensor_data"
+    folder.mkdir(parents=True)
+    torch.manual_seed(0)
+    x = torch.randint(-8, 8, (4, 6)).float()
+    weight = torch.randint(-8, 8, (6, 6)).float()[order]
+    y = x @ weight.T
+    z = y.relu()
+    data = {}
+    for name, inputs, output in (("Functional.linear.0.forward", [x, weight], y), ("Torch.relu.0.forward", [y], z)):
+        leaves = [leaf(tensor, f"{name}.input.{i}", folder) for i, tensor in enumerate(inputs)]
+        data[name] = {"input_args": leaves, "input_kwargs": {}, "output": [leaf(output, f"{name}.output.0", folder)]}
+    (root / "dump.json").write_text(json.dumps({"task": "tensor", "level": "L1", "framework": "pytorch", "data": data}))
+    return read_side(root / "dump.json")
+
+
+@pytest.fixture
+def sides(tmp_path: Path) -> tuple[Side, Side]:
+    return dumped(tmp_path / "target", [3, 4, 5, 0, 1, 2]), dumped(tmp_path / "golden", [0, 1, 2, 3, 4, 5])
+
+
+def walker(target: Side, golden: Side) -> Walker:
+    a, b = Tree(target), Tree(golden)
+    return Walker(a, b, Matcher(a, b).run())
+
+
+def test_swapped_rows_of_a_weight_are_found_where_they_enter(sides: tuple[Side, Side]) -> None:
+    """Maximum, minimum, mean and norm of a permuted weight and of its product are the same; the elements say which record got it."""
+    target, golden = sides
+    found = walker(target, golden)
+    assert refine(found.measured, target, golden, found.rows) == len(found.rows)
+    first = found.walk().origins[0]
+    assert target.ops[first.op] == "Functional.linear.0.forward"
+    assert first.distance > 0.1
+
+
+def test_statistics_alone_see_nothing(sides: tuple[Side, Side]) -> None:
+    """The premise of the test above: by their statistics the two dumps are the same."""
+    target, golden = sides
+    rows = [(i, i) for i in range(len(target))]
+    assert not measure.distances(target, golden, rows).distance.any()
+
+
+def test_tensors_that_cannot_be_read_keep_their_distance(sides: tuple[Side, Side]) -> None:
+    """Missing and damaged files, and files of another shape, change nothing."""
+    target, golden = sides
+    folder = target.path.parent / "dump_tensor_data"
+    names = [target.data_name[row] for row in range(3)]
+    (folder / names[0]).unlink()
+    (folder / names[1]).write_bytes(b"PK")
+    torch.save(torch.ones(3), folder / names[2])
+    rows = [(i, i) for i in range(3)]
+    found = measure.distances(target, golden, rows)
+    before = found.distance.copy()
+    assert refine(found, target, golden, rows) == 0
+    np.testing.assert_array_equal(found.distance, before)
+
+
+def test_nan_is_told_from_difference(sides: tuple[Side, Side]) -> None:
+    """NaN on one side only is an infinite distance; at places of both sides it is none."""
+    target, golden = sides
+    name = target.data_name[0]
+    good = torch.load(golden.path.parent / "dump_tensor_data" / name)
+    bad = good.clone()
+    bad[0, 0] = float("nan")
+    found = measure.distances(target, golden, [(0, 0)])
+    torch.save(bad, target.path.parent / "dump_tensor_data" / name)
+    refine(found, target, golden, [(0, 0)])
+    assert found.distance[0] == np.inf
+    assert found.bad_target[0]
+    assert not found.bad_golden[0]
+    torch.save(bad, golden.path.parent / "dump_tensor_data" / name)
+    refine(found, target, golden, [(0, 0)])
+    assert found.distance[0] == 0
