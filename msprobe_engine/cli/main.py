@@ -39,6 +39,7 @@ COMMANDS = {
     "nan_analyze": Command("nan_analyze", "find the operator where the first NaN or Inf was born, over all ranks of a step"),
     "parse": Command("parse", "convert saved tensors to .pt or .npy; without -d the interactive tool of 8.1.1"),
     "run": Command("run", "run a launch line with the probe in every training process it starts"),
+    "run_overflow_check": Command("run_overflow_check", "run the APIs of an overflow dump again: normal or abnormal overflow"),
     "show": Command("show", "list what an output directory holds: dumps, monitor files, incidents, reports"),
 }
 GROUPS = ("grad_probe", "monitor")

@@ -364,6 +364,12 @@ class TorchBackend(PairRows, Wanted, Job):
             with os.fdopen(descriptor, "wb") as file:
                 torch.save(copy, file)
 
+    def rerun_overflow(self, file: Path, device_id: int, jit_compile: bool) -> Any:
+        """What ``msprobe run_overflow_check`` does."""
+        from msprobe_integrations.torch.overflow_rerun import rerun
+
+        return rerun(file, device_id, jit_compile)
+
     def to_bytes(self, tensor: Any) -> bytes:
         """A CPU tensor as the content of a ``.pt`` file."""
         buffer = io.BytesIO()
