@@ -15,6 +15,7 @@ from msprobe_engine.compare.align import align, gaps
 from msprobe_engine.compare.side import INPUT, Side
 from msprobe_engine.compare.tree import ROOT, Tree
 
+
 @dataclass
 class Structure:
     """Which record belongs to which.

@@ -1,0 +1,70 @@
+"""Mapping files: read as plain data, and written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from msprobe_engine.dump import layout
+from msprobe_engine.errors import UsageError
+from msprobe_engine.settings.text import open_file, parse_json, parse_yaml
+
+LARGEST = 1 << 30
+"""Bytes of a mapping file; the existing tool's limit for YAML."""
+
+
+def read_mapping(source: Any, what: str) -> Any:
+    """Content of a mapping: a file's (YAML or JSON), or the mapping itself when one is given in place of a path.
+
+    Raises:
+        UsageError: it cannot be read, or is no mapping and no list.
+    """
+    if isinstance(source, (str, Path)):
+        source = _file(Path(source), what)
+    if source is None:
+        return {}
+    if not isinstance(source, (Mapping, list)):
+        raise UsageError(f"compare: the {what} is a {type(source).__name__}; a path, a mapping or (api mapping) a list is allowed")
+    return source
+
+
+def _file(path: Path, what: str) -> Any:
+    try:
+        with open_file(path) as file:
+            raw = file.read(LARGEST + 1)
+        if len(raw) > LARGEST:
+            raise ValueError("it is larger than 1 GiB")
+        text = raw.decode("utf-8-sig")
+        return parse_json(text) if path.suffix.lower() == ".json" else parse_yaml(text)
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        raise UsageError(f"compare: the {what} {path} cannot be read: {error}") from error
+
+
+def texts(mapping: Any, what: str) -> dict[str, str]:
+    """A mapping of names to names.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if not isinstance(mapping, Mapping):
+        raise UsageError(f"compare: the {what} is a {type(mapping).__name__}; a mapping of names to names is needed")
+    for key, value in mapping.items():
+        if isinstance(value, (Mapping, list)) or value is None:
+            raise UsageError(f"compare: the {what} maps {str(key)[:120]!r} to {str(value)[:80]!r}; a name is needed")
+    return {str(key): str(value) for key, value in mapping.items()}
+
+
+def save_mapping(directory: Path | str, mapping: Mapping[str, str], stem: str = "mapping") -> Path:
+    """Write ``{stem}_{YYYYmmddHHMMSS}.yaml`` and return its path.
+
+    Raises:
+        OSError: it cannot be written; nothing partial stays.
+    """
+    path = Path(directory) / f"{stem}_{datetime.now():%Y%m%d%H%M%S}.yaml"
+    text = yaml.safe_dump(dict(mapping), allow_unicode=True, sort_keys=False, width=4096)
+    layout.write_file(path, [text.encode("utf-8", "surrogatepass")])
+    return path

@@ -1,0 +1,124 @@
+"""Which row of the target is compared with which row of the golden side, and in what order the table shows them.
+
+Without ``compat`` records are matched by structure (`match_structure`) and their rows by role and place; rows that nothing matches are
+kept, on both sides. With it, or by name, rows are joined as the existing tool joins them (`match_exact`, `match_fuzzy`). Mappings say
+what a name of the target is called on the golden side; of several the api mapping comes first, then the cell mapping, then the data
+mapping, which a layer mapping replaces.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from msprobe_engine.compare import match_exact, match_fuzzy, match_structure
+from msprobe_engine.compare.dtypes import comparable
+from msprobe_engine.compare.mapping_api import ApiMapping
+from msprobe_engine.compare.mapping_cell import CellMapping
+from msprobe_engine.compare.mapping_data import DataMapping
+from msprobe_engine.compare.mapping_layer import rows_by_layer
+from msprobe_engine.compare.names_of_rows import Keys, keys_of
+from msprobe_engine.compare.options import CompareOptions
+from msprobe_engine.compare.rows import Pairs
+from msprobe_engine.compare.side import Side
+from msprobe_engine.errors import UsageError
+
+FUZZY_MESSAGE = "Fuzzy matching data, the comparison accuracy may be affected."
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass
+class Matching:
+    """Rows of the table, in its order.
+
+    Attributes:
+        target, golden: int64 (n,), row of each side; -1 where that side has none. Never -1 on both.
+        messages: position among the n -> what is to be said about the match.
+        ops: int64 (m, 2), records of the target and of the golden side that belong together; -1 where one side has none. In the order of
+            the table.
+        renamed: ``path.Class`` of modules of the target -> what they are called on the golden side, where that differs. Saved with
+            `mapping_data.save_mapping` it is a cell mapping, which ``-cm`` and ``-dm`` read.
+        rows: the data mapping that a layer mapping came to (row name -> row name or ``N/A``); None without one.
+    """
+
+    target: Integers
+    golden: Integers
+    messages: dict[int, str]
+    ops: Integers
+    renamed: dict[str, str] = field(default_factory=dict)
+    rows: dict[str, str] | None = None
+
+    def __len__(self) -> int:
+        return len(self.target)
+
+
+def match(target: Side, golden: Side, options: CompareOptions) -> Matching:
+    """Match two sides.
+
+    Raises:
+        UsageError: mappings that exclude each other, or that are none.
+    """
+    if options.fuzzy and options.data_mapping:
+        raise UsageError("compare: fuzzy matching and a data mapping exclude each other; give one of them")
+    cross = target.framework != golden.framework
+    cell, api = CellMapping.read(options.cell_mapping, options.old), ApiMapping.read(options.api_mapping, options.old)
+    data = DataMapping.read(options.data_mapping)
+    layers = rows_by_layer(target, golden, options.layer_mapping) if options.layer_mapping else None
+    if layers is not None:
+        data = DataMapping(layers)
+    if not options.compat and options.match == "structure":
+        if cross and cell is None and api is None:
+            cell, api = CellMapping({}, options.old), ApiMapping([], options.old)
+        pairs, renamed = match_structure.match_rows(target, golden, cell, api, data, layered=layers is not None)
+    else:
+        keys = keys_of(target, golden, api, cell, data, options)
+        pairs, renamed = _by_name(target, golden, keys, data is not None, cross, options), {}
+    messages = dict(pairs.messages)
+    if options.fuzzy and (options.compat or options.match == "name"):
+        messages.update({at: FUZZY_MESSAGE for at, (i, j) in enumerate(zip(pairs.target, pairs.golden)) if i >= 0 and j >= 0})
+    a, b = np.array(pairs.target, np.int64), np.array(pairs.golden, np.int64)
+    return Matching(a, b, messages, _records(target, golden, a, b), renamed, layers)
+
+
+def _by_name(target: Side, golden: Side, keys: Keys, mapped: bool, cross: bool, options: CompareOptions) -> Pairs:
+    """Rows joined by name; what is left of the golden side is kept without `compat`."""
+    if mapped:
+        pairs = match_exact.joined(keys, keep_order=True)
+    elif options.fuzzy:
+        pairs = match_fuzzy.joined(keys, [str(s) for s in target.shape], [str(s) for s in golden.shape], options.old, options.compat)
+    elif options.old:
+        a, b = target.shape, golden.shape
+        shaped = Keys(list(zip(keys.target, map(str, a))), list(zip(keys.golden, map(str, b))), keys.rows, keys.golden_rows)
+        pairs = match_exact.joined(shaped, keep_order=False)
+    else:
+        pairs = match_exact.joined(keys, keep_order=True)
+    if not mapped:
+        for at, (i, j) in enumerate(zip(pairs.target, pairs.golden)):
+            if j >= 0 and not comparable(target.dtype[i], golden.dtype[j], cross, with_double=not options.old):
+                pairs.golden[at] = -1
+    return pairs if options.compat else pairs.with_rest(range(len(golden)))
+
+
+def _records(target: Side, golden: Side, first: Integers, second: Integers) -> Integers:
+    """Records of the rows; a record that several rows speak of counts once, with the partner of the first row that has one."""
+    op, other = np.frombuffer(target.op, np.int64), np.frombuffer(golden.op, np.int64)
+    found: dict[int, int] = {}
+    order: list[tuple[int, int]] = []
+    partners: set[int] = set()
+    for i, j in zip(first.tolist(), second.tolist()):
+        a, b = (int(op[i]) if i >= 0 else -1), (int(other[j]) if j >= 0 else -1)
+        if a >= 0:
+            if a not in found:
+                order.append((a, -1))
+                found[a] = -1
+            if found[a] < 0 <= b:
+                found[a] = b
+            partners.add(b)
+        elif b not in partners:
+            partners.add(b)
+            order.append((-1, b))
+    pairs = [(a, found[a] if a >= 0 else b) for a, b in order]
+    taken = {b for a, b in pairs if a >= 0}
+    return np.array([(a, b) for a, b in pairs if a >= 0 or b not in taken], np.int64).reshape(-1, 2)

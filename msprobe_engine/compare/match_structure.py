@@ -1,0 +1,138 @@
+"""Rows of records that belong together by structure, by role and place; what one side only has is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msprobe_engine.compare.mapping_api import ApiMapping, functions
+from msprobe_engine.compare.mapping_cell import CellMapping
+from msprobe_engine.compare.mapping_data import DataMapping, module_place
+from msprobe_engine.compare.rows import Pairs
+from msprobe_engine.compare.side import INPUT, Side
+from msprobe_engine.compare.structure import Matcher
+from msprobe_engine.compare.tree import Tree
+
+BY_PLACE = "One side was given this argument by position, the other by name."
+
+
+def match_rows(
+    target: Side, golden: Side, cell: CellMapping | None, api: ApiMapping | None, data: DataMapping | None, layered: bool
+) -> tuple[Pairs, dict[str, str]]:
+    """Match.
+
+    Args:
+        target, golden: the sides.
+        cell, api: how records of the target are called on the golden side.
+        data: rows that belong together whatever the structure says.
+        layered: `data` is all there is: rows that it leaves without a partner have none.
+
+    Returns:
+        Rows in the order of execution of the target, each row of the golden side without a partner behind its predecessor; and modules
+        (``path.Class``) that are called otherwise on the golden side.
+    """
+    names, places = _taken_for(target, golden, cell, api)
+    tree, other = Tree(target, names), Tree(golden)
+    partner: dict[int, int] = {}
+    renamed: dict[str, str] = {}
+    pairs = Pairs()
+    order = execution_order(tree)
+    if not layered:
+        structure = Matcher(tree, other).run()
+        partner = dict(structure.pairs)
+        for op, match in structure.pairs:
+            mine, its = module_place(target.ops[op]), module_place(golden.ops[match])
+            if mine is not None and its is not None and mine != its:
+                renamed.setdefault(mine, its)
+    fixed = _fixed(target, golden, data)
+    taken = set(fixed.values())
+    for op in order:
+        _record(pairs, target, golden, op, partner.get(op, -1), places, fixed, taken)
+    rest = _in_order(golden, other)
+    return pairs.with_rest(rest), renamed
+
+
+def execution_order(tree: Tree) -> list[int]:
+    """Records in the order of execution: parameter gradients stand where their module's last backward call ends, not where the file has
+    a place for them."""
+    ends: dict[str, int] = {}
+    for op, kind in enumerate(tree.kinds):
+        if len(kind) == 4 and kind[0] == "backward":
+            ends[kind[2]] = op
+    keys = [(max(ends.get(kind[2], op), op) if kind[0] == "parameters_grad" else op, op) for op, kind in enumerate(tree.kinds)]
+    return [op for _, op in sorted(keys)]
+
+
+def _in_order(side: Side, tree: Tree) -> list[int]:
+    return [row for op in execution_order(tree) for row in side.rows(op)]
+
+
+def _taken_for(
+    target: Side, golden: Side, cell: CellMapping | None, api: ApiMapping | None
+) -> tuple[list[str] | None, dict[int, str] | None]:
+    """Names of the target's records on the golden side, and places of the rows that an api mapping moves."""
+    if api is not None:
+        known = functions(golden)
+        names = [api.record_name(name, known) for name in target.ops]
+        places = {}
+        if api.entries:
+            rows = [row for row in range(len(target)) if ".".join(target.ops[target.op[row]].split(".", 2)[:2]) in api.entries]
+            records = [target.ops[target.op[row]] for row in rows]
+            keys = api.row_names([target.name[row] for row in rows], records, golden)
+            places = {row: key[len(names[target.op[row]]) :] for row, key in zip(rows, keys)}
+        if cell is not None:
+            names = [cell.record_name(name) for name in names]
+        return names, places
+    return (None if cell is None else [cell.record_name(name) for name in target.ops]), None
+
+
+def _fixed(target: Side, golden: Side, data: DataMapping | None) -> dict[int, int]:
+    """Rows of the target that a data mapping names -> their rows of the golden side, -1 when that has no such row."""
+    if data is None:
+        return {}
+    index = {name: row for row, name in enumerate(golden.name)}
+    found = {}
+    for row, name in enumerate(target.name):
+        other = data.row_name(name, "")
+        if other:
+            found[row] = index.get(other, -1)
+    return found
+
+
+def _record(
+    pairs: Pairs,
+    target: Side,
+    golden: Side,
+    op: int,
+    match: int,
+    places: dict[int, str] | None,
+    fixed: dict[int, int],
+    taken: set[int],
+) -> None:
+    mine = target.rows(op)
+    if match < 0:
+        for row in mine:
+            pairs.add(row, fixed.get(row, -1))
+        return
+    cut, other = len(target.ops[op]), len(golden.ops[match])
+    its = golden.rows(match)
+    first = [places[row] if places and row in places else target.name[row][cut:] for row in mine]
+    second = [golden.name[row][other:] for row in its]
+    if not fixed and first == second:
+        pairs.target += mine
+        pairs.golden += its
+        return
+    free = {(golden.role[row], place): row for row, place in zip(its, second) if row not in taken}
+    found = {row: fixed[row] if row in fixed else free.pop((target.role[row], place), -1) for row, place in zip(mine, first)}
+    by_place = _arguments(target, golden, [row for row in mine if found[row] < 0 and row not in fixed], sorted(free.values()))
+    for row in mine:
+        pairs.add(row, by_place.get(row, found[row]), BY_PLACE if row in by_place else "")
+
+
+def _arguments(target: Side, golden: Side, first: Sequence[int], second: Sequence[int]) -> dict[int, int]:
+    """Inputs that are left on both sides, when they are as many and of the same shapes in the same order: the same arguments, given by
+    position on one side and by name on the other."""
+    mine = [row for row in first if target.role[row] == INPUT]
+    its = [row for row in second if golden.role[row] == INPUT]
+    if len(mine) != len(its) or [target.shape[row] for row in mine] != [golden.shape[row] for row in its]:
+        return {}
+    return dict(zip(mine, its))
