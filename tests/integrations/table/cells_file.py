@@ -11,6 +11,7 @@ from typing import NamedTuple
 from cell_names import FEATURES, FRAMEWORKS, checked
 
 FILE = Path(__file__).with_name("cells.jsonl")
+ROOT = Path(__file__).parents[3]
 _ORDER = {name: i for i, name in enumerate(FRAMEWORKS)}
 
 
@@ -66,11 +67,18 @@ def gathered(directory: Path) -> list[Cell]:
     ]
 
 
-def merged(kept: Iterable[Cell], new: Iterable[Cell]) -> list[Cell]:
-    """New cells, and kept ones of versions of a framework that the new run did not have."""
+def merged(kept: Iterable[Cell], new: Iterable[Cell], root: Path = ROOT) -> list[Cell]:
+    """New cells, and kept ones that the new run did not have and that still have a test below `root`."""
     new = list(new)
-    ran = {cell.row[:2] for cell in new}
-    return _sorted([*new, *(cell for cell in kept if cell.row[:2] not in ran)])
+    ran = {(cell.row, cell.feature) for cell in new}
+    left = [cell._replace(tests=tuple(test for test in cell.tests if _exists(test, root))) for cell in kept]
+    return _sorted([*new, *(cell for cell in left if cell.tests and (cell.row, cell.feature) not in ran)])
+
+
+def _exists(test: str, root: Path) -> bool:
+    file, *_, function = test.split("::")
+    path = root / file
+    return path.is_file() and re.search(rf"^\s*def {re.escape(function)}\(", path.read_text(encoding="utf-8"), re.MULTILINE) is not None
 
 
 def read(file: Path = FILE) -> list[Cell]:

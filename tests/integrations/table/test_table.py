@@ -72,7 +72,8 @@ def test_rows_that_only_the_reasons_name() -> None:
 
 
 def test_notes_become_cells(tmp_path: Path) -> None:
-    """Notes of all processes come together per cell; kept cells of versions that did not run again stay, others go."""
+    """Notes of all processes come together per cell; one that has run again takes the place of the kept one, the others
+    stay as long as one of their tests is there."""
     note = {
         **DDP._asdict(),
         "compared": True,
@@ -89,13 +90,20 @@ def test_notes_become_cells(tmp_path: Path) -> None:
     proven = {("dump L0", tests, True), ("same bits", tests, True), ("grad probe", tests, False)}
     assert {(c.feature, c.tests, c.compared) for c in new} == proven
     old = Row("PyTorch", "2.4.1", "DDP, 2 ranks")
-    kept = cells_file.merged([cell(old, "dump L1"), cell(DDP, "dump mix")], new)
+    (tmp_path / "tests" / "a").mkdir(parents=True)
+    (tmp_path / "tests" / "a" / "test_a.py").write_text("def test_ab(): ...\ndef test_a(): ...\n")
+    gone, moved = "tests/a/test_a.py::test_b", "tests/b/test_b.py::test_a"
+    before = [cell(old, "dump L1"), cell(DDP, "dump L0", gone), cell(DDP, "dump L1", gone), cell(FSDP, "dump L0", moved)]
+    before.append(cell(DDP, "dump mix")._replace(tests=(*tests, gone)))
+    kept = cells_file.merged(before, new, tmp_path)
     assert [(c.row.version, c.feature) for c in kept] == [
         ("2.13.0", "dump L0"),
+        ("2.13.0", "dump mix"),
         ("2.13.0", "grad probe"),
         ("2.13.0", "same bits"),
         ("2.4.1", "dump L1"),
     ]
+    assert {c.tests for c in kept} == {tests}
     cells_file.write(kept, tmp_path / "cells.jsonl")
     assert cells_file.read(tmp_path / "cells.jsonl") == kept
 
