@@ -167,6 +167,8 @@ class _Table:
             return
         if self.old:
             _fill(cells, (self.rows[part] >= 0) & (self.others[part] >= 0))
+            if self.options.fuzzy:
+                _say_fuzzy(cells)
             cells[c.ACCURACY] = [verdict_811.accuracy(a, b) for a, b in zip(cells[c.COSINE], cells[c.MAX_ABS])]
             self._highlight(cells, part, True)
         else:
@@ -228,6 +230,12 @@ class _Table:
             found.append(UNMATCHED if lines is None else str(lines))
             before = record
         return found
+
+
+def _say_fuzzy(cells: Block) -> None:
+    for at, (a, b) in enumerate(zip(cells[c.TARGET_NAME], cells[c.GOLDEN_NAME])):
+        if a != b and b != UNMATCHED:
+            cells[c.MESSAGE][at] += f" {verdict_811.FUZZY}"
 
 
 def _fill(cells: Block, matched: npt.NDArray[np.bool_]) -> None:

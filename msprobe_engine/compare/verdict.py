@@ -68,6 +68,8 @@ class Judge:
         for name, part in (("_argument", found.argument), ("_shape", found.shape), ("_dtype", found.dtype)):
             getattr(self, name)[self.both] = part
         self._bad[self.both] = found.bad_target != found.bad_golden
+        self._alien = self._made_alone()
+        self.distance[self._alien] = np.inf
         if distance is not None:
             self.distance = np.where(np.isnan(distance), self.distance, distance)
         role = np.frombuffer(bytes(target.role) or b"\0", np.uint8)
@@ -85,7 +87,7 @@ class Judge:
         out = (self.role == OUTPUT) | ~np.isin(self.role, (INPUT, PARAMETERS, OUTPUT, PARAMETERS_GRAD))
         measured = self.both & ~self._argument
         went_in = measured & ~out & ~gradient
-        inner, outer = self._largest(went_in), self._largest(measured & out)
+        inner, outer = self._largest(went_in), self._largest((measured & out) | self._alien)
         before = np.concatenate(([0.0], np.maximum.accumulate(outer)[:-1]))
         known = np.zeros(len(self.starts), bool)
         known[self.group[went_in]] = True
@@ -100,13 +102,25 @@ class Judge:
         for at in np.flatnonzero(begins).tolist():
             judged.set(at, ERROR, self._sentence(at, feeding, limits, True))
         self._facts(judged, feeding)
-        if begins.any() or (judged.level == ERROR).any():
+        self._alone(judged)
+        if (judged.level == ERROR).any():
             first = int(np.flatnonzero(judged.level == ERROR)[0])
             later = gradient | (np.arange(n) >= self.starts[self.group[first]])
             for at in np.flatnonzero(measured & later & ~begins & (self.distance > limits[self.group])).tolist():
                 judged.set(at, WARNING, self._sentence(at, feeding, limits, False))
-        self._alone(judged)
         return judged
+
+    def _made_alone(self) -> Bools:
+        """NaN or +Inf that a call gives out which only the target has. (-Inf alone is what masks are made of.)"""
+        alone = np.flatnonzero((self.rows >= 0) & (self.others < 0))
+        found = np.zeros(len(self.rows), bool)
+        for at in alone.tolist():
+            row = int(self.rows[at])
+            found[at] = self.target.role[row] == OUTPUT and self._overflown(row)
+        return found
+
+    def _overflown(self, row: int) -> bool:
+        return row in self.target.nans or str(self.target.four(row)[0]).lower() in ("nan", "inf")
 
     def _largest(self, among: Bools) -> Floats:
         return np.asarray(np.maximum.reduceat(np.where(among, self.distance, 0.0), self.starts))
@@ -189,7 +203,14 @@ class Judge:
     def _alone(self, judged: Judged) -> None:
         for at in np.flatnonzero(~self.both).tolist():
             side = "golden side" if self.others[at] >= 0 else "target"
-            judged.set(at, WARNING, f"only the {side} has it")
+            if not self._alien[at]:
+                judged.set(at, WARNING, f"only the {side} has it")
+                continue
+            record = self.target.rows(self.target.op[int(self.rows[at])])
+            entered = any(self.target.role[row] in (INPUT, PARAMETERS) and self._overflown(row) for row in record)
+            judged.set(
+                at, WARNING if entered else ERROR, f"only the {side} has it, and it holds NaN or Inf{' that went in' if entered else ''}"
+            )
 
 
 def _short(value: Any) -> str:

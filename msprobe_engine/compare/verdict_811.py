@@ -12,6 +12,7 @@ from msprobe_engine.compare.columns import UNMATCHED
 from msprobe_engine.compare.statistics_mode import number
 
 NO_GOLDEN = "No bench data matched."
+FUZZY = "Fuzzy matching data, the comparison accuracy may be affected."
 CHECK = "Need double check api accuracy."
 WARNING, PASS, DIFFERENT = "Warning", "pass", "Different"
 
