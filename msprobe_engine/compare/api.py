@@ -19,6 +19,7 @@ from msprobe_engine.compare.tables import check_format, unwritable
 from msprobe_engine.compare.work import Result, compare_guarded
 from msprobe_engine.diagnose.findings import Diagnosis
 from msprobe_engine.dump.layout import make_directories
+from msprobe_engine.dump.reader import collection_paused
 from msprobe_engine.errors import DumpFormatError, NothingCapturedError, UsageError
 from msprobe_engine.progress import bar
 
@@ -70,7 +71,8 @@ def compare_dumps(
     results = _results(sources, options, directory, manifest, keep, scheduler)
     found.results = [results[task.key] for task in sources.tasks]
     if diagnose:
-        _diagnose(found, sources, results, not options.steps and not options.ranks)
+        with collection_paused():
+            _diagnose(found, sources, results, not options.steps and not options.ranks)
     for result in found.results:
         result.sides = None
     found.write(directory / f"compare_summary_{manifest.stamp}.json")
