@@ -86,11 +86,12 @@ class _ThreadedNotifier:
         self._thread: threading.Thread | None = None
         self._pending: threading.Event | None = None
         self._failures = 0
+        self._untold = False
         self.failed = ""
 
     def announce(self, event: Mapping[str, Any]) -> None:
         text = json.dumps(event)
-        self._run(lambda: self._publish(text), always=True)
+        self._run(lambda: self._tell(text), always=True)
 
     def poll(self) -> list[dict[str, Any]]:
         self._run(self._fetch_all, always=False)
@@ -106,6 +107,17 @@ class _ThreadedNotifier:
             if self._thread.is_alive():
                 _late.append(self._thread)
             self._thread = None
+
+    def _tell(self, text: str) -> None:
+        try:
+            self._publish(text)
+        except Exception as error:
+            if not self._untold:
+                self._untold = True
+                _log.error(
+                    "the other ranks were not told of an incident and capture nothing: %s: %s; said once", type(error).__name__, error
+                )
+            raise
 
     def _publish(self, text: str) -> None:
         raise NotImplementedError

@@ -46,4 +46,5 @@ class DeepSpeedCallback:
         self.observer.close()
         with self.observer.safely("closing"):
             owner.release(self.observer)
+        with self.observer.safely("closing"):
             patches.restore()

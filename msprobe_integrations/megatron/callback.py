@@ -69,4 +69,5 @@ class MegatronCallback:
         """After the last step."""
         self.on_step_end()
         self.observer.close()
-        owner.release(self.observer)
+        with self.observer.safely("closing"):
+            owner.release(self.observer)

@@ -47,6 +47,7 @@ class LoopObserver:
         self._file = file
         self._make_probe = make_probe
         self._broken = False
+        self._said = False
         self._open = False
         self._driven = 0
         self._scalars: dict[str, Any] = {}
@@ -239,11 +240,13 @@ class LoopObserver:
         except Exception as error:
             if self.settings.strict:
                 raise
-            if not self._broken:
-                self._broken = True
+            if not self._said:  # also of an observer that is closed: something of it may still be on
+                self._said = True
                 _log.error(
                     "the probe is switched off (%s), training goes on: %s: %s (strict: true raises)", what, type(error).__name__, error
                 )
+            if not self._broken:
+                self._broken = True
                 self._failed, self.probe = self.probe, None
 
     def _let_go(self) -> None:

@@ -47,4 +47,5 @@ class ProbeCallback:
         """Take everything off and finish the files; else done at the end of the process."""
         if self.observer is not None:
             self.observer.close()
-            owner.release(self.observer)
+            with self.observer.safely("closing"):
+                owner.release(self.observer)

@@ -58,5 +58,6 @@ def _close(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     observer = owner.current()
     if isinstance(observer, TitanObserver):
         quietly(observer, "the end of torchtitan", "close")
-        owner.release(observer)
+        with observer.safely("closing"):
+            owner.release(observer)
     return original(*args, **kwargs)

@@ -169,3 +169,30 @@ def test_a_store_that_answers_while_the_process_ends(tmp_path: Path) -> None:
     """The host of the store has stopped when the notifier is closed and goes on while the process ends: exit code 0, nothing said."""
     done = subprocess.run([sys.executable, "-c", ENDING, tmp_path / "place"], capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_announcement_that_fails_is_said_once(caplog: Any) -> None:
+    """The other ranks do not capture then; whoever looks for their files finds out why."""
+
+    class Full:
+        """Answers questions and takes nothing."""
+
+        def add(self, key: str, amount: int) -> int:  # noqa: ARG002
+            return 0
+
+        def check(self, keys: list[str]) -> bool:  # noqa: ARG002
+            return False
+
+        def get(self, key: str) -> bytes:
+            raise KeyError(key)
+
+        def set(self, key: str, value: str) -> None:  # noqa: ARG002
+            raise OSError("the store is full")
+
+    notifier = StoreNotifier(Full(), patience=5.0)
+    for step in range(2):
+        notifier.announce({"step": step})
+        notifier.poll()
+    notifier.close()
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert "OSError: the store is full" in line

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 from torch import nn
 
@@ -53,3 +56,16 @@ def test_inner_borders_end_nothing(tmp_path: object) -> None:
     assert not made.is_driven
     assert seen(made) == [(4, True, {"loss": 1.5})]
     made.close()
+
+
+def test_faults_after_the_end_are_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What an integration still takes off when its observer is closed may fail, too; one line says so, and the training goes on."""
+    made = observer(tmp_path)
+    made.settings = replace(made.settings, strict=False)
+    made.close()
+    for _ in range(2):
+        with made.safely("closing"):
+            raise ValueError("cannot be put back")
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert "closing" in line
+    assert "ValueError: cannot be put back" in line
