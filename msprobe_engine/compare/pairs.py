@@ -93,7 +93,7 @@ class _Table:
         if not self.options.compat:
             if self.mode == TENSOR:
                 self._tensors = self._measure(slice(0, n))
-            distance = None if self._tensors is None else self._tensors.distance
+            distance = self._tensors.distance if self._tensors is not None else self._bitwise()
             self._judged = verdict.Judge(self.target, self.golden, self.rows, self.others, self.record, distance).run()
             for at, text in self.matching.messages.items():
                 self._judged.said[at] = "; ".join(part for part in (self._judged.said.get(at, ""), text) if part)
@@ -104,6 +104,14 @@ class _Table:
             end = int(ends[at]) if at >= 0 and ends[at] > start else int(ends[np.searchsorted(ends, start, "right")])
             yield self._block(slice(start, end))
             start = end
+
+    def _bitwise(self) -> npt.NDArray[np.float64] | None:
+        """Checksums know no round-off: 0 or inf, NaN where a side has none."""
+        if self.mode not in (MD5, DIGEST):
+            return None
+        both = zip(checksums(self.target, self.rows, self.mode), checksums(self.golden, self.others, self.mode))
+        found = (np.nan if UNMATCHED in pair else 0.0 if pair[0] == pair[1] else np.inf for pair in both)
+        return np.fromiter(found, np.float64, len(self.rows))
 
     def _measure(self, part: slice) -> TensorRows:
         return metrics(self.target, self.golden, list(zip(self.rows[part].tolist(), self.others[part].tolist())), self.options)
@@ -207,7 +215,7 @@ class _Table:
         levels = self._judged.level[part].tolist()
         said = [self._judged.said.get(at, "") for at in range(part.start, part.stop)]
         if self.mode == TENSOR:
-            said = ["; ".join(text for text in pair if text) for pair in zip(said, cells[c.MESSAGE])]
+            said = [_joined(text, more) for text, more in zip(said, cells[c.MESSAGE])]
         cells[c.MESSAGE] = said
         if not self.old:
             cells[c.RESULT] = [_LEVELS[False][level] for level in levels]
@@ -230,6 +238,11 @@ class _Table:
             found.append(UNMATCHED if lines is None else str(lines))
             before = record
         return found
+
+
+def _joined(text: str, more: str) -> str:
+    """Both sentences, without the parts of the second that the first has."""
+    return "; ".join([*([text] if text else []), *(part for part in more.split("; ") if part and part not in text)])
 
 
 def _say_fuzzy(cells: Block) -> None:

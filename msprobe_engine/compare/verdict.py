@@ -103,8 +103,9 @@ class Judge:
             judged.set(at, ERROR, self._sentence(at, feeding, limits, True))
         self._facts(judged, feeding)
         self._alone(judged)
-        if (judged.level == ERROR).any():
-            first = int(np.flatnonzero(judged.level == ERROR)[0])
+        faults = np.flatnonzero((judged.level == ERROR) | self._alien)
+        if len(faults):
+            first = int(faults[0])
             later = gradient | (np.arange(n) >= self.starts[self.group[first]])
             for at in np.flatnonzero(measured & later & ~begins & (self.distance > limits[self.group])).tolist():
                 judged.set(at, WARNING, self._sentence(at, feeding, limits, False))
@@ -207,7 +208,8 @@ class Judge:
                 judged.set(at, WARNING, f"only the {side} has it")
                 continue
             record = self.target.rows(self.target.op[int(self.rows[at])])
-            entered = any(self.target.role[row] in (INPUT, PARAMETERS) and self._overflown(row) for row in record)
+            tensors = [row for row in record if self.target.role[row] in (INPUT, PARAMETERS) and row not in self.target.values]
+            entered = any(self._overflown(row) for row in tensors)
             judged.set(
                 at, WARNING if entered else ERROR, f"only the {side} has it, and it holds NaN or Inf{' that went in' if entered else ''}"
             )
