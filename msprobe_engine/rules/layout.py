@@ -200,7 +200,7 @@ def _is_received(entry: Entry, rank: int) -> bool:
     """Is it a broadcast of another rank? What lies in this rank's memory before it is no number of the training."""
     if not entry.name.startswith("Distributed.") or "broadcast" not in entry.name:
         return False
-    return entry.tags.get("root", rank) != rank
+    return bool(entry.tags.get("root", rank) != rank)
 
 
 def _alike(new: list[Sample], old: list[Sample]) -> bool:
