@@ -33,7 +33,7 @@ from msprobe_engine.errors import DumpFormatError, UsageError
 from msprobe_engine.log import get_logger, one_line
 
 _log = get_logger()
-_JOINED = ";"
+JOINED = ";"
 """Between the names of several tensors that are compared as one (training against inference)."""
 
 
@@ -155,9 +155,9 @@ class TensorMode:
         return Measured(cells, [word if self._rule else None] * len(self._metrics), message, damaged=damaged)
 
     def _open(self, side: int, name: str) -> Readable:
-        if _JOINED not in name:
+        if JOINED not in name:
             return open_elements(self._files[side], name)
-        names = name.split(_JOINED)
+        names = name.split(JOINED)
         if ".input." in name:
             return open_elements(self._files[side], names[0])
         return join([open_elements(self._files[side], one) for one in names], 0 if ".parameters." in name else 1)
@@ -200,7 +200,8 @@ class TensorMode:
         if not figures.size:
             said.append("both are empty")
         said.append(tensor_words.sentence(figures, golden.shape, coarse, allowed))
-        distance = math.nan if shapes else figures.distance  # another shape is a fact, whatever the numbers say
+        # another shape is a fact, whatever the numbers say
+        distance = figures.distance if _without_ones(target) == _without_ones(golden) else math.nan
         return Measured(tensor_words.cells(figures), (), "; ".join(part for part in said if part), distance, allowed)
 
     def _extra(self, target: Readable, golden: Readable, found: Measured) -> tuple[list[Cell], list[str]]:
@@ -249,13 +250,17 @@ def metrics(
             name = target.name[row] if row >= 0 else golden.name[other]
             shown = ", ".join(f"{column} {cell}" for column, cell in zip(METRICS, measured.cells))
             _log.info("[%s] Compare result: %s %s", one_line(name), shown, one_line(measured.message))
+    distance = np.array([one.distance for one in found], np.float64)
+    for at, (i, j) in enumerate(pairs):
+        if i >= 0 and j >= 0 and target.shape[i] != golden.shape[j]:
+            distance[at] = math.nan
     columns: dict[str, list[Cell]] = {name: [one.cells[at] for one in found] for at, name in enumerate(METRICS)}
     for at, metric in enumerate(loaded):
         columns[metric.column] = [one.extra[at] for one in found]
     columns[MESSAGE] = [one.message for one in found]
     return TensorRows(
         columns,
-        np.array([one.distance for one in found], np.float64),
+        distance,
         np.array([one.limit for one in found], np.float64),
         np.array([one.damaged for one in found], bool),
     )
@@ -286,3 +291,7 @@ def _shapes(target: Readable, golden: Readable) -> str:
         return ""
     text = f"shape {list(target.shape)} against {list(golden.shape)}"
     return f"{text}; compared element by element in C order" if target.size == golden.size else text
+
+
+def _without_ones(tensor: Readable) -> list[int]:
+    return [n for n in tensor.shape if n != 1]

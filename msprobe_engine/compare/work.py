@@ -111,6 +111,10 @@ def _blocks(target: Side, golden: Side, options: CompareOptions) -> Iterator[Blo
     from msprobe_engine.compare.match import match
     from msprobe_engine.compare.pairs import compare_pair
 
+    if options.consistent_check:
+        from msprobe_engine.compare.consistent import align
+
+        return compare_pair(*align(target, golden, options.backend), options)
     return compare_pair(target, golden, match(target, golden, options), options)
 
 
