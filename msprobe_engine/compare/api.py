@@ -109,14 +109,13 @@ def _fingerprint(sources: Sources, options: CompareOptions) -> str:
 
 def _diagnose(found: Comparison, sources: Sources, results: Mapping[str, Result], all_of_it: bool) -> None:
     """Where the difference begins. Runs with other numbers of ranks are read whole: they may be cut differently."""
-    from msprobe_engine.diagnose.run import diagnose, over_steps
+    from msprobe_engine.diagnose.run import over_steps
 
+    steps = sorted({task.step or 0 for task in sources.tasks})
+    whole = sources.lost and all_of_it and not Path(found.target).is_file()
+    sides = partial(_whole_steps, found, sources.tasks) if whole else partial(_sides, sources.tasks, results)
     try:
-        if sources.lost and all_of_it and not Path(found.target).is_file():
-            found.diagnosis = diagnose(found.target, found.golden)
-        else:
-            steps = sorted({task.step or 0 for task in sources.tasks})
-            found.diagnosis = over_steps(steps, partial(_sides, sources.tasks, results), f"{found.target} and {found.golden}")
+        found.diagnosis = over_steps(steps, sides, f"{found.target} and {found.golden}")
     except (NothingCapturedError, DumpFormatError) as error:
         if not found.all_problems:
             found.problems.append(f"no diagnosis: {error}")
@@ -136,10 +135,25 @@ def _sides(tasks: list[Task], results: Mapping[str, Result], step: int, problems
     for number, task in enumerate(task for task in tasks if (task.step or 0) == step):
         rank = task.rank if task.rank is not None else number
         try:
-            target[rank], golden[rank] = results[task.key].sides or (read_side(task.target), read_side(task.golden))
+            both = results[task.key].sides or (read_side(task.target), read_side(task.golden))
+            if len(both[0]) and len(both[1]):
+                target[rank], golden[rank] = both
         except DumpFormatError as error:
-            target.pop(rank, None)
             problems.append(str(error))
+    return target, golden
+
+
+def _whole_steps(found: Comparison, tasks: list[Task], step: int, problems: list[str]) -> tuple[dict[int, Side], dict[int, Side]]:
+    """All ranks of a step of both runs, but those that are empty."""
+    from msprobe_engine.diagnose.run import read_step
+    from msprobe_engine.dump.layout import step_of
+    from msprobe_engine.dump.reader import open_dump
+
+    task = next(task for task in tasks if (task.step or 0) == step)
+    golden_step = step_of(task.golden.resolve().parent.parent.name)
+    one, two = open_dump(found.target), open_dump(found.golden)
+    both = read_step(one, step, problems), read_step(two, step if golden_step is None else golden_step, problems)
+    target, golden = ({rank: side for rank, side in sides.items() if len(side)} for sides in both)
     return target, golden
 
 
