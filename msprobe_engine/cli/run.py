@@ -32,13 +32,18 @@ VARIABLES = ("MSPROBE_CONFIG", "MSPROBE_SET", "MONITOR_OUTPUT_DIR", "PYTHONPATH"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Define what the command takes."""
-    parser.usage = "msprobe run [--config FILE] [--set KEY=VALUE ...] [--output-dir DIR] [--dry-run] -- COMMAND ..."
+    parser.usage = "msprobe run [--config FILE] [--set KEY=VALUE ...] [--output-dir DIR] [--perturb HOW] [--dry-run] -- COMMAND ..."
     parser.epilog = EXAMPLES
     parser.add_argument("-c", "--config", metavar="FILE", help="settings file; without it the one that MSPROBE_CONFIG names")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change one key of the file; the value is YAML; may be repeated"
     )
     parser.add_argument("--output-dir", metavar="DIR", help="write here, whatever the file says; relative to where this command is typed")
+    parser.add_argument(
+        "--perturb",
+        choices=("ulp", "bf16"),
+        help="calibration run: before the first step, move the weights by a rounding unit or round them to bfloat16; changes the training",
+    )
     parser.add_argument("--dry-run", action="store_true", help="check the settings, print what would be started and its environment")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the launch line, after --")
 
@@ -53,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
         raise UsageError("no launch line: msprobe run --config probe.yaml -- torchrun --nproc_per_node 8 train.py")
-    environment = prepared(args.config, args.set, args.output_dir)
+    environment = prepared(args.config, args.set, args.output_dir, args.perturb)
     program, command = _program(command)
     if args.dry_run:
         for name in VARIABLES:
@@ -74,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"{program} cannot be started: {error.strerror}; is it a script without a first line #!? name its shell") from None
 
 
-def prepared(config: str | None, changes: list[str], output_dir: str | None = None) -> dict[str, str]:
+def prepared(config: str | None, changes: list[str], output_dir: str | None = None, perturb: str | None = None) -> dict[str, str]:
     """The environment in which interpreters load the probe.
 
     Args:
@@ -82,6 +87,7 @@ def prepared(config: str | None, changes: list[str], output_dir: str | None = No
             inside of a launch line).
         changes: ``key=value`` each.
         output_dir: where to write, None: as the file says.
+        perturb: as the key ``perturb`` of the dump section; None: as the file says.
 
     Raises:
         SettingsError, UsageError: the settings are wrong, or there are none.
@@ -103,6 +109,12 @@ def prepared(config: str | None, changes: list[str], output_dir: str | None = No
             environment["MONITOR_OUTPUT_DIR"] = directory
         else:
             changes = [*changes, f"{'dump_path' if kind == 'dump' else 'output_dir'}={json.dumps(directory, ensure_ascii=False)}"]
+    if perturb is not None:
+        if recognise(read_file(Path(config))) in ("dump", "monitor"):
+            raise UsageError(
+                f"--perturb: {config} is a file of the existing tool, which has no such key; write a probe.yaml with dump: {{}}"
+            )
+        changes = [*changes, f"dump.perturb={perturb}"]
     for change in changes:
         if "\n" in change:
             raise SettingsError(f"--set {change!r}: a change is one line; write lists and mappings as [...] and {{...}}")

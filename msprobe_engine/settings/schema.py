@@ -83,6 +83,12 @@ class DumpSettings:
     memory_budget_mb: int = _rule(2048, "host memory that tensors waiting to be written may take", minimum=1)
     bench_path: str | None = _rule(None, "an earlier dump with the same summary_mode: only records that differ are written")
     diff_nums: int = _rule(1, "with bench_path: stop after so many differing records, -1 never", minimum=-1)
+    perturb: str = _rule(
+        "",
+        "calibration run: before the first step, move the weights by a rounding unit (ulp) or round them (bf16); changes the training",
+        choices=("", "ulp", "bf16"),
+    )
+    perturb_seed: int = _rule(0, "with perturb ulp: another number moves the weights another way", minimum=0)
     load: LoadSettings | None = _rule(None, "replace module inputs by tensors of an earlier dump; absent: do not", section=LoadSettings)
 
 

@@ -30,6 +30,7 @@ from msprobe_integrations.torch.filters import record_filter
 from msprobe_integrations.torch.focus import Focus
 from msprobe_integrations.torch.keep import Keeper
 from msprobe_integrations.torch.patience import Patience, raised
+from msprobe_integrations.torch.perturb import perturb
 from msprobe_integrations.torch.saved import SavedVariables
 from msprobe_integrations.torch.slices import Slices
 from msprobe_integrations.torch.tensor_dump import build_keeper
@@ -70,6 +71,7 @@ class DumpRun:
         self._open = False
         self._seeing = False
         self._reloaded = False
+        self._perturbed = False
         self._concluded = 0
         self._said_empty = False
         self.configure(settings)
@@ -149,6 +151,10 @@ class DumpRun:
         if rank_id is not None:
             self.backend.assigned_rank = rank_id
         self._poll()
+        if self.dump.perturb and not self._perturbed and self.on and self.model is not None:
+            self._perturbed = True
+            with self.faults.guard("perturb"):
+                perturb(self.model, self.dump.perturb, self.dump.perturb_seed)
         if self.model is None and (tokens is not None or self.dump.level in ("L0", "mix")):
             self._without_model(tokens is not None)
             return

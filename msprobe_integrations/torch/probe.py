@@ -39,6 +39,7 @@ from msprobe_integrations.torch.notify import find_notifier
 from msprobe_integrations.torch.overflow import NpuOverflow
 from msprobe_integrations.torch.parameter_side import Attached, Find, ParameterSide
 from msprobe_integrations.torch.patience import Patience
+from msprobe_integrations.torch.perturb import perturb
 from msprobe_integrations.torch.pipelining import StagePreparation
 from msprobe_integrations.torch.plans import Plans
 from msprobe_integrations.torch.wants import Wants
@@ -76,6 +77,7 @@ class TorchProbe:
         self._window = _window_of(m)
         self._due = False
         self._models: list[nn.Module] = []
+        self._perturbed = False
         self._file: FollowedFile | None = None
         self.parameters = ParameterSide(self)
         self._advice = Advice(self)
@@ -155,12 +157,20 @@ class TorchProbe:
         """
         with self.guard("attach"):
             self._models = chunks_of(models, optimizer)
+            self._perturb()
             self._stages.install()
             one = self._models if len(self._models) > 1 else self._models[0]
             self.plans.attach(one)
             if self._watch is not None:
                 self._watch.attach(self._models)
             self.parameters.attach(Attached(self._models, optimizer, on_update, find))
+
+    def _perturb(self) -> None:
+        """A calibration run moves the weights before the first step, once."""
+        dump = self.settings.dump
+        if dump is not None and dump.perturb and not self._perturbed:
+            self._perturbed = True
+            perturb(self._models, dump.perturb, dump.perturb_seed)
 
     def detach(self) -> None:
         """Let go of models and optimizers, between two steps: until the next `attach` nothing here holds them."""
