@@ -148,7 +148,7 @@ class _Table:
 
     def _statistics(self, cells: Block, part: slice, matched: npt.NDArray[np.bool_]) -> None:
         mine, other = self._shown(part)
-        found = differences(mine, other, matched, self.old)
+        found = differences(mine, other, matched, self.old, not self.options.compat)
         cells.update(found.columns)
         if self._judged is not None:
             return

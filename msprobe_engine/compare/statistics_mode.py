@@ -123,13 +123,14 @@ class Differences:
     suspect: Bools
 
 
-def differences(target: Shown, golden: Shown, matched: Bools, old: bool) -> Differences:
+def differences(target: Shown, golden: Shown, matched: Bools, old: bool, exact: bool = False) -> Differences:
     """Compare the cells of both sides.
 
     Args:
         target, golden: rows that stand next to each other.
         matched: the row has both sides.
         old: as 8.1.1 does it.
+        exact: take the numbers as they are, where 8.1.1 loses their last digits (`read_old`).
     """
     plain = target.plain & golden.plain & matched
     diffs, relatives = [], []
@@ -142,8 +143,7 @@ def differences(target: Shown, golden: Shown, matched: Bools, old: bool) -> Diff
             relative = np.abs(diff / b * 100)
             if old:
                 suspect |= plain & (np.abs(diff) / (np.abs(np.maximum(a, b)) + _SLACK) > _SUSPECT)
-        vectorised = _old_cells if old else _new_cells
-        d, r, left = vectorised(diff, relative, a, b, plain)
+        d, r, left = _old_cells(diff, relative, a, b, plain, exact) if old else _new_cells(diff, relative, a, b, plain)
         one = pair_old if old else pair_new
         for at in left:
             if not matched[at]:
@@ -160,10 +160,12 @@ def differences(target: Shown, golden: Shown, matched: Bools, old: bool) -> Diff
     return Differences(columns, norm, suspect)
 
 
-def _old_cells(diff: Floats, relative: Floats, a: Floats, b: Floats, plain: Bools) -> tuple[list[Any], list[Any], Sequence[int]]:
+def _old_cells(
+    diff: Floats, relative: Floats, a: Floats, b: Floats, plain: Bools, exact: bool
+) -> tuple[list[Any], list[Any], Sequence[int]]:
     d: list[Any] = diff.tolist()
     r: list[Any] = [f"{value}%" for value in relative.tolist()]
-    moved = np.flatnonzero(plain & np.isfinite(a) & np.isfinite(b) & (a != b))
+    moved = np.flatnonzero(plain & np.isfinite(a) & np.isfinite(b) & (a != b) & (not exact))
     for at, x, y in zip(moved.tolist(), a[moved].tolist(), b[moved].tolist()):
         d[at] = read_old(repr(x)) - read_old(repr(y))
         r[at] = f"{abs(d[at] / y * 100)}%" if y else UNMATCHED
