@@ -92,7 +92,9 @@ def _results(
     if results:
         sources.notes.append(f"{len(results)} of {len(sources.tasks)} tables are those of an earlier try that was interrupted.")
     left = [task for task in sources.tasks if task.key not in results]
-    work = partial(compare_guarded, options=options, output=os.fspath(directory.resolve()), stamp=manifest.stamp, keep=keep)
+    work = partial(
+        compare_guarded, options=options, output=os.fspath(directory.resolve() if scheduler else directory), stamp=manifest.stamp, keep=keep
+    )
     kind = "dask" if scheduler else options.scheduler
     with bar("compare", len(left)) as advance:
         for task, result in run_tasks(left, work, kind, options.workers, options.memory_mb, scheduler):

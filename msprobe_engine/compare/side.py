@@ -114,7 +114,7 @@ class Side:
             return TENSOR
         if self.task == "structure":
             return STRUCTURE
-        if any(self.md5):
+        if any(md5 and row not in self.values for row, md5 in enumerate(self.md5)):  # of a group it is our own text
             return MD5
         return DIGEST if any("digest" in fact for fact in self.facts.values()) else STATISTICS
 
