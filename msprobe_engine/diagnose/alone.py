@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from msprobe_engine.diagnose import collectives, findings
+from msprobe_engine.diagnose import collectives, findings, replicas
+from msprobe_engine.diagnose.facts import module_path
 from msprobe_engine.diagnose.findings import Diagnosis, Suspect
 from msprobe_engine.diagnose.nan_analyze import nan_analyze
 from msprobe_engine.dump.reader import open_dump
@@ -33,18 +35,52 @@ def diagnose_alone(target: Path) -> Diagnosis:
     try:
         dump = open_dump(target)
     except DumpFormatError:
-        return found  # an incident or monitor output without a dump
+        _began(found, target)
+        return found  # an incident without a dump
     from msprobe_engine.diagnose.run import read_step
 
     for step in dump.steps:
-        checked = collectives.check(read_step(dump, step, found.problems))
+        sides = read_step(dump, step, found.problems)
+        checked = collectives.check(sides)
         found.looked_at["collectives"] = found.looked_at.get("collectives", 0) + checked.count
         if checked.wrong:
             found.finding = findings.COLLECTIVE
             found.suspects = [wrong.suspect(step) for wrong in checked.wrong]
             found.evidence += [wrong.why for wrong in checked.wrong[:5]]
-            break
+            return found
+        odd = replicas.odd_ones(step, replicas.parameters(sides))
+        if odd:
+            found.finding = findings.DESYNC
+            found.suspects = [_of_odd(one) for one in odd]
+            found.evidence.append(
+                f"{len(odd)} parameters that are copies of each other differ; others of their kind are equal on all ranks."
+            )
+            return found
+    _began(found, target)
     return found
+
+
+def _began(found: Diagnosis, target: Path) -> None:
+    """What an incident directory says set it off, when its records show nothing."""
+    try:
+        document = json.loads((target / "incident.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return
+    began = document.get("began") if isinstance(document, dict) else None
+    if not isinstance(began, dict):
+        return
+    rule, ranks = str(began.get("rule", "")), began.get("ranks")
+    rank = ranks[0] if isinstance(ranks, list) and ranks and isinstance(ranks[0], int) else 0
+    name, step = str(began.get("name", "")), began.get("step")
+    why = f"{began.get('when') or 'alert'}: rule {rule} set the incident off; its records show no NaN and no collective that is off"
+    found.finding = findings.DESYNC if rule == "replica_mismatch" else findings.NONFINITE if rule == "nan_inf" else findings.DIVERGENCE
+    found.suspects = [Suspect(name, "", rank, step if isinstance(step, int) else 0, kind=rule, why=why, tensor=name)]
+    found.evidence.append(str(document.get("message", "")))
+
+
+def _of_odd(odd: replicas.Odd) -> Suspect:
+    record, _, _ = odd.name.rpartition(".parameters.")
+    return Suspect(record, module_path(record), odd.rank, odd.step, kind="desync", why=odd.why, tensor=odd.name, numbers=odd.numbers)
 
 
 def _suspect(item: Mapping[str, Any]) -> Suspect:

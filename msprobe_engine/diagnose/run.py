@@ -9,9 +9,10 @@ from msprobe_engine import names
 from msprobe_engine.compare import calibrate
 from msprobe_engine.compare.calibrate import Floats
 from msprobe_engine.compare.side import Side, read_side
-from msprobe_engine.diagnose import explain, findings, layouts
+from msprobe_engine.diagnose import explain, findings, kinds, layouts
 from msprobe_engine.diagnose.divergence import Divergence, diverge
 from msprobe_engine.diagnose.findings import Diagnosis
+from msprobe_engine.diagnose.monitored import diagnose_monitor, diagnose_two_monitors
 from msprobe_engine.dump import layout
 from msprobe_engine.dump.reader import DumpDirectory, open_dump
 from msprobe_engine.errors import DumpFormatError, NothingCapturedError, UsageError
@@ -32,17 +33,21 @@ def diagnose(
     """Say what is wrong with a run.
 
     Args:
-        target: the run in question: the root of a dump, a step, a rank directory, a dump.json, or an incident directory.
+        target: the run in question: the root of a dump, a step, a rank directory, a dump.json, or an incident directory; or
+            monitor output.
         golden: a run that is right, of the same kind; None: only what a run can say about itself.
         output: directory for ``diagnosis.json`` and ``diagnosis.html``; None: no files.
         calibration: further dumps of the golden training, moved by one rounding unit: differences are counted in what they show.
 
     Raises:
-        UsageError: a calibration without a golden run.
+        UsageError: a calibration without a golden run, two things of different kinds, or something else than those.
         DumpFormatError: there is nothing to read at a path.
         NothingCapturedError: the two runs have no step or rank in common.
     """
-    if golden is None:
+    kind = kinds.common(Path(target), None if golden is None else Path(golden))
+    if kind == kinds.MONITOR:
+        found = diagnose_monitor(Path(target)) if golden is None else diagnose_two_monitors(Path(target), Path(golden))
+    elif golden is None:
         from msprobe_engine.diagnose.alone import diagnose_alone
 
         if calibration:

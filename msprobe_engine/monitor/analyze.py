@@ -132,6 +132,13 @@ class Group:
     ranks: list[int]
 
 
+def order_of(word: str, micro_step: int) -> tuple[int, int, int]:
+    """Sorts the tensors of a step by execution: section, micro batch, moment (see `Place`). Words that are not known come last."""
+    moment = _MOMENTS.get(word, Moment.END)
+    section = 0 if moment is Moment.PARAMETERS else 1 if moment in _PASSES else 2
+    return section, max(micro_step, 0) if section == 1 else 0, int(moment)
+
+
 def in_order(anomalies: Iterable[Anomaly]) -> list[Located]:
     """The alerts in the order of execution."""
     anomalies = list(anomalies)

@@ -144,7 +144,7 @@ def from_alert(alert: Mapping[str, Any], rank: int, pipelines: Mapping[int, tupl
         rank=rank,
         step=_number(alert.get("step"), 0),
         name=str(alert.get("name", "")),
-        word=_word(family, phase),
+        word=word_of(family, phase),
         phase=phase,
         micro_step=_number(alert.get("micro_step"), -1),
         pp_stage=stage,
@@ -168,7 +168,8 @@ _FAMILY = {
 """For alerts that do not say their family: the kind's usual one."""
 
 
-def _word(family: str, phase: str) -> str:
+def word_of(family: str, phase: str) -> str:
+    """The existing tool's word for a family of the monitor."""
     if family == "grad_unreduced":
         return "acc_grad" if phase == "accumulated" else "pre_grad"
     if family == "grad_reduced":

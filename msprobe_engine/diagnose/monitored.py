@@ -1,0 +1,253 @@
+"""What `diagnose` says of monitor output: one run by its alerts, its numbers and its replicas; two runs by where their series part."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from msprobe_engine.diagnose import findings
+from msprobe_engine.diagnose.findings import Diagnosis, Suspect
+from msprobe_engine.diagnose.replicas import Odd, odd_ones
+from msprobe_engine.errors import NothingCapturedError
+from msprobe_engine.monitor.analyze import in_order, order_of
+from msprobe_engine.monitor.anomalies import Anomaly, load, word_of
+from msprobe_engine.monitor.reader import Run, open_run
+from msprobe_engine.monitor.series import Key, Series
+
+_NONFINITE_RULES = ("nan_inf",)
+_DESYNC_RULES = ("replica_mismatch",)
+_PARAMETERS = ("param_origin", "param_updated")
+_COMPARED = ("norm", "max", "min")
+"""Means near zero say little, and what is derived from these says nothing more."""
+FLOOR = 1e-4
+"""Relative difference of two numbers that nobody calls different: files have six digits, and float32 sums of other order differ by less."""
+GROWTH = 30.0
+"""By how much more than the largest difference so far a number must differ: round-off grows from step to step, and not by so much."""
+MOST_SUSPECTS = 20
+
+
+class _Item(NamedTuple):
+    """One number of both runs: sorts by execution."""
+
+    step: int
+    order: tuple[int, int, int, int]
+    rank: int
+    family: str
+    key: Key
+    op: str
+    target: float
+    golden: float
+
+    @property
+    def distance(self) -> float:
+        if self.target == self.golden or (math.isnan(self.target) and math.isnan(self.golden)):
+            return 0.0
+        if not math.isfinite(self.target - self.golden):
+            return math.inf
+        return abs(self.target - self.golden) / max(abs(self.target), abs(self.golden))
+
+
+def diagnose_monitor(target: Path) -> Diagnosis:
+    """One run: its alerts in the order of execution; without alerts the first number that is none; then replicas that differ.
+
+    Raises:
+        UsageError: no monitor has written there.
+    """
+    run = open_run(target)
+    found = Diagnosis()
+    found.looked_at = {"monitor": str(target), "ranks": len(run.ranks)}
+    loaded = load(target)
+    ordered = [located.anomaly for located in in_order(loaded.anomalies)]
+    critical = [a for a in ordered if a.critical] or ordered
+    found.problems = [f"{what} ({count})" for what, count in loaded.problems.items()]
+    if critical:
+        first = critical[0]
+        found.finding = _finding_of(first)
+        found.suspects = [_of_alert(a) for a in critical[:MOST_SUSPECTS]]
+        found.evidence.append(f"{len(ordered)} alerts; the first in the order of execution is rule {first.rule}: {first.message}")
+        found.next.append(f"msprobe monitor analyze -d {target}")
+        return found
+    items = list(_not_finite(run))
+    if items:
+        bad = min(items, key=lambda item: (item.step, item.order, item.rank))
+        found.finding = findings.NONFINITE
+        found.suspects = [_suspect(bad, f"{bad.op} is {bad.target}: the first number in the order of execution that is not finite")]
+        return found
+    odd = _desynchronised(run)
+    if odd:
+        found.finding = findings.DESYNC
+        found.suspects = [_of_odd(one) for one in odd[:MOST_SUSPECTS]]
+        found.evidence.append(
+            f"{len(odd)} parameters that are copies of each other differ; the others of their kind are equal on all ranks."
+        )
+        return found
+    found.evidence.append("No alert, no number that is not finite, and no copy of a parameter that differs from the others.")
+    return found
+
+
+def diagnose_two_monitors(target: Path, golden: Path) -> Diagnosis:
+    """Two runs: the first step, and in it the first tensor in the order of execution, whose numbers part by more than before.
+
+    Raises:
+        UsageError: no monitor has written at a path.
+        NothingCapturedError: there is no number that both have.
+    """
+    a, b = open_run(target), open_run(golden)
+    found = Diagnosis()
+    items = _numbers(a, b)
+    if not items:
+        raise NothingCapturedError(f"{target} and {golden}: no rank, step and tensor in common; is it the same training?")
+    by_step: dict[int, list[_Item]] = {}
+    for item in items:
+        by_step.setdefault(item.step, []).append(item)
+    accepted = 0.0
+    for step in sorted(by_step):
+        limit = max(FLOOR, GROWTH * accepted)
+        off = sorted((item for item in by_step[step] if item.distance > limit), key=lambda item: (item.order, item.rank))
+        if off:
+            _say_part(found, off, limit, len(by_step[step]))
+            break
+        accepted = max(accepted, max(item.distance for item in by_step[step]))
+    found.problems = [f"{what} ({count})" for run in (a, b) for what, count in run.problems.items()]
+    if not found.suspects:
+        found.evidence.append(f"The largest difference is {accepted:.1e} of a number." if accepted else "All numbers are the same.")
+    ranks = sorted(set(a.ranks) & set(b.ranks))
+    steps = sorted(by_step)
+    found.looked_at = {"steps": f"{steps[0]} to {steps[-1]}", "ranks": len(ranks), "numbers": len(items)}
+    return found
+
+
+def _say_part(found: Diagnosis, off: Sequence[_Item], limit: float, of: int) -> None:
+    first = off[0]
+    bad = not math.isfinite(first.target) and math.isfinite(first.golden)
+    found.finding = findings.NONFINITE if bad else findings.DIVERGENCE
+    seen: dict[tuple[str, Key], _Item] = {}
+    for item in off:
+        seen.setdefault((item.family, item.key), item)
+    for item in list(seen.values())[:MOST_SUSPECTS]:
+        size = "more than numbers can say" if math.isinf(item.distance) else f"{item.distance:.2%}"
+        found.suspects.append(
+            _suspect(
+                item, f"{item.op} is {item.target:.6g}, in the golden run {item.golden:.6g}: {size} ({limit:.1e} would be accepted)", limit
+            )
+        )
+    found.differences = len(seen)
+    found.evidence.append(f"Step {first.step}: {len(off):,} of {of:,} numbers differ by more than {limit:.1e}; all steps before agree.")
+
+
+def _numbers(run: Run, other: Run) -> list[_Item]:
+    """All numbers that both runs have."""
+    items: list[_Item] = []
+    for rank in sorted(set(run.ranks) & set(other.ranks)):
+        scalars, theirs = run.scalars(rank), other.scalars(rank)
+        for name in (name for name in scalars if name in theirs):
+            items += _paired(rank, "loss" if "loss" in name else "step", 0, Key(0, name), "value", scalars[name], theirs[name])
+        families = other.families(rank)
+        for family in (family for family in run.families(rank) if family in families):
+            for op in _compared(run, rank, family):
+                golden = other.series(rank, family, op)
+                for at, (key, series) in enumerate(run.series(rank, family, op).items()):
+                    if key in golden:
+                        items += _paired(rank, family, at, key, op, series, golden[key])
+    return items
+
+
+def _compared(run: Run, rank: int, family: str) -> list[str]:
+    """Columns of features have names of their own; all of them count."""
+    ops = run.ops(rank, family)
+    return [op for op in ops if op in _COMPARED] or ops
+
+
+def _paired(rank: int, family: str, at: int, key: Key, op: str, mine: Series, golden: Series) -> Iterator[_Item]:
+    steps, i, j = np.intersect1d(mine.steps, golden.steps, assume_unique=True, return_indices=True)
+    order = _order(family, key, at)
+    for step, x, y in zip(steps.tolist(), mine.values[i].tolist(), golden.values[j].tolist()):
+        yield _Item(step, order, rank, family, key, op, x, y)
+
+
+def _order(family: str, key: Key, at: int) -> tuple[int, int, int, int]:
+    return (*order_of(word_of(family, key.phase), key.micro_step), at)
+
+
+def _not_finite(run: Run) -> Iterator[_Item]:
+    """Numbers that are infinite, or NaN after they were a number: a NaN from the first step on is how a file says that there is none."""
+    for rank in run.ranks:
+        everything = [("loss" if "loss" in name else "step", "value", {Key(0, name): series}) for name, series in run.scalars(rank).items()]
+        for family in run.families(rank):
+            everything += [(family, op, run.series(rank, family, op)) for op in run.ops(rank, family) if op in _COMPARED]
+        for family, op, table in everything:
+            for at, (key, series) in enumerate(table.items()):
+                finite = np.isfinite(series.values)
+                wrong = np.flatnonzero(np.isinf(series.values) | (np.isnan(series.values) & np.logical_or.accumulate(finite)))
+                if len(wrong):
+                    step, value = int(series.steps[wrong[0]]), float(series.values[wrong[0]])
+                    yield _Item(step, _order(family, key, at), rank, family, key, op, value, math.nan)
+
+
+def _desynchronised(run: Run) -> list[Odd]:
+    """Parameters of the earliest step in which some copy differs."""
+    tables: dict[int, dict[str, dict[int, tuple[float, ...]]]] = {}
+    for rank in run.ranks:
+        for family in _PARAMETERS:
+            if family not in run.families(rank):
+                continue
+            columns = [run.series(rank, family, op) for op in _COMPARED if op in run.ops(rank, family)]
+            for key in columns[0] if columns else ():
+                steps = columns[0][key].steps.tolist()
+                values = zip(*(column[key].values.tolist() for column in columns if key in column))
+                for step, row in zip(steps, values):
+                    tables.setdefault(step, {}).setdefault(key.name, {})[rank] = row
+    for step in sorted(tables):
+        odd = odd_ones(step, tables[step])
+        if odd:
+            return odd
+    return []
+
+
+def _finding_of(alert: Anomaly) -> str:
+    if alert.rule in _DESYNC_RULES:
+        return findings.DESYNC
+    if alert.rule in _NONFINITE_RULES or (not math.isfinite(alert.value) and alert.op in ("nans", "infs", "nan", "inf")):
+        return findings.NONFINITE
+    return findings.DIVERGENCE
+
+
+def _of_alert(alert: Anomaly) -> Suspect:
+    why = alert.message or alert.meaning or f"rule {alert.rule}"
+    numbers: Mapping[str, Any] = {"target": {"row": alert.name, alert.op or "value": alert.value}}
+    return Suspect(
+        alert.tag, _module_of(alert.name), alert.rank, alert.step, kind=alert.rule, why=why, tensor=alert.name, numbers=dict(numbers)
+    )
+
+
+def _of_odd(odd: Odd) -> Suspect:
+    return Suspect(odd.name, _module_of(odd.name), odd.rank, odd.step, kind="desync", why=odd.why, tensor=odd.name, numbers=odd.numbers)
+
+
+def _suspect(item: _Item, why: str, limit: float | None = None) -> Suspect:
+    row = f"{item.family}/{item.key.name}"
+    return Suspect(
+        record=row,
+        module=_module_of(item.key.name),
+        rank=item.rank,
+        step=item.step,
+        kind="series",
+        why=why,
+        tensor=f"{row}.{item.op}",
+        numbers={"target": {"row": row, item.op: item.target}} | ({"golden": {"row": row, item.op: item.golden}} if limit else {}),
+        distance=item.distance if limit else None,
+        limit=limit,
+    )
+
+
+_TENSOR = re.compile(r"(\.(weight|bias|input|output)(\.\d+)?|[.:](input|output)(\.\d+)?)$")
+
+
+def _module_of(name: str) -> str:
+    """Path of the module that a parameter or activation belongs to."""
+    return _TENSOR.sub("", name) if "." in name else ""

@@ -1,0 +1,193 @@
+"""`diagnose` on monitor output, incidents and things it does not look at: the first place that is off, and clear sentences."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msprobe_engine.cli.main import main
+from msprobe_engine.diagnose.replicas import odd_ones
+from msprobe_engine.diagnose.run import diagnose
+from msprobe_engine.errors import NothingCapturedError, UsageError
+from msprobe_engine.rules.base import Alert
+from msprobe_engine.sinks.beside import alert_lines
+
+HEAD = "vpp_stage,name,step,norm,min,max"
+PARAMETERS = [f"layers.{n}.{name}" for n in range(4) for name in ("attention.weight", "mlp.weight", "mlp.bias")]
+
+
+class Monitor:
+    """Monitor output of some steps: numbers are made of names and steps, `put` changes one."""
+
+    def __init__(self, root: Path, ranks: int = 2, steps: int = 3, noise: float = 0.0) -> None:
+        self.root, self.ranks, self.steps, self.noise = root, ranks, steps, noise
+        self.changed: dict[tuple[int, int, str, str], str] = {}
+        self.alerts: list[Alert] = []
+
+    def put(self, rank: int, step: int, family: str, name: str, norm: str) -> None:
+        self.changed[rank, step, family, name] = norm
+
+    def write(self) -> Path:
+        for rank in range(self.ranks):
+            place = self.root / "monitor" / f"Dec03_21-34-40-rank{rank}-1a2b3c4d"
+            place.mkdir(parents=True)
+            (place / "run.json").write_text(json.dumps({"rank": rank, "rank_info": {"pp": 0, "dp": rank, "tp": 0}, "started_unix": 1.0}))
+            (place / "alerts.jsonl").write_text(alert_lines([a for a in self.alerts if a.rank == rank]))
+            for family, names in (
+                ("param_origin", PARAMETERS),
+                ("actv", ["layers.0.output", "layers.1.output"]),
+                ("grad_reduced", PARAMETERS),
+            ):
+                lines = [HEAD + (",micro_step" if family == "actv" else "")]
+                for step in range(self.steps):
+                    for at, name in enumerate(names):
+                        value = (1.0 + at + 0.1 * step) * (1 + self.noise * (at % 3))
+                        norm = self.changed.get((rank, step, family, name), f"{value:.6g}")
+                        lines.append(f"0,{name},{step},{norm},-{value:.6g},{value:.6g}" + (",0" if family == "actv" else ""))
+                (place / f"{family}_0-9.csv").write_text("\n".join(lines) + "\n")
+        return self.root
+
+
+def test_two_runs_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first step and in it the first tensor in the order of execution is named, not the first file; steps before agree."""
+    good = Monitor(tmp_path / "good").write()
+    bad = Monitor(tmp_path / "bad", noise=1e-7)
+    bad.put(1, 1, "grad_reduced", "layers.0.attention.weight", "7")
+    bad.put(1, 1, "actv", "layers.1.output", "9")
+    bad.put(0, 2, "param_origin", "layers.0.mlp.bias", "9")
+    assert main(["diagnose", str(bad.write()), str(good), "-o", str(tmp_path / "page")]) == 1
+    found = json.loads((tmp_path / "page" / "diagnosis.json").read_text())
+    first = found["first_suspect"]
+    assert found["finding"] == "divergence"
+    assert (first["record"], first["module"], first["rank"], first["step"]) == ("actv/layers.1.output", "layers.1", 1, 1)
+    assert first["numbers"]["target"]["norm"] == 9
+    assert [suspect["record"] for suspect in found["suspects"]] == ["actv/layers.1.output", "grad_reduced/layers.0.attention.weight"]
+    assert "all steps before agree" in capsys.readouterr().out
+
+
+def test_two_runs_agree_up_to_round_off(tmp_path: Path) -> None:
+    """Numbers that differ in the last digits are no difference; a NaN that only one run has is one."""
+    good, near = Monitor(tmp_path / "good").write(), Monitor(tmp_path / "near", noise=1e-6).write()
+    found = diagnose(near, good)
+    assert found.finding == "none"
+    assert "largest difference" in found.evidence[0]
+    bad = Monitor(tmp_path / "bad")
+    bad.put(0, 2, "grad_reduced", "layers.3.mlp.bias", "nan")
+    found = diagnose(bad.write(), good)
+    assert found.finding == "nonfinite"
+    assert found.first_suspect is not None
+    assert (found.first_suspect.step, found.first_suspect.module) == (2, "layers.3.mlp")
+
+
+def test_one_run_that_is_fine(tmp_path: Path) -> None:
+    """No alert, no NaN, equal copies: none. A column that never holds a number is no NaN."""
+    run = Monitor(tmp_path / "run")
+    for step in range(3):
+        run.put(0, step, "actv", "layers.0.output", "nan")
+    assert diagnose(run.write()).finding == "none"
+
+
+def test_one_run_with_a_nan_and_no_rule(tmp_path: Path) -> None:
+    """Without any alert the first number in the order of execution that is not finite is named."""
+    run = Monitor(tmp_path / "run")
+    run.put(1, 2, "grad_reduced", "layers.0.mlp.weight", "inf")
+    run.put(0, 2, "actv", "layers.1.output", "nan")
+    found = diagnose(run.write())
+    assert found.finding == "nonfinite"
+    assert found.first_suspect is not None
+    assert (found.first_suspect.record, found.first_suspect.rank) == ("actv/layers.1.output", 0)
+
+
+def test_copies_that_differ(tmp_path: Path) -> None:
+    """One parameter of one rank differs from its copies, the same one of other layers does not: desync, from the step on where it does."""
+    run = Monitor(tmp_path / "run", ranks=3)
+    run.put(2, 1, "param_origin", "layers.2.mlp.weight", "1.5")
+    run.put(2, 2, "param_origin", "layers.2.mlp.weight", "1.5")
+    found = diagnose(run.write())
+    assert found.finding == "desync"
+    assert found.first_suspect is not None
+    assert (found.first_suspect.record, found.first_suspect.rank, found.first_suspect.step) == ("layers.2.mlp.weight", 2, 1)
+    assert found.first_suspect.module == "layers.2.mlp"
+
+
+def test_parts_are_no_copies() -> None:
+    """Tensor parallel parts differ in every layer, and an embedding alone may be cut, too: nothing is out of step."""
+    table = {f"layers.{n}.{name}": {0: (1.0, name), 1: (2.0 if name == "qkv" else 1.0, name)} for n in range(4) for name in ("qkv", "norm")}
+    table["embedding"] = {0: (1.0,), 1: (3.0,)}
+    assert odd_ones(0, table) == []
+    table["layers.2.norm"] = {0: (1.0, "norm"), 1: (1.5, "norm")}
+    assert [odd.name for odd in odd_ones(0, table)] == ["layers.2.norm"]
+    assert odd_ones(0, {"w": {0: (float("nan"),), 1: (float("nan"),)}, "v": {0: (1.0,), 1: (1.0,)}}) == []
+
+
+def alert(rule: str, step: int, rank: int, name: str, **fields: Any) -> Alert:
+    made = {
+        "rule": rule,
+        "severity": "critical",
+        "kind": "param",
+        "step": step,
+        "rank": rank,
+        "name": name,
+        "value": 1.0,
+        "expected": "equal",
+    }
+    return Alert(**{**made, "message": f"{name} differs", "order": 3, "extra": {"family": "param_origin"}, **fields})
+
+
+def test_alerts_come_first(tmp_path: Path) -> None:
+    """The first critical alert in the order of execution is the suspect; replica_mismatch is a desync, nan_inf is non-finite."""
+    run = Monitor(tmp_path / "run")
+    run.alerts = [
+        alert("nan_inf", 2, 0, "layers.0.mlp.weight", kind="grad", extra={"family": "grad_reduced"}, value=float("nan")),
+        alert("replica_mismatch", 1, 1, "layers.3.mlp.bias"),
+    ]
+    found = diagnose(run.write())
+    assert found.finding == "desync"
+    assert found.first_suspect is not None
+    assert (found.first_suspect.rank, found.first_suspect.step, found.first_suspect.module) == (1, 1, "layers.3.mlp")
+    other = Monitor(tmp_path / "other")
+    other.alerts = run.alerts[:1]
+    assert diagnose(other.write()).finding == "nonfinite"
+
+
+def test_incident(tmp_path: Path) -> None:
+    """An incident without a NaN in its records: what set it off is the suspect."""
+    at = tmp_path / "step7-replica_mismatch"
+    at.mkdir()
+    sample = {"step": 7, "family": "param_origin", "name": "w", "dtype": "torch.float32", "shape": [2]}
+    (at / "samples_rank0.jsonl").write_text(json.dumps(sample | {"statistics": {"max": 1.0, "min": 0.0, "mean": 0.5, "norm": 1.0}}) + "\n")
+    began = {"step": 7, "ranks": [3], "name": "layers.1.mlp.weight", "rule": "replica_mismatch", "when": "after the update"}
+    (at / "incident.json").write_text(json.dumps({"version": 1, "began": began, "message": "replicas differ"}))
+    found = diagnose(at)
+    assert found.finding == "desync"
+    assert found.first_suspect is not None
+    assert (found.first_suspect.record, found.first_suspect.rank, found.first_suspect.step) == ("layers.1.mlp.weight", 3, 7)
+
+
+def test_what_diagnose_does_not_look_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Packs of configurations, checkpoints, other files, two things of different kinds: one sentence each, code 2."""
+    pack = tmp_path / "pack.zip"
+    with zipfile.ZipFile(pack, "w") as archive:
+        archive.writestr("env", "{}")
+    (tmp_path / "iter").mkdir()
+    (tmp_path / "iter" / "latest_checkpointed_iteration.txt").write_text("1")
+    (tmp_path / "empty").mkdir()
+    assert main(["diagnose", str(pack)]) == 2
+    assert main(["diagnose", str(tmp_path / "iter")]) == 2
+    assert main(["diagnose", str(tmp_path / "empty")]) == 2
+    assert main(["diagnose", str(tmp_path / "none")]) == 2
+    said = capsys.readouterr().err
+    assert "is a pack of configurations; diagnose compares dumps, incident directories and monitor output" in said
+    assert "is a checkpoint" in said
+    assert "holds no dump, incident or monitor output" in said
+    assert "there is no such file or directory" in said
+    run = Monitor(tmp_path / "run").write()
+    dump = Path(__file__).parents[1] / "fixtures" / "26.2.0" / "L0"
+    with pytest.raises(UsageError, match="two of one kind"):
+        diagnose(run, dump)
+    with pytest.raises(NothingCapturedError, match="no rank, step and tensor in common"):
+        diagnose(run, Monitor(tmp_path / "later", steps=0).write())
