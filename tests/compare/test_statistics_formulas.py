@@ -15,7 +15,9 @@ from msprobe_engine.compare.statistics_mode import Shown, differences, number, p
 
 FLOATS = st.floats(allow_subnormal=False)
 FINITE = st.floats(allow_nan=False, allow_infinity=False, allow_subnormal=False)
-CELLS = st.one_of(FLOATS, st.integers(-(10**18), 10**18), st.booleans(), st.sampled_from(["Nan", "None", "cpu", "npu:0", "mean", "inf", "3"]))
+CELLS = st.one_of(
+    FLOATS, st.integers(-(10**18), 10**18), st.booleans(), st.sampled_from(["Nan", "None", "cpu", "npu:0", "mean", "inf", "3"])
+)
 
 
 def _shown(value: float) -> Shown:
@@ -61,7 +63,9 @@ def test_new_cells_of_equal_texts_are_zero(x: Any, y: Any) -> None:
 @given(x=FINITE)
 def test_old_reader_is_off_by_little(x: float) -> None:
     """pandas 2.0 reads a number to within what its 17 digits, leading zeros among them, can say."""
-    lost = 10.0 ** -(16 - len(repr(abs(x)).split("e")[0].replace(".", "")[:5]) + len(repr(abs(x)).split("e")[0].replace(".", "")[:5].lstrip("0")))
+    lost = 10.0 ** -(
+        16 - len(repr(abs(x)).split("e")[0].replace(".", "")[:5]) + len(repr(abs(x)).split("e")[0].replace(".", "")[:5].lstrip("0"))
+    )
     assert read_old(repr(x)) == pytest.approx(x, rel=max(lost, 4e-16) * 10, abs=0)
 
 
