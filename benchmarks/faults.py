@@ -22,15 +22,22 @@ sys.path.insert(0, str(Path(__file__).parent / "fault_set"))
 
 from fault_cases import CASES, HARMLESS, Case, Harmless
 from fault_dumps import directory_name, dump
-from fault_model import Shape
+from fault_mixture import DEFECTS, Defect
+from fault_mixture import dump as dump_mixture
 
 from msprobe_engine.diagnose.run import diagnose
 from msprobe_engine.errors import ProbeError
 from msprobe_engine.progress import progress
 
 
-def golden(root: Path, shape: Shape, level: str) -> Path:
-    """The right training of a shape; made once."""
+def golden(root: Path, case: Case | Harmless | Defect, level: str) -> Path:
+    """The right training beside a case; made once."""
+    if isinstance(case, Defect):
+        path = root / "golden-mixture"
+        if not path.exists():
+            dump_mixture(path, lambda _: None, level)
+        return path
+    shape = case.golden if isinstance(case, Harmless) else case.shape
     path = root / f"golden-{directory_name(repr(shape))}"[:180]
     dump(path, shape, lambda _: None, level)
     return path
@@ -48,12 +55,14 @@ def existing(venv: Path, target: Path, right: Path, step: int) -> str:
         return "-" if done.returncode == 0 else f"exit code {done.returncode}"
 
 
-def ask(root: Path, case: Case | Harmless, level: str) -> tuple[str, str, int | None, float]:
+def ask(root: Path, case: Case | Harmless | Defect, level: str) -> tuple[str, str, int | None, float]:
     """(finding, first record, step, seconds) of one case."""
-    shape = case.shape
     path = root / directory_name(case.name)
-    dump(path, shape, case.plant, level)
-    right = golden(root, case.golden if isinstance(case, Harmless) else shape, level)
+    if not isinstance(case, Defect):
+        dump(path, case.shape, case.plant, level)
+    elif not path.exists():
+        dump_mixture(path, case.plant, level)
+    right = golden(root, case, level)
     begin = time.perf_counter()
     try:
         found = diagnose(path, right)
@@ -61,6 +70,14 @@ def ask(root: Path, case: Case | Harmless, level: str) -> tuple[str, str, int | 
         return f"error: {error}"[:80], "", None, time.perf_counter() - begin
     first = found.first_suspect
     return found.finding, first.record if first else "", first.step if first else None, time.perf_counter() - begin
+
+
+def is_right(case: Case | Harmless | Defect, finding: str, record: str, step: int | None) -> bool:
+    """Is that the truth about a case?"""
+    if isinstance(case, Harmless):
+        return finding == "none"
+    patterns, kinds = ((case.truth,), (case.finding,)) if isinstance(case, Defect) else (case.truth, case.finding)
+    return any(re.fullmatch(pattern, record) for pattern in patterns) and step == case.step and finding in kinds
 
 
 def main() -> int:
@@ -73,34 +90,36 @@ def main() -> int:
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as scratch:
         root = arguments.keep or Path(scratch)
-        cases = [case for case in (*CASES, *HARMLESS) if arguments.only in case.name]
-        lines, right, harmless = [], 0, 0
+        cases = [case for case in (*CASES, *DEFECTS, *HARMLESS) if arguments.only in case.name]
+        lines, right = [], [0, 0]  # defects, harmless variations
         for case in progress(cases, "faults"):
             finding, record, step, seconds = ask(root, case, arguments.level)
-            if isinstance(case, Harmless):
-                ok = finding == "none"
-                harmless += ok
-            else:
-                ok = any(re.fullmatch(pattern, record) for pattern in case.truth) and step == case.step and finding in case.finding
-                right += ok
+            ok = is_right(case, finding, record, step)
+            right[isinstance(case, Harmless)] += ok
             cells = [
                 case.name,
-                "harmless" if isinstance(case, Harmless) else case.shape.parallel,
+                training_of(case),
                 "yes" if ok else "**no**",
                 finding,
                 record or "-",
                 f"{seconds:.2f}",
             ]
             if arguments.existing:
-                pair = root / directory_name(case.name), golden(root, case.shape, arguments.level)
+                pair = root / directory_name(case.name), golden(root, case, arguments.level)
                 cells.append(existing(arguments.existing, *pair, getattr(case, "step", 0)))
             lines.append("| " + " | ".join(cells) + " |")
     columns = ["case", "training", "right", "finding", "first suspect", "seconds", *(["26.2.0 -da"] if arguments.existing else [])]
     print("| " + " | ".join(columns) + " |\n|" + "---|" * len(columns))
     print("\n".join(lines))
-    faults = sum(isinstance(case, Case) for case in cases)
-    print(f"\n{right} of {faults} defects named first, {harmless} of {len(cases) - faults} harmless variations called round-off.")
-    return 0 if right >= 0.9 * faults and harmless == len(cases) - faults else 1
+    harmless = sum(isinstance(case, Harmless) for case in cases)
+    faults = len(cases) - harmless
+    print(f"\n{right[0]} of {faults} defects named first, {right[1]} of {harmless} harmless variations called round-off.")
+    return 0 if right[0] >= 0.9 * faults and right[1] == harmless else 1
+
+
+def training_of(case: Case | Harmless | Defect) -> str:
+    """What is trained, in one word."""
+    return "mixture" if isinstance(case, Defect) else "harmless" if isinstance(case, Harmless) else case.shape.parallel
 
 
 if __name__ == "__main__":
