@@ -56,7 +56,12 @@ def limit(units: float, longest: int) -> float:
 def longest_sum(shape: Any) -> int:
     """Terms of the longest sum that an element of a result may have, from the shape of one operand: a product sums over the last
     dimension, its weight gradient over all the others."""
-    if not isinstance(shape, list) or not shape or not all(isinstance(n, int) and n >= 0 for n in shape):
+    return _longest(tuple(shape)) if isinstance(shape, list) and shape else 1
+
+
+@lru_cache(maxsize=65536)
+def _longest(shape: tuple[Any, ...]) -> int:
+    if not all(isinstance(n, int) and n >= 0 for n in shape):
         return 1
     last = max(1, int(shape[-1]))
     return max(last, int(math.prod(shape)) // last, 1)
@@ -64,7 +69,12 @@ def longest_sum(shape: Any) -> int:
 
 def elements(shape: Any) -> int:
     """Number of elements of a shape; 1 for what is no tensor."""
-    return int(math.prod(shape)) if isinstance(shape, list) and all(isinstance(n, int) for n in shape) else 1
+    return _elements(tuple(shape)) if isinstance(shape, list) else 1
+
+
+@lru_cache(maxsize=65536)
+def _elements(shape: tuple[Any, ...]) -> int:
+    return int(math.prod(shape)) if all(isinstance(n, int) for n in shape) else 1
 
 
 @dataclass
