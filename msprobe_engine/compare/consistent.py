@@ -157,7 +157,7 @@ class _Copy:
         chosen = rows if whole else rows[:1]
         made.op.append(len(made.ops) - 1)
         made.role.append(side.role[rows[0]])
-        made.name.append(f"{JOINED} ".join(side.name[one] for one in rows))
+        made.name.append(f"{JOINED}  ".join(side.name[one] for one in rows))
         made.dtype.append(side.dtype[rows[0]])
         made.shape.append(_shape([side.shape[one] for one in chosen], 0 if side.role[rows[0]] == PARAMETERS else -1))
         four = _four(side, chosen)

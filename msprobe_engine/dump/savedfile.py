@@ -67,9 +67,11 @@ def _read_npy(path: Path) -> Array:
             raise DumpFormatError(f"{path}: is no regular file")
         # Mapped first: a header that promises more than the file holds is refused before memory is taken.
         return np.array(np.load(path, mmap_mode="r", allow_pickle=False))
+    except DumpFormatError:
+        raise
     except FileNotFoundError:
         raise DumpFormatError(f"{path}: is not there; it was removed or never written (disk full, killed run)") from None
     except OSError as error:
         raise DumpFormatError(f"{path}: cannot be read ({error.strerror or error}); check owner and mode") from None
-    except (ValueError, EOFError, SyntaxError, OverflowError) as error:
-        raise DumpFormatError(f"{path}: is no numpy file or is damaged ({error})") from None
+    except Exception as error:  # the header is Python text: what numpy says of a damaged one is of many types
+        raise DumpFormatError(f"{path}: is no numpy file or is damaged ({str(error)[:120]})") from None

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from msprobe_engine.compare.tensor_read import join, open_elements, open_file, whole
 from msprobe_engine.dump.packedfiles import DTYPES
+from msprobe_engine.dump.savedfile import load_numpy
 from msprobe_engine.dump.tensor_reader import TensorFiles
 from msprobe_engine.errors import DumpFormatError, ProbeError
 
@@ -185,8 +186,9 @@ def test_hostile_npy(tmp_path: Path, data: bytes) -> None:
     """Objects, headers that lie, cut off files."""
     (tmp_path / "x.npy").write_bytes(data)
     ran.clear()
-    with pytest.raises(DumpFormatError, match=r"x\.npy: "):
-        open_file(tmp_path / "x.npy")
+    for read in (open_file, load_numpy):
+        with pytest.raises(DumpFormatError, match=r"x\.npy: "):
+            read(tmp_path / "x.npy")
     assert not ran
 
 
