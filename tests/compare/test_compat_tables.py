@@ -52,14 +52,14 @@ def _equal(version: str, ours: Any, theirs: Any) -> bool:
     """csv: the same text. xlsx: numbers are stored with 16 digits; an empty cell is None, and what is no finite number is text."""
     if version == "26.2.0":
         if isinstance(ours, float) and ours in (float("inf"), -float("inf")):
-            return theirs == f" {ours}"
-        return theirs == str(ours)
+            return bool(theirs == f" {ours}")
+        return bool(theirs == str(ours))
     if isinstance(ours, float) and isinstance(theirs, (int, float)):
         return abs(ours - theirs) <= 2e-16 * abs(ours) or f"{ours:.16g}" == f"{theirs:.16g}"
     if isinstance(ours, float) and str(ours) in ("inf", "-inf", "nan"):
-        return theirs == f"{ours}\t"
+        return bool(theirs == f"{ours}\t")
     if isinstance(ours, int) and not isinstance(ours, bool):
-        return ours == theirs
+        return bool(ours == theirs)
     return (theirs or "") == str(ours)
 
 
