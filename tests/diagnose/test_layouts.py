@@ -1,0 +1,99 @@
+"""Runs of other parallel layouts beside one process: the layout is no difference, a defect is, and calibration says what round-off is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fault_cases import ACCUMULATED, CASES, DP, HARMLESS, SINGLE, TP, Case
+from fault_dumps import directory_name, dump
+from fault_model import Shape
+from hypothesis import given
+from hypothesis import strategies as st
+
+from msprobe_engine.compare.layout import merge
+from msprobe_engine.diagnose.run import diagnose
+from msprobe_engine.errors import UsageError
+
+LAYOUTS = {"tp": TP, "dp": DP, "micro": ACCUMULATED}
+DEFECTS = ("missing sum of gradients before a column-parallel product", "a gradient not averaged over data-parallel ranks")
+
+
+@pytest.fixture(scope="module")
+def dumps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("layouts")
+    dump(path / "golden", SINGLE, lambda _: None)
+    return path
+
+
+def right(dumps: Path, layout: str) -> Path:
+    dump(dumps / layout, LAYOUTS[layout], lambda _: None)
+    return dumps / layout
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layout_is_no_difference(layout: str, dumps: Path) -> None:
+    """Pieces are put together, the factor of half batches is taken out, and nothing is found, whichever of the two is called golden."""
+    found = diagnose(right(dumps, layout), dumps / "golden")
+    assert found.finding == "none", found.headline()
+    (line,) = [line for line in found.evidence if "different layouts" in line]
+    assert int(re.sub(r"\D", "", line.split("layouts: ")[1].split(" tensors")[0])) > 400
+    assert any("taken out" in line for line in found.evidence) == (layout == "dp")
+    turned = diagnose(dumps / "golden", right(dumps, layout))
+    assert turned.finding == "none", turned.headline()
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.name in DEFECTS], ids=lambda case: directory_name(case.name))
+def test_defect_beside_one_process(case: Case, dumps: Path) -> None:
+    """A sum over ranks that is missing is found from the numbers, against a run that has no such sum."""
+    path = dumps / directory_name(case.name)
+    dump(path, case.shape, case.plant)
+    first = diagnose(path, dumps / "golden").first_suspect
+    assert first is not None
+    assert any(re.fullmatch(pattern, first.record) for pattern in case.truth), first
+    assert first.step == case.step
+
+
+def test_calibration(dumps: Path, tmp_path: Path) -> None:
+    """With what one rounding unit moves each record, noise of that size is none, and a defect is counted in it."""
+    plants = {case.name: case.plant for case in (*CASES, *HARMLESS)}
+    for name in ("weights off by one rounding unit", "products summed in another order", "softmax in bf16"):
+        dump(tmp_path / directory_name(name), Shape(), plants[name])
+    moved = [tmp_path / "weights-off-by-one-rounding-unit"]
+    quiet = diagnose(tmp_path / "products-summed-in-another-order", dumps / "golden", calibration=moved)
+    assert quiet.finding == "none", quiet.headline()
+    assert any("times the round-off that the calibration shows" in line for line in quiet.evidence)
+    first = diagnose(tmp_path / "softmax-in-bf16", dumps / "golden", calibration=moved).first_suspect
+    assert first is not None
+    assert re.fullmatch(r"Torch\.softmax\.1\.forward|Tensor\.(bfloat16|float)\..*", first.record)
+    with pytest.raises(UsageError, match="golden"):
+        diagnose(dumps / "golden", calibration=moved)
+
+
+@given(st.lists(st.lists(st.floats(-1e3, 1e3), min_size=4, max_size=4), min_size=1, max_size=5))
+def test_merged(values: list[list[float]]) -> None:
+    """Statistics of pieces of one size make those of the whole."""
+    pieces = np.array(values)
+    stats = np.stack([pieces.max(1), pieces.min(1), pieces.mean(1), np.sqrt((pieces**2).sum(1))], 1)
+    whole = merge.merged(stats)
+    expected = (pieces.max(), pieces.min(), pieces.mean(), np.sqrt((pieces**2).sum()))
+    np.testing.assert_allclose(whole, expected, rtol=1e-9, atol=1e-9)
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=4), st.data())
+def test_whole_shape(shape: list[int], data: st.DataObject) -> None:
+    """A tensor cut along any dimensions is a piece of it, and so many pieces make the whole."""
+    cuts = [data.draw(st.integers(1, 3)) for _ in shape]
+    whole = [size * n for size, n in zip(shape, cuts)]
+    assert merge.whole_shape(shape, whole) == merge.whole_shape(whole, shape) == whole
+    assert merge.needed(shape, whole) == int(np.prod(cuts))
+    assert merge.whole_shape([2, 3], [3, 2]) is None
+
+
+def test_padded_vocabulary() -> None:
+    """A vocabulary filled up to a round number is not taken for a cut one."""
+    assert merge.whole_shape([33, 8], [64, 8]) is None
+    assert merge.padded([33, 8], [64, 8], 2)
+    assert not merge.padded([33, 8], [64, 9], 2)
