@@ -12,6 +12,7 @@ its verdicts depend on it.
 from __future__ import annotations
 
 import math
+import os
 import threading
 from dataclasses import dataclass
 from typing import Any
@@ -205,6 +206,13 @@ class Taken:
                 f.rest += float(b.dot(b))
                 np.subtract(a, b, out=a)
                 f.rest_difference += float(a.dot(a))
+
+
+def threads(workers: int = 0) -> int:
+    """Number of threads: as asked, else one per core that this process may use."""
+    if workers:
+        return workers
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def relative_error(x: Array, y: Array, rule: str | None) -> Array:

@@ -7,7 +7,6 @@ gaps, user's metrics and products with matrices need both tensors whole.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ from msprobe_engine.compare.metric_plugins import Metric, load_metrics
 from msprobe_engine.compare.options import NEW, OLD, CompareOptions
 from msprobe_engine.compare.postprocess import Postprocess
 from msprobe_engine.compare.side import Side
-from msprobe_engine.compare.tensor_metrics import Taken
+from msprobe_engine.compare.tensor_metrics import Taken, threads
 from msprobe_engine.compare.tensor_read import Held, Readable, join, open_elements, whole
 from msprobe_engine.compare.tensor_words import Cell
 from msprobe_engine.diagnose.measure import EPS, limit, longest_sum
@@ -111,7 +110,7 @@ class TensorMode:
         Args:
             workers: threads; 0 means one per core.
         """
-        count = workers or len(os.sched_getaffinity(0))
+        count = threads(workers)
         if count == 1:
             yield from map(self.measure, pairs)
             return

@@ -5,12 +5,11 @@ Statistics do not see that elements changed places, or that many small ones diff
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from msprobe_engine.compare.side import TENSOR, Side
-from msprobe_engine.compare.tensor_metrics import Figures, Taken
+from msprobe_engine.compare.tensor_metrics import Figures, Taken, threads
 from msprobe_engine.compare.tensor_read import open_elements
 from msprobe_engine.diagnose.measure import Distances
 from msprobe_engine.errors import DumpFormatError, UsageError
@@ -35,7 +34,7 @@ def refine(found: Distances, target: Side, golden: Side, rows: Sequence[tuple[in
     facts = found.shape | found.argument
     at = [k for k, (i, j) in enumerate(rows) if target.data_name[i] and golden.data_name[j] and not facts[k]]
     done = 0
-    with ThreadPoolExecutor(workers or len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(threads(workers)) as pool:
         for part in _batches(at):
             for k, figures in zip(part, pool.map(lambda k: _figures(target, golden, *rows[k]), part)):
                 if figures is None:
