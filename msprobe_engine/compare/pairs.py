@@ -33,12 +33,15 @@ class Matched(Protocol):
     messages: dict[int, str]
 
 
-def compare_pair(target: Side, golden: Side, matching: Matched, options: CompareOptions) -> Iterator[Block]:
+def compare_pair(
+    target: Side, golden: Side, matching: Matched, options: CompareOptions, moved: npt.NDArray[np.float64] | None = None
+) -> Iterator[Block]:
     """Compare one rank of one step.
 
     Args:
         target, golden: both sides.
         matching: what belongs together, in the order of the table.
+        moved: float64 (rows of the golden side), what round-off moves each row (`compare.calibrate.movements`), for our verdicts.
 
     Yields:
         Blocks of at most `BLOCK_ROWS` rows (more only when one record has more), columns in the order of `columns`.
@@ -47,7 +50,7 @@ def compare_pair(target: Side, golden: Side, matching: Matched, options: Compare
         DumpFormatError: the sides hold things that cannot be compared.
         UsageError: a metric or mapping of the options cannot be used.
     """
-    return _Table(target, golden, matching, options).blocks()
+    return _Table(target, golden, matching, options, moved).blocks()
 
 
 def common_mode(target: Side, golden: Side, compat: bool) -> str:
@@ -70,7 +73,10 @@ def common_mode(target: Side, golden: Side, compat: bool) -> str:
 
 
 class _Table:
-    def __init__(self, target: Side, golden: Side, matching: Matched, options: CompareOptions) -> None:
+    def __init__(
+        self, target: Side, golden: Side, matching: Matched, options: CompareOptions, moved: npt.NDArray[np.float64] | None
+    ) -> None:
+        self.moved = moved
         self.target, self.golden, self.options, self.matching = target, golden, options, matching
         self.mode = common_mode(target, golden, options.compat)
         self.old = options.old
@@ -94,7 +100,10 @@ class _Table:
             if self.mode == TENSOR:
                 self._tensors = self._measure(slice(0, n))
             distance = self._tensors.distance if self._tensors is not None else self._bitwise()
-            self._judged = verdict.Judge(self.target, self.golden, self.rows, self.others, self.record, distance).run()
+            self._judged = verdict.Judge(self.target, self.golden, self.rows, self.others, self.record, distance, self.moved).run()
+            if self._tensors is not None:
+                for at in np.flatnonzero(self._tensors.damaged).tolist():
+                    self._judged.set(at, verdict.WARNING, "")  # Err_message has the reason
             for at, text in self.matching.messages.items():
                 self._judged.said[at] = "; ".join(part for part in (self._judged.said.get(at, ""), text) if part)
         ends = np.append(np.flatnonzero(np.diff(self.record)) + 1, n)
