@@ -11,7 +11,7 @@ from msprobe_engine.compare.layout.whole import AGREES, PART, Joiner, Whole
 from msprobe_engine.compare.side import INPUT, Side
 from msprobe_engine.compare.tree import Tree
 from msprobe_engine.diagnose.divergence import Divergence, settle
-from msprobe_engine.diagnose.origins import RESULT, TAKEN, UNSUMMED, Origin, Walk, Walker
+from msprobe_engine.diagnose.origins import EXTRA, RESULT, TAKEN, UNSUMMED, Origin, Walk, Walker
 
 
 def differ(target: Mapping[int, Side], golden: Mapping[int, Side]) -> bool:
@@ -39,6 +39,14 @@ class PieceWalker(Walker):
         for origin in found.origins:
             self._blame_part(origin)
         return found
+
+    def _blame_unmatched(self, origin: Origin) -> None:
+        """Collectives that only this layout has, and what stands around them, are not to blame for what goes through them."""
+        before = (origin.op, origin.partner, origin.kind)
+        super()._blame_unmatched(origin)
+        between = (self.side.ops[op] for op in range(origin.op, before[0]) if op in self._extra)
+        if origin.kind == EXTRA and any(name.startswith("Distributed.") for name in between):
+            origin.op, origin.partner, origin.kind = before
 
     def _blame_part(self, origin: Origin) -> None:
         """A part that goes into something else than a sum over ranks: what gave it out is the origin."""

@@ -187,12 +187,14 @@ class Joiner:
         accumulated = first.role[i] == PARAMETERS_GRAD
         others, _ = self._b.members(j, accumulated)
         pieces, places = self._a.members(i, accumulated)
-        golden, value = _reduce(others, merge.needed(second.shape[j], shape)), None
-        if golden is None and len(pieces) * measure.elements(first.shape[i]) == len(others) * measure.elements(second.shape[j]):
-            shape = merge.times(shape, first.shape[i], second.shape[j], len(pieces) // merge.needed(first.shape[i], shape))
+        golden = _reduce(others, merge.needed(second.shape[j], shape))
+        copies, left = divmod(len(pieces), merge.needed(first.shape[i], shape) or 1)
+        all_cut = copies and not left and len(pieces) * measure.elements(first.shape[i]) == len(others) * measure.elements(second.shape[j])
+        if golden is None and all_cut:
+            shape = merge.times(shape, first.shape[i], second.shape[j], copies)
             golden = _reduce(others, len(others))  # cut on both sides: all pieces of each make the whole
         need = merge.needed(first.shape[i], shape)
-        if golden is None or len(pieces) % need:
+        if golden is None or not need or len(pieces) % need:
             self._skip(i, j, UNCLEAR)
             return need > 1
         value = _reduce(pieces, need)
@@ -319,7 +321,7 @@ def merge_all(pieces: Floats, need: int) -> list[Floats]:
 
 def _reduce(pieces: Floats, need: int) -> Floats | None:
     """The whole, when all its replicas say the same."""
-    if not len(pieces) or len(pieces) % need:
+    if not len(pieces) or not need or len(pieces) % need:
         return None
     for way in merge.groupings(len(pieces), need):
         wholes = [merge.merged(pieces[members]) if need > 1 else pieces[members[0]] for members in way]
