@@ -13,8 +13,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msprobe_engine.compare.columns import COSINE, EUCLID, MAX_ABS, MAX_REL, MESSAGE, ONE_THOUSANDTH
+from msprobe_engine.compare.columns import COSINE, EUCLID, MAX_ABS, MAX_REL, MESSAGE, ONE_THOUSANDTH, RESULT
+from msprobe_engine.compare.match import match
 from msprobe_engine.compare.options import CompareOptions
+from msprobe_engine.compare.pairs import compare_pair
 from msprobe_engine.compare.postprocess import Postprocess
 from msprobe_engine.compare.side import Side, read_side
 from msprobe_engine.compare.tensor_metrics import BLOCK, Taken
@@ -171,6 +173,16 @@ def test_rows_are_columns_in_order_and_damage_is_marked(tmp_path: Path) -> None:
     for at, word in ((1, "not executed"), (3, "there is no tensor"), (5, "link"), (0, ""), (8, "")):
         assert word in str(found.columns[MESSAGE][at])
     assert found.columns[MESSAGE][0] == ""
+
+
+def test_a_tensor_that_cannot_be_read_does_not_pass(tmp_path: Path) -> None:
+    """Its row is a warning with the reason, even when the statistics agree."""
+    target, golden = sides(tmp_path, {"Torch.add.0.forward": (torch.ones(4), torch.ones(4))})
+    (tmp_path / "target" / "dump_tensor_data" / target.data_name[1]).write_bytes(b"")
+    options = CompareOptions()
+    (block,) = compare_pair(target, golden, match(target, golden, options), options)
+    assert block[RESULT] == ["pass", "warning"]
+    assert "damaged" in block[MESSAGE][1]
 
 
 METRIC = """
