@@ -69,8 +69,8 @@ def match(target: Side, golden: Side, options: CompareOptions) -> Matching:
     if layers is not None:
         data = DataMapping(layers)
     if not options.compat and options.match == "structure":
-        if cross and cell is None and api is None:
-            cell, api = CellMapping({}, options.old), ApiMapping([], options.old)
+        if cross:
+            cell, api = cell or CellMapping({}, options.old), api or ApiMapping([], options.old)
         pairs, renamed = match_structure.match_rows(target, golden, cell, api, data, layered=layers is not None)
     else:
         keys = keys_of(target, golden, api, cell, data, options)

@@ -58,8 +58,11 @@ def execution_order(tree: Tree) -> list[int]:
     for op, kind in enumerate(tree.kinds):
         if len(kind) == 4 and kind[0] == "backward":
             ends[kind[2]] = op
-    keys = [(max(ends.get(kind[2], op), op) if kind[0] == "parameters_grad" else op, op) for op, kind in enumerate(tree.kinds)]
-    return [op for _, op in sorted(keys)]
+    keys = []
+    for op, kind in enumerate(tree.kinds):
+        gradients = kind[0] == "parameters_grad"
+        keys.append((max(ends.get(kind[2], op), op) if gradients else op, gradients, op))
+    return [op for _, _, op in sorted(keys)]
 
 
 def _in_order(side: Side, tree: Tree) -> list[int]:

@@ -72,7 +72,7 @@ class Matcher:
     def _trees(self) -> None:
         """Match everything below the roots, and below every pair that was matched."""
         if self.target.has_modules != self.golden.has_modules:  # compiled, or another level: only calls of functions are on both sides
-            self._lists(ROOT, ROOT, self.target.functions, self.golden.functions)
+            self._lists(self.target.functions, self.golden.functions)
             return
         seen = {(ROOT, ROOT), *self._found.items()}
         work = list(seen)
@@ -80,7 +80,7 @@ class Matcher:
             a, b = work.pop()
             first, second = self.target.children.get(a, ()), self.golden.children.get(b, ())
             if first or second:
-                new = [pair for pair in self._lists(a, b, first, second) if pair not in seen]
+                new = [pair for pair in self._lists(first, second) if pair not in seen]
                 seen.update(new)
                 work += new
 
@@ -112,7 +112,7 @@ class Matcher:
         head, _, tail = tree.names[op].rpartition("forward")
         return tree.known_as.get(f"{head}backward{tail}")
 
-    def _keys(self, tree: Tree, parent: int, ops: Sequence[int], level: int) -> list[int]:
+    def _keys(self, tree: Tree, ops: Sequence[int], level: int) -> list[int]:
         """What must agree for two calls to be matched. Level 0: call, shapes, kinds of the calls its inputs come from; 1: call and shapes;
         2: call; 3: a module by class, direction, shapes of its results and the calls right inside of it."""
         number, forms = self._numbers, self._forms[tree is self.golden]
@@ -127,20 +127,20 @@ class Matcher:
                 else:
                     key = (level, tree is self.golden, op)
             elif level == 2:
-                key = (level, tree.relative(op, parent))
+                key = (level, tree.relative(op, tree.parents[op]))
             elif level == 1:
-                key = (level, tree.relative(op, parent), forms[op])
+                key = (level, tree.relative(op, tree.parents[op]), forms[op])
             else:
                 sources = tuple(
                     "" if source is None else tree.kinds[source][-1]
                     for source in (tree.producers.get(row) for row in tree.side.rows(op) if tree.side.role[row] == INPUT)
                 )
-                key = (level, tree.relative(op, parent), forms[op], sources)
+                key = (level, tree.relative(op, tree.parents[op]), forms[op], sources)
             found.append(number.setdefault(key, len(number)))
         return found
 
-    def _lists(self, a: int, b: int, first: Sequence[int], second: Sequence[int]) -> list[tuple[int, int]]:
-        """Align calls inside of a with calls inside of b. Those that are matched already stay so, and what lies between them is aligned."""
+    def _lists(self, first: Sequence[int], second: Sequence[int]) -> list[tuple[int, int]]:
+        """Align two lists of calls. Those that are matched already stay so, and what lies between them is aligned."""
         anchors = self._anchors(first, second)
         pairs = [(first[i], second[j]) for i, j in anchors]
         open_gaps = []
@@ -150,20 +150,20 @@ class Matcher:
                 open_gaps.append((x, y))
         if len(open_gaps) == 1 and len(open_gaps[0][0]) == len(open_gaps[0][1]):
             x, y = open_gaps[0]
-            if self._keys(self.target, a, x, 1) == self._keys(self.golden, b, y, 1):
+            if self._keys(self.target, x, 1) == self._keys(self.golden, y, 1):
                 pairs += zip(x, y)  # the same program: where its inputs come from is not asked
                 open_gaps = []
         for level in range(4):
             left: list[tuple[list[int], list[int]]] = []
             for x, y in open_gaps:
-                aligned = align(self._keys(self.target, a, x, level), self._keys(self.golden, b, y, level))
+                aligned = align(self._keys(self.target, x, level), self._keys(self.golden, y, level))
                 pairs += [(x[i], y[j]) for i, j in aligned]
                 left += [([x[i] for i in p], [y[j] for j in q]) for p, q in gaps(aligned, len(x), len(y))]
             open_gaps = left
         for i, j in pairs:
             self._pair(i, j)
         for x, y in open_gaps:
-            pairs += self._opened(a, b, x, y)
+            pairs += self._opened(x, y)
         return pairs
 
     def _anchors(self, first: Sequence[int], second: Sequence[int]) -> list[tuple[int, int]]:
@@ -186,18 +186,20 @@ class Matcher:
                 length -= 1
         return found[::-1]
 
-    def _opened(self, a: int, b: int, first: list[int], second: list[int]) -> list[tuple[int, int]]:
+    def _opened(self, first: list[int], second: list[int]) -> list[tuple[int, int]]:
         """A module around others that only one side has (a wrapper) is taken away, and what is inside is matched in its place."""
         inner = [self.target.children.get(i, [i]) for i in first]
         other = [self.golden.children.get(j, [j]) for j in second]
         x, y = [i for some in inner for i in some], [j for some in other for j in some]
         if len(x) == len(first) and len(y) == len(second) and x == first and y == second:
             return []
-        one_sided = x if y == second else first
-        if y != second and x != first:
-            found = self._lists(a, b, x, second)
-            return found or self._lists(a, b, first, y)
-        return self._lists(a, b, one_sided, y)
+        if y == second:
+            return self._lists(x, second)
+        if x == first:
+            return self._lists(first, y)
+        ways = [(x, second), (first, y)]
+        ways.sort(key=lambda way: -len(set(self._keys(self.target, way[0], 2)) & set(self._keys(self.golden, way[1], 2))))
+        return self._lists(*ways[0]) or self._lists(*ways[1])
 
     def _by_name(self) -> None:
         """Records that came in another order, with the same name and shapes on both sides."""
