@@ -17,7 +17,9 @@ exit codes: 0 nothing found, 1 found, 2 no data or wrong usage"""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """One or two runs, and where the page goes."""
-    parser.add_argument("target", metavar="RUN", help="dump root, step directory, rank directory or dump.json; an incident directory; monitor output")
+    parser.add_argument(
+        "target", metavar="RUN", help="dump root, step directory, rank directory or dump.json; an incident directory; monitor output"
+    )
     parser.add_argument("golden", metavar="GOLDEN", nargs="?", help="a run that is right, of the same kind")
     parser.add_argument(
         "-o",
