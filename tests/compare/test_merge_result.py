@@ -79,7 +79,12 @@ def test_wrong_input_is_said(tmp_path: Path) -> None:
         (tmp_path / f"compare_result_rank{rank}_20260101000000.xlsx").write_bytes(b"PK no")
     with pytest.raises(DumpFormatError, match="no table that can be read"):
         merge_result(tmp_path, tmp_path / "out", wanted)
-    for text, word in (("", "api"), ("api: 3", "api"), ("api: [a]\ncompare_index: [nothing]", "'nothing' is not known"), ("api: [", "yaml")):
+    for text, word in (
+        ("", "api"),
+        ("api: 3", "api"),
+        ("api: [a]\ncompare_index: [nothing]", "'nothing' is not known"),
+        ("api: [", "yaml"),
+    ):
         with pytest.raises(SettingsError, match=word):
             read_wanted(config(tmp_path / "d.yaml", text))
 
