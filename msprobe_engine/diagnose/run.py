@@ -103,7 +103,7 @@ def over_steps(steps: Sequence[int], sides: BothSides, what: str, moved: Movemen
                 compared = layouts.diverge_layouts if layouts.differ(a, b) else diverge
                 alone = sorted(a.keys() ^ b.keys())
                 if alone and compared is diverge:
-                    found.problems.append(f"step {step}: ranks {', '.join(map(str, alone[:16]))} are on one side only and were not compared")
+                    found.problems.append(f"step {step}: ranks {', '.join(map(str, alone[:16]))} are on one side only, not compared")
                 before = compared(a, b, before, moved(step, b, found.problems) if moved else None)
                 records += sum(walk.compared for walk in before.walks.values())
                 ranks |= set(before.walks)
