@@ -55,9 +55,21 @@ def diagnose(
         found = diagnose_alone(Path(target))
     else:
         found = _pair(Path(target), Path(golden), [Path(path) for path in calibration])
+        if found.finding in (findings.NONE, findings.STRUCTURE):
+            _only_here(found, Path(target), Path(golden))
     if output is not None:
         found.write(output)
     return found
+
+
+def _only_here(found: Diagnosis, target: Path, golden: Path) -> None:
+    """A NaN in calls that only the target makes has nothing to be compared with; the run alone tells, if the golden one has none."""
+    from msprobe_engine.diagnose.alone import diagnose_alone
+
+    alone = diagnose_alone(target)
+    if alone.finding in (findings.NONFINITE, findings.OVERFLOW) and diagnose_alone(golden).finding == findings.NONE:
+        found.finding, found.suspects = alone.finding, alone.suspects
+        found.evidence += alone.evidence
 
 
 def _pair(target: Path, golden: Path, calibration: Sequence[Path]) -> Diagnosis:

@@ -28,6 +28,8 @@ SAME_EVERYWHERE = frozenset(("allreduce", "broadcast"))
 parts: all-to-all, or all-gather and a choice of tokens."""
 UNINITIALISED = frozenset(("empty", "emptylike", "newempty", "emptystrided", "newemptystrided", "resize"))
 """Operations whose output is whatever the memory held."""
+POISONS = frozenset(("full", "fulllike", "newfull"))
+"""Operations that make new memory with one value."""
 
 
 @dataclass
@@ -117,7 +119,7 @@ class _Scanner:
         return self.result
 
     def _look(self, call: Call) -> None:
-        if normal_op(call.op) in UNINITIALISED and not call.in_flags & NONFINITE:
+        if (normal_op(call.op) in UNINITIALISED or _poisons(call)) and not call.in_flags & NONFINITE:
             self.garbage = call
             return
         bad_in = self._bad_inputs(call)
@@ -311,6 +313,11 @@ def ends_bad(trace: Trace, ignore: Set[int] = frozenset()) -> bool:
     last = next((call for call in reversed(trace.calls) if call.out_flags & (FINITE | NONFINITE)), None)
     ends = (*tops[-1:], *((last,) if last is not None else ()))
     return any(call.out_flags & NONFINITE and call.index not in ignore for call in ends)
+
+
+def _poisons(call: Call) -> bool:
+    """Memory filled with NaN on purpose, as a buffer to receive into: what reads it before it is written is met later and tells."""
+    return normal_op(call.op) in POISONS and any(value != value for _, value in call.literals())
 
 
 def _bits(facts: list[TensorFact]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,10 @@ import pytest
 
 from msprobe_engine.diagnose import facts
 from msprobe_engine.diagnose.model import Trace
+
+_pages = str(Path(__file__).parents[1] / "monitor_pages")
+if _pages not in sys.path:
+    sys.path.insert(0, _pages)
 
 _VALUES = {
     "nan": (math.nan, math.nan, math.nan, math.nan),
