@@ -16,7 +16,6 @@ accepted raises what is accepted from then on.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -25,7 +24,7 @@ import numpy as np
 from msprobe_engine.compare.side import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, Side
 from msprobe_engine.compare.structure import Structure
 from msprobe_engine.compare.tree import Tree
-from msprobe_engine.diagnose import facts, measure
+from msprobe_engine.diagnose import exact, facts, measure
 
 GROWTH = 50.0
 """By how much a difference may grow in one call: norms and softmax do that, and differences of nearly equal numbers."""
@@ -105,9 +104,15 @@ class Walker:
         self.side = side
         self.rows, self.starts = measure.paired_rows(side, golden.side, structure.pairs)
         self.measured = measure.distances(side, golden.side, self.rows)
+        exact.refine(self.measured, side, golden.side, self.rows)
         self._extra = set(structure.only_target)
         self._missing = set(structure.only_golden)
-        self._coarse = self._mostly_other_dtypes()
+        coarse = self._mostly_other_dtypes()
+        mine, theirs = (np.array([measure.eps(s.dtype[pair[n]]) for pair in self.rows]) for n, s in enumerate((side, golden.side)))
+        self._eps: list[float] = (np.maximum(mine, theirs) if coarse else theirs).tolist()
+        lengths = {id(shape): measure.longest_sum(shape) for shape in {id(s): s for s in side.shape}.values()}  # equal ones are one object
+        self._longest = [lengths[id(side.shape[i])] for i, _ in self.rows]
+        self._limits: dict[int, float] = {}
         self._position = {op: at for at, (op, _) in enumerate(structure.pairs)}
         self._back = {b: a for a, b in structure.pairs}
         self._growth = GROWTH
@@ -190,12 +195,12 @@ class Walker:
     def _limit(self, op: int, span: Iterable[int], floor: float) -> float:
         if self._units is not None:
             return CALIBRATED
-        worst, longest = 0.0, 1
-        for at in itertools.chain(span, self._calls_behind(op)):
-            i, j = self.rows[at]
-            worst = max(worst, measure.eps(self.golden.side.dtype[j]), measure.eps(self.side.dtype[i]) if self._coarse else 0.0)
-            longest = max(longest, measure.longest_sum(self.side.shape[i]))
-        return max(measure.limit(worst, longest), floor)
+        known = self._limits.get(op)
+        if known is None:
+            places = [*span, *self._calls_behind(op)]
+            worst = max((self._eps[at] for at in places), default=0.0)
+            known = self._limits[op] = measure.limit(worst, max((self._longest[at] for at in places), default=1))
+        return max(known, floor)
 
     def _calls_behind(self, op: int) -> Iterator[int]:
         """Pairs of rows that a result is made of besides what the record says: parameter gradients of what the module's calls took in,
@@ -246,7 +251,10 @@ class Walker:
             origin = self._origin(op, other, NONFINITE, bad_out, np.inf, inner, limit)
         elif inner > limit + self._growth * max(accepted, explained) and worst_in >= 0:
             kind = PARAMETER if side.role[self.rows[worst_in][0]] == PARAMETERS else TAKEN
-            origin = self._origin(op, other, kind, worst_in, inner, 0.0, limit)
+            if argument >= 0:  # the step before was called with it too, and left what is taken in now (running statistics)
+                origin = self._origin(op, other, ARGUMENT, argument, inner, 0.0, limit)
+            else:
+                origin = self._origin(op, other, kind, worst_in, inner, 0.0, limit)
         elif argument >= 0 and outer > limit + self._growth * feeding:
             origin = self._origin(op, other, ARGUMENT, argument, outer, inner, limit, worst_out)
         elif outer > limit + self._growth * feeding and not np.isinf(feeding):
