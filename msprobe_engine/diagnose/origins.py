@@ -178,8 +178,8 @@ class Walker:
         keys = []
         for at, (op, _) in enumerate(self.structure.pairs):
             place = max(ends.get(tree.kinds[op][2], op), op) if tree.is_gradients(op) else op
-            keys.append((place, op, at))
-        return [at for _, _, at in sorted(keys)]
+            keys.append((place, tree.is_gradients(op), op, at))
+        return [key[-1] for key in sorted(keys)]
 
     def calibrate(self, moved: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
         """Count distances in what was measured to be round-off, float64 (rows of the golden side)."""
