@@ -73,7 +73,7 @@ def diverge_layouts(
     units = (moved or {}).get(min(golden)) if len(theirs) == 1 else None
     found = _walked(join(), min(target), before, units)
     whole = found.wholes[min(target)]
-    if whole.factor != 1.0 and any(_is_factor(origin, found, rank) for rank, origin in found.origins):
+    if whole.factor != 1.0 and _updates_with_the_factor(found):
         found = _walked(join(factors=False), min(target), before, units)
     return found
 
@@ -86,11 +86,14 @@ def _walked(whole: Whole, rank: int, before: Divergence | None, units: Floats | 
     return settle(found, before)
 
 
+def _updates_with_the_factor(found: Divergence) -> bool:
+    """Most gradients that the update takes in, and that are off, are off by the factor of the backward pass: nobody took it out again."""
+    taken = [(rank, o) for rank, o in found.origins if o.kind == TAKEN and found.walkers[rank].target.kinds[o.op][0] == "forward"]
+    return 2 * sum(_is_factor(origin, found, rank) for rank, origin in taken) > len(taken)
+
+
 def _is_factor(origin: Origin, found: Divergence, rank: int) -> bool:
-    """A gradient that the update takes in is off by the factor of the backward pass: nobody took it out again."""
     whole = found.wholes[rank]
-    if origin.kind != TAKEN or found.walkers[rank].target.kinds[origin.op][0] != "forward":
-        return False
     ours, golden = whole.target.stats[origin.row][3], whole.golden.stats[origin.other][3]
     return bool(golden) and abs(ours / golden / whole.factor - 1) < AGREES
 
