@@ -93,6 +93,8 @@ def test_packed_tensors(tmp_path: Path) -> None:
     y = torch.relu(x)
     debugger.stop()
     debugger.step()
+    debugger.pipeline.advance(wait=True)
+    debugger.writer.flush()
     shards = sorted((tmp_path / "dump").rglob("*.safetensors"))
     assert shards
     for source in (tmp_path / "dump", shards[0]):
