@@ -81,14 +81,19 @@ class _Leave(torch.autograd.Function):
         return grad
 
 
+def _together(piece: torch.Tensor) -> torch.Tensor:
+    """The pieces of the sequence of all ranks, one behind the other."""
+    parts = [torch.empty_like(piece) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, piece.contiguous())
+    return torch.cat(parts, 1)
+
+
 class _Gather(torch.autograd.Function):
     """Puts the pieces of the sequence together; gradients are summed and cut."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
-        dist.all_gather(parts, x.contiguous())
-        return torch.cat(parts, 1)
+        return _together(x)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
@@ -102,9 +107,7 @@ class _Join(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
-        dist.all_gather(parts, x.contiguous())
-        return torch.cat(parts, 1)
+        return _together(x)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
@@ -122,9 +125,7 @@ class _Scatter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        parts = [torch.empty_like(grad) for _ in range(dist.get_world_size())]
-        dist.all_gather(parts, grad.contiguous())
-        return torch.cat(parts, 1)
+        return _together(grad)
 
 
 class Linear(nn.Module):

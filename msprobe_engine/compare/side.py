@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -372,9 +372,3 @@ def _number(value: Any) -> float:
 def _is_gradients(name: str) -> bool:
     """``X.parameters_grad`` (8.1.1) or ``X.parameters_grad.<n>`` (26.2.0)."""
     return ".parameters_grad" in name and "parameters_grad" in name.split(".")[-2:]
-
-
-def iterate_ops(side: Side) -> Iterator[tuple[int, str, range]]:
-    """(index, name, rows) of all records."""
-    for index, name in enumerate(side.ops):
-        yield index, name, side.rows(index)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from msprobe_engine.compare.side import INPUT, OUTPUT, Side
 from msprobe_engine.diagnose import across, measure
-from msprobe_engine.diagnose.explain import stack_of
-from msprobe_engine.diagnose.facts import module_path, normal_op
+from msprobe_engine.diagnose.explain import module_around, stack_of
+from msprobe_engine.diagnose.facts import normal_op
 from msprobe_engine.diagnose.findings import Suspect
 from msprobe_engine.diagnose.links import Link
 from msprobe_engine.diagnose.report import own_line
@@ -37,11 +37,7 @@ class Wrong:
         """For the diagnosis."""
         record = self.side.ops[self.op]
         stack = stack_of(self.side, record)
-        parent = self.side.parent(record)
-        module, seen = "", set()
-        while parent and not module and parent not in seen:
-            seen.add(parent)
-            module, parent = module_path(parent), self.side.parent(parent)
+        module = module_around(self.side, record)
         return Suspect(record, module, self.rank, step, own_line(stack) or "", "collective", self.why, stack=stack)
 
 

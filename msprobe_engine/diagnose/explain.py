@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from msprobe_engine.compare.side import Side
-from msprobe_engine.diagnose import findings, measure, origins
+from msprobe_engine.diagnose import findings, origins
 from msprobe_engine.diagnose.divergence import Divergence
 from msprobe_engine.diagnose.facts import forward_twin, module_path
 from msprobe_engine.diagnose.findings import Suspect
@@ -47,14 +48,27 @@ def stack_of(side: Side, record: str) -> list[str]:
 def module_of(walker: Walker, origin: Origin) -> str:
     """Path of the innermost module around the record."""
     tree, op = (walker.golden, origin.partner) if origin.kind == origins.MISSING else (walker.target, origin.op)
-    names = [tree.side.ops[op], *(tree.side.ops[above] for above in tree.above(op))]
-    twin = forward_twin(names[0])
-    parent, seen = tree.side.parent(twin), set()
+    record = tree.side.ops[op]
+    names = [record, *(tree.side.ops[above] for above in tree.above(op)), *_around(tree.side, forward_twin(record))]
+    return _innermost(names)
+
+
+def module_around(side: Side, record: str) -> str:
+    """Path of the innermost module around a record, as construct.json has it."""
+    return _innermost(_around(side, record))
+
+
+def _innermost(names: Iterable[str]) -> str:
+    return next((path for path in map(module_path, names) if path), "")
+
+
+def _around(side: Side, record: str) -> Iterator[str]:
+    """The records and nodes that enclose one, innermost first; stops at a circle of a damaged file."""
+    parent, seen = side.parent(record), set()
     while parent and parent not in seen:
         seen.add(parent)
-        names.append(parent)
-        parent = tree.side.parent(parent)
-    return next((path for path in map(module_path, names) if path), "")
+        yield parent
+        parent = side.parent(parent)
 
 
 def why(origin: Origin, walker: Walker) -> str:
@@ -122,14 +136,9 @@ def numbers(origin: Origin, walker: Walker) -> dict[str, Any]:
 def finding_of(found: Divergence, rank: int, origin: Origin) -> str:
     """Which of the findings an origin is."""
     walker = found.walkers[rank]
-    at = next((n for n in walker.span_of(walker.side.op[origin.row]) if walker.rows[n][0] == origin.row), -1)
+    at = walker.pair_of(origin.row)
     if at >= 0 and walker.measured.bad_target[at] and not walker.measured.bad_golden[at]:
         return findings.OVERFLOW if overflows(origin, walker) else findings.NONFINITE
     if origin.kind == origins.RESULT and walker.side.ops[origin.op].startswith("Distributed."):
         return findings.COLLECTIVE
     return findings.DIVERGENCE
-
-
-def dtype_units(distance: float, dtype: str | None) -> float:
-    """A distance in units in the last place of a dtype."""
-    return distance / (measure.eps(dtype) or measure.EPS["float64"])

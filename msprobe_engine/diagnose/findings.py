@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.diagnose.report import listed
 from msprobe_engine.dump.layout import make_directories, write_file
 from msprobe_engine.log import one_line
 
@@ -27,6 +28,10 @@ HEADLINES: Mapping[str, str] = {
     CONFIG: "The configurations differ",
     CHECKPOINT: "The checkpoints differ",
 }
+
+
+_WORDS = 9
+"""Width of the words in front of the lines of the text."""
 
 
 @dataclass
@@ -113,17 +118,19 @@ class Diagnosis:
         lines = [self.headline()]
         first = self.first_suspect
         if first is not None:
-            lines += _listed("why", [first.why])
-            lines += _listed("source", [" ".join(first.source.split())] if first.source else [])
-        lines += _listed("evidence", self.evidence)
-        lines += _listed("also", [f"rank {s.rank}  {s.record}: {s.why}" for s in self.suspects[1:6]])
+            lines += listed("why", [first.why], _WORDS)
+            lines += listed("source", [" ".join(first.source.split())] if first.source else [], _WORDS)
+        lines += listed("evidence", self.evidence, _WORDS)
+        lines += listed("also", [f"rank {s.rank}  {s.record}: {s.why}" for s in self.suspects[1:6]], _WORDS)
         for side, names in self.unmatched.items():
             if names:
-                lines += _listed("only in", [f"{side}: {', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}"])
-        lines += _listed("warning", self.problems[:8])
-        lines += _listed("next", self.next)
+                lines += listed(
+                    "only in", [f"{side}: {', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}"], _WORDS
+                )
+        lines += listed("warning", self.problems[:8], _WORDS)
+        lines += listed("next", self.next, _WORDS)
         if self.looked_at:
-            lines += _listed("looked at", [", ".join(f"{key} {value}" for key, value in self.looked_at.items())])
+            lines += listed("looked at", [", ".join(f"{key} {value}" for key, value in self.looked_at.items())], _WORDS)
         return "\n".join(one_line(line) for line in lines)
 
     def write(self, directory: Path | str) -> tuple[Path, Path]:
@@ -139,10 +146,6 @@ class Diagnosis:
         write_file(data, [finite_json(self.as_json())])
         write_file(html, [page(self).encode()])
         return data, html
-
-
-def _listed(word: str, items: Sequence[str]) -> list[str]:
-    return [f"  {word if n == 0 else '':9}  {item}" for n, item in enumerate(items)]
 
 
 def finite_json(value: Any, indent: int = 1) -> bytes:

@@ -15,17 +15,23 @@ from msprobe_engine.dump.reader import DumpDirectory, parse_json, read_bytes, re
 from msprobe_engine.errors import DumpFormatError
 
 
-def load_step(dump: DumpDirectory, step: int) -> tuple[dict[int, Trace], list[str]]:
-    """All ranks of one step, and what could not be read. Directories without a rank get the free numbers from 0."""
-    traces: dict[int, Trace] = {}
-    problems: list[str] = []
+def numbered(dump: DumpDirectory, step: int) -> Iterator[tuple[int, Path]]:
+    """(rank, its directory) of a step. Directories without a rank get the free numbers from 0."""
     ranks = dump.ranks(step)
     taken = {rank for rank in ranks if isinstance(rank, int)}
     for key in ranks:
         rank = key if isinstance(key, int) else next(n for n in range(len(ranks) + 1) if n not in taken)
         taken.add(rank)
+        yield rank, dump.path(step, key)
+
+
+def load_step(dump: DumpDirectory, step: int) -> tuple[dict[int, Trace], list[str]]:
+    """All ranks of one step, and what could not be read. Directories without a rank get the free numbers from 0."""
+    traces: dict[int, Trace] = {}
+    problems: list[str] = []
+    for rank, path in numbered(dump, step):
         try:
-            traces[rank] = load_rank(step, rank, dump.path(step, key))
+            traces[rank] = load_rank(step, rank, path)
         except DumpFormatError as error:
             problems.append(str(error))
     return traces, problems

@@ -127,6 +127,10 @@ class Walker:
         at = self._position.get(op)
         return range(0) if at is None else range(self.starts[at], self.starts[at + 1])
 
+    def pair_of(self, row: int) -> int:
+        """Position of the pair that a row of the target is in; -1 when it is in none."""
+        return next((at for at in self.span_of(self.side.op[row]) if self.rows[at][0] == row), -1)
+
     def walk(self, floor: float = 0.0, accepted: float = 0.0) -> Walk:
         """Find the origins.
 
@@ -328,7 +332,7 @@ class Walker:
 
     def _first_extra(self, source: int, origin: Origin) -> int:
         """The first of a chain of calls that only the target has; where NaN or Inf comes out of it, the first that gives some."""
-        at = next((n for n in self.span_of(self.side.op[origin.row]) if self.rows[n][0] == origin.row), -1)
+        at = self.pair_of(origin.row)
         if at < 0 or not self.measured.bad_target[at] or self.measured.bad_golden[at]:
             return _first(self.target, source, self._extra)
         while True:

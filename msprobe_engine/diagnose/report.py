@@ -149,16 +149,17 @@ def _one(items: Sequence[Mapping[str, Any]], *, first: bool) -> list[str]:
     for note in item["notes"]:
         lines.append(f"  note      {note}")
     if item["clean_calls_before"]:
-        lines += _listed("before", [f"{name}  (clean)" for name in item["clean_calls_before"]])
+        lines += listed("before", [f"{name}  (clean)" for name in item["clean_calls_before"]])
     if item["spread"]:
-        lines += _listed("spread", [f"rank {s['rank']}  {s['op_name']}" for s in item["spread"][:8]])
+        lines += listed("spread", [f"rank {s['rank']}  {s['op_name']}" for s in item["spread"][:8]])
     if not item["complete"]:
         lines.append("  note      this rank's record of the step is incomplete")
     return [one_line(line) for line in lines]
 
 
-def _listed(word: str, items: Sequence[str]) -> list[str]:
-    return [f"  {word if n == 0 else '':8}  {item}" for n, item in enumerate(items)]
+def listed(word: str, items: Sequence[str], width: int = 8) -> list[str]:
+    """Lines with the word in front of the first."""
+    return [f"  {word if n == 0 else '':{width}}  {item}" for n, item in enumerate(items)]
 
 
 def _fact(fact: Mapping[str, Any]) -> str:

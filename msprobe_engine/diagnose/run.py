@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from msprobe_engine import names
@@ -12,6 +12,7 @@ from msprobe_engine.compare.side import Side, read_side
 from msprobe_engine.diagnose import explain, findings, kinds, layouts
 from msprobe_engine.diagnose.divergence import Divergence, diverge
 from msprobe_engine.diagnose.findings import Diagnosis
+from msprobe_engine.diagnose.load import numbered
 from msprobe_engine.diagnose.monitored import diagnose_monitor, diagnose_two_monitors
 from msprobe_engine.dump import layout
 from msprobe_engine.dump.reader import DumpDirectory, open_dump
@@ -147,21 +148,12 @@ def over_steps(steps: Sequence[int], sides: BothSides, what: str, moved: Movemen
 def read_step(dump: DumpDirectory, step: int, problems: list[str]) -> dict[int, Side]:
     """All ranks of a step that can be read; what cannot is said in `problems`. Directories without a rank get free numbers."""
     sides: dict[int, Side] = {}
-    keys = dump.ranks(step)
-    taken = {key for key in keys if isinstance(key, int)}
-    for key in keys:
-        rank = key if isinstance(key, int) else next(_free(taken))
-        taken.add(rank)
-        directory = dump.path(step, key)
+    for rank, directory in numbered(dump, step):
         try:
             sides[rank] = read_side(directory / (layout.DUMP if not (directory / layout.DEBUG).exists() else layout.DEBUG))
         except DumpFormatError as error:
             problems.append(str(error))
     return sides
-
-
-def _free(taken: set[int]) -> Iterator[int]:
-    return (n for n in range(len(taken) + 1) if n not in taken)
 
 
 def _note_structure(found: Diagnosis, divergence: Divergence) -> None:
