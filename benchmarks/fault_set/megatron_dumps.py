@@ -1,0 +1,162 @@
+"""Trains a small GPT of megatron-core on the CPU in any layout and dumps two steps: ``{directory}/step{N}/rank{R}``.
+
+Weights follow from the name of a parameter and its place in the whole model, the global batch from the step, and there is no dropout: every
+layout trains the same model on the same tokens.
+"""
+
+from __future__ import annotations
+
+import atexit
+import math
+import multiprocessing
+import os
+import shutil
+import sys
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "megatron"
+VOCAB = 56
+"""Rows of the vocabulary that are used; ``--vocab`` says how many the table has."""
+
+Plant = Callable[[Any], None]
+"""Changes the model chunks before the first step."""
+
+
+def nothing(chunks: Any) -> None:
+    """No defect."""
+
+
+def dump_megatron(path: Path, argv: str, plant: Plant = nothing, level: str = "mix") -> None:
+    """Train in processes of its own and leave the dump at `path`; an existing one is kept.
+
+    Args:
+        path: root of the dump.
+        argv: arguments of examples/megatron/train_gpt.py, as ``--tp 2 --sp --dp 2``; ``--dp`` is this function's own, and so is
+            ``--batch``, the global one: the size of a micro batch follows from it.
+        plant: makes a defect.
+        level: of the dump.
+
+    Raises:
+        RuntimeError: a rank failed.
+    """
+    if (path / "done").exists():
+        return
+    shutil.rmtree(path, ignore_errors=True)
+    words = argv.split()
+    sizes = {name: int(words[words.index(f"--{name}") + 1]) if f"--{name}" in words else 1 for name in ("tp", "pp", "cp", "dp")}
+    n = math.prod(sizes.values())
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as scratch:
+        processes = [context.Process(target=_rank, args=(rank, n, scratch, path, words, plant, level)) for rank in range(n)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(300)
+        if any(process.exitcode != 0 for process in processes):
+            for process in processes:
+                process.kill()
+            raise RuntimeError(f"{path.name}: exit codes {[process.exitcode for process in processes]}")
+    (path / "done").touch()
+
+
+def _rank(rank: int, ranks: int, scratch: str, path: Path, words: list[str], plant: Plant, level: str) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank))
+    dist.init_process_group("gloo", init_method=f"file://{scratch}/init", rank=rank, world_size=ranks)
+    sys.path.insert(0, str(EXAMPLE))
+    import train_gpt
+
+    from msprobe.pytorch import PrecisionDebugger
+
+    a = train_gpt.arguments(["--quiet", *_own(words)])
+    known = train_gpt.known
+    train_gpt.known = lambda cls, **keys: known(cls, **{key: 0.0 if key.endswith("_dropout") else value for key, value in keys.items()})
+    _, chunks, optimizer = train_gpt.build(a)
+    a.mbs = _number(words, "batch", 4) // a.nmb // train_gpt.state.get_data_parallel_world_size()
+    train_gpt.batches = lambda a: _batches(a, train_gpt.state)
+    for chunk in chunks:
+        _fill(chunk, train_gpt.state)
+    optimizer.reload_model_params()
+    plant(chunks)
+    debugger = PrecisionDebugger(dump_path=str(path), task="statistics", level=level, step=list(range(a.steps)))
+
+    def on_step(step: int) -> None:
+        if step:
+            debugger.stop()
+            debugger.step()
+        debugger.start(model=list(chunks) if len(chunks) > 1 else chunks[0])
+
+    train_gpt.train(a, chunks, optimizer, on_step)
+    debugger.stop()
+    debugger.step()
+    dist.barrier()
+    atexit._run_exitfuncs()  # a forked child ends without them, and they finish the files
+    dist.destroy_process_group()
+
+
+def _own(words: list[str]) -> list[str]:
+    """Arguments of the script alone, with two steps of one micro batch unless told otherwise."""
+    kept = list(words)
+    for name in ("dp", "batch"):
+        if f"--{name}" in kept:
+            at = kept.index(f"--{name}")
+            del kept[at : at + 2]
+    return ["--steps", "2", "--nmb", "1", "--vocab", str(VOCAB), "--heads", "4", *kept]
+
+
+def _number(words: list[str], name: str, default: int) -> int:
+    return int(words[words.index(f"--{name}") + 1]) if f"--{name}" in words else default
+
+
+def _batches(a: Any, state: Any) -> Iterator[dict[str, torch.Tensor]]:
+    """This rank's part of the global batches, micro batch after micro batch."""
+    generator = torch.Generator().manual_seed(a.seed)
+    size, rank = state.get_data_parallel_world_size(), state.get_data_parallel_rank()
+    mask = torch.tril(torch.ones(1, 1, a.seq, a.seq)) < 0.5
+    positions = torch.arange(a.seq)[None].expand(a.mbs, -1).contiguous()
+    while True:
+        whole = torch.randint(0, VOCAB, (a.nmb * size * a.mbs, a.seq + 1), generator=generator)
+        for micro in range(a.nmb):
+            tokens = whole[(micro * size + rank) * a.mbs :][: a.mbs]
+            yield {"tokens": tokens[:, :-1].contiguous(), "labels": tokens[:, 1:].contiguous(), "mask": mask, "positions": positions}
+
+
+@torch.no_grad()
+def _fill(chunk: Any, state: Any) -> None:
+    """Weights of the whole model, cut for this rank. Rows that fill up the vocabulary are zero."""
+    model = chunk
+    while hasattr(model, "module"):
+        model = model.module
+    for name, parameter in model.named_parameters():
+        size, dim = 1, 0
+        if getattr(parameter, "tensor_model_parallel", False):
+            size, dim = state.get_tensor_model_parallel_world_size(), parameter.partition_dim
+        shape = list(parameter.shape)
+        shape[dim] *= size
+        table = name.endswith(("word_embeddings.weight", "output_layer.weight"))
+        generator = torch.Generator().manual_seed(zlib.crc32(_global_name(model, name, state).encode()))
+        values = torch.randn([VOCAB, *shape[1:]] if table else shape, generator=generator) * 0.1
+        if "norm.weight" in name:
+            values += 1
+        whole = torch.zeros(shape)
+        whole[: len(values)] = values
+        parameter.copy_(whole.chunk(size, dim)[state.get_tensor_model_parallel_rank() if size > 1 else 0])
+
+
+def _global_name(model: Any, name: str, state: Any) -> str:
+    """The name that a parameter has in one process: layers and experts have their numbers of the whole."""
+    parts = name.split(".")
+    for i, part in enumerate(parts):
+        if part == "layers":
+            parts[i + 1] = str(model.get_submodule(".".join(parts[: i + 2])).layer_number - 1)
+        elif part == "local_experts":
+            local = len(model.get_submodule(".".join(name.split(".")[: i + 1])))
+            parts[i + 1] = str(int(parts[i + 1]) + local * state.get_expert_model_parallel_rank())
+    return ".".join(parts)
