@@ -118,13 +118,20 @@ def subset(side: Side, ops: Iterable[int]) -> Side:
 
 def append(part: Side, side: Side, op: int) -> None:
     """Add a record of another side at the end."""
-    at, start, rows = len(part.ops), len(part.name), side.rows(op)
+    at = len(part.ops)
     part.ops.append(side.ops[op])
     if op in side.tags:
         part.tags[at] = side.tags[op]
     if op in side.collectives:
         part.collectives[at] = side.collectives[op]
-    part.op.extend(array("q", [at]) * len(rows))
+    part.first.append(part.first[-1])
+    add_rows(part, side, side.rows(op))
+
+
+def add_rows(part: Side, side: Side, rows: range) -> None:
+    """Add rows of another side to the last record."""
+    start = len(part.name)
+    part.op.extend(array("q", [len(part.ops) - 1]) * len(rows))
     span = slice(rows.start, rows.stop)
     part.role += side.role[span]
     part.name += side.name[span]
@@ -141,7 +148,7 @@ def append(part: Side, side: Side, op: int) -> None:
         _take(part.nans, side.nans, new, row)
         _take(part.infs, side.infs, new, row)
         _take(part.facts, side.facts, new, row)
-    part.first.append(len(part.name))
+    part.first[-1] = len(part.name)
 
 
 def _take(here: dict[int, T], there: dict[int, T], new: int, row: int) -> None:
