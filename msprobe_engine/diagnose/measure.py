@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from msprobe_engine.compare import codes
 from msprobe_engine.compare.side import Side
 
 Floats = npt.NDArray[np.float64]
@@ -104,13 +105,12 @@ class Distances:
     known: Bools
 
 
-def distances(target: Side, golden: Side, rows: Sequence[tuple[int, int]]) -> Distances:
-    """Measure pairs of rows (row of the target, row of the golden side)."""
-    n = len(rows)
-    left = np.fromiter((a for a, _ in rows), np.int64, n)
-    right = np.fromiter((b for _, b in rows), np.int64, n)
+def distances(target: Side, golden: Side, rows: Sequence[tuple[int, int]] | codes.Integers) -> Distances:
+    """Measure pairs of rows (row of the target, row of the golden side); int64 (n, 2) or a sequence of pairs."""
+    left, right = codes.columns(rows)
+    n = len(left)
     a, b = target.stats[left], golden.stats[right]
-    count = np.fromiter((elements(golden.shape[j]) for _, j in rows), np.float64, n)
+    count = codes.of_each(golden.shape, elements)[right]
     with np.errstate(all="ignore"):
         moved = a[:, :2] != b[:, :2]
         sizes = np.maximum(np.abs(a[:, :2]), np.abs(b[:, :2]))
@@ -126,23 +126,19 @@ def distances(target: Side, golden: Side, rows: Sequence[tuple[int, int]]) -> Di
     bad_a, bad_b = _bad(target, left, a), _bad(golden, right, b)
     distance = np.where(bad_a & bad_b, 0.0, np.where(bad_a != bad_b, np.inf, np.nan_to_num(distance, nan=0.0, posinf=np.inf)))
     known |= bad_a | bad_b
-    argument, shape, dtype = (np.zeros(n, bool) for _ in range(3))
-    for at, (i, j) in enumerate(rows):
-        if i in target.values or j in golden.values:
-            distance[at], argument[at] = _argument(target, golden, i, j)
-            known[at] = True
-            continue
-        if target.shape[i] != golden.shape[j]:
-            shape[at], distance[at], known[at] = True, np.inf, True
-        if target.dtype[i] != golden.dtype[j]:
-            dtype[at] = True
-        same = _same_content(target, golden, i, j)
-        if same is not None and not shape[at]:
-            if same:
-                distance[at] = 0.0
-            elif not known[at] or distance[at] < _REARRANGED:
-                distance[at] = np.inf
-            known[at] = True
+    argument = np.zeros(n, bool)
+    plain = codes.mask(target.values, len(target))[left] | codes.mask(golden.values, len(golden))[right]
+    for at in np.flatnonzero(plain).tolist():
+        distance[at], argument[at] = _argument(target, golden, int(left[at]), int(right[at]))
+    shape = codes.unequal(target.shape, golden.shape, left, right) & ~plain
+    dtype = codes.unequal(target.dtype, golden.dtype, left, right) & ~plain
+    distance[shape] = np.inf
+    known |= plain | shape
+    compared, same = _same_content(target, golden, left, right)
+    compared &= ~plain & ~shape
+    distance[compared & same] = 0.0
+    distance[compared & ~same & (~known | (distance < _REARRANGED))] = np.inf
+    known |= compared
     return Distances(distance, np.nan_to_num(extremes), np.nan_to_num(norm), bad_a, bad_b, argument, shape, dtype, known)
 
 
@@ -166,7 +162,7 @@ def _bad(side: Side, rows: npt.NDArray[np.int64], stats: Floats) -> Bools:
         if odd is not None and not any(_is_nan(v) for v in odd[:2]):
             found[at] = bool(infinite[at])
     if side.nans or side.infs:
-        found |= np.fromiter((int(r) in side.nans or int(r) in side.infs for r in rows), bool, len(rows))
+        found |= codes.mask([*side.nans, *side.infs], len(side))[rows]
     return found
 
 
@@ -199,13 +195,30 @@ def _device(text: str) -> bool:
     return text.partition(":")[0] in ("cpu", "cuda", "npu", "xpu", "mps", "meta")
 
 
-def _same_content(target: Side, golden: Side, i: int, j: int) -> bool | None:
-    """By checksum or digest; None when not both have one of a kind."""
-    x, y = target.md5[i], golden.md5[j]
-    if x is not None and y is not None:
-        return x == y
-    a, b = target.facts.get(i, {}).get("digest"), golden.facts.get(j, {}).get("digest")
-    return None if a is None or b is None else a == b
+def _same_content(target: Side, golden: Side, left: codes.Integers, right: codes.Integers) -> tuple[Bools, Bools]:
+    """By checksum, else by digest: where both sides have one of a kind, and where they are equal."""
+    compared, same = np.zeros(len(left), bool), np.zeros(len(left), bool)
+    for read in (_digests, _checksums):  # a checksum counts more
+        x, y = read(target), read(golden)
+        if x is not None and y is not None:
+            a, b = x[left], y[right]
+            both = (a != None) & (b != None)  # noqa: E711 - of every element
+            compared |= both
+            same = np.where(both, a == b, same)
+    return compared, same
+
+
+def _checksums(side: Side) -> npt.NDArray[np.object_] | None:
+    return np.array(side.md5, object) if any(side.md5) else None
+
+
+def _digests(side: Side) -> npt.NDArray[np.object_] | None:
+    found = np.full(len(side), None, object)
+    some = False
+    for row, facts in side.facts.items():
+        found[row] = facts.get("digest")
+        some |= found[row] is not None
+    return found if some else None
 
 
 def paired_rows(target: Side, golden: Side, ops: Iterable[tuple[int, int]]) -> tuple[list[tuple[int, int]], list[int]]:
@@ -213,19 +226,22 @@ def paired_rows(target: Side, golden: Side, ops: Iterable[tuple[int, int]]) -> t
 
     Rows belong together by role and place (``input.0``, ``output.1.weight``); places that only one side has are left out.
     """
-    rows: list[tuple[int, int]] = []
-    starts = []
-    for x, y in ops:
-        starts.append(len(rows))
-        first, second = target.rows(x), golden.rows(y)
-        cut, other = len(target.ops[x]), len(golden.ops[y])
-        if len(first) == len(second) and all(target.name[i][cut:] == golden.name[j][other:] for i, j in zip(first, second)):
-            rows += zip(first, second)
-            continue
-        places = {(golden.role[j], golden.name[j][other:]): j for j in second}
-        for i in first:
-            j = places.get((target.role[i], target.name[i][cut:]), -1)
-            if j >= 0:
-                rows.append((i, j))
-    starts.append(len(rows))
-    return rows, starts
+    pairs = np.array(list(ops), np.int64).reshape(-1, 2)
+    left, right, starts, apart = codes.paired(target, golden, pairs)
+    rows = list(zip(left.tolist(), right.tolist()))
+    if not apart.any():
+        return rows, starts.tolist()
+    found: list[tuple[int, int]] = []
+    begins = []
+    others = pairs.tolist()
+    for at, (differ, start, end) in enumerate(zip(apart.tolist(), starts[:-1].tolist(), starts[1:].tolist())):
+        begins.append(len(found))
+        found += _by_place(target, golden, *others[at]) if differ else rows[start:end]
+    return found, [*begins, len(found)]
+
+
+def _by_place(target: Side, golden: Side, x: int, y: int) -> list[tuple[int, int]]:
+    cut, other = len(target.ops[x]), len(golden.ops[y])
+    places = {(golden.role[j], golden.name[j][other:]): j for j in golden.rows(y)}
+    found = ((i, places.get((target.role[i], target.name[i][cut:]), -1)) for i in target.rows(x))
+    return [(i, j) for i, j in found if j >= 0]
