@@ -5,15 +5,20 @@ from __future__ import annotations
 from array import array
 from collections.abc import Hashable, Iterator
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
+
 from msprobe_engine import names
+from msprobe_engine.compare import codes
 from msprobe_engine.compare.dtypes import plain
 from msprobe_engine.compare.side import INPUT, OUTPUT, PARAMETERS_GRAD, Side
 
 ROOT = -1
 Kind = tuple[str, ...]
 _DIRECTIONS = ("forward", "backward")
+_MIX, _HALF = np.uint64(0x9E3779B97F4A7C15), np.uint64(32)
 
 
 class Shapes(NamedTuple):
@@ -61,13 +66,18 @@ class Tree:
     @cached_property
     def parents(self) -> list[int]:
         """Record index of each record's nearest enclosing record, or `ROOT`."""
+        side, index = self.side, self.index
+        construct = side.construct
         found = []
-        for name in self.side.ops:
-            parent, seen = self.side.parent(name), {name}
-            while parent is not None and parent not in self.index and parent not in seen:
+        for name in side.ops:
+            if construct.get(name) is None:
+                found.append(ROOT)
+                continue
+            parent, seen = side.parent(name), {name}
+            while parent is not None and parent not in index and parent not in seen:
                 seen.add(parent)
-                parent = self.side.parent(parent)
-            found.append(self.index.get(parent, ROOT) if parent is not None and parent not in seen else ROOT)
+                parent = side.parent(parent)
+            found.append(index.get(parent, ROOT) if parent is not None and parent not in seen else ROOT)
         return _without_circles(found)
 
     @cached_property
@@ -75,8 +85,8 @@ class Tree:
         """Record index (or `ROOT`) -> records directly inside, in the order they were completed. Parameter gradients are not among them:
         what they belong to is in their name."""
         found: dict[int, list[int]] = {}
-        for i, parent in enumerate(self.parents):
-            if not self.is_gradients(i):
+        for i, (parent, gradients) in enumerate(zip(self.parents, self.gradients)):
+            if not gradients:
                 found.setdefault(parent, []).append(i)
         return found
 
@@ -90,10 +100,19 @@ class Tree:
         """Records that are no calls of modules and no parameter gradients."""
         return [i for i, kind in enumerate(self.kinds) if len(kind) != 4]
 
+    @cached_property
+    def gradients(self) -> list[bool]:
+        """Record -> it is one of parameter gradients."""
+        side = self.side
+        first = codes.firsts(side)
+        some = first[:-1] < first[1:]
+        found = np.zeros(len(some), bool)
+        found[some] = np.frombuffer(bytes(side.role), np.uint8)[first[:-1][some]] == PARAMETERS_GRAD
+        return [bool(one) for one in found.tolist()]
+
     def is_gradients(self, op: int) -> bool:
         """A record of parameter gradients."""
-        rows = self.side.rows(op)
-        return len(rows) > 0 and self.side.role[rows[0]] == PARAMETERS_GRAD
+        return self.gradients[op]
 
     @cached_property
     def kinds(self) -> list[Kind]:
@@ -138,21 +157,17 @@ class Tree:
     def forms(self, numbers: dict[Hashable, int]) -> array[int]:
         """One number per record: equal where `shapes` are equal. `numbers` is shared by the trees that are compared."""
         side = self.side
-        items: dict[tuple[int, int], int] = {}  # a side has one object per dtype and per shape
-        found = array("q")
-        for op in range(len(side.ops)):
-            inputs: list[int] = []
-            outputs: list[int] = []
-            for row in side.rows(op):
-                dtype, shape = side.dtype[row], side.shape[row]
-                key = (id(dtype), id(shape))
-                item = items.get(key)
-                if item is None:
-                    whole = ("row", plain(dtype), tuple(shape) if isinstance(shape, list) else shape)
-                    item = items[key] = numbers.setdefault(whole, len(numbers))
-                (outputs if side.role[row] == OUTPUT else inputs).append(item)
-            found.append(numbers.setdefault((tuple(inputs), tuple(outputs)), len(numbers)))
-        return found
+        (kinds, dtypes), (sizes, shapes) = codes.numbered(side.dtype), codes.numbered(side.shape)
+        both = kinds * max(len(shapes), 1) + sizes
+        items: dict[int, int] = {}
+        for item in dict.fromkeys(both.tolist()):
+            dtype, shape = dtypes[item // len(shapes)], shapes[item % len(shapes)]
+            key = ("row", plain(dtype), tuple(shape) if isinstance(shape, list) else shape)
+            items[item] = numbers.setdefault(key, len(numbers))
+        out = np.frombuffer(bytes(side.role), np.uint8) == OUTPUT
+        words = np.fromiter(map(items.__getitem__, both.tolist()), np.int64, len(both)) * 2 + out
+        text, ends = words.tobytes(), side.first.tolist()
+        return array("q", [numbers.setdefault(text[8 * start : 8 * end], len(numbers)) for start, end in pairwise(ends)])
 
     @cached_property
     def producers(self) -> Producers:
@@ -162,28 +177,53 @@ class Tree:
         last call inside it have the same output; the call is taken, which came first.
         """
         side = self.side
-        seen: dict[int, int] = {}  # 64 bits of the fingerprint -> record; equal shapes are one object on a side
         found = array("q", [-1]) * len(side)
-        raw = memoryview(side.numbers).cast("B")
-        role, shapes, md5, grad, values = side.role, side.shape, side.md5, side.requires_grad, side.values
-        for op in range(len(side.ops)):
-            outputs: list[int] = []
-            own: set[int] = set()
-            for row in side.rows(op):
-                shape = shapes[row]
-                if type(shape) is not list or (grad[row] is None and row in values):
-                    continue
-                mark = hash((bytes(raw[32 * row : 32 * row + 32]), id(shape), md5[row]))
-                if role[row] == OUTPUT:
-                    outputs.append(mark)
-                elif role[row] == INPUT:
-                    own.add(mark)
-                    found[row] = seen.get(mark, -1)
-            for mark in outputs:
-                before = seen.get(mark)
-                if before is None or (mark not in own and not self._inside(before, op)):
-                    seen[mark] = op
+        rows, marks, out = self._marks()
+        seen: dict[int, int] = {}
+        at = -1
+        outputs: list[int] = []
+        own: set[int] = set()
+        for row, mark, op, gives in zip(rows, marks, np.array(side.op, np.int64)[rows].tolist(), out):
+            if op != at:
+                self._give(seen, at, outputs, own)
+                at, outputs, own = op, [], set()
+            if gives:
+                outputs.append(mark)
+            else:
+                own.add(mark)
+                before = seen.get(mark, -1)
+                if before >= 0:
+                    found[row] = before
+        self._give(seen, at, outputs, own)
         return Producers(found)
+
+    def _give(self, seen: dict[int, int], op: int, outputs: list[int], own: set[int]) -> None:
+        for mark in outputs:
+            before = seen.get(mark)
+            if before is None or (mark not in own and not self._inside(before, op)):
+                seen[mark] = op
+
+    def _marks(self) -> tuple[list[int], list[int], list[bool]]:
+        """Input and output rows of tensors that are both taken in and given out somewhere: row, 64 bits of its fingerprint, is it an
+        output."""
+        side = self.side
+        role = np.frombuffer(bytes(side.role), np.uint8)
+        sizes, shapes = codes.numbered(side.shape)
+        tensor = np.array([type(shape) is list for shape in shapes] or [False])[sizes] & ((role == INPUT) | (role == OUTPUT))
+        for row in side.values:
+            tensor[row] &= side.requires_grad[row] is not None
+        mark = sizes.astype(np.uint64)
+        if any(side.md5):
+            mark ^= np.fromiter(map(hash, side.md5), np.int64, len(side)).view(np.uint64)
+        with np.errstate(over="ignore"):
+            for part in side.stats.view(np.uint64).T:
+                mark = (mark ^ part) * _MIX
+                mark ^= mark >> _HALF
+        out = role == OUTPUT
+        rows = np.flatnonzero(tensor)
+        shared = np.intersect1d(mark[rows[out[rows]]], mark[rows[~out[rows]]])
+        rows = rows[np.isin(mark[rows], shared)] if len(shared) else rows[:0]
+        return rows.tolist(), mark[rows].tolist(), out[rows].tolist()
 
     def _inside(self, op: int, outer: int) -> bool:
         """Is `op` a descendant of `outer`?"""
