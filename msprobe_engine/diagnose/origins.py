@@ -16,15 +16,20 @@ accepted raises what is accepted from then on.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
+from msprobe_engine.compare import codes
+from msprobe_engine.compare.codes import Bools, Integers
 from msprobe_engine.compare.side import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, Side
 from msprobe_engine.compare.structure import Structure
 from msprobe_engine.compare.tree import Tree
 from msprobe_engine.diagnose import exact, facts, measure
+from msprobe_engine.diagnose.measure import Floats
+from msprobe_engine.diagnose.spans import Records, Spans
 
 GROWTH = 50.0
 """By how much a difference may grow in one call: norms and softmax do that, and differences of nearly equal numbers."""
@@ -107,20 +112,10 @@ class Walker:
         exact.refine(self.measured, side, golden.side, self.rows)
         self._extra = set(structure.only_target)
         self._missing = set(structure.only_golden)
-        coarse = self._mostly_other_dtypes()
-        mine, theirs = (np.array([measure.eps(s.dtype[pair[n]]) for pair in self.rows]) for n, s in enumerate((side, golden.side)))
-        self._eps: list[float] = (np.maximum(mine, theirs) if coarse else theirs).tolist()
-        lengths = {id(shape): measure.longest_sum(shape) for shape in {id(s): s for s in side.shape}.values()}  # equal ones are one object
-        self._longest = [lengths[id(side.shape[i])] for i, _ in self.rows]
-        self._limits: dict[int, float] = {}
         self._position = {op: at for at, (op, _) in enumerate(structure.pairs)}
         self._back = {b: a for a, b in structure.pairs}
         self._growth = GROWTH
         self._units: np.ndarray[tuple[int], np.dtype[np.float64]] | None = None
-        self._of_module: dict[str, list[int]] = {}  # module path -> positions of its calls among the pairs
-        for at, (op, _) in enumerate(structure.pairs):
-            if len(target.kinds[op]) == 4 and not target.is_gradients(op):
-                self._of_module.setdefault(target.kinds[op][2], []).append(at)
 
     def span_of(self, op: int) -> range:
         """Positions of a record's pairs of rows; empty when nothing matches it."""
@@ -138,52 +133,79 @@ class Walker:
             floor: distances up to it are round-off whatever the dtype says (a noisier kind of arithmetic).
             accepted: what round-off amounted to in the step before, whose weights this one begins with.
         """
-        side, found = self.side, Walk(largest=accepted)
-        made = np.zeros(len(side.ops))  # distance of what each record gave out, or holds inside
+        found = Walk(largest=accepted)
+        records = self._records()
+        made = [0.0] * len(self.side.ops)  # distance of what each record gave out, or holds inside
         clean = True
-        for at in self._order():
+        found.compared = int((records.known & records.counts).sum())
+        inner, outer = records.inner.tolist(), records.outer.tolist()
+        parents = self.target.parents
+        for at in self._order[records.counts[self._order] & records.moved[self._order]].tolist():
             op, other = self.structure.pairs[at]
-            span = range(self.starts[at], self.starts[at + 1])
-            seen = self._look(op, other, span, made, floor, found.largest if clean else np.inf)
-            if seen is None:
-                continue
-            origin, inner, outer, known = seen
-            found.compared += known
+            limit = CALIBRATED if self._units is not None else max(self._limits[at], floor)
+            origin = self._look(op, other, at, records, made, limit, found.largest if clean else np.inf)
             if origin is not None:
                 found.origins.append(origin)
                 clean = False
-            allowed = self._limit(op, span, floor)
-            if outer > allowed:
+            given, taken = outer[at], inner[at]
+            if given > limit:
                 found.differing += 1
-            elif outer > found.largest and np.isfinite(outer):
-                found.largest = outer
-            made[op] = max(made[op], outer)
-            parent = self.target.parents[op]
+            elif found.largest < given < np.inf:
+                found.largest = given
+            made[op] = max(made[op], given)
+            parent, inside = parents[op], max(given, taken if taken < np.inf else 0.0)
             while parent >= 0:
-                made[parent] = max(made[parent], outer, inner if np.isfinite(inner) else 0.0)
-                parent = self.target.parents[parent]
+                made[parent] = max(made[parent], inside)
+                parent = parents[parent]
         for origin in found.origins:
             self._blame_unmatched(origin)
         return found
 
-    def _mostly_other_dtypes(self) -> bool:
-        """The runs are of different precision as a whole (not one call of them)."""
-        floats = [(i, j) for i, j in self.rows if measure.eps(self.golden.side.dtype[j])]
-        other = sum(measure.eps(self.side.dtype[i]) != measure.eps(self.golden.side.dtype[j]) for i, j in floats)
-        return 2 * other > len(floats)
+    def _records(self) -> Records:
+        """What each pair of records takes in and gives out, from the distances as they are now."""
+        m, rows = self.measured, codes.columns(self.rows)[0]
+        role = np.frombuffer(bytes(self.side.role), np.uint8)[rows]
+        out = (role == OUTPUT) | (role == PARAMETERS_GRAD)
+        sums = Spans(self.starts)
+        inner, worst_in = sums.largest(np.where(out | m.argument, 0.0, m.distance))
+        outer, worst_out = sums.largest(np.where(out, m.distance, 0.0))
+        return Records(
+            inner,
+            outer,
+            worst_in,
+            worst_out,
+            sums.first(out & m.bad_target & ~m.bad_golden),
+            sums.first(~out & m.argument),
+            sums.any(~out & m.bad_target),
+            sums.any(out & m.known),
+            self._counted,
+            self._behind(sums.largest(m.distance)[0], sums.largest(np.where(role == INPUT, m.distance, 0.0))[0]).tolist(),
+        )
 
-    def _order(self) -> list[int]:
+    @cached_property
+    def _counted(self) -> Bools:
+        """Pairs of records that are looked at: those whose result is defined."""
+        ops = self.side.ops
+        return np.fromiter((not _empty(ops[op]) for op, _ in self.structure.pairs), bool, len(self.structure.pairs))
+
+    def _mostly_other_dtypes(self, mine: Floats, theirs: Floats) -> bool:
+        """The runs are of different precision as a whole (not one call of them)."""
+        floats = theirs > 0
+        return 2 * int((mine != theirs)[floats].sum()) > int(floats.sum())
+
+    @cached_property
+    def _order(self) -> Integers:
         """Positions of pairs in the order of execution: parameter gradients stand where their module's backward pass ends."""
         tree = self.target
-        ends: dict[str, int] = {}
-        for i, kind in enumerate(tree.kinds):
-            if len(kind) == 4 and kind[0] == "backward":
-                ends[kind[2]] = i
-        keys = []
-        for at, (op, _) in enumerate(self.structure.pairs):
-            place = max(ends.get(tree.kinds[op][2], op), op) if tree.is_gradients(op) else op
-            keys.append((place, tree.is_gradients(op), op, at))
-        return [key[-1] for key in sorted(keys)]
+        place = np.fromiter((op for op, _ in self.structure.pairs), np.int64, len(self.structure.pairs))
+        gradients = np.array(tree.gradients, bool)[place] if len(place) else np.zeros(0, bool)
+        ops = place.copy()
+        if gradients.any():
+            ends = {kind[2]: i for i, kind in enumerate(tree.kinds) if len(kind) == 4 and kind[0] == "backward"}
+            for at in np.flatnonzero(gradients).tolist():
+                op = int(ops[at])
+                place[at] = max(ends.get(tree.kinds[op][2], op), op)
+        return np.lexsort((np.arange(len(ops)), ops, gradients, place))
 
     def calibrate(self, moved: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
         """Count distances in what was measured to be round-off, float64 (rows of the golden side)."""
@@ -196,75 +218,82 @@ class Walker:
         """Distances are multiples of measured round-off."""
         return self._units is not None
 
-    def _limit(self, op: int, span: Iterable[int], floor: float) -> float:
-        if self._units is not None:
-            return CALIBRATED
-        known = self._limits.get(op)
-        if known is None:
-            places = [*span, *self._calls_behind(op)]
-            worst = max((self._eps[at] for at in places), default=0.0)
-            known = self._limits[op] = measure.limit(worst, max((self._longest[at] for at in places), default=1))
-        return max(known, floor)
+    @cached_property
+    def _limits(self) -> list[float]:
+        """Round-off of each pair of records."""
+        golden, (left, right) = self.golden.side, codes.columns(self.rows)
+        mine, theirs = codes.of_each(self.side.dtype, measure.eps)[left], codes.of_each(golden.dtype, measure.eps)[right]
+        if self._mostly_other_dtypes(mine, theirs):
+            theirs = np.maximum(mine, theirs)
+        longest = codes.of_each(self.side.shape, measure.longest_sum)[left]
+        sums = Spans(self.starts)
+        inputs = np.frombuffer(bytes(self.side.role), np.uint8)[left] == INPUT
+        worst, most = (
+            np.maximum(sums.largest(values)[0], self._behind(sums.largest(values)[0], sums.largest(np.where(inputs, values, 0.0))[0]))
+            for values in (theirs, longest)
+        )
+        return [measure.limit(unit, int(max(terms, 1))) for unit, terms in zip(worst.tolist(), most.tolist())]
 
-    def _calls_behind(self, op: int) -> Iterator[int]:
-        """Pairs of rows that a result is made of besides what the record says: parameter gradients of what the module's calls took in,
-        other gradients of what the forward call took in and gave out, which autograd has kept."""
-        if self.target.is_gradients(op):
-            for at in self._of_module.get(self.target.kinds[op][2], ()):
-                for pair in range(self.starts[at], self.starts[at + 1]):
-                    if self.side.role[self.rows[pair][0]] == INPUT:
-                        yield pair
-        elif self.target.kinds[op][0] == "backward":
-            twin = self.target.index.get(facts.forward_twin(self.side.ops[op]))
-            if twin is not None:
-                yield from self.span_of(twin)
+    def _behind(self, whole: Floats, inputs: Floats) -> Floats:
+        """Per pair of records the largest value behind it. A result is made of more than its record says: parameter gradients of what
+        the module's calls took in, other gradients of what the forward call took in and gave out, which autograd has kept.
 
-    def _look(
-        self, op: int, other: int, span: range, made: np.ndarray[tuple[int], np.dtype[np.float64]], floor: float, accepted: float
-    ) -> tuple[Origin | None, float, float, bool] | None:
-        side, m = self.side, self.measured
-        if _empty(side.ops[op]):
-            return None
-        limit = self._limit(op, span, floor)
-        inner, explained, outer = 0.0, float(made[op]), 0.0
-        worst_in = worst_out = bad_out = argument = -1
-        known, bad_in = False, False
-        for at in span:
-            row = self.rows[at][0]
-            distance = float(m.distance[at])
-            if side.role[row] in (OUTPUT, PARAMETERS_GRAD):
-                known |= bool(m.known[at])
-                if m.bad_target[at] and not m.bad_golden[at]:
-                    bad_out = at if bad_out < 0 else bad_out
-                if distance > outer:
-                    outer, worst_out = distance, at
-            else:
-                bad_in |= bool(m.bad_target[at])
-                if m.argument[at]:
-                    argument = at if argument < 0 else argument
-                elif distance > inner:
-                    inner, worst_in = distance, at
-        explained = max(0.0, explained, self.foreign.get(op, 0.0), *(float(m.distance[at]) for at in self._calls_behind(op)))
-        for at in span:
-            source = self.target.producers.get(self.rows[at][0])
-            if source is not None:
-                explained = max(explained, float(made[source]))
-        origin: Origin | None = None
+        Args:
+            whole, inputs: the largest value of each pair of records, over all its rows and over its inputs.
+        """
+        found = np.zeros(len(whole))
+        own, twins, members, groups = self._kept
+        found[own] = whole[twins]
+        np.maximum.at(found, groups, inputs[members])
+        return found
+
+    @cached_property
+    def _kept(self) -> tuple[Integers, Integers, Integers, Integers]:
+        """Positions of pairs: backward calls and their forward calls; calls of modules and the gradients of the parameters of each."""
+        tree = self.target
+        own, twins, members, groups = (list[int]() for _ in range(4))
+        calls: dict[str, list[int]] = {}  # module path -> positions of its calls
+        for at, (op, _) in enumerate(self.structure.pairs):
+            kind = tree.kinds[op]
+            if tree.gradients[op]:
+                continue
+            if len(kind) == 4:
+                calls.setdefault(kind[2], []).append(at)
+            if kind[0] == "backward":
+                twin = self._position.get(tree.index.get(facts.forward_twin(self.side.ops[op]), -1))
+                if twin is not None:
+                    own.append(at)
+                    twins.append(twin)
+        for at, (op, _) in enumerate(self.structure.pairs):
+            if tree.gradients[op]:
+                behind = calls.get(tree.kinds[op][2], ())
+                members += behind
+                groups += [at] * len(behind)
+        a, b, c, d = (np.array(some, np.int64) for some in (own, twins, members, groups))
+        return a, b, c, d
+
+    def _look(self, op: int, other: int, at: int, records: Records, made: Sequence[float], limit: float, accepted: float) -> Origin | None:
+        side, inner, outer = self.side, float(records.inner[at]), float(records.outer[at])
+        explained = max(0.0, made[op], self.foreign.get(op, 0.0), records.behind[at])
+        for row, _ in self.rows[self.starts[at] : self.starts[at + 1]]:
+            source = self.target.producers.get(row)
+            if source is not None and made[source] > explained:
+                explained = made[source]
         feeding = max(inner, explained)
-        if bad_out >= 0 and not bad_in and not np.isinf(explained):
-            origin = self._origin(op, other, NONFINITE, bad_out, np.inf, inner, limit)
-        elif inner > limit + self._growth * max(accepted, explained) and worst_in >= 0:
+        worst_in, worst_out, argument = int(records.worst_in[at]), int(records.worst_out[at]), int(records.argument[at])
+        if records.bad_out[at] >= 0 and not records.bad_in[at] and not np.isinf(explained):
+            return self._origin(op, other, NONFINITE, int(records.bad_out[at]), np.inf, inner, limit)
+        if inner > limit + self._growth * max(accepted, explained) and worst_in >= 0:
             kind = PARAMETER if side.role[self.rows[worst_in][0]] == PARAMETERS else TAKEN
             if argument >= 0:  # the step before was called with it too, and left what is taken in now (running statistics)
-                origin = self._origin(op, other, ARGUMENT, argument, inner, 0.0, limit)
-            else:
-                origin = self._origin(op, other, kind, worst_in, inner, 0.0, limit)
-        elif argument >= 0 and outer > limit + self._growth * feeding:
-            origin = self._origin(op, other, ARGUMENT, argument, outer, inner, limit, worst_out)
-        elif outer > limit + self._growth * feeding and not np.isinf(feeding):
+                return self._origin(op, other, ARGUMENT, argument, inner, 0.0, limit)
+            return self._origin(op, other, kind, worst_in, inner, 0.0, limit)
+        if argument >= 0 and outer > limit + self._growth * feeding:
+            return self._origin(op, other, ARGUMENT, argument, outer, inner, limit, worst_out)
+        if outer > limit + self._growth * feeding and not np.isinf(feeding):
             kind = GRADIENT if side.role[self.rows[worst_out][0]] == PARAMETERS_GRAD else RESULT
-            origin = self._origin(op, other, kind, worst_out, outer, feeding, limit)
-        return origin, inner, outer, known
+            return self._origin(op, other, kind, worst_out, outer, feeding, limit)
+        return None
 
     def _origin(self, op: int, other: int, kind: str, at: int, distance: float, inside: float, limit: float, shown: int = -1) -> Origin:
         """`at`: the pair of rows to name; `shown`: that of the distance, when it is another one."""
@@ -327,7 +356,7 @@ class Walker:
     def _is_off(self, op: int) -> bool:
         """Do outputs of a record differ by more than round-off?"""
         span = self.span_of(op)
-        limit = self._limit(op, span, 0.0)
+        limit = CALIBRATED if self._units is not None else self._limits[self._position[op]] if op in self._position else 0.0
         return any(self.side.role[self.rows[at][0]] == OUTPUT and self.measured.distance[at] > limit for at in span)
 
     def _first_extra(self, source: int, origin: Origin) -> int:
