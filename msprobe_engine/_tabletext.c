@@ -2,6 +2,8 @@
  *
  * lines(columns, rows, nan, inf, minus_inf, cell)  the lines of a block; `columns` are lists or float64 buffers of `rows` cells,
  *     the next three the bytes of floats that are no finite numbers; `cell(object) -> str` makes every cell that is not plain
+ * texts(values, where, suffix, other)  a list: the text of a float64 as repr gives it, with `suffix`, where the buffer of bool is
+ *     true, else the object `other`
  * set_powers(table)  see _numbertext.h
  */
 #define PY_SSIZE_T_CLEAN
@@ -54,11 +56,32 @@ static int add_double(Text *out, double value, const Odd *odd) {
     return 0;
 }
 
+static Py_ssize_t digits(const char *text, Py_ssize_t n, Py_ssize_t i) {
+    while (i < n && text[i] >= '0' && text[i] <= '9') i++;
+    return i;
+}
+
+/* Behind the sign: digits, maybe a point and digits, maybe an exponent, maybe a percent sign; or inf. As cell_text in Python. */
+static int is_number(const char *text, Py_ssize_t n) {
+    if (n == 4 && !memcmp(text + 1, "inf", 3)) return 1;
+    Py_ssize_t i = digits(text, n, 1);
+    if (i == 1) return 0;
+    if (i < n && text[i] == '.') i = digits(text, n, i + 1);
+    if (i < n && (text[i] == 'e' || text[i] == 'E')) {
+        Py_ssize_t start = i + 1 < n && (text[i + 1] == '+' || text[i + 1] == '-') ? i + 2 : i + 1;
+        i = digits(text, n, start);
+        if (i == start) return 0;
+    }
+    return i == n || (i + 1 == n && text[i] == '%');
+}
+
 /* 0 plain, 1 to be quoted, 2 not for here: what a spreadsheet may run, NUL, an apostrophe in front. */
 static int kind_of(const char *text, Py_ssize_t n) {
     if (!n) return 0;
     switch (text[0]) {
-    case '=': case '+': case '-': case '@': case '\t': case '\r': case '\'': return 2;
+    case '+': case '-':
+        return is_number(text, n) ? 0 : 2;
+    case '=': case '@': case '\t': case '\r': case '\'': return 2;
     }
     int quoted = 0;
     for (Py_ssize_t i = 0; i < n; i++) {
@@ -193,7 +216,52 @@ done:
     return result;
 }
 
+static PyObject *texts(PyObject *self, PyObject *args) {
+    (void)self;
+    Py_buffer values, where;
+    const char *suffix;
+    Py_ssize_t length;
+    PyObject *other, *found = NULL;
+    if (!PyArg_ParseTuple(args, "y*y*y#O", &values, &where, &suffix, &length, &other)) return NULL;
+    Py_ssize_t n = where.len;
+    if (!have_powers || values.len != n * (Py_ssize_t)sizeof(double) || length > LONGEST_NUMBER) {
+        PyErr_SetString(PyExc_ValueError, have_powers ? "float64 and bool of one length are needed" : "set_powers has not been called");
+        goto done;
+    }
+    found = PyList_New(n);
+    for (Py_ssize_t i = 0; found && i < n; i++) {
+        PyObject *item = other;
+        if (((const char *)where.buf)[i]) {
+            char text[2 * LONGEST_NUMBER], *end;
+            double value = ((const double *)values.buf)[i];
+            if (isfinite(value)) {
+                end = put_double(text, value);
+            } else {
+                const char *word = isnan(value) ? "nan" : value < 0 ? "-inf" : "inf";
+                end = text + strlen(word);
+                memcpy(text, word, strlen(word));
+            }
+            memcpy(end, suffix, (size_t)length);
+            Py_ssize_t size = end + length - text;
+            item = PyUnicode_New(size, 127);
+            if (!item) {
+                Py_CLEAR(found);
+                break;
+            }
+            memcpy(PyUnicode_1BYTE_DATA(item), text, (size_t)size);
+        } else {
+            Py_INCREF(other);
+        }
+        PyList_SET_ITEM(found, i, item);
+    }
+done:
+    PyBuffer_Release(&values);
+    PyBuffer_Release(&where);
+    return found;
+}
+
 static PyMethodDef methods[] = {
+    {"texts", texts, METH_VARARGS, "texts(values, where, suffix, other) -> list"},
     {"lines", lines, METH_VARARGS, "lines(columns, rows, nan, inf, minus_inf, cell) -> bytes"},
     {"set_powers", set_powers, METH_O, "set_powers(table)"},
     {NULL, NULL, 0, NULL},

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from msprobe_engine.compare.columns import DIFFERENCES, GOLDEN_STATS, RELATIVE, TARGET_STATS, UNMATCHED
 from msprobe_engine.compare.side import Side
+from msprobe_engine.compare.tables.numbertext import texts
 
 Rows = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -104,7 +105,7 @@ class Statistics:
         if (isinstance(value, float) and value != value) or (isinstance(value, str) and value.lower() == "nan"):
             return NAN
         if self._as_floats[k] and type(value) is int:
-            return float(value)
+            return _float(value)
         return value if isinstance(value, (bool, int, float, str)) else str(value)
 
 
@@ -114,7 +115,7 @@ class Differences:
 
     Attributes:
         columns: differences, relative errors and the statistics of both sides; cells are numbers or text.
-        norm: float64, relative error of the norm as a fraction; NaN where the cell is no percentage.
+        norm: float64, relative error of the norm as a fraction; NaN where the cell is no percentage, and with `exact`.
         suspect: 8.1.1 warns about the row.
     """
 
@@ -135,7 +136,6 @@ def differences(target: Shown, golden: Shown, matched: Bools, old: bool, exact: 
     plain = target.plain & golden.plain & matched
     diffs, relatives = [], []
     suspect = np.zeros(len(matched), bool)
-    norm = np.full(len(matched), np.nan)
     for k in range(4):
         a, b = target.numbers[:, k], golden.numbers[:, k]
         with np.errstate(all="ignore"):
@@ -154,7 +154,8 @@ def differences(target: Shown, golden: Shown, matched: Bools, old: bool, exact: 
                 suspect[at] |= _far(target.cells[k][at], golden.cells[k][at])
         diffs.append(d)
         relatives.append(r)
-    norm = np.fromiter((float(cell[:-1]) / 100 if cell.endswith("%") else np.nan for cell in relatives[3]), np.float64, len(matched))
+    shares = (float(cell[:-1]) / 100 if cell.endswith("%") else np.nan for cell in relatives[3])
+    norm = np.full(len(matched), np.nan) if exact else np.fromiter(shares, np.float64, len(matched))
     columns: dict[str, Any] = dict(zip((*DIFFERENCES, *RELATIVE), (*diffs, *relatives)))
     columns.update(zip((*TARGET_STATS, *GOLDEN_STATS), (*target.cells, *golden.cells)))
     return Differences(columns, norm, suspect)
@@ -164,7 +165,7 @@ def _old_cells(
     diff: Floats, relative: Floats, a: Floats, b: Floats, plain: Bools, exact: bool
 ) -> tuple[list[Any], list[Any], Sequence[int]]:
     d: list[Any] = diff.tolist()
-    r: list[Any] = [f"{value}%" for value in relative.tolist()]
+    r: list[Any] = texts(relative, np.ones(len(relative), bool), "%")
     moved = np.flatnonzero(plain & np.isfinite(a) & np.isfinite(b) & (a != b) & (not exact))
     for at, x, y in zip(moved.tolist(), a[moved].tolist(), b[moved].tolist()):
         d[at] = read_old(repr(x)) - read_old(repr(y))
@@ -179,13 +180,7 @@ def _old_cells(
 def _new_cells(diff: Floats, relative: Floats, a: Floats, b: Floats, plain: Bools) -> tuple[list[Any], list[Any], Sequence[int]]:
     same = plain & (((a == b) & (np.signbit(a) == np.signbit(b))) | (np.isnan(a) & np.isnan(b)))
     simple = plain & ~same & np.isfinite(a) & np.isfinite(b) & (b != 0)
-    n = len(diff)
-    d: list[Any] = ["0"] * n
-    r: list[Any] = ["0"] * n
-    where = np.flatnonzero(simple).tolist()
-    for at, value, share in zip(where, diff[simple].tolist(), relative[simple].tolist()):
-        d[at] = str(value)
-        r[at] = f"{share}%"
+    d, r = texts(diff, simple, "", "0"), texts(relative, simple, "%", "0")
     return d, r, np.flatnonzero(~same & ~simple).tolist()
 
 
@@ -267,8 +262,8 @@ def pair_new(x: Any, y: Any) -> tuple[str, str]:
     if str(x) == str(y):
         return "0", "0"
     kinds = _kind(x), _kind(y)
-    if kinds == ("number", "number"):
-        a, b = float(x), float(y)
+    a, b = number(x), number(y)
+    if a is not None and b is not None and kinds == ("number", "number"):
         return str(a - b), "inf" if b == 0 else f"{abs((a - b) / b * 100)}%"
     if "n/a" in kinds or kinds == ("device", "device"):
         return UNMATCHED, UNMATCHED

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.compare.options import FORMATS
-from msprobe_engine.compare.tables import csvtext, open_table
+from msprobe_engine.compare.tables import csvtext, numbertext, open_table
 from msprobe_engine.compare.tables.html import HtmlTable
 from msprobe_engine.compare.tables.reading import read_table
 from msprobe_engine.compare.tables.xlsx import XlsxTable
@@ -49,6 +49,19 @@ def test_both_ways_to_write_csv_give_the_same(rows: list[tuple[Any, Any]], words
     """The C implementation and the Python one write the same bytes, whatever the cells are."""
     columns = [list(column) for column in zip(*rows)] or [[], []]
     assert csvtext.block_bytes(columns, len(rows), words) == csvtext.lines(columns, words).encode()
+
+
+@given(st.from_regex(r"[+-]?[0-9]{0,3}\.?[0-9]{0,3}([eE][+-]?[0-9]{0,2})?%?(inf)?", fullmatch=True))
+def test_signed_numbers_are_told_from_formulas(text: str) -> None:
+    """The C implementation knows the same texts for numbers as the Python one."""
+    assert csvtext.block_bytes([[text]], 1) == csvtext.lines([[text]], csvtext.PLAIN).encode()
+
+
+@given(st.lists(st.tuples(st.floats(), st.booleans()), max_size=30), st.sampled_from(["", "%"]))
+def test_texts_of_numbers(rows: list[tuple[float, bool]], suffix: str) -> None:
+    """Many numbers as text are what repr says of each."""
+    values, where = np.array([value for value, _ in rows], np.float64), np.array([chosen for _, chosen in rows], bool)
+    assert numbertext.texts(values, where, suffix, "0") == [f"{value!r}{suffix}" if chosen else "0" for value, chosen in rows]
 
 
 @given(st.lists(st.floats(), max_size=30))

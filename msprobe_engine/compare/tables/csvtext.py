@@ -5,18 +5,16 @@ The text of a block is made by `msprobe_engine/_tabletext.c` where it was built,
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from msprobe_engine.compare.columns import COLOUR
 from msprobe_engine.compare.tables import Block
+from msprobe_engine.compare.tables.numbertext import compiled
 from msprobe_engine.compare.tables.wholefile import WholeFile
 from msprobe_engine.sinks.names import safe_cell, utf8
 
@@ -56,21 +54,9 @@ def lines(columns: Sequence[Any], words: Words) -> str:
     return "".join(",".join(row) + "\n" for row in zip(*map(texts, columns)))
 
 
-@lru_cache(maxsize=1)
-def _compiled() -> ModuleType | None:
-    try:
-        module = importlib.import_module("msprobe_engine._tabletext")
-    except ImportError:
-        return None
-    from msprobe_engine.dump.text import powers_of_ten
-
-    module.set_powers(powers_of_ten())
-    return module
-
-
 def block_bytes(columns: Sequence[Any], rows: int, words: Words = PLAIN) -> bytes:
     """The lines of a block of `rows` rows; `columns` are lists or arrays."""
-    module = _compiled()
+    module = compiled()
     if module is None:
         return lines(columns, words).encode()
     given = [
