@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from msprobe_engine.compare import codes
 from msprobe_engine.compare.side import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, Side
 from msprobe_engine.diagnose import facts, measure
 from msprobe_engine.diagnose.divergence import NOISIEST, PRODUCTS
@@ -73,7 +74,7 @@ class Judge:
         self.target, self.golden, self.rows, self.others = target, golden, rows, others
         n = len(rows)
         self.both = (rows >= 0) & (others >= 0)
-        found = measure.distances(target, golden, list(zip(rows[self.both].tolist(), others[self.both].tolist())))
+        found = measure.distances(target, golden, np.stack((rows[self.both], others[self.both]), axis=1))
         self.distance = np.zeros(n)
         self.distance[self.both] = found.distance
         self._argument, self._shape, self._dtype, self._bad = (np.zeros(n, bool) for _ in range(4))
@@ -81,7 +82,7 @@ class Judge:
             getattr(self, name)[self.both] = part
         self._bad[self.both] = found.bad_target != found.bad_golden
         self._random = np.zeros(n, bool)
-        count = np.fromiter((measure.elements(golden.shape[j]) for j in others[self.both].tolist()), np.float64, len(found.norm))
+        count = codes.of_each(golden.shape, measure.elements)[others[self.both]]
         self._random[self.both] = (count >= _MANY) & (found.norm * np.sqrt(count) <= 8 * found.extremes)
         self._alien = self._made_alone()
         self.distance[self._alien] = np.inf
@@ -140,16 +141,14 @@ class Judge:
             allowed = np.where(gradient, limits.max(initial=0.0) + self._growth * whole, allowed)
             begins = measured & (self.distance > allowed)
         begins &= ~(went_in & np.isinf(before)[self.group])
-        for at in np.flatnonzero(begins).tolist():
-            judged.set(at, ERROR, self._sentence(at, feeding, limits, True))
+        self._say(judged, begins, ERROR, feeding, limits)
         self._facts(judged, feeding)
         self._alone(judged)
         faults = np.flatnonzero((judged.level == ERROR) | self._alien)
         if len(faults):
             first = int(faults[0])
             later = gradient | (np.arange(n) >= self.starts[self.group[first]])
-            for at in np.flatnonzero(measured & later & ~begins & (self.distance > limits[self.group])).tolist():
-                judged.set(at, WARNING, self._sentence(at, feeding, limits, False))
+            self._say(judged, measured & later & ~begins & (self.distance > limits[self.group]), WARNING, feeding, limits)
         return judged
 
     def _made_alone(self) -> Bools:
@@ -174,24 +173,13 @@ class Judge:
 
     def _limits(self, feeding: Floats, moved: Floats) -> Floats:
         """Round-off of each record. A backward call also sums over what its forward call has kept, whose difference feeds it as well."""
-        eps, longest = np.zeros(len(self.starts)), np.ones(len(self.starts))
-        sums: dict[int, int] = {}
-        units: dict[str | None, float] = {}
-        for group, i, j in zip(self.group.tolist(), self.rows.tolist(), self.others.tolist()):
-            if i < 0 or j < 0:
-                continue
-            shape = self.target.shape[i]
-            terms = sums.get(id(shape))
-            if terms is None:
-                terms = sums[id(shape)] = measure.longest_sum(shape)
-            if terms > longest[group]:
-                longest[group] = terms
-            for dtype in (self.golden.dtype[j], self.target.dtype[i] if self._coarse else None):
-                unit = units.get(dtype)
-                if unit is None:
-                    unit = units[dtype] = measure.eps(dtype)
-                if unit > eps[group]:
-                    eps[group] = unit
+        i, j = self.rows[self.both], self.others[self.both]
+        units, terms = np.zeros(len(self.rows)), np.ones(len(self.rows))
+        units[self.both] = codes.of_each(self.golden.dtype, measure.eps)[j]
+        if self._coarse:
+            units[self.both] = np.maximum(units[self.both], codes.of_each(self.target.dtype, measure.eps)[i])
+        terms[self.both] = codes.of_each(self.target.shape, measure.longest_sum)[i]
+        eps, longest = np.maximum.reduceat(units, self.starts), np.maximum.reduceat(terms, self.starts)
         places: dict[str, int] = {}
         for group, start in enumerate(self.starts.tolist()):
             if self.rows[start] >= 0:
@@ -204,30 +192,34 @@ class Judge:
                         feeding[group] = max(feeding[group], moved[twin])
         if self._measured:
             return np.full(len(eps), CALIBRATED)
-        return np.fromiter((measure.limit(unit, int(terms)) for unit, terms in zip(eps, longest)), np.float64, len(eps))
+        return np.fromiter(map(measure.limit, eps.tolist(), longest.astype(np.int64).tolist()), np.float64, len(eps))
 
-    def _sentence(self, at: int, feeding: Floats, limits: Floats, begins: bool) -> str:
-        group = self.group[at]
-        i, j = int(self.rows[at]), int(self.others[at])
+    def _say(self, judged: Judged, where: Bools, level: int, feeding: Floats, limits: Floats) -> None:
+        """Set the level of some rows, each with a sentence."""
+        rows = np.flatnonzero(where)
+        group, role = self.group[rows], self.role[rows]
+        explained = {limit: f"{limit:.2g}" for limit in set(limits[group].tolist())}
+        strange = (self._shape | self._bad | np.isinf(self.distance))[rows].tolist()
+        took = np.isin(role, (INPUT, PARAMETERS)).tolist()
+        gradient = (role == PARAMETERS_GRAD).tolist()
+        parts = zip(rows.tolist(), self.distance[rows].tolist(), limits[group].tolist(), feeding[group].tolist(), strange, took, gradient)
+        before = judged.level.tolist()
+        for at, distance, limit, inside, odd, entered, summed in parts:
+            if at in judged.said and level <= before[at]:
+                continue
+            if odd:
+                what = self._odd(at)
+            elif self._measured:
+                what = f"off by {distance:.2g} times what round-off moves it"
+            else:
+                what = f"off by {distance:.2g} of its size, round-off explains {explained[limit]}"
+            judged.said[at] = f"{what}; {_why(level == ERROR, inside, entered, summed)}"
+        judged.level[rows] = np.maximum(judged.level[rows], level)
+
+    def _odd(self, at: int) -> str:
         if self._shape[at]:
-            what = f"shape {self.target.shape[i]} against {self.golden.shape[j]}"
-        elif self._bad[at]:
-            what = "NaN or Inf on one side only"
-        elif np.isinf(self.distance[at]):
-            what = "the content differs"
-        elif self._measured:
-            what = f"off by {self.distance[at]:.2g} times what round-off moves it"
-        else:
-            what = f"off by {self.distance[at]:.2g} of its size, round-off explains {limits[group]:.2g}"
-        if self.role[at] == PARAMETERS_GRAD:
-            return f"{what}; nothing else explains it" if begins else f"{what}; it follows from what came before"
-        if self.role[at] in (INPUT, PARAMETERS):
-            return f"{what}; no record before it is off" if begins else f"{what}; it was made before"
-        inside = float(feeding[group])
-        if begins:
-            return f"{what}; what went in is {'the same' if not inside else f'off by {inside:.2g}'}"
-        came = "is not the same either" if np.isinf(inside) else f"is off by {inside:.2g}"
-        return f"{what}; what went in {came}"
+            return f"shape {self.target.shape[int(self.rows[at])]} against {self.golden.shape[int(self.others[at])]}"
+        return "NaN or Inf on one side only" if self._bad[at] else "the content differs"
 
     def _facts(self, judged: Judged, feeding: Floats) -> None:
         for at in np.flatnonzero(self._argument).tolist():
@@ -241,10 +233,10 @@ class Judge:
                 made = self.role[at] == OUTPUT and not entered[self.group[at]]
                 i, j = int(self.rows[at]), int(self.others[at])
                 judged.set(at, ERROR if made else WARNING, f"dtype {self.target.dtype[i]} against {self.golden.dtype[j]}")
-        mine, other = self.target.requires_grad, self.golden.requires_grad
-        for at, (i, j) in enumerate(zip(self.rows.tolist(), self.others.tolist())):
-            if i >= 0 and j >= 0 and mine[i] is not other[j] and mine[i] is not None and other[j] is not None:
-                judged.set(at, WARNING, f"requires_grad {mine[i]} against {other[j]}")
+        mine, other = (codes.of_each(side.requires_grad, _sign, np.int8) for side in (self.target, self.golden))
+        a, b = mine[self.rows], other[self.others]
+        for at in np.flatnonzero(self.both & (a != b) & (a >= 0) & (b >= 0)).tolist():
+            judged.set(at, WARNING, f"requires_grad {bool(a[at])} against {bool(b[at])}")
 
     def _alone(self, judged: Judged) -> None:
         for at in np.flatnonzero(~self.both).tolist():
@@ -258,6 +250,22 @@ class Judge:
             judged.set(
                 at, WARNING if entered else ERROR, f"only the {side} has it, and it holds NaN or Inf{' that went in' if entered else ''}"
             )
+
+
+def _why(begins: bool, inside: float, entered: bool, summed: bool) -> str:
+    """What stands before a row: `inside`, the difference that went into its record; `entered`, the row went in itself; `summed`, it is a
+    gradient of parameters."""
+    if summed:
+        return "nothing else explains it" if begins else "it follows from what came before"
+    if entered:
+        return "no record before it is off" if begins else "it was made before"
+    if begins:
+        return f"what went in is off by {inside:.2g}" if inside else "what went in is the same"
+    return "what went in is not the same either" if inside == np.inf else f"what went in is off by {inside:.2g}"
+
+
+def _sign(flag: bool | None) -> int:
+    return -1 if flag is None else int(flag)
 
 
 def _short(value: Any) -> str:
