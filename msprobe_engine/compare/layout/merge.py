@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -71,17 +71,130 @@ def merged(stats: Floats) -> Floats:
 
 
 def close(a: Floats, b: Floats, tolerance: float = SAME) -> bool:
-    """Two rows of statistics say the same."""
+    """Two rows of statistics say the same; what neither of them has (the mean of a mask) does not count."""
     if np.array_equal(a, b, equal_nan=True):
         return True
     with np.errstate(all="ignore"):
         scale = np.array((max(abs(a[0]), abs(a[1]), abs(b[0]), abs(b[1])),) * 3 + (max(abs(a[3]), abs(b[3])),))
-        return bool((np.abs(a - b) <= tolerance * scale).all())
+        near = np.abs(a - b) <= tolerance * scale
+    return bool((near | (np.isnan(a) & np.isnan(b))).all())
+
+
+def distance(value: Floats, golden: Floats) -> float:
+    """Relative; of extremes and norm."""
+    with np.errstate(all="ignore"):
+        top = max(abs(value[0]), abs(value[1]), abs(golden[0]), abs(golden[1]))
+        far = max(abs(value[0] - golden[0]), abs(value[1] - golden[1])) / top if top else 0.0
+        norm = max(value[3], golden[3])
+        both = np.isnan(value[3]) and np.isnan(golden[3]) and far == far  # masks have extremes only
+        found = max(far, abs(value[3] - golden[3]) / norm if norm and not both else 0.0)
+    return float(found) if found == found else float("inf")
 
 
 def groupings(pieces: int, need: int) -> Iterator[list[list[int]]]:
-    """Ways in which pieces, by rank, make `pieces / need` replicas of one whole: a rank's replicas are its neighbours, or far away."""
+    """Ways in which pieces, by rank and micro batch, make `pieces / need` replicas of one whole.
+
+    The places of a replica's pieces are a number of several digits; the digit that tells replicas apart may be the last one
+    (neighbours), the first one (far away), or one in between.
+    """
     copies = pieces // need
-    yield [[replica + copies * i for i in range(need)] for replica in range(copies)]
-    if copies > 1 and need > 1:
-        yield [[need * replica + i for i in range(need)] for replica in range(copies)]
+    for low in divisors(need) if copies > 1 else [1]:
+        yield [[(i * copies + replica) * low + j for i in range(need // low) for j in range(low)] for replica in range(copies)]
+
+
+def divisors(n: int) -> list[int]:
+    """Ascending."""
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
+def wholes(pieces: Floats, need: int) -> Iterator[tuple[list[list[int]], list[Floats]]]:
+    """Each grouping, and the whole of each of its replicas."""
+    for way in groupings(len(pieces), need):
+        yield way, [merged(pieces[members]) if need > 1 else pieces[members[0]] for members in way]
+
+
+def reduced(pieces: Floats, need: int) -> Floats | None:
+    """The whole, when all its replicas say the same."""
+    if not len(pieces) or not need or len(pieces) % need:
+        return None
+    for _, made in wholes(pieces, need):
+        if all(close(made[0], one) for one in made[1:]):
+            return made[0]
+    return None
+
+
+def odd_one(pieces: Floats, need: int, golden: Floats, factor: float, agrees: float) -> tuple[Floats | None, int]:
+    """The replica that is off while another agrees with the golden side, and the place of one of its pieces; (None, 0) when none agrees."""
+    for way, made in wholes(pieces, need):
+        far = [min(distance(one, golden), distance(one / factor, golden)) for one in made]
+        if min(far) <= agrees:
+            worst = int(np.argmax(far))
+            return made[worst], way[worst][0]
+    return None, 0
+
+
+def farthest(pieces: Floats, need: int, golden: Floats) -> Floats:
+    """Of all wholes that can be made, the one that is most unlike the golden side."""
+    return max((one for _, made in wholes(pieces, need) for one in made), key=lambda one: distance(one, golden))
+
+
+def sum_of(pieces: Floats, golden: Floats, agrees: float) -> Floats | None:
+    """Sum or mean over ranks of one number, whichever is the golden side's."""
+    for scale in (1.0, 1.0 / len(pieces)):
+        total = np.append(np.full(3, pieces[:, 2].sum() * scale), abs(pieces[:, 2].sum() * scale))
+        if distance(total, golden) <= agrees:
+            return total
+    return None
+
+
+class Cut(NamedTuple):
+    """How the pieces of one row of both sides make the same whole.
+
+    Attributes:
+        shape: of the whole.
+        need, other: pieces of the target, and of the golden side, that make it.
+        value, golden: statistics of the whole; None when the replicas of that side do not agree.
+        times: of the smallest shape that both sides are pieces of.
+        sure: the golden side's replicas agree, or there is nothing to choose.
+    """
+
+    shape: list[int]
+    need: int
+    other: int
+    value: Floats | None
+    golden: Floats | None
+    times: int = 1
+    sure: bool = True
+
+
+def together(target: Floats, shape: Sequence[int], golden: Floats, there: Sequence[int], times_cut: int | None = None) -> Cut | None:
+    """Find the smallest whole that both sides can be put together to.
+
+    Where a dimension is cut on both sides, the whole is a multiple of what the shapes say. The first multiple counts at which replicas
+    of one side agree, or all of its pieces are used up.
+
+    Args:
+        target, golden: float64 (pieces, 4).
+        shape, there: of a piece of either side.
+        times_cut: the multiple, when it is known.
+
+    Returns:
+        None when no number of pieces fits.
+    """
+    least = whole_shape(list(shape), list(there))
+    if least is None or 0 in least:
+        return None
+    first, second = needed(shape, least), needed(there, least)
+    maybe: Cut | None = None
+    for n in [times_cut] if times_cut else divisors(max(len(target) // first, len(golden) // second, 1)):
+        need, other = n * first, n * second
+        if need > len(target) or other > len(golden) or len(target) % need or len(golden) % other:
+            continue
+        value, right = reduced(target, need), reduced(golden, other)
+        sure = right is not None and (other < len(golden) or n == 1 or bool(times_cut))
+        found = Cut(times(least, shape, there, n), need, other, value, right, n, sure)
+        if times_cut or sure or (value is not None and (right is not None or need < len(target))):
+            return found
+        if maybe is None or (maybe.golden is None and right is not None):
+            maybe = found
+    return maybe

@@ -8,20 +8,24 @@ the call has taken in something cut (a product over a cut dimension), or has onl
 from __future__ import annotations
 
 import dataclasses
+import re
 from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
-from msprobe_engine.compare.layout import merge
+from msprobe_engine.compare.layout import merge, owners
 from msprobe_engine.compare.layout.merge import Floats
 from msprobe_engine.compare.layout.pieces import Piece
+from msprobe_engine.compare.layout.shares import SHARE
 from msprobe_engine.compare.side import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, Side
 from msprobe_engine.compare.structure import Matcher, Structure
-from msprobe_engine.compare.tree import Producers, Shapes, Tree
-from msprobe_engine.diagnose import measure
+from msprobe_engine.compare.tree import Kind, Producers, Shapes, Tree
+from msprobe_engine.diagnose import facts, measure
 
 AGREES = 1e-3
 """Closer than this a replica is taken for the right one when replicas disagree."""
@@ -38,7 +42,13 @@ PASSING = frozenset(
 """Calls that hand on what they got: a part stays a part."""
 
 PART, PADDED, UNCLEAR, UPDATE = "parts of a sum", "padded", "of other shapes", "single numbers of the update"
+EMPTY, LOCAL, RANDOM = "without statistics", "of one rank alone", "states of random numbers"
 """Why a row cannot be compared."""
+
+_NOTHING = (None, None, None, None)
+
+IN_PLACE = re.compile(r"__setitem__|__i(?!nvert)\w+__|[a-z]\w*[a-z]_")
+"""Names of calls that write into their first argument."""
 
 
 class LooseTree(Tree):
@@ -48,6 +58,16 @@ class LooseTree(Tree):
         """dtypes and numbers of dimensions."""
         inputs, outputs = super().shapes(op)
         return Shapes(tuple(map(_loose, inputs)), tuple(map(_loose, outputs)))
+
+    @cached_property
+    def children(self) -> dict[int, list[int]]:
+        """In the order in which they began: when autograd says that a module's backward pass is over differs between layouts."""
+        begins = list(range(len(self.parents)))
+        for op, parent in enumerate(self.parents):
+            while parent >= 0 and begins[parent] > begins[op]:
+                begins[parent] = begins[op]
+                parent = self.parents[parent]
+        return {parent: sorted(inside, key=begins.__getitem__) for parent, inside in super().children.items()}
 
 
 def _loose(item: object) -> object:
@@ -70,10 +90,15 @@ class Run:
         self.rows: list[dict[int, int] | None] = [None]  # row of the first piece -> row of this one; None: the same
         for piece in self.pieces[1:]:
             self.rows.append(None if _alike(self.first, piece.side) else self._beside(piece.side))
+        self.micro = 1 + max(piece.micro for piece in self.pieces)
         self._stats = [piece.side.stats for piece in self.pieces]
 
     def _beside(self, side: Side) -> dict[int, int]:
-        pairs = Matcher(self.tree, LooseTree(side)).run().pairs
+        tree = LooseTree(side)
+        mine, theirs = _updates(self.tree), _updates(tree)
+        other = {kind for kind in mine if mine[kind] != theirs[kind]}  # a rank leaves the norms of replicas to another
+        last = last_backward(self.tree)
+        pairs = [pair for pair in Matcher(self.tree, tree).run().pairs if pair[0] <= last or self.tree.kinds[pair[0]] not in other]
         rows, _ = measure.paired_rows(self.first, side, pairs)
         return dict(rows)
 
@@ -86,6 +111,15 @@ class Run:
                 found[self.pieces[at].rank if last_micro else at] = (at, there)
         return np.array([self._stats[at][there] for at, there in found.values()]), [at for at, _ in found.values()]
 
+    def values(self, row: int) -> list[Any]:
+        """The values that an argument has in all pieces."""
+        found = []
+        for at, rows in enumerate(self.rows):
+            there = row if rows is None else rows.get(row, -1)
+            if there in self.pieces[at].side.values:
+                found.append(self.pieces[at].side.values[there])
+        return found
+
     def count(self, row: int, which: Callable[[Side], Mapping[int, int]]) -> int:
         """Sum of the counts (of NaN, of Inf) of all pieces."""
         total = 0
@@ -93,6 +127,21 @@ class Run:
             there = row if rows is None else rows.get(row, -1)
             total += which(self.pieces[at].side).get(there, 0)
         return total
+
+
+def last_backward(tree: Tree) -> int:
+    """The last backward record; that of the file when there is none."""
+    return max((op for op, kind in enumerate(tree.kinds) if kind[0] == "backward"), default=len(tree.kinds))
+
+
+def _updates(tree: Tree) -> Counter[Kind]:
+    """How many calls of each kind follow the backward pass."""
+    return Counter(tree.kinds[last_backward(tree) + 1 :])
+
+
+def _shares_out(tree: Tree) -> bool:
+    """The update is shared out over ranks (distributed optimizer): flat pieces, without regard to where a parameter ends."""
+    return any(kind[1:2] == ("Distributed",) and "reduce_scatter" in kind[2] for kind in tree.kinds[last_backward(tree) + 1 :])
 
 
 def _alike(first: Side, second: Side) -> bool:
@@ -139,22 +188,54 @@ class Whole:
         return Counter(self.skipped.values())
 
 
+@dataclass
+class _Call:
+    """What is known of a record while its rows are put together: outputs come last.
+
+    Attributes:
+        cut: something that is cut, or a part, goes in.
+        local: an argument says where this rank is.
+        update: a number of the update goes in that cannot be compared.
+        tensors, lost: how many tensors go in, and how many of them say something of one rank only.
+        buffer: the first of them is a flat buffer of what lies on this rank.
+    """
+
+    op: int
+    backward: bool
+    cut: bool = False
+    local: bool = False
+    update: bool = False
+    tensors: int = 0
+    lost: int = 0
+    buffer: bool = False
+
+
 class Joiner:
     """Makes a `Whole` of the pieces of both sides."""
 
     def __init__(self, target: Sequence[Piece], golden: Sequence[Piece]) -> None:
         self._a, self._b = Run(target), Run(golden)
         first, second = self._a.first, self._b.first
-        self._structure = _without_collectives(Matcher(self._a.tree, self._b.tree).run(), first)
+        matched = owners.rematched(Matcher(self._a.tree, self._b.tree).run(), self._a.tree, self._b.tree)
+        self._structure = _without_collectives(matched, first)
         self._producers = Tree(first).producers
         self._rows, self._starts = measure.paired_rows(first, second, self._structure.pairs)
-        self._last_backward = max((op for op, kind in enumerate(self._a.tree.kinds) if kind[0] == "backward"), default=len(first.ops))
+        shares = _shares_out(self._a.tree) or _shares_out(self._b.tree)
+        self._shared_out = last_backward(self._a.tree) if shares else len(first.ops)
+        self._partners = dict(self._rows)
+        self._twins = twins(self._a.tree)
+        self._first_backward = next((op for op, kind in enumerate(self._a.tree.kinds) if kind[0] == "backward"), len(first.ops))
+        self._last_backward = last_backward(self._a.tree)
 
     def join(self, factors: bool = True) -> Whole:
         """Build both wholes. `factors`: look for a common factor of the gradients and take it out."""
         self._whole = Whole(_copy(self._a.first), _copy(self._b.first), self._structure, self._producers)
         self._parts: dict[bytes, int] = {}
+        self._times: dict[int, int] = {}
+        self._lost: set[tuple[tuple[str, int], bytes]] = set()
+        self._written: dict[tuple[str, int], int | None] = {}
         self._extra = set(self._structure.only_target)
+        self._next = 0
         self._whole.factor = self._factor() if factors else 1.0
         for at, (op, _) in enumerate(self._structure.pairs):
             self._record(op, self._rows[self._starts[at] : self._starts[at + 1]])
@@ -162,76 +243,223 @@ class Joiner:
 
     def join_turned(self, factors: bool = True) -> Whole:
         """As `join`, with the second run as the target."""
-        return self.join(factors).turned(dict(self._rows), Tree(self._b.first).producers)
+        return self.join(factors).turned(self._partners, Tree(self._b.first).producers)
 
     def _record(self, op: int, rows: Sequence[tuple[int, int]]) -> None:
         side = self._a.first
-        backward = self._a.tree.kinds[op][0] in ("backward", "parameters_grad")
-        cut = False
+        inside = self._first_backward < op < self._last_backward  # a function's own backward calls others
+        call = _Call(op, inside or self._a.tree.kinds[op][0] in ("backward", "parameters_grad"))
+        self._written_before(op)
+        for i, j in rows:
+            if i in side.values and j in self._b.first.values:
+                call.local |= self._argument(i, j)
         for i, j in sorted(rows, key=lambda pair: side.role[pair[0]] in (OUTPUT, PARAMETERS_GRAD)):
             if isinstance(side.shape[i], list) != isinstance(self._b.first.shape[j], list):
                 self._skip(i, j, UNCLEAR)  # given on one side only, as a bias that is added after the reduction
             if i in side.values or j in self._b.first.values or not isinstance(side.shape[i], list):
                 continue
-            cut |= self._row(op, i, j, backward, cut) and side.role[i] in (INPUT, PARAMETERS)
+            call.cut |= self._row(call, i, j) and side.role[i] in (INPUT, PARAMETERS)
+            if side.role[i] in (INPUT, PARAMETERS):
+                call.tensors += 1
+                call.lost += self._whole.skipped.get(i) == LOCAL
+            call.update |= self._whole.skipped.get(i) == UPDATE
 
-    def _row(self, op: int, i: int, j: int, backward: bool, cut: bool) -> bool:
+    def _argument(self, i: int, j: int) -> bool:
+        """Does an argument say where this rank is, or how large its piece is? Then it is no difference."""
+        ours, theirs = self._a.values(i), self._b.values(j)
+        most = max(len(self._a.pieces), len(self._b.pieces))
+        if all(one == ours[0] for one in ours) and all(one == theirs[0] for one in theirs):
+            shares = self._whole.factor != 1.0 and self._a.first.op[i] > self._first_backward
+            if ours[0] == theirs[0] or not (
+                _sizes(ours[0], theirs[0], most) or (shares and _inverse(ours[0], theirs[0], self._whole.factor))
+            ):
+                return False
+        elif not all(isinstance(one, (int, list)) for one in (*ours, *theirs)):
+            return False
+        whole, golden = self._whole.target, self._whole.golden
+        whole.values[i], whole.shape[i], whole.md5[i] = golden.values[j], golden.shape[j], golden.md5[j]
+        whole.numbers[4 * i : 4 * i + 4] = golden.numbers[4 * j : 4 * j + 4]
+        whole.odd.pop(i, None)
+        if j in golden.odd:
+            whole.odd[i] = golden.odd[j]
+        return True
+
+    def _written_before(self, op: int) -> None:
+        """Calls up to this record that write into a part, or into what says something of one rank only: it stays one, with other numbers."""
+        side = self._a.first
+        if op > self._first_backward:
+            self._written.clear()
+        while self._next < op:
+            call, self._next = self._next, self._next + 1
+            if not IN_PLACE.fullmatch(side.ops[call].split(".")[1]) or self._a.tree.kinds[call][0] != "forward":
+                continue
+            row = next((row for row in side.rows(call) if side.role[row] == INPUT and isinstance(side.shape[row], list)), -1)
+            if row < 0:
+                continue
+            pieces = self._a.members(row, False)[0]
+            if pieces.tobytes() in self._parts or self._mark(row, pieces) in self._lost:
+                self._written[self._kind(row)] = self._parts.get(pieces.tobytes())
+
+    def _row(self, call: _Call, i: int, j: int) -> bool:
         """Merge one pair of rows. Returns True when the row is a piece, or a part."""
-        first, second = self._a.first, self._b.first
-        shape = merge.whole_shape(first.shape[i], second.shape[j])
-        if shape is None:
+        first, second, op = self._a.first, self._b.first, call.op
+        if _random_state(first.dtype[i], first.shape[i]):
+            self._skip(i, j, RANDOM)
+            return False
+        if SHARE in first.facts.get(i, ()) or SHARE in second.facts.get(j, ()):
+            self._skip(i, j, PART)
+            return True
+        if merge.whole_shape(first.shape[i], second.shape[j]) is None:
+            if len(first.shape[i]) == len(second.shape[j]) == 1 and self._producers.get(i) is None and (call.buffer or not call.tensors):
+                call.buffer = True
+                self._skip(i, j, UNCLEAR)  # a flat buffer of what lies on this rank
+                return False
             pads = merge.padded(first.shape[i], second.shape[j], len(self._a.pieces))
-            if pads or cut:
-                self._skip(i, j, PADDED if pads else UNCLEAR)
+            long = max(first.shape[i], default=1) == measure.elements(first.shape[i])  # one number of each parameter of a stage
+            update = call.update or (self._last_backward < op and long)
+            if pads or call.cut or update:
+                self._skip(i, j, PADDED if pads else UPDATE if update else UNCLEAR)
             return pads
+        if _NOTHING in (first.odd.get(i), second.odd.get(j)):
+            self._skip(i, j, EMPTY)
+            return False
         accumulated = first.role[i] == PARAMETERS_GRAD
         others, _ = self._b.members(j, accumulated)
         pieces, places = self._a.members(i, accumulated)
-        golden = _reduce(others, merge.needed(second.shape[j], shape))
-        copies, left = divmod(len(pieces), merge.needed(first.shape[i], shape) or 1)
-        all_cut = copies and not left and len(pieces) * measure.elements(first.shape[i]) == len(others) * measure.elements(second.shape[j])
-        if golden is None and all_cut:
-            shape = merge.times(shape, first.shape[i], second.shape[j], copies)
-            golden = _reduce(others, len(others))  # cut on both sides: all pieces of each make the whole
-        need = merge.needed(first.shape[i], shape)
-        if golden is None or not need or len(pieces) % need:
-            self._skip(i, j, UNCLEAR)
-            return need > 1
-        value = _reduce(pieces, need)
-        if value is not None and backward and not shape and len(pieces) > 1 and _distance(value, golden) > AGREES:
-            value = _sum_of(pieces, golden) if _sum_of(pieces, golden) is not None else value  # the loss is the sum of those of the pieces
+        if first.role[i] == INPUT and self._is_lost(i, pieces, others):
+            self._skip(i, j, LOCAL)
+            return False
+        made = merge.together(pieces, first.shape[i], others, second.shape[j], self._times_of_twin(op, i, j))
+        if made is None or made.golden is None:
+            if self._is_local(call, i):
+                self._lose(i, j, pieces, others)
+            else:
+                self._without_golden(op, i, j, pieces, made)
+            return made is None or made.need > 1 or made.value is None
+        shape, need, golden, value = made.shape, made.need, made.golden, made.value
+        self._times[i] = made.times
+        single = measure.elements(shape) == 1
+        if value is not None and call.backward and single and len(pieces) > 1 and merge.distance(value, golden) > AGREES:
+            total = merge.sum_of(pieces, golden, AGREES)
+            value = value if total is None else total  # the loss is the sum of those of the pieces
         if value is None:
-            value, place = _odd_one(pieces, need, golden, self._whole.factor if backward else 1.0)
+            value, place = merge.odd_one(pieces, need, golden, self._whole.factor if call.backward else 1.0, AGREES)
             if value is not None:
                 self._whole.rank[i] = self._a.pieces[places[place]].rank
-            elif not shape and (total := _sum_of(pieces, golden)) is not None:
+            elif single and (total := merge.sum_of(pieces, golden, AGREES)) is not None:
                 value = total  # of one number the mean is all there is
-            elif self._is_part(op, i, pieces, cut):
+            elif self._is_local(call, i):
+                self._lose(i, j, pieces, others)
+                return False
+            elif op > self._shared_out:
+                self._skip(i, j, UPDATE)
+                return True
+            elif not made.sure or self._is_part(op, i, pieces, call.cut):
                 self._part(op, i, j, pieces)
                 return True
             else:
-                value = max(merge_all(pieces, need), key=lambda one: _distance(one, golden))
-        if not shape and self._last_backward < op and _distance(value, golden) > AGREES:
+                value = merge.farthest(pieces, need, golden)
+        if self._last_backward < op and (single or call.update) and merge.distance(value, golden) > AGREES:
             self._skip(i, j, UPDATE)
             return True
-        if backward and self._whole.factor != 1.0 and _distance(value / self._whole.factor, golden) < _distance(value, golden):
-            value = value / self._whole.factor
+        if self._is_local(call, i) and merge.distance(value, golden) > AGREES:
+            self._lose(i, j, pieces, others)
+            return False
+        if accumulated and merge.distance(value, golden) > AGREES and self._is_share(i, j, shape, golden):
+            self._skip(i, j, PART)
+            return True
+        if op > self._shared_out and merge.distance(value, golden) > AGREES:
+            self._skip(i, j, UPDATE)
+            return True
+        factor = self._whole.factor if call.backward else 1.0
+        if factor != 1.0 and merge.distance(value / factor, golden) < merge.distance(value, golden):
+            value = value / factor
+        if made.times > 1 and need == len(pieces) and first.role[i] == OUTPUT:
+            self._parts.setdefault(pieces.tobytes(), op)  # pieces or parts: what takes it in will tell
         value = np.where(np.abs(value - golden) <= ROUNDING * np.abs(golden), golden, value)
         self._put(self._whole.target, i, value, shape, need, self._a)
-        self._put(self._whole.golden, j, golden, shape, merge.needed(second.shape[j], shape), self._b)
+        self._put(self._whole.golden, j, golden, shape, made.other, self._b)
         if need > 1:
             self._whole.made_of[i] = need
         return need > 1
+
+    def _is_share(self, i: int, j: int, shape: list[int], golden: Floats) -> bool:
+        """A parameter's gradient of each micro batch by itself: their means add up to that of the whole, which is all there is to see."""
+        pieces, _ = self._a.members(i, False)
+        need = merge.needed(self._a.first.shape[i], shape)
+        if self._a.micro == 1 or len(pieces) % need:
+            return False
+        mean = pieces[:, 2].sum() / need
+        size = golden[3] / max(measure.elements(shape), 1) ** 0.5
+        return any(abs(mean / n - golden[2]) <= AGREES * size for n in (1, len(pieces) // need, self._whole.factor))
+
+    def _is_local(self, call: _Call, i: int) -> bool:
+        """What a call gives out that was told where this rank is: masks and indices, or something made of the arguments alone."""
+        side = self._a.first
+        blind = call.lost == call.tensors  # nothing else goes in
+        return side.role[i] == OUTPUT and (call.local or call.lost > 0) and (not measure.eps(side.dtype[i]) or blind)
+
+    def _passes(self, op: int) -> bool:
+        return self._a.first.ops[op].split(".")[1] in PASSING
+
+    def _kind(self, row: int) -> tuple[str, int]:
+        """What a tensor keeps when it is written into."""
+        return str(self._a.first.dtype[row]), measure.elements(self._a.first.shape[row])
+
+    def _lose(self, i: int, j: int, pieces: Floats, others: Floats) -> None:
+        self._lost.update((self._mark(i, pieces), self._mark(i, others)))
+        self._skip(i, j, LOCAL)
+
+    def _is_lost(self, i: int, pieces: Floats, others: Floats) -> bool:
+        """Does that come from what only says something of one rank, maybe written into since?"""
+        if self._mark(i, pieces) in self._lost or self._mark(i, others) in self._lost:
+            return True
+        if self._producers.get(i) is None and self._written.get(self._kind(i), -1) is None:
+            self._lost.add(self._mark(i, pieces))
+            del self._written[self._kind(i)]
+            return True
+        return False
+
+    def _mark(self, i: int, pieces: Floats) -> tuple[tuple[str, int], bytes]:
+        """Tells one tensor from others; `i` is its row in the target."""
+        return self._kind(i), pieces.tobytes()
+
+    def _without_golden(self, op: int, i: int, j: int, pieces: Floats, made: merge.Cut | None) -> None:
+        """The golden side has parts of a sum here, or what cannot be put together; where the target has parts too, it is told by them."""
+        if made is None or made.value is None:
+            self._part(op, i, j, pieces)
+        else:
+            self._skip(i, j, PART)
+
+    def _times_of_twin(self, op: int, i: int, j: int) -> int | None:
+        """Gradients are cut as what they are gradients of: how often the forward row of a backward one, and a parameter, was cut more
+        than the shapes say."""
+        twin = self._twins.get(i)
+        if twin is None or self._a.first.shape[twin] != self._a.first.shape[i]:
+            return None
+        partner = self._partners.get(twin)
+        return self._times.get(twin) if partner is not None and self._b.first.shape[partner] == self._b.first.shape[j] else None
 
     def _is_part(self, op: int, i: int, pieces: Floats, cut: bool) -> bool:
         side = self._a.first
         if pieces.tobytes() in self._parts or side.role[i] == PARAMETERS_GRAD:
             return True
         if side.role[i] in (INPUT, PARAMETERS):
-            return self._producers.get(i) in self._extra  # made by what only this layout does, as the masked tokens of a cut vocabulary
+            if measure.eps(side.dtype[i]) == 0 and side.role[i] == INPUT and self._has_cut_table(op, i):
+                return True  # tokens of other ranks are masked
+            producer = self._producers.get(i)
+            if producer is None and self._written.get(self._kind(i)) is not None:
+                return True
+            return producer in self._extra  # made by what only this layout does
         if self._part_taken(op) >= 0:
-            return side.ops[op].split(".")[1] in PASSING
+            return self._passes(op)
         return cut and not self._a.tree.children.get(op)
+
+    def _has_cut_table(self, op: int, i: int) -> bool:
+        """Something else that goes into a record is of another size on the other side."""
+        first, second = self._a.first, self._b.first
+        rows = (row for row in first.rows(op) if row != i and first.role[row] in (INPUT, PARAMETERS) and isinstance(first.shape[row], list))
+        return any(row in self._partners and first.shape[row] != second.shape[self._partners[row]] for row in rows)
 
     def _part_taken(self, op: int) -> int:
         """A row with a part that goes into a record; -1."""
@@ -242,12 +470,14 @@ class Joiner:
         key = pieces.tobytes()
         if self._a.first.role[i] in (OUTPUT, PARAMETERS_GRAD):
             taken = self._part_taken(op)
-            if taken >= 0 and self._a.first.ops[op].split(".")[1] in PASSING:
+            if taken >= 0 and self._passes(op):
                 self._parts.setdefault(key, self._whole.source[taken])
             elif len(self._a.tree.kinds[self._parts.get(key, op)]) != 4 or key not in self._parts:  # the innermost module around it
                 self._parts[key] = op
         elif key in self._parts:
             self._whole.source[i] = self._parts[key]
+        elif self._producers.get(i) is None and (source := self._written.pop(self._kind(i), None)) is not None:
+            self._whole.source[i] = self._parts[key] = source
         self._skip(i, j, PART)
 
     def _skip(self, i: int, j: int, why: str) -> None:
@@ -282,13 +512,11 @@ class Joiner:
         for i, j in self._rows:
             if first.role[i] != INPUT or self._a.tree.kinds[first.op[i]][0] != "backward" or not first.shape[i]:
                 continue
-            shape = merge.whole_shape(first.shape[i], second.shape[j])
-            if shape is None or shape == first.shape[i] == second.shape[j]:
+            made = merge.together(self._a.members(i, False)[0], first.shape[i], self._b.members(j, False)[0], second.shape[j])
+            if made is None or made.value is None or made.golden is None or made.shape == first.shape[i] == second.shape[j]:
                 continue
-            value = _reduce(self._a.members(i, False)[0], merge.needed(first.shape[i], shape))
-            golden = _reduce(self._b.members(j, False)[0], merge.needed(second.shape[j], shape))
-            if value is not None and golden is not None and value[3] > 0 and golden[3] > 0:
-                ratios.append(value[3] / golden[3])
+            if made.value[3] > 0 and made.golden[3] > 0:
+                ratios.append(made.value[3] / made.golden[3])
         if not ratios:
             return 1.0
         # a vote, not the middle: behind a defect in the backward pass all gradients have another ratio
@@ -297,6 +525,38 @@ class Joiner:
         votes = {f: int((np.abs(found / f - 1) < AGREES).sum()) for n in range(1, most + 1) for f in (float(n), 1.0 / n)}
         best = max(votes, key=lambda f: (votes[f], f == 1.0))
         return best if votes[best] >= max(1, len(ratios) // 5) else 1.0
+
+
+def twins(tree: Tree) -> dict[int, int]:
+    """Row of a gradient -> row of what it is the gradient of: of backward calls those of the forward call, of parameter gradients the
+    parameter."""
+    side = tree.side
+    parameters: dict[tuple[str, str], int] = {}
+    for row, role in enumerate(side.role):
+        if role == PARAMETERS:
+            parameters.setdefault((tree.kinds[side.op[row]][2], side.name[row].rpartition(".")[2]), row)
+    found: dict[int, int] = {}
+    for op, kind in enumerate(tree.kinds):
+        if kind[0] == "backward":
+            twin = tree.index.get(facts.forward_twin(side.ops[op]))
+            if twin is None:
+                continue
+            left = {
+                role: [r for r in side.rows(twin) if side.role[r] == role and side.requires_grad[r] is not False]
+                for role in (INPUT, OUTPUT)
+            }
+            for row in side.rows(op):
+                others = left[OUTPUT if side.role[row] == INPUT else INPUT]
+                same = next((other for other in others if side.shape[other] == side.shape[row]), None)
+                if same is not None:
+                    others.remove(same)
+                    found[row] = same
+        elif tree.is_gradients(op) and len(kind) > 2:
+            for row in side.rows(op):
+                at = parameters.get((kind[2], side.name[row].rpartition(".")[2]))
+                if at is not None:
+                    found[row] = at
+    return found
 
 
 def _without_collectives(structure: Structure, target: Side) -> Structure:
@@ -308,58 +568,33 @@ def _without_collectives(structure: Structure, target: Side) -> Structure:
     return structure
 
 
+def _sizes(first: Any, second: Any, most: int) -> bool:
+    """Two whole numbers, or lists of some, that are equal or up to `most` times each other."""
+    if isinstance(first, list) and isinstance(second, list):
+        return len(first) == len(second) and all(a == b or _sizes(a, b, most) for a, b in zip(first, second))
+    if type(first) is not int or type(second) is not int or first <= 0 or second <= 0:
+        return False
+    large, small = max(first, second), min(first, second)
+    return large % small == 0 and large // small <= most
+
+
+def _inverse(first: Any, second: Any, factor: float) -> bool:
+    """Two numbers that take a factor of the gradients out."""
+    both = isinstance(first, float) and isinstance(second, float) and second != 0.0
+    return both and min(abs(first / second * factor - 1), abs(first / second / factor - 1)) < AGREES
+
+
+def _random_state(dtype: str | None, shape: list[int]) -> bool:
+    """The state of torch's generator on the CPU, or on a device."""
+    return str(dtype).endswith("uint8") and shape in ([5056], [16])
+
+
 def _nans(side: Side) -> Mapping[int, int]:
     return side.nans
 
 
 def _infs(side: Side) -> Mapping[int, int]:
     return side.infs
-
-
-def merge_all(pieces: Floats, need: int) -> list[Floats]:
-    """Every whole that can be made of the pieces."""
-    return [merge.merged(pieces[members]) for way in merge.groupings(len(pieces), need) for members in way]
-
-
-def _reduce(pieces: Floats, need: int) -> Floats | None:
-    """The whole, when all its replicas say the same."""
-    if not len(pieces) or not need or len(pieces) % need:
-        return None
-    for way in merge.groupings(len(pieces), need):
-        wholes = [merge.merged(pieces[members]) if need > 1 else pieces[members[0]] for members in way]
-        if all(merge.close(wholes[0], one) for one in wholes[1:]):
-            return wholes[0]
-    return None
-
-
-def _odd_one(pieces: Floats, need: int, golden: Floats, factor: float) -> tuple[Floats | None, int]:
-    """The replica that is off while another agrees with the golden side, and the place of one of its pieces; (None, 0) when none agrees."""
-    for way in merge.groupings(len(pieces), need):
-        wholes = [merge.merged(pieces[members]) if need > 1 else pieces[members[0]] for members in way]
-        far = [min(_distance(one, golden), _distance(one / factor, golden)) for one in wholes]
-        if min(far) <= AGREES:
-            worst = int(np.argmax(far))
-            return wholes[worst], way[worst][0]
-    return None, 0
-
-
-def _sum_of(pieces: Floats, golden: Floats) -> Floats | None:
-    """Sum or mean over ranks of one number, whichever is the golden side's."""
-    for scale in (1.0, 1.0 / len(pieces)):
-        total = np.append(np.full(3, pieces[:, 2].sum() * scale), abs(pieces[:, 2].sum() * scale))
-        if _distance(total, golden) <= AGREES:
-            return total
-    return None
-
-
-def _distance(value: Floats, golden: Floats) -> float:
-    """Relative; of extremes and norm."""
-    with np.errstate(all="ignore"):
-        top = max(abs(value[0]), abs(value[1]), abs(golden[0]), abs(golden[1]))
-        far = max(abs(value[0] - golden[0]), abs(value[1] - golden[1])) / top if top else 0.0
-        norm = max(value[3], golden[3])
-        found = max(far, abs(value[3] - golden[3]) / norm if norm else 0.0)
-    return float(found) if found == found else float("inf")
 
 
 def _copy(side: Side) -> Side:
@@ -370,6 +605,7 @@ def _copy(side: Side) -> Side:
         numbers=array("d", side.numbers),
         md5=list(side.md5),
         odd=dict(side.odd),
+        values=dict(side.values),
         nans=dict(side.nans),
         infs=dict(side.infs),
         facts=dict(side.facts),
