@@ -118,6 +118,12 @@ def subset(side: Side, ops: Iterable[int]) -> Side:
 
 def append(part: Side, side: Side, op: int) -> None:
     """Add a record of another side at the end."""
+    begin(part, side, op)
+    add_rows(part, side, side.rows(op))
+
+
+def begin(part: Side, side: Side, op: int) -> None:
+    """Add a record of another side at the end, without its rows."""
     at = len(part.ops)
     part.ops.append(side.ops[op])
     if op in side.tags:
@@ -125,7 +131,6 @@ def append(part: Side, side: Side, op: int) -> None:
     if op in side.collectives:
         part.collectives[at] = side.collectives[op]
     part.first.append(part.first[-1])
-    add_rows(part, side, side.rows(op))
 
 
 def add_rows(part: Side, side: Side, rows: range) -> None:

@@ -41,6 +41,9 @@ PASSING = frozenset(
 )
 """Calls that hand on what they got: a part stays a part."""
 
+ADDING = ("add_", "__iadd__")
+"""Calls that accumulate gradients in the backward pass."""
+
 PART, PADDED, UNCLEAR, UPDATE = "parts of a sum", "padded", "of other shapes", "single numbers of the update"
 EMPTY, LOCAL, RANDOM = "without statistics", "of one rank alone", "states of random numbers"
 """Why a row cannot be compared."""
@@ -196,7 +199,7 @@ class _Call:
         cut: something that is cut, or a part, goes in.
         local: an argument says where this rank is.
         update: a number of the update goes in that cannot be compared.
-        tensors, lost: how many tensors go in, and how many of them say something of one rank only.
+        tensors, lost, parts: how many tensors go in, how many of them say something of one rank only, and how many say that or are parts.
         buffer: the first of them is a flat buffer of what lies on this rank.
     """
 
@@ -207,6 +210,7 @@ class _Call:
     update: bool = False
     tensors: int = 0
     lost: int = 0
+    parts: int = 0
     buffer: bool = False
 
 
@@ -216,6 +220,7 @@ class Joiner:
     def __init__(self, target: Sequence[Piece], golden: Sequence[Piece]) -> None:
         self._a, self._b = Run(target), Run(golden)
         first, second = self._a.first, self._b.first
+        self._owned = owners.owners(self._a.tree)
         matched = owners.rematched(Matcher(self._a.tree, self._b.tree).run(), self._a.tree, self._b.tree)
         self._structure = _without_collectives(matched, first)
         self._producers = Tree(first).producers
@@ -232,6 +237,7 @@ class Joiner:
         self._whole = Whole(_copy(self._a.first), _copy(self._b.first), self._structure, self._producers)
         self._parts: dict[bytes, int] = {}
         self._times: dict[int, int] = {}
+        self._partial: set[tuple[tuple[str, int], bytes]] = set()
         self._lost: set[tuple[tuple[str, int], bytes]] = set()
         self._written: dict[tuple[str, int], int | None] = {}
         self._extra = set(self._structure.only_target)
@@ -262,13 +268,16 @@ class Joiner:
             if side.role[i] in (INPUT, PARAMETERS):
                 call.tensors += 1
                 call.lost += self._whole.skipped.get(i) == LOCAL
+                call.parts += self._whole.skipped.get(i) in (LOCAL, PART)
             call.update |= self._whole.skipped.get(i) == UPDATE
 
     def _argument(self, i: int, j: int) -> bool:
         """Does an argument say where this rank is, or how large its piece is? Then it is no difference."""
         ours, theirs = self._a.values(i), self._b.values(j)
         most = max(len(self._a.pieces), len(self._b.pieces))
-        if all(one == ours[0] for one in ours) and all(one == theirs[0] for one in theirs):
+        if self._last_backward < self._a.first.op[i] and all(isinstance(one, float) for one in (*ours, *theirs)):
+            pass  # one number of what this rank holds, as its part of a norm
+        elif all(one == ours[0] for one in ours) and all(one == theirs[0] for one in theirs):
             shares = self._whole.factor != 1.0 and self._a.first.op[i] > self._first_backward
             if ours[0] == theirs[0] or not (
                 _sizes(ours[0], theirs[0], most) or (shares and _inverse(ours[0], theirs[0], self._whole.factor))
@@ -315,8 +324,7 @@ class Joiner:
                 self._skip(i, j, UNCLEAR)  # a flat buffer of what lies on this rank
                 return False
             pads = merge.padded(first.shape[i], second.shape[j], len(self._a.pieces))
-            long = max(first.shape[i], default=1) == measure.elements(first.shape[i])  # one number of each parameter of a stage
-            update = call.update or (self._last_backward < op and long)
+            update = call.update or (self._last_backward < op and _long(first.shape[i]))
             if pads or call.cut or update:
                 self._skip(i, j, PADDED if pads else UPDATE if update else UNCLEAR)
             return pads
@@ -329,15 +337,18 @@ class Joiner:
         if first.role[i] == INPUT and self._is_lost(i, pieces, others):
             self._skip(i, j, LOCAL)
             return False
-        made = merge.together(pieces, first.shape[i], others, second.shape[j], self._times_of_twin(op, i, j))
+        made = merge.together(
+            pieces, first.shape[i], others, second.shape[j], 1 if self._mark(i, pieces) in self._partial else self._times_of_twin(op, i, j)
+        )
         if made is None or made.golden is None:
             if self._is_local(call, i):
                 self._lose(i, j, pieces, others)
             else:
-                self._without_golden(op, i, j, pieces, made)
+                self._without_golden(call, i, j, pieces, made)
             return made is None or made.need > 1 or made.value is None
         shape, need, golden, value = made.shape, made.need, made.golden, made.value
-        self._times[i] = made.times
+        if value is not None:
+            self._times[i] = made.times
         single = measure.elements(shape) == 1
         if value is not None and call.backward and single and len(pieces) > 1 and merge.distance(value, golden) > AGREES:
             total = merge.sum_of(pieces, golden, AGREES)
@@ -354,12 +365,13 @@ class Joiner:
             elif op > self._shared_out:
                 self._skip(i, j, UPDATE)
                 return True
-            elif not made.sure or self._is_part(op, i, pieces, call.cut):
-                self._part(op, i, j, pieces)
+            elif not made.sure or self._is_part(call, i, pieces):
+                self._part(call, i, j, pieces)
                 return True
             else:
                 value = merge.farthest(pieces, need, golden)
-        if self._last_backward < op and (single or call.update) and merge.distance(value, golden) > AGREES:
+        update = single or call.update or (_long(first.shape[i]) and op not in self._owned)
+        if self._last_backward < op and update and merge.distance(value, golden) > AGREES:
             self._skip(i, j, UPDATE)
             return True
         if self._is_local(call, i) and merge.distance(value, golden) > AGREES:
@@ -399,8 +411,10 @@ class Joiner:
         blind = call.lost == call.tensors  # nothing else goes in
         return side.role[i] == OUTPUT and (call.local or call.lost > 0) and (not measure.eps(side.dtype[i]) or blind)
 
-    def _passes(self, op: int) -> bool:
-        return self._a.first.ops[op].split(".")[1] in PASSING
+    def _hands_on(self, call: _Call) -> bool:
+        """What comes out of a part that goes in alone is a part, whatever is done with it, and so is the sum of gradients so far."""
+        name = self._a.first.ops[call.op].split(".")[1]
+        return name in PASSING or call.parts == call.tensors or (call.backward and name in ADDING)
 
     def _kind(self, row: int) -> tuple[str, int]:
         """What a tensor keeps when it is written into."""
@@ -424,10 +438,10 @@ class Joiner:
         """Tells one tensor from others; `i` is its row in the target."""
         return self._kind(i), pieces.tobytes()
 
-    def _without_golden(self, op: int, i: int, j: int, pieces: Floats, made: merge.Cut | None) -> None:
+    def _without_golden(self, call: _Call, i: int, j: int, pieces: Floats, made: merge.Cut | None) -> None:
         """The golden side has parts of a sum here, or what cannot be put together; where the target has parts too, it is told by them."""
         if made is None or made.value is None:
-            self._part(op, i, j, pieces)
+            self._part(call, i, j, pieces)
         else:
             self._skip(i, j, PART)
 
@@ -440,8 +454,8 @@ class Joiner:
         partner = self._partners.get(twin)
         return self._times.get(twin) if partner is not None and self._b.first.shape[partner] == self._b.first.shape[j] else None
 
-    def _is_part(self, op: int, i: int, pieces: Floats, cut: bool) -> bool:
-        side = self._a.first
+    def _is_part(self, call: _Call, i: int, pieces: Floats) -> bool:
+        side, op = self._a.first, call.op
         if pieces.tobytes() in self._parts or side.role[i] == PARAMETERS_GRAD:
             return True
         if side.role[i] in (INPUT, PARAMETERS):
@@ -452,8 +466,8 @@ class Joiner:
                 return True
             return producer in self._extra  # made by what only this layout does
         if self._part_taken(op) >= 0:
-            return self._passes(op)
-        return cut and not self._a.tree.children.get(op)
+            return self._hands_on(call)
+        return call.cut and not self._a.tree.children.get(op)
 
     def _has_cut_table(self, op: int, i: int) -> bool:
         """Something else that goes into a record is of another size on the other side."""
@@ -466,11 +480,13 @@ class Joiner:
         rows = self._a.first.rows(op)
         return next((row for row in rows if self._a.first.role[row] == INPUT and row in self._whole.source), -1)
 
-    def _part(self, op: int, i: int, j: int, pieces: Floats) -> None:
+    def _part(self, call: _Call, i: int, j: int, pieces: Floats) -> None:
+        op = call.op
+        self._partial.add(self._mark(i, pieces))
         key = pieces.tobytes()
         if self._a.first.role[i] in (OUTPUT, PARAMETERS_GRAD):
             taken = self._part_taken(op)
-            if taken >= 0 and self._passes(op):
+            if taken >= 0 and self._hands_on(call):
                 self._parts.setdefault(key, self._whole.source[taken])
             elif len(self._a.tree.kinds[self._parts.get(key, op)]) != 4 or key not in self._parts:  # the innermost module around it
                 self._parts[key] = op
@@ -557,6 +573,11 @@ def twins(tree: Tree) -> dict[int, int]:
                 if at is not None:
                     found[row] = at
     return found
+
+
+def _long(shape: list[int]) -> bool:
+    """All elements lie along one dimension, as one number of each parameter that a rank holds."""
+    return max(shape, default=1) == measure.elements(shape)
 
 
 def _without_collectives(structure: Structure, target: Side) -> Structure:

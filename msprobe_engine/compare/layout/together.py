@@ -1,0 +1,21 @@
+"""Runs with stages and experts on several ranks as runs that could be cut by tensor, sequence and data parallelism alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msprobe_engine.compare.layout import stages
+from msprobe_engine.compare.side import Side
+
+
+def together(
+    target: Mapping[int, Side], golden: Mapping[int, Side], problems: list[str]
+) -> tuple[Mapping[int, Side], Mapping[int, Side], bool]:
+    """Both runs with one rank per pipeline, where they are not cut into the same stages. The last item: something was put together.
+
+    Args:
+        problems: sentences about what cannot be put together are added.
+    """
+    if stages.signature(target, golden) == stages.signature(golden, target):
+        return target, golden, False
+    return stages.joined(target, golden, problems), stages.joined(golden, target, problems), True
