@@ -19,7 +19,7 @@ examples:
 
 exit codes:
   0  nothing beyond round-off (with --compat: done)
-  1  differences found
+  1  differences found (with --compat never)
   2  wrong usage, no dump at a path, or the output cannot be written
   3  something could not be read or compared; the message and the summary say what"""
 
@@ -77,22 +77,29 @@ def run(args: argparse.Namespace) -> int:
     if args.diff_analyze:
         return _first_difference(target, golden, args.output_path)
     from msprobe_engine.compare.api import compare_dumps
+    from msprobe_engine.log import printable
 
     options = _options(args, log, stack is not None)
     show = stack if args.stack_mode else None
     found = compare_dumps(target, golden, args.output_path, options, stack=show, scheduler=args.scheduler, diagnose=not args.no_diagnose)
     print(found.text())
     for note in found.notes:
-        print(f"note: {note}", file=sys.stderr)
+        print(printable(f"note: {note}"), file=sys.stderr)
     return found.exit_code
 
 
 def _first_difference(target: str, golden: str, output: str) -> int:
     from msprobe_engine.diagnose.diff_analyze import NOTHING, first_differences
+    from msprobe_engine.log import printable
 
-    path = first_differences(target, golden, output)
+    problems: list[str] = []
+    path = first_differences(target, golden, output, problems)
     print(f"The first difference is in {path}" if path else NOTHING)
-    return 1 if path else 0
+    for problem in problems:
+        print(printable(f"warning: {problem}"), file=sys.stderr)
+    if path is not None:
+        return 1
+    return 3 if problems else 0
 
 
 def _options(args: argparse.Namespace, log: bool, own_stack: bool) -> CompareOptions:

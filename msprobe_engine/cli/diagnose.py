@@ -12,7 +12,7 @@ examples:
   msprobe diagnose out/dump golden/dump            two runs: the first record whose output is off while its inputs are not
   msprobe diagnose out/dump/step3 golden/dump/step3 -o report
 
-exit codes: 0 nothing found, 1 found, 2 no data or wrong usage"""
+exit codes: 0 nothing found, 1 found, 2 no data or wrong usage, 3 nothing found, but something could not be read"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,10 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 nothing found, 1 found; errors are raised as `ProbeError`, which the entry point turns into 2."""
+    """0 nothing found, 1 found, 3 nothing found in what could be read; errors are raised as `ProbeError`, which the entry point turns
+    into 2."""
     from msprobe_engine.diagnose.findings import NONE
     from msprobe_engine.diagnose.run import diagnose
     from msprobe_engine.errors import SinkError
+    from msprobe_engine.log import printable
 
     found = diagnose(args.target, args.golden, calibration=args.calibration)
     print(found.text())
@@ -52,5 +54,7 @@ def run(args: argparse.Namespace) -> int:
         raise SinkError(f"cannot write {args.output_path}: {error.strerror or error}; name another directory with -o") from error
     print(f"Page: {page}")
     for problem in found.problems:
-        print(f"warning: {problem}", file=sys.stderr)
-    return 0 if found.finding == NONE else 1
+        print(printable(f"warning: {problem}"), file=sys.stderr)
+    if found.finding != NONE:
+        return 1
+    return 3 if found.problems else 0

@@ -63,7 +63,8 @@ exit codes:
   1    done, and something was found (nan_analyze, monitor analyze, monitor learn --check, grad_probe compare,
        frameworks) or does not fit (estimate)
   2    wrong usage, settings or input; the message says what to do
-  3    a bug in this tool; please report it with the output of --debug
+  3    nothing found, but something could not be read (compare, diagnose, nan_analyze); elsewhere a bug in this tool: please
+       report it with the output of --debug
   130  interrupted"""
 
 

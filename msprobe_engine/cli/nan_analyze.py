@@ -12,7 +12,7 @@ examples:
   msprobe nan_analyze -i msprobe_output/dump/step12 -o out
   msprobe nan_analyze -i msprobe_output/incidents/step12-nan_inf
 
-exit codes: 0 nothing found, 1 found, 2 no data or wrong usage"""
+exit codes: 0 nothing found, 1 found, 2 no data or wrong usage, 3 nothing found, but something could not be read"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 nothing found, 1 found; errors are raised as `ProbeError`, which the entry point turns into 2."""
+    """0 nothing found, 1 found, 3 nothing found in what could be read; errors are raised as `ProbeError`, which the entry point turns
+    into 2."""
     from msprobe_engine.diagnose.nan_analyze import nan_analyze
     from msprobe_engine.log import printable
 
@@ -37,4 +38,6 @@ def run(args: argparse.Namespace) -> int:
         print(printable(f"warning: {problem}"), file=sys.stderr)
     if result.path is not None:
         print(f"Details: {result.path}")
-    return 1 if result.findings else 0
+    if result.findings:
+        return 1
+    return 3 if result.problems else 0

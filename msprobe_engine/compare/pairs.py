@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from msprobe_engine.compare import codes, verdict, verdict_262, verdict_811
 from msprobe_engine.compare import columns as c
-from msprobe_engine.compare import verdict, verdict_262, verdict_811
 from msprobe_engine.compare.columns import BLOCK_ROWS, UNMATCHED, Block, columns
 from msprobe_engine.compare.highlight import RED, YELLOW, Highlight
 from msprobe_engine.compare.md5_mode import checksums
@@ -88,11 +88,23 @@ class _Table:
         self.columns = columns(options.columns, self.mode, self.stack, plugin_names(options) if self.mode == TENSOR else ())
         if self.mode not in (MD5, DIGEST):
             self._mine, self._other = Statistics(target, self.rows), Statistics(golden, self.others)
+        nothing = "None" if self.old else UNMATCHED
+        self._words = [
+            (_texts(side.dtype, nothing), _texts(side.shape, nothing), _texts(side.requires_grad, UNMATCHED, str_of=None))
+            for side in (target, golden)
+        ]
         self._tensors: TensorRows | None = None
         self._judged: verdict.Judged | None = None
         self.stacked: set[int] = set()
+        self._damaged = 0
+        self._first_damaged = ""
 
     def blocks(self) -> Iterator[Block]:
+        yield from self._blocks()
+        if self._damaged:
+            self.target.say(f"{self._damaged:,} rows have a saved tensor that could not be read, the first is {self._first_damaged}")
+
+    def _blocks(self) -> Iterator[Block]:
         n = len(self.rows)
         if not n:
             return
@@ -123,7 +135,13 @@ class _Table:
         return np.fromiter(found, np.float64, len(self.rows))
 
     def _measure(self, part: slice) -> TensorRows:
-        return metrics(self.target, self.golden, list(zip(self.rows[part].tolist(), self.others[part].tolist())), self.options)
+        found = metrics(self.target, self.golden, list(zip(self.rows[part].tolist(), self.others[part].tolist())), self.options)
+        damaged = np.flatnonzero(found.damaged)
+        if len(damaged) and not self._damaged:
+            at = int(damaged[0])
+            self._first_damaged = f"{self.target.name[self.rows[part][at]]}: {found.columns[c.MESSAGE][at]}"
+        self._damaged += len(damaged)
+        return found
 
     def _block(self, part: slice) -> Block:
         rows, others = self.rows[part], self.others[part]
@@ -131,11 +149,9 @@ class _Table:
         cells: Block = {}
         for name, side, where in ((c.TARGET_NAME, self.target, rows), (c.GOLDEN_NAME, self.golden, others)):
             cells[name] = [side.name[row] if row >= 0 else UNMATCHED for row in where.tolist()]
-        nothing = "None" if self.old else UNMATCHED
-        for at, (side, where) in enumerate(((self.target, rows), (self.golden, others))):
-            cells[c.NAMES[2 + at]] = _texts(side.dtype, where, nothing)
-            cells[c.NAMES[4 + at]] = _texts(side.shape, where, nothing)
-            cells[(c.TARGET_GRAD, c.GOLDEN_GRAD)[at]] = [_flag(side, row) for row in where.tolist()]
+        for at, where in enumerate((rows, others)):
+            for name, column in zip((c.NAMES[2 + at], c.NAMES[4 + at], (c.TARGET_GRAD, c.GOLDEN_GRAD)[at]), self._words[at]):
+                cells[name] = column[where].tolist()
         cells[c.GRAD_EQUAL] = [a == b for a, b in zip(cells[c.TARGET_GRAD], cells[c.GOLDEN_GRAD])]
         if self.mode in (MD5, DIGEST):
             self._checksums(cells, part, matched)
@@ -240,12 +256,18 @@ class _Table:
 
     def _stacks(self, part: slice) -> list[str]:
         """On the first row of each record."""
-        found = []
+        rows, records = self.rows[part], self.record[part]
+        found = [UNMATCHED] * len(rows)
         before = -1 if part.start == 0 else int(self.record[part.start - 1])
-        for row, record in zip(self.rows[part].tolist(), self.record[part].tolist()):
-            lines = self.target.stacks.get(self.target.ops[record]) if row >= 0 and record != before else None
-            found.append(UNMATCHED if lines is None else str(lines))
-            before = record
+        stacks, ops = self.target.stacks, self.target.ops
+        words: dict[int, str] = {}  # calls of one place share their lines
+        for at in np.flatnonzero((rows >= 0) & (np.diff(records, prepend=before) != 0)).tolist():
+            lines = stacks.get(ops[records[at]])
+            if lines is not None:
+                text = words.get(id(lines))
+                if text is None:
+                    text = words[id(lines)] = str(lines)
+                found[at] = text
         return found
 
 
@@ -269,27 +291,13 @@ def _fill(cells: Block, matched: npt.NDArray[np.bool_]) -> None:
                 column[at] = UNMATCHED
 
 
-def _texts(values: Sequence[Any], rows: Rows, nothing: str) -> list[str]:
-    """Cells of dtypes or shapes; equal objects are put into words once."""
-    words: dict[int, str] = {}
-    found = []
-    for row in rows.tolist():
-        if row < 0:
-            found.append(UNMATCHED)
-            continue
-        value = values[row]
-        word = words.get(id(value))
-        if word is None:
-            word = words[id(value)] = nothing if value is None else str(value)
-        found.append(word)
-    return found
-
-
-def _flag(side: Side, row: int) -> Any:
-    if row < 0:
-        return UNMATCHED
-    value = side.requires_grad[row]
-    return UNMATCHED if value is None else value
+def _texts(values: Sequence[Any], nothing: str, str_of: Callable[[Any], Any] | None = str) -> npt.NDArray[np.object_]:
+    """Cells of dtypes, shapes or flags, by row; the last one stands for a row that is not there. Equal objects are put into words once."""
+    numbers, objects = codes.numbered(values)
+    words = np.empty(len(objects) + 1, object)
+    words[:-1] = [nothing if item is None else str_of(item) if str_of else item for item in objects]
+    words[-1] = UNMATCHED
+    return np.asarray(words[np.append(numbers, len(objects))])
 
 
 def _files(side: Side, rows: Rows) -> list[str]:

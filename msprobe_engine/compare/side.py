@@ -7,6 +7,8 @@ exists whole.
 
 from __future__ import annotations
 
+import math
+import os
 import zlib
 from array import array
 from collections.abc import Mapping
@@ -37,6 +39,8 @@ _RANKS = frozenset(("src", "dst", "group_src", "group_dst"))
 _FLOAT, _INT = float, int
 _COMMUNICATION = ("Distributed.", "MintDistributed.")
 _DEEPEST = 100
+_LONGEST_SHAPE = 1000
+"""Characters of a shape that is text."""
 
 Value = float | int | str | bool | None
 
@@ -65,6 +69,8 @@ class Side:
         values: row -> value of an argument that is no tensor.
         facts: row -> further keys (``digest``, ``full_shape``, peer of a P2POp, placements, ...).
         collectives: record index -> the record as the file has it, of communication calls; their arguments tell which belong together.
+        recovered: read from the frame log of a process that was killed.
+        problems: sentences about what of this rank could not be read, while the rows could; the tools show them and end with 3.
     """
 
     path: Path
@@ -88,6 +94,7 @@ class Side:
     facts: dict[int, dict[str, Any]] = field(default_factory=dict)
     collectives: dict[int, dict[str, Any]] = field(default_factory=dict)
     recovered: bool = False
+    problems: list[str] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.name)
@@ -136,7 +143,8 @@ class Side:
 
     @cached_property
     def stacks(self) -> dict[str, list[str]]:
-        """Record name -> call stack lines, innermost first; both layouts of stack.json. Empty without the file."""
+        """Record name -> call stack lines, innermost first; both layouts of stack.json. Empty without the file, or when it is damaged,
+        which `problems` says."""
         found: dict[str, list[str]] = {}
         for key, value in self._beside(layout.STACK).items():
             if isinstance(value, list) and len(value) == 2 and isinstance(value[0], list):
@@ -148,7 +156,8 @@ class Side:
 
     @cached_property
     def construct(self) -> dict[str, Any]:
-        """construct.json as it is: record -> parent, None, or [parent, micro step]. Empty without the file."""
+        """construct.json as it is: record -> parent, None, or [parent, micro step]. Empty without the file, or when it is damaged, which
+        `problems` says."""
         return self._beside(layout.CONSTRUCT)
 
     def parent(self, op: str) -> str | None:
@@ -165,12 +174,23 @@ class Side:
 
     def _beside(self, name: str) -> dict[str, Any]:
         file = self.path.parent / name
-        if not file.is_file():
+        if not os.path.lexists(file):
             return {}
-        document = parse_json(read_bytes(file), file)
-        if not isinstance(document, dict):
+        try:
+            document = parse_json(read_bytes(file), file)
+            if isinstance(document, dict):
+                return document
             raise DumpFormatError(f"{file}: holds a {type(document).__name__}; a JSON object is needed")
-        return document
+        except FileNotFoundError:
+            self.say(f"{file}: is a link to nothing; compared without it")
+        except DumpFormatError as error:
+            self.say(f"{error}. Compared without it")
+        return {}
+
+    def say(self, problem: str) -> None:
+        """Add to `problems`, once."""
+        if problem not in self.problems:
+            self.problems.append(problem)
 
 
 def read_side(path: Path | str) -> Side:
@@ -187,6 +207,13 @@ def read_side(path: Path | str) -> Side:
                 reader.record(name, record)
         side.header = records.header
         side.recovered = records.recovered
+    if reader.left_out:
+        side.say(f"{side.path}: {reader.left_out:,} records or values are damaged and left out, the first is {reader.first_left_out}")
+    repeated = records.repeated + len(side.ops) - len(set(side.ops))
+    if repeated:
+        side.say(f"{side.path}: {repeated:,} records stand more than once under one name; of those close together the last counts")
+    if not side.recovered and (side.path.parent / layout.MARKER).exists():
+        side.say(f"{side.path}: the run ended before this step was whole, or still writes it; records may be missing")
     return side
 
 
@@ -197,6 +224,8 @@ class _Reader:
         self._side = side
         self._texts: dict[Any, Any] = {}
         self._at = 0
+        self.left_out = 0
+        self.first_left_out = ""
 
     def record(self, name: str, record: Any) -> None:
         side = self._side
@@ -205,9 +234,7 @@ class _Reader:
         if name.endswith(".debug"):
             self._walk(name, record, DEBUG, 0, False)
         elif not isinstance(record, dict):
-            raise DumpFormatError(
-                f"{side.path}: record {name[:120]!r} is a {type(record).__name__}; it must be a JSON object. The file is damaged"
-            )
+            self._leave_out(f"{name[:120]!r}, which is a {type(record).__name__} and must be a JSON object")
         elif _is_gradients(name):
             for key, value in record.items():
                 if isinstance(value, (list, dict)):
@@ -233,20 +260,22 @@ class _Reader:
                 self._leaf(name, node, kind, role)
             elif node.get("class_type") == "torch.distributed.P2POp":
                 self._peer(name, node, role)
+            elif depth > _DEEPEST:
+                self._leave_out(f"{name[:120]!r}, which is nested deeper than {_DEEPEST}")
             else:
-                self._check(name, depth)
                 for key, child in node.items():
                     self._walk(f"{name}.{key}", child, role, depth + 1, flat)
+        elif depth > _DEEPEST:
+            self._leave_out(f"{name[:120]!r}, which is nested deeper than {_DEEPEST}")
         elif type(node) is list:
-            self._check(name, depth)
             for index, child in enumerate(node):
+                if type(child) is not dict and type(child) is not list and child is not None:
+                    self._leave_out(f"{name[:120]!r}, item {index}, which is {str(child)[:40]!r} and must be an object, a list or null")
                 self._walk(name if flat else f"{name}.{index}", child, role, depth + 1, flat)
 
-    def _check(self, name: str, depth: int) -> None:
-        if depth > _DEEPEST:
-            raise DumpFormatError(
-                f"{self._side.path}: record {name[:120]!r} is nested deeper than {_DEEPEST}; no dump of a training looks so"
-            )
+    def _leave_out(self, what: str) -> None:
+        self.left_out += 1
+        self.first_left_out = self.first_left_out or what
 
     def _peer(self, name: str, node: Mapping[str, Any], role: int) -> None:
         """One operation of ``batch_isend_irecv``: its tensor, with the peer among the facts."""
@@ -332,9 +361,12 @@ class _Reader:
         side.dtype.append(texts.setdefault(dtype, dtype))
         key = tuple(shape) if type(shape) is list else shape
         try:
-            side.shape.append(texts.setdefault(key, shape))
-        except TypeError:
-            raise DumpFormatError(f"{side.path}: {name[:120]!r} has the shape {str(shape)[:80]}; a list of integers is allowed") from None
+            known = texts[key]
+        except KeyError:
+            known = texts[key] = _plausible(shape)
+        except TypeError:  # lists in the list
+            known = str(shape)[:_LONGEST_SHAPE]
+        side.shape.append(known)
         a, b, c, d = four
         if type(a) is _FLOAT and type(b) is _FLOAT and type(c) is _FLOAT and type(d) is _FLOAT:
             side.numbers.extend(four)  # type: ignore[arg-type]
@@ -345,6 +377,15 @@ class _Reader:
         side.requires_grad.append(grad)
         side.data_name.append(data_name)
         return row
+
+
+def _plausible(shape: Any) -> Any:
+    """A shape as it is if it can be one, else as text, which equals no shape and has no size."""
+    if shape is None or (type(shape) is str and len(shape) <= _LONGEST_SHAPE):
+        return shape
+    if type(shape) is list and all(type(n) is int and n >= 0 for n in shape) and math.prod(n or 1 for n in shape) < 1 << 63:
+        return shape
+    return str(shape)[:_LONGEST_SHAPE]
 
 
 _COMMON = frozenset(("type", "dtype", "shape", "Max", "Min", "Mean", "Norm", "requires_grad", "md5", "data_name"))

@@ -14,10 +14,12 @@ from msprobe_engine.dump.layout import write_file
 from msprobe_engine.errors import SinkError
 from msprobe_engine.log import one_line
 
+MOST_PROBLEMS = 8
+"""What could not be read, on the console."""
+
 EQUAL, DIFFERENT, UNREAD = 0, 1, 3
 """Exit codes: nothing beyond round-off, differences found, something could not be read or compared."""
 
-_WRONG = ("error", "No", "Different")
 _ORDER = ("error", "No", "Different", "warning", "Warning", "unmatched", "Unmatched", "None", "N/A", "blank", "pass", "Yes")
 
 
@@ -28,7 +30,7 @@ class Comparison:
     Attributes:
         target, golden: as given.
         generation: of the columns.
-        compat: the existing tool's verdicts; then only `problems` make the exit code differ from 0 in nothing.
+        compat: the existing tool's verdicts; then differences do not show in the exit code, only what could not be read does.
         results: one per pair of dump files, by step and rank.
         diagnosis: where the difference begins; None when it was not asked for or cannot be said.
         notes: what was left out on purpose, and why.
@@ -71,10 +73,9 @@ class Comparison:
 
     @property
     def exit_code(self) -> int:
-        """`DIFFERENT` before `UNREAD`: numbers that differ are certain whatever else could not be read. With `compat` 0, as theirs."""
-        if self.compat:
-            return EQUAL
-        if self.finding not in (NONE, "unknown") or any(self.verdicts.get(word) for word in _WRONG):
+        """`DIFFERENT` before `UNREAD`: numbers that differ are certain whatever else could not be read. With `compat` never `DIFFERENT`,
+        as theirs."""
+        if not self.compat and (self.finding not in (NONE, "unknown") or any(result.wrong for result in self.results)):
             return DIFFERENT
         return UNREAD if self.all_problems else EQUAL
 
@@ -122,6 +123,11 @@ class Comparison:
             if number:
                 names = [name for result in self.results for name in result.names[side]][:MOST_NAMES]
                 lines.append(_line("unmatched", f"{number:,} rows only in the {side}: {_some(names, number, 3)}"))
+        problems = self.all_problems
+        if problems and self.diagnosis is None:  # else they stand there
+            lines += [_line("warning", problem) for problem in problems[:MOST_PROBLEMS]]
+        if len(problems) > MOST_PROBLEMS:
+            lines.append(_line("warning", f"and {len(problems) - MOST_PROBLEMS:,} more that the summary names"))
         if self.files:
             lines.append(_line("files", _some(self.files, len(self.files), 4)))
         if self.summary is not None:

@@ -131,6 +131,8 @@ class Taken:
         x, y = (side.read(start, count, memory) for side, memory in zip(self._sides, memories))
         if self._rule:
             x, y = (side.real.astype(np.float64) if side.dtype.kind == "c" else side for side in (x, y))
+        elif (x.dtype.kind == "c") != (y.dtype.kind == "c"):
+            x, y = x.astype(np.complex128), y.astype(np.complex128)
         return x, y
 
     def _block(self, x: Array, y: Array, start: int) -> None:

@@ -24,6 +24,8 @@ from msprobe_engine.errors import DumpFormatError
 
 Array = npt.NDArray[Any]
 _LARGEST_NPY_HEADER = 10_000
+_MOST_REPEATED = 1 << 32
+"""Elements of a view with strides of 0 (``expand``) that are looked at one by one; a few bytes could stand for any number of them."""
 
 
 class _Place(NamedTuple):
@@ -213,6 +215,9 @@ def _pt(file: BinaryIO, path: Path, size: int) -> _Place:
     place = _Place(found.start, words, values, found.dtype, found.shape, None, found.nbytes, 0, found.conjugate, found.negative)
     if _in_order(found.shape, found.strides):
         return place._replace(start=found.start + found.offset * item)
+    count = int(np.prod(found.shape, dtype=object))
+    if count > _MOST_REPEATED and count * item > found.nbytes:
+        raise DumpFormatError(f"{path}: is a view of {count:,} elements on {found.nbytes:,} bytes; at most {_MOST_REPEATED:,} are compared")
     return place._replace(strides=tuple(step * item for step in found.strides), first=found.offset)
 
 

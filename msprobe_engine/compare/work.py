@@ -13,6 +13,7 @@ import numpy as np
 
 from msprobe_engine.compare.advisor import Advisor
 from msprobe_engine.compare.columns import ACCURACY, COLOUR, GOLDEN_NAME, RESULT, TARGET_NAME, UNMATCHED, Block
+from msprobe_engine.compare.highlight import RED
 from msprobe_engine.compare.options import CompareOptions
 from msprobe_engine.compare.side import Side, read_side
 from msprobe_engine.compare.source import Task
@@ -34,6 +35,7 @@ class Result:
         files: what was written.
         rows: of the table.
         verdicts: verdict -> rows; the empty text is a verdict of 8.1.1, shown as ``blank``.
+        wrong: rows where a difference begins or, with the existing tool's verdicts, that it fails; they make the exit code 1.
         only_target, only_golden: rows that the other side has not.
         names: the first of those, by side.
         first: name of the first row that is off, in table order, "" when there is none.
@@ -45,6 +47,7 @@ class Result:
     files: list[str] = field(default_factory=list)
     rows: int = 0
     verdicts: dict[str, int] = field(default_factory=dict)
+    wrong: int = 0
     only_target: int = 0
     only_golden: int = 0
     names: dict[str, list[str]] = field(default_factory=lambda: {"target": [], "golden": []})
@@ -64,6 +67,9 @@ class Result:
         """Back from `as_json`."""
         return cls(**document)
 
+
+WRONG = frozenset(("error", "No", "Different"))
+"""Verdicts of rows that are not explained by others."""
 
 OFF = frozenset(("error", "warning", "No", "Warning", "Different", "Unmatched", "unmatched"))
 """Verdicts of rows that are off, in the words of both generations."""
@@ -87,7 +93,7 @@ def compare_task(task: Task, options: CompareOptions, output: str, stamp: str, k
     try:
         target, golden = read_side(task.target), read_side(task.golden)
         if task.stack is not None:
-            target.__dict__["stacks"] = _stacks(task.stack)
+            target.__dict__["stacks"] = _stacks(task.stack, target)
     except DumpFormatError as error:
         found.problems.append(str(error))
         return found
@@ -98,12 +104,13 @@ def compare_task(task: Task, options: CompareOptions, output: str, stamp: str, k
         found.sides = (target, golden)
     empty = [str(side.path) for side in (target, golden) if not len(side)]
     if empty:
-        found.problems.append(f"{' and '.join(empty)}: no record in it; nothing to compare")
+        found.problems += [f"{' and '.join(empty)}: no record in it; nothing to compare", *target.problems, *golden.problems]
         return found
     try:
         _write(found, task, options, Path(output), stamp, _blocks(target, golden, options))
     except (DumpFormatError, NothingCapturedError) as error:
         found.problems.append(f"{task.place}: {error}")
+    found.problems += [*target.problems, *golden.problems]
     return found
 
 
@@ -118,12 +125,15 @@ def _blocks(target: Side, golden: Side, options: CompareOptions) -> Iterator[Blo
     return compare_pair(target, golden, match(target, golden, options), options)
 
 
-def _stacks(path: Path) -> dict[str, list[str]]:
-    """Of a stack.json that lies elsewhere."""
+def _stacks(path: Path, target: Side) -> dict[str, list[str]]:
+    """Of a stack.json that lies elsewhere; what is wrong with it is a problem of `target`."""
     other = Side(path)
     if path.name != "stack.json":
         raise DumpFormatError(f"{path}: is no stack.json")
-    return other.stacks
+    stacks = other.stacks
+    for problem in other.problems:
+        target.say(problem)
+    return stacks
 
 
 def _write(found: Result, task: Task, options: CompareOptions, output: Path, stamp: str, blocks: Iterator[Block]) -> None:
@@ -168,6 +178,8 @@ def _count(found: Result, block: Block) -> None:
     for verdict, number in Counter(verdicts).items():
         word = str(verdict or "blank").split("\n")[0] if verdict is not None else "blank"
         found.verdicts[word] = found.verdicts.get(word, 0) + number
+    # the words of 8.1.1 have one level, the colour of the row has both
+    found.wrong += list(block[COLOUR]).count(RED) if COLOUR in block else sum(verdict in WRONG for verdict in verdicts)
     found.only_target += _alone(found.names["target"], names, others)
     found.only_golden += _alone(found.names["golden"], others, names)
     if not found.first and OFF & found.verdicts.keys():

@@ -25,11 +25,13 @@ _STATISTICS = ("NPU max", "NPU min", "NPU mean", "NPU l2norm")
 _STATES = {INPUT: "input", PARAMETERS: "input", OUTPUT: "output", PARAMETERS_GRAD: "output"}
 
 
-def first_differences(target: str | Path, golden: str | Path, output: str | Path) -> Path | None:
+def first_differences(target: str | Path, golden: str | Path, output: str | Path, problems: list[str] | None = None) -> Path | None:
     """Write where two runs part: ``{output}/diff_analyze_{time_ns}.json``.
 
     Args:
         target, golden: two dumps of one kind: root, step directory, rank directory or dump.json.
+        output: directory of the file.
+        problems: gets sentences about what could not be read.
 
     Returns:
         The file; None when there is no difference beyond round-off, and then nothing is written.
@@ -39,6 +41,8 @@ def first_differences(target: str | Path, golden: str | Path, output: str | Path
         SinkError: the file cannot be written.
     """
     found = diagnose(target, golden)
+    if problems is not None:
+        problems += found.problems
     nodes = _nodes(found, Path(target), Path(golden))
     if not nodes:
         return None

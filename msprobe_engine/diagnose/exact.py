@@ -20,7 +20,8 @@ _BATCH = 4096
 def refine(found: Distances, target: Side, golden: Side, rows: Sequence[tuple[int, int]], workers: int = 0) -> int:
     """Put the distance of the elements in place of that of the statistics, for pairs whose tensors are saved and of equal shape.
 
-    Tensors that cannot be read, or are not of the shape that the dump says, keep the distance they have.
+    Tensors that cannot be read, or are not of the shape that the dump says, keep the distance they have; `target.problems` says how many
+    could not be read.
 
     Args:
         found: as `measure.distances` made it of `rows`; changed.
@@ -33,16 +34,21 @@ def refine(found: Distances, target: Side, golden: Side, rows: Sequence[tuple[in
         return 0
     facts = found.shape | found.argument
     at = [k for k, (i, j) in enumerate(rows) if target.data_name[i] and golden.data_name[j] and not facts[k]]
-    done = 0
+    done = unread = 0
+    first = ""
     with ThreadPoolExecutor(threads(workers)) as pool:
         for part in _batches(at):
             for k, figures in zip(part, pool.map(lambda k: _figures(target, golden, *rows[k]), part)):
-                if figures is None:
+                if isinstance(figures, str):
+                    unread, first = unread + 1, first or figures
+                if figures is None or isinstance(figures, str):
                     continue
                 done += 1
                 found.distance[k] = figures.distance
                 found.bad_target[k], found.bad_golden[k] = bool(figures.bad_left), bool(figures.bad_right)
                 found.known[k] = True
+    if unread:
+        target.say(f"{unread:,} pairs of saved tensors could not be read and are measured by their statistics, the first is {first}")
     return done
 
 
@@ -51,14 +57,15 @@ def _batches(at: Sequence[int]) -> Iterator[Sequence[int]]:
         yield at[start : start + _BATCH]
 
 
-def _figures(target: Side, golden: Side, i: int, j: int) -> Figures | None:
+def _figures(target: Side, golden: Side, i: int, j: int) -> Figures | str | None:
+    """None: shapes that do not fit; a text: why a file could not be read."""
     try:
         with open_elements(target.files, target.data_name[i]) as x, open_elements(golden.files, golden.data_name[j]) as y:
             if list(x.shape) != target.shape[i] or x.shape != y.shape:
                 return None
             figures = Taken(x, y, None).run()
-    except (DumpFormatError, UsageError):
-        return None
+    except (DumpFormatError, UsageError) as error:
+        return f"{target.name[i]}: {error}"
     if figures.apart and figures.bad_left and figures.bad_right:
         # NaN on both sides are no difference to a walk, which asks where they come from; what is left of the tensor is
         figures.apart = 0

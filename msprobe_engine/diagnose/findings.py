@@ -150,7 +150,8 @@ class Diagnosis:
 
 def finite_json(value: Any, indent: int = 1) -> bytes:
     """JSON of a value that may hold NaN and infinities, with a line end."""
-    return json.dumps(_finite(value), indent=indent, ensure_ascii=False).encode() + b"\n"
+    text = json.dumps(_finite(value), indent=indent, ensure_ascii=False)
+    return text.encode("utf-8", "backslashreplace") + b"\n"  # half a surrogate pair, which UTF-8 has not, becomes the escape of JSON
 
 
 def _finite(value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,16 +32,17 @@ def load_step(dump: DumpDirectory, step: int) -> tuple[dict[int, Trace], list[st
     problems: list[str] = []
     for rank, path in numbered(dump, step):
         try:
-            traces[rank] = load_rank(step, rank, path)
+            traces[rank] = load_rank(step, rank, path, problems)
         except DumpFormatError as error:
             problems.append(str(error))
     return traces, problems
 
 
-def load_rank(step: int, rank: int, path: Path) -> Trace:
+def load_rank(step: int, rank: int, path: Path, problems: list[str]) -> Trace:
     """The trace of one rank directory; of a killed process from its frame log.
 
-    The JSON is taken as it is, without the reader's typed objects: most calls are clean and are looked at once.
+    The JSON is taken as it is, without the reader's typed objects: most calls are clean and are looked at once. A damaged stack.json or
+    construct.json is said in `problems`; the calls are looked at without it.
 
     Raises:
         DumpFormatError: a file is damaged, or there is nothing yet in the directory.
@@ -48,7 +50,8 @@ def load_rank(step: int, rank: int, path: Path) -> Trace:
     marked = (path / layout.MARKER).exists()
     file, log = path / layout.DUMP, path / layout.FRAME_LOG
     if file.exists() and not (marked and log.exists()):
-        document, stack, construct = read_json(file), _optional(path / layout.STACK), _optional(path / layout.CONSTRUCT)
+        document = read_json(file)
+        stack, construct = (_optional(path / name, problems) for name in (layout.STACK, layout.CONSTRUCT))
         complete = not marked
     elif log.exists():
         logged = framelog.decode(read_bytes(log), str(log))
@@ -59,6 +62,11 @@ def load_rank(step: int, rank: int, path: Path) -> Trace:
         raise DumpFormatError(f"{path}: the step was never finished on this rank (killed?); nothing of it can be read")
     if not isinstance(document, dict) or not isinstance(document.get("data"), dict):
         raise DumpFormatError(f"{file}: no 'data' object; this is no dump file")
+    odd = [name for name, record in document["data"].items() if not isinstance(record, dict) and not name.endswith(".debug")]
+    if odd:
+        problems.append(f"{file}: {len(odd):,} records are no JSON objects and are left out, the first is {odd[0][:120]!r}")
+    if not document["data"]:
+        problems.append(f"{file}: no record in it")
     complete = complete and document.get("complete", True) is not False
     return facts.trace(
         document["data"],
@@ -68,8 +76,17 @@ def load_rank(step: int, rank: int, path: Path) -> Trace:
     )  # fmt: skip
 
 
-def _optional(path: Path) -> Any:
-    return read_json(path) if path.is_file() else {}
+def _optional(path: Path, problems: list[str]) -> Any:
+    if not os.path.lexists(path):
+        return {}
+    try:
+        found = read_json(path)
+        if isinstance(found, dict):
+            return found
+        problems.append(f"{path}: holds a {type(found).__name__}; a JSON object is needed. Looked at without it")
+    except DumpFormatError as error:
+        problems.append(f"{error}. Looked at without it")
+    return {}
 
 
 @contextmanager

@@ -123,6 +123,9 @@ def over_steps(steps: Sequence[int], sides: BothSides, what: str, moved: Movemen
                 _note_structure(found, before)
                 if before.origins:
                     _say(found, step, before)
+                sides_of_both = [*a.values(), *b.values()]
+                found.problems += [problem for side in sides_of_both for problem in side.problems if problem not in found.problems]
+                if before.origins:
                     break
             advance(f"step {step}")
     if not records:

@@ -11,7 +11,7 @@ import gc
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -324,12 +324,12 @@ def read_bytes(file: Path) -> bytes:
         raise DumpFormatError(f"{file}: cannot be read ({error.strerror}); check owner and mode") from None
 
 
-def parse_json(data: bytes, file: Path) -> Any:
-    """`read_json` of bytes; `file` is named in errors."""
+def parse_json(data: bytes, file: Path, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+    """`read_json` of bytes; `file` is named in errors. `pairs` makes the objects, as `json.loads` has it."""
     if not data.strip():
         raise DumpFormatError(f"{file}: is empty; the run was stopped before it wrote this step. Leave the step out or dump it again")
     try:
-        return json.loads(data)
+        return json.loads(data, object_pairs_hook=pairs)
     except json.JSONDecodeError as error:
         cut = error.pos >= len(data.rstrip()) - 1 or not data.rstrip().endswith(b"}")
         cause = "it was cut off while being written (killed process or full disk)" if cut else "it is damaged or was edited"

@@ -36,12 +36,14 @@ class Records:
     Attributes:
         header: all keys but ``data``; those that stand behind the data only after the last block.
         recovered: read from the frame log of a process that was killed before it wrote the file.
+        repeated: records of a block that another of the same name stands behind, so far; JSON gives only the last.
     """
 
     def __init__(self, path: Path, header: dict[str, Any], blocks: Iterator[dict[str, Any]], recovered: bool = False) -> None:
         self.path = path
         self.header = header
         self.recovered = recovered
+        self.repeated = 0
         self._blocks = blocks
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -78,20 +80,32 @@ def open_records(path: Path, block: int = BLOCK) -> Iterator[Records]:
         header = parse_json(head[:start].rstrip().rstrip(b",") + b"\n}", path)
         if not isinstance(header, dict):
             raise DumpFormatError(f"{path}: holds a {type(header).__name__}; a JSON object is needed")
-        yield Records(path, header, _blocks(path, header, file, head[start + len(_DATA) :], block))
+        records = Records(path, header, iter(()))
+        records._blocks = _blocks(path, records, file, head[start + len(_DATA) :], block)
+        yield records
 
 
 def _in_one_piece(data: bytes, path: Path, recovered: bool = False) -> Records:
-    document = parse_json(data, path)
+    repeated = 0
+
+    def made(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        nonlocal repeated
+        found = dict(items)
+        repeated += len(items) - len(found)
+        return found
+
+    document = parse_json(data, path, made)
     if not isinstance(document, dict):
         raise DumpFormatError(f"{path}: holds a {type(document).__name__}; a JSON object is needed")
     records = document.pop("data", None)
     if not isinstance(records, dict):
         raise DumpFormatError(f"{path}: key 'data' is {'missing' if records is None else 'no JSON object'}; this is no dump file")
-    return Records(path, document, iter([records]), recovered)
+    made_of = Records(path, document, iter([records]), recovered)
+    made_of.repeated = repeated
+    return made_of
 
 
-def _blocks(path: Path, header: dict[str, Any], file: BinaryIO, rest: bytes, size: int) -> Iterator[dict[str, Any]]:
+def _blocks(path: Path, records: Records, file: BinaryIO, rest: bytes, size: int) -> Iterator[dict[str, Any]]:
     """`rest` begins at the first record; blocks are cut in front of a record's name."""
     line = 0  # of the file, in front of `rest`; the header's lines are not worth counting exactly
     while True:
@@ -102,7 +116,7 @@ def _blocks(path: Path, header: dict[str, Any], file: BinaryIO, rest: bytes, siz
         rest += more
         if cut <= 0:
             continue
-        yield _block(rest[:cut], path, line)
+        yield _block(rest[:cut], path, line, records)
         line += rest.count(b"\n", 0, cut)
         rest = rest[cut:]
     end = rest.rfind(_END)
@@ -113,12 +127,12 @@ def _blocks(path: Path, header: dict[str, Any], file: BinaryIO, rest: bytes, siz
             f"{path}: ends in the middle; it was cut off while being written (killed process or full disk). "
             "Leave the step out or dump it again"
         )
-    yield _block(last, path, line)
+    yield _block(last, path, line, records)
     later = parse_json(b"{" + tail.lstrip(b",")[:-1] + b"}", path)
-    header.update({key: value for key, value in later.items() if key != "data"})
+    records.header.update({key: value for key, value in later.items() if key != "data"})
 
 
-def _block(text: bytes, path: Path, line: int) -> dict[str, Any]:
+def _block(text: bytes, path: Path, line: int, records: Records) -> dict[str, Any]:
     try:
         block: dict[str, Any] = json.loads(b"{" + text.rstrip().rstrip(b",") + b"}")
     except json.JSONDecodeError as error:
@@ -127,4 +141,5 @@ def _block(text: bytes, path: Path, line: int) -> dict[str, Any]:
         ) from None
     except (UnicodeDecodeError, RecursionError, ValueError) as error:
         raise DumpFormatError(f"{path}: about line {line}: {error}; it is damaged or no dump file, do not trust it") from None
+    records.repeated += max(0, text.count(_NAME) - len(block))
     return block
