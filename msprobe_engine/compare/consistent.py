@@ -73,8 +73,8 @@ def align(target: Side, golden: Side, backend: str | None) -> tuple[Side, Side, 
     left, right = _Copy(target), _Copy(golden)
     pairs = [(left.add(a), right.add(b)) for a, b in groups]
     first, second = (np.array([pair[side] for pair in pairs], np.int64) for side in (0, 1))
-    ops = np.array(sorted({(_op(left.made, a), _op(right.made, b)) for a, b in pairs}), np.int64).reshape(-1, 2)
-    return left.close(), right.close(), Matching(first, second, {}, ops)
+    made, other_made = left.close(), right.close()
+    return made, other_made, Matching(first, second, {}, (np.array(made.op, np.int64), np.array(other_made.op, np.int64)))
 
 
 def _in_between(
@@ -126,10 +126,6 @@ def _module(path: str, backend: str, training: bool) -> str:
     inner = inner.rpartition("_fsdp_wrapped_module.")[2]
     words = _TO_INFERENCE[backend] if training or backend == MEGATRON else {}
     return words.get(inner.rpartition(".")[2], inner.rpartition(".")[2])
-
-
-def _op(side: Side, row: int) -> int:
-    return side.op[row] if row >= 0 else -1
 
 
 class _Copy:

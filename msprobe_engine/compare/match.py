@@ -9,6 +9,7 @@ mapping, which a layer mapping replaces.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,7 @@ from msprobe_engine.compare.names_of_rows import Keys, keys_of
 from msprobe_engine.compare.options import CompareOptions
 from msprobe_engine.compare.rows import Pairs
 from msprobe_engine.compare.side import Side
+from msprobe_engine.compare.structure import Aligned
 from msprobe_engine.errors import UsageError
 
 FUZZY_MESSAGE = "Fuzzy matching data, the comparison accuracy may be affected."
@@ -36,22 +38,29 @@ class Matching:
     Attributes:
         target, golden: int64 (n,), row of each side; -1 where that side has none. Never -1 on both.
         messages: position among the n -> what is to be said about the match.
-        ops: int64 (m, 2), records of the target and of the golden side that belong together; -1 where one side has none. In the order of
-            the table.
+        records: int64, record of each row of the target and of the golden side.
         renamed: ``path.Class`` of modules of the target -> what they are called on the golden side, where that differs. Saved with
             `mapping_data.save_mapping` it is a cell mapping, which ``-cm`` and ``-dm`` read.
         rows: the data mapping that a layer mapping came to (row name -> row name or ``N/A``); None without one.
+        aligned: the records, when the structure alone said which belong together.
     """
 
     target: Integers
     golden: Integers
     messages: dict[int, str]
-    ops: Integers
+    records: tuple[Integers, Integers]
     renamed: dict[str, str] = field(default_factory=dict)
     rows: dict[str, str] | None = None
+    aligned: Aligned | None = None
 
     def __len__(self) -> int:
         return len(self.target)
+
+    @cached_property
+    def ops(self) -> Integers:
+        """int64 (m, 2), records of the target and of the golden side that belong together; -1 where one side has none. In the order of
+        the table."""
+        return _records(*self.records, self.target, self.golden)
 
 
 def match(target: Side, golden: Side, options: CompareOptions) -> Matching:
@@ -71,15 +80,15 @@ def match(target: Side, golden: Side, options: CompareOptions) -> Matching:
     if not options.compat and options.match == "structure":
         if cross:
             cell, api = cell or CellMapping({}, options.old), api or ApiMapping([], options.old)
-        pairs, renamed = match_structure.match_rows(target, golden, cell, api, data, layered=layers is not None)
+        pairs, renamed, aligned = match_structure.match_rows(target, golden, cell, api, data, layered=layers is not None)
     else:
         keys = keys_of(target, golden, api, cell, data, options)
-        pairs, renamed = _by_name(target, golden, keys, data is not None, cross, options), {}
+        pairs, renamed, aligned = _by_name(target, golden, keys, data is not None, cross, options), {}, None
     messages = dict(pairs.messages)
     if options.fuzzy and (options.compat or options.match == "name"):
         messages.update({at: FUZZY_MESSAGE for at, (i, j) in enumerate(zip(pairs.target, pairs.golden)) if i >= 0 and j >= 0})
-    a, b = np.array(pairs.target, np.int64), np.array(pairs.golden, np.int64)
-    return Matching(a, b, messages, _records(target, golden, a, b), renamed, layers)
+    records = np.array(target.op, np.int64), np.array(golden.op, np.int64)
+    return Matching(np.array(pairs.target, np.int64), np.array(pairs.golden, np.int64), messages, records, renamed, layers, aligned)
 
 
 def _by_name(target: Side, golden: Side, keys: Keys, mapped: bool, cross: bool, options: CompareOptions) -> Pairs:
@@ -101,9 +110,8 @@ def _by_name(target: Side, golden: Side, keys: Keys, mapped: bool, cross: bool, 
     return pairs if options.compat else pairs.with_rest(range(len(golden)))
 
 
-def _records(target: Side, golden: Side, first: Integers, second: Integers) -> Integers:
+def _records(op: Integers, other: Integers, first: Integers, second: Integers) -> Integers:
     """Records of the rows; a record that several rows speak of counts once, with the partner of the first row that has one."""
-    op, other = np.frombuffer(target.op, np.int64), np.frombuffer(golden.op, np.int64)
     found: dict[int, int] = {}
     order: list[tuple[int, int]] = []
     partners: set[int] = set()

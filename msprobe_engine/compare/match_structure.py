@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
+from msprobe_engine.compare import codes
 from msprobe_engine.compare.mapping_api import ApiMapping, functions
 from msprobe_engine.compare.mapping_cell import CellMapping
 from msprobe_engine.compare.mapping_data import DataMapping, module_place
 from msprobe_engine.compare.rows import Pairs
 from msprobe_engine.compare.side import INPUT, Side
-from msprobe_engine.compare.structure import Matcher
+from msprobe_engine.compare.structure import Aligned, Matcher
 from msprobe_engine.compare.tree import Tree
 
 BY_PLACE = "One side was given this argument by position, the other by name."
@@ -17,7 +20,7 @@ BY_PLACE = "One side was given this argument by position, the other by name."
 
 def match_rows(
     target: Side, golden: Side, cell: CellMapping | None, api: ApiMapping | None, data: DataMapping | None, layered: bool
-) -> tuple[Pairs, dict[str, str]]:
+) -> tuple[Pairs, dict[str, str], Aligned | None]:
     """Match.
 
     Args:
@@ -27,46 +30,67 @@ def match_rows(
         layered: `data` is all there is: rows that it leaves without a partner have none.
 
     Returns:
-        Rows in the order of execution of the target, each row of the golden side without a partner behind its predecessor; and modules
-        (``path.Class``) that are called otherwise on the golden side.
+        Rows in the order of execution of the target, each row of the golden side without a partner behind its predecessor; modules
+        (``path.Class``) that are called otherwise on the golden side; and which records belong together, when the structure alone said so.
     """
     names, places = _taken_for(target, golden, cell, api)
     tree, other = Tree(target, names), Tree(golden)
-    partner: dict[int, int] = {}
     renamed: dict[str, str] = {}
-    pairs = Pairs()
-    order = execution_order(tree)
+    order = np.array(execution_order(tree), np.int64)
+    ops = np.column_stack((order, np.full_like(order, -1)))
+    aligned = None
     if not layered:
         structure = Matcher(tree, other).run()
-        partner = dict(structure.pairs)
+        aligned = Aligned(tree, other, structure) if names is None else None
+        partners = np.full(len(order), -1)
         for op, match in structure.pairs:
+            partners[op] = match
+            if target.ops[op] == golden.ops[match]:
+                continue
             mine, its = module_place(target.ops[op]), module_place(golden.ops[match])
             if mine is not None and its is not None and mine != its:
                 renamed.setdefault(mine, its)
-    fixed = _fixed(target, golden, data)
+        ops[:, 1] = partners[order]
+    pairs = _rows(target, golden, ops, places, _fixed(target, golden, data))
+    return pairs.with_rest(_in_order(golden, other)), renamed, aligned
+
+
+def _rows(target: Side, golden: Side, ops: codes.Integers, places: dict[int, str] | None, fixed: dict[int, int]) -> Pairs:
+    """Rows of all records in their order; `ops` has -1 for those that nothing matches."""
+    simple = ops[:, 1] >= 0 if not places and not fixed else np.zeros(len(ops), bool)
+    left, right, starts, apart = codes.paired(target, golden, ops[simple])
+    begins = np.zeros(len(ops) + 1, np.int64)
+    begins[1:][simple] = np.diff(starts)
+    begins = np.cumsum(begins)
+    simple[simple] = ~apart
+    pairs = Pairs()
     taken = set(fixed.values())
-    for op in order:
-        _record(pairs, target, golden, op, partner.get(op, -1), places, fixed, taken)
-    rest = _in_order(golden, other)
-    return pairs.with_rest(rest), renamed
+    done = 0
+    for at in np.flatnonzero(~simple).tolist():
+        start = int(begins[at])
+        pairs.extend(left[done:start], right[done:start])
+        done = start
+        _record(pairs, target, golden, int(ops[at, 0]), int(ops[at, 1]), places, fixed, taken)
+    pairs.extend(left[done:], right[done:])
+    return pairs
 
 
 def execution_order(tree: Tree) -> list[int]:
     """Records in the order of execution: parameter gradients stand where their module's last backward call ends, not where the file has
     a place for them."""
-    ends: dict[str, int] = {}
-    for op, kind in enumerate(tree.kinds):
-        if len(kind) == 4 and kind[0] == "backward":
-            ends[kind[2]] = op
+    if not any(tree.gradients):
+        return list(range(len(tree.gradients)))
+    ends = {kind[2]: op for op, kind in enumerate(tree.kinds) if len(kind) == 4 and kind[0] == "backward"}
     keys = []
-    for op, kind in enumerate(tree.kinds):
-        gradients = kind[0] == "parameters_grad"
+    for op, (kind, gradients) in enumerate(zip(tree.kinds, tree.gradients)):
         keys.append((max(ends.get(kind[2], op), op) if gradients else op, gradients, op))
     return [op for _, _, op in sorted(keys)]
 
 
-def _in_order(side: Side, tree: Tree) -> list[int]:
-    return [row for op in execution_order(tree) for row in side.rows(op)]
+def _in_order(side: Side, tree: Tree) -> codes.Integers:
+    order = np.array(execution_order(tree), np.int64)
+    first = codes.firsts(side)
+    return codes.spread(first[order], first[order + 1] - first[order])
 
 
 def _taken_for(
@@ -121,8 +145,7 @@ def _record(
     first = [places[row] if places and row in places else target.name[row][cut:] for row in mine]
     second = [golden.name[row][other:] for row in its]
     if not fixed and first == second:
-        pairs.target += mine
-        pairs.golden += its
+        pairs.extend(np.arange(mine.start, mine.stop), np.arange(its.start, its.stop))
         return
     free = {(golden.role[row], place): row for row, place in zip(its, second) if row not in taken}
     found = {row: fixed[row] if row in fixed else free.pop((target.role[row], place), -1) for row, place in zip(mine, first)}

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from msprobe_engine.compare.codes import Integers
+
 
 @dataclass
 class Pairs:
@@ -21,15 +25,22 @@ class Pairs:
         self.target.append(target)
         self.golden.append(golden)
 
-    def with_rest(self, rows: Sequence[int]) -> Pairs:
+    def extend(self, target: Integers, golden: Integers) -> None:
+        """Append rows, int64 each."""
+        self.target += target.tolist()
+        self.golden += golden.tolist()
+
+    def with_rest(self, rows: Sequence[int] | Integers) -> Pairs:
         """The same, with those of `rows` (all rows of the golden side, in their order) that are not in it, each behind its predecessor."""
-        used = {j for j in self.golden if j >= 0}
-        if len(used) == len(rows):
+        golden = np.array(self.golden, np.int64)
+        used = np.zeros(len(rows), bool)
+        used[golden[golden >= 0]] = True
+        if used.all():
             return self
         after: dict[int, list[int]] = {}
         last = -1
-        for j in rows:
-            if j in used:
+        for j in np.asarray(rows, np.int64).tolist():
+            if used[j]:
                 last = j
             else:
                 after.setdefault(last, []).append(j)

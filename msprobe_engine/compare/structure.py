@@ -32,6 +32,15 @@ class Structure:
     renamed: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass
+class Aligned:
+    """Two sides as trees, and which records of them belong together."""
+
+    target: Tree
+    golden: Tree
+    structure: Structure
+
+
 def match_structure(target: Side, golden: Side) -> Structure:
     """Match two sides; see the module's text."""
     return Matcher(Tree(target), Tree(golden)).run()
