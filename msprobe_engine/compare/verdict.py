@@ -21,7 +21,8 @@ from msprobe_engine.compare import codes
 from msprobe_engine.compare.side import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, Side
 from msprobe_engine.diagnose import facts, measure
 from msprobe_engine.diagnose.divergence import NOISIEST, PRODUCTS
-from msprobe_engine.diagnose.origins import CALIBRATED, CALIBRATED_GROWTH, GROWTH
+from msprobe_engine.diagnose.origin import GROWTH
+from msprobe_engine.diagnose.origins import CALIBRATED, CALIBRATED_GROWTH
 
 Rows = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

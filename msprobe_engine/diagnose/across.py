@@ -9,7 +9,8 @@ from msprobe_engine.compare.side import INPUT, Side
 from msprobe_engine.diagnose import facts, links
 from msprobe_engine.diagnose.links import Links
 from msprobe_engine.diagnose.model import Call, Trace
-from msprobe_engine.diagnose.origins import Origin, Walker
+from msprobe_engine.diagnose.origin import Origin
+from msprobe_engine.diagnose.origins import Walker
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine.compare.side import INPUT, MD5, OUTPUT, PARAMETERS, PARAMETERS_GRAD, Side
-from msprobe_engine.diagnose import origins
+from msprobe_engine.diagnose import origin as origins
 from msprobe_engine.diagnose.findings import Diagnosis, Suspect, finite_json
 from msprobe_engine.diagnose.run import diagnose, read_step
 from msprobe_engine.dump.layout import make_directories, write_file

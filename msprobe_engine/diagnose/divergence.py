@@ -11,8 +11,10 @@ from msprobe_engine.compare.side import Side
 from msprobe_engine.compare.structure import Matcher, Structure
 from msprobe_engine.compare.tree import Tree
 from msprobe_engine.diagnose import across, measure
+from msprobe_engine.diagnose.begun import Begun, of_rank
 from msprobe_engine.diagnose.links import Links
-from msprobe_engine.diagnose.origins import GRADIENT, RESULT, Origin, Walk, Walker
+from msprobe_engine.diagnose.origin import GRADIENT, RESULT, Origin
+from msprobe_engine.diagnose.origins import Walk, Walker
 
 PRODUCTS = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "conv", "einsum", "dot", "attention", "gemm")
 """Parts of the names of calls that devices compute with fewer bits of mantissa unless they are told not to."""
@@ -48,6 +50,7 @@ def diverge(
     golden: Mapping[int, Side],
     before: Divergence | None = None,
     moved: Mapping[int, Floats] | None = None,
+    begun: Mapping[int, Begun] | None = None,
 ) -> Divergence:
     """Compare the ranks that both sides have.
 
@@ -55,25 +58,35 @@ def diverge(
         target, golden: the ranks of one step.
         before: what the step before came to.
         moved: rank -> what each row of the golden side moves by round-off (`compare.calibrate`); absent: it follows from the dtypes.
+        begun: rank -> what has been done of it.
     """
     found = Divergence(noise=before.noise if before else 0.0)
+    walked: dict[int, Walk] = {}
     for rank in sorted(target.keys() & golden.keys()):
-        a, b = Tree(target[rank]), Tree(golden[rank])
-        found.structures[rank] = Matcher(a, b).run()
-        found.walkers[rank] = Walker(a, b, found.structures[rank])
+        known = of_rank(begun or {}, rank, target[rank], golden[rank])
+        if known is not None:
+            found.walkers[rank], walked[rank] = known.walker, known.walk
+        else:
+            a, b = Tree(target[rank]), Tree(golden[rank])
+            found.walkers[rank] = Walker(a, b, Matcher(a, b).run())
+        found.structures[rank] = found.walkers[rank].structure
         if moved and rank in moved:
             found.walkers[rank].calibrate(moved[rank])
     found.links = across.linked({rank: target[rank] for rank in found.walkers})
     for rank, distances in across.foreign(found.walkers, found.links).items():
         found.walkers[rank].foreign = distances
-    return settle(found, before)
+    return settle(found, before, walked)
 
 
-def settle(found: Divergence, before: Divergence | None) -> Divergence:
-    """Walk all walkers until the level of noise stays as it is."""
+def settle(found: Divergence, before: Divergence | None, walked: Mapping[int, Walk] | None = None) -> Divergence:
+    """Walk all walkers until the level of noise stays as it is; `walked` has the walks of those that nothing from outside has touched."""
     accepted = max((walk.largest for walk in before.walks.values()), default=0.0) if before else 0.0
     for _ in range(6):
-        found.walks = {rank: walker.walk(found.noise, accepted) for rank, walker in found.walkers.items()}
+        found.walks = {}
+        for rank, walker in found.walkers.items():
+            known = (walked or {}).get(rank)
+            untouched = not (found.noise or accepted or walker.calibrated or any(walker.foreign.values()))
+            found.walks[rank] = known if known is not None and untouched else walker.walk(found.noise, accepted)
         found.origins = across.earliest({rank: walk.origins for rank, walk in found.walks.items()}, found.links)
         level = _noise(found)
         if level <= found.noise:

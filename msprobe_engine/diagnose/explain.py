@@ -7,11 +7,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from msprobe_engine.compare.side import Side
-from msprobe_engine.diagnose import findings, origins
+from msprobe_engine.diagnose import findings
+from msprobe_engine.diagnose import origin as origins
 from msprobe_engine.diagnose.divergence import Divergence
 from msprobe_engine.diagnose.facts import forward_twin, module_path
 from msprobe_engine.diagnose.findings import Suspect
-from msprobe_engine.diagnose.origins import Origin, Walker
+from msprobe_engine.diagnose.origin import Origin
+from msprobe_engine.diagnose.origins import Walker
 from msprobe_engine.diagnose.report import own_line
 
 _STATISTICS = ("Max", "Min", "Mean", "Norm")
@@ -82,6 +84,9 @@ def why(origin: Origin, walker: Walker) -> str:
     if origin.kind == origins.ARGUMENT:
         x, y = side.values.get(origin.row), golden.values.get(origin.other)
         return f"called with {place} = {x!r}, the golden side with {y!r}; the result differs by {size}"
+    if origin.kind == origins.GRADLESS:
+        with_it, without = ("this run", "the golden side") if side.requires_grad[origin.row] else ("the golden side", "this run")
+        return f"{place} requires a gradient in {with_it} and none in {without}"
     if origin.kind == origins.EXTRA:
         return f"only this run makes this call, and what it gives goes into {user}, where {place} differs by {size}"
     if origin.kind == origins.MISSING:

@@ -8,10 +8,11 @@ from msprobe_engine.compare.calibrate import Floats
 from msprobe_engine.compare.layout import merge
 from msprobe_engine.compare.layout.pieces import cut
 from msprobe_engine.compare.layout.whole import AGREES, PART, Joiner, Whole, last_backward
-from msprobe_engine.compare.side import INPUT, Side
+from msprobe_engine.compare.side import INPUT, PARAMETERS, Side
 from msprobe_engine.compare.tree import Tree
 from msprobe_engine.diagnose.divergence import Divergence, settle
-from msprobe_engine.diagnose.origins import EXTRA, RESULT, TAKEN, UNSUMMED, Origin, Walk, Walker
+from msprobe_engine.diagnose.origin import EXTRA, RESULT, TAKEN, UNSUMMED, Origin
+from msprobe_engine.diagnose.origins import Walk, Walker
 
 
 def differ(target: Mapping[int, Side], golden: Mapping[int, Side]) -> bool:
@@ -21,6 +22,8 @@ def differ(target: Mapping[int, Side], golden: Mapping[int, Side]) -> bool:
         return True
     places = {name: shape for name, shape in zip(b.name, b.shape) if isinstance(shape, list) and shape}
     shared = [(shape, places[name]) for name, shape in zip(a.name, a.shape) if name in places and isinstance(shape, list) and shape]
+    if any(role == PARAMETERS and merge.fills_up(shape, places.get(name)) for name, shape, role in zip(a.name, a.shape, a.role)):
+        return True
     other = sum(x != y and merge.whole_shape(x, y) is not None for x, y in shared)
     many = min(len(target), len(golden)) > 1  # two parallel layouts may differ in few places: of sequence parallelism only the norms do
     return (50 if many else 5) * other > len(shared)
@@ -45,7 +48,7 @@ class PieceWalker(Walker):
         """Collectives that only this layout has, and what stands around them, are not to blame for what goes through them."""
         before = (origin.op, origin.partner, origin.kind)
         super()._blame_unmatched(origin)
-        between = (self.side.ops[op] for op in range(origin.op, before[0]) if op in self._extra)
+        between = (self.side.ops[op] for op in range(origin.op, before[0]) if op in self.extra)
         if origin.kind == EXTRA and any(name.startswith("Distributed.") for name in between):
             origin.op, origin.partner, origin.kind = before
 

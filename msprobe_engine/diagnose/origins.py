@@ -27,53 +27,13 @@ from msprobe_engine.compare.codes import Bools, Integers
 from msprobe_engine.compare.side import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, Side
 from msprobe_engine.compare.structure import Structure
 from msprobe_engine.compare.tree import Tree
-from msprobe_engine.diagnose import exact, facts, measure
+from msprobe_engine.diagnose import blame, exact, facts, measure
 from msprobe_engine.diagnose.measure import Floats
+from msprobe_engine.diagnose.origin import ARGUMENT, GRADIENT, GROWTH, NONFINITE, PARAMETER, RESULT, TAKEN, Origin
 from msprobe_engine.diagnose.spans import Records, Spans
-
-GROWTH = 50.0
-"""By how much a difference may grow in one call: norms and softmax do that, and differences of nearly equal numbers."""
 
 CALIBRATED, CALIBRATED_GROWTH = 20.0, 4.0
 """Limit and growth in multiples of what a record was seen to move."""
-
-RESULT, TAKEN, PARAMETER, GRADIENT = "result", "taken in", "parameter", "gradient"
-ARGUMENT, NONFINITE, EXTRA, MISSING, UNUSED = "argument", "non-finite", "extra call", "missing call", "unused result"
-UNSUMMED = "unsummed part"
-CHANGED = "changed afterwards"
-
-
-@dataclass
-class Origin:
-    """One place where a difference begins.
-
-    Attributes:
-        op: record of the target; of a `MISSING` call the one that misses it.
-        partner: record of the golden side, -1 when there is none; the missing call.
-        kind: `RESULT`, `TAKEN`, `PARAMETER`, `GRADIENT`, `ARGUMENT`, `NONFINITE`, `EXTRA`, `MISSING`, `UNUSED`
-            (a call whose result is right, and is not what goes on) or `CHANGED` (its result is right, and comes out different where
-            it is taken in: something that no record has lies between).
-        row, other: the row that shows it, on both sides (-1: none).
-        distance: of that row.
-        inside: largest distance of what went in.
-        limit: what would have been round-off.
-        noise: the difference looks like rounding: elements move at random, the norm hardly moves.
-    """
-
-    op: int
-    partner: int
-    kind: str
-    row: int
-    other: int
-    distance: float
-    inside: float
-    limit: float
-    noise: bool = False
-
-    @property
-    def weight(self) -> float:
-        """How many times more than round-off."""
-        return self.distance / max(self.limit + GROWTH * self.inside, 1e-30)
 
 
 @dataclass
@@ -110,10 +70,10 @@ class Walker:
         self.rows, self.starts = measure.paired_rows(side, golden.side, structure.pairs)
         self.measured = measure.distances(side, golden.side, self.rows)
         exact.refine(self.measured, side, golden.side, self.rows)
-        self._extra = set(structure.only_target)
-        self._missing = set(structure.only_golden)
+        self.extra = set(structure.only_target)
+        self.missing = set(structure.only_golden)
         self._position = {op: at for at, (op, _) in enumerate(structure.pairs)}
-        self._back = {b: a for a, b in structure.pairs}
+        self.back = {b: a for a, b in structure.pairs}
         self._growth = GROWTH
         self._units: np.ndarray[tuple[int], np.dtype[np.float64]] | None = None
 
@@ -121,6 +81,10 @@ class Walker:
         """Positions of a record's pairs of rows; empty when nothing matches it."""
         at = self._position.get(op)
         return range(0) if at is None else range(self.starts[at], self.starts[at + 1])
+
+    def position(self, op: int) -> int:
+        """Position of a record among the pairs of records; -1 when nothing matches it."""
+        return self._position.get(op, -1)
 
     def pair_of(self, row: int) -> int:
         """Position of the pair that a row of the target is in; -1 when it is in none."""
@@ -308,98 +272,18 @@ class Walker:
 
     def _blame_unmatched(self, origin: Origin) -> None:
         """What takes in the output of a call that only one side has: that call is the origin."""
-        if origin.kind not in (TAKEN, RESULT):
-            return
-        for row in self.side.rows(origin.op):
-            source = self.target.producers.get(row) if self.side.role[row] == INPUT else None
-            if source is not None and source in self._extra:
-                origin.op, origin.partner, origin.kind = self._first_extra(source, origin), -1, EXTRA
-                return
-        if origin.kind == TAKEN and origin.other >= 0:
-            writer = self._writer(origin)
-            if writer is not None:
-                origin.op, origin.partner, origin.kind = writer, -1, EXTRA
-                return
-            lost = self.golden.producers.get(origin.other)
-            if lost is not None and lost in self._missing:
-                origin.partner, origin.kind = _first(self.golden, lost, self._missing), MISSING
-            elif lost is not None:
-                self._blame_unused(origin, lost)
-                call = self._back.get(lost)
-                if origin.kind == TAKEN and call is not None and origin.row not in self.target.producers and not self._is_off(call):
-                    origin.op, origin.partner, origin.kind = call, lost, CHANGED
-            elif self.golden.kinds[origin.partner][0] == "backward":
-                self._blame_missing_gradient(origin)
+        blame.unmatched(self, origin)
+        blame.without_gradient(self, origin)
 
-    def _blame_unused(self, origin: Origin, lost: int) -> None:
-        """What the golden side takes in comes out of a collective, maybe divided afterwards; here it ran too, and nothing uses it."""
-        for _ in range(4):
-            if _is_collective(self.golden.side.ops[lost]):
-                call = self._back.get(lost)
-                if call is not None and call != self.target.producers.get(origin.row):
-                    origin.op, origin.partner, origin.kind = call, lost, UNUSED
-                return
-            rows = self.golden.side.rows(lost)
-            sources = [self.golden.producers[r] for r in rows if self.golden.side.role[r] == INPUT and r in self.golden.producers]
-            if len(sources) != 1:
-                return
-            lost = sources[0]
-
-    def _blame_missing_gradient(self, origin: Origin) -> None:
-        """A sum of gradients that no record has: the backward calls that are missing just before it did not add their part."""
-        run = origin.partner
-        while run - 1 >= 0 and run - 1 in self._missing:
-            run -= 1
-        if run < origin.partner:
-            origin.partner, origin.kind = run, MISSING
-
-    def _is_off(self, op: int) -> bool:
+    def is_off(self, op: int) -> bool:
         """Do outputs of a record differ by more than round-off?"""
         span = self.span_of(op)
         limit = CALIBRATED if self._units is not None else self._limits[self._position[op]] if op in self._position else 0.0
         return any(self.side.role[self.rows[at][0]] == OUTPUT and self.measured.distance[at] > limit for at in span)
 
-    def _first_extra(self, source: int, origin: Origin) -> int:
-        """The first of a chain of calls that only the target has; where NaN or Inf comes out of it, the first that gives some."""
-        at = self.pair_of(origin.row)
-        if at < 0 or not self.measured.bad_target[at] or self.measured.bad_golden[at]:
-            return _first(self.target, source, self._extra)
-        while True:
-            sources = [self.target.producers.get(row) for row in self.side.rows(source) if self.side.role[row] == INPUT]
-            more = [s for s in sources if s is not None and s in self._extra and self._gives_nonfinite(s)]
-            if not more:
-                return source
-            source = more[0]
-
-    def _gives_nonfinite(self, op: int) -> bool:
-        rows = [row for row in self.side.rows(op) if self.side.role[row] == OUTPUT and row not in self.side.values]
-        return bool(rows) and bool(measure.nonfinite(self.side, rows).any())
-
-    def _writer(self, origin: Origin) -> int | None:
-        """A call that only the target has, and that got what the golden side goes on with: it has written into it."""
-        golden = self.golden.side
-        wanted, shape = golden.four(origin.other), golden.shape[origin.other]
-        for op in sorted(self._extra):
-            if op >= origin.op:
-                break
-            for row in self.side.rows(op):
-                if self.side.role[row] == INPUT and self.side.shape[row] == shape and self.side.four(row) == wanted:
-                    return op
-        return None
-
-
-def _first(tree: Tree, op: int, among: set[int]) -> int:
-    """The first of a chain of calls of one side only."""
-    while True:
-        sources = [tree.producers.get(row) for row in tree.side.rows(op) if tree.side.role[row] == INPUT]
-        more = [s for s in sources if s is not None and s in among]
-        if not more:
-            return op
-        op = more[0]
-
-
-def _is_collective(name: str) -> bool:
-    return name.startswith("Distributed.")
+    def argument_of(self, op: int) -> int:
+        """Position of the first pair of rows of a record that is an argument of another value; -1 without one."""
+        return next((at for at in self.span_of(op) if self.measured.argument[at] and self.side.role[self.rows[at][0]] != OUTPUT), -1)
 
 
 def _empty(name: str) -> bool:

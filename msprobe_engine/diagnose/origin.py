@@ -1,0 +1,47 @@
+"""One place where a difference between two runs begins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GROWTH = 50.0
+"""By how much a difference may grow in one call: norms and softmax do that, and differences of nearly equal numbers."""
+
+RESULT, TAKEN, PARAMETER, GRADIENT = "result", "taken in", "parameter", "gradient"
+ARGUMENT, NONFINITE, EXTRA, MISSING, UNUSED = "argument", "non-finite", "extra call", "missing call", "unused result"
+UNSUMMED = "unsummed part"
+CHANGED = "changed afterwards"
+GRADLESS = "no gradient"
+
+
+@dataclass
+class Origin:
+    """One place where a difference begins.
+
+    Attributes:
+        op: record of the target; of a `MISSING` call the one that misses it.
+        partner: record of the golden side, -1 when there is none; the missing call.
+        kind: `RESULT`, `TAKEN`, `PARAMETER`, `GRADIENT`, `ARGUMENT`, `NONFINITE`, `EXTRA`, `MISSING`, `UNUSED`
+            (a call whose result is right, and is not what goes on), `CHANGED` (its result is right, and comes out different where
+            it is taken in: something that no record has lies between) or `GRADLESS` (a tensor that requires a gradient on one side only).
+        row, other: the row that shows it, on both sides (-1: none).
+        distance: of that row.
+        inside: largest distance of what went in.
+        limit: what would have been round-off.
+        noise: the difference looks like rounding: elements move at random, the norm hardly moves.
+    """
+
+    op: int
+    partner: int
+    kind: str
+    row: int
+    other: int
+    distance: float
+    inside: float
+    limit: float
+    noise: bool = False
+
+    @property
+    def weight(self) -> float:
+        """How many times more than round-off."""
+        return self.distance / max(self.limit + GROWTH * self.inside, 1e-30)
