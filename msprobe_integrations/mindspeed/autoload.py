@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
 from msprobe_integrations.autoload import request
-from msprobe_integrations.autoload.imports import after_import
+from msprobe_integrations.autoload.imports import after_import, forget
 
 MANAGER = "mindspeed.features_manager.features_manager"
 PATCHES = "mindspeed.patch_utils"
@@ -28,6 +29,24 @@ def arm() -> None:
     after_import(MANAGER, _manager)
     after_import(DATADUMP, _datadump)
     after_import(FSDP2_TRAINER, follow)
+
+
+def disarm() -> None:
+    """Take back `arm`: MindSpeed's lists and managers, and Megatron's functions, are as they would be without the probe. Patches that
+    MindSpeed itself has put on stay."""
+    from msprobe_integrations.megatron import patches
+    from msprobe_integrations.mindspeed import feature, fsdp2, order
+
+    for name, hook in ((PATCHES, order.watch), (MANAGER, _manager), (DATADUMP, _datadump), (FSDP2_TRAINER, fsdp2.follow)):
+        forget(name, hook)
+    patches.observe(None)
+    order.put_back()
+    fsdp2.put_back()
+    manager: Any = getattr(sys.modules.get(MANAGER), "MindSpeedFeaturesManager", None)
+    setter = vars(manager).get("set_features_list") if manager is not None else None
+    if hasattr(setter, _OURS):
+        manager.set_features_list = getattr(setter, _OURS)
+        manager.FEATURES_LIST[:] = feature.without(manager.FEATURES_LIST)
 
 
 def _manager(module: ModuleType) -> None:
@@ -50,7 +69,7 @@ def _manager(module: ModuleType) -> None:
         return original(cls, _with_ours(features_list))
 
     ours = classmethod(set_features_list)
-    setattr(ours, _OURS, True)
+    setattr(ours, _OURS, setter)
     manager.set_features_list = ours
     if manager.FEATURES_LIST:
         manager.FEATURES_LIST[:] = _with_ours(manager.FEATURES_LIST)

@@ -29,9 +29,14 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 def added(features: Sequence[Any]) -> list[Any]:
     """`features`, with ours at the end, once."""
     found = list(features)
-    if not any(getattr(one, "feature_name", "") == NAME.replace("-", "_") for one in found):
+    if len(without(found)) == len(found):
         found.append(feature_class()(NAME, optimization_level=2))
     return found
+
+
+def without(features: Sequence[Any]) -> list[Any]:
+    """`features`, less ours."""
+    return [one for one in features if getattr(one, "feature_name", "") != NAME.replace("-", "_")]
 
 
 def isolated(method: _Method) -> _Method:

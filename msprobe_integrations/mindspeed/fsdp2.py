@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from msprobe_integrations.mindspeed.fsdp2_observer import Fsdp2Observer
 
 _OURS = "__msprobe_trainer__"
+_around_what: list[tuple[Any, str, Any]] = []
+"""What `follow` has replaced: a class or module, a name, what was there."""
 
 
 def follow(module: ModuleType) -> None:
@@ -37,6 +39,15 @@ def _around(owner: Any, name: str, around: Callable[..., Any]) -> None:
 
     setattr(call, _OURS, True)
     setattr(owner, name, call)
+    _around_what.append((owner, name, original))
+
+
+def put_back() -> None:
+    """Take back `follow`: the Trainer's functions are its own again."""
+    for owner, name, original in _around_what:
+        if hasattr(getattr(owner, name, None), _OURS):
+            setattr(owner, name, original)
+    _around_what.clear()
 
 
 def _training_step(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

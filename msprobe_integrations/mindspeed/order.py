@@ -23,6 +23,8 @@ _log = get_logger()
 _OURS = "__msprobe_order__"
 _depth = 0
 _said: set[str] = set()
+_methods: list[tuple[Any, str, Any]] = []
+"""What `stay_away` has replaced: manager, name, what was there."""
 _SCHEDULES = "megatron.core.pipeline_parallel.schedules."
 _NUMBERS = "the number of the micro batch: records of a step have no micro_step"
 DEGRADED = {
@@ -68,6 +70,15 @@ def stay_away(manager: Any, name: str, then: Callable[[], None] | None = None) -
     setattr(with_ours_off, _OURS, True)
     kind: Any = type(method)  # staticmethod or classmethod
     setattr(manager, name, kind(with_ours_off))
+    _methods.append((manager, name, method))
+
+
+def put_back() -> None:
+    """Every method that `stay_away` has replaced is MindSpeed's own again."""
+    for manager, name, method in _methods:
+        if hasattr(getattr(manager, name), _OURS):
+            setattr(manager, name, method)
+    _methods.clear()
 
 
 @contextmanager

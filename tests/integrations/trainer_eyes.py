@@ -174,10 +174,12 @@ class Plant(Eye):
         module.forward = faulty  # type: ignore[method-assign]
 
 
-def spoil(output: torch.Tensor) -> torch.Tensor:
-    """One element is NaN; of a tensor that is divided over ranks, of this rank's part, without the others."""
+def spoil(output: Any) -> Any:
+    """One element is NaN; of a tensor that is divided over ranks, of this rank's part, without the others; of several the first's."""
+    if isinstance(output, tuple):
+        return spoil(output[0]), *output[1:]
     if not hasattr(output, "to_local"):
         return damaged(output, "log_of_negative", 3)
     mine = damaged(output.to_local(), "log_of_negative", 3)
     facts = {"shape": output.shape, "stride": output.stride()}
-    return type(output).from_local(mine, output.device_mesh, output.placements, run_check=False, **facts)  # type: ignore[no-any-return,attr-defined]
+    return type(output).from_local(mine, output.device_mesh, output.placements, run_check=False, **facts)  # type: ignore[attr-defined]

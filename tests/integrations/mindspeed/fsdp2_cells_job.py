@@ -17,7 +17,7 @@ from trainer_checks import digest
 from trainer_eyes import Eye, Spy, local
 
 from msprobe_integrations.autoload import request
-from msprobe_integrations.mindspeed import fsdp2
+from msprobe_integrations.mindspeed import autoload, fsdp2
 from msprobe_integrations.torch import owner
 
 STEPS = 2
@@ -52,11 +52,14 @@ def whole(tensor: torch.Tensor) -> float:
     return float(square.sqrt())
 
 
-def trainer_of() -> Any:
-    """The same on all ranks, batches are a rank's own."""
+def imported() -> Any:
+    """The Trainer's module, as it is without the probe."""
     sys.modules.pop("fsdp2_trainer", None)
-    module: Any = importlib.import_module("fsdp2_trainer")
-    fsdp2.follow(module)
+    return importlib.import_module("fsdp2_trainer")
+
+
+def trainer_of(module: Any) -> Any:
+    """The same on all ranks, batches are a rank's own."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4))
     fully_shard(net)
@@ -71,7 +74,9 @@ def trained(file: Path | None, eye: Eye) -> Any:
     request.forget()
     if file is not None:
         request.ask(str(file))
-    trainer = trainer_of()
+    module = imported()
+    fsdp2.follow(module)
+    trainer = trainer_of(module)
     eye.begins(trainer.model)
     if isinstance(eye, Looking):
         trainer.optimizer.register_step_pre_hook(lambda *_: eye.steps_now(trainer.model))
@@ -95,14 +100,19 @@ def left_behind(file: Path) -> list[str]:
     def differs(asked: bool) -> list[str]:
         owner.release()
         request.forget()
-        trainer = trainer_of()
+        module = imported()
+        trainer = trainer_of(module)
         trainer.train()  # FSDP2 puts its hooks on in the first pass
-        before = snapshot(trainer.model, trainer.optimizer)
+        before = snapshot(trainer.model, trainer.optimizer, trainer)
+        own = [module.Trainer.train, module.Trainer.training_step, module.clip_grad_norm]
         if asked:
+            fsdp2.follow(module)
             request.ask(str(file))
         trainer.train()
         if asked:
             close()
+            autoload.disarm()
+        assert own == [module.Trainer.train, module.Trainer.training_step, module.clip_grad_norm]
         request.forget()
         return before.changed()
 
