@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -17,6 +16,7 @@ from msprobe_engine.compare.source import Sources, Task, pair_paths
 from msprobe_engine.compare.summary import Comparison
 from msprobe_engine.compare.tables import check_format, unwritable
 from msprobe_engine.compare.work import Result, compare_guarded
+from msprobe_engine.diagnose.begun import Begun
 from msprobe_engine.diagnose.findings import Diagnosis
 from msprobe_engine.dump.layout import make_directories
 from msprobe_engine.dump.reader import collection_paused
@@ -66,7 +66,16 @@ def compare_dumps(
     except OSError as error:
         raise unwritable(directory, error) from error
     found = Comparison(str(target), str(golden), options.columns, options.compat, notes=sources.notes, problems=sources.lost)
-    manifest = Manifest(directory, _fingerprint(sources, options), time.strftime("%Y%m%d%H%M%S"))
+    manifest = Manifest(directory, _fingerprint(sources, options))
+    try:
+        return _compared(found, sources, options, directory, manifest, scheduler, diagnose)
+    finally:
+        manifest.release()
+
+
+def _compared(
+    found: Comparison, sources: Sources, options: CompareOptions, directory: Path, manifest: Manifest, scheduler: str, diagnose: bool
+) -> Comparison:
     keep = diagnose and sum(task.size for task in sources.tasks) * _KEPT < options.memory_mb << 20
     results = _results(sources, options, directory, manifest, keep, scheduler)
     found.results = [results[task.key] for task in sources.tasks]
@@ -74,7 +83,7 @@ def compare_dumps(
         with collection_paused():
             _diagnose(found, sources, results, not options.steps and not options.ranks)
     for result in found.results:
-        result.sides = None
+        result.begun = None
     found.write(directory / f"compare_summary_{manifest.stamp}.json")
     if not found.all_problems:
         manifest.remove()
@@ -117,7 +126,7 @@ def _diagnose(found: Comparison, sources: Sources, results: Mapping[str, Result]
     whole = sources.lost and all_of_it and not Path(found.target).is_file()
     sides = partial(_whole_steps, found, sources.tasks) if whole else partial(_sides, sources.tasks, results)
     try:
-        found.diagnosis = over_steps(steps, sides, f"{found.target} and {found.golden}")
+        found.diagnosis = over_steps(steps, sides, f"{found.target} and {found.golden}", begun=partial(_begun, sources.tasks, results))
     except (NothingCapturedError, DumpFormatError) as error:
         if not found.all_problems:
             found.problems.append(f"no diagnosis: {error}")
@@ -134,15 +143,24 @@ def _sides(tasks: list[Task], results: Mapping[str, Result], step: int, problems
     """The ranks of a step: those that the tasks handed back, else read again."""
     target: dict[int, Side] = {}
     golden: dict[int, Side] = {}
-    for number, task in enumerate(task for task in tasks if (task.step or 0) == step):
-        rank = task.rank if task.rank is not None else number
+    for rank, task in _ranks(tasks, step):
         try:
-            both = results[task.key].sides or (read_side(task.target), read_side(task.golden))
+            begun = results[task.key].begun
+            both = begun.sides if begun is not None else (read_side(task.target), read_side(task.golden))
             if len(both[0]) and len(both[1]):
                 target[rank], golden[rank] = both
         except DumpFormatError as error:
             problems.append(str(error))
     return target, golden
+
+
+def _begun(tasks: list[Task], results: Mapping[str, Result], step: int) -> dict[int, Begun]:
+    return {rank: begun for rank, task in _ranks(tasks, step) if (begun := results[task.key].begun) is not None}
+
+
+def _ranks(tasks: list[Task], step: int) -> list[tuple[int, Task]]:
+    of_step = (task for task in tasks if (task.step or 0) == step)
+    return [(number if task.rank is None else task.rank, task) for number, task in enumerate(of_step)]
 
 
 def _whole_steps(found: Comparison, tasks: list[Task], step: int, problems: list[str]) -> tuple[dict[int, Side], dict[int, Side]]:

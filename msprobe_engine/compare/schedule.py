@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sys
+import time
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
@@ -19,10 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine.compare.source import Task
+from msprobe_engine.compare.tables import unwritable
 from msprobe_engine.compare.work import Result, failed
+from msprobe_engine.dump import layout
 from msprobe_engine.dump.layout import write_file
 from msprobe_engine.dump.reader import parse_json, read_bytes
-from msprobe_engine.errors import DumpFormatError, MissingExtraError, UsageError
+from msprobe_engine.errors import DumpFormatError, MissingExtraError, SinkError, UsageError
 
 Work = Callable[[Task], Result]
 
@@ -33,6 +37,8 @@ BYTES_PER_BYTE = 8
 """Memory of a task, per byte of its two dump files: the columns of both sides, and a block of the file as objects."""
 
 _RETRIES = 3
+_STAMP = "%Y%m%d%H%M%S"
+_MOST_AT_ONCE = 1000
 
 
 def run_tasks(
@@ -158,16 +164,47 @@ class Manifest:
     """What of a comparison is done, in ``.compare_{key}.json`` of the output directory; gone when the comparison is complete.
 
     A task counts as done while its dump files and its results are the ones that were noted.
+
+    Attributes:
+        stamp: time in the names of the files; that of the earlier try, if there was one. No other comparison in the directory has it.
     """
 
-    def __init__(self, output: Path, key: str, stamp: str) -> None:
+    def __init__(self, output: Path, key: str) -> None:
         self._path = output / f".compare_{key}.json"
-        self.stamp = stamp
+        self.stamp = time.strftime(_STAMP)
         self._done: dict[str, Any] = {}
         with contextlib.suppress(FileNotFoundError, DumpFormatError):
             document = parse_json(read_bytes(self._path), self._path)
-            if isinstance(document, dict) and isinstance(document.get("stamp"), str) and isinstance(document.get("done"), dict):
-                self.stamp, self._done = document["stamp"], document["done"]
+            stamp, done = (document.get("stamp"), document.get("done")) if isinstance(document, dict) else (None, None)
+            if isinstance(stamp, str) and re.fullmatch("[0-9]{14}", stamp, re.ASCII) and isinstance(done, dict):
+                self.stamp, self._done = stamp, done
+        self._lock = output / f".compare_{self.stamp}.lock"
+        if not self._done:
+            self._reserve(output)
+
+    def _reserve(self, output: Path) -> None:
+        """Two comparisons that begin in one second must not write the same files: the later one takes the next second's name."""
+        moment = time.mktime(time.strptime(self.stamp, _STAMP))
+        for later in range(_MOST_AT_ONCE):
+            stamp = time.strftime(_STAMP, time.localtime(moment + later))
+            lock = output / f".compare_{stamp}.lock"
+            try:
+                os.close(os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, layout.FILE_MODE))
+            except FileExistsError:
+                continue
+            except OSError as error:
+                raise unwritable(lock, error) from error
+            if (output / f"compare_summary_{stamp}.json").exists():
+                lock.unlink(missing_ok=True)
+                continue
+            self.stamp, self._lock = stamp, lock
+            return
+        raise SinkError(f"{output}: {_MOST_AT_ONCE} comparisons write here at once; name another output directory")
+
+    def release(self) -> None:
+        """The results have their names now, or there will be none."""
+        with contextlib.suppress(OSError):
+            self._lock.unlink()
 
     def done(self, task: Task) -> Result | None:
         """The result of an earlier try, if it still holds."""

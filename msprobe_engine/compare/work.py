@@ -17,7 +17,9 @@ from msprobe_engine.compare.highlight import RED
 from msprobe_engine.compare.options import CompareOptions
 from msprobe_engine.compare.side import Side, read_side
 from msprobe_engine.compare.source import Task
+from msprobe_engine.compare.structure import Aligned
 from msprobe_engine.compare.tables import Table, open_table, unwritable
+from msprobe_engine.diagnose.begun import Begun, begin
 from msprobe_engine.dump.layout import write_file
 from msprobe_engine.dump.reader import collection_paused
 from msprobe_engine.errors import DumpFormatError, NothingCapturedError, ProbeError
@@ -40,7 +42,7 @@ class Result:
         names: the first of those, by side.
         first: name of the first row that is off, in table order, "" when there is none.
         problems: what went wrong; the other tasks go on.
-        sides: target and golden, for the diagnosis; None when they were not to be kept.
+        begun: both sides, for the diagnosis, and what has been done of it; None when that was not to be kept.
     """
 
     key: str
@@ -53,13 +55,13 @@ class Result:
     names: dict[str, list[str]] = field(default_factory=lambda: {"target": [], "golden": []})
     first: str = ""
     problems: list[str] = field(default_factory=list)
-    sides: tuple[Side, Side] | None = None
+    begun: Begun | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """All but the sides."""
-        kept = Result(**{**self.__dict__, "sides": None})
+        """All but what was begun."""
+        kept = Result(**{**self.__dict__, "begun": None})
         found = asdict(kept)
-        del found["sides"]
+        del found["begun"]
         return found
 
     @classmethod
@@ -83,7 +85,7 @@ def compare_task(task: Task, options: CompareOptions, output: str, stamp: str, k
         options: of the comparison.
         output: directory of the results; the task's folder is made below it.
         stamp: time in the names of the files.
-        keep: hand the sides back.
+        keep: begin the diagnosis, and hand the sides back.
 
     Raises:
         SinkError: a table cannot be written.
@@ -100,29 +102,32 @@ def compare_task(task: Task, options: CompareOptions, output: str, stamp: str, k
     for side in (target, golden):
         if side.recovered:
             found.problems.append(f"{side.path}: the process was killed before it wrote this file; read from its frame log")
-    if keep:
-        found.sides = (target, golden)
     empty = [str(side.path) for side in (target, golden) if not len(side)]
     if empty:
         found.problems += [f"{' and '.join(empty)}: no record in it; nothing to compare", *target.problems, *golden.problems]
         return found
+    aligned: Aligned | None = None
     try:
-        _write(found, task, options, Path(output), stamp, _blocks(target, golden, options))
+        blocks, aligned = _blocks(target, golden, options)
+        _write(found, task, options, Path(output), stamp, blocks)
     except (DumpFormatError, NothingCapturedError) as error:
         found.problems.append(f"{task.place}: {error}")
+    if keep:
+        found.begun = begin(target, golden, aligned)
     found.problems += [*target.problems, *golden.problems]
     return found
 
 
-def _blocks(target: Side, golden: Side, options: CompareOptions) -> Iterator[Block]:
+def _blocks(target: Side, golden: Side, options: CompareOptions) -> tuple[Iterator[Block], Aligned | None]:
     from msprobe_engine.compare.match import match
     from msprobe_engine.compare.pairs import compare_pair
 
     if options.consistent_check:
         from msprobe_engine.compare.consistent import align
 
-        return compare_pair(*align(target, golden, options.backend), options)
-    return compare_pair(target, golden, match(target, golden, options), options)
+        return compare_pair(*align(target, golden, options.backend), options), None
+    matching = match(target, golden, options)
+    return compare_pair(target, golden, matching, options), matching.aligned
 
 
 def _stacks(path: Path, target: Side) -> dict[str, list[str]]:

@@ -10,6 +10,7 @@ from msprobe_engine.compare import calibrate
 from msprobe_engine.compare.calibrate import Floats
 from msprobe_engine.compare.side import Side, read_side
 from msprobe_engine.diagnose import explain, findings, kinds, layouts
+from msprobe_engine.diagnose.begun import Begun
 from msprobe_engine.diagnose.divergence import Divergence, diverge
 from msprobe_engine.diagnose.findings import Diagnosis
 from msprobe_engine.diagnose.load import numbered
@@ -22,6 +23,7 @@ from msprobe_engine.progress import bar
 MOST_SUSPECTS = 20
 
 Movements = Callable[[int, Mapping[int, Side], list[str]], Mapping[int, Floats]]
+AlreadyBegun = Callable[[int], Mapping[int, Begun]]
 BothSides = Callable[[int, list[str]], tuple[Mapping[int, Side], Mapping[int, Side]]]
 
 
@@ -94,7 +96,9 @@ def _pair(target: Path, golden: Path, calibration: Sequence[Path]) -> Diagnosis:
     return over_steps(steps, sides, f"{target} and {golden}", moved if further else None)
 
 
-def over_steps(steps: Sequence[int], sides: BothSides, what: str, moved: Movements | None = None) -> Diagnosis:
+def over_steps(
+    steps: Sequence[int], sides: BothSides, what: str, moved: Movements | None = None, begun: AlreadyBegun | None = None
+) -> Diagnosis:
     """Step after step until something is off.
 
     Args:
@@ -102,6 +106,7 @@ def over_steps(steps: Sequence[int], sides: BothSides, what: str, moved: Movemen
         sides: step, and where to put sentences about what cannot be read -> the ranks of the target and of the golden run.
         what: the two runs, for messages.
         moved: step, golden ranks, and where to put sentences -> what each row of a rank moves by round-off; None: as the dtypes say.
+        begun: step -> what has been done of its ranks.
 
     Raises:
         NothingCapturedError: no record could be compared.
@@ -113,11 +118,14 @@ def over_steps(steps: Sequence[int], sides: BothSides, what: str, moved: Movemen
         for step in steps:
             a, b = sides(step, found.problems)
             if a and b:
-                compared = layouts.diverge_layouts if layouts.differ(a, b) else diverge
-                alone = sorted(a.keys() ^ b.keys())
-                if alone and compared is diverge:
+                alone, other_layout = sorted(a.keys() ^ b.keys()), layouts.differ(a, b)
+                if alone and not other_layout:
                     found.problems.append(f"step {step}: ranks {', '.join(map(str, alone[:16]))} are on one side only, not compared")
-                before = compared(a, b, before, moved(step, b, found.problems) if moved else None)
+                units = moved(step, b, found.problems) if moved else None
+                if other_layout:
+                    before = layouts.diverge_layouts(a, b, before, units)
+                else:
+                    before = diverge(a, b, before, units, begun(step) if begun else None)
                 records += sum(walk.compared for walk in before.walks.values())
                 ranks |= set(before.walks)
                 _note_structure(found, before)

@@ -1,0 +1,44 @@
+"""The part of a diagnosis that one rank can do alone, in the process that made its table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from msprobe_engine.compare.side import Side
+from msprobe_engine.compare.structure import Aligned, Matcher
+from msprobe_engine.compare.tree import Tree
+from msprobe_engine.diagnose.origins import Walk, Walker
+
+
+@dataclass
+class Begun:
+    """One rank of one step.
+
+    Attributes:
+        walker: of both sides.
+        walk: as it is when nothing came before the step, other ranks put in nothing that differs, and the dtypes say what round-off is.
+    """
+
+    walker: Walker
+    walk: Walk
+
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        """Target and golden."""
+        return self.walker.side, self.walker.golden.side
+
+
+def begin(target: Side, golden: Side, aligned: Aligned | None = None) -> Begun:
+    """Match two sides, unless that was done (`aligned`), and walk them."""
+    if aligned is None:
+        trees = Tree(target), Tree(golden)
+        aligned = Aligned(*trees, Matcher(*trees).run())
+    walker = Walker(aligned.target, aligned.golden, aligned.structure)
+    return Begun(walker, walker.walk())
+
+
+def of_rank(begun: Mapping[int, Begun], rank: int, target: Side, golden: Side) -> Begun | None:
+    """What was begun with these very sides, if anything was."""
+    found = begun.get(rank)
+    return found if found is not None and found.sides[0] is target and found.sides[1] is golden else None
