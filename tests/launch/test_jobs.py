@@ -95,7 +95,7 @@ def ended(line: list[str], here: Path, start: Callable[..., subprocess.Popen[str
     while waiting < 2:
         text = process.stdout.readline()
         assert text, process.communicate()[1]
-        waiting += text == "waiting\n"
+        waiting += text.count("waiting")  # two ranks may write into one line
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
     return process.returncode, err
