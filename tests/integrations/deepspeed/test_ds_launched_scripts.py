@@ -46,7 +46,13 @@ def example(directory: Path, stage: int = 2, key: Any = None) -> Path:
 
 
 def run(place: Path, *line: str, code: int = 0) -> str:
-    done = subprocess.run(line, cwd=place, env=environment(place), capture_output=True, text=True, timeout=280)
+    """What the line prints. On a busy machine one of ten jobs of DeepSpeed and gloo aborts at its very end ("terminate called without an
+    active exception": a thread of theirs outlives the interpreter), with and without the probe; such a job is run a second time."""
+    for last in (False, True):
+        done = subprocess.run(line, cwd=place, env=environment(place), capture_output=True, text=True, timeout=280)
+        if done.returncode == code or last or "terminate called without an active exception" not in done.stderr:
+            break
+        shutil.rmtree(place / "output", ignore_errors=True)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
 
