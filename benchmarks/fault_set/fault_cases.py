@@ -7,7 +7,7 @@ call, the call inside of it). Patterns are regular expressions for whole record 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import fault_defects as plant
 import torch
@@ -335,6 +335,8 @@ CASES: tuple[Case, ...] = (
 
 HARMLESS: tuple[Harmless, ...] = (
     Harmless("products summed in another order", SINGLE, SINGLE, plant.other_order),
+    Harmless("products summed in two halves", SINGLE, SINGLE, plant.two_halves),
+    Harmless("products summed in two halves, bf16", BF16, BF16, plant.two_halves),
     Harmless("tensor parallel 2 against 1", SINGLE, TP),
     Harmless("sequence parallel 2 against 1", SINGLE, SP),
     Harmless("two micro batches against one", SINGLE, ACCUMULATED),
@@ -343,5 +345,6 @@ HARMLESS: tuple[Harmless, ...] = (
     Harmless("weights off by one rounding unit", SINGLE, SINGLE, plant.ulp_noise),
     Harmless("weights off by one rounding unit, bf16", BF16, BF16, plant.ulp_noise),
     Harmless("nothing changed", SINGLE, SINGLE),
-    Harmless("compiled (eager backend) against not", SINGLE, replace(SINGLE, extra=(("compile", True),))),
+    Harmless("compiled against not", SINGLE, SINGLE, plant.compiled),
+    Harmless("compiled block by block against not", SINGLE, SINGLE, plant.compiled_blocks),
 )

@@ -274,16 +274,32 @@ def wrong_token(t: Training) -> None:
 
 # harmless
 
+_OVERRIDES: list[Any] = []
+
+
+def _products(product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+    """Compute all products of matrices with `product` from now on: below Python, where a device does it and no record changes."""
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("mm", product, "CPU", allow_override=True)
+    library.impl("addmm", lambda c, a, b, beta=1, alpha=1: beta * c + alpha * product(a, b), "CPU", allow_override=True)
+    _OVERRIDES.append(library)
+
 
 def other_order(t: Training) -> None:
-    """Matrix products in two halves, summed afterwards."""
-    for layer in t.model.layers:
-        for linear in (layer.attention.proj, layer.mlp.down, layer.mlp.up):
-            _method(
-                linear,
-                "product",
-                lambda self, x, w, b: F.linear(x.flip(-1), w.flip(-1), b) if x.requires_grad else F.linear(x, w, b),
-            )
+    """Products are summed from the last element to the first."""
+    bmm = torch.bmm
+    _products(lambda a, b: bmm(a.flip(1)[None], b.flip(0)[None])[0])
+
+
+def two_halves(t: Training) -> None:
+    """Products are summed in two halves, each rounded to its dtype before they are added, as kernels that split the sum do."""
+    bmm = torch.bmm
+
+    def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        half = a.shape[1] // 2
+        return (bmm(a[None, :, :half], b[None, :half]) + bmm(a[None, :, half:], b[None, half:]))[0]
+
+    _products(product)
 
 
 def _tf32(x: torch.Tensor) -> torch.Tensor:
@@ -292,20 +308,21 @@ def _tf32(x: torch.Tensor) -> torch.Tensor:
     return ((bits + 0x1000) & ~0x1FFF).view(torch.float32)
 
 
-_OVERRIDES: list[Any] = []
-
-
 def tf32_noise(t: Training) -> None:
-    """All products of float32 matrices read rounded numbers: below Python, where a device does it and no record changes."""
-    library = torch.library.Library("aten", "IMPL")
+    """All products of float32 matrices read rounded numbers."""
     bmm = torch.bmm
+    _products(lambda a, b: bmm(_tf32(a)[None], _tf32(b)[None])[0])
 
-    def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return bmm(_tf32(a)[None], _tf32(b)[None])[0]
 
-    library.impl("mm", product, "CPU", allow_override=True)
-    library.impl("addmm", lambda c, a, b, beta=1, alpha=1: beta * c + alpha * product(a, b), "CPU", allow_override=True)
-    _OVERRIDES.append(library)
+def compiled(t: Training, backend: str = "inductor") -> None:
+    """The model is compiled: records end at its boundary."""
+    t.model = torch.compile(t.model, backend=backend)  # type: ignore[assignment]
+
+
+def compiled_blocks(t: Training, backend: str = "inductor") -> None:
+    """Each block is compiled: records end at the boundaries of the blocks."""
+    for layer in t.model.layers:
+        layer.compile(backend=backend)
 
 
 def ulp_noise(t: Training) -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import atexit
+import json
 import multiprocessing
 import os
 import re
 import shutil
 import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from fault_model import Shape, Training
+from torch import nn
 
 
 def directory_name(text: str) -> str:
@@ -25,14 +29,45 @@ def ranks_of(shape: Shape) -> int:
     return 1 if shape.parallel == "single" else 2
 
 
+@cache
+def prepare() -> None:
+    """Import what a training needs before processes are forked for it: a few seconds once instead of in each."""
+    import msprobe.pytorch  # noqa: F401
+
+    weight = nn.Parameter(torch.zeros(1))
+    weight.grad = torch.zeros(1)
+    torch.optim.AdamW([weight]).step()
+
+
+def debugger_of(path: Path, level: str, task: str, steps: int) -> Any:
+    """A debugger for all steps. `task` is one of the tool, or ``md5`` or ``digest``: statistics with that checksum."""
+    from msprobe.pytorch import PrecisionDebugger
+
+    if task not in ("md5", "digest"):
+        return PrecisionDebugger(dump_path=str(path), task=task, level=level, step=list(range(steps)))
+    settings = {"task": "statistics", "dump_path": str(path), "level": level, "step": list(range(steps)), "rank": []}
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(settings | {"statistics": {"summary_mode": task}}, file)
+        file.flush()
+        return PrecisionDebugger(config_path=file.name)
+
+
 def dump(path: Path, shape: Shape, plant: Callable[[Training], None], level: str = "mix", task: str = "statistics") -> None:
     """Train in processes of its own and leave the dump at `path`; an existing one is kept.
+
+    Args:
+        path: root of the dump.
+        shape: what is trained.
+        plant: changes the training before its first step.
+        level: of the dump.
+        task: ``statistics``, ``tensor``, ``md5`` or ``digest``.
 
     Raises:
         RuntimeError: a rank failed.
     """
     if (path / "done").exists():
         return
+    prepare()
     shutil.rmtree(path, ignore_errors=True)
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as scratch:
@@ -55,14 +90,11 @@ def _rank(rank: int, ranks: int, scratch: str, path: Path, shape: Shape, plant: 
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank))
     if ranks > 1:
         dist.init_process_group("gloo", init_method=f"file://{scratch}/init", rank=rank, world_size=ranks)
-    from msprobe.pytorch import PrecisionDebugger
-
     training = Training(shape)
     plant(training)
-    model = torch.compile(training.model, backend="eager") if dict(shape.extra).get("compile") else training.model
-    debugger = PrecisionDebugger(dump_path=str(path), task=task, level=level, step=list(range(shape.steps)))
+    debugger = debugger_of(path, level, task, shape.steps)
     for number in range(shape.steps):
-        debugger.start(model=model)
+        debugger.start(model=training.model)
         training.step(number)
         debugger.stop()
         debugger.step()

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import atexit
 import multiprocessing
+import shutil
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from fault_dumps import debugger_of, prepare
 from torch import nn
 
 STEPS = 3
@@ -150,7 +152,7 @@ DEFECTS = (
         r"Functional\.batch_norm\.1\.forward",
         1,
     ),
-    Defect("residual lost", _without_residual, r"Tensor\.__add__\.1\.forward|Functional\.relu\.4\.forward"),
+    Defect("residual of one block lost", _without_residual, r"Tensor\.__add__\.1\.forward|Functional\.relu\.4\.forward"),
     Defect("sharper gate", _sharper_gate, r"Tensor\.__mul__\.0\.forward|Torch\.softmax\.0\.forward"),
     Defect(
         "one expert's weight scaled by 1.001",
@@ -167,27 +169,30 @@ DEFECTS = (
 )
 
 
-def dump(path: Path, plant: Callable[[Run], Any], level: str = "mix") -> None:
-    """Train in a process of its own and leave the dump at `path`.
+def dump(path: Path, plant: Callable[[Run], Any], level: str = "mix", task: str = "statistics") -> None:
+    """Train in a process of its own and leave the dump at `path`; an existing one is kept.
 
     Raises:
         RuntimeError: it failed.
     """
-    process = multiprocessing.get_context("fork").Process(target=_train, args=(path, plant, level))
+    if (path / "done").exists():
+        return
+    prepare()
+    shutil.rmtree(path, ignore_errors=True)
+    process = multiprocessing.get_context("fork").Process(target=_train, args=(path, plant, level, task))
     process.start()
     process.join(300)
     if process.exitcode != 0:
         process.kill()
         raise RuntimeError(f"{path.name}: exit code {process.exitcode}")
+    (path / "done").touch()
 
 
-def _train(path: Path, plant: Callable[[Run], Any], level: str) -> None:
+def _train(path: Path, plant: Callable[[Run], Any], level: str, task: str) -> None:
     torch.set_num_threads(1)
-    from msprobe.pytorch import PrecisionDebugger
-
     run = Run()
     plant(run)
-    debugger = PrecisionDebugger(dump_path=str(path), task="statistics", level=level, step=list(range(STEPS)))
+    debugger = debugger_of(path, level, task, STEPS)
     for step in range(STEPS):
         torch.manual_seed(50 + step)
         images, labels = run.data(step, torch.randn(4, 3, 8, 8), torch.randint(0, 10, (4,)))
