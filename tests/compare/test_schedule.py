@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -120,6 +121,25 @@ def test_an_interrupted_comparison_goes_on(tmp_path: Path, monkeypatch: pytest.M
 def test_a_damaged_manifest_is_no_manifest(tmp_path: Path) -> None:
     """It is written anew."""
     (tmp_path / ".compare_k.json").write_text('{"stamp": 3')
-    manifest = Manifest(tmp_path, "k", "20260101000000")
-    assert manifest.stamp == "20260101000000"
+    manifest = Manifest(tmp_path, "k")
+    assert len(manifest.stamp) == 14
     assert manifest.done(Task(tmp_path, tmp_path)) is None
+
+
+@pytest.mark.parametrize("stamp", ["../../20260101000000", "2026", "\u0662" * 14])
+def test_a_forged_manifest_names_no_file(tmp_path: Path, stamp: str) -> None:
+    """Its time becomes part of file names, so nothing but a time is taken."""
+    (tmp_path / ".compare_k.json").write_text(json.dumps({"stamp": stamp, "done": {"a": 1}}))
+    assert Manifest(tmp_path, "k").stamp != stamp
+
+
+def test_two_comparisons_in_one_second(tmp_path: Path) -> None:
+    """They write files of their own, and what held the names is gone."""
+    both = [Manifest(tmp_path, "a"), Manifest(tmp_path, "b")]
+    assert both[0].stamp != both[1].stamp
+    target, golden = pair(tmp_path, 1)
+    stamps = {compare_dumps(target, golden, tmp_path, suffix=str(i)).summary for i in range(3)}
+    assert len(stamps) == 3
+    for manifest in both:
+        manifest.release()
+    assert not list(tmp_path.glob(".*"))

@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import shutil
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -37,7 +39,12 @@ class XlsxTable:
         self._columns = [name for name in columns if name != COLOUR]
         self._most = most_rows
         self._done: list[tuple[Path, Path]] = []
-        self._begin()
+        self._scratch = tempfile.mkdtemp(prefix=".xlsx.", dir=path.parent)  # the writer's own files of rows
+        try:
+            self._begin()
+        except BaseException:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            raise
 
     def _begin(self) -> None:
         import xlsxwriter
@@ -46,7 +53,7 @@ class XlsxTable:
         path = self._path if number == 0 else self._path.with_name(f"{self._path.stem}_slice_{number}.xlsx")
         temporary = path.with_name(f".{path.name[:200]}.{os.getpid()}.tmp")
         self._done.append((temporary, path))
-        self._book = xlsxwriter.Workbook(os.fspath(temporary), _OPTIONS)
+        self._book = xlsxwriter.Workbook(os.fspath(temporary), {**_OPTIONS, "tmpdir": self._scratch})
         self._sheet = self._book.add_worksheet()
         self._formats = {name: self._book.add_format({"bg_color": colour}) for name, colour in _COLOURS.items()}
         self._row = 0
@@ -56,11 +63,14 @@ class XlsxTable:
         """Append rows."""
         columns = [_cells(block[name]) for name in self._columns]
         colours = block.get(COLOUR)
-        for index, row in enumerate(zip(*columns)):
-            if self._row >= self._most:
-                self._finish_book()
-                self._begin()
-            self._line(row, self._formats.get(colours[index]) if colours is not None else None)
+        try:
+            for index, row in enumerate(zip(*columns)):
+                if self._row >= self._most:
+                    self._finish_book()
+                    self._begin()
+                self._line(row, self._formats.get(colours[index]) if colours is not None else None)
+        except OSError as error:  # rows go through files of the temporary directory
+            raise unwritable(self._path, error) from error
 
     def _line(self, row: Sequence[Any], colour: Any) -> None:
         sheet, at = self._sheet, self._row
@@ -95,6 +105,7 @@ class XlsxTable:
         except OSError as error:
             self.abort()
             raise unwritable(self._path, error) from error
+        shutil.rmtree(self._scratch, ignore_errors=True)
 
     def abort(self) -> None:
         """Leave nothing behind."""
@@ -103,6 +114,7 @@ class XlsxTable:
         for temporary, _ in self._done:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
+        shutil.rmtree(self._scratch, ignore_errors=True)
 
 
 def _cells(column: Any) -> Any:
