@@ -6,6 +6,7 @@ another order of dimensions, a collective whose result nobody uses, or a tensor 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -41,8 +42,11 @@ _IN_ORDER = frozenset((
 ))  # fmt: skip
 """Calls that cannot change the order of elements."""
 
-_FAR = 8
-"""Calls to go back through when elements have changed places."""
+_SHUFFLES = frozenset(("flip", "roll", "sort", "argsort", "gather", "index_select", "take", "randperm", "repeat", "tile", "rot90"))
+"""Calls that are there to change the order of elements: to blame also from afar, through all calls that treat positions alike."""
+
+_FAR, _FARTHEST = 8, 2000
+"""Calls to go back through when elements have changed places: from one to the next, and in all."""
 
 
 def unmatched(walker: Walker, origin: Origin) -> None:
@@ -113,18 +117,22 @@ def _rearranged(walker: Walker, origin: Origin) -> None:
     """
     if origin.inside > origin.limit:
         return
-    todo = [(row, 0) for row in walker.side.rows(origin.op) if walker.side.role[row] == INPUT]
-    while todo:
-        row, far = todo.pop(0)
+    todo = deque((row, 0) for row in walker.side.rows(origin.op) if walker.side.role[row] == INPUT)
+    seen: set[int] = set()
+    while todo and len(seen) < _FARTHEST:
+        row, far = todo.popleft()
         extra = _same_output(walker, row, origin.op)
         source = walker.target.producers.get(row) if extra is None else extra
-        if source is None or _api(walker.side, source) is None:
+        if source is None or source in seen or _api(walker.side, source) is None:
             continue
+        seen.add(source)
+        name = _api(walker.side, source)
+        near = far <= _FAR
         if source in walker.extra:
-            if _api(walker.side, source) not in _IN_ORDER:
+            if name in _SHUFFLES or (near and name not in _IN_ORDER):
                 origin.op, origin.partner, origin.kind = source, -1, EXTRA
                 return
-        else:
+        elif near or name in _SHUFFLES:
             at = walker.argument_of(source)
             if at >= 0 and _hands_on(walker, source):
                 origin.op, origin.partner = walker.structure.pairs[walker.position(source)]
@@ -135,8 +143,9 @@ def _rearranged(walker: Walker, origin: Origin) -> None:
             if lost is not None:
                 origin.partner, origin.kind = lost, MISSING
                 return
-        if far < _FAR and _hands_on(walker, source):
-            todo += [(r, far + 1) for r in walker.side.rows(source) if walker.side.role[r] == INPUT]
+        if source in walker.extra or not walker.is_off(source):
+            further = far + 1 if _hands_on(walker, source) else _FAR + 1
+            todo += [(r, max(far, further)) for r in walker.side.rows(source) if walker.side.role[r] == INPUT]
 
 
 def _hands_on(walker: Walker, op: int) -> bool:
@@ -162,15 +171,9 @@ def _same_output(walker: Walker, row: int, before: int) -> int | None:
     """The last call of the target only that gave out a tensor with the numbers of this row. Where it hands on what it was given, it is no
     producer: the numbers were there before."""
     side = walker.side
-
-    def same(other: int) -> bool:
-        if side.role[other] != OUTPUT or side.shape[other] != side.shape[row] or side.requires_grad[other] != side.requires_grad[row]:
-            return False
-        return side.four(other) == side.four(row)
-
-    for op in sorted(walker.extra, reverse=True):
-        if op < before and _api(side, op) is not None and any(same(other) for other in side.rows(op)):
-            return op
+    for other in reversed(walker.given.get(side.stats[row].tobytes(), ())):
+        if side.op[other] < before and side.shape[other] == side.shape[row] and side.requires_grad[other] == side.requires_grad[row]:
+            return side.op[other]
     return None
 
 

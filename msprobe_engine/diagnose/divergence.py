@@ -81,11 +81,14 @@ def diverge(
 def settle(found: Divergence, before: Divergence | None, walked: Mapping[int, Walk] | None = None) -> Divergence:
     """Walk all walkers until the level of noise stays as it is; `walked` has the walks of those that nothing from outside has touched."""
     accepted = max((walk.largest for walk in before.walks.values()), default=0.0) if before else 0.0
+    for rank, walker in found.walkers.items():
+        if before is not None and rank in before.walkers:
+            walker.inherit(before.walkers[rank].cancelled.parameters)
     for _ in range(6):
         found.walks = {}
         for rank, walker in found.walkers.items():
             known = (walked or {}).get(rank)
-            untouched = not (found.noise or accepted or walker.calibrated or any(walker.foreign.values()))
+            untouched = not (found.noise or accepted or walker.calibrated or walker.cancelled.parameters or any(walker.foreign.values()))
             found.walks[rank] = known if known is not None and untouched else walker.walk(found.noise, accepted)
         found.origins = across.earliest({rank: walk.origins for rank, walk in found.walks.items()}, found.links)
         level = _noise(found)

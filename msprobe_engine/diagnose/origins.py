@@ -27,7 +27,8 @@ from msprobe_engine.compare.codes import Bools, Integers
 from msprobe_engine.compare.side import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, Side
 from msprobe_engine.compare.structure import Structure
 from msprobe_engine.compare.tree import Tree
-from msprobe_engine.diagnose import blame, exact, facts, measure
+from msprobe_engine.diagnose import blame, cancelled, exact, facts, measure
+from msprobe_engine.diagnose.cancelled import Parameter
 from msprobe_engine.diagnose.measure import Floats
 from msprobe_engine.diagnose.origin import ARGUMENT, GRADIENT, GROWTH, NONFINITE, PARAMETER, RESULT, TAKEN, Origin
 from msprobe_engine.diagnose.spans import Records, Spans
@@ -76,6 +77,35 @@ class Walker:
         self.back = {b: a for a, b in structure.pairs}
         self._growth = GROWTH
         self._units: np.ndarray[tuple[int], np.dtype[np.float64]] | None = None
+        self.cancelled = cancelled.settle(self)
+
+    def inherit(self, before: set[Parameter]) -> None:
+        """Parameters whose gradients came to nothing in an earlier step may be others now."""
+        if before:
+            cancelled.inherit(self, before)
+
+    @cached_property
+    def given(self) -> dict[bytes, list[int]]:
+        """Numbers of a tensor -> rows of it that functions of the target only gave out, in order."""
+        found: dict[bytes, list[int]] = {}
+        for op in sorted(self.extra):
+            if len(self.target.kinds[op]) == 3 and self.target.kinds[op][0] == "forward":
+                for row in self.side.rows(op):
+                    if self.side.role[row] == OUTPUT:
+                        found.setdefault(self.side.stats[row].tobytes(), []).append(row)
+        return found
+
+    def backward_calls(self, path: str) -> list[int]:
+        """Records of the backward passes through a module."""
+        return self._backward.get(path, [])
+
+    @cached_property
+    def _backward(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for op, kind in enumerate(self.target.kinds):
+            if len(kind) == 4 and kind[0] == "backward":
+                found.setdefault(kind[2], []).append(op)
+        return found
 
     def span_of(self, op: int) -> range:
         """Positions of a record's pairs of rows; empty when nothing matches it."""
@@ -106,7 +136,7 @@ class Walker:
         parents = self.target.parents
         for at in self._order[records.counts[self._order] & records.moved[self._order]].tolist():
             op, other = self.structure.pairs[at]
-            limit = CALIBRATED if self._units is not None else max(self._limits[at], floor)
+            limit = CALIBRATED if self._units is not None else max(self.limits[at], floor)
             origin = self._look(op, other, at, records, made, limit, found.largest if clean else np.inf)
             if origin is not None:
                 found.origins.append(origin)
@@ -143,7 +173,10 @@ class Walker:
             sums.any(~out & m.bad_target),
             sums.any(out & m.known),
             self._counted,
-            self._behind(sums.largest(m.distance)[0], sums.largest(np.where(role == INPUT, m.distance, 0.0))[0]).tolist(),
+            np.maximum(
+                self._behind(sums.largest(m.distance)[0], sums.largest(np.where(role == INPUT, m.distance, 0.0))[0]),
+                sums.largest(self.cancelled.excused)[0],
+            ).tolist(),
         )
 
     @cached_property
@@ -183,7 +216,7 @@ class Walker:
         return self._units is not None
 
     @cached_property
-    def _limits(self) -> list[float]:
+    def limits(self) -> list[float]:
         """Round-off of each pair of records."""
         golden, (left, right) = self.golden.side, codes.columns(self.rows)
         mine, theirs = codes.of_each(self.side.dtype, measure.eps)[left], codes.of_each(golden.dtype, measure.eps)[right]
@@ -255,6 +288,8 @@ class Walker:
         if argument >= 0 and outer > limit + self._growth * feeding:
             return self._origin(op, other, ARGUMENT, argument, outer, inner, limit, worst_out)
         if outer > limit + self._growth * feeding and not np.isinf(feeding):
+            if outer <= limit + self._growth * feeding * cancelled.steepness(self, op):
+                return None
             kind = GRADIENT if side.role[self.rows[worst_out][0]] == PARAMETERS_GRAD else RESULT
             return self._origin(op, other, kind, worst_out, outer, feeding, limit)
         return None
@@ -278,7 +313,7 @@ class Walker:
     def is_off(self, op: int) -> bool:
         """Do outputs of a record differ by more than round-off?"""
         span = self.span_of(op)
-        limit = CALIBRATED if self._units is not None else self._limits[self._position[op]] if op in self._position else 0.0
+        limit = CALIBRATED if self._units is not None else self.limits[self._position[op]] if op in self._position else 0.0
         return any(self.side.role[self.rows[at][0]] == OUTPUT and self.measured.distance[at] > limit for at in span)
 
     def argument_of(self, op: int) -> int:

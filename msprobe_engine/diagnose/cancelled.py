@@ -1,0 +1,134 @@
+"""Gradients that come to nothing, and what divides by them.
+
+The gradient of a bias in front of a normalisation, or of the keys of an attention, is zero in mathematics: it is the sum of terms that
+cancel. What is left of them is round-off, which no two runs have alike. A gradient that is smaller than its terms is measured against them,
+and what an optimizer makes of it (Adam divides it by its own size) is no difference either, in this step and in the parameter after it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from msprobe_engine.compare import codes
+from msprobe_engine.compare.side import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD
+from msprobe_engine.diagnose import measure
+from msprobe_engine.diagnose.measure import Floats
+from msprobe_engine.diagnose.origin import GROWTH
+
+if TYPE_CHECKING:
+    from msprobe_engine.diagnose.origins import Walker
+
+_SMALL = 2.0**-10
+"""A sum of this part of its terms, or of two of their rounding units, has cancelled."""
+
+_NEAR = 4.0
+"""Averages and moments of such a gradient are at most so many times its size."""
+
+_DIVISIONS = ("div", "truediv", "reciprocal", "rsqrt", "addcdiv", "adam")
+_STEEPEST = 1e6
+
+Parameter = tuple[str, str]
+"""Path of a module and name of its parameter."""
+
+
+@dataclass
+class Cancelled:
+    """What one rank of one step shows.
+
+    Attributes:
+        excused: float64 per pair of rows: its difference comes from a gradient that cancelled; 0: it does not.
+        parameters: those whose gradient did.
+    """
+
+    excused: Floats
+    parameters: set[Parameter] = field(default_factory=set)
+
+
+def settle(walker: Walker) -> Cancelled:
+    """Measure gradients that cancelled against their terms, in ``walker.measured``, and find what takes them in."""
+    side, golden, m = walker.side, walker.golden.side, walker.measured
+    left = codes.columns(walker.rows)[0]
+    found = Cancelled(np.zeros(len(left)))
+    role = np.frombuffer(bytes(side.role), np.uint8)[left]
+    vector = codes.of_each(side.shape, lambda shape: isinstance(shape, list) and len(shape) == 1)[left] > 0
+    off = vector & (m.distance > 2.0**-20) & np.isfinite(m.distance)
+    sizes: dict[int, float] = {}
+    for k in np.flatnonzero(off & ((role == OUTPUT) | (role == PARAMETERS_GRAD))).tolist():
+        i, j = walker.rows[k]
+        op = side.op[i]
+        terms, unit = _terms(walker, op)
+        a, b = side.stats[i], golden.stats[j]
+        size = float(max(a[3], b[3]))
+        if not size < terms:
+            continue
+        apart, raw = float(np.nanmax(np.abs(a - b)[[0, 1, 3]])) / terms, float(m.distance[k])
+        m.distance[k] = min(apart, raw)
+        if size < terms * max(_SMALL, 2 * unit) and apart <= GROWTH * walker.limits[walker.position(op)]:
+            n = measure.elements(side.shape[i])
+            sizes[n] = max(sizes.get(n, 0.0), size)
+            if role[k] == PARAMETERS_GRAD:
+                found.parameters.add((walker.target.kinds[op][2], side.name[i][len(side.ops[op]) + 1 :].partition(".")[0]))
+            found.excused[k] = raw
+    for k in np.flatnonzero(off & (role == INPUT)).tolist() if sizes else ():
+        i, j = walker.rows[k]
+        if max(side.stats[i][3], golden.stats[j][3]) <= _NEAR * sizes.get(measure.elements(side.shape[i]), 0.0):
+            found.excused[k] = m.distance[k]
+    return found
+
+
+def inherit(walker: Walker, before: set[Parameter]) -> None:
+    """Parameters whose gradients cancelled in an earlier step are others now: what takes them in is excused."""
+    found, m = walker.cancelled, walker.measured
+    numbers = _numbers(walker, before)
+    found.parameters |= before
+    left = codes.columns(walker.rows)[0]
+    role = np.frombuffer(bytes(walker.side.role), np.uint8)[left]
+    for k in np.flatnonzero((m.distance > 0) & np.isfinite(m.distance) & ((role == INPUT) | (role == PARAMETERS))).tolist():
+        if walker.side.stats[walker.rows[k][0]].tobytes() in numbers:
+            found.excused[k] = m.distance[k]
+
+
+def _terms(walker: Walker, op: int) -> tuple[float, float]:
+    """(norm, rounding unit) of what is summed up to a gradient of one dimension: what came back from behind the call; (0, 0) if unknown."""
+    tree, side = walker.target, walker.side
+    calls = [op] if tree.kinds[op][0] == "backward" else walker.backward_calls(tree.kinds[op][2]) if tree.gradients[op] else []
+    norm = unit = 0.0
+    for call in calls:
+        for row in side.rows(call):
+            shape = side.shape[row]
+            if side.role[row] == INPUT and isinstance(shape, list) and len(shape) > 1 and side.stats[row][3] > norm:
+                norm, unit = float(side.stats[row][3]), measure.eps(side.dtype[row])
+    return norm, unit
+
+
+def _numbers(walker: Walker, names: set[Parameter]) -> set[bytes]:
+    """The numbers of these parameters, as rows of the target have them."""
+    side, tree = walker.side, walker.target
+    if not names:
+        return set()
+    found = set()
+    for row in np.flatnonzero(np.frombuffer(bytes(side.role), np.uint8) == PARAMETERS).tolist():
+        op = side.op[row]
+        if len(tree.kinds[op]) == 4 and (tree.kinds[op][2], side.name[row].rpartition(".parameters.")[2]) in names:
+            found.add(side.stats[row].tobytes())
+    return found
+
+
+def steepness(walker: Walker, op: int) -> float:
+    """By how much a division may raise a difference: the largest over the smallest number of what it takes in, where all are of one sign.
+
+    Statistics show the difference of the large elements; the small ones, which a division raises, differ by more.
+    """
+    side = walker.side
+    name = side.ops[op].lower()
+    if not any(word in name for word in _DIVISIONS):
+        return 1.0
+    most = 1.0
+    for row in side.rows(op):
+        high, low = side.stats[row][:2]
+        if side.role[row] == INPUT and high * low > 0 and isinstance(side.shape[row], list):
+            most = max(most, high / low, low / high)
+    return min(most, _STEEPEST)
