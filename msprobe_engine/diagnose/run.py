@@ -8,6 +8,7 @@ from pathlib import Path
 from msprobe_engine import names
 from msprobe_engine.compare import calibrate
 from msprobe_engine.compare.calibrate import Floats
+from msprobe_engine.compare.layout.together import together
 from msprobe_engine.compare.side import Side, read_side
 from msprobe_engine.diagnose import explain, findings, kinds, layouts
 from msprobe_engine.diagnose.begun import Begun
@@ -15,6 +16,7 @@ from msprobe_engine.diagnose.divergence import Divergence, diverge
 from msprobe_engine.diagnose.findings import Diagnosis
 from msprobe_engine.diagnose.load import numbered
 from msprobe_engine.diagnose.monitored import diagnose_monitor, diagnose_two_monitors
+from msprobe_engine.diagnose.placed import placed
 from msprobe_engine.dump import layout
 from msprobe_engine.dump.reader import DumpDirectory, open_dump
 from msprobe_engine.errors import DumpFormatError, NothingCapturedError, UsageError
@@ -118,10 +120,12 @@ def over_steps(
         for step in steps:
             a, b = sides(step, found.problems)
             if a and b:
-                alone, other_layout = sorted(a.keys() ^ b.keys()), layouts.differ(a, b)
+                right, sides_of_both = b, [*a.values(), *b.values()]
+                a, b, joined = together(a, b, found.problems)
+                alone, other_layout = sorted(a.keys() ^ b.keys()), joined or layouts.differ(a, b)
                 if alone and not other_layout:
                     found.problems.append(f"step {step}: ranks {', '.join(map(str, alone[:16]))} are on one side only, not compared")
-                units = moved(step, b, found.problems) if moved else None
+                units = moved(step, right, found.problems) if moved and right is b else None
                 if other_layout:
                     before = layouts.diverge_layouts(a, b, before, units)
                 else:
@@ -131,7 +135,6 @@ def over_steps(
                 _note_structure(found, before)
                 if before.origins:
                     _say(found, step, before)
-                sides_of_both = [*a.values(), *b.values()]
                 found.problems += [problem for side in sides_of_both for problem in side.problems if problem not in found.problems]
                 if before.origins:
                     break
@@ -184,7 +187,8 @@ def _note_structure(found: Diagnosis, divergence: Divergence) -> None:
 
 def _say(found: Diagnosis, step: int, divergence: Divergence) -> None:
     for rank, origin in divergence.origins[:MOST_SUSPECTS]:
-        found.suspects.append(explain.suspect(step, layouts.rank_of(divergence, rank, origin), origin, divergence.walkers[rank]))
+        one = explain.suspect(step, layouts.rank_of(divergence, rank, origin), origin, divergence.walkers[rank])
+        found.suspects.append(placed(one, divergence, rank, origin))
     rank, origin = divergence.origins[0]
     found.finding = explain.finding_of(divergence, rank, origin)
     found.differences = sum(walk.differing for walk in divergence.walks.values())

@@ -1,8 +1,8 @@
 """Which parameter a call of the update belongs to.
 
-Ranks of different layouts update their parameters in different orders: stage after stage, chunk after chunk, experts apart from the rest. The
-numbers of a tensor tell whose it is: modules show their parameters, and the gradients of them, by name; what is added to a buffer of
-gradients, scaled, or updated in place belongs to the same parameter as what goes in.
+Ranks of different layouts update their parameters in different orders: stage after stage, chunk after chunk, experts apart from the
+rest. The numbers of a tensor tell whose it is: modules show their parameters, and the gradients of them, by name; what is added to a
+buffer of gradients, scaled, or updated in place belongs to the same parameter as what goes in.
 """
 
 from __future__ import annotations
@@ -38,21 +38,29 @@ def owners(tree: Tree) -> dict[int, Owner]:
         if len(kind) == 4:
             _named(side, op, kind[2], known)
     begin = next((op for op, kind in enumerate(tree.kinds) if kind[0] == "backward"), len(side.ops))
+    calls = [(op, marks) for op in range(begin, len(side.ops)) if _is_update(tree, op) and (marks := _marks(side, op))]
     found: dict[int, Owner] = {}
-    for op in range(begin, len(side.ops)):
-        kind = tree.kinds[op]
-        if len(kind) != 3 or kind[0] != "forward" or kind[1] == "Distributed":
-            continue
-        if not _in_place(kind[2]) and any(len(tree.kinds[above]) == 4 for above in tree.above(op)):
-            continue
-        marks = [found_ for row in side.rows(op) if (found_ := mark(side, row)) is not None]
-        named = {known[one] for one in marks if one in known} - {None}
-        if len(named) == 1:
-            (owner,) = named
-            found[op] = owner  # type: ignore[assignment]
-            shapes = {one[1] for one in marks if known.get(one) == owner}
-            known.update((one, owner) for one in marks if one not in known and one[1] in shapes)
+    for way in (calls, reversed(calls), calls):  # the call that takes in the parameter itself is often the last one
+        for op, marks in way:
+            named = {owner for one in marks if (owner := known.get(one)) is not None}
+            if len(named) == 1:
+                (owner,) = named
+                found[op] = owner
+                shapes = {one[1] for one in marks if known.get(one) == owner}
+                known.update((one, owner) for one in marks if one not in known and one[1] in shapes)
     return found
+
+
+def _is_update(tree: Tree, op: int) -> bool:
+    """A call of a function that no module makes, or that writes in place."""
+    kind = tree.kinds[op]
+    if len(kind) != 3 or kind[0] != "forward" or kind[1] == "Distributed":
+        return False
+    return _in_place(kind[2]) or not any(len(tree.kinds[above]) == 4 for above in tree.above(op))
+
+
+def _marks(side: Side, op: int) -> list[Mark]:
+    return [one for one in (mark(side, row) for row in side.rows(op)) if one is not None]
 
 
 def _named(side: Side, op: int, path: str, known: dict[Mark, Owner | None]) -> None:
@@ -79,7 +87,7 @@ def rematched(structure: Structure, target: Tree, golden: Tree) -> Structure:
     both = set(mine.values()) & set(theirs.values())
     pairs = dict(structure.pairs)
     for i, j in structure.pairs:
-        if i in wanted or j in taken or (mine.get(i) in both and theirs.get(j, mine[i]) != mine[i]):
+        if i in wanted or j in taken or (i in mine and mine[i] in both and theirs.get(j, mine[i]) != mine[i]):
             del pairs[i]
     pairs.update(wanted)
     used = set(pairs.values())
@@ -94,9 +102,9 @@ def rematched(structure: Structure, target: Tree, golden: Tree) -> Structure:
 def _places(owned: Mapping[int, Owner], tree: Tree) -> dict[tuple[object, ...], int]:
     """(parameter, kind of call, how many of it came before) -> record."""
     seen: Counter[tuple[object, ...]] = Counter()
-    found = {}
+    found: dict[tuple[object, ...], int] = {}
     for op, owner in sorted(owned.items()):
-        key = (owner, tree.kinds[op])
-        found[(*key, seen[key])] = op
-        seen[key] += 1
+        kind = tree.kinds[op]
+        found[owner, kind, seen[owner, kind]] = op
+        seen[owner, kind] += 1
     return found

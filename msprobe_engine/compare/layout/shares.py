@@ -47,10 +47,13 @@ def _back(side: Side, end: int, first: Mark) -> None:
         rows = side.rows(op)
         if len(rows) and side.role[rows[0]] == PARAMETERS_GRAD:
             _note(side, (row for row in rows if known_by(side, row) in marks))
-        elif side.ops[op].startswith(("Tensor.", "Torch.")) and side.ops[op].endswith(".forward"):
-            if any(side.role[row] == OUTPUT and known_by(side, row) in marks for row in rows):
-                marks.update(found for row in rows if (found := known_by(side, row)) is not None and found[1] == first[1])
-                _note(side, (row for row in rows if known_by(side, row) is not None))
+        elif _adds(side.ops[op]) and any(side.role[row] == OUTPUT and known_by(side, row) in marks for row in rows):
+            marks.update(found for row in rows if (found := known_by(side, row)) is not None and found[1] == first[1])
+            _note(side, (row for row in rows if known_by(side, row) is not None))
+
+
+def _adds(name: str) -> bool:
+    return name.startswith(("Tensor.", "Torch.")) and name.endswith(".forward")
 
 
 def _rank(side: Side, op: int) -> int:

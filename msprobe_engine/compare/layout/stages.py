@@ -3,7 +3,7 @@
 Each stage counts its layers, its calls and its micro batches for itself, and runs them in an order of its own. Here the layers get the
 numbers of the whole, the records stand in the order of one process (all stages forward, all stages backward, micro batch after micro
 batch, then the update), a module that lies across stages (the block that holds the layers) is one record with the inputs of its first
-stage and the outputs of its last, and calls are numbered anew. Every record keeps its rank and its name there: `origin_of`.
+stage and the outputs of its last, and calls are numbered anew. Every record keeps its rank and its name there: `weave.origin_of`.
 
 Which ranks make a pipeline follows from the places that the header has (``parallel``), else from their messages.
 """
@@ -17,13 +17,11 @@ from functools import cached_property
 from typing import Any
 
 from msprobe_engine import names
-from msprobe_engine.compare.layout import loops, pieces, segments, shares
+from msprobe_engine.compare.layout import loops, segments, shares
 from msprobe_engine.compare.layout.segments import BACKWARD, TAIL, Segment
+from msprobe_engine.compare.layout.weave import Source, Weaver
 from msprobe_engine.compare.side import OUTPUT, Side
 from msprobe_engine.compare.tree import Tree
-
-ORIGIN = "origin"
-"""Key among a record's tags: ``{"rank": ..., "record": ...}``, where it was dumped and under which name."""
 
 _NUMBER = re.compile(r"(?:^|(?<=\.))(\d+)(?=\.|$)")
 
@@ -62,18 +60,12 @@ class Stage:
         return path
 
 
-def origin_of(side: Side, op: int) -> tuple[int, str] | None:
-    """(rank, name) that a record of a joined pipeline has in its dump; None of any other record."""
-    origin = side.tags.get(op, {}).get(ORIGIN)
-    return (origin["rank"], origin["record"]) if origin else None
-
-
 def pipelines(sides: Mapping[int, Side]) -> list[list[int]]:
     """The ranks of each pipeline from its first stage to its last, by their first ranks; empty when there is none."""
     places = {rank: _place(side) for rank, side in sides.items()}
     if all(place is not None for place in places.values()):
         groups: dict[Any, list[int]] = {}
-        for rank, (stage, others) in sorted((rank, place) for rank, place in places.items() if place is not None):
+        for rank, (_, others) in sorted((rank, place) for rank, place in places.items() if place is not None):
             groups.setdefault(others, []).append(rank)
         found = [sorted(some, key=lambda rank: (places[rank] or (0, ()))[0]) for some in groups.values()]
     else:
@@ -108,8 +100,8 @@ def joined(sides: Mapping[int, Side], other: Mapping[int, Side], problems: list[
         stages = _stages({rank: sides[rank] for rank in some}, chunks(sides[some[0]], other[min(other)]))
         if stages is None:
             problems.append(
-                f"ranks {', '.join(map(str, some))} are stages of a pipeline, and their records do not say what belongs to which micro batch;"
-                " not put together. Dump modules too: level mix or L0"
+                f"ranks {', '.join(map(str, some))} are stages of a pipeline, and their records do not say what belongs to which"
+                " micro batch; not put together. Dump modules too: level mix or L0"
             )
             continue
         for rank in some:
@@ -187,8 +179,7 @@ def _stages(sides: Mapping[int, Side], chunks: int) -> list[Stage] | None:
                 return None
             found.append(Stage(rank, chunk, tree, segment))
     for container, numbers in _layers(found).items():
-        known: set[int] = set()
-        if any(known & some or known.update(some) for some in numbers):
+        if sum(map(len, numbers)) > len(set().union(*numbers)):
             start = 0
             for stage, some in zip(found, numbers):
                 stage.offsets[container] = start
@@ -229,21 +220,16 @@ class Joint:
 
     def __init__(self, stages: Sequence[Stage]) -> None:
         self.stages = stages
-        first = stages[0].tree.side
-        self.side = Side(first.path, header=first.header, recovered=any(stage.tree.side.recovered for stage in stages))
-        self.side.problems += [problem for stage in stages if stage.chunk <= 0 for problem in stage.tree.side.problems]
-        self._names: dict[tuple[object, ...], int] = {}
-        self._next: dict[tuple[object, ...], int] = {}
-        self._texts: dict[Any, Any] = {}
         self._across = self._containers()
+        sources = [Source(stage.rank, stage.rank, stage.tree.side, stage.path) for stage in stages]
+        self._weaver = Weaver(sources, self._across)
         self._open: dict[str, tuple[Side, int]] = {}  # name of a record across stages -> where it began
         self._around: dict[str, str] = {}  # record -> the backward call of a module across stages that goes on around it
         self._within = ""
         for at, ops in self._order():
             for op in ops:
                 self._record(at, op)
-        self._beside()
-        self._unify()
+        self.side = self._weaver.finished(lambda at, name: self._owns(self.stages[at], name), self._around)
         shares.mark(self.side, {stage.rank for stage in stages})
 
     def _containers(self) -> set[str]:
@@ -275,7 +261,7 @@ class Joint:
 
     def _record(self, at: int, op: int) -> None:
         tree = self.stages[at].tree
-        side, name = tree.side, self.renamed(at, tree.side.ops[op])
+        side, name = tree.side, self._weaver.renamed(at, tree.side.ops[op])
         parsed = names.parse(name)
         self._keep_within(at, op, name)
         begun = (side, op)
@@ -285,7 +271,7 @@ class Joint:
                 return
             if name == self._within:
                 self._within = ""
-        self._put(at, op, name, begun)
+        self._weaver.put(at, op, name, begun)
 
     def _keep_within(self, at: int, op: int, name: str) -> None:
         """The backward call of a module across stages is over for a later stage before gradients are added up that one process adds up
@@ -297,7 +283,7 @@ class Joint:
             if self._within and top == op and tree.side.parent(tree.side.ops[op]) is None:
                 self._around[name] = self._within
         elif kind[0] == "backward" and self.stages[at].path(kind[2]) in self._across:
-            self._within = self.renamed(at, tree.side.ops[top])
+            self._within = self._weaver.renamed(at, tree.side.ops[top])
 
     def _goes_on(self, at: int, direction: str, name: str, path: str) -> bool:
         """Does a later stage call this module too, for the same micro batch?"""
@@ -310,65 +296,6 @@ class Joint:
                     return True
         return False
 
-    def _put(self, at: int, op: int, name: str, begun: tuple[Side, int]) -> None:
-        """Add a record. `begun`: where it began, of a module across stages; what went in is taken from there."""
-        side, joint = self.stages[at].tree.side, self.side
-        start, place = len(joint.name), len(joint.ops)
-        first, other = begun
-        pieces.begin(joint, side, op)
-        pieces.add_rows(joint, first, range(first.rows(other).start, _first_output(first, other)))
-        middle = len(joint.name)
-        pieces.add_rows(joint, side, range(_first_output(side, op), side.rows(op).stop))
-        joint.ops[place] = name
-        joint.tags[place] = {**joint.tags.get(place, {}), ORIGIN: {"rank": self.stages[at].rank, "record": side.ops[op]}}
-        for row in range(start, len(joint.name)):
-            old = first.ops[other] if row < middle else side.ops[op]
-            joint.name[row] = name + joint.name[row][len(old) :]
-            joint.data_name[row] = ""  # saved tensors lie in the directories of several ranks
-
-    def renamed(self, at: int, name: str) -> str:
-        """The name of a stage's record in the whole: path of the whole model, calls counted over all stages."""
-        parsed = names.parse(name)
-        if isinstance(parsed, names.ModuleName):
-            path = self.stages[at].path(parsed.path)
-            owner = -1 if path in self._across else at
-            return str(parsed._replace(path=path, number=self._number(owner, ("module", path, parsed.cls), parsed.number)))
-        if isinstance(parsed, names.ParametersGradName):
-            path = self.stages[at].path(parsed.path)
-            number = parsed.number
-            if number is not None:
-                number = self._number(at, ("gradients", path), number)
-            return str(parsed._replace(path=path, number=number))
-        if isinstance(parsed, names.ApiName):
-            kind = ("call", parsed.prefix, parsed.api)
-            return str(parsed._replace(number=self._number(self.stages[at].rank, kind, parsed.number)))
-        return name
-
-    def _number(self, owner: int, kind: tuple[str, ...], number: int) -> int:
-        """Calls of one owner keep their order; numbers are given as they come."""
-        key = (owner, number, *kind)
-        if key not in self._names:
-            self._names[key] = self._next.get(kind, 0)
-            self._next[kind] = self._names[key] + 1
-        return self._names[key]
-
-    def _beside(self) -> None:
-        """Call stacks and places in the tree, under the new names."""
-        stacks: dict[str, list[str]] = {}
-        construct: dict[str, Any] = {}
-        for at, stage in enumerate(self.stages):
-            for name, node in stage.tree.side.construct.items():
-                if not self._owns(stage, name):
-                    continue
-                parent = node[0] if isinstance(node, list) and node else node
-                new = self.renamed(at, parent) if isinstance(parent, str) else parent
-                construct.setdefault(self.renamed(at, name), [new, *node[1:]] if isinstance(node, list) and node else new)
-            for name, lines in stage.tree.side.stacks.items():
-                if self._owns(stage, name):
-                    stacks.setdefault(self.renamed(at, name), lines)
-        construct.update(self._around)
-        self.side.__dict__["construct"], self.side.__dict__["stacks"] = construct, stacks
-
     @staticmethod
     def _owns(stage: Stage, name: str) -> bool:
         op = stage.tree.index.get(name)
@@ -377,14 +304,3 @@ class Joint:
         if op is None or stage.segment[op] == TAIL:
             return stage.chunk == 0
         return stage.segment[op][2] == stage.chunk
-
-    def _unify(self) -> None:
-        """Equal shapes are one object on a side."""
-        for row, shape in enumerate(self.side.shape):
-            key = tuple(shape) if isinstance(shape, list) else shape
-            self.side.shape[row] = self._texts.setdefault(key, shape)
-
-
-def _first_output(side: Side, op: int) -> int:
-    rows = side.rows(op)
-    return next((row for row in rows if side.role[row] == OUTPUT), rows.stop)

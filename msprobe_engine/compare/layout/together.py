@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from msprobe_engine.compare.layout import stages
+from msprobe_engine.compare.layout import experts, stages
 from msprobe_engine.compare.side import Side
 
 
@@ -16,6 +16,10 @@ def together(
     Args:
         problems: sentences about what cannot be put together are added.
     """
-    if stages.signature(target, golden) == stages.signature(golden, target):
-        return target, golden, False
-    return stages.joined(target, golden, problems), stages.joined(golden, target, problems), True
+    found = False
+    if stages.signature(target, golden) != stages.signature(golden, target):
+        target, golden, found = stages.joined(target, golden, problems), stages.joined(golden, target, problems), True
+    held = [experts.experts_of(side[min(side)]) for side in (target, golden)]
+    if all(held) and held[0] != held[1]:
+        target, golden, found = experts.gathered(target), experts.gathered(golden), True
+    return target, golden, found
