@@ -103,6 +103,7 @@ class Pipeline:
         self._step_started = time.monotonic()
         self._announcer = Announcer()
         self.rank_info: dict[str, Any] = {}
+        self.parallel: Mapping[str, Any] = {}
         self.cost = {"seconds": 0.0}
         self.patience = CLOSE_PATIENCE
 
@@ -184,7 +185,7 @@ class Pipeline:
         lost, self.lost = self.lost, {}
         edits, self._edits = self._edits, []
         early, self._early = self._early, []
-        level, rank = self.level, self.backend.rank() or 0
+        level, rank, parallel = self.level, self.backend.rank() or 0, self.parallel
         seconds, self._step_started = now - self._step_started, now
         framework = self.backend.framework
         pending = self.backend.finish_step()
@@ -210,6 +211,7 @@ class Pipeline:
                 framework=framework,
                 complete=complete,
                 lost=lost,
+                parallel=parallel,
             )
 
         self._waiting.append(_Waiting(pending, build, edits, early))

@@ -133,6 +133,7 @@ class Frame:
         framework: ``pytorch`` or ``mindspore``.
         complete: False when the step was cut off (killed, exception).
         lost: what was observed but could not be kept, reason to count.
+        parallel: where the rank is in a parallel layout, and which parameters are pieces of larger ones; JSON-ready, as in dump.json.
     """
 
     step: int
@@ -146,6 +147,7 @@ class Frame:
     framework: str = "pytorch"
     complete: bool = True
     lost: dict[str, int] = field(default_factory=dict)
+    parallel: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def skipped(self) -> bool:

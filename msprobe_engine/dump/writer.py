@@ -115,6 +115,7 @@ class DumpSink:
         self._begun: dict[int, str] = {}
         self._prepared: dict[int, _Prepared] = {}
         self._packed: tuple[Layout, str, framelog.PackedLayout] | None = None
+        self._layout_text: tuple[Mapping[str, Any], str] | None = None
         self._said_replaced = False
         self._looked_for_others = rank is not None
         self._made = time.time()
@@ -265,8 +266,17 @@ class DumpSink:
             found, slots, floats = self._cache.find(frame.entries, level, rows, names)
         if found.micro_steps > 1:
             header["micro_steps"] = found.micro_steps
-        head = (json.dumps(header, indent=1)[:-2] + ',\n "data": ').encode()
+        head = (json.dumps(header, indent=1)[:-2] + self._parallel(frame) + ',\n "data": ').encode()
         return _Prepared(frame, found, slots, floats, np.ascontiguousarray(frame.rows), head, saved)
+
+    def _parallel(self, frame: Frame) -> str:
+        """Key ``parallel`` of the header, on one line; made once for all frames of a model."""
+        if not frame.parallel:
+            return ""
+        known = self._layout_text
+        if known is None or known[0] is not frame.parallel:
+            known = self._layout_text = (frame.parallel, f',\n "parallel": {json.dumps(frame.parallel)}')
+        return known[1]
 
     def write(self, frame: Frame, alerts: Sequence[Alert] = ()) -> None:  # noqa: ARG002 - alerts go to incident.json, not here
         """Write the files of a frame. A frame without entries is left out unless its step was begun.

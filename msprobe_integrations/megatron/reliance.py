@@ -22,6 +22,11 @@ CORE = (
     Reliance(f"{_SCHEDULES}:forward_step", "number of the micro batch", "0.8 to 0.19"),
     Reliance("megatron.core.optimizer:get_megatron_optimizer", "model and optimizer in a loop of one's own", "0.8 to 0.19"),
     Reliance("megatron.core.parallel_state:model_parallel_is_initialized", "place of the rank in the parallel layout", "0.8 to 0.19"),
+    Reliance(
+        "megatron.core.parallel_state:get_tensor_model_parallel_world_size",
+        "sizes of the parallel layout in dump.json",
+        "0.8 to 0.19",
+    ),
     Reliance("megatron.core.parallel_state:get_tensor_model_parallel_group", "replica check over tensor-parallel ranks", "0.8 to 0.19"),
     Reliance(
         "megatron.core.rerun_state_machine:RerunStateMachine.should_run_forward_backward",

@@ -13,13 +13,13 @@ from msprobe_engine.collector import StepCollection
 from msprobe_engine.errors import UsageError
 from msprobe_engine.pipeline import Pipeline
 from msprobe_engine.records import Entry
-from msprobe_integrations.torch import node_hooks
+from msprobe_integrations.torch import node_hooks, placements
 from msprobe_integrations.torch.api import ApiCapture
 from msprobe_integrations.torch.closures import around_closure
 from msprobe_integrations.torch.compiled import CompiledCode
 from msprobe_integrations.torch.filters import RecordFilter
 from msprobe_integrations.torch.keep import Keeper
-from msprobe_integrations.torch.modules import ModuleCapture
+from msprobe_integrations.torch.modules import ModuleCapture, ModuleInfo
 from msprobe_integrations.torch.origins import Origins
 from msprobe_integrations.torch.recorder import Recorder
 from msprobe_integrations.torch.slices import Slices
@@ -65,6 +65,8 @@ class Capture:
         self.api = ApiCapture(self.recorder, self._is_on, self._origins if level == "mix" else None) if level in ("L1", "mix") else None
         self._compiled = CompiledCode(self.api, self.modules, lambda error: pipeline.faults.fail("compiled code", error))
         self.collectives: Any = None
+        self._no_infos: list[ModuleInfo] = []
+        self._placed: tuple[Sequence[ModuleInfo], int] | None = None
         self._pipeline = pipeline
         self._optimizer_calls = optimizer_calls
         self._in_optimizer = False
@@ -74,6 +76,11 @@ class Capture:
         """Name the modules of the model (or of a list of models); `anew`: see `ModuleCapture.attach`."""
         if self.modules is not None:
             self.modules.attach(models, anew)
+        infos = self.modules.infos if self.modules is not None else self._no_infos
+        if self._placed is None or self._placed[0] is not infos or self._placed[1] != len(infos):
+            self._placed = (infos, len(infos))
+            with self._pipeline.faults.guard("parallel layout"):
+                self._pipeline.parallel = placements.recorded(infos)
 
     def open(self, modes: int | None = None) -> None:
         """Put hooks on (nothing happens when they are) and start seeing calls; `modes`: see `ApiCapture.install`."""

@@ -143,6 +143,11 @@ class ModuleCapture:
             self.install()
 
     @property
+    def infos(self) -> list[ModuleInfo]:
+        """The modules that are named; the same list until other models take their place."""
+        return self._infos
+
+    @property
     def installed(self) -> bool:
         """True while hooks are on the modules."""
         return self._installed
