@@ -1,5 +1,7 @@
 """Trains a small GPT of megatron-core on the CPU in any layout and dumps two steps: ``{directory}/step{N}/rank{R}``.
 
+Rows that fill the vocabulary up to ``--vocab`` are zero, and not used: what they give is taken out before the softmax.
+
 Weights follow from the name of a parameter and its place in the whole model, the global batch from the step, and there is no dropout: every
 layout trains the same model on the same tokens.
 """
@@ -83,6 +85,8 @@ def _rank(rank: int, ranks: int, scratch: str, path: Path, words: list[str], pla
     train_gpt.batches = lambda a: _batches(a, train_gpt.state)
     for chunk in chunks:
         _fill(chunk, train_gpt.state)
+        if a.vocab > VOCAB:
+            _leave_out(chunk, train_gpt.state)
     optimizer.reload_model_params()
     plant(chunks)
     debugger = PrecisionDebugger(dump_path=str(path), task="statistics", level=level, step=list(range(a.steps)))
@@ -148,6 +152,21 @@ def _fill(chunk: Any, state: Any) -> None:
         whole = torch.zeros(shape)
         whole[: len(values)] = values
         parameter.copy_(whole.chunk(size, dim)[state.get_tensor_model_parallel_rank() if size > 1 else 0])
+
+
+def _leave_out(chunk: Any, state: Any) -> None:
+    """Logits of rows that only fill up the vocabulary are minus a lot."""
+    model = chunk
+    while hasattr(model, "module"):
+        model = model.module
+
+    def hook(_module: Any, _inputs: Any, output: Any) -> Any:
+        logits, bias = output
+        first = state.get_tensor_model_parallel_rank() * logits.shape[-1]
+        unused = torch.arange(first, first + logits.shape[-1]) >= VOCAB
+        return logits.masked_fill(unused, -1e4), bias
+
+    model.output_layer.register_forward_hook(hook)
 
 
 def _global_name(model: Any, name: str, state: Any) -> str:

@@ -59,6 +59,14 @@ def padded(first: Any, second: Any, pieces: int) -> bool:
     return any(b < a * n <= b + max(1024, b // 8) or a < b <= a * n for n in range(1, pieces + 1))
 
 
+def fills_up(first: Any, second: Any) -> bool:
+    """Two matrices that differ in their rows alone, one of them a bit longer: a vocabulary filled up to a round number."""
+    if not (isinstance(first, list) and isinstance(second, list) and len(first) == len(second) == 2 and first[1] == second[1]):
+        return False
+    large, small = max(first[0], second[0]), min(first[0], second[0])
+    return 0 < small < large <= small + max(1024, small // 8)
+
+
 def needed(shape: Sequence[int], whole: Sequence[int]) -> int:
     """How many pieces of a shape make the whole."""
     return math.prod(w // s for s, w in zip(shape, whole) if s)
@@ -198,3 +206,30 @@ def together(target: Floats, shape: Sequence[int], golden: Floats, there: Sequen
         if maybe is None or (maybe.golden is None and right is not None):
             maybe = found
     return maybe
+
+
+def filled_up(target: Floats, shape: Sequence[int], golden: Floats, there: Sequence[int]) -> Cut | None:
+    """Put two tables together of which one has rows that fill it up to a round number, in one dimension, cut or not.
+
+    Returns:
+        both wholes in the shape of the smaller one. Where the larger table holds at least what the smaller one does (largest, smallest
+        element, norm), it says nothing against the smaller one, and gets its statistics. None: they cannot be put together.
+    """
+    other = [d for d, (a, b) in enumerate(zip(shape, there)) if a != b]
+    if len(other) != 1:
+        return None
+    a, b = shape[other[0]], there[other[0]]
+    for need in divisors(len(target)):
+        for second in divisors(len(golden)):
+            ours, theirs = a * need, b * second
+            value, right = reduced(target, need), reduced(golden, second)
+            if value is None or right is None or not (0.5 < ours / theirs < 2.0) or (need > 1 and a * (need - 1) >= theirs):
+                continue
+            large, small = (value, right) if ours > theirs else (right, value)
+            slack = SAME * max(abs(small[0]), abs(small[1]))
+            if large[0] >= small[0] - slack and large[1] <= small[1] + slack and large[3] >= small[3] * (1 - SAME):
+                value = right = small
+            whole = list(shape)
+            whole[other[0]] = min(ours, theirs)
+            return Cut(whole, need, second, value, right)
+    return None

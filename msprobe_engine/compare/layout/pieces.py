@@ -18,6 +18,9 @@ from msprobe_engine.diagnose.facts import forward_twin
 
 T = TypeVar("T")
 
+ADDING = ("add_", "__iadd__")
+"""Calls that accumulate gradients in the backward pass."""
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -56,6 +59,14 @@ def micro_batches(counts: Mapping[Kind, int], reference: Mapping[Kind, int]) -> 
     return int(ratio) if enough and ratio > 1 and ratio == int(ratio) else 1
 
 
+def last_backward(tree: Tree) -> int:
+    """The last record of the backward pass, with what it adds to buffers; the number of records when there is none."""
+    last = max((op for op, kind in enumerate(tree.kinds) if kind[0] == "backward"), default=len(tree.kinds))
+    while last + 1 < len(tree.kinds) and (tree.is_gradients(last + 1) or tree.kinds[last + 1][-1] in ADDING):
+        last += 1
+    return last
+
+
 def _counts(side: Side) -> Counter[Kind]:
     kinds = Tree(side).kinds
     return Counter(kind for op, kind in enumerate(kinds) if not side.tags.get(op, {}).get("is_recompute"))
@@ -66,7 +77,7 @@ def _parts(side: Side, reference: Mapping[Kind, int], n: int) -> list[list[int]]
     counts = _counts(side)
     seen: Counter[Kind] = Counter()
     micro: dict[str, int] = {}
-    last = max((i for i, kind in enumerate(kinds) if kind[0] == "backward"), default=len(kinds))
+    last = last_backward(Tree(side))
     parts: list[list[int]] = [[] for _ in range(n)]
     current = 0
     firsts = _first_calls(side, kinds, reference, counts, n)

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from msprobe_engine.compare.layout import merge, owners
+from msprobe_engine.compare.layout import experts, merge, owners
 from msprobe_engine.compare.layout.merge import Floats
-from msprobe_engine.compare.layout.pieces import Piece
+from msprobe_engine.compare.layout.pieces import ADDING, Piece, last_backward
 from msprobe_engine.compare.layout.shares import SHARE
 from msprobe_engine.compare.side import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, Side
 from msprobe_engine.compare.structure import Matcher, Structure
@@ -41,17 +41,18 @@ PASSING = frozenset(
 )
 """Calls that hand on what they got: a part stays a part."""
 
-ADDING = ("add_", "__iadd__")
-"""Calls that accumulate gradients in the backward pass."""
-
 PART, PADDED, UNCLEAR, UPDATE = "parts of a sum", "padded", "of other shapes", "single numbers of the update"
 EMPTY, LOCAL, RANDOM = "without statistics", "of one rank alone", "states of random numbers"
+TOKENS = "tokens in other groups"
 """Why a row cannot be compared."""
 
 _NOTHING = (None, None, None, None)
 
 IN_PLACE = re.compile(r"__setitem__|__i(?!nvert)\w+__|[a-z]\w*[a-z]_")
 """Names of calls that write into their first argument."""
+
+
+_Mark = tuple[tuple[str, int], bytes]
 
 
 class LooseTree(Tree):
@@ -90,6 +91,7 @@ class Run:
         self.pieces = list(pieces)
         self.first = self.pieces[0].side
         self.tree = LooseTree(self.first)
+        self.various: set[Kind] = set()  # kinds of calls that some ranks make more often in the update
         self.rows: list[dict[int, int] | None] = [None]  # row of the first piece -> row of this one; None: the same
         for piece in self.pieces[1:]:
             self.rows.append(None if _alike(self.first, piece.side) else self._beside(piece.side))
@@ -100,8 +102,8 @@ class Run:
         tree = LooseTree(side)
         mine, theirs = _updates(self.tree), _updates(tree)
         other = {kind for kind in mine if mine[kind] != theirs[kind]}  # a rank leaves the norms of replicas to another
-        last = last_backward(self.tree)
-        pairs = [pair for pair in Matcher(self.tree, tree).run().pairs if pair[0] <= last or self.tree.kinds[pair[0]] not in other]
+        self.various |= other
+        pairs = owners.rematched(Matcher(self.tree, tree).run(), self.tree, tree).pairs
         rows, _ = measure.paired_rows(self.first, side, pairs)
         return dict(rows)
 
@@ -113,6 +115,16 @@ class Run:
             if there >= 0 and self.pieces[at].side.shape[there] == self.first.shape[row]:
                 found[self.pieces[at].rank if last_micro else at] = (at, there)
         return np.array([self._stats[at][there] for at, there in found.values()]), [at for at, _ in found.values()]
+
+    def everywhere(self, row: int) -> list[tuple[list[int], Floats]]:
+        """(shape, float64 (4,)) of each piece that has the row as a tensor."""
+        found = []
+        for at, rows in enumerate(self.rows):
+            there = row if rows is None else rows.get(row, -1)
+            shape = self.pieces[at].side.shape[there] if there >= 0 else None
+            if isinstance(shape, list):
+                found.append((shape, self._stats[at][there]))
+        return found
 
     def values(self, row: int) -> list[Any]:
         """The values that an argument has in all pieces."""
@@ -130,11 +142,6 @@ class Run:
             there = row if rows is None else rows.get(row, -1)
             total += which(self.pieces[at].side).get(there, 0)
         return total
-
-
-def last_backward(tree: Tree) -> int:
-    """The last backward record; that of the file when there is none."""
-    return max((op for op, kind in enumerate(tree.kinds) if kind[0] == "backward"), default=len(tree.kinds))
 
 
 def _updates(tree: Tree) -> Counter[Kind]:
@@ -220,25 +227,39 @@ class Joiner:
     def __init__(self, target: Sequence[Piece], golden: Sequence[Piece]) -> None:
         self._a, self._b = Run(target), Run(golden)
         first, second = self._a.first, self._b.first
+        self._experts = experts.experts_of(first)
+        self._around = experts.around(self._a.tree) if self._experts else set()
+        self._several = max(self._a.micro, self._b.micro) > 1
+        self._running: set[bytes] = set()
         self._owned = owners.owners(self._a.tree)
         matched = owners.rematched(Matcher(self._a.tree, self._b.tree).run(), self._a.tree, self._b.tree)
-        self._structure = _without_collectives(matched, first)
+        self._structure = _without_collectives(matched, self._a.tree, self._b.tree, self._owned)
         self._producers = Tree(first).producers
         self._rows, self._starts = measure.paired_rows(first, second, self._structure.pairs)
         shares = _shares_out(self._a.tree) or _shares_out(self._b.tree)
         self._shared_out = last_backward(self._a.tree) if shares else len(first.ops)
+        self._various = self._a.various | self._b.various | self._unequally_owned()
         self._partners = dict(self._rows)
         self._twins = twins(self._a.tree)
         self._first_backward = next((op for op, kind in enumerate(self._a.tree.kinds) if kind[0] == "backward"), len(first.ops))
         self._last_backward = last_backward(self._a.tree)
+
+    def _unequally_owned(self) -> set[Kind]:
+        """Kinds of calls of the update of which one side shows the parameter more often: what is left over cannot be paired."""
+        found = []
+        for tree, owned in ((self._a.tree, self._owned), (self._b.tree, owners.owners(self._b.tree))):
+            last = last_backward(tree)
+            found.append(Counter(tree.kinds[op] for op in owned if op > last))
+        return {kind for kind in found[0].keys() | found[1].keys() if found[0][kind] != found[1][kind]}
 
     def join(self, factors: bool = True) -> Whole:
         """Build both wholes. `factors`: look for a common factor of the gradients and take it out."""
         self._whole = Whole(_copy(self._a.first), _copy(self._b.first), self._structure, self._producers)
         self._parts: dict[bytes, int] = {}
         self._times: dict[int, int] = {}
-        self._partial: set[tuple[tuple[str, int], bytes]] = set()
-        self._lost: set[tuple[tuple[str, int], bytes]] = set()
+        self._partial: set[_Mark] = set()
+        self._numbers: set[_Mark] = set()
+        self._lost: set[_Mark] = set()
         self._written: dict[tuple[str, int], int | None] = {}
         self._extra = set(self._structure.only_target)
         self._next = 0
@@ -253,7 +274,11 @@ class Joiner:
 
     def _record(self, op: int, rows: Sequence[tuple[int, int]]) -> None:
         side = self._a.first
-        inside = self._first_backward < op < self._last_backward  # a function's own backward calls others
+        inside = self._first_backward < op <= self._last_backward  # a function's own backward calls others
+        if op > self._last_backward and op not in self._owned and self._a.tree.kinds[op] in self._various:
+            for i, j in rows:
+                self._skip(i, j, UPDATE)
+            return
         call = _Call(op, inside or self._a.tree.kinds[op][0] in ("backward", "parameters_grad"))
         self._written_before(op)
         for i, j in rows:
@@ -262,6 +287,7 @@ class Joiner:
         for i, j in sorted(rows, key=lambda pair: side.role[pair[0]] in (OUTPUT, PARAMETERS_GRAD)):
             if isinstance(side.shape[i], list) != isinstance(self._b.first.shape[j], list):
                 self._skip(i, j, UNCLEAR)  # given on one side only, as a bias that is added after the reduction
+                continue
             if i in side.values or j in self._b.first.values or not isinstance(side.shape[i], list):
                 continue
             call.cut |= self._row(call, i, j) and side.role[i] in (INPUT, PARAMETERS)
@@ -306,7 +332,7 @@ class Joiner:
             if row < 0:
                 continue
             pieces = self._a.members(row, False)[0]
-            if pieces.tobytes() in self._parts or self._mark(row, pieces) in self._lost:
+            if pieces.tobytes() in self._parts or self._mark(row, pieces) in self._lost or self._takes_running(call):
                 self._written[self._kind(row)] = self._parts.get(pieces.tobytes())
 
     def _row(self, call: _Call, i: int, j: int) -> bool:
@@ -318,6 +344,16 @@ class Joiner:
         if SHARE in first.facts.get(i, ()) or SHARE in second.facts.get(j, ()):
             self._skip(i, j, PART)
             return True
+        if self._experts:
+            if experts.LISTED in first.facts.get(i, ()) or experts.LISTED in second.facts.get(j, ()):
+                self._skip(i, j, TOKENS)
+                return False
+            found = experts.tokens(self._a.everywhere(i), self._b.everywhere(j))
+            if found is not None:
+                return self._tokens(call, i, j, found)
+            if op in self._around and self._other_groups(i, j):
+                self._skip(i, j, TOKENS)
+                return False
         if merge.whole_shape(first.shape[i], second.shape[j]) is None:
             if len(first.shape[i]) == len(second.shape[j]) == 1 and self._producers.get(i) is None and (call.buffer or not call.tensors):
                 call.buffer = True
@@ -325,15 +361,25 @@ class Joiner:
                 return False
             pads = merge.padded(first.shape[i], second.shape[j], len(self._a.pieces))
             update = call.update or (self._last_backward < op and _long(first.shape[i]))
-            if pads or call.cut or update:
+            if pads or call.cut or update or (op > self._last_backward and op not in self._owned):
                 self._skip(i, j, PADDED if pads else UPDATE if update else UNCLEAR)
             return pads
         if _NOTHING in (first.odd.get(i), second.odd.get(j)):
             self._skip(i, j, EMPTY)
             return False
-        accumulated = first.role[i] == PARAMETERS_GRAD
+        if self._is_running(call, i):
+            self._skip(i, j, PART)
+            return True
+        adds = call.backward and self._several and first.ops[op].split(".")[1] in ADDING
+        if adds and first.role[i] == INPUT:
+            self._skip(i, j, PART)  # the sum so far, and the share of one micro batch
+            return True
+        accumulated = first.role[i] == PARAMETERS_GRAD or (adds and first.role[i] == OUTPUT)
         others, _ = self._b.members(j, accumulated)
         pieces, places = self._a.members(i, accumulated)
+        if self._last_backward < op and first.role[i] == INPUT and self._mark(i, pieces) in self._numbers:
+            self._skip(i, j, UPDATE)
+            return True
         if first.role[i] == INPUT and self._is_lost(i, pieces, others):
             self._skip(i, j, LOCAL)
             return False
@@ -365,7 +411,7 @@ class Joiner:
             elif op > self._shared_out:
                 self._skip(i, j, UPDATE)
                 return True
-            elif not made.sure or self._is_part(call, i, pieces):
+            elif not made.sure or self._is_part(call, i, pieces) or self._masked_gradient(i):
                 self._part(call, i, j, pieces)
                 return True
             else:
@@ -383,7 +429,9 @@ class Joiner:
         if op > self._shared_out and merge.distance(value, golden) > AGREES:
             self._skip(i, j, UPDATE)
             return True
-        factor = self._whole.factor if call.backward else 1.0
+        factor = (
+            self._whole.factor if call.backward or measure.elements(first.shape[i]) == 1 else 1.0
+        )  # the loss is divided by the number of micro batches
         if factor != 1.0 and merge.distance(value / factor, golden) < merge.distance(value, golden):
             value = value / factor
         if made.times > 1 and need == len(pieces) and first.role[i] == OUTPUT:
@@ -395,21 +443,74 @@ class Joiner:
             self._whole.made_of[i] = need
         return need > 1
 
+    def _tokens(self, call: _Call, i: int, j: int, found: experts.Tokens) -> bool:
+        """Merge rows with a row per token. Returns True: they are pieces."""
+        if found.target is None or found.golden is None:
+            self._skip(i, j, TOKENS)
+            return True
+        value, golden, factor = found.target, found.golden, self._whole.factor
+        if call.backward and merge.distance(value / factor, golden) < merge.distance(value, golden):
+            value = value / factor
+        value = np.where(np.abs(value - golden) <= ROUNDING * np.abs(golden), golden, value)
+        self._put(self._whole.target, i, value, found.shape, 2, self._a)
+        self._put(self._whole.golden, j, golden, found.shape, 2, self._b)
+        self._whole.made_of[i] = found.pieces
+        return True
+
+    def _other_groups(self, i: int, j: int) -> bool:
+        """Counts and places of tokens, in the calls that exchange them, when they are not the same: each layout groups them in its own way."""
+        first, second = self._a.first, self._b.first
+        if merge.whole_shape(first.shape[i], second.shape[j]) is None:
+            return True
+        if measure.eps(first.dtype[i]):
+            return False
+        ours, theirs = (np.array([stats for _, stats in run.everywhere(row)]) for run, row in ((self._a, i), (self._b, j)))
+        return len(ours) != len(theirs) or not merge.close(merge.merged(ours), merge.merged(theirs))
+
+    def _is_running(self, call: _Call, i: int) -> bool:
+        """A single number that is added up over micro batches outside of the backward pass, as a loss for the log, or a buffer that it is
+        written into."""
+        side, kind = self._a.first, self._a.first.ops[call.op].split(".")[1]
+        if not self._several or call.backward or kind not in (*ADDING, "__setitem__"):
+            return False
+        if kind == "__setitem__":
+            return self._takes_running(call.op)
+        if measure.elements(side.shape[i]) == 1 and side.role[i] == OUTPUT:
+            self._running.add(self._a.members(i, False)[0].tobytes())
+        return measure.elements(side.shape[i]) == 1
+
+    def _takes_running(self, op: int) -> bool:
+        rows = (row for row in self._a.first.rows(op) if row not in self._a.first.values) if self._running else ()
+        return any(self._a.members(row, False)[0].tobytes() in self._running for row in rows)
+
     def _is_share(self, i: int, j: int, shape: list[int], golden: Floats) -> bool:
         """A parameter's gradient of each micro batch by itself: their means add up to that of the whole, which is all there is to see."""
-        pieces, _ = self._a.members(i, False)
-        need = merge.needed(self._a.first.shape[i], shape)
-        if self._a.micro == 1 or len(pieces) % need:
+        if not self._several:
             return False
-        mean = pieces[:, 2].sum() / need
+        means = []
+        for run, row in ((self._a, i), (self._b, j)):
+            pieces, _ = run.members(row, False)
+            last, _ = run.members(row, True)
+            need = merge.needed(run.first.shape[row], shape)
+            if len(pieces) % need or len(last) % need:
+                return False
+            means.append([pieces[:, 2].sum() / need, last[:, 2].sum() / need])
         size = golden[3] / max(measure.elements(shape), 1) ** 0.5
-        return any(abs(mean / n - golden[2]) <= AGREES * size for n in (1, len(pieces) // need, self._whole.factor))
+        most = max(len(self._a.pieces), len(self._b.pieces))
+        factors = {1.0, self._whole.factor, *(float(n) for n in range(2, most + 1))}
+        return any(abs(mine / n - other) <= AGREES * size for mine in means[0] for other in means[1] for n in factors)
 
     def _is_local(self, call: _Call, i: int) -> bool:
         """What a call gives out that was told where this rank is: masks and indices, or something made of the arguments alone."""
         side = self._a.first
         blind = call.lost == call.tensors  # nothing else goes in
         return side.role[i] == OUTPUT and (call.local or call.lost > 0) and (not measure.eps(side.dtype[i]) or blind)
+
+    def _masked_gradient(self, i: int) -> bool:
+        """Of a part of which the forward pass has zeroed what belongs to other ranks: the backward pass does it too, in place."""
+        twin = self._twins.get(i)
+        part = twin is not None and self._whole.skipped.get(twin) == PART
+        return part and self._a.first.role[i] == INPUT and self._producers.get(i) is None
 
     def _hands_on(self, call: _Call) -> bool:
         """What comes out of a part that goes in alone is a part, whatever is done with it, and so is the sum of gradients so far."""
@@ -434,9 +535,20 @@ class Joiner:
             return True
         return False
 
-    def _mark(self, i: int, pieces: Floats) -> tuple[tuple[str, int], bytes]:
+    def _mark(self, i: int, pieces: Floats) -> _Mark:
         """Tells one tensor from others; `i` is its row in the target."""
         return self._kind(i), pieces.tobytes()
+
+    def _filled_up(self, i: int, j: int) -> bool:
+        """A table with more rows than the other side's holds at least what that one holds; True when it could be said."""
+        first, second = self._a.first, self._b.first
+        whole = merge.filled_up(self._a.members(i, False)[0], first.shape[i], self._b.members(j, False)[0], second.shape[j])
+        if whole is None:
+            return False
+        self._put(self._whole.target, i, whole.value, whole.shape, whole.need, self._a, True)
+        self._put(self._whole.golden, j, whole.golden, whole.shape, whole.other, self._b, True)
+        self._whole.made_of[i] = whole.need
+        return True
 
     def _without_golden(self, call: _Call, i: int, j: int, pieces: Floats, made: merge.Cut | None) -> None:
         """The golden side has parts of a sum here, or what cannot be put together; where the target has parts too, it is told by them."""
@@ -507,8 +619,8 @@ class Joiner:
                 known.pop(row, None)
 
     @staticmethod
-    def _put(side: Side, row: int, value: Floats, shape: list[int], need: int, run: Run) -> None:
-        if need == 1 and len(run.pieces) == 1:
+    def _put(side: Side, row: int, value: Floats, shape: list[int], need: int, run: Run, anyway: bool = False) -> None:
+        if need == 1 and len(run.pieces) == 1 and not anyway:
             return
         side.numbers[4 * row : 4 * row + 4] = array("d", value.tolist())
         if side.shape[row] != shape:
@@ -580,9 +692,18 @@ def _long(shape: list[int]) -> bool:
     return max(shape, default=1) == measure.elements(shape)
 
 
-def _without_collectives(structure: Structure, target: Side) -> Structure:
-    """Collectives of one layout have no counterpart in another one, even where there are some."""
-    gone = {op: other for op, other in structure.pairs if target.ops[op].startswith("Distributed.")}
+def _without_collectives(structure: Structure, target: Tree, golden: Tree, owned: Mapping[int, object]) -> Structure:
+    """Collectives of one layout have no counterpart in another one, even where there are some. Of the calls of an update the kinds that
+    the runs do not make equally often may be about other parameters."""
+    last, other = last_backward(target), last_backward(golden)
+    mine = Counter((kind, owned.get(op)) for op, kind in enumerate(target.kinds) if op > last)
+    others = owners.owners(golden)
+    theirs = Counter((kind, others.get(op)) for op, kind in enumerate(golden.kinds) if op > other)
+    gone = {}
+    for op, partner in structure.pairs:
+        key = (target.kinds[op], owned.get(op))
+        if target.side.ops[op].startswith("Distributed.") or (op > last and len(key[0]) != 4 and mine[key] != theirs[key]):
+            gone[op] = partner
     structure.pairs = [pair for pair in structure.pairs if pair[0] not in gone]
     structure.only_target = sorted((*structure.only_target, *gone))
     structure.only_golden = sorted((*structure.only_golden, *gone.values()))
