@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +270,8 @@ class _Reader:
             self._leave_out(f"{name[:120]!r}, which is nested deeper than {_DEEPEST}")
         elif type(node) is list:
             for index, child in enumerate(node):
+                if type(child) is dict and len(child) == 8 and self._tensor(name if flat else f"{name}.{index}", child, role):
+                    continue
                 if type(child) is not dict and type(child) is not list and child is not None:
                     self._leave_out(f"{name[:120]!r}, item {index}, which is {str(child)[:40]!r} and must be an object, a list or null")
                 self._walk(name if flat else f"{name}.{index}", child, role, depth + 1, flat)
@@ -306,6 +309,27 @@ class _Reader:
         )
         if len(node) > 8:
             self._facts(row, node)
+
+    def _tensor(self, name: str, node: Mapping[str, Any], role: int) -> bool:
+        """A tensor with statistics and nothing else, which nearly all nodes are: as `_leaf`, in less time. False: it is not."""
+        try:
+            kind, dtype, shape, a, b, c, d, grad = _PLAIN(node)
+            known = self._texts[tuple(shape)]
+        except (KeyError, TypeError):
+            return False
+        if not (type(a) is type(b) is type(c) is type(d) is _FLOAT and type(kind) is type(dtype) is str and dtype and type(shape) is list):
+            return False
+        side = self._side
+        side.name.append(name)
+        side.op.append(self._at)
+        side.role.append(role)
+        side.dtype.append(self._texts.setdefault(dtype, dtype))
+        side.shape.append(known)
+        side.numbers.extend((a, b, c, d))
+        side.md5.append(None)
+        side.requires_grad.append(grad if type(grad) is bool else None)
+        side.data_name.append("")
+        return True
 
     def _facts(self, row: int, node: Mapping[str, Any]) -> None:
         side = self._side
@@ -388,6 +412,7 @@ def _plausible(shape: Any) -> Any:
     return str(shape)[:_LONGEST_SHAPE]
 
 
+_PLAIN = itemgetter("type", "dtype", "shape", "Max", "Min", "Mean", "Norm", "requires_grad")
 _COMMON = frozenset(("type", "dtype", "shape", "Max", "Min", "Mean", "Norm", "requires_grad", "md5", "data_name"))
 _WORDS = {
     "NaN": float("nan"),

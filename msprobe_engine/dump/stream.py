@@ -21,8 +21,8 @@ from msprobe_engine.dump import framelog, layout
 from msprobe_engine.dump.reader import parse_json, read_bytes
 from msprobe_engine.errors import DumpFormatError
 
-BLOCK = 8 << 20
-"""Bytes of the file that are turned into objects at a time."""
+BLOCK = 1 << 20
+"""Bytes of the file that are turned into objects at a time; more than the caches of a core hold would cost time, not save some."""
 
 _DATA = b'\n "data": {'
 _NAME = b'\n  "'
@@ -134,7 +134,7 @@ def _blocks(path: Path, records: Records, file: BinaryIO, rest: bytes, size: int
 
 def _block(text: bytes, path: Path, line: int, records: Records) -> dict[str, Any]:
     try:
-        block: dict[str, Any] = json.loads(b"{" + text.rstrip().rstrip(b",") + b"}")
+        block: dict[str, Any] = json.loads(b"{" + text.rstrip(b", \t\r\n") + b"}")
     except json.JSONDecodeError as error:
         raise DumpFormatError(
             f"{path}: about line {line + error.lineno}: {error.msg}; it is damaged or was edited. Leave the step out or dump it again"
