@@ -65,6 +65,7 @@ class Matcher:
         if self._twins():
             self._trees()
         self._by_name()
+        self._part_strangers()
         renamed = self._renamed()
         self._gradients(renamed)
         return Structure(
@@ -218,6 +219,23 @@ class Matcher:
                 j = self.golden.known_as.get(name)
                 if j is not None and j not in self._used and first[i] == second[j]:
                     self._pair(i, j)
+
+    def _part_strangers(self) -> None:
+        """A call of a function whose tensors all have other shapes, and come from calls that do not belong together, is another call:
+        both sides have one more of it, at different places."""
+        first, second = self._forms
+        for i, j in list(self._found.items()):
+            if first[i] == second[j] or len(self.target.kinds[i]) != 3 or self.target.kinds[i][0] != "forward":
+                continue
+            pairs = list(zip(self.target.side.rows(i), self.golden.side.rows(j)))
+            shapes = [(self.target.side.shape[x], self.golden.side.shape[y]) for x, y in pairs]
+            if any(a and a == b for a, b in shapes) or not any(a for a, _ in shapes):
+                continue
+            sources = [(self.target.producers.get(x), self.golden.producers.get(y)) for x, y in pairs if self.target.side.role[x] == INPUT]
+            known = [(a, b) for a, b in sources if a is not None and b is not None]
+            if known and all(self._found.get(a) != b for a, b in known):
+                self._found.pop(i)
+                self._used.discard(j)
 
     def _renamed(self) -> dict[str, str]:
         found: dict[str, str] = {}

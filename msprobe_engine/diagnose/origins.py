@@ -120,6 +120,10 @@ class Walker:
         """Position of the pair that a row of the target is in; -1 when it is in none."""
         return next((at for at in self.span_of(self.side.op[row]) if self.rows[at][0] == row), -1)
 
+    def other_arguments(self) -> list[int]:
+        """Rows that are arguments of another value than on the golden side."""
+        return [self.rows[at][0] for at in np.flatnonzero(self.measured.argument).tolist()]
+
     def walk(self, floor: float = 0.0, accepted: float = 0.0) -> Walk:
         """Find the origins.
 

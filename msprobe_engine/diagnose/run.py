@@ -16,6 +16,7 @@ from msprobe_engine.diagnose.divergence import Divergence, diverge
 from msprobe_engine.diagnose.findings import Diagnosis
 from msprobe_engine.diagnose.load import numbered
 from msprobe_engine.diagnose.monitored import diagnose_monitor, diagnose_two_monitors
+from msprobe_engine.diagnose.origin import ARGUMENT
 from msprobe_engine.diagnose.placed import placed
 from msprobe_engine.dump import layout
 from msprobe_engine.dump.reader import DumpDirectory, open_dump
@@ -114,6 +115,7 @@ def over_steps(
         NothingCapturedError: no record could be compared.
     """
     found, before = Diagnosis(), None
+    called: dict[tuple[int, str], int] = {}  # arguments of another value -> the first step that has them
     records = 0
     ranks: set[int] = set()
     with bar("diagnose", len(steps)) as advance:
@@ -133,8 +135,12 @@ def over_steps(
                 records += sum(walk.compared for walk in before.walks.values())
                 ranks |= set(before.walks)
                 _note_structure(found, before)
+                for rank, walker in before.walkers.items():
+                    for row in walker.other_arguments():
+                        called.setdefault((rank, walker.side.name[row]), step)
                 if before.origins:
                     _say(found, step, before)
+                    _since(found, called)
                 found.problems += [problem for side in sides_of_both for problem in side.problems if problem not in found.problems]
                 if before.origins:
                     break
@@ -193,6 +199,15 @@ def _say(found: Diagnosis, step: int, divergence: Divergence) -> None:
     found.finding = explain.finding_of(divergence, rank, origin)
     found.differences = sum(walk.differing for walk in divergence.walks.values())
     found.evidence += _evidence(divergence)
+
+
+def _since(found: Diagnosis, called: Mapping[tuple[int, str], int]) -> None:
+    """A call that was made with another argument in an earlier step already, where its result did not show it, is to blame from there."""
+    for suspect in found.suspects:
+        step = called.get((suspect.rank, suspect.tensor), suspect.step)
+        if suspect.kind == ARGUMENT and step < suspect.step:
+            suspect.why += f" in step {suspect.step}, and the argument is another one since step {step}"
+            suspect.step = step
 
 
 def _amount(divergence: Divergence, distance: float) -> str:
