@@ -221,17 +221,18 @@ class Matcher:
                     self._pair(i, j)
 
     def _part_strangers(self) -> None:
-        """A call of a function whose tensors all have other shapes, and come from calls that do not belong together, is another call:
-        both sides have one more of it, at different places."""
+        """A call of a function that takes in tensors of other shapes only, from calls that do not belong together, is another call: both
+        sides have one more of it, at different places."""
         first, second = self._forms
+        mine, theirs = self.target.side, self.golden.side
         for i, j in list(self._found.items()):
             if first[i] == second[j] or len(self.target.kinds[i]) != 3 or self.target.kinds[i][0] != "forward":
                 continue
-            pairs = list(zip(self.target.side.rows(i), self.golden.side.rows(j)))
-            shapes = [(self.target.side.shape[x], self.golden.side.shape[y]) for x, y in pairs]
-            if any(a and a == b for a, b in shapes) or not any(a for a, _ in shapes):
+            pairs = [(x, y) for x, y in zip(mine.rows(i), theirs.rows(j)) if mine.role[x] == theirs.role[y] == INPUT]
+            shapes = [(mine.shape[x], theirs.shape[y]) for x, y in pairs]
+            if any(a and a == b for a, b in shapes):
                 continue
-            sources = [(self.target.producers.get(x), self.golden.producers.get(y)) for x, y in pairs if self.target.side.role[x] == INPUT]
+            sources = [(self.target.producers.get(x), self.golden.producers.get(y)) for x, y in pairs]
             known = [(a, b) for a, b in sources if a is not None and b is not None]
             if known and all(self._found.get(a) != b for a, b in known):
                 self._found.pop(i)
