@@ -208,14 +208,28 @@ def read_side(path: Path | str) -> Side:
                 reader.record(name, record)
         side.header = records.header
         side.recovered = records.recovered
+    _say_damage(side, reader, records.repeated)
+    return side
+
+
+def side_of(path: Path, document: Mapping[str, Any], recovered: bool = False) -> Side:
+    """As `read_side`, of a file that was read already."""
+    side = Side(path, {key: value for key, value in document.items() if key != "data"}, recovered=recovered)
+    reader = _Reader(side)
+    for name, record in document["data"].items():
+        reader.record(name, record)
+    _say_damage(side, reader, 0)
+    return side
+
+
+def _say_damage(side: Side, reader: _Reader, repeated: int) -> None:
     if reader.left_out:
         side.say(f"{side.path}: {reader.left_out:,} records or values are damaged and left out, the first is {reader.first_left_out}")
-    repeated = records.repeated + len(side.ops) - len(set(side.ops))
+    repeated += len(side.ops) - len(set(side.ops))
     if repeated:
         side.say(f"{side.path}: {repeated:,} records stand more than once under one name; of those close together the last counts")
     if not side.recovered and (side.path.parent / layout.MARKER).exists():
         side.say(f"{side.path}: the run ended before this step was whole, or still writes it; records may be missing")
-    return side
 
 
 class _Reader:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.compare.side import Side
 from msprobe_engine.diagnose import collectives, findings, replicas
 from msprobe_engine.diagnose.facts import module_path
 from msprobe_engine.diagnose.findings import Diagnosis, Suspect
 from msprobe_engine.diagnose.nan_analyze import nan_analyze
-from msprobe_engine.dump.reader import open_dump
-from msprobe_engine.errors import DumpFormatError
 
 
 def diagnose_alone(target: Path) -> Diagnosis:
@@ -22,7 +22,8 @@ def diagnose_alone(target: Path) -> Diagnosis:
         DumpFormatError: there is nothing to read.
         NothingCapturedError: there is, and nothing of it can be read.
     """
-    result = nan_analyze(target)
+    ranks = _Ranks()
+    result = nan_analyze(target, seen=ranks.look)
     found = Diagnosis(problems=list(result.problems))
     found.looked_at = {"steps": ", ".join(map(str, result.steps))}
     if result.findings:
@@ -32,32 +33,48 @@ def diagnose_alone(target: Path) -> Diagnosis:
         found.evidence = [line.strip() for line in result.text.splitlines()[1:] if line.strip()]
         return found
     found.evidence.append(result.text.splitlines()[0] if result.text else "No NaN or Inf.")
-    try:
-        dump = open_dump(target)
-    except DumpFormatError:
-        _began(found, target)
-        return found  # an incident without a dump
-    from msprobe_engine.diagnose.run import read_step
-
-    for step in dump.steps:
-        sides = read_step(dump, step, found.problems)
-        checked = collectives.check(sides)
-        found.looked_at["collectives"] = found.looked_at.get("collectives", 0) + checked.count
-        if checked.wrong:
-            found.finding = findings.COLLECTIVE
-            found.suspects = [wrong.suspect(step) for wrong in checked.wrong]
-            found.evidence += [wrong.why for wrong in checked.wrong[:5]]
-            return found
-        odd = replicas.odd_ones(step, replicas.parameters(sides))
-        if odd:
-            found.finding = findings.DESYNC
-            found.suspects = [_of_odd(one) for one in odd]
-            found.evidence.append(
-                f"{len(odd)} parameters that are copies of each other differ; others of their kind are equal on all ranks."
-            )
-            return found
+    if ranks.collectives is not None:
+        found.looked_at["collectives"] = ranks.collectives
+    found.problems += [problem for problem in ranks.problems if problem not in found.problems]
+    if ranks.finding:
+        found.finding, found.suspects = ranks.finding, ranks.suspects
+        found.evidence += ranks.evidence
+        return found
     _began(found, target)
     return found
+
+
+@dataclass
+class _Ranks:
+    """What the ranks of a step say beside each other; of the first step in which something is off.
+
+    Attributes:
+        collectives: how many could be held against each other; None before a step was seen.
+    """
+
+    collectives: int | None = None
+    finding: str = ""
+    suspects: list[Suspect] = field(default_factory=list)
+    evidence: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def look(self, step: int, sides: Mapping[int, Side]) -> None:
+        """Check one step."""
+        if self.finding:
+            return
+        checked = collectives.check(sides)
+        self.collectives = (self.collectives or 0) + checked.count
+        if checked.wrong:
+            self.finding = findings.COLLECTIVE
+            self.suspects = [wrong.suspect(step) for wrong in checked.wrong]
+            self.evidence += [wrong.why for wrong in checked.wrong[:5]]
+        elif odd := replicas.odd_ones(step, replicas.parameters(sides)):
+            self.finding = findings.DESYNC
+            self.suspects = [_of_odd(one) for one in odd]
+            self.evidence.append(
+                f"{len(odd)} parameters that are copies of each other differ; others of their kind are equal on all ranks."
+            )
+        self.problems += [problem for side in sides.values() for problem in side.problems]
 
 
 def _began(found: Diagnosis, target: Path) -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.compare.side import Side, side_of
 from msprobe_engine.diagnose import facts
 from msprobe_engine.diagnose.model import Trace
 from msprobe_engine.dump import framelog, layout
@@ -26,19 +27,23 @@ def numbered(dump: DumpDirectory, step: int) -> Iterator[tuple[int, Path]]:
         yield rank, dump.path(step, key)
 
 
-def load_step(dump: DumpDirectory, step: int) -> tuple[dict[int, Trace], list[str]]:
-    """All ranks of one step, and what could not be read. Directories without a rank get the free numbers from 0."""
+def load_step(dump: DumpDirectory, step: int, sides: dict[int, Side] | None = None) -> tuple[dict[int, Trace], list[str]]:
+    """All ranks of one step, and what could not be read. Directories without a rank get the free numbers from 0.
+
+    Args:
+        sides: takes up the ranks as columns too.
+    """
     traces: dict[int, Trace] = {}
     problems: list[str] = []
     for rank, path in numbered(dump, step):
         try:
-            traces[rank] = load_rank(step, rank, path, problems)
+            traces[rank] = load_rank(step, rank, path, problems, sides)
         except DumpFormatError as error:
             problems.append(str(error))
     return traces, problems
 
 
-def load_rank(step: int, rank: int, path: Path, problems: list[str]) -> Trace:
+def load_rank(step: int, rank: int, path: Path, problems: list[str], sides: dict[int, Side] | None = None) -> Trace:
     """The trace of one rank directory; of a killed process from its frame log.
 
     The JSON is taken as it is, without the reader's typed objects: most calls are clean and are looked at once. A damaged stack.json or
@@ -68,6 +73,8 @@ def load_rank(step: int, rank: int, path: Path, problems: list[str]) -> Trace:
     if not document["data"]:
         problems.append(f"{file}: no record in it")
     complete = complete and document.get("complete", True) is not False
+    if sides is not None:
+        sides[rank] = side_of(file, document, recovered=not file.exists())
     return facts.trace(
         document["data"],
         construct if isinstance(construct, dict) else {},

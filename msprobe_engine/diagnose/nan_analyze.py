@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.compare.side import Side
 from msprobe_engine.diagnose import first_bad, load, report, samples
 from msprobe_engine.diagnose.model import Trace
 from msprobe_engine.dump.layout import RERUN
@@ -34,22 +35,26 @@ class Result:
     path: Path | None = None
 
 
-def nan_analyze(source: str | Path, output: str | Path | None = None) -> Result:
+Seen = Callable[[int, Mapping[int, Side]], None]
+
+
+def nan_analyze(source: str | Path, output: str | Path | None = None, seen: Seen | None = None) -> Result:
     """Find the first NaN/Inf over all ranks.
 
     Args:
         source: dump root, ``step<N>`` directory, or incident directory.
         output: directory for ``anomaly_analyze_<time>.json``; None: no file.
+        seen: gets every step that was looked at, and its ranks where there are several.
 
     Raises:
         DumpFormatError: there is no dump at `source`.
         NothingCapturedError: there is one, and nothing in it can be read.
     """
     with load.no_gc():
-        return _nan_analyze(Path(source), output)
+        return _nan_analyze(Path(source), output, seen)
 
 
-def _nan_analyze(root: Path, output: str | Path | None) -> Result:
+def _nan_analyze(root: Path, output: str | Path | None, seen: Seen | None) -> Result:
     sampled = samples.load(root)
     again = _rerun(root)
     try:
@@ -66,19 +71,22 @@ def _nan_analyze(root: Path, output: str | Path | None) -> Result:
     for step in sorted(dumped | set(sampled) | reruns):
         if again is not None and step in reruns and not result.findings:
             # The step ran a second time with everything captured: that says more than what is always on.
-            seen, unread = load.load_step(again, step)
+            rerun, unread = load.load_step(again, step)
             result.problems += unread
-            _look(result, texts, step, seen, {})
+            _look(result, texts, step, rerun, {})
             if result.findings:
                 note = f"Read from the second run of step {step}, with everything captured."
                 break
-            if seen:
+            if rerun:
                 texts.pop()
                 note = f"The second run of step {step} was clean: it did not reproduce, see summary.md."
         traces: dict[int, Trace] = {}
         if dump is not None and step in dumped:
-            traces, unread = load.load_step(dump, step)
+            sides: dict[int, Side] = {}
+            traces, unread = load.load_step(dump, step, sides if seen is not None and len(dump.ranks(step)) > 1 else None)
             result.problems += unread
+            if seen is not None:
+                seen(step, sides)
         if not result.findings:
             _look(result, texts, step, traces, sampled.get(step, {}))
         elif traces:
