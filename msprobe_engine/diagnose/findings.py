@@ -81,6 +81,7 @@ class Diagnosis:
         differences: how many records differ behind the suspects.
         unmatched: calls of one side only: ``{"target": [...], "golden": [...]}``.
         renamed: module paths that the other side calls otherwise.
+        unseen: the target has something that is not finite, or may have, where nothing was held against it. Not in the json.
     """
 
     finding: str = NONE
@@ -92,6 +93,7 @@ class Diagnosis:
     differences: int = 0
     unmatched: dict[str, list[str]] = field(default_factory=dict)
     renamed: dict[str, str] = field(default_factory=dict)
+    unseen: bool = False
 
     @property
     def first_suspect(self) -> Suspect | None:
@@ -111,7 +113,7 @@ class Diagnosis:
         """JSON-ready, with `finding` and `first_suspect` first."""
         first = self.first_suspect
         head = {"finding": self.finding, "headline": self.headline(), "first_suspect": asdict(first) if first else None}
-        return head | {key: value for key, value in asdict(self).items() if key not in head}
+        return head | {key: value for key, value in asdict(self).items() if key not in head and key != "unseen"}
 
     def text(self) -> str:
         """For the console; the first line is the finding."""

@@ -142,7 +142,7 @@ def distances(target: Side, golden: Side, rows: Sequence[tuple[int, int]] | code
     return Distances(distance, np.nan_to_num(extremes), np.nan_to_num(norm), bad_a, bad_b, argument, shape, dtype, known)
 
 
-def nonfinite(side: Side, rows: Sequence[int]) -> Bools:
+def nonfinite(side: Side, rows: Sequence[int] | codes.Integers) -> Bools:
     """Which rows hold NaN or Inf."""
     chosen = np.asarray(rows, np.int64)
     return _bad(side, chosen, side.stats[chosen])

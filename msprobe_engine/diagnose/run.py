@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from msprobe_engine import names
 from msprobe_engine.compare import calibrate
 from msprobe_engine.compare.calibrate import Floats
 from msprobe_engine.compare.layout.together import together
 from msprobe_engine.compare.side import Side, read_side
-from msprobe_engine.diagnose import explain, findings, kinds, layouts
+from msprobe_engine.diagnose import explain, findings, kinds, layouts, measure, samples
 from msprobe_engine.diagnose.begun import Begun
 from msprobe_engine.diagnose.divergence import Divergence, diverge
 from msprobe_engine.diagnose.findings import Diagnosis
@@ -61,17 +63,18 @@ def diagnose(
         found = diagnose_alone(Path(target))
     else:
         found = _pair(Path(target), Path(golden), [Path(path) for path in calibration])
-        if found.finding in (findings.NONE, findings.STRUCTURE):
-            _only_here(found, Path(target), Path(golden))
+        only_here(found, Path(target), Path(golden))
     if output is not None:
         found.write(output)
     return found
 
 
-def _only_here(found: Diagnosis, target: Path, golden: Path) -> None:
+def only_here(found: Diagnosis, target: Path, golden: Path) -> None:
     """A NaN in calls that only the target makes has nothing to be compared with; the run alone tells, if the golden one has none."""
     from msprobe_engine.diagnose.alone import diagnose_alone
 
+    if found.finding not in (findings.NONE, findings.STRUCTURE) or not found.unseen:
+        return
     alone = diagnose_alone(target)
     if alone.finding in (findings.NONFINITE, findings.OVERFLOW) and diagnose_alone(golden).finding == findings.NONE:
         found.finding, found.suspects = alone.finding, alone.suspects
@@ -96,7 +99,10 @@ def _pair(target: Path, golden: Path, calibration: Sequence[Path]) -> Diagnosis:
         there = step if step in second.steps else second.steps[0]
         return calibrate.of_ranks(right, [read_step(dump, there, problems) for dump in further if there in dump.steps])
 
-    return over_steps(steps, sides, f"{target} and {golden}", moved if further else None)
+    found = over_steps(steps, sides, f"{target} and {golden}", moved if further else None)
+    more = bool(set(first.steps) - set(steps)) or (target / layout.RERUN).is_dir() or bool(samples.load(target))
+    found.unseen = found.unseen or more
+    return found
 
 
 def over_steps(
@@ -135,6 +141,7 @@ def over_steps(
                 records += sum(walk.compared for walk in before.walks.values())
                 ranks |= set(before.walks)
                 _note_structure(found, before)
+                found.unseen = found.unseen or _nonfinite_alone(a, before)
                 for rank, walker in before.walkers.items():
                     for row in walker.other_arguments():
                         called.setdefault((rank, walker.side.name[row]), step)
@@ -189,6 +196,18 @@ def _note_structure(found: Diagnosis, divergence: Divergence) -> None:
             new = [] if rank in divergence.wholes else new  # another layout makes other calls around its collectives
             known += [name for name in new[:100] if name not in known]
         found.renamed.update(structure.renamed)
+
+
+def _nonfinite_alone(target: Mapping[int, Side], divergence: Divergence) -> bool:
+    """A rank of the target has NaN or Inf in rows that nothing was held against."""
+    for rank, side in target.items():
+        rows = np.ones(len(side), bool)
+        walker = divergence.walkers.get(rank)
+        if walker is not None and walker.side is side:
+            rows[[row for row, _ in walker.rows]] = False
+        if measure.nonfinite(side, np.flatnonzero(rows)).any():
+            return True
+    return False
 
 
 def _say(found: Diagnosis, step: int, divergence: Divergence) -> None:
