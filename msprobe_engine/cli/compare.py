@@ -55,6 +55,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     match.add_argument("--consistent_check", action="store_true", help="training against inference; needs --backend")
     match.add_argument("--backend", choices=("fsdp", "megatron"), help="of the training")
     measure = parser.add_argument_group("how they are measured")
+    measure.add_argument(
+        "--calibration",
+        metavar="DIR",
+        nargs="+",
+        default=[],
+        help="further dumps of the golden training, made with msprobe run --perturb ulp: our verdicts count in what these show",
+    )
     measure.add_argument("--config", metavar="YAML", help="matrices that tensors are multiplied by before")
     measure.add_argument("--metrics", metavar="FILE", nargs="+", default=[], help="files with further metrics of tensors")
     run_by = parser.add_argument_group("how it is run")
@@ -127,6 +134,7 @@ def _options(args: argparse.Namespace, log: bool, own_stack: bool) -> CompareOpt
         steps=numbers(args.step, "--step"),
         memory_mb=args.memory_mb,
         workers=args.workers,
+        calibration=tuple(Path(name) for name in args.calibration),
         postprocess=args.config,
         consistent_check=args.consistent_check,
         backend=args.backend,

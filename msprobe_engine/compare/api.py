@@ -9,10 +9,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from msprobe_engine.compare.calibrate import Floats, movements
+from msprobe_engine.compare.metric_plugins import load_metrics
 from msprobe_engine.compare.options import CompareOptions
+from msprobe_engine.compare.postprocess import Postprocess
 from msprobe_engine.compare.schedule import Manifest, run_tasks
 from msprobe_engine.compare.side import Side, read_side
-from msprobe_engine.compare.source import Sources, Task, pair_paths
+from msprobe_engine.compare.source import Sources, Task, add_calibration, pair_paths
 from msprobe_engine.compare.summary import Comparison
 from msprobe_engine.compare.tables import check_format, unwritable
 from msprobe_engine.compare.work import Result, compare_guarded
@@ -57,6 +60,8 @@ def compare_dumps(
     options = options or CompareOptions()
     for mode in options.formats:
         check_format(mode)
+    load_metrics(options.metrics)  # what is wrong with them is said before the work
+    Postprocess(options.postprocess)
     sources = pair_paths(target, golden, options.steps, options.ranks, stack)
     if suffix:
         sources.tasks = [replace(task, stem=f"{task.stem}{_safe_suffix(suffix)}") for task in sources.tasks]
@@ -65,6 +70,10 @@ def compare_dumps(
         make_directories(os.fspath(directory))
     except OSError as error:
         raise unwritable(directory, error) from error
+    except ValueError as error:
+        raise UsageError(f"output {str(directory)!r}: {error}; name another directory") from None
+    if options.calibration:
+        add_calibration(sources, options.calibration)
     found = Comparison(str(target), str(golden), options.columns, options.compat, notes=sources.notes, problems=sources.lost)
     manifest = Manifest(directory, _fingerprint(sources, options))
     try:
@@ -120,13 +129,17 @@ def _fingerprint(sources: Sources, options: CompareOptions) -> str:
 
 def _diagnose(found: Comparison, sources: Sources, results: Mapping[str, Result], all_of_it: bool) -> None:
     """Where the difference begins. Runs with other numbers of ranks are read whole: they may be cut differently."""
-    from msprobe_engine.diagnose.run import over_steps
+    from msprobe_engine.diagnose.run import only_here, over_steps
 
     steps = sorted({task.step or 0 for task in sources.tasks})
     whole = sources.lost and all_of_it and not Path(found.target).is_file()
     sides = partial(_whole_steps, found, sources.tasks) if whole else partial(_sides, sources.tasks, results)
     try:
-        found.diagnosis = over_steps(steps, sides, f"{found.target} and {found.golden}", begun=partial(_begun, sources.tasks, results))
+        moved = partial(_movements, sources.tasks) if any(task.calibration for task in sources.tasks) else None
+        begun = partial(_begun, sources.tasks, results)
+        found.diagnosis = over_steps(steps, sides, f"{found.target} and {found.golden}", moved, begun)
+        if all_of_it:
+            only_here(found.diagnosis, Path(found.target), Path(found.golden))
     except (NothingCapturedError, DumpFormatError) as error:
         if not found.all_problems:
             found.problems.append(f"no diagnosis: {error}")
@@ -161,6 +174,18 @@ def _begun(tasks: list[Task], results: Mapping[str, Result], step: int) -> dict[
 def _ranks(tasks: list[Task], step: int) -> list[tuple[int, Task]]:
     of_step = (task for task in tasks if (task.step or 0) == step)
     return [(number if task.rank is None else task.rank, task) for number, task in enumerate(of_step)]
+
+
+def _movements(tasks: list[Task], step: int, golden: Mapping[int, Side], problems: list[str]) -> dict[int, Floats]:
+    """What round-off moves each row of the golden ranks of a step."""
+    found = {}
+    for rank, task in _ranks(tasks, step):
+        if rank in golden and task.calibration:
+            try:
+                found[rank] = movements(golden[rank], [read_side(path) for path in task.calibration])
+            except DumpFormatError as error:
+                problems.append(str(error))
+    return found
 
 
 def _whole_steps(found: Comparison, tasks: list[Task], step: int, problems: list[str]) -> tuple[dict[int, Side], dict[int, Side]]:

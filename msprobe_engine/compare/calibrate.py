@@ -15,7 +15,7 @@ import numpy.typing as npt
 from msprobe_engine.compare.side import Side
 from msprobe_engine.compare.structure import Matcher
 from msprobe_engine.compare.tree import Tree
-from msprobe_engine.diagnose import measure
+from msprobe_engine.diagnose import exact, measure
 
 Floats = npt.NDArray[np.float64]
 
@@ -33,7 +33,9 @@ def movements(golden: Side, others: Sequence[Side]) -> Floats:
     moved = np.zeros(len(golden))
     for other in others:
         rows, _ = measure.paired_rows(other, golden, Matcher(Tree(other), Tree(golden)).run().pairs)
-        distance = measure.distances(other, golden, rows).distance
+        found = measure.distances(other, golden, rows)
+        exact.refine(found, other, golden, rows)
+        distance = found.distance
         places = np.fromiter((j for _, j in rows), np.int64, len(rows))
         np.maximum.at(moved, places, np.where(np.isfinite(distance), distance, 0.0))
     units = np.fromiter((measure.eps(dtype) for dtype in golden.dtype), np.float64, len(golden))

@@ -36,7 +36,7 @@ class CompareOptions:
         memory_mb: memory that the whole comparison may take, in MiB.
         workers: processes or threads; 0 means one per core.
         scheduler: one of `SCHEDULERS`.
-        calibration: what one unit of rounding moves every record, from a file or measured before.
+        calibration: further dumps of the golden training, moved by one rounding unit: our verdicts count in what they show.
         postprocess: matrices that tensors are multiplied by before they are compared (``--config`` of 26.2.0), or the file with them.
         consistent_check: training against inference, whose modules are named otherwise.
         backend: of the training then, among `BACKENDS`.
@@ -63,7 +63,7 @@ class CompareOptions:
     memory_mb: int = 2048
     workers: int = 0
     scheduler: str = "auto"
-    calibration: Any = None
+    calibration: tuple[Path, ...] = ()
     postprocess: Any = None
     consistent_check: bool = False
     backend: str | None = None
@@ -77,6 +77,10 @@ class CompareOptions:
             _among("formats", one, FORMATS)
         if self.backend is not None:
             _among("backend", self.backend, BACKENDS)
+        if self.calibration and self.compat:
+            raise UsageError("compare: a calibration is for our verdicts, compat for those of the existing tool; leave one out")
+        if self.calibration and self.consistent_check:
+            raise UsageError("compare: training against inference is measured by fixed limits; leave the calibration out")
 
     @property
     def old(self) -> bool:

@@ -98,6 +98,8 @@ class _Table:
         self.stacked: set[int] = set()
         self._damaged = 0
         self._first_damaged = ""
+        if self.mode != TENSOR and (options.metrics or options.postprocess is not None):
+            target.say(f"metrics and matrices are for saved tensors; {target.path} and its counterpart are compared by {self.mode}")
 
     def blocks(self) -> Iterator[Block]:
         yield from self._blocks()

@@ -154,6 +154,8 @@ def _load(path: Path) -> npt.NDArray[Any]:
         array: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise DumpFormatError(f"{path}: is no array file ({error}); it is left out. Was it cut off while being written?") from None
+    if not isinstance(array, np.ndarray):
+        raise DumpFormatError(f"{path}: is an archive and no array file. It is left out")
     if array.dtype.kind not in "biufc":
         raise DumpFormatError(f"{path}: holds {array.dtype}; only numbers can be compared. It is left out")
     return array

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ class Task:
         folder: of the results below the output directory; ``.`` when there is one step only.
         stem: name of the results, without time and suffix (``compare_result_rank0``).
         stack: stack.json of the target, where it does not lie beside the dump.
+        calibration: the same rank and step of further golden dumps.
     """
 
     target: Path
@@ -41,6 +42,7 @@ class Task:
     folder: str = "."
     stem: str = "compare_result"
     stack: Path | None = None
+    calibration: tuple[Path, ...] = ()
 
     @property
     def key(self) -> str:
@@ -107,6 +109,39 @@ def pair_paths(
     return found
 
 
+def add_calibration(sources: Sources, paths: Sequence[Path]) -> None:
+    """Give every task the files of further golden dumps that are of its golden rank and step; ranks without one are said in `notes`.
+
+    Raises:
+        DumpFormatError: there is no dump at a path.
+        UsageError: they have none of the ranks.
+    """
+    dumps = [open_dump(path) for path in paths]
+    lacking = []
+    for number, task in enumerate(sources.tasks):
+        found = [directory / task.golden.name for dump in dumps if (directory := _counterpart(dump, task, len(sources.tasks))) is not None]
+        sources.tasks[number] = replace(task, calibration=tuple(file for file in found if _has(file.parent, file.name)))
+        if not sources.tasks[number].calibration:
+            lacking.append(task.place)
+    if lacking:
+        if len(lacking) == len(sources.tasks):
+            raise UsageError(f"{', '.join(map(str, paths))}: no rank and step of the golden run is in these dumps of a calibration")
+        sources.notes.append(f"No calibration for {_listed(lacking)}: round-off is told from the dtypes there.")
+
+
+def _counterpart(dump: DumpDirectory, task: Task, tasks: int) -> Path | None:
+    """Directory of the task's golden rank and step in another dump; of a dump with one rank and a single task that rank."""
+    where = task.golden.resolve().parent
+    step = layout.step_of(where.parent.name) or 0
+    if step not in dump.steps and len(dump.steps) == 1:
+        step = dump.steps[0]
+    ranks = dump.ranks(step) if step in dump.steps else []
+    rank = layout.rank_of(where.name)
+    if rank in ranks:
+        return dump.path(step, rank)
+    return dump.path(step, ranks[0]) if len(ranks) == 1 and tasks == 1 else None
+
+
 def from_json(path: str | Path) -> dict[str, Any]:
     """Read the json of version 8.1.1 (``-i``).
 
@@ -160,7 +195,11 @@ def numbers(text: str | None, flag: str) -> frozenset[int]:
 
 def _present(path: str | Path) -> Path:
     found = Path(path)
-    if not found.exists():
+    try:
+        there = found.exists()
+    except OSError as error:  # a name that is too long
+        raise DumpFormatError(f"{str(path)[:200]}: cannot be looked at ({error.strerror})") from None
+    if not there:
         raise DumpFormatError(f"{path}: is not there; give a dump.json, the directory of a rank or a step, or the root of a dump")
     if not found.is_dir() and not found.is_file():
         raise DumpFormatError(f"{path}: is no regular file; no dump has such a file, do not trust it")

@@ -108,17 +108,18 @@ def compare_task(task: Task, options: CompareOptions, output: str, stamp: str, k
         return found
     aligned: Aligned | None = None
     try:
-        blocks, aligned = _blocks(target, golden, options)
+        blocks, aligned = _blocks(task, target, golden, options)
         _write(found, task, options, Path(output), stamp, blocks)
     except (DumpFormatError, NothingCapturedError) as error:
         found.problems.append(f"{task.place}: {error}")
-    if keep:
+    if keep and not task.calibration:  # what is begun counts in what the dtypes say
         found.begun = begin(target, golden, aligned)
     found.problems += [*target.problems, *golden.problems]
     return found
 
 
-def _blocks(target: Side, golden: Side, options: CompareOptions) -> tuple[Iterator[Block], Aligned | None]:
+def _blocks(task: Task, target: Side, golden: Side, options: CompareOptions) -> tuple[Iterator[Block], Aligned | None]:
+    from msprobe_engine.compare.calibrate import movements
     from msprobe_engine.compare.match import match
     from msprobe_engine.compare.pairs import compare_pair
 
@@ -127,7 +128,8 @@ def _blocks(target: Side, golden: Side, options: CompareOptions) -> tuple[Iterat
 
         return compare_pair(*align(target, golden, options.backend), options), None
     matching = match(target, golden, options)
-    return compare_pair(target, golden, matching, options), matching.aligned
+    moved = movements(golden, [read_side(path) for path in task.calibration]) if task.calibration else None
+    return compare_pair(target, golden, matching, options, moved), None if task.calibration else matching.aligned
 
 
 def _stacks(path: Path, target: Side) -> dict[str, list[str]]:
