@@ -235,8 +235,13 @@ class Matcher:
             sources = [(self.target.producers.get(x), self.golden.producers.get(y)) for x, y in pairs]
             known = [(a, b) for a, b in sources if a is not None and b is not None]
             if known and all(self._found.get(a) != b for a, b in known):
-                self._found.pop(i)
-                self._used.discard(j)
+                self._drop(i)
+                twin = self._twin(self.target, i)
+                if twin in self._found and first[twin] != second[self._found[twin]]:
+                    self._drop(twin)
+
+    def _drop(self, i: int) -> None:
+        self._used.discard(self._found.pop(i))
 
     def _renamed(self) -> dict[str, str]:
         found: dict[str, str] = {}

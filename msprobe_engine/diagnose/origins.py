@@ -77,7 +77,19 @@ class Walker:
         self.back = {b: a for a, b in structure.pairs}
         self._growth = GROWTH
         self._units: np.ndarray[tuple[int], np.dtype[np.float64]] | None = None
+        self._leave_out()
         self.cancelled = cancelled.settle(self)
+
+    def _leave_out(self) -> None:
+        """A result that one side has none of (the weights of an attention that a fused one does not give) is not compared in a forward
+        call: who uses it will be off. In the backward pass it is a gradient that is missing."""
+        side, golden, m = self.side, self.golden.side, self.measured
+        for at in np.flatnonzero(np.isinf(m.distance)).tolist():
+            row, other = self.rows[at]
+            if side.role[row] != OUTPUT or self.target.kinds[side.op[row]][0] != "forward":
+                continue
+            if isinstance(side.shape[row], list) != isinstance(golden.shape[other], list):
+                m.distance[at], m.known[at] = 0.0, False
 
     def inherit(self, before: set[Parameter]) -> None:
         """Parameters whose gradients came to nothing in an earlier step may be others now."""
@@ -284,7 +296,11 @@ class Walker:
         worst_in, worst_out, argument = int(records.worst_in[at]), int(records.worst_out[at]), int(records.argument[at])
         if records.bad_out[at] >= 0 and not records.bad_in[at] and not np.isinf(explained):
             return self._origin(op, other, NONFINITE, int(records.bad_out[at]), np.inf, inner, limit)
-        if inner > limit + self._growth * max(accepted, explained) and worst_in >= 0:
+        if (
+            inner > limit + self._growth * max(accepted, explained)
+            and worst_in >= 0
+            and not self._for_nothing(worst_in, records.known[at], outer > limit)
+        ):
             kind = PARAMETER if side.role[self.rows[worst_in][0]] == PARAMETERS else TAKEN
             if argument >= 0:  # the step before was called with it too, and left what is taken in now (running statistics)
                 return self._origin(op, other, ARGUMENT, argument, inner, 0.0, limit)
@@ -297,6 +313,11 @@ class Walker:
             kind = GRADIENT if side.role[self.rows[worst_out][0]] == PARAMETERS_GRAD else RESULT
             return self._origin(op, other, kind, worst_out, outer, feeding, limit)
         return None
+
+    def _for_nothing(self, at: int, known: bool, off: bool) -> bool:
+        """One side hands over a tensor where the other has none (a mask in place of a flag), and the result is the same."""
+        row, other = self.rows[at]
+        return bool(known) and not off and isinstance(self.side.shape[row], list) != isinstance(self.golden.side.shape[other], list)
 
     def _origin(self, op: int, other: int, kind: str, at: int, distance: float, inside: float, limit: float, shown: int = -1) -> Origin:
         """`at`: the pair of rows to name; `shown`: that of the distance, when it is another one."""
