@@ -10,9 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from msprobe_engine.compare.calibrate import Floats, movements
-from msprobe_engine.compare.metric_plugins import load_metrics
 from msprobe_engine.compare.options import CompareOptions
-from msprobe_engine.compare.postprocess import Postprocess
 from msprobe_engine.compare.schedule import Manifest, run_tasks
 from msprobe_engine.compare.side import Side, read_side
 from msprobe_engine.compare.source import Sources, Task, add_calibration, pair_paths
@@ -60,8 +58,7 @@ def compare_dumps(
     options = options or CompareOptions()
     for mode in options.formats:
         check_format(mode)
-    load_metrics(options.metrics)  # what is wrong with them is said before the work
-    Postprocess(options.postprocess)
+    _check_files(options)
     sources = pair_paths(target, golden, options.steps, options.ranks, stack)
     if suffix:
         sources.tasks = [replace(task, stem=f"{task.stem}{_safe_suffix(suffix)}") for task in sources.tasks]
@@ -80,6 +77,16 @@ def compare_dumps(
         return _compared(found, sources, options, directory, manifest, scheduler, diagnose)
     finally:
         manifest.release()
+
+
+def _check_files(options: CompareOptions) -> None:
+    """What is wrong with metrics and matrices is said before the work, and also when nothing has use for them."""
+    if options.metrics or options.postprocess is not None:
+        from msprobe_engine.compare.postprocess import Postprocess
+        from msprobe_engine.compare.tensor_mode import plugin_names
+
+        plugin_names(options)
+        Postprocess(options.postprocess)
 
 
 def _compared(
