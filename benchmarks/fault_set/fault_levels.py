@@ -36,7 +36,7 @@ MODULES: dict[str, tuple[str, int]] = {
     "other gelu formula": (r"Module\.layers\.1\.mlp\.Mlp\.forward\.0", 0),
     "residual lost": (r"Module\.layers\.1\.Block\.forward\.0", 0),
     "heads merged without transposing": (_ATTENTION, 0),
-    "branch detached": (r"Module\.layers\.1\.mlp\..*backward\.0", 0),
+    "branch detached": (r"Module\.layers\.1\.mlp\.Mlp\.(for|back)ward\.0", 0),
     "softmax in bf16": (_ATTENTION, 0),
     "one weight scaled at start": (r"Module\.layers\.2\.mlp\.up\.Linear\.forward\.0", 0),
     "a norm writes into its input": (r"Module\.layers\.1\.norm2\.Norm\.forward\.0", 0),

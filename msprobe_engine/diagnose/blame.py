@@ -19,6 +19,7 @@ from msprobe_engine.diagnose.origin import (
     EXTRA,
     GRADIENT,
     GRADLESS,
+    INSIDE,
     MISSING,
     RESULT,
     TAKEN,
@@ -76,6 +77,8 @@ def unmatched(walker: Walker, origin: Origin) -> None:
                 origin.op, origin.partner, origin.kind = call, lost, CHANGED
         elif golden.kinds[origin.partner][0] == "backward":
             _missing_gradient(walker, origin)
+    if origin.kind == TAKEN or (origin.kind == RESULT and _takes_rearranged(walker, origin.op)):
+        _own_code(walker, origin)
 
 
 def without_gradient(walker: Walker, origin: Origin) -> None:
@@ -99,6 +102,8 @@ def without_gradient(walker: Walker, origin: Origin) -> None:
             elif side.role[row] != PARAMETERS and _below(walker.target, op):
                 continue  # the call inside of it that did this is there too, and came before
             origin.op, origin.partner, origin.kind, origin.row, origin.other = op, other, GRADLESS, row, theirs
+            if side.role[row] == INPUT:
+                _own_code(walker, origin)
             return
 
 
@@ -199,6 +204,25 @@ def _unused(walker: Walker, origin: Origin, lost: int) -> None:
         if len(sources) != 1:
             return
         lost = sources[0]
+
+
+def _takes_rearranged(walker: Walker, op: int) -> bool:
+    """What goes in are the same numbers in another order: their mean, a sum in another order, is off by a rounding unit of float64."""
+    role, distance = walker.side.role, walker.measured.distance
+    return any(0 < distance[at] < measure.REARRANGED and role[walker.rows[at][0]] == INPUT for at in walker.span_of(op))
+
+
+def _own_code(walker: Walker, origin: Origin) -> None:
+    """Where only modules are recorded, the code of a module itself is not: it made what a module in it takes in, if what it takes in
+    itself is the same on both sides."""
+    tree = walker.target
+    around = walker.position(tree.parents[origin.op])
+    if around < 0 or any(len(kind) == 3 for kind in tree.kinds):
+        return
+    span = range(walker.starts[around], walker.starts[around + 1])
+    if all(walker.side.role[walker.rows[at][0]] == OUTPUT or walker.measured.distance[at] <= origin.limit for at in span):
+        origin.op, origin.partner = walker.structure.pairs[around]
+        origin.kind = origin.kind if origin.kind == GRADLESS else INSIDE
 
 
 def _missing_gradient(walker: Walker, origin: Origin) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from msprobe_engine.compare.side import Side
+from msprobe_engine.compare.side import OUTPUT, Side
 from msprobe_engine.diagnose import findings
 from msprobe_engine.diagnose import origin as origins
 from msprobe_engine.diagnose.divergence import Divergence
@@ -86,7 +86,8 @@ def why(origin: Origin, walker: Walker) -> str:
         return f"called with {place} = {x!r}, the golden side with {y!r}; the result differs by {size}"
     if origin.kind == origins.GRADLESS:
         with_it, without = ("this run", "the golden side") if side.requires_grad[origin.row] else ("the golden side", "this run")
-        return f"{place} requires a gradient in {with_it} and none in {without}"
+        taken = "" if origin.op == side.op[origin.row] else f"its own code gives {user} what it takes in: "
+        return f"{taken}{place} requires a gradient in {with_it} and none in {without}"
     if origin.kind == origins.EXTRA:
         return f"only this run makes this call, and what it gives goes into {user}, where {place} differs by {size}"
     if origin.kind == origins.MISSING:
@@ -97,6 +98,12 @@ def why(origin: Origin, walker: Walker) -> str:
         return f"its result is right and is not used: {user} takes in {place} that differs by {size}"
     if origin.kind == origins.CHANGED:
         return f"its result is right, and {user} takes it in as {place} changed by {size}: something that no record has lies between"
+    if origin.kind == origins.INSIDE:
+        if side.role[origin.row] == OUTPUT:
+            return (
+                f"what it takes in is the same, and its own code gives {user} the same numbers in another order: {place} differs by {size}"
+            )
+        return f"what it takes in is the same, and its own code gives {user} {place} that differs by {size}"
     if origin.kind in (origins.TAKEN, origins.PARAMETER):
         what = "parameter" if origin.kind == origins.PARAMETER else "what it takes in as"
         return f"{what} {place} differs by {size}, and no call before it made that difference"

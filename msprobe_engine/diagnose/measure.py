@@ -40,7 +40,7 @@ EPS: Mapping[str, float] = {
 
 _WIDE = 2.0**-20
 _MASK = 1e3
-_REARRANGED = 1e-13
+REARRANGED = 1e-13
 """Another checksum with the same numbers: elements have changed places. Rounding moves the norm of a million numbers by more."""
 _IGNORED = frozenset(("torch.device", "torch.Generator", "generator", "torch.memory_format", "device"))
 
@@ -137,7 +137,7 @@ def distances(target: Side, golden: Side, rows: Sequence[tuple[int, int]] | code
     compared, same = _same_content(target, golden, left, right)
     compared &= ~plain & ~shape
     distance[compared & same] = 0.0
-    distance[compared & ~same & (~known | (distance < _REARRANGED))] = np.inf
+    distance[compared & ~same & (~known | (distance < REARRANGED))] = np.inf
     known |= compared
     return Distances(distance, np.nan_to_num(extremes), np.nan_to_num(norm), bad_a, bad_b, argument, shape, dtype, known)
 

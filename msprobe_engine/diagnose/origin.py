@@ -11,6 +11,7 @@ RESULT, TAKEN, PARAMETER, GRADIENT = "result", "taken in", "parameter", "gradien
 ARGUMENT, NONFINITE, EXTRA, MISSING, UNUSED = "argument", "non-finite", "extra call", "missing call", "unused result"
 UNSUMMED = "unsummed part"
 CHANGED = "changed afterwards"
+INSIDE = "made inside"
 GRADLESS = "no gradient"
 
 
@@ -23,7 +24,8 @@ class Origin:
         partner: record of the golden side, -1 when there is none; the missing call.
         kind: `RESULT`, `TAKEN`, `PARAMETER`, `GRADIENT`, `ARGUMENT`, `NONFINITE`, `EXTRA`, `MISSING`, `UNUSED`
             (a call whose result is right, and is not what goes on), `CHANGED` (its result is right, and comes out different where
-            it is taken in: something that no record has lies between) or `GRADLESS` (a tensor that requires a gradient on one side only).
+            it is taken in: something that no record has lies between), `INSIDE` (a module whose own code makes what a module in it takes
+            in) or `GRADLESS` (a tensor that requires a gradient on one side only).
         row, other: the row that shows it, on both sides (-1: none).
         distance: of that row.
         inside: largest distance of what went in.

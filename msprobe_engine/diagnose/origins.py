@@ -245,7 +245,12 @@ class Walker:
             np.maximum(sums.largest(values)[0], self._behind(sums.largest(values)[0], sums.largest(np.where(inputs, values, 0.0))[0]))
             for values in (theirs, longest)
         )
-        return [measure.limit(unit, int(max(terms, 1))) for unit, terms in zip(worst.tolist(), most.tolist())]
+        found = [measure.limit(unit, int(max(terms, 1))) for unit, terms in zip(worst.tolist(), most.tolist())]
+        seen = set(self._kept[3].tolist())
+        for at, (op, _) in enumerate(self.structure.pairs):
+            if self.target.gradients[op] and at not in seen:  # of a module whose calls cannot be compared (compiled on one side)
+                found[at] *= GROWTH
+        return found
 
     def _behind(self, whole: Floats, inputs: Floats) -> Floats:
         """Per pair of records the largest value behind it. A result is made of more than its record says: parameter gradients of what
