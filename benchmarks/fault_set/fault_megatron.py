@@ -34,6 +34,9 @@ from msprobe_integrations.megatron.layout import unwrapped  # noqa: E402
 from msprobe_integrations.megatron.observer import TrainingObserver  # noqa: E402
 
 STEPS = 2
+LEARNING_RATE = ("--lr", "1e-6")
+"""Small: Adam makes a whole step of a gradient that is nothing but round-off, as that of the keys' bias, and layouts round otherwise."""
+
 Plant = Callable[[list[Any]], None]
 """Changes the model chunks of a rank before its first step."""
 
@@ -71,7 +74,7 @@ def _train(argv: str, path: str, plant: Plant | None, level: str) -> None:
     observer = TrainingObserver(settings)
     patches.observe(lambda: observer)
     train_gpt.TransformerConfig, train_gpt.batches = _NoDropout, _batches  # type: ignore[misc]
-    a = train_gpt.arguments(["--quiet", "--steps", str(STEPS), *argv.split()])
+    a = train_gpt.arguments(["--quiet", "--steps", str(STEPS), *LEARNING_RATE, *argv.split()])
     _, chunks, optimizer = train_gpt.build(a)
     for chunk in chunks:
         _fill(unwrapped(chunk), a)

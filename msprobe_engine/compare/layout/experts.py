@@ -19,7 +19,7 @@ from msprobe_engine import names
 from msprobe_engine.compare.layout import owners, pieces
 from msprobe_engine.compare.layout.merge import Floats
 from msprobe_engine.compare.layout.weave import Source, Weaver
-from msprobe_engine.compare.side import INPUT, OUTPUT, Side
+from msprobe_engine.compare.side import OUTPUT, Side
 from msprobe_engine.compare.tree import Tree
 
 EXPERT = re.compile(r"(?P<before>(?:^|.*\.)(?:local_experts|deepspeed_experts|experts))\.(?P<number>\d+)(?=\.|$)")
@@ -194,18 +194,12 @@ def _note_lists(side: Side) -> None:
     """Lists of groups of tokens in the calls around experts."""
     tree = Tree(side)
     for op in around(tree):
-        call = tree.kinds[op][-1]
+        direction, call = tree.kinds[op][0], tree.kinds[op][-1]
         if call in _LISTS:
+            gives = (direction == "forward") == (call in _CUTS)  # a list; else it takes one in
             for row in side.rows(op):
-                if isinstance(side.shape[row], list) and side.shape[row] and _one_of_many(side, op, row, call):
+                if isinstance(side.shape[row], list) and side.shape[row] and (side.role[row] == OUTPUT) == gives:
                     side.facts[row] = {**side.facts.get(row, {}), LISTED: True}
-
-
-def _one_of_many(side: Side, op: int, row: int, call: str) -> bool:
-    place = side.name[row][len(side.ops[op]) + 1 :]
-    if side.role[row] == OUTPUT:
-        return call in _CUTS
-    return side.role[row] == INPUT and place.startswith("input.0.")
 
 
 @dataclass(frozen=True)

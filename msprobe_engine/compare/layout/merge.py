@@ -64,7 +64,7 @@ def fills_up(first: Any, second: Any) -> bool:
     if not (isinstance(first, list) and isinstance(second, list) and len(first) == len(second) == 2 and first[1] == second[1]):
         return False
     large, small = max(first[0], second[0]), min(first[0], second[0])
-    return 0 < small < large <= small + max(1024, small // 8)
+    return bool(0 < small < large <= small + max(1024, small // 8))
 
 
 def needed(shape: Sequence[int], whole: Sequence[int]) -> int:
@@ -153,6 +153,21 @@ def sum_of(pieces: Floats, golden: Floats, agrees: float) -> Floats | None:
         if distance(total, golden) <= agrees:
             return total
     return None
+
+
+def number_of(pieces: Floats, golden: Floats, agrees: float) -> Floats | None:
+    """What one number per piece makes, whichever is the golden side's: sum, mean, largest, smallest, or root of the sum of squares."""
+    numbers = pieces[:, 2]
+    for total in (numbers.max(), numbers.min(), np.sqrt(np.square(numbers).sum())):
+        value = np.append(np.full(3, total), abs(total))
+        if distance(value, golden) <= agrees:
+            return value
+    return sum_of(pieces, golden, agrees)
+
+
+def mean_of(pieces: Floats) -> Floats:
+    """Mean of one number per piece."""
+    return np.append(np.full(3, pieces[:, 2].mean()), abs(pieces[:, 2].mean()))
 
 
 class Cut(NamedTuple):

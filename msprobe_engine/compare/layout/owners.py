@@ -84,10 +84,9 @@ def rematched(structure: Structure, target: Tree, golden: Tree) -> Structure:
     places = _places(theirs, golden)
     wanted = {i: places[key] for key, i in _places(mine, target).items() if key in places}
     taken = set(wanted.values())
-    both = set(mine.values()) & set(theirs.values())
     pairs = dict(structure.pairs)
     for i, j in structure.pairs:
-        if i in wanted or j in taken or (i in mine and mine[i] in both and theirs.get(j, mine[i]) != mine[i]):
+        if i in wanted or j in taken or mine.get(i) != theirs.get(j):
             del pairs[i]
     pairs.update(wanted)
     used = set(pairs.values())

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from msprobe_engine.compare.layout import segments
 from msprobe_engine.compare.side import Side
 from msprobe_engine.compare.tree import Kind, Tree
 from msprobe_engine.diagnose.facts import forward_twin
@@ -37,9 +38,12 @@ class Piece:
 def cut(sides: Mapping[int, Side], other: Mapping[int, Side]) -> list[Piece]:
     """All pieces of a step, by rank and micro batch. `other`: the run that says how many calls make one micro batch."""
     reference = _counts(other[min(other)])
+    theirs = segments.passes(other[min(other)])
     found = []
     for rank, side in sorted(sides.items()):
-        n = micro_batches(_counts(side), reference)
+        n, ours = micro_batches(_counts(side), reference), segments.passes(side)
+        if 1 < theirs != ours > 1:
+            n = ours  # micro batch m of one process may be one of another rank's: all of them apart
         parts = [list(range(len(side.ops)))] if n == 1 else _parts(side, reference, n)
         found += [Piece(rank, micro, side if n == 1 else subset(side, ops)) for micro, ops in enumerate(parts)]
     return found
@@ -73,7 +77,15 @@ def _counts(side: Side) -> Counter[Kind]:
 
 
 def _parts(side: Side, reference: Mapping[Kind, int], n: int) -> list[list[int]]:
-    kinds = Tree(side).kinds
+    tree = Tree(side)
+    told = segments.segments(tree, segments.whole) if tree.has_modules else None
+    micros = segments.count(told) if told else 0
+    if told and micros and micros % n == 0:
+        found: list[list[int]] = [[] for _ in range(n)]
+        for op, (number, _, _) in enumerate(told):
+            found[number * n // micros if told[op] != segments.TAIL else 0].append(op)
+        return found
+    kinds = tree.kinds
     counts = _counts(side)
     seen: Counter[Kind] = Counter()
     micro: dict[str, int] = {}

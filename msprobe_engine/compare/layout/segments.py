@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from msprobe_engine.compare.side import Side
 from msprobe_engine.compare.tree import ROOT, Tree
 from msprobe_engine.diagnose.facts import forward_twin
 
@@ -28,6 +29,22 @@ def segments(tree: Tree, chunk_of: Callable[[str], int]) -> list[Segment] | None
     """
     told = _of_modules(tree, chunk_of) if tree.has_modules else _of_functions(tree)
     return None if told is None else _filled(tree, told)
+
+
+def whole(_path: str) -> int:
+    """`chunk_of` of a model that is not cut into chunks."""
+    return 0
+
+
+def count(told: Sequence[Segment]) -> int:
+    """The number of micro batches."""
+    return len({segment[0] for segment in told if segment != TAIL})
+
+
+def passes(side: Side) -> int:
+    """The number of micro batches of a dump with modules; 1 when it does not tell."""
+    tree = Tree(side)
+    return max(1, count(segments(tree, whole) or ())) if tree.has_modules else 1
 
 
 def micro_batches(calls: Counter[str]) -> int:

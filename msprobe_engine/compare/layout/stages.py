@@ -171,7 +171,7 @@ def _stages(sides: Mapping[int, Side], chunks: int) -> list[Stage] | None:
     """All stages in the order of the model; None when records of one cannot be told apart."""
     found = []
     trees = {rank: Tree(side) for rank, side in sides.items()}
-    told = {rank: segments.segments(tree, _chunk if chunks > 1 else _no_chunk) for rank, tree in trees.items()}
+    told = {rank: segments.segments(tree, _chunk if chunks > 1 else segments.whole) for rank, tree in trees.items()}
     for chunk in range(chunks) if chunks > 1 else (-1,):
         for rank, tree in trees.items():
             segment = told[rank]
@@ -190,10 +190,6 @@ def _stages(sides: Mapping[int, Side], chunks: int) -> list[Stage] | None:
 def _chunk(path: str) -> int:
     head = path.partition(".")[0]
     return int(head) if head.isdecimal() else 0
-
-
-def _no_chunk(_path: str) -> int:
-    return 0
 
 
 def _layers(stages: Sequence[Stage]) -> dict[str, list[set[int]]]:
@@ -271,7 +267,7 @@ class Joint:
                 return
             if name == self._within:
                 self._within = ""
-        self._weaver.put(at, op, name, begun)
+        self._weaver.put(at, op, name, begun, self.stages[at].segment[op][1] == BACKWARD)
 
     def _keep_within(self, at: int, op: int, name: str) -> None:
         """The backward call of a module across stages is over for a later stage before gradients are added up that one process adds up

@@ -55,13 +55,14 @@ class Weaver:
         self._numbers: dict[tuple[object, ...], int] = {}
         self._next: dict[tuple[str, ...], int] = {}
 
-    def put(self, at: int, op: int, name: str, begun: tuple[Side, int] | None = None) -> None:
+    def put(self, at: int, op: int, name: str, begun: tuple[Side, int] | None = None, backward: bool = False) -> None:
         """Add a record at the end.
 
         Args:
             at: which source.
             name: as `renamed` gives it.
             begun: another record that has what went in; None: this one.
+            backward: made in a backward pass. A gradient that another rank has sent is said to require one; that tells nothing.
         """
         source, whole = self._sources[at], self._side
         side = source.side
@@ -78,6 +79,8 @@ class Weaver:
             old = first.ops[other] if row < middle else side.ops[op]
             whole.name[row] = name + whole.name[row][len(old) :]
             whole.data_name[row] = ""  # saved tensors lie in the directories of several ranks
+            if backward:
+                whole.requires_grad[row] = None
 
     def renamed(self, at: int, name: str) -> str:
         """The name of a record in the whole: path of the whole model, calls counted over all sources."""

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from msprobe_engine.compare.layout import experts, merge, owners
+from msprobe_engine.compare.layout import experts, merge, owners, placements
 from msprobe_engine.compare.layout.merge import Floats
 from msprobe_engine.compare.layout.pieces import ADDING, Piece, last_backward
 from msprobe_engine.compare.layout.shares import SHARE
@@ -29,6 +29,9 @@ from msprobe_engine.diagnose import facts, measure
 
 AGREES = 1e-3
 """Closer than this a replica is taken for the right one when replicas disagree."""
+
+NEAR = 1e-5
+"""The same, of single numbers."""
 
 ROUNDING = 2.0**-46
 """Adding up pieces in float64 moves the last bits; integers must stay equal."""
@@ -239,6 +242,7 @@ class Joiner:
         shares = _shares_out(self._a.tree) or _shares_out(self._b.tree)
         self._shared_out = last_backward(self._a.tree) if shares else len(first.ops)
         self._various = self._a.various | self._b.various | self._unequally_owned()
+        self._here, self._there = placements.Placements(self._a.tree), placements.Placements(self._b.tree)
         self._partners = dict(self._rows)
         self._twins = twins(self._a.tree)
         self._first_backward = next((op for op, kind in enumerate(self._a.tree.kinds) if kind[0] == "backward"), len(first.ops))
@@ -264,6 +268,7 @@ class Joiner:
         self._extra = set(self._structure.only_target)
         self._next = 0
         self._whole.factor = self._factor() if factors else 1.0
+        self._note_running()
         for at, (op, _) in enumerate(self._structure.pairs):
             self._record(op, self._rows[self._starts[at] : self._starts[at + 1]])
         return self._whole
@@ -383,9 +388,14 @@ class Joiner:
         if first.role[i] == INPUT and self._is_lost(i, pieces, others):
             self._skip(i, j, LOCAL)
             return False
-        made = merge.together(
-            pieces, first.shape[i], others, second.shape[j], 1 if self._mark(i, pieces) in self._partial else self._times_of_twin(op, i, j)
-        )
+        if self._here.is_partial(i) or self._there.is_partial(j):
+            self._part(call, i, j, pieces)
+            return True
+        single = measure.elements(first.shape[i]) == measure.elements(second.shape[j]) == 1
+        if single and op < self._first_backward and merge.reduced(others, 1) is None:
+            made = merge.Cut(first.shape[i], 1, 1, merge.mean_of(pieces), merge.mean_of(others))  # a loss over pieces of the batch
+        else:
+            made = merge.together(pieces, first.shape[i], others, second.shape[j], self._times_known(op, i, j, pieces))
         if made is None or made.golden is None:
             if self._is_local(call, i):
                 self._lose(i, j, pieces, others)
@@ -395,7 +405,6 @@ class Joiner:
         shape, need, golden, value = made.shape, made.need, made.golden, made.value
         if value is not None:
             self._times[i] = made.times
-        single = measure.elements(shape) == 1
         if value is not None and call.backward and single and len(pieces) > 1 and merge.distance(value, golden) > AGREES:
             total = merge.sum_of(pieces, golden, AGREES)
             value = value if total is None else total  # the loss is the sum of those of the pieces
@@ -403,8 +412,14 @@ class Joiner:
             value, place = merge.odd_one(pieces, need, golden, self._whole.factor if call.backward else 1.0, AGREES)
             if value is not None:
                 self._whole.rank[i] = self._a.pieces[places[place]].rank
-            elif single and (total := merge.sum_of(pieces, golden, AGREES)) is not None:
-                value = total  # of one number the mean is all there is
+            elif single and (total := merge.number_of(pieces, golden, NEAR)) is not None:
+                value = total
+            elif op > self._last_backward and (single or (call.update and self._part_taken(op) < 0)):
+                self._numbers.add(self._mark(i, pieces))
+                self._skip(i, j, UPDATE)
+                return True
+            elif single and op < self._first_backward and first.role[i] == OUTPUT and call.cut:
+                value = merge.mean_of(pieces)  # a loss over pieces of the batch
             elif self._is_local(call, i):
                 self._lose(i, j, pieces, others)
                 return False
@@ -417,7 +432,8 @@ class Joiner:
             else:
                 value = merge.farthest(pieces, need, golden)
         update = single or call.update or (_long(first.shape[i]) and op not in self._owned)
-        if self._last_backward < op and update and merge.distance(value, golden) > AGREES:
+        if self._last_backward < op and update and merge.distance(value, golden) > (NEAR if single else AGREES):
+            self._numbers.add(self._mark(i, pieces))
             self._skip(i, j, UPDATE)
             return True
         if self._is_local(call, i) and merge.distance(value, golden) > AGREES:
@@ -429,9 +445,8 @@ class Joiner:
         if op > self._shared_out and merge.distance(value, golden) > AGREES:
             self._skip(i, j, UPDATE)
             return True
-        factor = (
-            self._whole.factor if call.backward or measure.elements(first.shape[i]) == 1 else 1.0
-        )  # the loss is divided by the number of micro batches
+        loss = op < self._first_backward and measure.elements(first.shape[i]) == 1  # divided by the number of micro batches
+        factor = self._whole.factor if call.backward or loss else 1.0
         if factor != 1.0 and merge.distance(value / factor, golden) < merge.distance(value, golden):
             value = value / factor
         if made.times > 1 and need == len(pieces) and first.role[i] == OUTPUT:
@@ -445,7 +460,8 @@ class Joiner:
 
     def _tokens(self, call: _Call, i: int, j: int, found: experts.Tokens) -> bool:
         """Merge rows with a row per token. Returns True: they are pieces."""
-        if found.target is None or found.golden is None:
+        numbers = not measure.eps(self._a.first.dtype[i])  # places of tokens, which are other ones on each rank
+        if found.target is None or found.golden is None or (numbers and not merge.close(found.target, found.golden)):
             self._skip(i, j, TOKENS)
             return True
         value, golden, factor = found.target, found.golden, self._whole.factor
@@ -471,13 +487,25 @@ class Joiner:
         """A single number that is added up over micro batches outside of the backward pass, as a loss for the log, or a buffer that it is
         written into."""
         side, kind = self._a.first, self._a.first.ops[call.op].split(".")[1]
-        if not self._several or call.backward or kind not in (*ADDING, "__setitem__"):
+        if not self._several or call.backward or i in side.values:
             return False
-        if kind == "__setitem__":
-            return self._takes_running(call.op)
-        if measure.elements(side.shape[i]) == 1 and side.role[i] == OUTPUT:
-            self._running.add(self._a.members(i, False)[0].tobytes())
-        return measure.elements(side.shape[i]) == 1
+        if kind in ADDING:
+            return measure.elements(side.shape[i]) == 1
+        return kind in ("__getitem__", "__setitem__") and self._takes_running(call.op)
+
+    def _note_running(self) -> None:
+        """Find those numbers, and the buffers."""
+        side = self._a.first
+        for op in range(self._first_backward if self._several else 0):
+            kind, rows = side.ops[op].split(".")[1], [row for row in side.rows(op) if isinstance(side.shape[row], list)]
+            if kind in ADDING:
+                added = [row for row in rows if side.role[row] == OUTPUT and measure.elements(side.shape[row]) == 1]
+                self._running.update(self._a.members(row, False)[0].tobytes() for row in added)
+                for before in range(max(0, op - 4), op if added else 0):
+                    if side.ops[before].split(".")[1] == "__getitem__" and isinstance(side.shape[side.rows(before).start], list):
+                        self._running.add(self._a.members(side.rows(before).start, False)[0].tobytes())  # the number was taken from a buffer
+            elif kind == "__setitem__" and self._takes_running(op):
+                self._running.add(self._a.members(rows[0], False)[0].tobytes())
 
     def _takes_running(self, op: int) -> bool:
         rows = (row for row in self._a.first.rows(op) if row not in self._a.first.values) if self._running else ()
@@ -515,7 +543,8 @@ class Joiner:
     def _hands_on(self, call: _Call) -> bool:
         """What comes out of a part that goes in alone is a part, whatever is done with it, and so is the sum of gradients so far."""
         name = self._a.first.ops[call.op].split(".")[1]
-        return name in PASSING or call.parts == call.tensors or (call.backward and name in ADDING)
+        alone = call.parts == call.tensors and self._a.tree.kinds[call.op][0] == "forward"
+        return name in PASSING or alone or call.update or (call.backward and name in ADDING)
 
     def _kind(self, row: int) -> tuple[str, int]:
         """What a tensor keeps when it is written into."""
@@ -543,7 +572,7 @@ class Joiner:
         """A table with more rows than the other side's holds at least what that one holds; True when it could be said."""
         first, second = self._a.first, self._b.first
         whole = merge.filled_up(self._a.members(i, False)[0], first.shape[i], self._b.members(j, False)[0], second.shape[j])
-        if whole is None:
+        if whole is None or whole.value is None or whole.golden is None:
             return False
         self._put(self._whole.target, i, whole.value, whole.shape, whole.need, self._a, True)
         self._put(self._whole.golden, j, whole.golden, whole.shape, whole.other, self._b, True)
@@ -556,6 +585,16 @@ class Joiner:
             self._part(call, i, j, pieces)
         else:
             self._skip(i, j, PART)
+
+    def _times_known(self, op: int, i: int, j: int, pieces: Floats) -> int | None:
+        """How often a row is cut more than the shapes say: as the dumps have recorded it, else as what it is a gradient of."""
+        if self._mark(i, pieces) in self._partial:
+            return 1
+        least = merge.whole_shape(self._a.first.shape[i], self._b.first.shape[j])
+        recorded = None
+        if least is not None and self._a.first.role[i] in (INPUT, PARAMETERS):
+            recorded = placements.times_cut(self._here, i, self._there, j, least)
+        return recorded or self._times_of_twin(op, i, j)
 
     def _times_of_twin(self, op: int, i: int, j: int) -> int | None:
         """Gradients are cut as what they are gradients of: how often the forward row of a backward one, and a parameter, was cut more
@@ -638,7 +677,7 @@ class Joiner:
         ratios = []
         first, second = self._a.first, self._b.first
         for i, j in self._rows:
-            if first.role[i] != INPUT or self._a.tree.kinds[first.op[i]][0] != "backward" or not first.shape[i]:
+            if first.role[i] != INPUT or self._a.tree.kinds[first.op[i]][0] != "backward" or not first.shape[i] or not second.shape[j]:
                 continue
             made = merge.together(self._a.members(i, False)[0], first.shape[i], self._b.members(j, False)[0], second.shape[j])
             if made is None or made.value is None or made.golden is None or made.shape == first.shape[i] == second.shape[j]:
@@ -692,7 +731,7 @@ def _long(shape: list[int]) -> bool:
     return max(shape, default=1) == measure.elements(shape)
 
 
-def _without_collectives(structure: Structure, target: Tree, golden: Tree, owned: Mapping[int, object]) -> Structure:
+def _without_collectives(structure: Structure, target: Tree, golden: Tree, owned: Mapping[int, owners.Owner]) -> Structure:
     """Collectives of one layout have no counterpart in another one, even where there are some. Of the calls of an update the kinds that
     the runs do not make equally often may be about other parameters."""
     last, other = last_backward(target), last_backward(golden)
