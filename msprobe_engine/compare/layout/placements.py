@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from msprobe_engine.compare.side import PARAMETERS, Side
+from msprobe_engine.compare.side import PARAMETERS
 from msprobe_engine.compare.tree import Tree
 
 PARTIAL = "Partial"

@@ -325,7 +325,7 @@ class Joiner:
         return True
 
     def _written_before(self, op: int) -> None:
-        """Calls up to this record that write into a part, or into what says something of one rank only: it stays one, with other numbers."""
+        """Calls up to this record that write into a part, or into what says something of one rank: it stays one, with other numbers."""
         side = self._a.first
         if op > self._first_backward:
             self._written.clear()
@@ -395,7 +395,7 @@ class Joiner:
         if single and op < self._first_backward and merge.reduced(others, 1) is None:
             made = merge.Cut(first.shape[i], 1, 1, merge.mean_of(pieces), merge.mean_of(others))  # a loss over pieces of the batch
         else:
-            made = merge.together(pieces, first.shape[i], others, second.shape[j], self._times_known(op, i, j, pieces))
+            made = merge.together(pieces, first.shape[i], others, second.shape[j], self._times_known(i, j, pieces))
         if made is None or made.golden is None:
             if self._is_local(call, i):
                 self._lose(i, j, pieces, others)
@@ -586,7 +586,7 @@ class Joiner:
         else:
             self._skip(i, j, PART)
 
-    def _times_known(self, op: int, i: int, j: int, pieces: Floats) -> int | None:
+    def _times_known(self, i: int, j: int, pieces: Floats) -> int | None:
         """How often a row is cut more than the shapes say: as the dumps have recorded it, else as what it is a gradient of."""
         if self._mark(i, pieces) in self._partial:
             return 1
@@ -594,9 +594,9 @@ class Joiner:
         recorded = None
         if least is not None and self._a.first.role[i] in (INPUT, PARAMETERS):
             recorded = placements.times_cut(self._here, i, self._there, j, least)
-        return recorded or self._times_of_twin(op, i, j)
+        return recorded or self._times_of_twin(i, j)
 
-    def _times_of_twin(self, op: int, i: int, j: int) -> int | None:
+    def _times_of_twin(self, i: int, j: int) -> int | None:
         """Gradients are cut as what they are gradients of: how often the forward row of a backward one, and a parameter, was cut more
         than the shapes say."""
         twin = self._twins.get(i)
