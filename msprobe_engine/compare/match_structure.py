@@ -77,7 +77,11 @@ def _rows(target: Side, golden: Side, ops: codes.Integers, places: dict[int, str
 
 def execution_order(tree: Tree) -> list[int]:
     """Records in the order of execution: parameter gradients stand where their module's last backward call ends, not where the file has
-    a place for them."""
+    a place for them; gradients of single saved tensors behind all of these, those of the last first."""
+    saved = [op for op, kind in enumerate(tree.kinds) if kind[0] == "debug" and kind[2] == "grad"]
+    if saved:
+        behind = set(saved)
+        return [op for op in range(len(tree.kinds)) if op not in behind] + saved[::-1]
     if not any(tree.gradients):
         return list(range(len(tree.gradients)))
     ends = {kind[2]: op for op, kind in enumerate(tree.kinds) if len(kind) == 4 and kind[0] == "backward"}
