@@ -225,6 +225,7 @@ class Matcher:
         sides have one more of it, at different places."""
         first, second = self._forms
         mine, theirs = self.target.side, self.golden.side
+        back = {j: i for i, j in self._found.items()}
         for i, j in list(self._found.items()):
             if first[i] == second[j] or len(self.target.kinds[i]) != 3 or self.target.kinds[i][0] != "forward":
                 continue
@@ -235,10 +236,11 @@ class Matcher:
             sources = [(self.target.producers.get(x), self.golden.producers.get(y)) for x, y in pairs]
             known = [(a, b) for a, b in sources if a is not None and b is not None]
             if known and all(self._found.get(a) != b for a, b in known):
+                x, y = self._twin(self.target, i), self._twin(self.golden, j)
                 self._drop(i)
-                twin = self._twin(self.target, i)
-                if twin in self._found and first[twin] != second[self._found[twin]]:
-                    self._drop(twin)
+                for twin in (x, None if y is None else back.get(y)):
+                    if twin is not None and twin in self._found:
+                        self._drop(twin)
 
     def _drop(self, i: int) -> None:
         self._used.discard(self._found.pop(i))

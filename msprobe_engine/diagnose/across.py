@@ -44,9 +44,10 @@ def foreign(walkers: Mapping[int, Walker], found: Links) -> dict[int, dict[int, 
 
 
 def taken_in(walker: Walker, op: int) -> float:
-    """Largest distance of the inputs of a record; 0 when nothing of it was measured."""
-    span = walker.span_of(op)
-    return max((float(walker.measured.distance[at]) for at in span if walker.side.role[walker.rows[at][0]] == INPUT), default=0.0)
+    """Largest distance of the tensors that a record takes in; 0 when nothing of them was measured."""
+    m, role = walker.measured, walker.side.role
+    tensors = (at for at in walker.span_of(op) if role[walker.rows[at][0]] == INPUT and not m.argument[at])
+    return max((float(m.distance[at]) for at in tensors), default=0.0)
 
 
 def earliest(origins: Mapping[int, Sequence[Origin]], found: Links) -> list[tuple[int, Origin]]:

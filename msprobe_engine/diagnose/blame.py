@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from msprobe_engine.compare.side import INPUT, OUTPUT, PARAMETERS, Side
 from msprobe_engine.compare.tree import Tree
-from msprobe_engine.diagnose import measure
+from msprobe_engine.diagnose import facts, measure
 from msprobe_engine.diagnose.origin import (
     ARGUMENT,
     CHANGED,
@@ -58,7 +58,7 @@ def unmatched(walker: Walker, origin: Origin) -> None:
     for row in walker.side.rows(origin.op):
         source = target.producers.get(row) if walker.side.role[row] == INPUT else None
         if source is not None and source in walker.extra:
-            origin.op, origin.partner, origin.kind = _first_extra(walker, source, origin), -1, EXTRA
+            origin.op, origin.partner, origin.kind = _first_extra(walker, _forward(walker, source), origin), -1, EXTRA
             return
     if origin.kind == RESULT:
         _rearranged(walker, origin)
@@ -196,7 +196,7 @@ def _unused(walker: Walker, origin: Origin, lost: int) -> None:
     for _ in range(4):
         if is_collective(golden.side.ops[lost]):
             call = walker.back.get(lost)
-            if call is not None and call < origin.op and call != walker.target.producers.get(origin.row):
+            if call is not None and call < origin.op and not _uses(walker, origin.op, call):
                 origin.op, origin.partner, origin.kind = call, lost, UNUSED
             return
         rows = golden.side.rows(lost)
@@ -225,6 +225,13 @@ def _own_code(walker: Walker, origin: Origin) -> None:
         origin.kind = origin.kind if origin.kind == GRADLESS else INSIDE
 
 
+def _uses(walker: Walker, op: int, call: int) -> bool:
+    """Something that a call gave out goes into a record, at whatever place."""
+    side = walker.side
+    given = {side.stats[row].tobytes() for row in side.rows(call) if side.role[row] == OUTPUT}
+    return any(side.role[row] == INPUT and side.stats[row].tobytes() in given for row in side.rows(op))
+
+
 def _missing_gradient(walker: Walker, origin: Origin) -> None:
     """A sum of gradients that no record has: the backward calls that are missing just before it did not add their part."""
     run = origin.partner
@@ -246,6 +253,12 @@ def _first_extra(walker: Walker, source: int, origin: Origin) -> int:
         if not more:
             return source
         source = more[0]
+
+
+def _forward(walker: Walker, op: int) -> int:
+    """Of a backward call that only the target has, its forward call, when only the target has that too and that came before."""
+    twin = walker.target.index.get(facts.forward_twin(walker.side.ops[op]), op)
+    return twin if twin in walker.extra else op
 
 
 def _gives_nonfinite(side: Side, op: int) -> bool:

@@ -304,7 +304,7 @@ class Walker:
         if (
             inner > limit + self._growth * max(accepted, explained)
             and worst_in >= 0
-            and not self._for_nothing(worst_in, records.known[at], outer > limit)
+            and not self._for_nothing(op, worst_in, bool(records.known[at]), outer > limit)
         ):
             kind = PARAMETER if side.role[self.rows[worst_in][0]] == PARAMETERS else TAKEN
             if argument >= 0:  # the step before was called with it too, and left what is taken in now (running statistics)
@@ -319,10 +319,16 @@ class Walker:
             return self._origin(op, other, kind, worst_out, outer, feeding, limit)
         return None
 
-    def _for_nothing(self, at: int, known: bool, off: bool) -> bool:
-        """One side hands over a tensor where the other has none (a mask in place of a flag), and the result is the same."""
+    def _for_nothing(self, op: int, at: int, known: bool, off: bool) -> bool:
+        """What goes in has another form (no tensor, or bool in place of numbers: another kind of mask), or goes into a module whose calls
+        were recorded, and the result is the same. Who uses it is among those calls."""
         row, other = self.rows[at]
-        return bool(known) and not off and isinstance(self.side.shape[row], list) != isinstance(self.golden.side.shape[other], list)
+        mine, theirs = self.side, self.golden.side
+        if off or not known or self.target.kinds[op][0] != "forward":
+            return False
+        form = isinstance(mine.shape[row], list) != isinstance(theirs.shape[other], list)
+        form |= (measure.eps(mine.dtype[row]) > 0) != (measure.eps(theirs.dtype[other]) > 0)
+        return form or (len(self.target.kinds[op]) == 4 and mine.role[row] == INPUT and bool(self.target.children.get(op)))
 
     def _origin(self, op: int, other: int, kind: str, at: int, distance: float, inside: float, limit: float, shown: int = -1) -> Origin:
         """`at`: the pair of rows to name; `shown`: that of the distance, when it is another one."""
