@@ -1,0 +1,76 @@
+"""A dump is read as often as needed: once, and again only where the first reading has shown something that nothing was held against."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msprobe_engine.compare.api import compare_dumps
+from msprobe_engine.diagnose import alone, findings, load
+from msprobe_engine.diagnose.run import diagnose
+from msprobe_engine.dump import reader
+
+
+def _tensor(value: float, shape: list[int]) -> dict[str, Any]:
+    four = {"Max": value, "Min": -value, "Mean": value / 8, "Norm": 3 * value}
+    return {"type": "torch.Tensor", "dtype": "torch.float32", "shape": shape, **four, "requires_grad": True}
+
+
+def _run(root: Path, bad: float | None = None, ranks: int = 1) -> Path:
+    """Three calls; with `bad`, a fourth one between them that gives out this number."""
+    data = {
+        "Functional.linear.0.forward": {"input_args": [_tensor(1.0, [4, 4])], "input_kwargs": {}, "output": [_tensor(3.0, [4, 4])]},
+        "Torch.softmax.0.forward": {"input_args": [_tensor(3.0, [4, 4])], "input_kwargs": {}, "output": [_tensor(0.5, [4, 4])]},
+    }
+    if bad is not None:
+        data["Torch.log.0.forward"] = {"input_args": [_tensor(0.25, [7])], "input_kwargs": {}, "output": [_tensor(bad, [7])]}
+    data["Tensor.sum.0.forward"] = {"input_args": [_tensor(0.5, [4, 4])], "input_kwargs": {}, "output": [_tensor(0.75, [1])]}
+    for rank in range(ranks):
+        directory = root / "step0" / f"rank{rank}"
+        directory.mkdir(parents=True)
+        header = {"task": "statistics", "level": "L1", "framework": "pytorch", "dump_data_dir": None}
+        (directory / "dump.json").write_text(json.dumps(header | {"data": data}, indent=1))
+        (directory / "construct.json").write_text(json.dumps(dict.fromkeys(data)))
+        (directory / "stack.json").write_text("{}")
+    return root
+
+
+def test_nan_in_a_call_of_one_run(tmp_path: Path) -> None:
+    """It has no partner to differ from; diagnose and compare name it all the same, when the golden run has none."""
+    target, golden = _run(tmp_path / "target", float("nan")), _run(tmp_path / "golden")
+    found = diagnose(target, golden)
+    compared = compare_dumps(target / "step0", golden / "step0", tmp_path / "out").diagnosis
+    for one in (found, compared):
+        assert one is not None
+        assert one.finding == findings.NONFINITE
+        assert one.suspects[0].record == "Torch.log.0.forward"
+    assert diagnose(golden, target).finding == findings.STRUCTURE
+
+
+@pytest.mark.parametrize("more", [None, 2.0])
+def test_runs_without_nan_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: float | None) -> None:
+    """Equal runs, and a call more that is finite: nothing is left to look for in the run alone."""
+    target, golden = _run(tmp_path / "target", more), _run(tmp_path / "golden")
+    monkeypatch.setattr(alone, "diagnose_alone", lambda _: pytest.fail("read again"))
+    assert diagnose(target, golden).finding == (findings.NONE if more is None else findings.STRUCTURE)
+
+
+def test_a_run_alone_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search for NaN and the checks across ranks share one reading of each dump.json."""
+    target = _run(tmp_path / "target", ranks=2)
+    read: list[str] = []
+    real = reader.read_json
+
+    def counted(path: Path) -> Any:
+        read.append(f"{path.parent.name}/{path.name}")
+        return real(path)
+
+    monkeypatch.setattr(load, "read_json", counted)
+    monkeypatch.setattr("msprobe_engine.compare.side.open_records", lambda _: pytest.fail("read again"))
+    found = diagnose(target)
+    assert found.finding == findings.NONE
+    assert found.looked_at["collectives"] == 0
+    assert sorted(name for name in read if name.endswith("dump.json")) == ["rank0/dump.json", "rank1/dump.json"]
