@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from msprobe_engine.compare.calibrate import Floats
-from msprobe_engine.compare.layout.whole import Whole
+from msprobe_engine.compare.layout.outcome import Whole
 from msprobe_engine.compare.side import Side
 from msprobe_engine.compare.structure import Matcher, Structure
 from msprobe_engine.compare.tree import Tree

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 from msprobe_engine.compare.calibrate import Floats
 from msprobe_engine.compare.layout import merge
+from msprobe_engine.compare.layout.outcome import AGREES, PART, Whole
 from msprobe_engine.compare.layout.pieces import cut, last_backward
-from msprobe_engine.compare.layout.whole import AGREES, PART, Joiner, Whole
+from msprobe_engine.compare.layout.whole import Joiner
 from msprobe_engine.compare.side import INPUT, PARAMETERS, Side
 from msprobe_engine.compare.tree import Tree
 from msprobe_engine.diagnose.divergence import Divergence, settle

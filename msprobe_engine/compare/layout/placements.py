@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from msprobe_engine.compare.side import PARAMETERS
+from msprobe_engine.compare.side import INPUT, OUTPUT, PARAMETERS
 from msprobe_engine.compare.tree import Tree
+from msprobe_engine.diagnose import facts
 
 PARTIAL = "Partial"
 
@@ -99,3 +100,35 @@ def times_cut(target: Placements, i: int, golden: Placements, j: int, least: Seq
                 n *= w // s if s else 1
             return n
     return None
+
+
+def twins(tree: Tree) -> dict[int, int]:
+    """Row of a gradient -> row of what it is the gradient of: of backward calls those of the forward call, of parameter gradients the
+    parameter."""
+    side = tree.side
+    parameters: dict[tuple[str, str], int] = {}
+    for row, role in enumerate(side.role):
+        if role == PARAMETERS:
+            parameters.setdefault((tree.kinds[side.op[row]][2], side.name[row].rpartition(".")[2]), row)
+    found: dict[int, int] = {}
+    for op, kind in enumerate(tree.kinds):
+        if kind[0] == "backward":
+            twin = tree.index.get(facts.forward_twin(side.ops[op]))
+            if twin is None:
+                continue
+            left = {
+                role: [r for r in side.rows(twin) if side.role[r] == role and side.requires_grad[r] is not False]
+                for role in (INPUT, OUTPUT)
+            }
+            for row in side.rows(op):
+                others = left[OUTPUT if side.role[row] == INPUT else INPUT]
+                same = next((other for other in others if side.shape[other] == side.shape[row]), None)
+                if same is not None:
+                    others.remove(same)
+                    found[row] = same
+        elif tree.is_gradients(op) and len(kind) > 2:
+            for row in side.rows(op):
+                at = parameters.get((kind[2], side.name[row].rpartition(".")[2]))
+                if at is not None:
+                    found[row] = at
+    return found
