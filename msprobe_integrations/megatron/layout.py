@@ -6,11 +6,13 @@ Attribute names hold for megatron-core 0.8 to 0.19; what is missing in a version
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
+from msprobe_integrations.megatron import fsdp
 from msprobe_integrations.torch import dtensors
 from msprobe_integrations.torch.gradients import Piece, layer_numbers, layer_of
 from msprobe_integrations.torch.targets import matches
@@ -122,17 +124,20 @@ class Layout:
             self.places.update(places(chunk))
         self._unknown = {p for chunk in self.chunks if _shares_out(chunk) for p in chunk.parameters()} - self.places.keys()
         sharing = {_ranks(place) for place in self.places.values() if place.sharded}
-        for chunk in self.chunks:  # torch's FSDP2 keeps parameters as DTensors, in no bucket
-            sharing |= {dtensors.sharers(p) for p in unwrapped(chunk).parameters() if dtensors.is_dtensor(p)} - {()}
+        kept = [fsdp.shards(chunk) for chunk in self.chunks]
+        for chunk, held in zip(self.chunks, kept):  # FSDP, torch's and Megatron's, keeps parameters as DTensors, in no bucket of ours
+            every = [held.get(id(p), p) for p in unwrapped(chunk).parameters()]
+            sharing |= {dtensors.sharers(p) for p in every if dtensors.is_dtensor(p)} - {()}
         made = {ranks: exchanges.of(ranks) for ranks in sorted(sharing)}
         for vpp_stage, chunk in enumerate(self.chunks):
             model = unwrapped(chunk)
             numbers = layer_numbers(list(model.named_modules()))
-            for name, parameter in model.named_parameters():
+            for name, now in model.named_parameters():
+                parameter = kept[vpp_stage].get(id(now), now)
                 if parameter.requires_grad and matches(name, monitor.targets, vpp_stage):
                     piece = self._piece(name, parameter, vpp_stage, numbers, made)
                     if dtensors.is_dtensor(parameter):
-                        piece = dtensors.make_piece(name, parameter, vpp_stage, piece.facts, exchanges)
+                        piece = _located(dtensors.make_piece(name, parameter, vpp_stage, piece.facts, exchanges))
                     self.pieces.append(piece)
 
     def reduced(self, piece: Piece) -> torch.Tensor | None:
@@ -142,7 +147,8 @@ class Layout:
         if place is None and piece.parameter in self._unknown:
             return None
         if place is None:
-            return dtensors.local_of(self.local(piece), piece.parameter)
+            found = self.local(piece)
+            return nothing(piece.parameter) if found is None and is_empty_shard(piece) else dtensors.local_of(found, piece.parameter)
         data: torch.Tensor = place.bucket.grad_data
         if piece.sharded:
             return data[place.start + piece.lo : place.start + piece.hi]
@@ -168,13 +174,14 @@ class Layout:
         exchanges: dict[tuple[int, ...], RowExchange | None],
     ) -> Piece:
         facts: dict[str, Any] = {}
+        marks = getattr(parameter, "orig_param", parameter)  # Megatron-FSDP copies some of them only
         if getattr(parameter, "tensor_model_parallel", False):
             facts["tensor_parallel"] = "shard"
             facts["partition_dim"] = int(getattr(parameter, "partition_dim", -1))
         layer = layer_of(name, numbers)
         if layer is not None:
             facts["layer"] = layer
-        if getattr(parameter, "allreduce", True) is False:
+        if getattr(marks, "allreduce", True) is False:
             facts["expert"] = True
         if getattr(parameter, "shared", False):
             facts["shared"] = True
@@ -183,6 +190,24 @@ class Layout:
             return Piece(name, parameter, vpp_stage, 0, parameter.numel(), facts)
         facts["of"] = parameter.numel()
         return Piece(name, parameter, vpp_stage, place.lo, place.hi, facts, exchanges.get(_ranks(place)))
+
+
+def _located(piece: Piece) -> Piece:
+    """With the range that Megatron-FSDP gives this rank, which is not that of torch's DTensors."""
+    place = fsdp.range_of(piece.parameter) if piece.sharded and fsdp.is_shard(piece.parameter) else None
+    return piece if place is None else replace(piece, lo=place[0], hi=place[1], positions=True)
+
+
+def is_empty_shard(piece: Piece) -> bool:
+    """Has Megatron-FSDP given nothing of the parameter to this rank? Then it has neither gradient nor states, as no part of one that
+    others have."""
+    return piece.sharded and piece.lo == piece.hi and fsdp.is_shard(piece.parameter)
+
+
+def nothing(tensor: torch.Tensor) -> torch.Tensor:
+    """No element of it, on its device and with its dtype."""
+    local: torch.Tensor = tensor._local_tensor if dtensors.is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
+    return local.detach().reshape(-1)[:0]
 
 
 def _shares_out(chunk: Any) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from msprobe_integrations.megatron.layout import is_empty_shard, nothing
 from msprobe_integrations.torch import dtensors
 from msprobe_integrations.torch.algorithms import algorithm_of
 
@@ -54,7 +55,8 @@ class MainParameters:
                 owner.update((id(parameter), _Copy(inner, parameter, group)) for parameter in group["params"])
         self._wide = {id(model): main for leaf in self._leaves for model, main in _wide(leaf)}
         found = {piece: self._find(piece.parameter, owner) for piece in pieces}
-        self._copies = {piece: copy for piece, copy in found.items() if copy is not None and _fits(piece, copy.tensor)}
+        held = {piece: copy for piece, copy in found.items() if copy is not None and _fits(piece, copy.tensor)}
+        self._copies = {piece: copy for piece, copy in held.items() if not is_empty_shard(piece)}
         self._examples = {bool(piece.facts.get("expert")): copy for piece, copy in self._copies.items()}
 
     def main(self, piece: Piece) -> torch.Tensor | None:
@@ -63,7 +65,7 @@ class MainParameters:
         if copy is not None:
             return _shaped(piece, copy.tensor)
         example = self._example(piece)
-        return _nothing(example.tensor) if example is not None else None
+        return nothing(example.tensor) if example is not None else None
 
     def gradient(self, piece: Piece) -> torch.Tensor | None:
         """The gradient the optimizer is about to use: after `prepare_grads` it exists and is unscaled, after clipping it is clipped."""
@@ -80,7 +82,7 @@ class MainParameters:
         if copy is not None:
             return {key: _shaped(piece, value) for key, value in _tensors(copy).items()}
         example = self._example(piece)
-        return {key: _nothing(value) for key, value in _tensors(example).items()} if example is not None else {}
+        return {key: nothing(value) for key, value in _tensors(example).items()} if example is not None else {}
 
     def hyper(self, piece: Piece) -> dict[str, Any]:
         """Settings of the parameter group, ``step`` and ``algorithm``."""
@@ -133,10 +135,6 @@ def _shaped(piece: Piece, tensor: torch.Tensor) -> torch.Tensor:
         tensor = tensor._local_tensor  # type: ignore[attr-defined]
         return tensor.detach()
     return tensor if piece.sharded or tensor.dim() != 1 or piece.parameter.dim() == 1 else tensor.detach().view(piece.shape)
-
-
-def _nothing(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().reshape(-1)[:0]
 
 
 def learning_rate(optimizer: Any) -> float | None:

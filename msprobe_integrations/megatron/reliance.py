@@ -1,7 +1,7 @@
 """What the probe touches in Megatron. Checked when it attaches to a training; ``msprobe frameworks`` shows it for what is installed.
 
-Rows with a module are about functions that are wrapped; rows about ``ddp``, ``group``, ``bucket`` and ``optimizer`` are about objects
-of the training at hand. `DDP_ROWS` do not hold for models that something else shards (Megatron-FSDP, torch's FSDP2).
+Rows with a module are about functions that are wrapped; rows about ``ddp``, ``group``, ``bucket``, ``fsdp`` and ``optimizer`` are about
+objects of the training at hand. `DDP_ROWS` do not hold for models that something else shards (Megatron-FSDP, torch's FSDP2).
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ DDP_ROWS = (
     Reliance("bucket.grad_data", "reduced gradients of the distributed optimizer", "0.8 to 0.19"),
     Reliance("bucket.params", "reduced gradients of the distributed optimizer", "0.8 to 0.19"),
 )
+FSDP_ROWS = (Reliance("fsdp.param_and_grad_buffer", "gradients, parameters and states under Megatron-FSDP", "0.14 to 0.19"),)
 OPTIMIZER = (
     Reliance("optimizer.prepare_grads", "gradient phases unscaled and clipped", "0.8 to 0.19"),
     Reliance("optimizer.step_with_ready_grads", "values just before and after the inner update", "0.8 to 0.19"),
@@ -65,7 +66,7 @@ LOOP = (
     Reliance("megatron.training.training:save_checkpoint", "moments of checkpoints", "0.8 to 0.19"),
     Reliance("megatron.training.training:load_checkpoint", "moments of checkpoints", "0.8 to 0.19"),
 )
-TABLE = (*CORE, *DDP_ROWS, *OPTIMIZER, *LOOP)
+TABLE = (*CORE, *DDP_ROWS, *FSDP_ROWS, *OPTIMIZER, *LOOP)
 PARTS = ("megatron.training",)
 """Not in every distribution of megatron-core."""
 
@@ -91,6 +92,9 @@ def check(chunks: Sequence[Any], optimizer: Any) -> list[Reliance]:
         if groups:
             objects["group"] = groups[0]
             objects["bucket"] = next(iter(buckets_of(groups[0])), None)
+    elif chunks and type(chunks[0]).__name__ == "FullyShardedDataParallel":  # Megatron's own; for torch's: TorchFullyShardedDataParallel
+        rows += FSDP_ROWS
+        objects["fsdp"] = chunks[0]
     if is_megatron(optimizer):
         rows += OPTIMIZER
         objects["optimizer"] = optimizer

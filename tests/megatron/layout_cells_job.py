@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import fsdp_layout
 import torch
 import torch.distributed as dist
 from layout_job import ALL, _sums, norm, spy
@@ -44,7 +45,7 @@ _SHARD = re.compile(r"\[(\d+), (\d+)\) of (\d+)")
 
 def prepared(argv: str) -> str:
     """The script's arguments. ``--fused``, which it has not, is gradient accumulation in the matrix products: the extension needs CUDA, a
-    function that computes the same stands in for it."""
+    function that computes the same stands in for it. So is Megatron-FSDP, in place of its DistributedDataParallel."""
     logging.getLogger("msprobe").setLevel(logging.ERROR)
     if "--fused" in argv:
 
@@ -59,7 +60,9 @@ def prepared(argv: str) -> str:
         layers._grad_accum_fusion_available = True
         layers.fused_weight_gradient_mlp_cuda = SimpleNamespace(wgrad_gemm_accum_fp32=added)
         train_gpt.TransformerConfig = Fused  # type: ignore[misc]
-    return argv.replace("--fused", "")
+    if fsdp_layout.FLAG in argv:
+        fsdp_layout.use_it()
+    return argv.replace("--fused", "").replace(fsdp_layout.FLAG, "")
 
 
 def again() -> None:
@@ -246,7 +249,9 @@ def drifting(argv: str, guilty: int, name: str) -> list[tuple[int, str, tuple[in
 def alone(argv: str) -> list[str]:
     """What the replica check of a training says where no rank holds what another holds."""
     said: list[str] = []
+    argv = prepared(argv)
     logger = logging.getLogger("msprobe")
+    logger.setLevel(logging.WARNING)
     logger.addFilter(lambda record: said.append(record.getMessage()) or True)  # type: ignore[func-returns-value]
     run_gpt(f"--steps 2 {argv}", probe_settings(MonitorSettings(replica_check=ReplicaCheckSettings(interval=1))))
     return [line for line in said if "replica" in line]

@@ -7,6 +7,7 @@ import logging
 from dataclasses import replace
 from typing import Any
 
+import fsdp_layout
 import torch
 import torch.distributed as dist
 from every_family import EVERY_FAMILY
@@ -32,6 +33,11 @@ def norm(tensor: torch.Tensor) -> float:
     return float(tensor.detach().double().norm())
 
 
+def parameter_norms(chunks: list[Any]) -> dict[str, float]:
+    """Of all parameters of this rank."""
+    return {f"{i} {n}": norm(p) for i, c in enumerate(chunks) for n, p in unwrapped(c).named_parameters()}
+
+
 def spy(state: dict[str, Any], chunks: list[Any], optimizer: Any) -> None:
     """Outputs of all layer norms in the order of their calls, reduced gradients, parameters after each update."""
     state["norms"], state["reference"], state["parameters"] = [[]], [], []
@@ -44,13 +50,14 @@ def spy(state: dict[str, Any], chunks: list[Any], optimizer: Any) -> None:
             if isinstance(module, torch.nn.LayerNorm):
                 module.register_forward_hook(seen)
     step = optimizer.step
+    sharded = fsdp_layout.is_it(chunks)
 
     @functools.wraps(step)
     def looked() -> Any:
-        state["reference"].append(gathered(chunks))
+        state["reference"].append(fsdp_layout.gathered(chunks) if sharded else gathered(chunks))
         result = step()
         state["norms"].append([])
-        state["parameters"].append({f"{i} {n}": norm(p) for i, c in enumerate(chunks) for n, p in unwrapped(c).named_parameters()})
+        state["parameters"].append(fsdp_layout.parameter_norms(chunks) if sharded else parameter_norms(chunks))
         return result
 
     optimizer.step = looked

@@ -106,6 +106,12 @@ def run_with_fault(argv: str, seed: int, settings: ProbeSettings, *, steps: int,
     return answer
 
 
+def weights(chunk: Any) -> list[tuple[str, torch.Tensor]]:
+    """What this rank keeps of the parameters from step to step."""
+    buffer = getattr(chunk, "param_and_grad_buffer", None)  # Megatron-FSDP: the module's own are whole only while it computes
+    return list(chunk.named_parameters()) if buffer is None else [(n, p._local_tensor) for n, p in buffer.optimizer_named_parameters]
+
+
 def run_gpt(argv: str, settings: ProbeSettings | None, after_build: Any = None) -> tuple[dict[str, Any], list[Frame]]:
     """Train; returns what must not depend on the probe, and the frames."""
     observer, sink = observed(settings) if settings is not None else (None, Frames())
@@ -117,7 +123,7 @@ def run_gpt(argv: str, settings: ProbeSettings | None, after_build: Any = None) 
     state["losses"] = train_gpt.train(a, chunks, optimizer)
     if observer is not None:
         observer.close()
-    state["weights"] = {n: p.detach().clone().view(torch.uint8).numpy().tobytes() for c in chunks for n, p in c.named_parameters()}
+    state["weights"] = {n: p.detach().clone().view(torch.uint8).numpy().tobytes() for c in chunks for n, p in weights(c)}
     state["random"] = torch.get_rng_state().numpy().tobytes()
     state["rank"] = dist.get_rank()
     return state, sink.frames

@@ -1,5 +1,5 @@
 """Every layout of Megatron in docs/integrations.md with every feature. All of them run for that page (MSPROBE_TABLE) and with
-MSPROBE_EVERY_CELL=1; else two layouts, the others have their own tests in test_layouts.py."""
+MSPROBE_EVERY_CELL=1; else three layouts, the others have their own tests in test_layouts.py."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from forkpool import run_ranks
+from fsdp_layout import FLAG
 from layout_cells_job import LEVELS, STEPS, alone, drifting, faulty, watched
 from layout_checks import check_gradients, check_parameters, check_sums
 
@@ -37,13 +38,14 @@ LAYOUTS = {
     "TP 2, expert TP 2": (2, "--tp 2 --sp --etp 2 --experts 4 --allgather"),
     "DP 2, distributed optimizer, fused gradient accumulation": (2, "--fused --distopt --overlap"),
     "TP 2, sequence parallel, fused gradient accumulation": (2, "--fused --tp 2 --sp"),
+    "Megatron-FSDP": (2, f"--distopt {FLAG}"),
     "TP 2 x PP 2": (4, "--tp 2 --pp 2"),
     "DP 2 x TP 2, sequence parallel, distributed optimizer": (4, "--tp 2 --sp --distopt --overlap"),
     "EP 2 x TP 2, sequence parallel, distributed optimizer": (4, "--tp 2 --sp --ep 2 --experts 4 --distopt"),
 }
-SAMPLE = ("DP 2, distributed optimizer, bf16", "EP 2")
+SAMPLE = ("DP 2, distributed optimizer, bf16", "EP 2", "Megatron-FSDP")
 CHOSEN = list(LAYOUTS) if os.environ.get("MSPROBE_TABLE") or os.environ.get("MSPROBE_EVERY_CELL") == "1" else list(SAMPLE)
-ALONE = ("1 rank", "PP 2", "PP 2, interleaved")
+ALONE = ("1 rank", "PP 2", "PP 2, interleaved", "Megatron-FSDP")
 """No two ranks hold the same."""
 
 
@@ -179,7 +181,7 @@ def test_no_replicas(layout: str) -> None:
     assert others == [[]]
 
 
-@pytest.mark.parametrize("layout", CHOSEN)
+@pytest.mark.parametrize("layout", [layout for layout in CHOSEN if layout != "Megatron-FSDP"])
 def test_incident(layout: str, tmp_path: Path, cells: Any) -> None:
     """Step, rank and module that `nan_analyze` gives for the incident are those of a planted fault."""
     ranks, argv = LAYOUTS[layout]
