@@ -131,7 +131,7 @@ def over_steps(
                 right, sides_of_both = b, [*a.values(), *b.values()]
                 other_layout = False
                 if not _one_program(a, b):
-                    a, b, other_layout = together(a, b, found.problems)
+                    a, b, other_layout = together(a, b, found.problems, found.evidence)
                     other_layout = other_layout or layouts.differ(a, b)
                 alone = sorted(a.keys() ^ b.keys())
                 if alone and not other_layout:

@@ -23,6 +23,9 @@ from msprobe_engine.compare.layout.weave import Source, Weaver
 from msprobe_engine.compare.side import OUTPUT, Side
 from msprobe_engine.compare.tree import Tree
 
+BLIND: Segment = (-1, 0, 0)
+"""Passes that are no training."""
+
 _NUMBER = re.compile(r"(?:^|(?<=\.))(\d+)(?=\.|$)")
 
 
@@ -46,6 +49,8 @@ class Stage:
         """The records of each segment, in their order. What is of no chunk (the update) is with the first."""
         found: dict[Segment, list[int]] = {}
         for op, segment in enumerate(self.segment):
+            if segment == BLIND:
+                continue
             if self.chunk < 0 or segment[2] == self.chunk or (segment == TAIL and self.chunk == 0):
                 found.setdefault(segment, []).append(op)
         return found
@@ -88,12 +93,13 @@ def chunks(side: Side, other: Side) -> int:
     return 1
 
 
-def joined(sides: Mapping[int, Side], other: Mapping[int, Side], problems: list[str]) -> dict[int, Side]:
+def joined(sides: Mapping[int, Side], other: Mapping[int, Side], problems: list[str], notes: list[str]) -> dict[int, Side]:
     """Each pipeline as one side, under its lowest rank; ranks of none as they are.
 
     Args:
         other: the run it is compared with; it tells chunks of a model from numbers that are modules' names.
         problems: sentences about pipelines that cannot be put together are added; their ranks stay as they are.
+        notes: sentences about what was left out on purpose are added.
     """
     found = dict(sides)
     for some in pipelines(sides):
@@ -104,6 +110,12 @@ def joined(sides: Mapping[int, Side], other: Mapping[int, Side], problems: list[
                 " micro batch; not put together. Dump modules too: level mix or L0"
             )
             continue
+        left_out = sum(segment == BLIND for stage in stages for segment in stage.segment if stage.chunk <= 0)
+        if left_out:
+            notes.append(
+                f"ranks {', '.join(map(str, some))}: {left_out:,} records of passes before the first message between stages are left out;"
+                " they look for shapes."
+            )
         for rank in some:
             del found[rank]
         found[min(some)] = Joint(stages).side
@@ -155,10 +167,27 @@ def _messages(side: Side) -> Iterator[tuple[int, bool, int]]:
             fact = side.facts.get(row, {})
             if isinstance(fact.get("peer"), int) and side.role[row] != OUTPUT:
                 yield op, str(fact.get("op")).endswith("send"), fact["peer"]
-            elif call in ("send", "isend", "recv", "irecv") and side.name[row].rpartition(".")[2] in ("dst", "src", "1"):
-                peer = side.values.get(row)
-                if isinstance(peer, int) and not isinstance(peer, bool):
-                    yield op, call.endswith("send"), peer
+        if call in ("send", "isend", "recv", "irecv"):
+            peer = _peer(side, op)
+            if peer is not None:
+                yield op, call.endswith("send"), peer
+
+
+def _peer(side: Side, op: int) -> int | None:
+    """The rank that one message goes to or comes from: as the tags have it, or the arguments, by number or by place in the group."""
+    tags = side.tags.get(op, {}).get("tags")
+    if isinstance(tags, dict) and isinstance(tags.get("peer"), int):
+        return int(tags["peer"])
+    group = next((found for row in side.rows(op) if (found := side.facts.get(row, {}).get("group_ranks"))), None)
+    for row in side.rows(op):
+        place, peer = side.name[row].rpartition(".")[2], side.values.get(row)
+        if side.role[row] == OUTPUT or type(peer) is not int:
+            continue
+        if place in ("dst", "src") or side.name[row] == f"{side.ops[op]}.input.1":
+            return peer
+        if place in ("group_dst", "group_src") and isinstance(group, list) and peer < len(group):
+            return int(group[peer])
+    return None
 
 
 def _heads(side: Side) -> set[str]:
@@ -171,13 +200,16 @@ def _stages(sides: Mapping[int, Side], chunks: int) -> list[Stage] | None:
     """All stages in the order of the model; None when records of one cannot be told apart."""
     found = []
     trees = {rank: Tree(side) for rank, side in sides.items()}
-    told = {rank: segments.segments(tree, _chunk if chunks > 1 else segments.whole) for rank, tree in trees.items()}
+    told: dict[int, list[Segment]] = {}
+    for rank, tree in trees.items():
+        segment = segments.segments(tree, _chunk if chunks > 1 else segments.whole)
+        if segment is None:
+            return None
+        told[rank] = segment
+    blind = max(_blind(trees[rank].side, told[rank]) for rank in list(trees)[1:])
     for chunk in range(chunks) if chunks > 1 else (-1,):
         for rank, tree in trees.items():
-            segment = told[rank]
-            if segment is None:
-                return None
-            found.append(Stage(rank, chunk, tree, segment))
+            found.append(Stage(rank, chunk, tree, [BLIND if segment[0] < blind else segment for segment in told[rank]]))
     for container, numbers in _layers(found).items():
         if sum(map(len, numbers)) > len(set().union(*numbers)):
             start = 0
@@ -185,6 +217,18 @@ def _stages(sides: Mapping[int, Side], chunks: int) -> list[Stage] | None:
                 stage.offsets[container] = start
                 start += max(some, default=-1) + 1
     return found
+
+
+def _blind(side: Side, told: Sequence[Segment]) -> int:
+    """How many passes a later stage makes before anything is sent to it: torch finds the shapes of what stages exchange with such passes,
+    in its first step, with numbers that mean nothing."""
+    for op in side.collectives:
+        call = side.ops[op].split(".")[1]
+        if call.endswith(("recv", "batch_isend_irecv")):
+            shapes = [side.shape[row] for row in side.rows(op) if side.role[row] == OUTPUT]
+            if any(isinstance(shape, list) and len(shape) > 1 for shape in shapes):
+                return len({segment[0] for segment in told[:op] if segment[1] == BACKWARD})
+    return 0
 
 
 def _chunk(path: str) -> int:
@@ -295,6 +339,8 @@ class Joint:
     @staticmethod
     def _owns(stage: Stage, name: str) -> bool:
         op = stage.tree.index.get(name)
+        if op is not None and stage.segment[op] == BLIND:
+            return False
         if stage.chunk < 0:
             return True
         if op is None or stage.segment[op] == TAIL:
