@@ -1,7 +1,7 @@
 """Small trainings of megatron-core in any layout, with the weights and the data of one process; dumps of two steps of each.
 
-Weights follow from the names that parameters have in one process, so every layout cuts its own out of the same tensors. The micro batches of
-a step are dealt out as Megatron does it: micro batch m of data-parallel rank r is number m * ranks + r.
+Weights follow from the names that parameters have in one process, so every layout cuts its own out of the same tensors. The micro
+batches of a step are dealt out as Megatron does it: micro batch m of data-parallel rank r is number m * ranks + r.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ for _place in (ROOT / "tests" / "frameworks", ROOT / "examples" / "megatron"):
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
 import train_gpt  # noqa: E402
 from forkpool import run_ranks  # noqa: E402
 from megatron.core import parallel_state as state  # noqa: E402

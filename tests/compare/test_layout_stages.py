@@ -1,0 +1,150 @@
+"""Stages and experts put together: names, order and numbers of the whole, whatever the schedule and however tokens are dealt out."""
+
+from __future__ import annotations
+
+from array import array
+from pathlib import Path
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from msprobe_engine.compare.layout import experts, loops, stages, weave
+from msprobe_engine.compare.side import Side
+
+
+def side_of(records: list[tuple[str, str | None]], header: dict[str, object] | None = None) -> Side:
+    """A rank with records that have no rows; (name, record around it)."""
+    side = Side(Path("dump.json"), header=header or {})
+    side.ops = [name for name, _ in records]
+    side.first = array("q", [0] * (len(records) + 1))
+    side.__dict__["construct"], side.__dict__["stacks"] = dict(records), {name: [f"line of {name}"] for name, _ in records}
+    return side
+
+
+class Program:
+    """What one rank records of its layers, in any order of passes."""
+
+    def __init__(self, layers: range, local: bool) -> None:
+        self.layers, self.start = layers, layers.start if local else 0
+        self.records: list[tuple[str, str | None]] = []
+        self.calls: dict[tuple[int, int], int] = {}
+
+    def forward(self, micro: int) -> None:
+        for layer in self.layers:
+            module = f"Module.net.layers.{layer - self.start}.Block.forward.{micro}"
+            number = self.calls[layer, micro] = len(self.calls)
+            self.records += [(f"Functional.linear.{number}.forward", module), (module, f"Module.net.Net.forward.{micro}")]
+        self.records.append((f"Module.net.Net.forward.{micro}", None))
+
+    def backward(self, micro: int) -> None:
+        for layer in reversed(self.layers):
+            module = f"Module.net.layers.{layer - self.start}.Block.backward.{micro}"
+            number = self.calls[layer, micro]
+            self.records += [(f"Functional.linear.{number}.backward", module), (module, f"Module.net.Net.backward.{micro}")]
+        self.records.append((f"Module.net.Net.backward.{micro}", None))
+
+
+@given(st.lists(st.integers(1, 3), min_size=2, max_size=4), st.integers(1, 4), st.booleans(), st.data())
+def test_joined(sizes: list[int], micros: int, local: bool, data: st.DataObject) -> None:
+    """Whatever order each stage runs its passes in, the whole has the names, the order and the tree of one process."""
+    one = Program(range(sum(sizes)), False)
+    for micro in range(micros):
+        one.forward(micro)
+        one.backward(micro)
+    ranks, start = {}, 0
+    for rank, size in enumerate(sizes):
+        program = Program(range(start, start + size), local)
+        warm = data.draw(st.integers(1, micros), label="forward passes before the first backward pass")
+        for micro in range(micros + warm):
+            if micro < micros:
+                program.forward(micro)
+            if micro - warm >= 0:
+                program.backward(micro - warm)
+        ranks[rank] = side_of(program.records, {"parallel": {"rank": {"pp": rank, "tp": 0}, "size": {"pp": len(sizes)}}})
+        start += size
+    problems: list[str] = []
+    whole = stages.joined(ranks, {0: side_of(one.records)}, problems, problems)
+    assert list(whole) == [0]
+    assert not problems
+    found = whole[0]
+    assert found.ops == [name for name, _ in one.records]
+    assert {name: found.parent(name) for name in found.ops} == dict(one.records)
+    origins = [weave.origin_of(found, op) for op in range(len(found.ops))]
+    inner = [origin for origin in origins if origin is not None and ".Net." not in origin[1]]
+    assert sorted(inner) == sorted((rank, name) for rank, side in ranks.items() for name in side.ops if ".Net." not in name)
+    assert all(found.stacks[name] for name in found.ops)
+
+
+@given(st.lists(st.lists(st.integers(0, 3), max_size=12), min_size=1, max_size=4))
+def test_updates_in_turns(lists: list[list[int]]) -> None:
+    """Every call comes once, and those of one rank in their order."""
+    found: dict[int, list[int]] = {}
+    for at, places in loops.in_turns(lists):
+        found.setdefault(at, []).extend(places)
+    assert found == {at: list(range(len(some))) for at, some in enumerate(lists) if some}
+
+
+def test_loops_are_joined() -> None:
+    """What one process does for all parameters is done for those of one rank after the other."""
+    ranks = [["zero", *["norm"] * count, "sqrt", *["mul", "add"] * count] for count in (3, 4)]
+    told = [ranks[at][n] for at, places in loops.in_turns(ranks) for n in places]
+    assert told == [*["zero"] * 2, *["norm"] * 7, *["sqrt"] * 2, *["mul", "add"] * 7]
+
+
+def statistics(values: np.ndarray) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        return np.array((values.max(), values.min(), values.mean(), np.sqrt((values**2).sum()))) if values.size else np.full(4, np.nan)
+
+
+@given(st.integers(2, 30), st.integers(1, 4), st.data())
+def test_tokens(count: int, width: int, data: st.DataObject) -> None:
+    """Tokens in any groups, some empty, have the statistics of all of them; another number of tokens has none."""
+    seed = data.draw(st.integers(0, 99))
+    values = np.random.default_rng(seed).normal(size=(count, width))
+
+    def dealt() -> list[tuple[list[int], np.ndarray]]:
+        cuts = sorted(data.draw(st.lists(st.integers(0, count), max_size=3)))
+        order = np.random.default_rng(len(cuts)).permutation(count)
+        return [(list(part.shape), statistics(part)) for part in np.split(values[order], cuts)]
+
+    ours, theirs = dealt(), dealt()
+    found = experts.tokens(ours, theirs)
+    if all(len({tuple(shape) for shape, _ in some}) == 1 for some in (ours, theirs)):
+        assert found is None  # all of one size: pieces as any others
+        return
+    assert found is not None
+    assert found.shape == [count, width]
+    assert found.target is not None
+    assert found.golden is not None
+    np.testing.assert_allclose(found.target, statistics(values), atol=1e-9)
+    np.testing.assert_allclose(found.golden, statistics(values), atol=1e-9)
+    other = experts.tokens([*ours, ([count + 1, width], statistics(values))], theirs)
+    assert other is not None
+    assert other.target is None
+
+
+@given(st.integers(2, 4), st.integers(1, 3))
+def test_experts_are_gathered(ranks: int, local: int) -> None:
+    """The first rank has the experts of all under the numbers of the whole, in the order of one process; the others have what is around."""
+
+    def records(count: int) -> list[tuple[str, str | None]]:
+        found: list[tuple[str, str | None]] = []
+        for direction in ("forward", "backward"):
+            around = f"Module.mlp.Experts.{direction}.0"
+            numbers = range(count) if direction == "forward" else reversed(range(count))
+            for number in numbers:
+                module = f"Module.mlp.local_experts.{number}.MLP.{direction}.0"
+                found += [(f"Functional.gelu.{number}.{direction}", module), (module, around)]
+            found.append((around, None))
+        return found
+
+    header = {"rank": {"ep": 0, "tp": 0}}
+    sides = {rank: side_of(records(local), {"parallel": {"rank": {**header["rank"], "ep": rank}}}) for rank in range(ranks)}
+    found = experts.gathered(sides)
+    assert found[0].ops == [name for name, _ in records(ranks * local)]
+    assert {name: found[0].parent(name) for name in found[0].ops} == dict(records(ranks * local))
+    for rank in range(1, ranks):
+        assert found[rank].ops == ["Module.mlp.Experts.forward.0", "Module.mlp.Experts.backward.0"]
+    last = weave.origin_of(found[0], found[0].ops.index(f"Module.mlp.local_experts.{ranks * local - 1}.MLP.forward.0"))
+    assert last == (ranks - 1, f"Module.mlp.local_experts.{local - 1}.MLP.forward.0")
