@@ -93,7 +93,7 @@ def ask_existing(tool: Existing, setting: Setting, case: AnyCase, target: Path, 
     name = f"{setting.name}-{target.name}"
     if not isinstance(case, Harmless):
         true = truth(setting, case)
-        return judge(true, tool.ask(name, target, golden, true.step))
+        return judge(true, tool.ask(name, target, golden, true.step, bool({"nonfinite", "overflow"} & set(true.findings))))
     answers = [tool.ask(name, target, golden, step) for step in range(len(list(target.glob("step*"))))]
     marked, rows = (sum(numbers) for numbers in zip(*((len(a["marked"]), a["rows"]) for a in answers)))
     return Verdict(False, False, False, False, False, marked, rows, answers[0]["problem"] if not rows else "")

@@ -2,7 +2,8 @@
 
     VENV/bin/python existing_answers.py < jobs > answers
 
-Each line of the input is a job: ``{"target": step directory, "golden": step directory}``. Each line of the output is its answer:
+Each line of the input is a job: ``{"target": step directory, "golden": step directory, "nonfinite": search for NaN and Inf too}``. Each
+line of the output is its answer:
 
 * ``rows``: rows of the comparison tables of all ranks; ``marked``: ``[position in its table, rank, record, grade]`` of the marked ones, in
   the order of the table. Grade 2: ``error``, or red, or ``No`` or ``Different``; grade 1: ``warning`` or yellow.
@@ -127,7 +128,7 @@ def named_in(out: Path, pattern: str) -> list[str]:
     return [item["op_name"] for file in out.glob(pattern) for items in json.loads(file.read_text()).values() for item in items]
 
 
-def answer(job: dict[str, str]) -> dict[str, Any]:
+def answer(job: dict[str, Any]) -> dict[str, Any]:
     target, golden = job["target"], job["golden"]
     found: dict[str, Any] = {"rows": 0, "marked": [], "analysed": [], "nonfinite": [], "problem": ""}
     with tempfile.TemporaryDirectory() as scratch:
@@ -140,11 +141,11 @@ def answer(job: dict[str, str]) -> dict[str, Any]:
         with contextlib.suppress(Exception):  # a search that fails has found nothing
             found["analysed"] = analysed(target, golden, out)
         with contextlib.suppress(Exception):
-            found["nonfinite"] = nonfinite(target)
+            found["nonfinite"] = nonfinite(target) if job["nonfinite"] else []
     return found
 
 
-def _work(job: dict[str, str], end: Any) -> None:
+def _work(job: dict[str, Any], end: Any) -> None:
     with open(os.devnull, "w") as nothing:
         os.dup2(nothing.fileno(), 1)
         os.dup2(nothing.fileno(), 2)

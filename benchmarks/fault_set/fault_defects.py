@@ -225,7 +225,8 @@ def in_place_residual(t: Training) -> None:
 def wrong_position(t: Training) -> None:
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
         a, b = x.chunk(2, -1)
-        return x * self.cos.roll(1, 0) + torch.cat((-b, a), -1) * self.sin.roll(1, 0)
+        turned = torch.cat((-b, a), -1)
+        return x * self.cos.to(x.dtype).roll(1, 0) + turned * self.sin.to(x.dtype).roll(1, 0)
 
     _method(_layer(t, 1).attention.rope, "forward", forward)
 

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ class Existing:
     def __init__(self, version: str, python: Path, root: Path) -> None:
         self.version, self.root = version, root / "existing" / version
         self.root.mkdir(parents=True, exist_ok=True)
+        self._reading = tempfile.TemporaryDirectory()
         env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}  # its package has the name of ours
         script = str(Path(__file__).with_name("existing_answers.py").absolute())
         self._process = subprocess.Popen([python, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, cwd=self.root)
@@ -62,16 +64,18 @@ class Existing:
 
     def __exit__(self, *_: object) -> None:
         self._process.communicate()
+        self._reading.cleanup()
 
-    def ask(self, name: str, target: Path, golden: Path, step: int) -> dict[str, Any]:
-        """Its answer to one step of a pair of dumps; `name`: of the file it is kept in.
+    def ask(self, name: str, target: Path, golden: Path, step: int, nonfinite: bool = False) -> dict[str, Any]:
+        """Its answer to one step of a pair of dumps; `name`: of the file it is kept in; `nonfinite`: search for NaN and Inf too.
 
         Raises:
             RuntimeError: it does not run.
         """
         kept = self.root / f"{name}-{step}.json"
         if not kept.exists():
-            job = {side: str(self._readable(path / f"step{step}", side)) for side, path in (("target", target), ("golden", golden))}
+            sides = {side: str(self._readable(path / f"step{step}", side)) for side, path in (("target", target), ("golden", golden))}
+            job = {**sides, "nonfinite": nonfinite}
             questions, answers = self._process.stdin, self._process.stdout
             assert questions is not None
             assert answers is not None
@@ -80,13 +84,15 @@ class Existing:
             line = answers.readline()
             if not line:
                 raise RuntimeError(f"{self.version}: no answer; is it in that environment?")
-            kept.write_text(line)
+            whole = kept.with_suffix(".part")
+            whole.write_text(line)
+            whole.rename(kept)
         found: dict[str, Any] = json.loads(kept.read_text())
         return found
 
     def _readable(self, step: Path, side: str) -> Path:
         """A step as it wants it: the directory of the one process called rank0, no links."""
-        copy = self.root / "reading" / side
+        copy = Path(self._reading.name) / side
         shutil.rmtree(copy, ignore_errors=True)
         for rank in sorted(path for path in step.iterdir() if path.is_dir()):
             name = rank.name if rank.name.startswith("rank") and rank.name != "rank" else "rank0"

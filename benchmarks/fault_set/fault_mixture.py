@@ -150,7 +150,6 @@ DEFECTS = (
         "running statistics of another momentum",
         lambda run: setattr(run.net.blocks[0].norm2, "momentum", 0.5),
         r"Functional\.batch_norm\.1\.forward",
-        1,
     ),
     Defect("residual of one block lost", _without_residual, r"Tensor\.__add__\.1\.forward|Functional\.relu\.4\.forward"),
     Defect("sharper gate", _sharper_gate, r"Tensor\.__mul__\.0\.forward|Torch\.softmax\.0\.forward"),
