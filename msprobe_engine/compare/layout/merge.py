@@ -49,10 +49,11 @@ def times(shape: Sequence[int], first: Sequence[int], second: Sequence[int], n: 
 
 
 def padded(first: Any, second: Any, pieces: int) -> bool:
-    """One dimension of the first, times at most `pieces`, is a bit more than the whole of the second: filled up to a round number."""
+    """One dimension of the first, times at most `pieces`, is a bit more than the whole of the second, or a bit less: one of the two is
+    filled up to a round number. In other dimensions one may be a piece of the other."""
     if not (isinstance(first, list) and isinstance(second, list)) or len(first) != len(second):
         return False
-    other = [(a, b) for a, b in zip(first, second) if a != b]
+    other = [(a, b) for a, b in zip(first, second) if a != b and not (min(a, b) > 0 and max(a, b) % min(a, b) == 0)]
     if len(other) != 1:
         return False
     a, b = other[0]
@@ -248,3 +249,11 @@ def filled_up(target: Floats, shape: Sequence[int], golden: Floats, there: Seque
             whole[other[0]] = min(ours, theirs)
             return Cut(whole, need, second, value, right)
     return None
+
+
+def without_partner(pieces: Floats, others: Floats, agrees: float) -> list[int]:
+    """Which pieces, float64 (n, 4), are none of the other side's, of two runs that are cut alike (each has its part of the batch); [] for
+    other numbers of pieces."""
+    if len(pieces) != len(others) or len(pieces) < 2:
+        return []
+    return [at for at, piece in enumerate(pieces) if min(distance(piece, other) for other in others) > agrees]

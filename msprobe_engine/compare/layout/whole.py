@@ -115,7 +115,7 @@ class Joiner(Flow):
             return True
         accumulated = first.role[i] == PARAMETERS_GRAD or (adds and first.role[i] == OUTPUT)
         others, _ = self._b.members(j, accumulated)
-        pieces, _ = self._a.members(i, accumulated)
+        pieces, places = self._a.members(i, accumulated)
         if self._last_backward < op and first.role[i] == INPUT and self._mark(i, pieces) in self._numbers:
             self._skip(i, j, UPDATE)
             return True
@@ -165,6 +165,9 @@ class Joiner(Flow):
         factor = self._whole.factor if call.backward or loss else 1.0
         if factor != 1.0 and merge.distance(value / factor, golden) < merge.distance(value, golden):
             value = value / factor
+        if i not in self._whole.rank and first.shape[i] == second.shape[j] and merge.distance(value, golden) > AGREES:
+            off = {self._a.pieces[places[at]].rank for at in merge.without_partner(pieces / factor, others, AGREES)}
+            self._whole.rank.update((i, rank) for rank in off if len(off) == 1)
         if made.times > 1 and need == len(pieces) and first.role[i] == OUTPUT:
             self._parts.setdefault(pieces.tobytes(), op)  # pieces or parts: what takes it in will tell
         value = np.where(np.abs(value - golden) <= ROUNDING * np.abs(golden), golden, value)
