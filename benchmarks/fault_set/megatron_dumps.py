@@ -179,3 +179,49 @@ def _global_name(model: Any, name: str, state: Any) -> str:
             local = len(model.get_submodule(".".join(name.split(".")[: i + 1])))
             parts[i + 1] = str(int(parts[i + 1]) + local * state.get_expert_model_parallel_rank())
     return ".".join(parts)
+
+
+def inner(chunks: Any) -> Any:
+    """The model inside of the wrappers."""
+    model = chunks[0]
+    while hasattr(model, "module"):
+        model = model.module
+    return model
+
+
+def wrong_eps(chunks: Any) -> None:
+    """A norm of the second layer adds too much to the variance."""
+    inner(chunks).decoder.layers[1].pre_mlp_layernorm.eps = 1e-2
+
+
+def missing_sum(chunks: Any) -> None:
+    """The row-parallel product of the second layer's MLP is not summed over tensor-parallel ranks."""
+    from megatron.core.tensor_parallel import layers
+
+    linear, reduce = inner(chunks).decoder.layers[1].mlp.linear_fc2, layers.reduce_from_tensor_model_parallel_region
+    forward = linear.forward
+
+    def without(*args: Any, **kwargs: Any) -> Any:
+        layers.reduce_from_tensor_model_parallel_region = lambda x, **_: x
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            layers.reduce_from_tensor_model_parallel_region = reduce
+
+    linear.forward = without
+
+
+LAYOUTS = {
+    "one process": "",
+    "TP 2": "--tp 2",
+    "TP 4": "--tp 4",
+    "SP 2": "--tp 2 --sp",
+    "DP 2": "--dp 2",
+    "DP 4": "--dp 4",
+    "DP 2, distributed optimizer": "--dp 2 --distopt",
+    "TP 2 x DP 2": "--tp 2 --dp 2",
+    "SP 2 x DP 2, distributed optimizer": "--tp 2 --sp --dp 2 --distopt",
+    "TP 2, padded vocabulary": "--tp 2 --vocab 64",
+    "two micro batches": "--nmb 2",
+}
+"""What `dump_megatron` is given, by name."""

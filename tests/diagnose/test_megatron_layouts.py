@@ -1,0 +1,87 @@
+"""Real trainings with megatron-core in different layouts beside each other: the layout is no difference, a defect in one of them is named,
+and dumps say which parameters are pieces."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from megatron_dumps import LAYOUTS, Plant, dump_megatron, missing_sum, wrong_eps
+
+from msprobe_engine.compare.layout.placements import Placements
+from msprobe_engine.compare.side import PARAMETERS, read_side
+from msprobe_engine.compare.tree import Tree
+from msprobe_engine.diagnose.findings import Diagnosis
+from msprobe_engine.diagnose.run import diagnose
+
+pytestmark = pytest.mark.framework
+pytest.importorskip("megatron.core")
+ONE, TP, SP, DP, PADDED = "one process", "TP 2", "SP 2", "DP 2, distributed optimizer", "TP 2, padded vocabulary"
+
+
+@pytest.fixture(scope="module")
+def dumps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("megatron")
+
+
+def made(dumps: Path, layout: str) -> Path:
+    path = dumps / layout.replace(" ", "-")
+    dump_megatron(path, LAYOUTS[layout])
+    return path
+
+
+def merged(found: Diagnosis) -> int:
+    """How many tensors were put together."""
+    (line,) = [line for line in found.evidence if "different layouts" in line]
+    return int(re.sub(r"\D", "", line.split("layouts: ")[1].split(" tensors")[0]))
+
+
+@pytest.mark.parametrize(
+    ("target", "golden"), [(TP, ONE), (SP, ONE), (DP, ONE), (PADDED, ONE), (ONE, SP), (TP, SP), (SP, DP), (PADDED, DP)]
+)
+def test_layout_is_no_difference(target: str, golden: str, dumps: Path) -> None:
+    """Two layouts of one training agree up to round-off in both steps, and most tensors could be put together."""
+    found = diagnose(made(dumps, target), made(dumps, golden))
+    assert found.finding == "none", found.headline()
+    assert found.looked_at["steps"] == "0, 1"
+    assert merged(found) > 600
+
+
+@pytest.mark.parametrize(
+    ("plant", "truth"),
+    [
+        (wrong_eps, r"Functional\.layer_norm\.3\.forward|Module\..*layers\.1\.pre_mlp_layernorm\.\w+\.forward\.0"),
+        (
+            missing_sum,
+            r".*layers\.1\.mlp\.linear_fc2.*|Torch\.matmul\.\d+\.forward|Autograd\.LinearWithGrad.*|Tensor\.view_as\.\d+\.forward",
+        ),
+    ],
+)
+@pytest.mark.parametrize("golden", [ONE, DP])
+def test_defect_is_named(plant: Plant, truth: str, golden: str, dumps: Path) -> None:
+    """A defect in a tensor-parallel training is named first, beside one process and beside data parallelism."""
+    path = dumps / plant.__name__
+    dump_megatron(path, LAYOUTS[TP], plant)
+    first = diagnose(path, made(dumps, golden)).first_suspect
+    assert first is not None
+    assert first.step == 0
+    assert re.fullmatch(truth, first.record), first
+
+
+def test_placements_are_recorded(dumps: Path) -> None:
+    """The header says where the rank is and which parameters are pieces; the shape of every whole follows, and one process has them."""
+    side, whole = (read_side(made(dumps, layout) / "step0" / "rank0" / "dump.json") for layout in (SP, ONE))
+    parallel = side.header["parallel"]
+    assert parallel["rank"]["tp"] == 0
+    assert parallel["size"]["tp"] == 2
+    assert parallel["size"]["dp"] == 1
+    assert any(
+        "module.decoder.final_layernorm.weight" in group["names"] for group in parallel["parameters"] if "sequence_parallel" in group
+    )
+    placed = Placements(Tree(side))
+    shapes = {name: shape for name, shape, role in zip(whole.name, whole.shape, whole.role) if role == PARAMETERS}
+    known = {side.name[row]: placed.whole(row) for row in range(len(side)) if side.role[row] == PARAMETERS}
+    told = {name: shape for name, shape in known.items() if shape is not None}
+    assert len(told) > 20  # equal tensors (zeros) with other marks are told by nobody
+    assert told == {name: shapes[name] for name in told}
