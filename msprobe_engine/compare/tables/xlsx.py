@@ -57,6 +57,7 @@ class XlsxTable:
         self._sheet = self._book.add_worksheet()
         self._formats = {name: self._book.add_format({"bg_color": colour}) for name, colour in _COLOURS.items()}
         self._row = 0
+        self._sheet.freeze_panes(1, 1)
         self._line(self._columns, None)
 
     def write(self, block: Block) -> None:
@@ -89,6 +90,7 @@ class XlsxTable:
     def _finish_book(self) -> None:
         import xlsxwriter.exceptions
 
+        self._sheet.autofilter(0, 0, self._row - 1, len(self._columns) - 1)
         try:
             self._book.close()
         except xlsxwriter.exceptions.FileCreateError as error:
