@@ -137,9 +137,23 @@ def _tables(directory: Path, notes: list[str]) -> dict[int, list[Path]]:
             + " ".join(notes)
         )
     for rank, stamps in found.items():
+        notes += [f"{path.name} ends in the middle of a line: it was cut off." for path in stamps[max(stamps)] if _cut_off(path)]
         if len(stamps) > 1:
             notes.append(f"rank {rank} has {len(stamps)} tables; the latest counts.")
     return {rank: stamps[max(stamps)] for rank, stamps in found.items()}
+
+
+def _cut_off(path: Path) -> bool:
+    """Tables of both tools end with a line feed; what is no csv finds its end by itself."""
+    if path.suffix != ".csv":
+        return False
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 1))
+            return file.read(1) not in (b"\n", b"")
+    except OSError:
+        return False  # reading it says so
 
 
 def _chosen(
