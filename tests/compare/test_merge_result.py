@@ -98,3 +98,13 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "2 rows of ranks 0, 1" in capsys.readouterr().out
     assert main(["merge_result", "-i", str(tmp_path / "out"), "-o", str(tmp_path), "-config", str(wanted)]) == 2
     assert "two are needed" in capsys.readouterr().err
+
+
+def test_a_table_that_was_cut_off(tmp_path: Path) -> None:
+    """A csv says nothing of its length, but ends with a line feed: what does not is named."""
+    for rank in range(2):
+        table(tmp_path / f"compare_result_rank{rank}_20260101000000", "csv")
+    file = tmp_path / "compare_result_rank1_20260101000000.csv"
+    file.write_bytes(file.read_bytes()[:-3])
+    notes = merge_result(tmp_path, tmp_path / "out", config(tmp_path / "c.yaml")).notes
+    assert [note for note in notes if "cut off" in note] == [f"{file.name} ends in the middle of a line: it was cut off."]
