@@ -61,6 +61,10 @@ def compare_dumps(
         check_format(mode)
     _check_files(options)
     sources = pair_paths(target, golden, options.steps, options.ranks, stack)
+    if not (options.compat or options.ranks or options.calibration or options.consistent_check):
+        from msprobe_engine.compare.layout.tasks import as_wholes
+
+        as_wholes(sources)
     if suffix:
         sources.tasks = [replace(task, stem=f"{task.stem}{_safe_suffix(suffix)}") for task in sources.tasks]
     directory = Path(output)
@@ -122,7 +126,7 @@ def _results(
         compare_guarded, options=options, output=os.fspath(directory.resolve() if scheduler else directory), stamp=manifest.stamp, keep=keep
     )
     kind = "dask" if scheduler else options.scheduler
-    with bar("compare", len(left)) as advance:
+    with bar("compare", len(left)) as advance, collection_paused():
         for task, result in run_tasks(left, work, kind, options.workers, options.memory_mb, scheduler):
             results[task.key] = result
             manifest.note(task, result)
@@ -142,7 +146,7 @@ def _diagnose(found: Comparison, sources: Sources, results: Mapping[str, Result]
     if all(task.golden.name == layout.DEBUG for task in sources.tasks):
         return  # single saved tensors have no calls that could be followed; the table says which is off first
     steps = sorted({task.step or 0 for task in sources.tasks})
-    whole = sources.lost and all_of_it and not Path(found.target).is_file()
+    whole = any(task.whole for task in sources.tasks) or (sources.lost and all_of_it and not Path(found.target).is_file())
     sides = partial(_whole_steps, found, sources.tasks) if whole else partial(_sides, sources.tasks, results)
     try:
         moved = partial(_movements, sources.tasks) if any(task.calibration for task in sources.tasks) else None

@@ -2,21 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.compare.side import Side
 
+T = TypeVar("T")
 Integers = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 
+_KNOWN: ContextVar[dict[Any, tuple[Any, Any]] | None] = ContextVar("known", default=None)
+
+
+@contextmanager
+def remembered() -> Iterator[None]:
+    """What is found of the columns of sides is found once, until the end of the block: nothing may change them in it."""
+    token = _KNOWN.set({})
+    try:
+        yield
+    finally:
+        _KNOWN.reset(token)
+
+
+def once(columns: tuple[Any, ...], make: Callable[[], T]) -> T:
+    """What `make` gives of these very objects; inside of `remembered` it is called once."""
+    known = _KNOWN.get()
+    if known is None:
+        return make()
+    key = (make.__code__, *map(id, columns))
+    hit = known.get(key)
+    if hit is None:
+        hit = known[key] = (columns, make())  # the objects are kept, so that no other one gets their id
+    found: T = hit[1]
+    return found
+
+
 def numbered(values: Sequence[Any]) -> tuple[Integers, list[Any]]:
     """int64 (n,), a number per object, and the objects by number. A side has one object for all rows of equal dtype or shape."""
+    return once((values,), lambda: _numbered(values))
+
+
+def _numbered(values: Sequence[Any]) -> tuple[Integers, list[Any]]:
     ids = np.fromiter(map(id, values), np.int64, len(values))
     known = dict(zip(ids.tolist(), values))
     keys = np.array(sorted(known), np.int64)
@@ -84,14 +117,19 @@ def paired(target: Side, golden: Side, ops: Integers) -> tuple[Integers, Integer
     apart = counts != firsts(golden)[ops[:, 1] + 1] - other
     counts = np.where(apart, 0, counts)
     left, right = spread(begin, counts), spread(other, counts)
-    known: dict[str, int] = {}
-    differ = _places(target, known)[left] != _places(golden, known)[right]
+    places, other_places = once((target.name, golden.name), lambda: _places_of_both(target, golden))
+    differ = places[left] != other_places[right]
     if differ.any():
         of_pair = np.repeat(np.arange(len(ops)), counts)
         apart[of_pair[differ]] = True
         kept = ~apart[of_pair]
         left, right, counts = left[kept], right[kept], np.where(apart, 0, counts)
     return left, right, np.concatenate(([0], np.cumsum(counts))), apart
+
+
+def _places_of_both(target: Side, golden: Side) -> tuple[Integers, Integers]:
+    known: dict[str, int] = {}
+    return _places(target, known), _places(golden, known)
 
 
 def _places(side: Side, known: dict[str, int]) -> Integers:

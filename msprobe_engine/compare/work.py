@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from msprobe_engine.compare import codes
 from msprobe_engine.compare.advisor import Advisor
 from msprobe_engine.compare.columns import ACCURACY, COLOUR, GOLDEN_NAME, RESULT, TARGET_NAME, UNMATCHED, Block
 from msprobe_engine.compare.highlight import RED
@@ -92,6 +93,8 @@ def compare_task(task: Task, options: CompareOptions, output: str, stamp: str, k
         UsageError: the options do not fit the data.
     """
     found = Result(task.key)
+    if task.whole:
+        return _compare_whole(found, task, options, Path(output), stamp)
     try:
         target, golden = read_side(task.target), read_side(task.golden)
         if task.stack is not None:
@@ -115,6 +118,19 @@ def compare_task(task: Task, options: CompareOptions, output: str, stamp: str, k
     if keep and not task.calibration:  # what is begun counts in what the dtypes say
         found.begun = begin(target, golden, aligned)
     found.problems += [*target.problems, *golden.problems]
+    return found
+
+
+def _compare_whole(found: Result, task: Task, options: CompareOptions, output: Path, stamp: str) -> Result:
+    """What all ranks of a step make together, of runs with different layouts."""
+    from msprobe_engine.compare.layout.tasks import read_whole
+    from msprobe_engine.compare.pairs import compare_pair
+
+    try:
+        target, golden, matching = read_whole(task)
+        _write(found, task, options, output, stamp, compare_pair(target, golden, matching, options))
+    except (DumpFormatError, NothingCapturedError) as error:
+        found.problems.append(f"{task.place}: {error}")
     return found
 
 
@@ -208,7 +224,7 @@ def _name(name: Any, other: Any) -> str:
 def compare_guarded(task: Task, options: CompareOptions, output: str, stamp: str, keep: bool) -> Result:
     """`compare_task`; a fault of this tool in one pair does not take the others with it."""
     try:
-        with collection_paused():  # the columns of a million rows are no garbage
+        with collection_paused(), codes.remembered():  # the columns of a million rows are no garbage
             return compare_task(task, options, output, stamp, keep)
     except ProbeError:
         raise

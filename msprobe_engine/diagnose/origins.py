@@ -19,6 +19,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -118,6 +119,14 @@ class Walker:
             if len(kind) == 4 and kind[0] == "backward":
                 found.setdefault(kind[2], []).append(op)
         return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pairs of rows go from one process to the other as an array: a tuple each would take many times as long."""
+        return self.__dict__ | {"rows": np.stack(codes.columns(self.rows))}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.rows = list(zip(*state["rows"].tolist()))
 
     def span_of(self, op: int) -> range:
         """Positions of a record's pairs of rows; empty when nothing matches it."""
