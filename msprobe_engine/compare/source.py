@@ -33,6 +33,7 @@ class Task:
         stem: name of the results, without time and suffix (``compare_result_rank0``).
         stack: stack.json of the target, where it does not lie beside the dump.
         calibration: the same rank and step of further golden dumps.
+        whole: all ranks of the step are put together first (`compare.layout.tasks`); the files are those of one of them.
     """
 
     target: Path
@@ -43,6 +44,7 @@ class Task:
     stem: str = "compare_result"
     stack: Path | None = None
     calibration: tuple[Path, ...] = ()
+    whole: bool = False
 
     @property
     def key(self) -> str:
