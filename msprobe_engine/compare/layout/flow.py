@@ -122,6 +122,8 @@ class Flow:
         size = golden[3] / max(measure.elements(shape), 1) ** 0.5
         most = max(len(self._a.pieces), len(self._b.pieces))
         factors = {1.0, self._whole.factor, *(float(n) for n in range(2, most + 1))}
+        if experts.EXPERT.match(self._a.tree.kinds[self._a.first.op[i]][2]):
+            factors = {self._whole.factor}  # of an expert no other rank has any part
         return any(abs(mine / n - other) <= AGREES * size for mine in means[0] for other in means[1] for n in factors)
 
     def _is_local(self, call: Call, i: int) -> bool:

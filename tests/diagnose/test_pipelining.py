@@ -1,0 +1,36 @@
+"""Stages of torch.distributed.pipelining beside one process that runs the same micro batches in a row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fault_pipelining import dump
+from torch import nn
+
+from msprobe_engine.diagnose.run import diagnose
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_schedule_is_no_difference(schedule: str, tmp_path: Path) -> None:
+    """All numbers are the same, and the passes that look for shapes are left out and said."""
+    found = diagnose(dump(tmp_path / schedule, schedule), dump(tmp_path / "one"))
+    assert found.finding == "none", found.headline()
+    assert not found.problems
+    assert any("look for shapes" in line for line in found.evidence)
+    assert "All numbers are the same." in found.evidence
+
+
+def test_defect_of_the_second_stage(tmp_path: Path) -> None:
+    """It bears the rank of its stage, the name it has there, and its module's path in the whole model."""
+
+    def wrong_eps(model: nn.Module) -> None:
+        for layer in model.layers:
+            layer.norm.eps = 0.1 if layer.number == 2 else 1e-5
+
+    found = diagnose(dump(tmp_path / "bad", "1f1b", wrong_eps), dump(tmp_path / "one"))
+    first = found.first_suspect
+    assert first is not None
+    assert (first.rank, first.step, first.module) == (1, 0, "layers.2.norm")
+    assert first.record == "Functional.layer_norm.2.forward"
+    assert "in the order of the whole model" in found.suspects[1].why
