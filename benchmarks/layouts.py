@@ -1,6 +1,9 @@
 """Plants the defects of the fault set into parallel trainings and compares them with the right training of one process.
 
-    python benchmarks/layouts.py [--keep DIR] [--only WORD] [--layouts tp,sp,dp,micro]
+    python benchmarks/layouts.py [--keep DIR] [--only WORD] [--layouts tp,sp,dp,micro] [--megatron]
+
+With --megatron it is megatron-core with stages, interleaved stages and experts on several ranks (`fault_set/fault_stages.py`).
+    python benchmarks/layouts.py --megatron [--keep DIR]     # trainings of megatron-core in eleven layouts, each beside each
 
 Exit code 1 when fewer than 75 % of all are named first, or a layout alone is not called round-off.
 """
@@ -52,16 +55,80 @@ def ask(root: Path, layout: str, case: Case | None) -> Diagnosis:
     return diagnose(path, golden)
 
 
+def megatron(root: Path) -> int:
+    """Every layout beside every other one, and two defects in tensor parallelism beside all."""
+    from megatron_dumps import LAYOUTS as ALL
+    from megatron_dumps import dump_megatron, missing_sum, wrong_eps
+
+    plants = {"wrong eps of a norm": (wrong_eps, r".*layer_norm\.3\..*|.*layers\.1\.pre_mlp_layernorm.*")}
+    plants["missing sum after a row-parallel product"] = (
+        missing_sum,
+        r".*layers\.1\.mlp\.linear_fc2.*|Torch\.matmul.*|Autograd.*|Tensor\.view_as.*",
+    )
+    for name, argv in ALL.items():
+        dump_megatron(root / directory_name(name), argv)
+    for name, (plant, _) in plants.items():
+        dump_megatron(root / directory_name(name), ALL["TP 2"], plant)
+    pairs = [(name, golden, "") for name in ALL for golden in ALL if name != golden]
+    pairs += [(name, golden, truth) for name, (_, truth) in plants.items() for golden in ALL if golden != "TP 2"]
+    lines, wrong = [], 0
+    for name, golden, truth in progress(pairs, "layouts"):
+        found = diagnose(root / directory_name(name), root / directory_name(golden))
+        first = found.first_suspect
+        ok = first is not None and bool(re.fullmatch(truth, first.record)) if truth else found.finding == "none"
+        wrong += not ok
+        lines.append(f"| {name} | {golden} | {'yes' if ok else '**no**'} | {found.finding} | {first.record if first else '-'} |")
+    print("| run | golden side | right | finding | first suspect |\n|---|---|---|---|---|")
+    print("\n".join(lines))
+    print(f"\n{len(pairs) - wrong} of {len(pairs)} pairs right.")
+    return 1 if wrong else 0
+
+
+def megatron(root: Path, only: str) -> int:
+    """The same of megatron-core. Returns 1 when a defect is not named first with its rank, or a layout alone is not called round-off."""
+    from fault_megatron import dump as train
+    from fault_stages import LAYOUTS as MEGATRON
+    from fault_stages import PLANTED
+
+    chosen = [(layout, None) for layout in MEGATRON] + [(layout, case) for case in PLANTED for layout in case.layouts]
+    lines, wrong = [], 0
+    for layout, case in progress([one for one in chosen if only in (one[1].name if one[1] else "")], "layouts of Megatron"):
+        ranks, argv, alone = MEGATRON[layout]
+        name = case.name if case else "nothing but the layout"
+        golden = train(root / directory_name(alone), 1, alone)
+        found = diagnose(train(root / directory_name(f"{layout} {name}"), ranks, argv, case.plant if case else None), golden)
+        first = found.first_suspect
+        if case is None:
+            ok = found.finding == "none"
+        else:
+            ok = first is not None and bool(re.fullmatch(case.record, first.record) and re.fullmatch(case.module, first.module))
+            ok &= first is not None and first.rank == case.ranks[layout]
+        wrong += not ok
+        told = f"rank {first.rank}: {first.record} ({first.module})" if first else "-"
+        lines.append(f"| {name} | {layout} | {'yes' if ok else '**no**'} | {found.finding} | {told} |")
+    print("| defect | layout, beside one process | right | finding | first suspect |\n|---|---|---|---|---|")
+    print("\n".join(lines))
+    print(f"\n{len(lines) - wrong} of {len(lines)} right.")
+    return int(wrong > 0)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keep", type=Path, help="directory for the dumps; those that are there are not made again")
     parser.add_argument("--only", default="", help="cases whose name holds this word")
     parser.add_argument("--layouts", default=",".join(LAYOUTS), help="default: %(default)s")
+    parser.add_argument("--megatron", action="store_true", help="trainings of megatron-core in all layouts, each beside each")
+    parser.add_argument("--megatron", action="store_true", help="megatron-core with stages and experts on several ranks")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
+    if arguments.megatron:
+        with tempfile.TemporaryDirectory() as scratch:
+            return megatron(arguments.keep or Path(scratch))
     lines, right, asked, quiet = [], 0, 0, True
     with tempfile.TemporaryDirectory() as scratch:
         root = arguments.keep or Path(scratch)
+        if arguments.megatron:
+            return megatron(root, arguments.only)
         chosen = [(layout, case) for layout, case in planted(arguments.layouts.split(",")) if arguments.only in (case.name if case else "")]
         for layout, case in progress(chosen, "layouts"):
             name = case.name if case else "nothing but the layout"
