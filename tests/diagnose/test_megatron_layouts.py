@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from megatron_dumps import LAYOUTS, Plant, dump_megatron, missing_sum, wrong_eps
 
+from msprobe_engine.compare.api import compare_dumps
 from msprobe_engine.compare.layout.placements import Placements
+from msprobe_engine.compare.options import CompareOptions
 from msprobe_engine.compare.side import PARAMETERS, read_side
 from msprobe_engine.compare.tree import Tree
 from msprobe_engine.diagnose.findings import Diagnosis
@@ -85,3 +87,18 @@ def test_placements_are_recorded(dumps: Path) -> None:
     told = {name: shape for name, shape in known.items() if shape is not None}
     assert len(told) > 20  # equal tensors (zeros) with other marks are told by nobody
     assert told == {name: shapes[name] for name in told}
+
+
+def test_tables_are_of_the_wholes(dumps: Path, tmp_path: Path) -> None:
+    """`msprobe compare` of two layouts writes one table per step, of what the ranks make together: all of it passes, a defect does not;
+    with --compat ranks are compared by their numbers."""
+    same = compare_dumps(made(dumps, SP), made(dumps, ONE), tmp_path / "same")
+    assert same.exit_code == 0
+    assert [Path(name).name.rsplit("_", 1)[0] for result in same.results for name in result.files] == ["compare_result_whole"] * 2
+    assert sum(result.rows for result in same.results) > 4000
+    assert any("different layouts" in note for note in same.notes)
+    path = dumps / wrong_eps.__name__
+    dump_megatron(path, LAYOUTS[TP], wrong_eps)
+    assert compare_dumps(path, made(dumps, ONE), tmp_path / "other").exit_code == 1
+    ranks = compare_dumps(made(dumps, TP), made(dumps, ONE), tmp_path / "compat", CompareOptions(compat=True))
+    assert all("rank0" in name for result in ranks.results for name in result.files)
