@@ -284,13 +284,13 @@ def _writes(walker: Walker, op: int, end: int) -> int:
     """The call in place behind a chain of views that begins with `op`; `op` when there is none."""
     if (_api(walker.side, op) or "") not in _VIEWS:
         return op
-    parts = {op}
+    side = walker.side
+    given = {side.stats[row].tobytes() for row in side.rows(op) if side.role[row] == OUTPUT}
     for later in range(op + 1, end):
-        sources = {walker.target.producers.get(row) for row in walker.side.rows(later) if walker.side.role[row] == INPUT}
-        if later in walker.extra and parts & sources:
-            if _in_place(_api(walker.side, later) or ""):
+        if later in walker.extra and any(side.role[row] == INPUT and side.stats[row].tobytes() in given for row in side.rows(later)):
+            if _in_place(_api(side, later) or ""):
                 return later
-            parts.add(later)
+            given |= {side.stats[row].tobytes() for row in side.rows(later) if side.role[row] == OUTPUT}
     return op
 
 

@@ -1,0 +1,119 @@
+"""`diagnose` on small trainings with faults that statistics do not show where they happen, and on variations that are none."""
+
+from __future__ import annotations
+
+import multiprocessing
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from msprobe_engine.diagnose.findings import Diagnosis
+from msprobe_engine.diagnose.run import diagnose
+
+
+class Recurrent(nn.Module):
+    """Tokens through a cell, step after step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.cell, self.out = nn.Embedding(12, 8), nn.GRUCell(8, 8), nn.Linear(8, 12)
+
+    def forward(self, tokens: Tensor, fault: str) -> Tensor:
+        if fault == "order":
+            tokens = tokens.flip(1)
+        embedded = self.embedding(tokens)
+        state, found = torch.zeros(tokens.shape[0], 8), []
+        for at in range(tokens.shape[1]):
+            state = self.cell(embedded[:, at], state)
+            if fault == "cut" and at == 2:
+                state = state.detach()
+            found.append(state)
+        out: Tensor = self.out(torch.stack(found, 1))
+        if fault == "written":
+            out.detach().view(-1)[5:9].mul_(3.0)
+        return out
+
+
+class Normed(nn.Module):
+    """A bias in front of a normalisation: its gradient is nothing but round-off, which Adam makes a whole step of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.Conv2d(6, 4, 3)
+
+    def forward(self, x: Tensor, fault: str) -> Tensor:
+        del fault
+        y: Tensor = self.last(F.silu(self.norm(self.first(x))))
+        return y.mean((2, 3))
+
+
+def _recurrent(fault: str, generator: torch.Generator) -> tuple[nn.Module, Callable[[], Tensor]]:
+    model, tokens = Recurrent(), torch.randint(0, 12, (3, 5), generator=generator)
+    loss = F.l1_loss if fault == "loss" else F.mse_loss
+    return model, lambda: loss(model(tokens, fault), F.one_hot(tokens, 12).float())
+
+
+def _normed(fault: str, generator: torch.Generator) -> tuple[nn.Module, Callable[[], Tensor]]:
+    model, pictures = Normed(), torch.rand(4, 3, 8, 8, generator=generator)
+    if fault == "layout":
+        model, pictures = model.to(memory_format=torch.channels_last), pictures.contiguous(memory_format=torch.channels_last)
+    return model, lambda: F.cross_entropy(model(pictures, fault), torch.arange(4))
+
+
+def _train(path: Path, make: Callable[[str, torch.Generator], tuple[nn.Module, Callable[[], Tensor]]], fault: str) -> None:
+    import atexit
+
+    from msprobe.pytorch import PrecisionDebugger
+
+    torch.set_num_threads(1)
+    torch.manual_seed(3)
+    model, loss = make(fault, torch.Generator().manual_seed(4))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    debugger = PrecisionDebugger(dump_path=str(path), task="statistics", level="mix", step=[0, 1])
+    for _ in range(2):
+        debugger.start(model=model)
+        loss().backward()
+        debugger.stop()
+        optimizer.step()
+        optimizer.zero_grad()
+        debugger.step()
+    atexit._run_exitfuncs()  # a forked child ends without them, and they finish the files
+
+
+def _found(directory: Path, make: Callable[..., tuple[nn.Module, Callable[[], Tensor]]], fault: str) -> Diagnosis:
+    for name in ("", fault):
+        process = multiprocessing.get_context("fork").Process(target=_train, args=(directory / (name or "golden"), make, name))
+        process.start()
+        process.join(120)
+        assert process.exitcode == 0
+    return diagnose(directory / fault, directory / "golden")
+
+
+@pytest.mark.parametrize(
+    ("fault", "record"),
+    [
+        ("order", r"Tensor\.flip\.0\.forward"),
+        ("cut", r"Tensor\.detach\.0\.forward"),
+        ("written", r"Tensor\.mul_\.0\.forward"),
+        ("loss", r"Functional\.(l1|mse)_loss\.0\.forward"),
+    ],
+)
+def test_call_to_blame(fault: str, record: str, tmp_path: Path) -> None:
+    """Elements in another order, a tensor cut off from its gradient, a write through a view and a loss of another kind are blamed on the
+    call that did it, and not on the one whose numbers part first."""
+    first = _found(tmp_path, _recurrent, fault).first_suspect
+    assert first is not None
+    assert re.fullmatch(record, first.record), first
+    assert (first.step, first.rank) == (0, 0)
+    assert "test_unseen.py" in first.source
+
+
+def test_gradient_that_cancels(tmp_path: Path) -> None:
+    """Another order of memory moves a gradient that is zero in mathematics by its whole size, and the parameter after it: no difference."""
+    found = _found(tmp_path, _normed, "layout")
+    assert found.finding == "none", found.text()
