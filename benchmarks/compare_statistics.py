@@ -3,8 +3,9 @@
     python benchmarks/compare_statistics.py --ranks 8 --records 20000 --existing VENV/bin/msprobe
 
 Every record has an input, a weight or two and an output, with a noise of 1e-3 on one side, so every row differs: the slowest case, in
-which the search for where the difference begins has the most to do. CPU seconds count all processes, memory is the largest sum of the
-resident sets of a process tree (sampled). ``--grow`` measures one rank with 1, 2, 4, ... times the records instead.
+which the search for where the difference begins has the most to do; ``--equal`` makes both sides the same instead. CPU seconds count all
+processes, memory is the largest sum of the resident sets of a process tree (sampled). ``--grow`` measures one rank with 1, 2, 4, ... times
+the records instead.
 """
 
 from __future__ import annotations
@@ -22,36 +23,41 @@ import time
 from pathlib import Path
 from typing import Any
 
+_CALLS = (
+    ("Functional.linear.{n}.forward", ([2, 8, 64], [64, 64], [64]), [2, 8, 64], ""),
+    ("Torch.softmax.{n}.forward", ([2, 8, 8],), [2, 8, 8], '"dim": {"type": "int", "value": -1}'),
+    ("Tensor.__add__.{n}.forward", ([2, 8, 64], [2, 8, 64]), [2, 8, 64], ""),
+    ("Functional.linear.{n}.backward", ([2, 8, 64],), None, ""),
+)
+
 
 def make(directory: Path, seed: int, noise: bool, records: int) -> None:
-    """One rank: linear, softmax, add and a backward call in turn."""
+    """One rank: linear, softmax, add and a backward call in turn. The text is what ``json.dump(indent=1)`` writes, but for the arguments
+    that are no tensors; it is written as it is made, because a million records as objects would take gigabytes."""
     values, moved = random.Random(seed), random.Random(seed + 100)
 
-    def tensor(shape: list[int]) -> dict[str, Any]:
-        four = [values.gauss(0, 1) * (1 + (1e-3 * moved.gauss(0, 1) if noise else 0)) for _ in range(4)]
-        stats = dict(zip(("Max", "Min", "Mean"), four)) | {"Norm": abs(four[3])}
-        return {"type": "torch.Tensor", "dtype": "torch.float32", "shape": shape, **stats, "requires_grad": True}
+    def tensor(shape: list[int]) -> str:
+        a, b, c, d = (values.gauss(0, 1) * (1 + (1e-3 * moved.gauss(0, 1) if noise else 0)) for _ in range(4))
+        sizes = ",".join(f"\n     {n}" for n in shape)
+        return (
+            f'\n    {{\n     "type": "torch.Tensor",\n     "dtype": "torch.float32",\n     "shape": [{sizes}\n     ],\n     "Max": {a!r},'
+            f'\n     "Min": {b!r},\n     "Mean": {c!r},\n     "Norm": {abs(d)!r},\n     "requires_grad": true\n    }}'
+        )
 
-    def call(inputs: list[list[int]], output: list[int], kwargs: dict[str, Any]) -> dict[str, Any]:
-        return {"input_args": [tensor(s) for s in inputs], "input_kwargs": kwargs, "output": [tensor(output)]}
-
-    data: dict[str, Any] = {}
-    for i in range(records):
-        n = i // 4
-        if i % 4 == 0:
-            data[f"Functional.linear.{n}.forward"] = call([[2, 8, 64], [64, 64], [64]], [2, 8, 64], {})
-        elif i % 4 == 1:
-            data[f"Torch.softmax.{n}.forward"] = call([[2, 8, 8]], [2, 8, 8], {"dim": {"type": "int", "value": -1}})
-        elif i % 4 == 2:
-            data[f"Tensor.__add__.{n}.forward"] = call([[2, 8, 64], [2, 8, 64]], [2, 8, 64], {})
-        else:
-            data[f"Functional.linear.{n}.backward"] = {"input": [tensor([2, 8, 64])], "output": []}
     directory.mkdir(parents=True)
+    names = [_CALLS[i % 4][0].format(n=i // 4) for i in range(records)]
     header = {"task": "statistics", "level": "L1", "framework": "pytorch", "dump_data_dir": None}
     with open(directory / "dump.json", "w") as file:
-        json.dump(header | {"data": data}, file, indent=1)
-    (directory / "stack.json").write_text(json.dumps({"0": [list(data), ["File train.py, line 1, in f, \n x"]]}))
-    (directory / "construct.json").write_text(json.dumps(dict.fromkeys(data)))
+        file.write(json.dumps(header, indent=1)[:-2] + ',\n "data": {')
+        for i, name in enumerate(names):
+            _, inputs, output, kwargs = _CALLS[i % 4]
+            into = ",".join(map(tensor, inputs))
+            out = "[]" if output is None else f"[{tensor(output)}\n   ]"
+            words = ("input", "") if output is None else ("input_args", f'\n   "input_kwargs": {{{kwargs}}},')
+            file.write(f'{"," if i else ""}\n  "{name}": {{\n   "{words[0]}": [{into}\n   ],{words[1]}\n   "output": {out}\n  }}')
+        file.write("\n }\n}")
+    (directory / "stack.json").write_text(json.dumps({"0": [names, ["File train.py, line 1, in f, \n x"]]}))
+    (directory / "construct.json").write_text(json.dumps(dict.fromkeys(names)))
 
 
 def tree_memory(pid: int) -> int:
@@ -96,6 +102,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--records", type=int, default=20_000)
     parser.add_argument("--existing", metavar="PATH", help="msprobe of version 26.2.0, in an environment of its own")
+    parser.add_argument("--equal", action="store_true", help="both sides have the same numbers")
     parser.add_argument("--grow", type=int, default=0, metavar="N", help="one rank, N times twice as many records")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -103,7 +110,7 @@ def main() -> None:
         ours = [sys.executable, "-m", "msprobe", "compare"]
         sizes = [args.records << n for n in range(args.grow)] or [args.records]
         for records in sizes:
-            for name, noise in (("target", True), ("golden", False)):
+            for name, noise in (("target", not args.equal), ("golden", False)):
                 for rank in range(1 if args.grow else args.ranks):
                     make(root / str(records) / name / "step0" / f"rank{rank}", rank, noise, records)
             paths = ["-tp", str(root / str(records) / "target/step0"), "-gp", str(root / str(records) / "golden/step0")]
