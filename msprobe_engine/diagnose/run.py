@@ -164,7 +164,7 @@ def over_steps(
         largest = max((walk.largest for walk in before.walks.values()), default=0.0)
         if not largest and (found.renamed or any(found.unmatched.values())):
             found.finding = findings.STRUCTURE  # with round-off between them the calls are another way to the same numbers
-        found.evidence.append(f"The largest difference is {_amount(before, largest)}." if largest else "All numbers are the same.")
+        found.evidence.append(f"The largest difference is {_amount(before, largest)}." if largest else "All numbers that both runs have are the same.")
     if before is not None:
         found.evidence += layouts.said(before)
     if before is not None and before.noise:
