@@ -27,6 +27,8 @@ from msprobe_engine.progress import bar
 
 MOST_SUSPECTS = 20
 
+_SAME = "All numbers are the same."
+
 Movements = Callable[[int, Mapping[int, Side], list[str]], Mapping[int, Floats]]
 AlreadyBegun = Callable[[int], Mapping[int, Begun]]
 BothSides = Callable[[int, list[str]], tuple[Mapping[int, Side], Mapping[int, Side]]]
@@ -78,7 +80,7 @@ def only_here(found: Diagnosis, target: Path, golden: Path) -> None:
     alone = diagnose_alone(target)
     if alone.finding in (findings.NONFINITE, findings.OVERFLOW) and diagnose_alone(golden).finding == findings.NONE:
         found.finding, found.suspects = alone.finding, alone.suspects
-        found.evidence += alone.evidence
+        found.evidence = [line for line in found.evidence if line != _SAME] + alone.evidence
 
 
 def _pair(target: Path, golden: Path, calibration: Sequence[Path]) -> Diagnosis:
@@ -164,7 +166,7 @@ def over_steps(
         largest = max((walk.largest for walk in before.walks.values()), default=0.0)
         if not largest and (found.renamed or any(found.unmatched.values())):
             found.finding = findings.STRUCTURE  # with round-off between them the calls are another way to the same numbers
-        found.evidence.append(f"The largest difference is {_amount(before, largest)}." if largest else "All numbers that both runs have are the same.")
+        found.evidence.append(f"The largest difference is {_amount(before, largest)}." if largest else _SAME)
     if before is not None:
         found.evidence += layouts.said(before)
     if before is not None and before.noise:
