@@ -22,7 +22,7 @@ CASES = [
     ("stale weight of one expert", "ep"),
     ("other routing on one rank", "ep"),
 ]
-"""The others: `benchmarks/layouts.py --megatron`."""
+"""The others: `benchmarks/layouts.py --stages`."""
 
 
 @pytest.fixture(scope="module")
