@@ -84,7 +84,7 @@ def megatron(root: Path) -> int:
 
 
 def stages(root: Path, only: str) -> int:
-    """The same of stages and experts of megatron-core. Returns 1 when fewer than 90 % are right, rank included, or a layout alone is not."""
+    """The same of stages and experts of megatron-core. Returns 1 when fewer than 90 % are right, or a layout alone is not."""
     from fault_megatron import dump as train
     from fault_stages import LAYOUTS as MEGATRON
     from fault_stages import PLANTED
