@@ -57,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     measure = parser.add_argument_group("how they are measured")
     measure.add_argument(
         "--calibration",
+        "--calibrate",
         metavar="DIR",
         nargs="+",
         default=[],

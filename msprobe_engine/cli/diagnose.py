@@ -11,6 +11,7 @@ examples:
   msprobe diagnose out/dump                        one run: first NaN or Inf, collectives that are off
   msprobe diagnose out/dump golden/dump            two runs: the first record whose output is off while its inputs are not
   msprobe diagnose out/dump/step3 golden/dump/step3 -o report
+  msprobe diagnose out/dump golden/dump --calibrate moved/dump
 
 exit codes: 0 nothing found, 1 found, 2 no data or wrong usage, 3 nothing found, but something could not be read"""
 
@@ -30,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--calibration",
+        "--calibrate",
         nargs="+",
         default=(),
         metavar="DIR",
