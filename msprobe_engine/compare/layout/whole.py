@@ -302,12 +302,14 @@ class Joiner(Flow):
     def _put(side: Side, row: int, value: Floats, shape: list[int], need: int, run: Run, anyway: bool = False) -> None:
         if need == 1 and len(run.pieces) == 1 and not anyway:
             return
-        side.numbers[4 * row : 4 * row + 4] = array("d", value.tolist())
+        span = slice(4 * row, 4 * row + 4)
+        if side.shape[row] != shape or not np.array_equal(side.numbers[span], value, equal_nan=True):
+            side.md5[row] = None  # checksums are of what one rank holds
+            side.facts[row] = {key: fact for key, fact in side.facts.get(row, {}).items() if key != "digest"}
+        side.numbers[span] = array("d", value.tolist())
         if side.shape[row] != shape:
             side.shape[row] = shape
             side.odd.pop(row, None)
-            side.md5[row] = None
-            side.facts[row] = {key: fact for key, fact in side.facts.get(row, {}).items() if key != "digest"}
         for known, which in ((side.nans, _nans), (side.infs, _infs)):
             count = run.count(row, which)
             if count:
