@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from msprobe_engine.compare import codes
 from msprobe_engine.compare.side import Side
+from msprobe_engine.diagnose import recorders
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -110,6 +111,10 @@ def distances(target: Side, golden: Side, rows: Sequence[tuple[int, int]] | code
     left, right = codes.columns(rows)
     n = len(left)
     a, b = target.stats[left], golden.stats[right]
+    coarse = recorders.rounded(target)[left] | recorders.rounded(golden)[right]
+    if coarse.any():
+        a, b = recorders.as_float32(a, coarse), recorders.as_float32(b, coarse)
+    a[:, 3], b[:, 3] = np.abs(a[:, 3]), np.abs(b[:, 3])  # the existing tool gives a tensor without dimensions its value for a norm
     count = codes.of_each(golden.shape, elements)[right]
     with np.errstate(all="ignore"):
         moved = a[:, :2] != b[:, :2]
@@ -122,6 +127,7 @@ def distances(target: Side, golden: Side, rows: Sequence[tuple[int, int]] | code
         norm = _ratio(np.abs(a[:, 3] - b[:, 3]), norms)
         mean = _ratio(np.abs(a[:, 2] - b[:, 2]), norms / np.sqrt(np.maximum(count, 1)))
         distance = np.fmax(np.fmax(extremes, norm), mean)
+    distance[coarse & (distance <= limit(EPS["float32"], 1) * np.sqrt(np.maximum(count, 1)))] = 0.0
     known = ~np.isnan(distance)
     bad_a, bad_b = _bad(target, left, a), _bad(golden, right, b)
     distance = np.where(bad_a & bad_b, 0.0, np.where(bad_a != bad_b, np.inf, np.nan_to_num(distance, nan=0.0, posinf=np.inf)))
@@ -139,6 +145,8 @@ def distances(target: Side, golden: Side, rows: Sequence[tuple[int, int]] | code
     distance[compared & same] = 0.0
     distance[compared & ~same & (~known | (distance < REARRANGED))] = np.inf
     known |= compared
+    apart = recorders.unlike(target, golden, left, right)
+    distance[apart], known[apart] = 0.0, False
     return Distances(distance, np.nan_to_num(extremes), np.nan_to_num(norm), bad_a, bad_b, argument, shape, dtype, known)
 
 

@@ -12,7 +12,7 @@ from msprobe_engine.compare import calibrate
 from msprobe_engine.compare.calibrate import Floats
 from msprobe_engine.compare.layout.together import together
 from msprobe_engine.compare.side import Side, read_side
-from msprobe_engine.diagnose import explain, findings, kinds, layouts, measure, samples
+from msprobe_engine.diagnose import explain, findings, kinds, layouts, measure, recorders, samples
 from msprobe_engine.diagnose.begun import Begun
 from msprobe_engine.diagnose.divergence import Divergence, diverge
 from msprobe_engine.diagnose.findings import Diagnosis
@@ -164,7 +164,8 @@ def over_steps(
         )
     if before is not None and not found.suspects:
         largest = max((walk.largest for walk in before.walks.values()), default=0.0)
-        if not largest and (found.renamed or any(found.unmatched.values())):
+        same = not largest or any(recorders.differ(walker.side, walker.golden.side) for walker in before.walkers.values())
+        if same and (found.renamed or any(found.unmatched.values())):
             found.finding = findings.STRUCTURE  # with round-off between them the calls are another way to the same numbers
         found.evidence.append(f"The largest difference is {_amount(before, largest)}." if largest else _SAME)
     if before is not None:
@@ -191,13 +192,14 @@ def read_step(dump: DumpDirectory, step: int, problems: list[str]) -> dict[int, 
 def _note_structure(found: Diagnosis, divergence: Divergence) -> None:
     for rank, structure in divergence.structures.items():
         walker = divergence.walkers[rank]
-        for word, side, records in (
-            ("target", walker.side, structure.only_target),
-            ("golden", walker.golden.side, structure.only_golden),
+        for word, side, records, other in (
+            ("target", walker.side, structure.only_target, walker.golden.side),
+            ("golden", walker.golden.side, structure.only_golden, walker.side),
         ):
+            told = recorders.both_record(side, other)
             both = walker.target.has_modules == walker.golden.has_modules  # else one side was compiled or dumped at another level
             known = found.unmatched.setdefault(word, [])
-            new = [side.ops[i] for i in records if both or not names.is_module(side.ops[i])]
+            new = [side.ops[i] for i in records if told[i] and (both or not names.is_module(side.ops[i]))]
             new = [] if rank in divergence.wholes else new  # another layout makes other calls around its collectives
             known += [name for name in new[:100] if name not in known]
         found.renamed.update(structure.renamed)
