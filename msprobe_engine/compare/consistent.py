@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from msprobe_engine.compare.match import Matching
-from msprobe_engine.compare.side import INPUT, PARAMETERS, Side, Value
+from msprobe_engine.compare.record_rows import INPUT, PARAMETERS, Value
+from msprobe_engine.compare.side import Side
 from msprobe_engine.compare.tensor_mode import JOINED
 from msprobe_engine.errors import UsageError
 
