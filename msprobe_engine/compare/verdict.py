@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from msprobe_engine.compare import codes
 from msprobe_engine.compare.side import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, Side
-from msprobe_engine.diagnose import facts, measure
+from msprobe_engine.diagnose import facts, measure, recorders
 from msprobe_engine.diagnose.divergence import NOISIEST, PRODUCTS
 from msprobe_engine.diagnose.origin import GROWTH
 from msprobe_engine.diagnose.origins import CALIBRATED, CALIBRATED_GROWTH
@@ -82,12 +82,15 @@ class Judge:
         for name, part in (("_argument", found.argument), ("_shape", found.shape), ("_dtype", found.dtype)):
             getattr(self, name)[self.both] = part
         self._bad[self.both] = found.bad_target != found.bad_golden
+        self._blind = np.zeros(n, bool)  # NaN or Inf on both sides, and nothing finite beside them
+        self._blind[self.both] = found.bad_target & found.bad_golden & ~found.known
         self._random = np.zeros(n, bool)
         count = codes.of_each(golden.shape, measure.elements)[others[self.both]]
         self._random[self.both] = (count >= _MANY) & (found.norm * np.sqrt(count) <= 8 * found.extremes)
         self._alien = self._made_alone()
         self.distance[self._alien] = np.inf
         if distance is not None:
+            self._blind &= np.isnan(distance)
             self.distance = np.where(np.isnan(distance), self.distance, distance)
         self._measured = moved is not None
         if moved is not None:
@@ -134,7 +137,7 @@ class Judge:
         before = np.concatenate(([0.0], np.maximum.accumulate(outer)[:-1]))
         known = np.zeros(len(self.starts), bool)
         known[self.group[went_in]] = True
-        feeding = np.where(known, inner, before)
+        feeding = np.maximum(np.where(known, inner, before), self._within(outer))
         limits = np.maximum(self._limits(feeding, np.maximum(inner, outer)), floor)
         whole = float(outer.max(initial=0.0))
         with np.errstate(invalid="ignore"):
@@ -152,13 +155,34 @@ class Judge:
             self._say(judged, measured & later & ~begins & (self.distance > limits[self.group]), WARNING, feeding, limits)
         return judged
 
+    def _within(self, outer: Floats) -> Floats:
+        """Of each record the largest difference that the records in it give out: what a module gives out follows from them."""
+        found, (inside, around) = np.zeros(len(outer)), self._nested
+        while len(inside):
+            new = found.copy()
+            np.maximum.at(new, around, np.maximum(found, outer)[inside])
+            if np.array_equal(new, found):
+                break
+            found = new
+        return found
+
+    @cached_property
+    def _nested(self) -> tuple[Rows, Rows]:
+        """Groups whose record stands in the record of another group, and that one."""
+        side, begins = self.target, self.rows[self.starts]
+        groups = {side.ops[side.op[row]]: group for group, row in enumerate(begins.tolist()) if row >= 0}
+        found = [(group, groups.get(side.parent(name) or "", -1)) for name, group in groups.items()]
+        pairs = np.array([pair for pair in found if pair[1] >= 0 and pair[0] != pair[1]], np.int64).reshape(-1, 2)
+        return pairs[:, 0], pairs[:, 1]
+
     def _made_alone(self) -> Bools:
         """NaN or +Inf that a call gives out which only the target has. (-Inf alone is what masks are made of.)"""
         alone = np.flatnonzero((self.rows >= 0) & (self.others < 0))
         found = np.zeros(len(self.rows), bool)
+        told = recorders.both_record(self.target, self.golden) if len(alone) else found
         for at in alone.tolist():
             row = int(self.rows[at])
-            found[at] = self.target.role[row] == OUTPUT and self._overflown(row)
+            found[at] = self.target.role[row] == OUTPUT and self._overflown(row) and told[self.target.op[row]]
         return found
 
     def _overflown(self, row: int) -> bool:
@@ -234,6 +258,8 @@ class Judge:
                 made = self.role[at] == OUTPUT and not entered[self.group[at]]
                 i, j = int(self.rows[at]), int(self.others[at])
                 judged.set(at, ERROR if made else WARNING, f"dtype {self.target.dtype[i]} against {self.golden.dtype[j]}")
+        for at in np.flatnonzero(self._blind).tolist():
+            judged.set(at, WARNING, "cannot be compared: NaN or Inf on both sides, and no finite number beside it")
         mine, other = (codes.of_each(side.requires_grad, _sign, np.int8) for side in (self.target, self.golden))
         a, b = mine[self.rows], other[self.others]
         for at in np.flatnonzero(self.both & (a != b) & (a >= 0) & (b >= 0)).tolist():

@@ -1,5 +1,5 @@
-"""One training, dumped by 8.1.1, by 26.2.0 and by this tool: what they write differently is no difference of the runs, and a planted fault is
-named in every pair. The dumps of the existing tool are those of `tests/fixtures/compare`."""
+"""One training, dumped by 8.1.1, by 26.2.0 and by this tool: what they write differently is no difference of the runs, and a planted fault
+is named in every pair. The dumps of the existing tool are those of `tests/fixtures/compare`."""
 
 from __future__ import annotations
 
