@@ -2,7 +2,8 @@
 its record is not off.
 
 * error: the difference begins here, or it is a fact (another argument, NaN that nothing before has made, a shape, a dtype)
-* warning: it is off because of something before it; only one side has it; requires_grad differs
+* warning: it is off because of something before it; only one side has it; requires_grad differs; both sides hold NaN or Inf and nothing
+  finite that could be compared
 * pass: nothing beyond round-off
 
 Distances and limits are those of `diagnose.measure`; differences may grow `origins.GROWTH`-fold within one call before it is to blame.

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from msprobe_engine.compare import codes
 from msprobe_engine.compare.side import Side
-from msprobe_engine.diagnose import recorders
+from msprobe_engine.diagnose import infinite, recorders
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -88,10 +88,11 @@ class Distances:
     Attributes:
         distance: the largest of the three distances; 0 when everything equals, inf when only one side is finite or the shapes differ.
         extremes, norm: the parts of it.
-        bad_target, bad_golden: holds NaN or Inf.
+        bad_target, bad_golden: holds NaN or Inf; `bad_golden` is False where it holds Inf and the target NaN, or -Inf
+            and the target +Inf too.
         argument: is no tensor, and differs.
         shape, dtype: differ.
-        known: the dump says something that can be compared.
+        known: the dump says something that can be compared; of rows that both hold NaN or Inf: `infinite.compared`.
         exact: known by a checksum only: 0 or inf.
     """
 
@@ -132,6 +133,14 @@ def distances(target: Side, golden: Side, rows: Sequence[tuple[int, int]] | code
     bad_a, bad_b = _bad(target, left, a), _bad(golden, right, b)
     distance = np.where(bad_a & bad_b, 0.0, np.where(bad_a != bad_b, np.inf, np.nan_to_num(distance, nan=0.0, posinf=np.inf)))
     known |= bad_a | bad_b
+    both = np.flatnonzero(bad_a & bad_b)
+    if len(both):
+        floating = codes.of_each(golden.dtype, eps) > 0
+        distance[both], known[both], overflown = infinite.compared(target, golden, left[both], right[both], a[both], b[both], floating)
+        nan_a, nan_b = nans(target, left[both], a[both]), nans(golden, right[both], b[both])  # the -inf of a mask hides no NaN
+        distance[both[nan_a != nan_b]] = np.inf
+        known[both[nan_a != nan_b]] = True
+        bad_b[both[(nan_a & ~nan_b) | overflown]] = False
     argument = np.zeros(n, bool)
     plain = codes.mask(target.values, len(target))[left] | codes.mask(golden.values, len(golden))[right]
     for at in np.flatnonzero(plain).tolist():
@@ -172,6 +181,13 @@ def _bad(side: Side, rows: npt.NDArray[np.int64], stats: Floats) -> Bools:
     if side.nans or side.infs:
         found |= codes.mask([*side.nans, *side.infs], len(side))[rows]
     return found
+
+
+def nans(side: Side, rows: codes.Integers, stats: Floats) -> Bools:
+    """Which rows hold NaN, of rows that hold NaN or Inf. Without counts extremes tell: those of a tensor with a NaN are NaN."""
+    found: Bools = np.asarray(np.isnan(stats[:, :2]).any(1))
+    counted = [row for row, n in side.nans.items() if n]
+    return found | codes.mask(counted, len(side))[rows] if counted else found
 
 
 def _is_nan(value: Any) -> bool:
