@@ -116,7 +116,8 @@ def look(root: Path) -> Overview:
         UsageError: `root` is no directory.
     """
     if not root.is_dir():
-        raise UsageError(f"{root}: no such directory; give the output_dir of a run")
+        what = "is no directory" if root.exists() else "there is no such file or directory"
+        raise UsageError(f"{root}: {what}; give the output_dir of a run")
     out = Overview(root)
     for at, directories, files in os.walk(root):
         here = Path(at)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 EPILOG = """\
 examples:
   msprobe compare -tp out/dump/step0 -gp golden/dump/step0 -o output     all ranks; csv with the columns of 26.2.0
-  msprobe compare -tp out/dump -gp golden/dump --html --rank 0-3         all steps, four ranks; a page to search too
+  msprobe compare out/dump golden/dump --html --rank 0-3                 all steps, four ranks; a page to search too
   msprobe compare -tp a/dump.json -gp b/dump.json --compat               verdicts and rows exactly as 26.2.0 has them
   msprobe -f pytorch compare -i compare.json -o output                   as 8.1.1: its json, its columns, xlsx, advice
   msprobe compare -tp out/dump -gp golden/dump --scheduler tcp://host:8786
@@ -27,6 +27,8 @@ exit codes:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of both versions of the existing tool, then our own."""
     paths = parser.add_argument_group("what is compared")
+    paths.add_argument("target", metavar="RUN", nargs="?", help="the same as -tp RUN -gp GOLDEN, as msprobe diagnose has it")
+    paths.add_argument("golden", metavar="GOLDEN", nargs="?", help="the run that is right")
     paths.add_argument("-tp", "--target_path", metavar="PATH", help="the run in question: dump.json, rank, step, or root of a dump")
     paths.add_argument("-gp", "--golden_path", metavar="PATH", help="a run that is right, of the same kind")
     paths.add_argument("-i", "--input_path", metavar="JSON", help="as 8.1.1: a json with npu_path, bench_path, stack_path")
@@ -76,6 +78,8 @@ def run(args: argparse.Namespace) -> int:
     """Exit codes: see the epilog; errors are raised as `ProbeError`, which the entry point turns into 2."""
     from msprobe_engine.compare.source import from_json
 
+    if args.target and not (args.target_path or args.golden_path):
+        args.target_path, args.golden_path, args.target = args.target, args.golden, None
     _check(args)
     target, golden, stack, log = args.target_path, args.golden_path, None, args.is_print_compare_log
     if args.input_path:
@@ -151,7 +155,8 @@ def _check(args: argparse.Namespace) -> None:
     mappings = [flag for flag in ("data", "cell", "api", "layer") if getattr(args, f"{flag}_mapping")]
     tables = args.csv or args.xlsx or args.parquet or args.html
     rules = (
-        (not args.input_path and pair < 2, "give -tp and -gp, or -i with a json that has both"),
+        (args.target, f"{args.target}: -tp and -gp say already what is compared; leave one of them out"),
+        (not args.input_path and pair < 2, "give RUN and GOLDEN (-tp and -gp), or -i with a json that has both"),
         (args.input_path and pair, "-i and -tp or -gp both say what is compared; give one of them"),
         (args.mode != "auto", f"-m {args.mode}: only auto, dumps of a training, is here; the other modes of 26.2.0 are for inference"),
         (args.fuzzy_match and args.data_mapping, "-fm and -dm: a mapping says exactly what belongs together; leave one out"),

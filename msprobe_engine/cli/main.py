@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from msprobe_engine.cli.arguments import Parser
 from msprobe_engine.errors import ProbeError
 from msprobe_engine.log import printable
 
@@ -71,7 +72,7 @@ exit codes:
 def _parser_of_commands(prog: str, usage: str, description: str, commands: Mapping[str, Command], examples: str) -> argparse.ArgumentParser:
     width = max(map(len, commands)) + 2
     table = "\n".join(f"  {name:{width}}{command.help}" for name, command in commands.items())
-    return argparse.ArgumentParser(
+    return Parser(
         prog=prog,
         usage=usage,
         description=description,
@@ -131,7 +132,7 @@ def sub_parser(name: str) -> argparse.ArgumentParser:
     first, _, second = name.partition(" ")
     table = _group(first).COMMANDS if second else COMMANDS
     module = importlib.import_module(f"msprobe_engine.cli.{table[second or first].module}")
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=f"msprobe {name}",
         description=module.__doc__,
         epilog=EXIT_CODES,

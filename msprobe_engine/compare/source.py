@@ -132,7 +132,8 @@ def add_calibration(sources: Sources, paths: Sequence[Path]) -> None:
 
 
 def _counterpart(dump: DumpDirectory, task: Task, tasks: int) -> Path | None:
-    """Directory of the task's golden rank and step in another dump; of a dump with one rank and a single task that rank."""
+    """Directory of the task's golden rank and step in another dump; of a dump with one rank and a single task that rank. The directory of
+    one process stands for rank 0 in both."""
     where = task.golden.resolve().parent
     step = layout.step_of(where.parent.name) or 0
     if step not in dump.steps and len(dump.steps) == 1:
@@ -141,6 +142,9 @@ def _counterpart(dump: DumpDirectory, task: Task, tasks: int) -> Path | None:
     rank = layout.rank_of(where.name)
     if rank in ranks:
         return dump.path(step, rank)
+    alone = rank == 0 or (rank is None and sum(layout.is_rank_directory(entry.name) for entry in os.scandir(where.parent)) == 1)
+    if alone and (_is_one_process(ranks) or 0 in ranks):
+        return dump.path(step, 0 if 0 in ranks else ranks[0])
     return dump.path(step, ranks[0]) if len(ranks) == 1 and tasks == 1 else None
 
 
@@ -159,7 +163,7 @@ def from_json(path: str | Path) -> dict[str, Any]:
     try:
         document = parse_json(read_bytes(file), file)
     except FileNotFoundError:
-        raise DumpFormatError(f"{path}: is not there; give the json with npu_path and bench_path") from None
+        raise DumpFormatError(f"{path}: there is no such file or directory; give the json with npu_path and bench_path") from None
     if not isinstance(document, dict):
         raise UsageError(f"{path}: holds a {type(document).__name__}; a JSON object with npu_path and bench_path is needed")
     for key, what in (("rank_id", "kernel dumps"), ("common", "single-point .npy files")):
@@ -202,7 +206,9 @@ def _present(path: str | Path) -> Path:
     except OSError as error:  # a name that is too long
         raise DumpFormatError(f"{str(path)[:200]}: cannot be looked at ({error.strerror})") from None
     if not there:
-        raise DumpFormatError(f"{path}: is not there; give a dump.json, the directory of a rank or a step, or the root of a dump")
+        raise DumpFormatError(
+            f"{path}: there is no such file or directory; give a dump.json, the directory of a rank or a step, or the root of a dump"
+        )
     if not found.is_dir() and not found.is_file():
         raise DumpFormatError(f"{path}: is no regular file; no dump has such a file, do not trust it")
     return found
@@ -258,7 +264,9 @@ def _ranks(
     first, second = one.ranks(a), two.ranks(b)
     common = [rank for rank in first if rank in set(second)]
     pairs: list[tuple[int | str, int | str]]
-    if common:
+    if len(first) != len(second) and 0 in (*first, *second) and (_is_one_process(first) or _is_one_process(second)):
+        pairs = [(first[0], second[0])]
+    elif common:
         pairs = [(rank, rank) for rank in common]
     elif len(first) == len(second) and (len(first) == 1 or all(isinstance(r, int) for r in (*first, *second))):
         pairs = list(zip(first, second))
@@ -274,11 +282,17 @@ def _ranks(
         if alone and pairs:
             found.lost.append(f"Step {a}: ranks only in the {word}: {_listed(alone)}.")
     if ranks:
-        missing = sorted(ranks - {p for p, _ in pairs if isinstance(p, int)})
-        pairs = [(p, q) for p, q in pairs if p in ranks]
+        own = {p: 0 if _is_one_process(first) else p for p, _ in pairs}
+        missing = sorted(ranks - {rank for rank in own.values() if isinstance(rank, int)})
+        pairs = [(p, q) for p, q in pairs if own[p] in ranks]
         if missing:
             found.lost.append(f"Step {a}: ranks {_listed(missing)} were asked for and are not in both dumps.")
     return [(_located(one, a, p), _located(two, b, q)) for p, q in pairs]
+
+
+def _is_one_process(ranks: Sequence[int | str]) -> bool:
+    """A run of one process, whose directory (``proc{pid}``, ``rank``) does not say its rank: it is rank 0."""
+    return len(ranks) == 1 and isinstance(ranks[0], str)
 
 
 def _located(dump: DumpDirectory, step: int, key: int | str) -> tuple[int | None, Path]:
@@ -286,7 +300,8 @@ def _located(dump: DumpDirectory, step: int, key: int | str) -> tuple[int | None
 
 
 def _add_files(found: Sources, folder: str, step: int, first: tuple[int | None, Path], second: tuple[int | None, Path]) -> None:
-    (rank, one), (_, two) = first, second
+    (rank, one), (other, two) = first, second
+    rank = other if rank is None else rank
     name = f"rank{rank}" if rank is not None else one.resolve().name
     kinds = [kind for kind in (layout.DUMP, layout.DEBUG) if _has(one, kind) and _has(two, kind)]
     for kind in kinds:

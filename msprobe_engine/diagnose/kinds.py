@@ -37,7 +37,7 @@ def kind_of(path: Path) -> str:
         DumpFormatError: there is no such path.
     """
     if not path.exists():
-        raise DumpFormatError(f"{path}: there is no such file or directory")
+        raise DumpFormatError(f"{path}: there is no such file or directory; give a dump, an incident directory or monitor output")
     if path.is_dir() and ((path / "incident.json").is_file() or any(_SAMPLES.fullmatch(entry.name) for entry in path.iterdir())):
         return INCIDENT
     if _opens(open_dump, path, DumpFormatError):
@@ -85,5 +85,5 @@ def common(target: Path, golden: Path | None) -> str:
             raise refuse(path, kind)
         found.append(MONITOR if kind == MONITOR else DUMP)
     if len(set(found)) > 1:
-        raise UsageError(f"{target} is a {found[0]} and {golden} a {found[1]}; give two of one kind")
+        raise UsageError(f"{target} is a {found[0]} and {golden} a {found[1]}: nothing of one kind can be compared; give two of one kind")
     return found[0]

@@ -39,7 +39,8 @@ def open_dump(root: Path | str) -> DumpDirectory:
     if path.name in (layout.DUMP, layout.DEBUG) and not path.is_dir():
         path = path.parent
     if not path.is_dir():
-        raise DumpFormatError(f"{root}: no such directory; give the dump_path of the run, one of its step directories or a rank directory")
+        what = "is no directory and no dump.json" if path.exists() else "there is no such file or directory"
+        raise DumpFormatError(f"{root}: {what}; give a dump.json, the directory of a rank or a step, or the root of a dump")
     found: dict[int | None, dict[str, Path]] = {}
     if _has_dump(path):
         step = layout.step_of(path.resolve().parent.name)

@@ -102,7 +102,7 @@ def test_the_disk_is_measured(source: Path, capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nothing"], "no such directory"),
+        (["nothing"], "no such file or directory"),
         (["small", "--level", "L3"], "'L3'"),
         (["small", "--task", "tensors"], "'tensors'"),
         (["small", "--steps", "0"], "steps is 0"),

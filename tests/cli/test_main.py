@@ -50,7 +50,7 @@ def test_only_the_chosen_command_is_imported() -> None:
         "print(sorted(n for n in sys.modules if n.startswith('msprobe_engine.cli.')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parent)
-    assert done.stdout.splitlines()[-1] == "['msprobe_engine.cli.main', 'msprobe_engine.cli.show']"
+    assert done.stdout.splitlines()[-1] == "['msprobe_engine.cli.arguments', 'msprobe_engine.cli.main', 'msprobe_engine.cli.show']"
 
 
 def test_version_is_the_installed_one(capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,3 +126,39 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
     assert child.stderr.read() == b""
     child.stderr.close()
     assert child.wait() == 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["compare", "a", "b", "--calibraton", "c"], "did you mean '--calibration' in place of '--calibraton'?"),
+        (["compare", "--target-path=a", "-gp", "b"], "did you mean '--target_path' in place of '--target-path'?"),
+        (
+            ["run_overflow_check", "--api_info", "x"],
+            "required: -api_info/--api_info_file; did you mean '-api_info' in place of '--api_info'?",
+        ),
+        (["show", "a", "--josn"], "did you mean '--json' in place of '--josn'?"),
+        (["monitor", "analyze", "a", "--oupt"], "unrecognized arguments: --oupt"),
+    ],
+)
+def test_an_unknown_option_names_the_nearest(argv: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of every command, whatever stands between the letters; also where it is the spelling of one that is required."""
+    with pytest.raises(SystemExit) as end:
+        cli.main(argv)
+    assert end.value.code == cli.WRONG
+    assert said in capsys.readouterr().err
+
+
+def test_paths_may_stand_around_an_option() -> None:
+    """The second path of two is optional in some commands, and is found behind an option too."""
+    args = cli.sub_parser("diagnose").parse_args(["a", "-o", "out", "b"])
+    assert (args.target, args.golden, args.output_path) == ("a", "b", "out")
+    assert cli.sub_parser("run").parse_args(["--", "train.py", "--jsno"]).command[-1] == "--jsno"
+
+
+def test_a_path_that_is_not_there_has_one_wording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In all commands that read what a run has written."""
+    path = str(tmp_path / "nothing")
+    for argv in (["compare", path, path], ["diagnose", path], ["diagnose", path, path], ["show", path], ["nan_analyze", "-i", path]):
+        assert cli.main(argv) == cli.WRONG
+        assert f"{path}: there is no such file or directory; give " in capsys.readouterr().err

@@ -72,7 +72,7 @@ def test_a_damaged_incident_is_still_listed(output: Path) -> None:
 
 def test_a_missing_directory_is_a_usage_error(tmp_path: Path) -> None:
     """A path that is no directory is answered with what to give."""
-    with pytest.raises(UsageError, match="no such directory"):
+    with pytest.raises(UsageError, match="no such file or directory"):
         look(tmp_path / "x")
 
 

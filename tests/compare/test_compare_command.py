@@ -38,6 +38,14 @@ def test_equal_runs_give_0(tmp_path: Path, capsys: Capture) -> None:
     assert len(list((tmp_path / "out").glob("compare_result_rank[01]_*.csv"))) == 2
 
 
+def test_paths_as_diagnose_has_them(tmp_path: Path) -> None:
+    """Target and golden without flags, and flags around them."""
+    target, golden = pair(tmp_path, wrong=3)
+    assert run(target, golden, "-o", tmp_path / "out") == 1
+    assert run(target, "-o", tmp_path / "turned", golden) == 1
+    assert summary(tmp_path / "out")["first_suspect"] == summary(tmp_path / "turned")["first_suspect"]
+
+
 def test_the_first_line_is_where_it_begins(tmp_path: Path, capsys: Capture) -> None:
     """Exit code 1; rank and call are named, in the json too."""
     target, golden = pair(tmp_path, wrong=3)
@@ -77,8 +85,11 @@ def test_compat_ends_with_0(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        ([], "give -tp and -gp"),
-        (["-tp", "a"], "give -tp and -gp"),
+        ([], "give RUN and GOLDEN"),
+        (["-tp", "a"], "give RUN and GOLDEN"),
+        (["a"], "give RUN and GOLDEN"),
+        (["a", "-tp", "b", "-gp", "c"], "leave one of them out"),
+        (["a", "b", "-i", "x"], "give one of them"),
         (["-i", "x", "-tp", "a"], "both say what is compared"),
         (["-tp", "a", "-gp", "b", "-fm", "-dm", "m.yaml"], "leave one out"),
         (["-tp", "a", "-gp", "b", "-cm", "-am"], "only one is used"),
@@ -90,7 +101,7 @@ def test_compat_ends_with_0(tmp_path: Path) -> None:
         (["-tp", "a", "-gp", "b", "-m", "atb"], "only auto"),
         (["-tp", "a", "-gp", "b", "--scheduler", "tcp://x:1", "--workers", "2"], "leave one out"),
         (["-tp", "a", "-gp", "b", "--memory_mb", "1"], "64 or more"),
-        (["-tp", "a", "-gp", "b"], "is not there"),
+        (["-tp", "a", "-gp", "b"], "there is no such file or directory"),
     ],
 )
 def test_what_cannot_be_is_refused_with_a_sentence(flags: list[str], sentence: str, capsys: Capture) -> None:

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from msprobe_engine.compare.source import from_json, numbers, pair_paths
+from msprobe_engine.compare.source import add_calibration, from_json, numbers, pair_paths
 from msprobe_engine.errors import DumpFormatError, UsageError
+
+NAMES = (("target", "proc1"), ("golden", "proc2"), ("moved", "proc3"))
 
 
 def make(root: Path, *ranks: str, kind: str = "dump.json") -> Path:
@@ -89,7 +91,7 @@ def test_files(tmp_path: Path) -> None:
         pair_paths(a / "dump.json", b / "debug.json")
     with pytest.raises(UsageError, match=r"file and .* a directory"):
         pair_paths(a / "dump.json", tmp_path)
-    with pytest.raises(DumpFormatError, match="is not there"):
+    with pytest.raises(DumpFormatError, match="no such file or directory"):
         pair_paths(tmp_path / "no", b)
 
 
@@ -115,3 +117,26 @@ def test_what_is_no_number_is_refused(text: str) -> None:
     """With the part that is wrong."""
     with pytest.raises(UsageError, match="--rank"):
         numbers(text, "--rank")
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_the_directory_of_one_process_is_rank_0(tmp_path: Path, turned: bool) -> None:
+    """Beside several ranks too, on either side: rank 0 is compared with it, and the others are said to be on one side only."""
+    one, many = make(tmp_path / "a/step0", "proc8519"), make(tmp_path / "b/step0", "rank0", "rank1")
+    found = pair_paths(one, many) if turned else pair_paths(many, one)
+    assert [task.stem for task in found.tasks] == ["compare_result_rank0"]
+    assert [task.rank for task in found.tasks] == [0]
+    assert found.lost == [f"Step 0: ranks only in the {'golden' if turned else 'target'}: 1."]
+    assert len(pair_paths(one, many, ranks={0}).tasks) == len(pair_paths(many, one, ranks={0}).tasks) == 1
+
+
+def test_calibration_of_one_process(tmp_path: Path) -> None:
+    """The process number is another one in every run; all steps find theirs."""
+    target, golden, moved = (make(tmp_path / name, *(f"step{s}/{rank}" for s in range(2))) for name, rank in NAMES)
+    sources = pair_paths(target, golden)
+    add_calibration(sources, [moved])
+    assert [task.calibration for task in sources.tasks] == [(moved / f"step{s}/proc3/dump.json",) for s in range(2)]
+    assert not sources.notes
+    several = pair_paths(make(tmp_path / "d", "step0/rank0", "step0/rank1"), make(tmp_path / "e", "step0/rank0", "step0/rank1"))
+    add_calibration(several, [moved])
+    assert [len(task.calibration) for task in several.tasks] == [1, 0]

@@ -75,7 +75,7 @@ def test_exit_codes(tmp_path: Path, rank_dump: Any, capsys: pytest.CaptureFixtur
     (tmp_path / "empty").mkdir()
     with pytest.raises(DumpFormatError, match="no dump here"):
         nan_analyze(tmp_path / "empty")
-    with pytest.raises(DumpFormatError, match="no such directory"):
+    with pytest.raises(DumpFormatError, match="no such file or directory"):
         nan_analyze(tmp_path / "nowhere")
 
 

@@ -275,7 +275,7 @@ def test_a_source_that_does_not_tell(tmp_path: Path, source: Path) -> None:
     (old / "dump.json").write_text('{"task": "structure", "level": "mix", "data": {}}')
     with pytest.raises(UsageError, match="writes names and no shapes"):
         dump.estimate(tmp_path / "old")
-    with pytest.raises(DumpFormatError, match="no such directory"):
+    with pytest.raises(DumpFormatError, match="no such file or directory"):
         dump.estimate(tmp_path / "nothing")
     with pytest.raises(UsageError, match="step 5 was not dumped"):
         dump.estimate(source, from_step=5)

@@ -223,7 +223,7 @@ def test_no_dump_here(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     with pytest.raises(DumpFormatError, match=r"expected step.*logs"):
         open_dump(tmp_path)
-    with pytest.raises(DumpFormatError, match="no such directory"):
+    with pytest.raises(DumpFormatError, match="no such file or directory"):
         open_dump(tmp_path / "nothing")
 
 

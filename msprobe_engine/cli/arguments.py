@@ -1,0 +1,60 @@
+"""The parser of all commands: an option that no command has is answered with the one that was probably meant."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+
+class Parser(argparse.ArgumentParser):
+    """As argparse has it, but for what it says of unknown options, and positional arguments may stand on both sides of options."""
+
+    _given: tuple[str, ...] = ()
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+        """As there.
+
+        Raises:
+            SystemExit: wrong usage (2), or ``--help`` (0).
+        """
+        self._given = tuple(args or ())
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown and not any(_is_option(word) for word in unknown):
+            # argparse takes optional positional arguments at the first place that has any; what stands behind an option is left over
+            found, unknown = self.parse_known_intermixed_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._meant(unknown)}")
+        return found
+
+    def error(self, message: str) -> NoReturn:
+        """A required option that is missing may be there under another spelling.
+
+        Raises:
+            SystemExit: always, 2.
+        """
+        super().error(message + (self._meant(self._given) if "are required" in message else ""))
+
+    def _meant(self, words: Iterable[str]) -> str:
+        """``; did you mean '--calibration' in place of '--calibraton'?`` for every option among `words` that is near a known one."""
+        known = [option for action in self._actions for option in action.option_strings]
+        hints = []
+        for word in words:
+            if word == "--":
+                break
+            option = word.partition("=")[0]
+            near = difflib.get_close_matches(_plain(option), {_plain(name): name for name in known}, n=1) if _is_option(word) else []
+            if near and option not in known:
+                meant = next(name for name in known if _plain(name) == near[0])
+                hints.append(f"'{meant}' in place of '{option}'")
+        return f"; did you mean {' and '.join(hints)}?" if hints else ""
+
+
+def _is_option(word: str) -> bool:
+    return len(word) > 1 and word[0] == "-" and not word[1].isdigit()
+
+
+def _plain(option: str) -> str:
+    """Options are near each other by their letters, whatever stands between and before these."""
+    return option.lstrip("-").replace("-", "_").lower()
