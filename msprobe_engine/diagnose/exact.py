@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
+
 from msprobe_engine.compare.side import TENSOR, Side
 from msprobe_engine.compare.tensor_metrics import Figures, Taken, threads
 from msprobe_engine.compare.tensor_read import open_elements
@@ -44,6 +46,8 @@ def refine(found: Distances, target: Side, golden: Side, rows: Sequence[tuple[in
                 if figures is None or isinstance(figures, str):
                     continue
                 done += 1
+                if figures.bad_left and figures.bad_right and np.isinf(found.distance[k]):
+                    continue  # NaN on one side, Inf on the other
                 found.distance[k] = figures.distance
                 found.bad_target[k], found.bad_golden[k] = bool(figures.bad_left), bool(figures.bad_right)
                 found.known[k] = True

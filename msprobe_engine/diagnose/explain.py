@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from msprobe_engine.compare.side import OUTPUT, Side
-from msprobe_engine.diagnose import findings
+from msprobe_engine.diagnose import findings, measure
 from msprobe_engine.diagnose import origin as origins
 from msprobe_engine.diagnose.divergence import Divergence
 from msprobe_engine.diagnose.facts import forward_twin, module_path
@@ -78,9 +78,11 @@ def why(origin: Origin, walker: Walker) -> str:
     side, golden = walker.side, walker.golden.side
     place = side.name[origin.row][len(side.ops[side.op[origin.row]]) + 1 :] or "it" if origin.row >= 0 else "it"
     user = side.ops[side.op[origin.row]] if origin.row >= 0 else ""
-    size = _size(origin)
+    size = _size(origin, side, golden)
     if origin.kind == origins.NONFINITE:
-        return f"{place} holds {_bad(side, origin.row)}, and everything that went in is finite; the golden side is finite here"
+        theirs = [origin.other] if origin.other >= 0 else []
+        other = f"holds {_bad(golden, origin.other)}" if measure.nonfinite(golden, theirs).any() else "is finite"
+        return f"{place} holds {_bad(side, origin.row)}, and everything that went in is finite; the golden side {other} here"
     if origin.kind == origins.ARGUMENT:
         x, y = side.values.get(origin.row), golden.values.get(origin.other)
         return f"called with {place} = {x!r}, the golden side with {y!r}; the result differs by {size}"
@@ -111,11 +113,25 @@ def why(origin: Origin, walker: Walker) -> str:
     return f"{place} differs by {size}{grown}"
 
 
-def _size(origin: Origin) -> str:
+def _size(origin: Origin, side: Side, golden: Side) -> str:
     if math.isinf(origin.distance):
-        return "more than numbers can say"
+        return f"more than numbers can say{_beyond_numbers(origin, side, golden)}"
     times = origin.distance / origin.limit if origin.limit else math.inf
     return f"{_percent(origin.distance)} ({times:,.0f} times round-off)" if math.isfinite(times) else _percent(origin.distance)
+
+
+def _beyond_numbers(origin: Origin, side: Side, golden: Side) -> str:
+    """What the two rows hold that has no distance: NaN or Inf, or another shape."""
+    mine, theirs = origin.row, origin.other
+    if mine < 0 or theirs < 0 or mine in side.values or theirs in golden.values:
+        return ""
+    bad = bool(measure.nonfinite(side, [mine]).any()), bool(measure.nonfinite(golden, [theirs]).any())
+    if any(bad):
+        here, there = (_bad(one, row) if holds else "finite" for one, row, holds in ((side, mine, bad[0]), (golden, theirs, bad[1])))
+        return f" ({here}, on the golden side {there})"
+    if side.shape[mine] != golden.shape[theirs]:
+        return f" (shape {side.shape[mine]}, on the golden side {golden.shape[theirs]})"
+    return ""
 
 
 def _percent(value: float) -> str:

@@ -104,6 +104,8 @@ class Diagnosis:
         """The first line: what, and where."""
         first = self.first_suspect
         text = HEADLINES[self.finding]
+        if self.finding == STRUCTURE and self.differences:
+            text = "The runs have next to no calls in common"
         if first is None:
             return f"{text}."
         place = f", module {first.module}" if first.module else ""

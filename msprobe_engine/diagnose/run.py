@@ -12,7 +12,7 @@ from msprobe_engine.compare import calibrate
 from msprobe_engine.compare.calibrate import Floats
 from msprobe_engine.compare.layout.together import together
 from msprobe_engine.compare.side import Side, read_side
-from msprobe_engine.diagnose import explain, findings, kinds, layouts, measure, recorders, samples, saved
+from msprobe_engine.diagnose import explain, findings, kinds, layouts, measure, recorders, samples
 from msprobe_engine.diagnose.begun import Begun
 from msprobe_engine.diagnose.divergence import Divergence, diverge
 from msprobe_engine.diagnose.findings import Diagnosis
@@ -20,6 +20,7 @@ from msprobe_engine.diagnose.load import numbered
 from msprobe_engine.diagnose.monitored import diagnose_monitor, diagnose_two_monitors
 from msprobe_engine.diagnose.origin import ARGUMENT
 from msprobe_engine.diagnose.placed import placed
+from msprobe_engine.diagnose.shared import both_hold, nan_on_both, strangers
 from msprobe_engine.dump import layout
 from msprobe_engine.dump.reader import DumpDirectory, open_dump
 from msprobe_engine.errors import DumpFormatError, NothingCapturedError, UsageError
@@ -27,7 +28,7 @@ from msprobe_engine.progress import bar
 
 MOST_SUSPECTS = 20
 
-_SAME = "All numbers are the same."
+_SAME, _SAME_BESIDE_NAN = "All numbers are the same.", "All numbers beside NaN are the same."
 
 Movements = Callable[[int, Mapping[int, Side], list[str]], Mapping[int, Floats]]
 AlreadyBegun = Callable[[int], Mapping[int, Begun]]
@@ -80,7 +81,7 @@ def only_here(found: Diagnosis, target: Path, golden: Path) -> None:
     alone = diagnose_alone(target)
     if alone.finding in (findings.NONFINITE, findings.OVERFLOW) and diagnose_alone(golden).finding == findings.NONE:
         found.finding, found.suspects = alone.finding, alone.suspects
-        found.evidence = [line for line in found.evidence if line != _SAME] + alone.evidence
+        found.evidence = [line for line in found.evidence if line not in (_SAME, _SAME_BESIDE_NAN)] + alone.evidence
 
 
 def _pair(target: Path, golden: Path, calibration: Sequence[Path]) -> Diagnosis:
@@ -124,19 +125,17 @@ def over_steps(
     """
     found, before = Diagnosis(), None
     called: dict[tuple[int, str], int] = {}  # arguments of another value -> the first step that has them
-    records = 0
+    records = hidden = 0
     ranks: set[int] = set()
     with bar("diagnose", len(steps)) as advance:
         for step in steps:
             a, b = sides(step, found.problems)
-            if a and b and saved.only_saved(a, b):
-                records += saved.differing(found, step, a, b)
-                ranks |= a.keys() & b.keys()
-                found.problems += [problem for side in (*a.values(), *b.values()) for problem in side.problems]
-                if found.suspects:
-                    break
-            elif a and b:
-                right, sides_of_both = b, [*a.values(), *b.values()]
+            if a and b:
+                sides_of_both = [*a.values(), *b.values()]
+                whole = a
+                a, b = both_hold(a, b, found.evidence)
+                found.unseen = found.unseen or whole is not a
+                right = b
                 other_layout = False
                 if not _one_program(a, b):
                     a, b, other_layout = together(a, b, found.problems, found.evidence)
@@ -150,13 +149,16 @@ def over_steps(
                 else:
                     before = diverge(a, b, before, units, begun(step) if begun else None)
                 records += sum(walk.compared for walk in before.walks.values())
+                hidden += nan_on_both(before)
                 ranks |= set(before.walks)
                 _note_structure(found, before)
                 found.unseen = found.unseen or _nonfinite_alone(a, before)
                 for rank, walker in before.walkers.items():
                     for row in walker.other_arguments():
                         called.setdefault((rank, walker.side.name[row]), step)
-                if before.origins:
+                if before.origins and strangers(before, found):
+                    found.finding, found.renamed = findings.STRUCTURE, {}
+                elif before.origins:
                     _say(found, step, before)
                     _since(found, called)
                 found.problems += [problem for side in sides_of_both for problem in side.problems if problem not in found.problems]
@@ -166,18 +168,18 @@ def over_steps(
     if not records:
         raise NothingCapturedError(
             f"{what}: no record could be compared"
-            + (f" ({found.problems[0]})" if found.problems else "; are they dumps of the same training?")
+            + (f" ({why[0]})" if (why := found.problems or found.evidence) else "; are they dumps of the same training?")
         )
-    if before is None and not found.suspects:
-        found.finding = findings.STRUCTURE if any(found.unmatched.values()) else findings.NONE
-        found.evidence.append("The saved values that both runs have agree within round-off.")
-    if before is not None and not found.suspects:
+    if before is not None and not before.origins:
         largest = max((walk.largest for walk in before.walks.values()), default=0.0)
         same = not largest or any(recorders.differ(walker.side, walker.golden.side) for walker in before.walkers.values())
         if same and (found.renamed or any(found.unmatched.values())):
             found.finding = findings.STRUCTURE  # with round-off between them the calls are another way to the same numbers
-        found.evidence.append(f"The largest difference is {_amount(before, largest)}." if largest else _SAME)
-    if before is not None:
+        equal = _SAME_BESIDE_NAN if hidden else _SAME
+        found.evidence.append(f"The largest difference is {_amount(before, largest)}." if largest else equal)
+    if hidden:
+        found.evidence.append(f"{hidden:,} tensors hold NaN on both sides and are not compared; each run alone says where it comes from.")
+    if before is not None and (found.suspects or not before.origins):
         found.evidence += layouts.said(before)
     if before is not None and before.noise:
         found.evidence.append(

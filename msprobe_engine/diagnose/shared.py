@@ -1,0 +1,105 @@
+"""What two dumps have in common: records that one of them leaves out, because it was made at another level or of other modules, are no
+difference of the runs; and runs with next to nothing in common have no place where their numbers part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from msprobe_engine import names
+from msprobe_engine.compare.layout.pieces import subset
+from msprobe_engine.compare.side import Side
+from msprobe_engine.compare.structure import match_structure
+from msprobe_engine.diagnose import measure
+from msprobe_engine.diagnose.divergence import Divergence
+from msprobe_engine.diagnose.findings import Diagnosis
+
+Sides = Mapping[int, Side]
+
+_FEWEST = 3
+"""Of so many calls at least one has a partner in two runs of one program."""
+
+_MODULE, _FUNCTION, _COMMUNICATION = "modules", "functions", "collectives"
+
+
+def both_hold(target: Sides, golden: Sides, evidence: list[str]) -> tuple[Sides, Sides]:
+    """The sides without what the other one leaves out; the same objects where nothing is left out.
+
+    Args:
+        target, golden: the ranks of one step; not changed.
+        evidence: where to say what was left out.
+    """
+    levels = _of(target, "level"), _of(golden, "level")
+    if levels[0] != levels[1]:
+        target, golden = _families(target, golden)
+        _say(evidence, f"The dumps are of levels {levels[0]} and {levels[1]}: only kinds of records that both have are compared.")
+    chosen = _of(target, "selection"), _of(golden, "selection")
+    if chosen[0] != chosen[1] and target.keys() == golden.keys():
+        pairs = {rank: _matched(side, golden[rank]) for rank, side in target.items()}
+        target, golden = {rank: pair[0] for rank, pair in pairs.items()}, {rank: pair[1] for rank, pair in pairs.items()}
+        _say(
+            evidence,
+            f"The dumps hold other selections of records ({chosen[0] or 'all'}, on the golden side {chosen[1] or 'all'}): "
+            "what only one of them holds is left out.",
+        )
+    return target, golden
+
+
+def strangers(found: Divergence, diagnosis: Diagnosis) -> bool:
+    """The runs are of different programs: most calls have no partner, and what has one differs. Says so in the evidence, and how much
+    differs."""
+    matched = sum(len(structure.pairs) for structure in found.structures.values())
+    ours, theirs = (sum(len(side.ops) for side in sides) for sides in zip(*((w.side, w.golden.side) for w in found.walkers.values())))
+    if _FEWEST * matched >= min(ours, theirs):
+        return False
+    diagnosis.differences = sum(walk.differing for walk in found.walks.values()) or len(found.origins)
+    diagnosis.evidence.append(
+        f"Only {matched:,} of {ours:,} records have a partner among the {theirs:,} of the golden side, and {diagnosis.differences:,} of "
+        "them differ. Are they dumps of the same training?"
+    )
+    return True
+
+
+def nan_on_both(found: Divergence) -> int:
+    """Pairs of rows of a step with NaN on both sides: whatever else such tensors hold is not compared."""
+    count = 0
+    for walker in found.walkers.values():
+        both = np.flatnonzero(walker.measured.bad_target & walker.measured.bad_golden)
+        rows = np.array([walker.rows[at][0] for at in both.tolist()], np.int64)
+        count += int(measure.nans(walker.side, rows, walker.side.stats[rows]).sum())
+    return count
+
+
+def _say(evidence: list[str], sentence: str) -> None:
+    if sentence not in evidence:
+        evidence.append(sentence)
+
+
+def _of(sides: Sides, key: str) -> str:
+    """The values of a key of the headers, as one text; "" without the key."""
+    return ", ".join(sorted({str(side.header[key]) for side in sides.values() if key in side.header}))
+
+
+def _families(target: Sides, golden: Sides) -> tuple[Sides, Sides]:
+    kinds = [{rank: [_family(name) for name in side.ops] for rank, side in sides.items()} for sides in (target, golden)]
+    common = set.intersection(*({kind for found in one.values() for kind in found} for one in kinds))
+    if not common:
+        return target, golden
+    cut = [
+        {rank: subset(side, (op for op, kind in enumerate(one[rank]) if kind in common)) for rank, side in sides.items()}
+        for sides, one in zip((target, golden), kinds)
+    ]
+    return cut[0], cut[1]
+
+
+def _family(name: str) -> str:
+    parsed = names.parse(name)
+    if isinstance(parsed, (names.ModuleName, names.ParametersGradName)):
+        return _MODULE
+    return _COMMUNICATION if name.startswith(("Distributed.", "MintDistributed.")) else _FUNCTION
+
+
+def _matched(target: Side, golden: Side) -> tuple[Side, Side]:
+    pairs = match_structure(target, golden).pairs
+    return subset(target, sorted(i for i, _ in pairs)), subset(golden, sorted(j for _, j in pairs))

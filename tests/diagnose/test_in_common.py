@@ -1,0 +1,136 @@
+"""`diagnose` on pairs of dumps that do not hold the same records: other levels, other selections, other networks, NaN on both sides."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fault_dumps import dump
+from fault_mixture import dump as dump_mixture
+from fault_model import Shape, Training
+
+from msprobe_engine.diagnose.findings import Diagnosis
+from msprobe_engine.diagnose.run import diagnose
+
+SHAPE = Shape(steps=1)
+
+
+@pytest.fixture(scope="module")
+def dumps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("common")
+
+
+def trained(dumps: Path, name: str, level: str = "mix", plant: Callable[[Training], None] = lambda _: None) -> Path:
+    dump(dumps / name, SHAPE, plant, level)
+    return dumps / name
+
+
+def smaller_norm(training: Training) -> None:
+    """A norm of the second block has another eps."""
+    norm = training.model.layers[1].norm1
+    norm.eps = 0.1
+
+
+def edited(source: Path, target: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """A copy of the first step whose dump.json was changed."""
+    (found,) = source.glob("step0/*/dump.json")
+    directory = target / "step0" / "rank0"
+    directory.mkdir(parents=True)
+    document = json.loads(found.read_text())
+    change(document)
+    (directory / "dump.json").write_text(json.dumps(document))
+    for name in ("stack.json", "construct.json"):
+        (directory / name).write_bytes(found.with_name(name).read_bytes())
+    return target
+
+
+def said(found: Diagnosis) -> str:
+    return " ".join(found.evidence)
+
+
+@pytest.mark.parametrize("levels", [("L0", "mix"), ("mix", "L0"), ("L1", "mix"), ("mix", "L1")], ids="-".join)
+def test_other_level(levels: tuple[str, str], dumps: Path) -> None:
+    """Records that one level has not are no calls of one run only: the same training is the same, and a defect is named as at the level
+    that both have."""
+    right = trained(dumps, f"golden-{levels[1]}", levels[1])
+    same = diagnose(trained(dumps, f"golden-{levels[0]}", levels[0]), right)
+    assert (same.finding, same.unmatched) == ("none", {"target": [], "golden": []})
+    assert f"levels {levels[0]} and {levels[1]}" in said(same)
+    first = diagnose(trained(dumps, f"eps-{levels[0]}", levels[0], smaller_norm), right).first_suspect
+    assert first is not None
+    if "L1" in levels:  # without modules the call is all there is
+        assert (first.record.split(".")[-3:], first.kind) == (["layer_norm", "2", "forward"], "argument")
+    else:
+        assert first.module == "layers.1.norm1"
+
+
+def test_no_level_in_common(dumps: Path) -> None:
+    """Dumps without a kind of record in common cannot be compared, and the levels are said."""
+    from msprobe_engine.errors import NothingCapturedError
+
+    with pytest.raises(NothingCapturedError, match="levels L0 and L1"):
+        diagnose(trained(dumps, "golden-L0", "L0"), trained(dumps, "golden-L1", "L1"))
+
+
+def test_other_selection(dumps: Path, tmp_path: Path) -> None:
+    """A dump of some modules beside one of all: what was left out is no missing call."""
+
+    def keep(document: dict[str, Any]) -> None:
+        document["selection"] = {"list": ["linear"]}
+        document["data"] = {name: record for name, record in document["data"].items() if "linear" in name}
+
+    whole = trained(dumps, "golden-mix")
+    part = edited(whole, tmp_path / "part", keep)
+    for pair in ((part, whole), (whole, part)):
+        found = diagnose(*pair)
+        assert (found.finding, found.unmatched) == ("none", {"target": [], "golden": []})
+        assert "selections" in said(found)
+    wrong = diagnose(trained(dumps, "eps-mix", "mix", smaller_norm), part)
+    assert wrong.finding == "divergence"
+    assert wrong.suspects[0].kind == "taken in"
+
+
+def test_other_network(dumps: Path) -> None:
+    """Runs of unrelated models have no first suspect: the page says that they have next to nothing in common."""
+    dump_mixture(dumps / "mixture", lambda _: None)
+    for pair in ((dumps / "mixture", trained(dumps, "golden-mix")), (trained(dumps, "golden-mix"), dumps / "mixture")):
+        found = diagnose(*pair)
+        assert (found.finding, found.first_suspect) == ("structure", None)
+        assert "next to no calls in common" in found.headline()
+        assert "the same training?" in said(found)
+
+
+def test_larger_model(dumps: Path) -> None:
+    """A model of twice the width in one process is no layout: the parameter of another shape is named, with both shapes."""
+    dump(dumps / "wide", Shape(steps=1, hidden=2 * SHAPE.hidden), lambda _: None)
+    first = diagnose(dumps / "wide", trained(dumps, "golden-mix")).first_suspect
+    assert first is not None
+    assert f"{2 * SHAPE.hidden}], on the golden side" in first.why
+
+
+def test_nan_against_infinity(dumps: Path, tmp_path: Path) -> None:
+    """NaN in place of an infinity is a difference in both directions, and NaN at the same places on both sides is none, but said."""
+
+    def becomes(value: float) -> Callable[[dict[str, Any]], None]:
+        def change(document: dict[str, Any]) -> None:
+            name = next(name for name in document["data"] if name.startswith("Functional.linear") and name.endswith("forward"))
+            row = document["data"][name]["output"][0]
+            row |= {"Max": value, "Min": value if math.isnan(value) else -1.0, "Mean": value, "Norm": value}
+            row["nan_count" if math.isnan(value) else "inf_count"] = 1
+
+        return change
+
+    whole = trained(dumps, "golden-mix")
+    nan, inf = edited(whole, tmp_path / "nan", becomes(math.nan)), edited(whole, tmp_path / "inf", becomes(math.inf))
+    found = diagnose(nan, inf)
+    assert found.finding == "nonfinite"
+    assert "1 NaN" in found.suspects[0].why
+    assert "1 Inf" in found.suspects[0].why
+    assert diagnose(inf, nan).finding == "divergence"
+    same = diagnose(nan, nan)
+    assert same.finding == "none"
+    assert "1 tensors hold NaN on both sides" in said(same)
