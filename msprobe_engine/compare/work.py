@@ -78,6 +78,7 @@ OFF = frozenset(("error", "warning", "No", "Warning", "Different", "Unmatched", 
 """Verdicts of rows that are off, in the words of both generations."""
 
 
+@np.errstate(all="ignore")  # the numbers of a dump may be anything
 def compare_task(task: Task, options: CompareOptions, output: str, stamp: str, keep: bool) -> Result:
     """Compare one pair of files. Errors of the data are in the result; those of the caller or the disk are raised.
 

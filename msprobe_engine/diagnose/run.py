@@ -108,6 +108,7 @@ def _pair(target: Path, golden: Path, calibration: Sequence[Path]) -> Diagnosis:
     return found
 
 
+@np.errstate(all="ignore")  # the numbers of a dump may be anything
 def over_steps(
     steps: Sequence[int], sides: BothSides, what: str, moved: Movements | None = None, begun: AlreadyBegun | None = None
 ) -> Diagnosis:

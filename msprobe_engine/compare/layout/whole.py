@@ -170,7 +170,7 @@ class Joiner(Flow):
             self._whole.rank.update((i, rank) for rank in off if len(off) == 1)
         if made.times > 1 and need == len(pieces) and first.role[i] == OUTPUT:
             self._parts.setdefault(pieces.tobytes(), op)  # pieces or parts: what takes it in will tell
-        value = np.where(np.abs(value - golden) <= ROUNDING * np.abs(golden), golden, value)
+        value = _snapped(value, golden)
         self._put(self._whole.target, i, value, shape, need, self._a)
         self._put(self._whole.golden, j, golden, shape, made.other, self._b)
         if need > 1:
@@ -252,7 +252,7 @@ class Joiner(Flow):
         value, golden, factor = found.target, found.golden, self._whole.factor
         if call.backward and merge.distance(value / factor, golden) < merge.distance(value, golden):
             value = value / factor
-        value = np.where(np.abs(value - golden) <= ROUNDING * np.abs(golden), golden, value)
+        value = _snapped(value, golden)
         self._put(self._whole.target, i, value, found.shape, 2, self._a)
         self._put(self._whole.golden, j, golden, found.shape, 2, self._b)
         self._whole.made_of[i] = found.pieces
@@ -311,7 +311,7 @@ class Joiner(Flow):
             side.shape[row] = shape
             side.odd.pop(row, None)
         for known, which in ((side.nans, _nans), (side.infs, _infs)):
-            count = run.count(row, which)
+            count = run.count(row, which) * need // len(run.pieces)  # replicas hold the same ones
             if count:
                 known[row] = count
 
@@ -335,6 +335,12 @@ class Joiner(Flow):
         votes = {f: int((np.abs(found / f - 1) < AGREES).sum()) for n in range(1, most + 1) for f in (float(n), 1.0 / n)}
         best = max(votes, key=lambda f: (votes[f], f == 1.0))
         return best if votes[best] >= max(1, len(ratios) // 5) else 1.0
+
+
+def _snapped(value: Floats, golden: Floats) -> Floats:
+    """Numbers that were put together, as the golden side has them where they differ by what putting together rounds."""
+    with np.errstate(invalid="ignore"):  # -inf on both sides
+        return np.asarray(np.where(np.abs(value - golden) <= ROUNDING * np.abs(golden), golden, value))
 
 
 def _nans(side: Side) -> Mapping[int, int]:
