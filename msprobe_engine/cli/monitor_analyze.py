@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,10 +64,12 @@ def report(path: str, output: str, top: int, wanted: frozenset[int]) -> int:
     from msprobe_engine.monitor.analyze import analyze, summary
 
     result = analyze(Path(path), Path(output) if output else None, top, wanted)
-    print("\n".join(printable(line) for line in summary(result).splitlines()))
+    found = incidents(Path(path))
+    said = summary(result).replace("nan_analyze -i DUMP", f"nan_analyze -i {shlex.quote(str(found[0]))}") if found else summary(result)
+    print("\n".join(printable(line) for line in said.splitlines()))
     for problem, count in result.found.problems.items():
         print(printable(f"warning: {problem}" + (f" ({count} times)" if count > 1 else "")), file=sys.stderr)
-    if found := incidents(Path(path)):
+    if found:
         more = f", {len(found) - 1} more" if len(found) > 1 else ""
         print(printable(f"Incident, with what to run next: {found[0] / 'summary.md'}{more}"))
     print(f"Details: {result.path}")

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     for problem in result.problems:
         print(printable(f"warning: {problem}"), file=sys.stderr)
     if result.path is not None:
-        print(f"Details: {result.path}")
+        print(printable(f"Details: {result.path.resolve()}"))
     if result.findings:
         return 1
     return 3 if result.problems else 0

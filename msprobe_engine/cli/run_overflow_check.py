@@ -58,5 +58,5 @@ def run(args: argparse.Namespace) -> int:
     print("\n".join(map(printable, table(rows).split("\n"))))
     if rows and rows[0].device == "cpu":
         print("There is no accelerator here: the CPU in the recorded types was held against the CPU in float64.")
-    print(f"Details: {write(rows, args.output_path)}")
+    print(printable(f"Details: {write(rows, args.output_path).resolve()}"))
     return 1 if any(ABNORMAL in (row.verdict, row.backward) for row in rows) else 0

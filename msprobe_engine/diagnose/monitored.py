@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from msprobe_engine.diagnose import findings
+from msprobe_engine.diagnose.facts import module_path
 from msprobe_engine.diagnose.findings import Diagnosis, Suspect
 from msprobe_engine.diagnose.replicas import Odd, odd_ones
 from msprobe_engine.errors import NothingCapturedError
@@ -70,7 +72,7 @@ def diagnose_monitor(target: Path) -> Diagnosis:
         found.finding = _finding_of(first)
         found.suspects = [_of_alert(a) for a in critical[:MOST_SUSPECTS]]
         found.evidence.append(f"{len(ordered)} alerts; the first in the order of execution is rule {first.rule}: {first.message}")
-        found.next.append(f"msprobe monitor analyze -d {target}")
+        found.next.append(f"msprobe monitor analyze {shlex.quote(str(target))}")
         return found
     items = list(_not_finite(run))
     if items:
@@ -86,7 +88,8 @@ def diagnose_monitor(target: Path) -> Diagnosis:
             f"{len(odd)} parameters that are copies of each other differ; the others of their kind are equal on all ranks."
         )
         return found
-    found.evidence.append("No alert, no number that is not finite, and no copy of a parameter that differs from the others.")
+    found.nothing = "Nothing found: no alert, no number that is not finite, no copy of a parameter that differs from the others"
+    found.evidence.append("One run was searched; nothing was compared. A run that is right, as the second argument, shows more.")
     return found
 
 
@@ -220,8 +223,9 @@ def _finding_of(alert: Anomaly) -> str:
 def _of_alert(alert: Anomaly) -> Suspect:
     why = alert.message or alert.meaning or f"rule {alert.rule}"
     numbers: Mapping[str, Any] = {"target": {"row": alert.name, alert.op or "value": alert.value}}
+    record = f"{alert.word}/{_record_of(alert.name)}"
     return Suspect(
-        alert.tag, _module_of(alert.name), alert.rank, alert.step, kind=alert.rule, why=why, tensor=alert.name, numbers=dict(numbers)
+        record, _module_of(alert.name), alert.rank, alert.step, kind=alert.rule, why=why, tensor=alert.name, numbers=dict(numbers)
     )
 
 
@@ -248,6 +252,18 @@ def _suspect(item: _Item, why: str, limit: float | None = None) -> Suspect:
 _TENSOR = re.compile(r"(\.(weight|bias|input|output)(\.\d+)?|[.:](input|output)(\.\d+)?)$")
 
 
+_CALL = re.compile(r"(.+\.(?:forward|backward)(?:\.\d+)?)\.(?:input|output)(?:[._].*)?", re.DOTALL)
+
+
+def _record_of(name: str) -> str:
+    """The record of a call that the monitor watches, without the tensor; other names as they are."""
+    call = _CALL.fullmatch(name)
+    return call[1] if call else name
+
+
 def _module_of(name: str) -> str:
-    """Path of the module that a parameter or activation belongs to."""
+    """Path of the module that a parameter or activation belongs to; "" of a function."""
+    record = _record_of(name)
+    if record != name:
+        return module_path(record)
     return _TENSOR.sub("", name) if "." in name else ""

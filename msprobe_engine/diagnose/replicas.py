@@ -87,7 +87,10 @@ def _odd(step: int, name: str, rows: Mapping[int, Row]) -> Odd:
         why = f"it differs on rank {', '.join(map(str, away))} from the copies on ranks {', '.join(map(str, others[:8]))}"
         rank = away[0]
     else:
-        why = f"its copies on ranks {', '.join(map(str, sorted(rows)[:16]))} differ, and no value has a majority"
-        rank = sorted(rows)[-1]
+        rank = away[-1]
+        why = (
+            f"its copies on ranks {', '.join(map(str, sorted(rows)[:16]))} differ, and no value has a majority: which of them is wrong "
+            f"cannot be told (rank {rank} is named because it differs from rank {others[0]}, which counts as the one that is copied)"
+        )
     numbers = {"target": {"row": name, "value": list(rows[rank])}, f"rank {others[0]}": {"row": name, "value": list(usual)}}
     return Odd(step, name, rank, others, f"{why}; the same parameter of other layers is equal everywhere", numbers)

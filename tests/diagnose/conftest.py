@@ -14,9 +14,10 @@ import pytest
 from msprobe_engine.diagnose import facts
 from msprobe_engine.diagnose.model import Trace
 
-_pages = str(Path(__file__).parents[1] / "monitor_pages")
-if _pages not in sys.path:
-    sys.path.insert(0, _pages)
+_here = Path(__file__).parent
+for _place in (str(_here.parent / "monitor_pages"), str(_here)):
+    if _place not in sys.path:
+        sys.path.insert(0, _place)
 
 _VALUES = {
     "nan": (math.nan, math.nan, math.nan, math.nan),

@@ -5,51 +5,14 @@ from __future__ import annotations
 import json
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
+from written_monitor import Monitor, alert
 
 from msprobe_engine.cli.main import main
 from msprobe_engine.diagnose.replicas import odd_ones
 from msprobe_engine.diagnose.run import diagnose
 from msprobe_engine.errors import NothingCapturedError, UsageError
-from msprobe_engine.rules.base import Alert
-from msprobe_engine.sinks.beside import alert_lines
-
-HEAD = "vpp_stage,name,step,norm,min,max"
-PARAMETERS = [f"layers.{n}.{name}" for n in range(4) for name in ("attention.weight", "mlp.weight", "mlp.bias")]
-
-
-class Monitor:
-    """Monitor output of some steps: numbers are made of names and steps, `put` changes one."""
-
-    def __init__(self, root: Path, ranks: int = 2, steps: int = 3, noise: float = 0.0) -> None:
-        self.root, self.ranks, self.steps, self.noise = root, ranks, steps, noise
-        self.changed: dict[tuple[int, int, str, str], str] = {}
-        self.alerts: list[Alert] = []
-
-    def put(self, rank: int, step: int, family: str, name: str, norm: str) -> None:
-        self.changed[rank, step, family, name] = norm
-
-    def write(self) -> Path:
-        for rank in range(self.ranks):
-            place = self.root / "monitor" / f"Dec03_21-34-40-rank{rank}-1a2b3c4d"
-            place.mkdir(parents=True)
-            (place / "run.json").write_text(json.dumps({"rank": rank, "rank_info": {"pp": 0, "dp": rank, "tp": 0}, "started_unix": 1.0}))
-            (place / "alerts.jsonl").write_text(alert_lines([a for a in self.alerts if a.rank == rank]))
-            for family, names in (
-                ("param_origin", PARAMETERS),
-                ("actv", ["layers.0.output", "layers.1.output"]),
-                ("grad_reduced", PARAMETERS),
-            ):
-                lines = [HEAD + (",micro_step" if family == "actv" else "")]
-                for step in range(self.steps):
-                    for at, name in enumerate(names):
-                        value = (1.0 + at + 0.1 * step) * (1 + self.noise * (at % 3))
-                        norm = self.changed.get((rank, step, family, name), f"{value:.6g}")
-                        lines.append(f"0,{name},{step},{norm},-{value:.6g},{value:.6g}" + (",0" if family == "actv" else ""))
-                (place / f"{family}_0-9.csv").write_text("\n".join(lines) + "\n")
-        return self.root
 
 
 def test_two_runs_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,20 +85,6 @@ def test_parts_are_no_copies() -> None:
     table["layers.2.norm"] = {0: (1.0, "norm"), 1: (1.5, "norm")}
     assert [odd.name for odd in odd_ones(0, table)] == ["layers.2.norm"]
     assert odd_ones(0, {"w": {0: (float("nan"),), 1: (float("nan"),)}, "v": {0: (1.0,), 1: (1.0,)}}) == []
-
-
-def alert(rule: str, step: int, rank: int, name: str, **fields: Any) -> Alert:
-    made = {
-        "rule": rule,
-        "severity": "critical",
-        "kind": "param",
-        "step": step,
-        "rank": rank,
-        "name": name,
-        "value": 1.0,
-        "expected": "equal",
-    }
-    return Alert(**{**made, "message": f"{name} differs", "order": 3, "extra": {"family": "param_origin"}, **fields})
 
 
 def test_alerts_come_first(tmp_path: Path) -> None:

@@ -1,0 +1,191 @@
+"""Output directories: a run leaves dumps, monitor output and incidents side by side, and `diagnose` looks at all of them.
+
+What names a record and a source line leads; what the others found goes to the evidence.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from msprobe_engine.diagnose import findings, kinds
+from msprobe_engine.diagnose.findings import Diagnosis
+from msprobe_engine.dump.reader import open_dump
+from msprobe_engine.errors import DumpFormatError, NothingCapturedError, ProbeError, UsageError
+from msprobe_engine.monitor.reader import open_run
+
+DUMPS, INCIDENTS = "dump", "incidents"
+MOST_INCIDENTS = 8
+_INCIDENT = re.compile(r"step(\d{1,18})-.+", re.DOTALL)
+
+Look = Callable[[Path, Path | None], Diagnosis]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What lies in an output directory.
+
+    Attributes:
+        path: the directory.
+        dump: root of its dump, an incident directory when `path` is one; None: there is none.
+        monitor: what the reader of monitor output opens; None: there is none.
+        incidents: directories of incidents, the earliest step first.
+    """
+
+    path: Path
+    dump: Path | None
+    monitor: Path | None
+    incidents: tuple[Path, ...] = ()
+
+    @property
+    def several(self) -> bool:
+        """Not a single thing that is named by its own path."""
+        return bool(self.incidents) or self.dump not in (None, self.path) or (self.dump is not None and self.monitor is not None)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    what: str
+    path: Path
+    found: Diagnosis
+    compared: bool = False
+    """With the same of the golden run."""
+
+    def order(self) -> tuple[int, int]:
+        """What names a record comes first, and of those the earliest step."""
+        first = self.found.first_suspect
+        if first is None:
+            return (3 if self.found.finding == findings.NONE else 2), 0
+        records = self.what == kinds.DUMP or (self.what == kinds.INCIDENT and bool(first.source))
+        return (0 if records else 1), first.step
+
+
+def parts(path: Path) -> Parts:
+    """What lies at a path.
+
+    Raises:
+        DumpFormatError: there is no such path.
+    """
+    kind = kinds.kind_of(path)
+    if kind == kinds.INCIDENT or not path.is_dir():
+        return Parts(path, path if kind in (kinds.DUMP, kinds.INCIDENT) else None, path if kind == kinds.MONITOR else None)
+    dump = path if kind == kinds.DUMP else path / DUMPS if _is_dump(path / DUMPS) else None
+    return Parts(path, dump, path if _is_monitored(path) else None, incidents(path))
+
+
+def incidents(run: Path) -> tuple[Path, ...]:
+    """Directories of the incidents of a run, the earliest step first."""
+    if run.is_symlink() or not (run / INCIDENTS).is_dir():
+        return ()
+    found = [(int(name[1]), place) for place in (run / INCIDENTS).iterdir() if (name := _INCIDENT.fullmatch(place.name))]
+    return tuple(place for _, place in sorted(found) if not place.is_symlink() and kinds.kind_of(place) in (kinds.INCIDENT, kinds.DUMP))
+
+
+def _is_dump(path: Path) -> bool:
+    try:
+        open_dump(path)
+    except DumpFormatError:
+        return False
+    return True
+
+
+def _is_monitored(path: Path) -> bool:
+    try:
+        open_run(path)
+    except UsageError:
+        return False
+    return True
+
+
+def look_at_all(target: Parts, golden: Parts | None, look: Look) -> Diagnosis:
+    """Look at everything that lies in an output directory.
+
+    Args:
+        target: the run in question.
+        golden: a run that is right, None when there is none.
+        look: diagnoses one thing, or two of one kind.
+
+    Raises:
+        UsageError: there is nothing to look at.
+        NothingCapturedError: there is, and nothing of it can be read or compared; the error of the first thing.
+    """
+    seen: list[_Seen] = []
+    left: list[str] = []
+    errors: list[ProbeError] = []
+
+    def one(what: str, path: Path, beside: Path | None) -> None:
+        try:
+            seen.append(_Seen(what, path, look(path, beside), beside is not None))
+        except (DumpFormatError, NothingCapturedError, UsageError) as error:
+            errors.append(error)
+
+    for what, mine, theirs in (
+        (kinds.DUMP, target.dump, golden.dump if golden else None),
+        (kinds.MONITOR, target.monitor, golden.monitor if golden else None),
+    ):
+        if mine is not None:
+            one(what, mine, theirs)
+            if golden is not None and theirs is None:
+                left.append(f"{what} of the golden run, which has none: this one's was looked at alone")
+        elif theirs is not None:
+            left.append(f"{what} of the golden run (this one has none)")
+    known = {place.name for place in golden.incidents} if golden else set()
+    fresh = [place for place in target.incidents if place.name not in known]
+    left += [f"{place.name} (the golden run has it too)" for place in target.incidents if place.name in known]
+    for place in fresh[:MOST_INCIDENTS]:
+        one(kinds.INCIDENT, place, None)
+    if len(fresh) > MOST_INCIDENTS:
+        left.append(f"{len(fresh) - MOST_INCIDENTS} later incidents")
+    if not seen:
+        raise errors[0] if errors else UsageError(f"{target.path}: holds nothing that can be looked at")
+    return _together(seen, left, [str(error) for error in errors])
+
+
+def _together(seen: list[_Seen], left: list[str], errors: list[str]) -> Diagnosis:
+    """The finding of what names the record, with a sentence for everything else."""
+    lead, *others = sorted(seen, key=_Seen.order)
+    found = lead.found
+    first = found.first_suspect
+    for other in others:
+        found.evidence.append(_sentence(other))
+        theirs = other.found.first_suspect
+        if first is not None and theirs is not None and theirs.step < first.step:
+            found.evidence.append(
+                f"That is before step {first.step}, which the records are of: a dump of step {theirs.step} shows the record it began with."
+            )
+        found.problems += [problem for problem in other.found.problems if problem not in found.problems]
+    found.problems += [f"not looked at: {error}" for error in errors]
+    if first is None and len(seen) > 1:
+        found.evidence.insert(0, _sentence(lead))
+        found.nothing = "" if any(one.compared for one in seen) else "Nothing found in what lies here"
+    found.looked_at = _looked_at(lead, others, left)
+    found.next = list(dict.fromkeys([*_next(lead), *(command for other in others for command in _next(other))]))
+    return found
+
+
+def _sentence(seen: _Seen) -> str:
+    said = seen.found.headline().removesuffix(".")
+    return f"{seen.what} {seen.path.name}: {said[:1].lower()}{said[1:]}."
+
+
+def _looked_at(lead: _Seen, others: list[_Seen], left: list[str]) -> dict[str, object]:
+    """Paths of everything, with the numbers of what led."""
+    numbers = {key: value for key, value in lead.found.looked_at.items() if key != "monitor"}
+    looked: dict[str, object] = {lead.what: str(lead.path)} | numbers
+    for what in (kinds.DUMP, kinds.MONITOR, kinds.INCIDENT):
+        paths = [str(one.path) for one in others if one.what == what]
+        if paths:
+            looked[what if what != lead.what else f"further {what}"] = ", ".join(paths)
+    return looked | ({"not looked at": ", ".join(left)} if left else {})
+
+
+def _next(seen: _Seen) -> list[str]:
+    """What to run for more."""
+    if seen.found.first_suspect is None:
+        return []
+    if seen.what == kinds.INCIDENT:
+        return [f"msprobe nan_analyze -i {shlex.quote(str(seen.path))}"]
+    return list(seen.found.next)

@@ -1,0 +1,180 @@
+"""`diagnose` on output directories: dumps, monitor output and incidents side by side are all looked at, and what names a record leads."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from written_monitor import Monitor, alert
+
+from msprobe_engine.cli.main import main
+from msprobe_engine.diagnose.replicas import odd_ones
+from msprobe_engine.diagnose.run import diagnose
+from msprobe_engine.errors import NothingCapturedError
+
+LINE = "File model.py, line 7, in forward, return torch.log(x)"
+BORN = "Torch.log.0.forward"
+
+
+def _record(values: float) -> dict[str, Any]:
+    return {"Max": values, "Min": -1.0, "Mean": 0.25, "Norm": abs(values)}
+
+
+def _dump(rank_dump: Any, root: Path, step: int, out: float = 1.5) -> Path:
+    """A dump of one rank: linear, then log, whose result is `out`, then a sum."""
+    made = rank_dump()
+    plain = {"type": "torch.Tensor", "dtype": "torch.float32", "shape": [2, 4], "requires_grad": True}
+    rows = [plain | _record(value) for value in (0.5, 0.75, out, 2 * out)]
+    for at, name in enumerate(("Functional.linear", "Torch.log", "Tensor.sum")):
+        made.api(name, [rows[at]], [rows[at + 1]])
+    made.stack = {BORN: [LINE]}
+    place = root / f"step{step}" / "rank0"
+    made.write(place)
+    (place / "stack.json").write_text(json.dumps({"0": [[BORN], [LINE]]}))
+    return root
+
+
+def _incident(rank_dump: Any, root: Path, step: int) -> Path:
+    place = _dump(rank_dump, root / "incidents" / f"step{step}-nan_inf", step, float("nan"))
+    (place / "incident.json").write_text(json.dumps({"version": 1, "step": step, "rule": "nan_inf"}))
+    (place / "summary.md").write_text("what happened\n")
+    return place
+
+
+def _monitor(root: Path, step: int = 0, rank: int = 0) -> Monitor:
+    """Monitor output that holds an alert at the step, of the call that a function makes."""
+    run = Monitor(root)
+    if step:
+        name = f"{BORN}.output.0"
+        run.alerts = [alert("nan_inf", step, rank, name, kind="actv", extra={"family": "actv"}, value=float("nan"), message=f"{name}: NaN")]
+    run.write()
+    return run
+
+
+def test_a_dump_beside_a_monitor_is_compared(tmp_path: Path, rank_dump: Any) -> None:
+    """The pair of dumps leads, as it does when it is named alone; the monitor's finding and the incident are evidence, and the paths of
+    all three are said."""
+    _monitor(tmp_path / "good")
+    run = Monitor(tmp_path / "bad")
+    run.put(1, 0, "actv", "layers.1.output", "9")
+    run.write()
+    _dump(rank_dump, tmp_path / "good" / "dump", 0)
+    _dump(rank_dump, tmp_path / "bad" / "dump", 0, 2.5)
+    _incident(rank_dump, tmp_path / "bad", 2)
+    alone = diagnose(tmp_path / "bad" / "dump", tmp_path / "good" / "dump").first_suspect
+    found = diagnose(tmp_path / "bad", tmp_path / "good")
+    assert alone is not None
+    assert found.first_suspect == alone
+    assert (alone.record, alone.source) == (BORN, LINE)
+    told = "\n".join(found.evidence)
+    assert "monitor output bad: the numbers part: step 0, rank 1, module layers.1, actv/layers.1.output" in told
+    assert f"incident step2-nan_inf: first NaN or Inf: step 2, rank 0, {BORN}" in told
+    assert found.looked_at["dump"] == str(tmp_path / "bad" / "dump")
+    assert found.looked_at["monitor output"] == str(tmp_path / "bad")
+    assert str(tmp_path / "bad" / "incidents" / "step2-nan_inf") in found.looked_at["incident"]
+
+
+def test_an_incident_names_the_record(tmp_path: Path, rank_dump: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """A monitored run with an incident: the record and source line that nan_analyze gives, no key of the monitor; what to run next
+    names paths that exist, `monitor analyze` too."""
+    _monitor(tmp_path / "run", step=3)
+    place = _incident(rank_dump, tmp_path / "run", 3)
+    found = diagnose(tmp_path / "run")
+    first = found.first_suspect
+    assert first is not None
+    assert (found.finding, first.record, first.source, first.module) == ("nonfinite", BORN, LINE, "")
+    assert f"monitor output run: first NaN or Inf: step 3, rank 0, actv/{BORN}." in found.evidence
+    paths = [Path(word) for command in found.next for word in shlex.split(command) if "/" in word]
+    assert place in paths
+    assert all(path.exists() for path in paths)
+    assert main(["monitor", "analyze", str(tmp_path / "run")]) == 1
+    assert "nan_analyze -i DUMP" not in capsys.readouterr().out
+
+
+def test_an_alert_of_a_function_has_no_module(tmp_path: Path) -> None:
+    """A function that the monitor watches is the record, without the monitor's key, and no module."""
+    _monitor(tmp_path / "run", step=1)
+    first = diagnose(tmp_path / "run").first_suspect
+    assert first is not None
+    assert (first.record, first.module) == (f"actv/{BORN}", "")
+
+
+def test_what_the_monitor_saw_earlier_is_said(tmp_path: Path, rank_dump: Any) -> None:
+    """Dumps of a later step lead, and the evidence says which step to dump."""
+    _monitor(tmp_path / "good")
+    run = Monitor(tmp_path / "bad")
+    run.put(1, 1, "actv", "layers.1.output", "9")
+    run.write()
+    for name, out in (("good", 1.5), ("bad", 2.5)):
+        _dump(rank_dump, tmp_path / name / "dump", 2, out)
+    found = diagnose(tmp_path / "bad", tmp_path / "good")
+    assert found.first_suspect is not None
+    assert (found.first_suspect.record, found.first_suspect.step) == (BORN, 2)
+    assert any("a dump of step 1 shows the record it began with" in line for line in found.evidence)
+
+
+def test_what_is_left_is_said(tmp_path: Path, rank_dump: Any) -> None:
+    """Without a golden dump the dump is looked at alone; an incident that the golden run has too is left, and both are said. Dumps of
+    other steps are a warning while there is something else to compare."""
+    for name in ("good", "bad"):
+        _monitor(tmp_path / name)
+        _incident(rank_dump, tmp_path / name, 3)
+    _dump(rank_dump, tmp_path / "bad" / "dump", 0)
+    found = diagnose(tmp_path / "bad", tmp_path / "good")
+    assert found.finding == "none"
+    assert found.headline() == "No difference beyond round-off."
+    assert "dump dump: nothing found: no NaN or Inf that matters." in found.evidence
+    assert "dump of the golden run, which has none: this one's was looked at alone" in found.looked_at["not looked at"]
+    assert "step3-nan_inf (the golden run has it too)" in found.looked_at["not looked at"]
+    _dump(rank_dump, tmp_path / "good" / "dump", 5)
+    _dump(rank_dump, tmp_path / "bad" / "dump", 1)
+    found = diagnose(tmp_path / "bad", tmp_path / "good")
+    assert any(problem.startswith("not looked at: ") and "none in common" in problem for problem in found.problems)
+
+
+def test_only_a_dump_in_the_directory(tmp_path: Path, rank_dump: Any) -> None:
+    """The directory above a dump stands for the dump, on either side; what cannot be compared is an error when there is nothing else."""
+    for name, out in (("good", 1.5), ("bad", 2.5)):
+        _dump(rank_dump, tmp_path / name / "dump", 0, out)
+    for target in (tmp_path / "bad", tmp_path / "bad" / "dump"):
+        found = diagnose(target, tmp_path / "good", calibration=[tmp_path / "good"])
+        assert found.first_suspect is not None
+        assert found.first_suspect.record == BORN
+    _dump(rank_dump, tmp_path / "other" / "dump", 7)
+    _dump(rank_dump, tmp_path / "other" / "dump", 8)
+    with pytest.raises(NothingCapturedError, match="none in common"):
+        diagnose(tmp_path / "bad", tmp_path / "other")
+
+
+def test_one_healthy_run_is_not_compared(tmp_path: Path, rank_dump: Any) -> None:
+    """Nothing is said to be the same when there is one run: what was searched for is said."""
+    found = diagnose(_dump(rank_dump, tmp_path / "dump", 0))
+    assert found.headline() == "Nothing found: no NaN or Inf that matters."
+    assert any("nothing was compared" in line for line in found.evidence)
+    _monitor(tmp_path / "run")
+    assert diagnose(tmp_path / "run").headline().startswith("Nothing found: no alert, no number that is not finite")
+
+
+def test_lines_of_one_run_say_what_they_are(tmp_path: Path, rank_dump: Any) -> None:
+    """Every line of the evidence begins with its word, and why and source stand once in the text."""
+    found = diagnose(_dump(rank_dump, tmp_path / "dump", 0, float("nan")))
+    text = found.text()
+    assert text.count(LINE) == 1
+    assert found.first_suspect is not None
+    assert text.count(found.first_suspect.why) == 1
+    assert not [line for line in found.evidence if not re.match(r"(tensor|note|before|spread) |Looked at", line)]
+    assert [line for line in found.evidence if line.startswith("before ")]
+
+
+def test_two_ranks_do_not_say_which_is_wrong() -> None:
+    """With two copies nobody can tell which one is wrong: that is said, and why a rank is named all the same."""
+    table = {f"layers.{n}.norm": {0: (1.0,), 1: (1.0,)} for n in range(4)}
+    table["layers.2.norm"] = {0: (1.0,), 1: (1.5,)}
+    (odd,) = odd_ones(0, table)
+    assert odd.rank == 1
+    assert "which of them is wrong cannot be told" in odd.why
+    assert "rank 1 is named because it differs from rank 0" in odd.why
