@@ -19,7 +19,7 @@ FINDINGS = (NONE, STRUCTURE, DIVERGENCE, NONFINITE, OVERFLOW, COLLECTIVE, DESYNC
 
 HEADLINES: Mapping[str, str] = {
     NONE: "No difference beyond round-off",
-    STRUCTURE: "The runs do not make the same calls; the numbers they share agree",
+    STRUCTURE: "The calls of the runs, or what these return, are not the same; the numbers they share agree",
     DIVERGENCE: "The numbers part",
     NONFINITE: "First NaN or Inf",
     OVERFLOW: "First overflow",

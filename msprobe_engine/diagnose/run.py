@@ -12,7 +12,7 @@ from msprobe_engine.compare import calibrate
 from msprobe_engine.compare.calibrate import Floats
 from msprobe_engine.compare.layout.together import together
 from msprobe_engine.compare.side import Side, read_side
-from msprobe_engine.diagnose import explain, findings, kinds, layouts, measure, recorders, samples
+from msprobe_engine.diagnose import explain, findings, kinds, layouts, measure, recorders, returns, samples, saved
 from msprobe_engine.diagnose.begun import Begun
 from msprobe_engine.diagnose.divergence import Divergence, diverge
 from msprobe_engine.diagnose.findings import Diagnosis
@@ -131,7 +131,13 @@ def over_steps(
     with bar("diagnose", len(steps)) as advance:
         for step in steps:
             a, b = sides(step, found.problems)
-            if a and b:
+            if a and b and saved.only_saved(a, b):
+                records += saved.differing(found, step, a, b)
+                ranks |= a.keys() & b.keys()
+                found.problems += [problem for side in (*a.values(), *b.values()) for problem in side.problems]
+                if found.suspects:
+                    break
+            elif a and b:
                 sides_of_both = [*a.values(), *b.values()]
                 whole = a
                 a, b = both_hold(a, b, found.evidence)
@@ -171,6 +177,9 @@ def over_steps(
             f"{what}: no record could be compared"
             + (f" ({why[0]})" if (why := found.problems or found.evidence) else "; are they dumps of the same training?")
         )
+    if before is None and not found.suspects:
+        found.finding = findings.STRUCTURE if any(found.unmatched.values()) else findings.NONE
+        found.evidence.append("The saved values that both runs have agree within round-off.")
     if before is not None and not before.origins:
         largest = max((walk.largest for walk in before.walks.values()), default=0.0)
         same = not largest or any(recorders.differ(walker.side, walker.golden.side) for walker in before.walkers.values())
@@ -215,6 +224,9 @@ def _note_structure(found: Diagnosis, divergence: Divergence) -> None:
             new = [] if rank in divergence.wholes else new  # another layout makes other calls around its collectives
             known += [name for name in new[:100] if name not in known]
         found.renamed.update(structure.renamed)
+        if rank not in divergence.wholes:
+            for word, places in zip(("target", "golden"), returns.on_one_side(walker)):
+                found.unmatched[word] += [name for name in places[:100] if name not in found.unmatched[word]]
 
 
 def _one_program(target: Mapping[int, Side], golden: Mapping[int, Side]) -> bool:
