@@ -111,6 +111,7 @@ def copy(side: Side) -> Side:
         shape=list(side.shape),
         numbers=array("d", side.numbers),
         md5=list(side.md5),
+        data_name=list(side.data_name),
         odd=dict(side.odd),
         values=dict(side.values),
         nans=dict(side.nans),

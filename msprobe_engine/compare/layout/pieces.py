@@ -52,14 +52,15 @@ def cut(sides: Mapping[int, Side], other: Mapping[int, Side]) -> list[Piece]:
 def micro_batches(counts: Mapping[Kind, int], reference: Mapping[Kind, int]) -> int:
     """How many times more often this side makes its calls; 1 when it is no whole number or most calls do not say so.
 
-    Modules decide where both sides have some: calls of functions are made by the optimizer too.
+    Modules decide where both sides have some, else the backward pass: forward calls of functions are made by the optimizer too.
     """
-    modules = [kind for kind in counts if len(kind) == 4 and kind in reference]
-    ratios = Counter(counts[kind] / reference[kind] for kind in modules or counts if kind in reference and kind[0] == "forward")
+    modules = [kind for kind in counts if len(kind) == 4 and kind in reference and kind[0] == "forward"]
+    passed = modules or [kind for kind in counts if kind in reference and kind[0] == "backward"]
+    ratios = Counter(counts[kind] / reference[kind] for kind in passed or counts if kind in reference)
     if not ratios:
         return 1
     ratio, votes = ratios.most_common(1)[0]
-    enough = 2 * votes > sum(ratios.values()) if modules else ratio > 1
+    enough = 2 * votes > sum(ratios.values()) if passed else ratio > 1
     return int(ratio) if enough and ratio > 1 and ratio == int(ratio) else 1
 
 

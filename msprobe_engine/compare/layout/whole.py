@@ -200,6 +200,9 @@ class Joiner(Flow):
             self._skip(i, j, UPDATE)
         elif not made.sure or self._is_part(call, i, pieces) or self._masked_gradient(i):
             self._part(call, i, j, pieces)
+        elif call.backward and (filled := merge.zeros_elsewhere(pieces, golden, AGREES)) is not None:
+            call.cut |= first.role[i] == INPUT  # what is made of it is a part
+            return filled
         else:
             return merge.farthest(pieces, made.need, golden)
         return None
@@ -304,7 +307,7 @@ class Joiner(Flow):
             return
         span = slice(4 * row, 4 * row + 4)
         if side.shape[row] != shape or not np.array_equal(side.numbers[span], value, equal_nan=True):
-            side.md5[row] = None  # checksums are of what one rank holds
+            side.md5[row], side.data_name[row] = None, ""  # checksums and saved tensors are of what one rank holds
             side.facts[row] = {key: fact for key, fact in side.facts.get(row, {}).items() if key != "digest"}
         side.numbers[span] = array("d", value.tolist())
         if side.shape[row] != shape:
