@@ -19,7 +19,6 @@ from msprobe_engine.compare.tables import check_format, unwritable
 from msprobe_engine.compare.work import Result, compare_guarded
 from msprobe_engine.diagnose.begun import Begun
 from msprobe_engine.diagnose.findings import Diagnosis
-from msprobe_engine.dump import layout
 from msprobe_engine.dump.layout import make_directories
 from msprobe_engine.dump.reader import collection_paused
 from msprobe_engine.errors import DumpFormatError, NothingCapturedError, UsageError
@@ -143,8 +142,6 @@ def _diagnose(found: Comparison, sources: Sources, results: Mapping[str, Result]
     """Where the difference begins. Runs with other numbers of ranks are read whole: they may be cut differently."""
     from msprobe_engine.diagnose.run import only_here, over_steps
 
-    if all(task.golden.name == layout.DEBUG for task in sources.tasks):
-        return  # single saved tensors have no calls that could be followed; the table says which is off first
     steps = sorted({task.step or 0 for task in sources.tasks})
     whole = any(task.whole for task in sources.tasks) or (sources.lost and all_of_it and not Path(found.target).is_file())
     sides = partial(_whole_steps, found, sources.tasks) if whole else partial(_sides, sources.tasks, results)

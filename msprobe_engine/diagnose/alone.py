@@ -13,6 +13,9 @@ from msprobe_engine.diagnose import collectives, findings, replicas
 from msprobe_engine.diagnose.facts import module_path
 from msprobe_engine.diagnose.findings import Diagnosis, Suspect
 from msprobe_engine.diagnose.nan_analyze import nan_analyze
+from msprobe_engine.diagnose.saved import saved_alone
+from msprobe_engine.dump.reader import open_dump
+from msprobe_engine.errors import DumpFormatError
 
 
 def diagnose_alone(target: Path) -> Diagnosis:
@@ -22,6 +25,9 @@ def diagnose_alone(target: Path) -> Diagnosis:
         DumpFormatError: there is nothing to read.
         NothingCapturedError: there is, and nothing of it can be read.
     """
+    variables = _saved(target)
+    if variables is not None:
+        return variables
     ranks = _Ranks()
     result = nan_analyze(target, seen=ranks.look)
     found = Diagnosis(problems=list(result.problems))
@@ -42,6 +48,14 @@ def diagnose_alone(target: Path) -> Diagnosis:
         return found
     _began(found, target)
     return found
+
+
+def _saved(target: Path) -> Diagnosis | None:
+    try:
+        dump = open_dump(target)
+    except DumpFormatError:
+        return None  # an incident directory, or nothing
+    return saved_alone(dump)
 
 
 @dataclass
