@@ -13,6 +13,7 @@ import numpy as np
 from msprobe_engine.compare.side import TENSOR, Side
 from msprobe_engine.compare.tensor_metrics import Figures, Taken, threads
 from msprobe_engine.compare.tensor_read import open_elements
+from msprobe_engine.diagnose import measure
 from msprobe_engine.diagnose.measure import Distances
 from msprobe_engine.errors import DumpFormatError, UsageError
 
@@ -46,14 +47,20 @@ def refine(found: Distances, target: Side, golden: Side, rows: Sequence[tuple[in
                 if figures is None or isinstance(figures, str):
                     continue
                 done += 1
-                if figures.bad_left and figures.bad_right and np.isinf(found.distance[k]):
-                    continue  # NaN on one side, Inf on the other
+                if figures.bad_left and figures.bad_right and _nan_on_one_side(target, golden, *rows[k]):
+                    continue  # and Inf on the other, which `measure.distances` has told
                 found.distance[k] = figures.distance
                 found.bad_target[k], found.bad_golden[k] = bool(figures.bad_left), bool(figures.bad_right)
                 found.known[k] = True
     if unread:
         target.say(f"{unread:,} pairs of saved tensors could not be read and are measured by their statistics, the first is {first}")
     return done
+
+
+def _nan_on_one_side(target: Side, golden: Side, i: int, j: int) -> bool:
+    """Of two rows that hold NaN or Inf."""
+    one, two = (measure.nans(side, np.array([row]), side.stats[[row]]) for side, row in ((target, i), (golden, j)))
+    return bool(one[0] != two[0]) and all(bool(measure.nonfinite(side, [row])[0]) for side, row in ((target, i), (golden, j)))
 
 
 def _batches(at: Sequence[int]) -> Iterator[Sequence[int]]:
