@@ -32,7 +32,7 @@ def suspect(step: int, rank: int, origin: Origin, walker: Walker) -> Suspect:
         step=step,
         source=own_line(stack) or "",
         kind=origin.kind,
-        why=why(origin, walker),
+        why=why(origin, walker, step),
         tensor=side.name[origin.row] if origin.row >= 0 else "",
         partner=golden.ops[origin.partner] if origin.partner >= 0 else "",
         numbers=numbers(origin, walker),
@@ -73,8 +73,8 @@ def _around(side: Side, record: str) -> Iterator[str]:
         parent = side.parent(parent)
 
 
-def why(origin: Origin, walker: Walker) -> str:
-    """One sentence."""
+def why(origin: Origin, walker: Walker, step: int) -> str:
+    """One sentence; `step`: where it was found, counted from 0."""
     side, golden = walker.side, walker.golden.side
     place = side.name[origin.row][len(side.ops[side.op[origin.row]]) + 1 :] or "it" if origin.row >= 0 else "it"
     user = side.ops[side.op[origin.row]] if origin.row >= 0 else ""
@@ -108,7 +108,9 @@ def why(origin: Origin, walker: Walker) -> str:
         return f"what it takes in is the same, and its own code gives {user} {place} that differs by {size}"
     if origin.kind in (origins.TAKEN, origins.PARAMETER):
         what = "parameter" if origin.kind == origins.PARAMETER else "what it takes in as"
-        return f"{what} {place} differs by {size}, and no call before it made that difference"
+        made = "before it made that difference"
+        since = f"of this step {made}: step {step - 1} and its optimizer lie before" if step else made
+        return f"{what} {place} differs by {size}, and no call {since}"
     grown = f"; what goes in differs by {_percent(origin.inside)}" if origin.inside else "; what goes in is the same"
     return f"{place} differs by {size}{grown}"
 

@@ -21,6 +21,7 @@ from msprobe_engine.diagnose.monitored import diagnose_monitor, diagnose_two_mon
 from msprobe_engine.diagnose.origin import ARGUMENT
 from msprobe_engine.diagnose.placed import placed
 from msprobe_engine.diagnose.shared import both_hold, nan_on_both, strangers
+from msprobe_engine.diagnose.updates import note_update
 from msprobe_engine.dump import layout
 from msprobe_engine.dump.reader import DumpDirectory, open_dump
 from msprobe_engine.errors import DumpFormatError, NothingCapturedError, UsageError
@@ -124,7 +125,7 @@ def over_steps(
     Raises:
         NothingCapturedError: no record could be compared.
     """
-    found, before = Diagnosis(), None
+    found, before, previous = Diagnosis(), None, None
     called: dict[tuple[int, str], int] = {}  # arguments of another value -> the first step that has them
     records = hidden = 0
     ranks: set[int] = set()
@@ -151,6 +152,7 @@ def over_steps(
                 if alone and not other_layout:
                     found.problems.append(f"step {step}: ranks {', '.join(map(str, alone[:16]))} are on one side only, not compared")
                 units = moved(step, right, found.problems) if moved and right is b else None
+                previous = before
                 if other_layout:
                     before = layouts.diverge_layouts(a, b, before, units)
                 else:
@@ -167,6 +169,7 @@ def over_steps(
                     found.finding, found.renamed = findings.STRUCTURE, {}
                 elif before.origins:
                     _say(found, step, before)
+                    note_update(found, previous, before)
                     _since(found, called)
                 found.problems += [problem for side in sides_of_both for problem in side.problems if problem not in found.problems]
                 if before.origins:
