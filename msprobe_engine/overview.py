@@ -238,7 +238,7 @@ def _rank_text(rank: RankDump) -> str:
 
 
 def _named(what: str, place: str) -> str:
-    return what if place == "." else f"{what} {place}"
+    return what if place in (".", what) else f"{what} {place}"
 
 
 def _monitor_text(found: Listing) -> str:

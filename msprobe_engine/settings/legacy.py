@@ -24,7 +24,20 @@ _INSTEAD = {
 }
 _DUMP = {key.name: key for key in keys_of(DumpSettings)}
 _TENSOR_FILES = ("tensor_format", "max_disk_gb", "memory_budget_mb")
-_TOP = ("task", "dump_path", "rank", "step", "level", "async_dump", "extra_info", "dump_enable", "risk_level", "load")
+_TOP = (
+    "task",
+    "dump_path",
+    "rank",
+    "step",
+    "level",
+    "async_dump",
+    "extra_info",
+    "dump_enable",
+    "risk_level",
+    "load",
+    "perturb",
+    "perturb_seed",
+)
 
 
 def ask(name: str, kind: str, default: Any, **rule: Any) -> Key:

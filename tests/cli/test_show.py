@@ -37,7 +37,7 @@ def test_everything_is_listed(output: Path) -> None:
     """Dumped steps with their ranks in numeric order, marks of incomplete ranks, incidents, tables and event files are listed."""
     assert look(output).text().splitlines() == [
         str(output),
-        "dump dump: 3 steps, 12 B",
+        "dump: 3 steps, 12 B",
         "  step 0: rank0, rank2, rank10",
         "  step 12: rank0 (1 tensor, 4 B), rank1 (INCOMPLETE)",
         "  step 13: proc77 (no dump.json)",
@@ -155,7 +155,7 @@ def test_a_monitored_run(tmp_path: Path) -> None:
     (tmp_path / "report.html").write_text("<html>")
     (tmp_path / "rank0.trend.db").write_text("")
     lines = look(tmp_path).text().splitlines()
-    assert lines[1].startswith("monitor monitor: 2 ranks, steps 3 to 41: grad_reduced (7 files, ")
+    assert lines[1].startswith("monitor: 2 ranks, steps 3 to 41: grad_reduced (7 files, ")
     assert lines[1].endswith("); 2 alerts")
     assert lines[2:] == [
         "JSON lines jsonl: 2 files, 6 B",
@@ -171,9 +171,9 @@ def test_a_monitored_run(tmp_path: Path) -> None:
 def test_a_monitor_without_numbers_of_the_steps(tmp_path: Path) -> None:
     """The existing tool's directories have no such file: steps are those of the tables, else of their names. Damage hides nothing."""
     monitored(tmp_path, 0, range(0), numbers=False)
-    assert "monitor monitor: 1 rank, step 0: grad_reduced" in look(tmp_path).text()
+    assert "monitor: 1 rank, step 0: grad_reduced" in look(tmp_path).text()
     here = next((tmp_path / "monitor").iterdir())
     (here / "grad_reduced_0-99.csv").write_text("vpp_stage,name,step,norm\n" + "".join(f'0,"a,b",{step},1.0\n' for step in range(4, 31)))
-    assert "monitor monitor: 1 rank, steps 4 to 30: grad_reduced" in look(tmp_path).text()
+    assert "monitor: 1 rank, steps 4 to 30: grad_reduced" in look(tmp_path).text()
     (here / "scalars_0-99.csv").write_bytes(b"step,name\n\xff\xfe,\n" + b"9" * 5000)
-    assert "monitor monitor: 1 rank, step 0: grad_reduced" in look(tmp_path).text()
+    assert "monitor: 1 rank, step 0: grad_reduced" in look(tmp_path).text()

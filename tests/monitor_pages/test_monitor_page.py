@@ -39,7 +39,7 @@ def test_torch_probe(capsys: pytest.CaptureFixture[str]) -> None:
     show, analyze, report = commands(block(PAGE, "bash", TORCH))
     assert main(show) == 0
     listed = capsys.readouterr().out
-    assert "monitor monitor: 1 rank, steps 0 to 59: grad_reduced, param_origin, param_updated, ratio, update (" in listed
+    assert "monitor: 1 rank, steps 0 to 59: grad_reduced, param_origin, param_updated, ratio, update (" in listed
     assert "TensorBoard tensorboard: tensorboard --logdir runs/a/tensorboard" in listed
     assert main(analyze) == 1
     assert capsys.readouterr().out.startswith(block(PAGE, "text", TORCH))
