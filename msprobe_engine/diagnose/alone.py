@@ -17,6 +17,11 @@ from msprobe_engine.diagnose.saved import saved_alone
 from msprobe_engine.dump.reader import open_dump
 from msprobe_engine.errors import DumpFormatError
 
+MOST_STEPS = 8
+_BESIDE = ", no collective that gives something else than was put in, no copy of a parameter out of step"
+_WORD = 12
+"""Where the text begins in a line of the report of `nan_analyze`."""
+
 
 def diagnose_alone(target: Path) -> Diagnosis:
     """Diagnose one run.
@@ -36,9 +41,9 @@ def diagnose_alone(target: Path) -> Diagnosis:
         found.suspects = [_suspect(item) for item in result.findings]
         first = result.findings[0]
         found.finding = findings.OVERFLOW if first["what"] in ("Inf", "-Inf") else findings.NONFINITE
-        found.evidence = [line.strip() for line in result.text.splitlines()[1:] if line.strip()]
+        found.evidence = _told(result.text)
         return found
-    found.evidence.append(result.text.splitlines()[0] if result.text else "No NaN or Inf.")
+    found.evidence += result.text.splitlines()[:MOST_STEPS]
     if ranks.collectives is not None:
         found.looked_at["collectives"] = ranks.collectives
     found.problems += [problem for problem in ranks.problems if problem not in found.problems]
@@ -47,7 +52,25 @@ def diagnose_alone(target: Path) -> Diagnosis:
         found.evidence += ranks.evidence
         return found
     _began(found, target)
+    if found.finding == findings.NONE:
+        found.nothing = f"Nothing found: no NaN or Inf that matters{_BESIDE if ranks.several else ''}"
+        found.evidence.append("One run was searched; nothing was compared. A run that is right, as the second argument, shows more.")
     return found
+
+
+def _told(text: str) -> list[str]:
+    """The lines of the report below its first; every line says what it is, and what the first suspect says anyway is left out."""
+    told: list[str] = []
+    word, first = "", True
+    for line in text.splitlines()[1:]:
+        if not line.startswith("  "):
+            word, first = "", False
+            told.append(line)
+            continue
+        word = line[2:_WORD].strip() or word
+        if not (first and word in ("record", "cause", "source")):
+            told.append(f"{word:{_WORD - 2}}{line[_WORD:].strip()}")
+    return told
 
 
 def _saved(target: Path) -> Diagnosis | None:
@@ -64,9 +87,11 @@ class _Ranks:
 
     Attributes:
         collectives: how many could be held against each other; None before a step was seen.
+        several: a step has more than one rank.
     """
 
     collectives: int | None = None
+    several: bool = False
     finding: str = ""
     suspects: list[Suspect] = field(default_factory=list)
     evidence: list[str] = field(default_factory=list)
@@ -74,6 +99,7 @@ class _Ranks:
 
     def look(self, step: int, sides: Mapping[int, Side]) -> None:
         """Check one step."""
+        self.several = self.several or len(sides) > 1
         if self.finding:
             return
         checked = collectives.check(sides)

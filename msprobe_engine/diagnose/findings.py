@@ -82,6 +82,7 @@ class Diagnosis:
         unmatched: calls of one side only: ``{"target": [...], "golden": [...]}``.
         renamed: module paths that the other side calls otherwise.
         unseen: the target has something that is not finite, or may have, where nothing was held against it. Not in the json.
+        nothing: the headline when nothing was found: what one run was searched for; "" of two that were compared. Not in the json.
     """
 
     finding: str = NONE
@@ -94,6 +95,7 @@ class Diagnosis:
     unmatched: dict[str, list[str]] = field(default_factory=dict)
     renamed: dict[str, str] = field(default_factory=dict)
     unseen: bool = False
+    nothing: str = ""
 
     @property
     def first_suspect(self) -> Suspect | None:
@@ -107,7 +109,7 @@ class Diagnosis:
         if self.finding == STRUCTURE and self.differences:
             text = "The runs have next to no calls in common"
         if first is None:
-            return f"{text}."
+            return f"{self.nothing or text}." if self.finding == NONE else f"{text}."
         place = f", module {first.module}" if first.module else ""
         return one_line(f"{text}: step {first.step}, rank {first.rank}{place}, {first.record}")
 
@@ -115,7 +117,7 @@ class Diagnosis:
         """JSON-ready, with `finding` and `first_suspect` first."""
         first = self.first_suspect
         head = {"finding": self.finding, "headline": self.headline(), "first_suspect": asdict(first) if first else None}
-        return head | {key: value for key, value in asdict(self).items() if key not in head and key != "unseen"}
+        return head | {key: value for key, value in asdict(self).items() if key not in head and key not in ("unseen", "nothing")}
 
     def text(self) -> str:
         """For the console; the first line is the finding."""

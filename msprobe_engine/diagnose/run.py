@@ -12,7 +12,7 @@ from msprobe_engine.compare import calibrate
 from msprobe_engine.compare.calibrate import Floats
 from msprobe_engine.compare.layout.together import together
 from msprobe_engine.compare.side import Side, read_side
-from msprobe_engine.diagnose import explain, findings, kinds, layouts, measure, recorders, returns, samples, saved
+from msprobe_engine.diagnose import explain, findings, kinds, layouts, measure, outputs, recorders, returns, samples, saved
 from msprobe_engine.diagnose.begun import Begun
 from msprobe_engine.diagnose.divergence import Divergence, diverge
 from msprobe_engine.diagnose.findings import Diagnosis
@@ -46,7 +46,7 @@ def diagnose(
 
     Args:
         target: the run in question: the root of a dump, a step, a rank directory, a dump.json, or an incident directory; or
-            monitor output.
+            monitor output; or an output directory with several of these, which are all looked at.
         golden: a run that is right, of the same kind; None: only what a run can say about itself.
         output: directory for ``diagnosis.json`` and ``diagnosis.html``; None: no files.
         calibration: further dumps of the golden training, moved by one rounding unit: differences are counted in what they show.
@@ -56,20 +56,30 @@ def diagnose(
         DumpFormatError: there is nothing to read at a path.
         NothingCapturedError: the two runs have no step or rank in common.
     """
-    kind = kinds.common(Path(target), None if golden is None else Path(golden))
-    if kind == kinds.MONITOR:
-        found = diagnose_monitor(Path(target)) if golden is None else diagnose_two_monitors(Path(target), Path(golden))
-    elif golden is None:
-        from msprobe_engine.diagnose.alone import diagnose_alone
-
-        if calibration:
-            raise UsageError("a calibration needs a golden run to be measured from: msprobe diagnose RUN GOLDEN --calibration DIR")
-        found = diagnose_alone(Path(target))
+    if calibration and golden is None:
+        raise UsageError("a calibration needs a golden run to be measured from: msprobe diagnose RUN GOLDEN --calibration DIR")
+    here, there = outputs.parts(Path(target)), None if golden is None else outputs.parts(Path(golden))
+    further = [outputs.parts(Path(path)).dump or Path(path) for path in calibration]
+    if here.several or (there is not None and there.several):
+        found = outputs.look_at_all(here, there, lambda mine, theirs: _one_kind(mine, theirs, further))
     else:
-        found = _pair(Path(target), Path(golden), [Path(path) for path in calibration])
-        only_here(found, Path(target), Path(golden))
+        found = _one_kind(Path(target), None if golden is None else Path(golden), further)
     if output is not None:
         found.write(output)
+    return found
+
+
+def _one_kind(target: Path, golden: Path | None, calibration: Sequence[Path]) -> Diagnosis:
+    """One thing, or two of one kind."""
+    kind = kinds.common(target, golden)
+    if kind == kinds.MONITOR:
+        return diagnose_monitor(target) if golden is None else diagnose_two_monitors(target, golden)
+    if golden is None:
+        from msprobe_engine.diagnose.alone import diagnose_alone
+
+        return diagnose_alone(target)
+    found = _pair(target, golden, calibration)
+    only_here(found, target, golden)
     return found
 
 
