@@ -12,7 +12,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from msprobe_engine.compare.align import align, gaps
-from msprobe_engine.compare.side import INPUT, Side
+from msprobe_engine.compare.side import INPUT, OUTPUT, Side
 from msprobe_engine.compare.tree import ROOT, Tree
 
 
@@ -63,6 +63,8 @@ class Matcher:
         """
         self._trees()
         if self._twins():
+            self._trees()
+        if self._by_name(modules=True):
             self._trees()
         self._by_name()
         self._part_strangers()
@@ -211,14 +213,30 @@ class Matcher:
         ways.sort(key=lambda way: -len(set(self._keys(self.target, way[0], 2)) & set(self._keys(self.golden, way[1], 2))))
         return self._lists(*ways[0]) or self._lists(*ways[1])
 
-    def _by_name(self) -> None:
-        """Records that came in another order, with the same name and shapes on both sides."""
+    def _by_name(self, modules: bool = False) -> bool:
+        """Records that came in another order, with the same name and shapes on both sides: those of modules, which may lack a result (a
+        recomputation ends where nothing more is needed), else those whose modules do not belong to others. Returns True when there are."""
         first, second = self._forms
+        before = len(self._found)
         for i, name in enumerate(self.target.names):
-            if i not in self._found and not self.target.is_gradients(i):
-                j = self.golden.known_as.get(name)
-                if j is not None and j not in self._used and first[i] == second[j]:
-                    self._pair(i, j)
+            if i in self._found or self.target.is_gradients(i) or (modules and len(self.target.kinds[i]) != 4):
+                continue
+            j = self.golden.known_as.get(name)
+            if j is None or j in self._used:
+                continue
+            if self._cut_short(i, j) if modules else first[i] == second[j] and self._around_alike(i, j):
+                self._pair(i, j)
+        return len(self._found) > before
+
+    def _cut_short(self, i: int, j: int) -> bool:
+        """The same but for results that one side has none of."""
+        x, y = self.target.shapes(i), self.golden.shapes(j)
+        return x.inputs == y.inputs and (x.outputs == y.outputs or not (_gives(self.target.side, i) and _gives(self.golden.side, j)))
+
+    def _around_alike(self, i: int, j: int) -> bool:
+        """The calls around two records do not belong to others than each other."""
+        a, b = self.target.parents[i], self.golden.parents[j]
+        return self._found.get(a, b) == b and (b not in self._used or self._found.get(a) == b)
 
     def _part_strangers(self) -> None:
         """A call of a function that takes in tensors of other shapes only, from calls that do not belong together, is another call: both
@@ -265,3 +283,8 @@ class Matcher:
                 others = places.get(renamed.get(path, path))
                 if others:
                     self._pair(i, others.pop())
+
+
+def _gives(side: Side, op: int) -> bool:
+    """The call has a tensor for a result."""
+    return any(side.role[row] == OUTPUT and isinstance(side.shape[row], list) for row in side.rows(op))

@@ -73,7 +73,8 @@ def unmatched(walker: Walker, origin: Origin) -> None:
         elif lost is not None:
             _unused(walker, origin, lost)
             call = walker.back.get(lost)
-            if origin.kind == TAKEN and call is not None and origin.row not in target.producers and not walker.is_off(call):
+            tensor = isinstance(walker.side.shape[origin.row], list)  # else the call was made without what the other one was given
+            if origin.kind == TAKEN and tensor and call is not None and origin.row not in target.producers and not walker.is_off(call):
                 origin.op, origin.partner, origin.kind = call, lost, CHANGED
         elif golden.kinds[origin.partner][0] == "backward":
             _missing_gradient(walker, origin)
@@ -223,6 +224,22 @@ def _own_code(walker: Walker, origin: Origin) -> None:
     if all(walker.side.role[walker.rows[at][0]] == OUTPUT or walker.measured.distance[at] <= origin.limit for at in span):
         origin.op, origin.partner = walker.structure.pairs[around]
         origin.kind = origin.kind if origin.kind == GRADLESS else INSIDE
+
+
+def for_own_use(walker: Walker, op: int, other: int) -> bool:
+    """A view of what both sides have, or a constant, that only calls of one side take in: that is another way to write what those
+    calls do, and what lies behind them tells whether it comes to the same. Their backward calls go with them."""
+    tree, golden = walker.target, walker.golden
+    if tree.kinds[op][0] == "backward":
+        op, other = (t.index.get(facts.forward_twin(t.side.ops[call]), -1) for t, call in ((tree, op), (golden, other)))
+    api = _api(walker.side, op) if op >= 0 and other >= 0 else None
+    if api is None:
+        return False
+    made = not any(walker.side.role[row] == INPUT and isinstance(walker.side.shape[row], list) for row in walker.side.rows(op))
+    if not made and api not in _VIEWS | _IN_ORDER:
+        return False
+    mine, theirs = walker.users[0].get(op, ()), walker.users[1].get(other, ())
+    return bool(mine or theirs) and walker.extra.issuperset(mine) and walker.missing.issuperset(theirs)
 
 
 def _uses(walker: Walker, op: int, call: int) -> bool:

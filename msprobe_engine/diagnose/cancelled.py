@@ -27,6 +27,9 @@ _SMALL = 2.0**-10
 _NEAR = 4.0
 """Averages and moments of such a gradient are at most so many times its size."""
 
+_PART = 2.0**-7
+"""Part of an update that some elements without a gradient make; a weight decay of 0.01 makes more of the weights of a norm."""
+
 _DIVISIONS = ("div", "truediv", "reciprocal", "rsqrt", "addcdiv", "adam")
 _STEEPEST = 1e6
 
@@ -89,6 +92,32 @@ def inherit(walker: Walker, before: set[Parameter]) -> None:
     for k in np.flatnonzero((m.distance > 0) & np.isfinite(m.distance) & ((role == INPUT) | (role == PARAMETERS))).tolist():
         if walker.side.stats[walker.rows[k][0]].tobytes() in numbers:
             found.excused[k] = m.distance[k]
+
+
+def follow(walker: Walker, before: Walker) -> None:
+    """Excuse a vector of parameters that is off by a small part of what the step before has moved it by.
+
+    Some elements of a gradient may come to nothing where others do not (the keys in the bias of a fused projection), and an optimizer that
+    divides by their size moves them by as much. How far it moved the whole is at least what its statistics have moved by.
+    """
+    side, golden, earlier, m = walker.side, walker.golden.side, before.golden.side, walker.measured
+    left = codes.columns(walker.rows)[0]
+    vector = codes.of_each(side.shape, lambda shape: isinstance(shape, list) and len(shape) == 1)[left] > 0
+    role = np.frombuffer(bytes(side.role), np.uint8)[left]
+    off = vector & (m.distance > 2.0**-20) & np.isfinite(m.distance) & ((role == INPUT) | (role == PARAMETERS))
+    places = {name: row for row, name in enumerate(earlier.name)} if off.any() else {}
+    for k in np.flatnonzero(off).tolist():
+        i, j = walker.rows[k]
+        was = places.get(golden.name[j])
+        if was is None or earlier.shape[was] != golden.shape[j] or i in walker.target.producers:
+            continue
+        if role[k] == INPUT and not (side.requires_grad[i] and golden.requires_grad[j]):
+            continue
+        units = np.array((1.0, 1.0, np.sqrt(measure.elements(golden.shape[j])), 1.0))
+        moved = np.abs(golden.stats[j] - earlier.stats[was]) * units
+        apart = np.abs(side.stats[i] - golden.stats[j]) * units
+        if apart.max() <= _PART * moved.max():
+            walker.cancelled.excused[k] = m.distance[k]
 
 
 def _terms(walker: Walker, op: int) -> tuple[float, float]:

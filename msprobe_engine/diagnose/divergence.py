@@ -84,6 +84,7 @@ def settle(found: Divergence, before: Divergence | None, walked: Mapping[int, Wa
     for rank, walker in found.walkers.items():
         if before is not None and rank in before.walkers:
             walker.inherit(before.walkers[rank].cancelled.parameters)
+            walker.follow(before.walkers[rank])
     for _ in range(6):
         found.walks = {}
         for rank, walker in found.walkers.items():

@@ -97,6 +97,10 @@ class Walker:
         if before:
             cancelled.inherit(self, before)
 
+    def follow(self, before: Walker) -> None:
+        """Vectors that the step before has moved may be others by a small part of that."""
+        cancelled.follow(self, before)
+
     @cached_property
     def given(self) -> dict[bytes, list[int]]:
         """Numbers of a tensor -> rows of it that functions of the target only gave out, in order."""
@@ -118,6 +122,17 @@ class Walker:
         for op, kind in enumerate(self.target.kinds):
             if len(kind) == 4 and kind[0] == "backward":
                 found.setdefault(kind[2], []).append(op)
+        return found
+
+    @cached_property
+    def users(self) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+        """Of the target and of the golden side: record -> records that take in what it gave out."""
+        found: tuple[dict[int, list[int]], dict[int, list[int]]] = {}, {}
+        for tree, users in zip((self.target, self.golden), found):
+            for row in range(len(tree.side)):
+                source = tree.producers.get(row)
+                if source is not None:
+                    users.setdefault(source, []).append(tree.side.op[row])
         return found
 
     def __getstate__(self) -> dict[str, Any]:
@@ -163,7 +178,7 @@ class Walker:
             op, other = self.structure.pairs[at]
             limit = CALIBRATED if self._units is not None else max(self.limits[at], floor)
             origin = self._look(op, other, at, records, made, limit, found.largest if clean else np.inf)
-            if origin is not None:
+            if origin is not None and not (origin.kind in (RESULT, ARGUMENT, TAKEN) and blame.for_own_use(self, op, other)):
                 found.origins.append(origin)
                 clean = False
             given, taken = outer[at], inner[at]
@@ -316,7 +331,8 @@ class Walker:
             and not self._for_nothing(op, worst_in, bool(records.known[at]), outer > limit)
         ):
             kind = PARAMETER if side.role[self.rows[worst_in][0]] == PARAMETERS else TAKEN
-            if argument >= 0:  # the step before was called with it too, and left what is taken in now (running statistics)
+            made_here = self.target.producers.get(self.rows[worst_in][0]) in self.extra
+            if argument >= 0 and not made_here:  # the step before was called with it too, and left what is taken in (running statistics)
                 return self._origin(op, other, ARGUMENT, argument, inner, 0.0, limit)
             return self._origin(op, other, kind, worst_in, inner, 0.0, limit)
         if argument >= 0 and outer > limit + self._growth * feeding:
