@@ -28,7 +28,7 @@ from msprobe_engine.compare.codes import Bools, Integers
 from msprobe_engine.compare.side import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, Side
 from msprobe_engine.compare.structure import Structure
 from msprobe_engine.compare.tree import Tree
-from msprobe_engine.diagnose import blame, cancelled, exact, facts, measure
+from msprobe_engine.diagnose import alike, blame, cancelled, exact, facts, measure
 from msprobe_engine.diagnose.cancelled import Parameter
 from msprobe_engine.diagnose.measure import Floats
 from msprobe_engine.diagnose.origin import ARGUMENT, GRADIENT, GROWTH, NONFINITE, PARAMETER, RESULT, TAKEN, Origin
@@ -177,6 +177,8 @@ class Walker:
         for at in self._order[records.counts[self._order] & records.moved[self._order]].tolist():
             op, other = self.structure.pairs[at]
             limit = CALIBRATED if self._units is not None else max(self.limits[at], floor)
+            if not found.largest and limit <= self.limits[at]:
+                limit = alike.limit(self, at, records, limit)
             origin = self._look(op, other, at, records, made, limit, found.largest if clean else np.inf)
             if origin is not None and not (origin.kind in (RESULT, ARGUMENT, TAKEN) and blame.for_own_use(self, op, other)):
                 found.origins.append(origin)

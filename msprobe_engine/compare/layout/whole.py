@@ -148,7 +148,8 @@ class Joiner(Flow):
             if value is None:
                 return self._whole.skipped.get(i) != LOCAL
         update = single or call.update or (expected.long(first.shape[i]) and op not in self._owned)
-        if self._last_backward < op and update and merge.distance(value, golden) > (NEAR if single else AGREES):
+        near = AGREES if not single else 0.0 if call.update else NEAR
+        if self._last_backward < op and update and merge.distance(value, golden) > near:
             self._numbers.add(self._mark(i, pieces))
             self._skip(i, j, UPDATE)
             return True
