@@ -20,7 +20,7 @@ from msprobe_engine.diagnose.load import numbered
 from msprobe_engine.diagnose.monitored import diagnose_monitor, diagnose_two_monitors
 from msprobe_engine.diagnose.origin import ARGUMENT
 from msprobe_engine.diagnose.placed import placed
-from msprobe_engine.diagnose.shared import both_hold, nan_on_both, strangers
+from msprobe_engine.diagnose.shared import both_hold, not_compared, strangers
 from msprobe_engine.diagnose.updates import note_update
 from msprobe_engine.dump import layout
 from msprobe_engine.dump.reader import DumpDirectory, open_dump
@@ -168,7 +168,7 @@ def over_steps(
                 else:
                     before = diverge(a, b, before, units, begun(step) if begun else None)
                 records += sum(walk.compared for walk in before.walks.values())
-                hidden += nan_on_both(before)
+                hidden += not_compared(before)
                 ranks |= set(before.walks)
                 _note_structure(found, before)
                 found.unseen = found.unseen or _nonfinite_alone(a, before)
@@ -201,7 +201,7 @@ def over_steps(
         equal = _SAME_BESIDE_NAN if hidden else _SAME
         found.evidence.append(f"The largest difference is {_amount(before, largest)}." if largest else equal)
     if hidden:
-        found.evidence.append(f"{hidden:,} tensors hold NaN on both sides and are not compared; each run alone says where it comes from.")
+        found.evidence.append(f"{hidden:,} tensors hold NaN or Inf on both sides and cannot be compared; each run alone tells why.")
     if before is not None and (found.suspects or not before.origins):
         found.evidence += layouts.said(before)
     if before is not None and before.noise:

@@ -5,13 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from msprobe_engine import names
 from msprobe_engine.compare.layout.pieces import subset
 from msprobe_engine.compare.side import Side
 from msprobe_engine.compare.structure import match_structure
-from msprobe_engine.diagnose import measure
 from msprobe_engine.diagnose.divergence import Divergence
 from msprobe_engine.diagnose.findings import Diagnosis
 
@@ -61,14 +58,10 @@ def strangers(found: Divergence, diagnosis: Diagnosis) -> bool:
     return True
 
 
-def nan_on_both(found: Divergence) -> int:
-    """Pairs of rows of a step with NaN on both sides: whatever else such tensors hold is not compared."""
-    count = 0
-    for walker in found.walkers.values():
-        both = np.flatnonzero(walker.measured.bad_target & walker.measured.bad_golden)
-        rows = np.array([walker.rows[at][0] for at in both.tolist()], np.int64)
-        count += int(measure.nans(walker.side, rows, walker.side.stats[rows]).sum())
-    return count
+def not_compared(found: Divergence) -> int:
+    """Pairs of rows of a step with NaN or Inf on both sides and nothing finite beside them that could be compared."""
+    measured = (walker.measured for walker in found.walkers.values())
+    return sum(int((m.bad_target & m.bad_golden & ~m.known).sum()) for m in measured)
 
 
 def _say(evidence: list[str], sentence: str) -> None:
