@@ -13,7 +13,7 @@ class Parser(argparse.ArgumentParser):
 
     _given: tuple[str, ...] = ()
 
-    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """As there.
 
         Raises:

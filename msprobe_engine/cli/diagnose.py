@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
+from typing import Any
 
 EPILOG = """\
 examples:
@@ -37,24 +39,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="further dumps of GOLDEN's training, made with msprobe run --perturb ulp: differences are counted in what these show",
     )
+    for flag, name, what in (("-cm", "cell", "modules"), ("-am", "api", "functions"), ("-lm", "layer", "layers"), ("-dm", "data", "rows")):
+        option: dict[str, Any] = {} if name == "data" else {"nargs": "?", "const": True}
+        parser.add_argument(flag, f"--{name}_mapping", metavar="YAML", help=f"names of {what}, as msprobe compare takes them", **option)
     parser.epilog = EPILOG
 
 
 def run(args: argparse.Namespace) -> int:
     """0 nothing found, 1 found, 3 nothing found in what could be read; errors are raised as `ProbeError`, which the entry point turns
     into 2."""
+    from msprobe_engine.compare.mapped import Mappings
+    from msprobe_engine.diagnose import renames
     from msprobe_engine.diagnose.findings import NONE
     from msprobe_engine.diagnose.run import diagnose
     from msprobe_engine.errors import SinkError
     from msprobe_engine.log import printable
 
-    found = diagnose(args.target, args.golden, calibration=args.calibration)
+    mappings = Mappings(args.data_mapping, args.cell_mapping, args.api_mapping, args.layer_mapping)
+    found = diagnose(args.target, args.golden, calibration=args.calibration, mappings=mappings)
     print(found.text())
     try:
         _, page = found.write(args.output_path)
+        names = renames.write(found, Path(args.output_path) / renames.FILE)
     except OSError as error:
         raise SinkError(f"cannot write {args.output_path}: {error.strerror or error}; name another directory with -o") from error
     print(f"Page: {page}")
+    if names is not None:
+        print(printable(f"Mapping: {names}; with -cm {names} these names are no difference (msprobe diagnose and compare take it)"))
     for problem in found.problems:
         print(printable(f"warning: {problem}"), file=sys.stderr)
     if found.finding != NONE:

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from msprobe_engine.compare.calibrate import Floats, movements
+from msprobe_engine.compare.mapped import Mappings
 from msprobe_engine.compare.options import CompareOptions
 from msprobe_engine.compare.schedule import Manifest, run_tasks
 from msprobe_engine.compare.side import Side, read_side
@@ -101,7 +102,7 @@ def _compared(
     found.results = [results[task.key] for task in sources.tasks]
     if diagnose:
         with collection_paused():
-            _diagnose(found, sources, results, not options.steps and not options.ranks)
+            _diagnose(found, sources, results, not options.steps and not options.ranks, Mappings.of(options))
     for result in found.results:
         result.begun = None
     found.write(directory / f"compare_summary_{manifest.stamp}.json")
@@ -138,13 +139,13 @@ def _fingerprint(sources: Sources, options: CompareOptions) -> str:
     return hashlib.sha256(told.encode("utf-8", "backslashreplace")).hexdigest()[:16]
 
 
-def _diagnose(found: Comparison, sources: Sources, results: Mapping[str, Result], all_of_it: bool) -> None:
+def _diagnose(found: Comparison, sources: Sources, results: Mapping[str, Result], all_of_it: bool, mappings: Mappings) -> None:
     """Where the difference begins. Runs with other numbers of ranks are read whole: they may be cut differently."""
     from msprobe_engine.diagnose.run import only_here, over_steps
 
     steps = sorted({task.step or 0 for task in sources.tasks})
     whole = any(task.whole for task in sources.tasks) or (sources.lost and all_of_it and not Path(found.target).is_file())
-    sides = partial(_whole_steps, found, sources.tasks) if whole else partial(_sides, sources.tasks, results)
+    sides = partial(_whole_steps, found, sources.tasks, mappings) if whole else partial(_sides, sources.tasks, results, mappings)
     try:
         moved = partial(_movements, sources.tasks) if any(task.calibration for task in sources.tasks) else None
         begun = partial(_begun, sources.tasks, results)
@@ -163,7 +164,9 @@ def _with_problems(diagnosis: Diagnosis, found: Comparison) -> Diagnosis:
     return diagnosis
 
 
-def _sides(tasks: list[Task], results: Mapping[str, Result], step: int, problems: list[str]) -> tuple[dict[int, Side], dict[int, Side]]:
+def _sides(
+    tasks: list[Task], results: Mapping[str, Result], mappings: Mappings, step: int, problems: list[str]
+) -> tuple[dict[int, Side], dict[int, Side]]:
     """The ranks of a step: those that the tasks handed back, else read again."""
     target: dict[int, Side] = {}
     golden: dict[int, Side] = {}
@@ -171,6 +174,8 @@ def _sides(tasks: list[Task], results: Mapping[str, Result], step: int, problems
         try:
             begun = results[task.key].begun
             both = begun.sides if begun is not None else (read_side(task.target), read_side(task.golden))
+            if begun is None:
+                mappings.apply(*both)
             if len(both[0]) and len(both[1]):
                 target[rank], golden[rank] = both
         except DumpFormatError as error:
@@ -199,7 +204,9 @@ def _movements(tasks: list[Task], step: int, golden: Mapping[int, Side], problem
     return found
 
 
-def _whole_steps(found: Comparison, tasks: list[Task], step: int, problems: list[str]) -> tuple[dict[int, Side], dict[int, Side]]:
+def _whole_steps(
+    found: Comparison, tasks: list[Task], mappings: Mappings, step: int, problems: list[str]
+) -> tuple[dict[int, Side], dict[int, Side]]:
     """All ranks of a step of both runs, but those that are empty."""
     from msprobe_engine.diagnose.run import read_step
     from msprobe_engine.dump.layout import step_of
@@ -210,6 +217,7 @@ def _whole_steps(found: Comparison, tasks: list[Task], step: int, problems: list
     one, two = open_dump(found.target), open_dump(found.golden)
     both = read_step(one, step, problems), read_step(two, step if golden_step is None else golden_step, problems)
     target, golden = ({rank: side for rank, side in sides.items() if len(side)} for sides in both)
+    mappings.apply_all(target, golden)
     return target, golden
 
 

@@ -65,6 +65,15 @@ def save_mapping(directory: Path | str, mapping: Mapping[str, str], stem: str = 
         OSError: it cannot be written; nothing partial stays.
     """
     path = Path(directory) / f"{stem}_{datetime.now():%Y%m%d%H%M%S}.yaml"
+    write_mapping(path, mapping)
+    return path
+
+
+def write_mapping(path: Path, mapping: Mapping[str, str]) -> None:
+    """Write the file.
+
+    Raises:
+        OSError: it cannot be written; nothing partial stays.
+    """
     text = yaml.safe_dump(dict(mapping), allow_unicode=True, sort_keys=False, width=4096)
     layout.write_file(path, [text.encode("utf-8", "surrogatepass")])
-    return path

@@ -31,7 +31,7 @@ def match_rows(
 
     Returns:
         Rows in the order of execution of the target, each row of the golden side without a partner behind its predecessor; modules
-        (``path.Class``) that are called otherwise on the golden side; and which records belong together, when the structure alone said so.
+        (``path.Class``) that are called otherwise on the golden side; and which records belong together, when the structure said so.
     """
     names, places = _taken_for(target, golden, cell, api)
     tree, other = Tree(target, names), Tree(golden)
@@ -41,7 +41,7 @@ def match_rows(
     aligned = None
     if not layered:
         structure = Matcher(tree, other).run()
-        aligned = Aligned(tree, other, structure) if names is None else None
+        aligned = Aligned(tree, other, structure)
         partners = np.full(len(order), -1)
         for op, match in structure.pairs:
             partners[op] = match

@@ -158,6 +158,11 @@ class Side:
         return node if isinstance(node, str) and node else None
 
     @cached_property
+    def known_as(self) -> list[str]:
+        """What the records are taken for: their names, until a mapping says others (`compare.mapped`)."""
+        return self.ops
+
+    @cached_property
     def files(self) -> TensorFiles:
         """The saved tensors, by `data_name`."""
         return TensorFiles(self.path.parent)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine.compare.work import MOST_NAMES, Result
+from msprobe_engine.diagnose import renames
 from msprobe_engine.diagnose.findings import NONE, Diagnosis, finite_json
 from msprobe_engine.dump.layout import write_file
 from msprobe_engine.errors import SinkError
@@ -36,6 +37,7 @@ class Comparison:
         notes: what was left out on purpose, and why.
         problems: what could not be read or compared.
         summary: the json file; None before `write`.
+        mapping: the names that differ as a cell mapping; None when there are none, and before `write`.
     """
 
     target: str
@@ -47,6 +49,7 @@ class Comparison:
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     summary: Path | None = None
+    mapping: Path | None = None
 
     @property
     def finding(self) -> str:
@@ -130,6 +133,8 @@ class Comparison:
             lines.append(_line("warning", f"and {len(problems) - MOST_PROBLEMS:,} more that the summary names"))
         if self.files:
             lines.append(_line("files", _some(self.files, len(self.files), 4)))
+        if self.mapping is not None:
+            lines.append(_line("mapping", f"{self.mapping}; with -cm {self.mapping} these names are no difference"))
         if self.summary is not None:
             lines.append(_line("summary", str(self.summary)))
         return "\n".join(one_line(line) for line in lines)
@@ -142,6 +147,8 @@ class Comparison:
         """
         try:
             write_file(path, [finite_json(self.as_json())])
+            if self.diagnosis is not None:
+                self.mapping = renames.write(self.diagnosis, path.with_name(f"{path.stem.replace('compare_summary', 'cell_mapping')}.yaml"))
         except OSError as error:
             raise SinkError(f"cannot write {path}: {error.strerror or error}; name another output directory or free some space") from error
         self.summary = path

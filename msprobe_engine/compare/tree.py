@@ -54,14 +54,14 @@ class Tree:
 
     Args:
         side: without construct.json all records are children of the root, in the order of the file.
-        names: what the records are taken for, when that is not what they are called (a mapping renames them); one per record.
+        names: what the records are taken for, one per record; None: what a mapping of the side says (`Side.known_as`).
     """
 
     def __init__(self, side: Side, names: list[str] | None = None) -> None:
         self.side = side
-        self.names = side.ops if names is None else names
+        self.names = side.known_as if names is None else names
         self.index = {name: i for i, name in enumerate(side.ops)}
-        self.known_as = self.index if names is None else {name: i for i, name in enumerate(names)}
+        self.known_as = self.index if self.names is side.ops else {name: i for i, name in enumerate(self.names)}
 
     @cached_property
     def parents(self) -> list[int]:

@@ -15,6 +15,7 @@ from msprobe_engine.compare import codes
 from msprobe_engine.compare.advisor import Advisor
 from msprobe_engine.compare.columns import ACCURACY, COLOUR, GOLDEN_NAME, RESULT, TARGET_NAME, UNMATCHED, Block
 from msprobe_engine.compare.highlight import RED
+from msprobe_engine.compare.mapped import Mappings
 from msprobe_engine.compare.options import CompareOptions
 from msprobe_engine.compare.side import Side, read_side
 from msprobe_engine.compare.source import Task
@@ -110,6 +111,7 @@ def compare_task(task: Task, options: CompareOptions, output: str, stamp: str, k
     if empty:
         found.problems += [f"{' and '.join(empty)}: no record in it; nothing to compare", *target.problems, *golden.problems]
         return found
+    Mappings.of(options).apply(target, golden)
     aligned: Aligned | None = None
     try:
         blocks, aligned = _blocks(task, target, golden, options)
@@ -128,7 +130,7 @@ def _compare_whole(found: Result, task: Task, options: CompareOptions, output: P
     from msprobe_engine.compare.pairs import compare_pair
 
     try:
-        target, golden, matching = read_whole(task)
+        target, golden, matching = read_whole(task, Mappings.of(options), found.problems)
         _write(found, task, options, output, stamp, compare_pair(target, golden, matching, options))
     except (DumpFormatError, NothingCapturedError) as error:
         found.problems.append(f"{task.place}: {error}")

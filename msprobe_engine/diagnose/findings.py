@@ -81,6 +81,7 @@ class Diagnosis:
         differences: how many records differ behind the suspects.
         unmatched: calls of one side only: ``{"target": [...], "golden": [...]}``.
         renamed: module paths that the other side calls otherwise.
+        mapping: the same as ``path.Class``: a cell mapping (``-cm``), with which these names are no difference any more.
         unseen: the target has something that is not finite, or may have, where nothing was held against it. Not in the json.
         nothing: the headline when nothing was found: what one run was searched for; "" of two that were compared. Not in the json.
     """
@@ -94,6 +95,7 @@ class Diagnosis:
     differences: int = 0
     unmatched: dict[str, list[str]] = field(default_factory=dict)
     renamed: dict[str, str] = field(default_factory=dict)
+    mapping: dict[str, str] = field(default_factory=dict)
     unseen: bool = False
     nothing: str = ""
 
@@ -106,6 +108,8 @@ class Diagnosis:
         """The first line: what, and where."""
         first = self.first_suspect
         text = HEADLINES[self.finding]
+        if self.finding == STRUCTURE and self.renamed and not any(self.unmatched.values()):
+            text = "Modules bear other names; the runs make the same calls, and their numbers agree"
         if self.finding == STRUCTURE and self.differences:
             text = "The runs have next to no calls in common"
         if first is None:

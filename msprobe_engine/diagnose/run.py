@@ -11,8 +11,9 @@ from msprobe_engine import names
 from msprobe_engine.compare import calibrate
 from msprobe_engine.compare.calibrate import Floats
 from msprobe_engine.compare.layout.together import together
+from msprobe_engine.compare.mapped import Mappings, lost
 from msprobe_engine.compare.side import Side, read_side
-from msprobe_engine.diagnose import explain, findings, kinds, layouts, measure, outputs, recorders, returns, samples, saved
+from msprobe_engine.diagnose import explain, findings, kinds, layouts, measure, outputs, recorders, renames, returns, samples, saved
 from msprobe_engine.diagnose.begun import Begun
 from msprobe_engine.diagnose.divergence import Divergence, diverge
 from msprobe_engine.diagnose.findings import Diagnosis
@@ -41,6 +42,7 @@ def diagnose(
     golden: str | Path | None = None,
     output: str | Path | None = None,
     calibration: Sequence[str | Path] = (),
+    mappings: Mappings | None = None,
 ) -> Diagnosis:
     """Say what is wrong with a run.
 
@@ -50,26 +52,30 @@ def diagnose(
         golden: a run that is right, of the same kind; None: only what a run can say about itself.
         output: directory for ``diagnosis.json`` and ``diagnosis.html``; None: no files.
         calibration: further dumps of the golden training, moved by one rounding unit: differences are counted in what they show.
+        mappings: what modules and functions of the target are called on the golden side.
 
     Raises:
-        UsageError: a calibration without a golden run, two things of different kinds, or something else than those.
+        UsageError: a mapping that cannot be read, a calibration or a mapping without a golden run, two things of different kinds, or
+            something else than those.
         DumpFormatError: there is nothing to read at a path.
         NothingCapturedError: the two runs have no step or rank in common.
     """
     if calibration and golden is None:
         raise UsageError("a calibration needs a golden run to be measured from: msprobe diagnose RUN GOLDEN --calibration DIR")
+    if mappings and golden is None:
+        raise UsageError("a mapping says what names are on the golden side; give two runs: msprobe diagnose RUN GOLDEN -cm FILE")
     here, there = outputs.parts(Path(target)), None if golden is None else outputs.parts(Path(golden))
     further = [outputs.parts(Path(path)).dump or Path(path) for path in calibration]
     if here.several or (there is not None and there.several):
-        found = outputs.look_at_all(here, there, lambda mine, theirs: _one_kind(mine, theirs, further))
+        found = outputs.look_at_all(here, there, lambda mine, theirs: _one_kind(mine, theirs, further, mappings))
     else:
-        found = _one_kind(Path(target), None if golden is None else Path(golden), further)
+        found = _one_kind(Path(target), None if golden is None else Path(golden), further, mappings)
     if output is not None:
         found.write(output)
     return found
 
 
-def _one_kind(target: Path, golden: Path | None, calibration: Sequence[Path]) -> Diagnosis:
+def _one_kind(target: Path, golden: Path | None, calibration: Sequence[Path], mappings: Mappings | None) -> Diagnosis:
     """One thing, or two of one kind."""
     kind = kinds.common(target, golden)
     if kind == kinds.MONITOR:
@@ -78,7 +84,7 @@ def _one_kind(target: Path, golden: Path | None, calibration: Sequence[Path]) ->
         from msprobe_engine.diagnose.alone import diagnose_alone
 
         return diagnose_alone(target)
-    found = _pair(target, golden, calibration)
+    found = _pair(target, golden, calibration, mappings)
     only_here(found, target, golden)
     return found
 
@@ -95,7 +101,7 @@ def only_here(found: Diagnosis, target: Path, golden: Path) -> None:
         found.evidence = [line for line in found.evidence if line not in (_SAME, _SAME_BESIDE_NAN)] + alone.evidence
 
 
-def _pair(target: Path, golden: Path, calibration: Sequence[Path]) -> Diagnosis:
+def _pair(target: Path, golden: Path, calibration: Sequence[Path], mappings: Mappings | None) -> Diagnosis:
     first, second = open_dump(target), open_dump(golden)
     further = [open_dump(path) for path in calibration]
     steps = sorted(set(first.steps) & set(second.steps))
@@ -107,7 +113,10 @@ def _pair(target: Path, golden: Path, calibration: Sequence[Path]) -> Diagnosis:
         )
 
     def sides(step: int, problems: list[str]) -> tuple[dict[int, Side], dict[int, Side]]:
-        return read_step(first, step, problems), read_step(second, step if step in second.steps else second.steps[0], problems)
+        ours, theirs = read_step(first, step, problems), read_step(second, step if step in second.steps else second.steps[0], problems)
+        if mappings:
+            mappings.apply_all(ours, theirs)
+        return ours, theirs
 
     def moved(step: int, right: Mapping[int, Side], problems: list[str]) -> dict[int, Floats]:
         there = step if step in second.steps else second.steps[0]
@@ -164,6 +173,7 @@ def over_steps(
                 units = moved(step, right, found.problems) if moved and right is b else None
                 previous = before
                 if other_layout:
+                    found.problems += lost(whole, a)
                     before = layouts.diverge_layouts(a, b, before, units)
                 else:
                     before = diverge(a, b, before, units, begun(step) if begun else None)
@@ -176,7 +186,7 @@ def over_steps(
                     for row in walker.other_arguments():
                         called.setdefault((rank, walker.side.name[row]), step)
                 if before.origins and strangers(before, found):
-                    found.finding, found.renamed = findings.STRUCTURE, {}
+                    found.finding, found.renamed, found.mapping = findings.STRUCTURE, {}, {}
                 elif before.origins:
                     _say(found, step, before)
                     note_update(found, previous, before)
@@ -201,9 +211,12 @@ def over_steps(
         equal = _SAME_BESIDE_NAN if hidden else _SAME
         found.evidence.append(f"The largest difference is {_amount(before, largest)}." if largest else equal)
     if hidden:
-        found.evidence.append(f"{hidden:,} tensors hold NaN or Inf on both sides and cannot be compared; each run alone tells why.")
+        found.evidence.append(
+            f"{hidden:,} tensors hold NaN or Inf on both sides and cannot be compared; each run alone tells why."
+        )
     if before is not None and (found.suspects or not before.origins):
         found.evidence += layouts.said(before)
+    renames.say(found)
     if before is not None and before.noise:
         found.evidence.append(
             f"Products carry noise of up to {before.noise / 4:.1e}: one of the runs computes them with fewer bits (TF32); that is accepted."
@@ -240,6 +253,7 @@ def _note_structure(found: Diagnosis, divergence: Divergence) -> None:
         if rank not in divergence.wholes:
             for word, places in zip(("target", "golden"), returns.on_one_side(walker)):
                 found.unmatched[word] += [name for name in places[:100] if name not in found.unmatched[word]]
+    renames.note(found, divergence)
 
 
 def _one_program(target: Mapping[int, Side], golden: Mapping[int, Side]) -> bool:

@@ -119,4 +119,6 @@ def copy(side: Side) -> Side:
         facts=dict(side.facts),
     )
     copied.__dict__["stacks"], copied.__dict__["construct"] = side.stacks, side.construct
+    if side.known_as is not side.ops:
+        copied.__dict__["known_as"] = side.known_as
     return copied

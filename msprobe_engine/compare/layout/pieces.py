@@ -54,9 +54,9 @@ def micro_batches(counts: Mapping[Kind, int], reference: Mapping[Kind, int]) -> 
 
     Modules decide where both sides have some, else the backward pass: forward calls of functions are made by the optimizer too.
     """
-    modules = [kind for kind in counts if len(kind) == 4 and kind in reference and kind[0] == "forward"]
-    passed = modules or [kind for kind in counts if kind in reference and kind[0] == "backward"]
-    ratios = Counter(counts[kind] / reference[kind] for kind in passed or counts if kind in reference)
+    both: list[Kind] = [kind for kind in counts if kind in reference]
+    passed = [kind for kind in both if len(kind) == 4 and kind[0] == "forward"] or [kind for kind in both if kind[0] == "backward"]
+    ratios = Counter(counts[kind] / reference[kind] for kind in passed or both)
     if not ratios:
         return 1
     ratio, votes = ratios.most_common(1)[0]
@@ -135,8 +135,11 @@ def subset(side: Side, ops: Iterable[int]) -> Side:
     """A side of some of the records, in their order."""
     part = Side(side.path, header=side.header, recovered=side.recovered)
     part.__dict__["stacks"], part.__dict__["construct"] = side.stacks, side.construct
-    for op in ops:
+    chosen = list(ops)
+    for op in chosen:
         append(part, side, op)
+    if side.known_as is not side.ops:
+        part.__dict__["known_as"] = [side.known_as[op] for op in chosen]
     return part
 
 

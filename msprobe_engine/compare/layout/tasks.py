@@ -11,6 +11,7 @@ import numpy as np
 from msprobe_engine.compare.layout.pieces import cut
 from msprobe_engine.compare.layout.together import together
 from msprobe_engine.compare.layout.whole import Joiner
+from msprobe_engine.compare.mapped import Mappings, lost
 from msprobe_engine.compare.match import Matching
 from msprobe_engine.compare.side import Side
 from msprobe_engine.compare.source import Sources, Task
@@ -82,8 +83,13 @@ def _sides(task: Task) -> tuple[Mapping[int, Side], Mapping[int, Side]]:
     return found[0], found[1]
 
 
-def read_whole(task: Task) -> tuple[Side, Side, Matching]:
+def read_whole(task: Task, mappings: Mappings, problems: list[str]) -> tuple[Side, Side, Matching]:
     """Both wholes of a step, and which rows belong together: those that could be put together.
+
+    Args:
+        task: of which all ranks are read.
+        mappings: of the user.
+        problems: where to say what could not be used.
 
     Raises:
         DumpFormatError: a rank cannot be read, or a side is empty.
@@ -91,7 +97,10 @@ def read_whole(task: Task) -> tuple[Side, Side, Matching]:
     target, golden = _sides(task)
     if not target or not golden:
         raise DumpFormatError(f"{task.target if not target else task.golden}: no record in it; nothing to compare")
+    mappings.apply_all(target, golden)
+    ranks = target
     target, golden, _ = together(target, golden, [], [])
+    problems += lost(ranks, target)
     ours, theirs = cut(target, golden), cut(golden, target)
     turn = len(theirs) > len(ours)  # as the diagnosis does it
     joiner = Joiner(theirs, ours) if turn else Joiner(ours, theirs)
