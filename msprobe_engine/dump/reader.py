@@ -45,7 +45,7 @@ def open_dump(root: Path | str) -> DumpDirectory:
     if _has_dump(path):
         step = layout.step_of(path.resolve().parent.name)
         found[step] = {path.resolve().name if not layout.is_rank_directory(path.name) else path.name: path}
-    elif layout.step_of(path.resolve().name) is not None or any(layout.is_rank_directory(p.name) for p in _children(path)):
+    elif any(layout.is_rank_directory(p.name) for p in _children(path)):
         found[layout.step_of(path.resolve().name)] = _ranks(path)
     else:
         for child in _children(path):

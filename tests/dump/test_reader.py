@@ -250,3 +250,10 @@ def test_the_log_decodes(log: bytes) -> None:
     frame = framelog.decode(log, "x")
     assert (frame.step, frame.rank) == (0, 0)
     assert len(json.loads(frame.dump_json())["data"]) == 4
+
+
+def test_root_that_is_called_as_a_step(tmp_path: Path) -> None:
+    """A root of the name step1 is a root: what is inside counts."""
+    rank_directory(tmp_path / "step1", '{"task": "statistics", "level": "L1", "data": {"Torch.f.0.forward": {"output": []}}}')
+    dump = open_dump(tmp_path / "step1")
+    assert (dump.steps, dump.ranks(0)) == ([0], [0])
