@@ -22,6 +22,7 @@ from msprobe_engine.diagnose.monitored import diagnose_monitor, diagnose_two_mon
 from msprobe_engine.diagnose.origin import ARGUMENT
 from msprobe_engine.diagnose.placed import placed
 from msprobe_engine.diagnose.shared import both_hold, not_compared, strangers
+from msprobe_engine.diagnose.updated import name_parameters
 from msprobe_engine.diagnose.updates import note_update
 from msprobe_engine.dump import layout
 from msprobe_engine.dump.reader import DumpDirectory, open_dump
@@ -279,6 +280,7 @@ def _say(found: Diagnosis, step: int, divergence: Divergence) -> None:
     for rank, origin in divergence.origins[:MOST_SUSPECTS]:
         one = explain.suspect(step, layouts.rank_of(divergence, rank, origin), origin, divergence.walkers[rank])
         found.suspects.append(placed(one, divergence, rank, origin))
+    name_parameters(found.suspects, divergence)
     rank, origin = divergence.origins[0]
     found.finding = explain.finding_of(divergence, rank, origin)
     found.differences = sum(walk.differing for walk in divergence.walks.values())
