@@ -181,6 +181,7 @@ class Judge:
         alone = np.flatnonzero((self.rows >= 0) & (self.others < 0))
         found = np.zeros(len(self.rows), bool)
         told = recorders.both_record(self.target, self.golden) if len(alone) else found
+        told = told | self._bad.any()  # something that both have recorded is not finite on one side, so it did come from somewhere
         for at in alone.tolist():
             row = int(self.rows[at])
             found[at] = self.target.role[row] == OUTPUT and self._overflown(row) and told[self.target.op[row]]

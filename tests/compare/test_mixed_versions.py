@@ -7,7 +7,9 @@ import importlib
 import importlib.metadata
 import importlib.util
 import itertools
+import re
 import tarfile
+import zipfile
 from pathlib import Path
 from types import ModuleType
 
@@ -89,3 +91,20 @@ def test_fault(dumps: Path, one: str, two: str, fault: str) -> None:
         assert first.record in records
     else:
         assert "Torch.mul.0.forward" in found.unmatched["target"]
+
+
+def test_xlsx_of_the_pair(dumps: Path, tmp_path: Path) -> None:
+    """The table of a fault as xlsx: a filter over all rows, header and names stay in sight, rows that are off are red or yellow."""
+    pair = ["-tp", str(dumps / OLD / "nan"), "-gp", str(dumps / OURS / "golden")]
+    assert main(["compare", *pair, "-o", str(tmp_path), "--xlsx", "--columns", OLD]) == 1
+    (table,) = tmp_path.rglob("*.xlsx")
+    with zipfile.ZipFile(table) as archive:
+        sheet, styles = (archive.read(f"xl/{name}.xml").decode() for name in ("worksheets/sheet1", "styles"))
+    rows = sheet.count("<row ")
+    (last,) = re.findall(r'<autoFilter ref="A1:[A-Z]+(\d+)"/>', sheet)
+    assert int(last) == rows > 300
+    assert re.search(r'<pane xSplit="1" ySplit="1" topLeftCell="B2"[^>]* state="frozen"/>', sheet)
+    assert set(re.findall(r'<fgColor rgb="FF([0-9A-F]{6})"/>', styles)) == {"FF0000", "FFFF00"}
+    coloured = dict(re.findall(r'<c r="A(\d+)" s="(\d)"', sheet))
+    assert set(coloured.values()) == {"1", "2"}
+    assert "1" not in coloured
