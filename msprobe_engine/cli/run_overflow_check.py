@@ -41,6 +41,8 @@ def run(args: argparse.Namespace) -> int:
     from typing import Any
 
     from msprobe_engine.backend import load_backend
+    from msprobe_engine.compare.side import read_side
+    from msprobe_engine.diagnose.overflow_summary import summary
     from msprobe_engine.diagnose.overflow_table import ABNORMAL, counts, table, write
     from msprobe_engine.errors import MissingExtraError
     from msprobe_engine.log import get_logger, printable
@@ -58,5 +60,7 @@ def run(args: argparse.Namespace) -> int:
     print("\n".join(map(printable, table(rows).split("\n"))))
     if rows and rows[0].device == "cpu":
         print("There is no accelerator here: the CPU in the recorded types was held against the CPU in float64.")
+    for line in summary(rows, read_side(args.api_info_file)):
+        print(printable(line))
     print(printable(f"Details: {write(rows, args.output_path).resolve()}"))
     return 1 if any(ABNORMAL in (row.verdict, row.backward) for row in rows) else 0

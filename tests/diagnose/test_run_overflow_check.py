@@ -184,3 +184,23 @@ def test_wrong_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "x.json").write_text("[]")
     assert main(["run_overflow_check", "-api_info", str(tmp_path / "x.json")]) == 2
     assert "this is no dump file" in capsys.readouterr().err
+
+
+def test_the_end_names_the_calls_that_overflow(dump: Dump, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Of many clean calls the ones with NaN or Inf, the one where it begins first; and what the dump itself holds."""
+    big, small = torch.full((4,), 60000.0, dtype=torch.float16), torch.ones(4)
+    for n in range(8):
+        dump.call(f"Torch.add.{n}.forward", small, small)
+    dump.call("Torch.exp.0.forward", torch.full((4,), float("inf")))
+    dump.call("Torch.mul.0.forward", big, big)
+    dump.data["Torch.mul.0.forward"]["output"] = [item(big * big)]
+    dump.rows()
+    main(["run_overflow_check", "-api_info", str(dump.root / "dump.json"), "-o", str(tmp_path / "out")])
+    lines = capsys.readouterr().out.splitlines()
+    at = lines.index("2 of 10 calls that were run give NaN or Inf, 1 of them from finite inputs; the first:")
+    assert lines[at + 1 : at + 3] == [
+        "  Torch.mul.0.forward: its inputs are finite",
+        "  Torch.exp.0.forward: its inputs have NaN or Inf",
+    ]
+    assert lines[at + 3] == "In the dump itself 1 of 10 calls have NaN or Inf in their results, 1 of them from finite inputs; the first:"
+    assert lines[-1].startswith("Details: ")
