@@ -11,9 +11,14 @@ from bisect import bisect_left
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from msprobe_engine.compare.align import align, gaps
 from msprobe_engine.compare.side import INPUT, OUTPUT, Side
 from msprobe_engine.compare.tree import ROOT, Tree
+
+NEAR = 1e-3
+"""Largest and smallest element and norm of two tensors that are the same but for round-off, in parts of the largest of them."""
 
 
 @dataclass
@@ -68,6 +73,7 @@ class Matcher:
             self._trees()
         self._by_name()
         self._part_strangers()
+        self._by_numbers()
         renamed = self._renamed()
         self._gradients(renamed)
         return Structure(
@@ -259,6 +265,46 @@ class Matcher:
                 for twin in (x, None if y is None else back.get(y)):
                     if twin is not None and twin in self._found:
                         self._drop(twin)
+
+    def _by_numbers(self) -> None:
+        """A call that takes in what no record of the target gave out (a compiled block did) has no source that tells it from calls of the
+        same kind inside of that block. Where one of those, alone on the golden side, takes in the same numbers, it is the partner."""
+        free: dict[Hashable, list[int]] = {}
+        for j, kind in enumerate(self.golden.kinds):
+            if j not in self._used and len(kind) == 3 and kind[0] == "forward":
+                free.setdefault((kind, self._forms[1][j]), []).append(j)
+        for i, j in list(self._found.items()) if free else ():
+            kind = self.target.kinds[i]
+            others = free.get((kind, self._forms[0][i])) if len(kind) == 3 else None
+            unknown = others and any(self.target.producers.get(row) is None for row in self._taken(self.target, i))
+            if not others or not unknown or self._same_numbers(i, j):
+                continue
+            better = [other for other in others if self._same_numbers(i, other)]
+            if len(better) != 1:
+                continue
+            self._drop(i)
+            self._pair(i, better[0])
+            others[others.index(better[0])] = j
+            x, y = self._twin(self.target, i), self._twin(self.golden, better[0])
+            if x is not None and y is not None and y not in self._used:
+                if x in self._found:
+                    self._drop(x)
+                self._pair(x, y)
+
+    @staticmethod
+    def _taken(tree: Tree, op: int) -> list[int]:
+        """Rows of the tensors that a call takes in."""
+        return [row for row in tree.side.rows(op) if tree.side.role[row] == INPUT and isinstance(tree.side.shape[row], list)]
+
+    def _same_numbers(self, i: int, j: int) -> bool:
+        """Both calls take in tensors of nearly the same statistics."""
+        mine, theirs = self._taken(self.target, i), self._taken(self.golden, j)
+        if len(mine) != len(theirs):
+            return False
+        a, b = self.target.side.stats[mine], self.golden.side.stats[theirs]
+        with np.errstate(all="ignore"):
+            scale = np.maximum(np.abs(a), np.abs(b))[:, [0, 1, 3]].max(1, initial=0.0)
+            return bool((np.abs(a - b)[:, [0, 1, 3]].max(1, initial=0.0) <= NEAR * scale).all())
 
     def _drop(self, i: int) -> None:
         self._used.discard(self._found.pop(i))

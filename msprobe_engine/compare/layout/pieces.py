@@ -54,9 +54,11 @@ def micro_batches(counts: Mapping[Kind, int], reference: Mapping[Kind, int]) -> 
 
     Modules decide where both sides have some, else the backward pass: forward calls of functions are made by the optimizer too.
     """
-    both: list[Kind] = [kind for kind in counts if kind in reference]
-    passed = [kind for kind in both if len(kind) == 4 and kind[0] == "forward"] or [kind for kind in both if kind[0] == "backward"]
-    ratios = Counter(counts[kind] / reference[kind] for kind in passed or both)
+    calls: list[Kind] = [kind for kind in counts if kind in reference and kind[0] == "forward"]
+    modules: list[Kind] = [kind for kind in calls if len(kind) == 4]
+    backward: list[Kind] = [kind for kind in counts if kind in reference and kind[0] == "backward"]
+    passed = modules or backward
+    ratios = Counter(counts[kind] / reference[kind] for kind in passed or calls)
     if not ratios:
         return 1
     ratio, votes = ratios.most_common(1)[0]
