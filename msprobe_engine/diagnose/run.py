@@ -196,6 +196,8 @@ def over_steps(
                 if before.origins:
                     break
             advance(f"step {step}")
+    if hidden:
+        found.evidence.append(f"{hidden:,} tensors hold NaN or Inf on both sides and cannot be compared; each run alone tells why.")
     if not records:
         raise NothingCapturedError(
             f"{what}: no record could be compared"
@@ -211,10 +213,6 @@ def over_steps(
             found.finding = findings.STRUCTURE  # with round-off between them the calls are another way to the same numbers
         equal = _SAME_BESIDE_NAN if hidden else _SAME
         found.evidence.append(f"The largest difference is {_amount(before, largest)}." if largest else equal)
-    if hidden:
-        found.evidence.append(
-            f"{hidden:,} tensors hold NaN or Inf on both sides and cannot be compared; each run alone tells why."
-        )
     if before is not None and (found.suspects or not before.origins):
         found.evidence += layouts.said(before)
     renames.say(found)
