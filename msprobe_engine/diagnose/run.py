@@ -147,11 +147,13 @@ def over_steps(
     """
     found, before, previous = Diagnosis(), None, None
     called: dict[tuple[int, str], int] = {}  # arguments of another value -> the first step that has them
-    records = hidden = 0
+    records = recorded = hidden = 0
+    looked: list[int] = []
     ranks: set[int] = set()
     with bar("diagnose", len(steps)) as advance:
         for step in steps:
             a, b = sides(step, found.problems)
+            looked += [step] if a and b else []
             if a and b and saved.only_saved(a, b):
                 records += saved.differing(found, step, a, b)
                 ranks |= a.keys() & b.keys()
@@ -160,6 +162,7 @@ def over_steps(
                     break
             elif a and b:
                 sides_of_both = [*a.values(), *b.values()]
+                recorded += sum(len(side.ops) for side in a.values())
                 whole = a
                 a, b = both_hold(a, b, found.evidence)
                 found.unseen = found.unseen or whole is not a
@@ -220,7 +223,9 @@ def over_steps(
         found.evidence.append(
             f"Products carry noise of up to {before.noise / 4:.1e}: one of the runs computes them with fewer bits (TF32); that is accepted."
         )
-    found.looked_at = {"steps": ", ".join(map(str, steps)), "ranks": len(ranks), "records": records}
+    found.looked_at = {"steps": ", ".join(map(str, looked)), "ranks": len(ranks), "records": records}
+    if recorded:
+        found.looked_at["recorded"] = recorded
     return found
 
 
