@@ -136,6 +136,28 @@ def test_what_is_left_is_said(tmp_path: Path, rank_dump: Any) -> None:
     assert any(problem.startswith("not looked at: ") and "none in common" in problem for problem in found.problems)
 
 
+def test_what_was_looked_at_is_counted(tmp_path: Path, rank_dump: Any) -> None:
+    """Steps behind the one that is explained are not named, and both the records that were compared and those that there are stand there."""
+    for name, out in (("good", 1.5), ("bad", 2.5)):
+        for step in (0, 1):
+            _dump(rank_dump, tmp_path / name / "dump", step, out if step else 1.5)
+        _dump(rank_dump, tmp_path / name / "dump", 2, out)
+    found = diagnose(tmp_path / "bad" / "dump", tmp_path / "good" / "dump")
+    assert found.looked_at == {"steps": "0, 1", "ranks": 1, "records": 6, "recorded": 6}
+    assert "looked at  steps 0, 1, ranks 1, records 6, recorded 6" in found.text()
+
+
+def test_files_are_named_in_full(
+    tmp_path: Path, rank_dump: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """nan_analyze writes to ./output when nothing else is said, and its last line has the whole path of the file."""
+    _dump(rank_dump, tmp_path / "dump", 0, float("nan"))
+    monkeypatch.chdir(tmp_path)
+    assert main(["nan_analyze", "-i", "dump"]) == 1
+    (written,) = (tmp_path / "output").iterdir()
+    assert capsys.readouterr().out.splitlines()[-1] == f"Details: {written.resolve()}"
+
+
 def test_only_a_dump_in_the_directory(tmp_path: Path, rank_dump: Any) -> None:
     """The directory above a dump stands for the dump, on either side; what cannot be compared is an error when there is nothing else."""
     for name, out in (("good", 1.5), ("bad", 2.5)):
