@@ -347,14 +347,15 @@ class Walker:
         return None
 
     def _for_nothing(self, op: int, at: int, known: bool, off: bool) -> bool:
-        """What goes in has another form (no tensor, or bool in place of numbers: another kind of mask), or goes into a module whose calls
-        were recorded, and the result is the same. Who uses it is among those calls."""
+        """What goes in has another form (no tensor, or bool in place of numbers: another kind of mask), gives its form only, or goes into
+        a module whose calls were recorded, and the result is the same. Who uses it is among those calls."""
         row, other = self.rows[at]
         mine, theirs = self.side, self.golden.side
         if off or not known or self.target.kinds[op][0] != "forward":
             return False
         form = isinstance(mine.shape[row], list) != isinstance(theirs.shape[other], list)
         form |= (measure.eps(mine.dtype[row]) > 0) != (measure.eps(theirs.dtype[other]) > 0)
+        form |= mine.ops[op].split(".")[1].endswith("_like")  # takes the form of what it is given only
         return form or (len(self.target.kinds[op]) == 4 and mine.role[row] == INPUT and bool(self.target.children.get(op)))
 
     def _origin(self, op: int, other: int, kind: str, at: int, distance: float, inside: float, limit: float, shown: int = -1) -> Origin:
