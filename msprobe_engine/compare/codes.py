@@ -136,7 +136,10 @@ def _places(side: Side, known: dict[str, int]) -> Integers:
     """int64 (rows,): a number per text behind the record's name; `known` is shared by the sides."""
     cuts = np.array(list(map(len, side.ops)) or [0], np.int64)[np.array(side.op, np.int64)].tolist() if len(side) else []
     number = known.setdefault
-    return np.fromiter([number(name[cut:], len(known)) for name, cut in zip(side.name, cuts)], np.int64, len(side))
+    found = np.fromiter([number(name[cut:], len(known)) for name, cut in zip(side.name, cuts)], np.int64, len(side))
+    for row, place in side.places.items():
+        found[row] = number(place, len(known))
+    return found
 
 
 def _key(value: Any) -> Hashable:

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from msprobe_engine.compare.mapping_api import ApiMapping, functions
+from msprobe_engine.compare.mapping_api import ApiMapping
 from msprobe_engine.compare.mapping_cell import CellMapping
 from msprobe_engine.compare.mapping_data import DataMapping, module_place
 from msprobe_engine.compare.mapping_layer import rows_by_layer
+from msprobe_engine.compare.match_structure import taken_for
 from msprobe_engine.compare.options import CompareOptions
 from msprobe_engine.compare.side import Side
 from msprobe_engine.compare.structure import Structure
@@ -42,26 +43,21 @@ class Mappings:
         return bool(self.data or self.cell or self.api or self.layer)
 
     def apply(self, target: Side, golden: Side) -> None:
-        """Let the records of the target be taken for what they are called on the golden side (`Side.known_as`).
+        """Let the records of the target be taken for what they are called on the golden side (`Side.known_as`), and
+        rows for what stands at their places there (`Side.places`).
 
         Raises:
             UsageError: a mapping cannot be read or is none, or a layer mapping is given and a side has no construct.json.
         """
         if not self:
             return
-        names = list(target.ops)
-        api = ApiMapping.read(self.api, self.loose)
-        if api is not None:
-            known = functions(golden)
-            names = [api.record_name(name, known) for name in names]
-        cell = CellMapping.read(self.cell, self.loose)
-        if cell is not None:
-            names = [cell.record_name(name) for name in names]
+        found, moved = taken_for(target, golden, CellMapping.read(self.cell, self.loose), ApiMapping.read(self.api, self.loose))
+        names, places = list(found or target.ops), dict(moved or {})
         rows = rows_by_layer(target, golden, self.layer) if self.layer else self.data
         data = DataMapping.read(rows)
         if data is not None:
-            _by_rows(names, target, golden, data)
-        target.__dict__["known_as"] = names
+            _by_rows(names, places, target, golden, data)
+        target.__dict__["known_as"], target.__dict__["places"] = names, places
 
     def apply_all(self, target: Mapping[int, Side], golden: Mapping[int, Side]) -> None:
         """`apply` to all ranks; one that the golden run has not is held against its first rank.
@@ -79,16 +75,19 @@ def lost(before: Mapping[int, Side], after: Mapping[int, Side]) -> list[str]:
     return [_UNMAPPED] if mapped and not any(side.known_as is not side.ops for side in after.values()) else []
 
 
-def _by_rows(names: list[str], target: Side, golden: Side, data: DataMapping) -> None:
-    """A record whose rows belong to those of a golden record is that record."""
+def _by_rows(names: list[str], places: dict[int, str], target: Side, golden: Side, data: DataMapping) -> None:
+    """A record whose rows belong to those of a golden record is that record, and the rows have their places there."""
     owner = {name: golden.op[row] for row, name in enumerate(golden.name)}
     for op, record in enumerate(target.ops):
         names[op] = data.row_name(f"{record}.", f"{names[op]}.")[:-1]
+        chosen = None
         for row in target.rows(op):
-            other = owner.get(data.row_name(target.name[row], ""))
-            if other is not None:
+            its = data.row_name(target.name[row], "")
+            other = owner.get(its)
+            if other is not None and chosen in (None, other):
+                chosen = other
                 names[op] = golden.ops[other]
-                break
+                places[row] = its[len(golden.ops[other]) :]
 
 
 def proposed(target: Tree, golden: Tree, structure: Structure) -> dict[str, str]:

@@ -33,7 +33,7 @@ def match_rows(
         Rows in the order of execution of the target, each row of the golden side without a partner behind its predecessor; modules
         (``path.Class``) that are called otherwise on the golden side; and which records belong together, when the structure said so.
     """
-    names, places = _taken_for(target, golden, cell, api)
+    names, places = taken_for(target, golden, cell, api)
     tree, other = Tree(target, names), Tree(golden)
     renamed: dict[str, str] = {}
     order = np.array(execution_order(tree), np.int64)
@@ -97,10 +97,10 @@ def _in_order(side: Side, tree: Tree) -> codes.Integers:
     return codes.spread(first[order], first[order + 1] - first[order])
 
 
-def _taken_for(
+def taken_for(
     target: Side, golden: Side, cell: CellMapping | None, api: ApiMapping | None
 ) -> tuple[list[str] | None, dict[int, str] | None]:
-    """Names of the target's records on the golden side, and places of the rows that an api mapping moves."""
+    """Names of the target's records on the golden side (None: their own), and places of the rows that an api mapping moves."""
     if api is not None:
         known = functions(golden)
         names = [api.record_name(name, known) for name in target.ops]

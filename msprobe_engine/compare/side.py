@@ -163,6 +163,11 @@ class Side:
         return self.ops
 
     @cached_property
+    def places(self) -> dict[int, str]:
+        """Row -> its place within its record (``.input.0``) on the golden side, of rows that a mapping has moved."""
+        return {}
+
+    @cached_property
     def files(self) -> TensorFiles:
         """The saved tensors, by `data_name`."""
         return TensorFiles(self.path.parent)

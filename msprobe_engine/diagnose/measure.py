@@ -267,5 +267,5 @@ def paired_rows(target: Side, golden: Side, ops: Iterable[tuple[int, int]]) -> t
 def _by_place(target: Side, golden: Side, x: int, y: int) -> list[tuple[int, int]]:
     cut, other = len(target.ops[x]), len(golden.ops[y])
     places = {(golden.role[j], golden.name[j][other:]): j for j in golden.rows(y)}
-    found = ((i, places.get((target.role[i], target.name[i][cut:]), -1)) for i in target.rows(x))
+    found = ((i, places.get((target.role[i], target.places.get(i, target.name[i][cut:])), -1)) for i in target.rows(x))
     return [(i, j) for i, j in found if j >= 0]
