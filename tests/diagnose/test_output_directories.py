@@ -137,7 +137,7 @@ def test_what_is_left_is_said(tmp_path: Path, rank_dump: Any) -> None:
 
 
 def test_what_was_looked_at_is_counted(tmp_path: Path, rank_dump: Any) -> None:
-    """Steps behind the one that is explained are not named, and both the records that were compared and those that there are stand there."""
+    """Steps behind the one that is explained are not named, and the records that were compared stand beside all that there are."""
     for name, out in (("good", 1.5), ("bad", 2.5)):
         for step in (0, 1):
             _dump(rank_dump, tmp_path / name / "dump", step, out if step else 1.5)
