@@ -41,6 +41,15 @@ def note_update(found: Diagnosis, previous: Divergence | None, divergence: Diver
     before = next((row for row in range(len(was)) if was.name[row] == golden.name[j]), -1) if held else -1
     if before < 0 or was.shape[before] != golden.shape[j]:
         return
+    here = next((row for row, name in enumerate(earlier.side.name) if name == side.name[i]), -1)
+    stays = [
+        word
+        for word, one, row, then, place in (("this run", side, i, earlier.side, here), ("the golden run", golden, j, was, before))
+        if place >= 0 and np.array_equal(one.stats[row], then.stats[place])
+    ]
+    if len(stays) == 1:
+        found.evidence.append(f"The step before has not moved the parameter in {stays[0]}; in the other one it has.")
+        return
     moved = float(np.abs(golden.stats[j] - was.stats[before])[:3].max())
     apart = float(np.abs(side.stats[i] - golden.stats[j])[:3].max())
     if not 0 < apart <= _MOST * moved:
@@ -49,8 +58,8 @@ def note_update(found: Diagnosis, previous: Divergence | None, divergence: Diver
         f"The parameter differs by {apart:.1e}, and the optimizer of the step before moved it by {moved:.1e}: an optimizer like Adam moves "
         "elements whose gradient is round-off by as much, in two runs that are right too. A calibration tells which of both it is."
     )
-    here, there = (shlex.quote(str(one.path.parents[2])) for one in (side, golden))
+    mine, theirs = (shlex.quote(str(one.path.parents[2])) for one in (side, golden))
     found.next += [
         "msprobe run --perturb ulp --output-dir MOVED -- COMMAND   (the golden training)",
-        f"msprobe diagnose {here} {there} --calibration MOVED",
+        f"msprobe diagnose {mine} {theirs} --calibration MOVED",
     ]

@@ -89,6 +89,8 @@ def _train(path: Path, fault: str, level: str) -> None:
         debugger.start(model=model)
         F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
         debugger.stop()
+        if fault == "frozen":
+            model.get_submodule("1.attention.out").weight.grad = None
         optimizer.step()
         optimizer.zero_grad()
         debugger.step()
@@ -103,9 +105,8 @@ def dumps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import msprobe.pytorch  # noqa: F401
 
     root = tmp_path_factory.mktemp("infinite")
-    for level, fault in (
-        ("mix", "golden"), ("mix", "scale"), ("L0", "golden"), ("L0", "scale"), ("mix", "rate"), ("mix", "moved"), ("mix", "moved again"),
-    ):  # fmt: skip
+    faults = {"mix": ("golden", "scale", "rate", "frozen", "moved", "moved again"), "L0": ("golden", "scale")}
+    for level, fault in ((level, fault) for level, some in faults.items() for fault in some):
         process = multiprocessing.get_context("fork").Process(target=_train, args=(root / level / fault, fault, level))
         process.start()
         process.join(120)
@@ -157,6 +158,15 @@ def test_a_parameter_behind_an_optimizer(dumps: Path) -> None:
     assert found.next[-1].endswith("mix/golden --calibration MOVED")
     assert _found(dumps, "mix", "rate", "moved", "moved again").finding == "divergence"
     assert _found(dumps, "mix", "moved", "moved again").finding == "none"
+
+
+def test_a_parameter_that_the_optimizer_left_out(dumps: Path) -> None:
+    """What did not move in one run alone is no round-off, and said to have stayed."""
+    found = _found(dumps, "mix", "frozen")
+    assert found.first_suspect is not None
+    assert found.first_suspect.tensor == "Functional.linear.1.forward.input.1"
+    assert "The step before has not moved the parameter in this run; in the other one it has." in found.evidence
+    assert not found.next
 
 
 def _of(path: Path, *rows: tuple[float, float, int, int]) -> Side:
