@@ -27,6 +27,8 @@ def on_one_side(walker: Walker) -> tuple[list[str], list[str]]:
         paired = [set(rows) for rows in zip(*walker.rows[walker.starts[at] : walker.starts[at + 1]])] or [set(), set()]
         for k, side in enumerate(sides):
             op = int(pairs[at, k])
+            if not counts[1 - k][at] and sides[1 - k].problems:
+                continue  # the other record was damaged and left out, which is said
             if not (side.ops[op].endswith(".forward") or ".forward." in side.ops[op]):
                 continue
             more = (row for row in side.rows(op) if side.role[row] == OUTPUT and side.dtype[row] is not None and row not in paired[k])
