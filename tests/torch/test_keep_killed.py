@@ -40,7 +40,7 @@ def test_a_step_that_says_it_is_complete_has_all_its_tensors(tmp_path: Path, for
     config.write_text(json.dumps({"task": "tensor", "level": "mix", "dump_path": str(root), "tensor": {"tensor_format": form}}))
     process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(RUN), str(config)])
     until = time.monotonic() + 60
-    while time.monotonic() < until and len(list(root.glob("step*"))) < 6:
+    while time.monotonic() < until and not (len(list(root.glob("step*"))) >= 6 and list(root.glob("step*/*/dump.json"))):
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
