@@ -39,11 +39,10 @@ def merged(found: Diagnosis) -> int:
     return int(re.sub(r"\D", "", line.split("layouts: ")[1].split(" tensors")[0]))
 
 
-@pytest.mark.parametrize(
-    ("target", "golden"), [(TP, ONE), (SP, ONE), (DP, ONE), (PADDED, ONE), (ONE, SP), (TP, SP), (SP, DP), (PADDED, DP)]
-)
+@pytest.mark.parametrize(("target", "golden"), [(SP, ONE), (ONE, DP), (TP, SP), (PADDED, DP)])
 def test_layout_is_no_difference(target: str, golden: str, dumps: Path) -> None:
-    """Two layouts of one training agree up to round-off in both steps, and most tensors could be put together."""
+    """Two layouts of one training agree up to round-off in both steps, and most tensors could be put together. (`benchmarks/layouts.py
+    --megatron` has every layout beside every other.)"""
     found = diagnose(made(dumps, target), made(dumps, golden))
     assert found.finding == "none", found.headline()
     assert found.looked_at["steps"] == "0, 1"
@@ -51,17 +50,17 @@ def test_layout_is_no_difference(target: str, golden: str, dumps: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("plant", "truth"),
+    ("plant", "golden", "truth"),
     [
-        (wrong_eps, r"Functional\.layer_norm\.3\.forward|Module\..*layers\.1\.pre_mlp_layernorm\.\w+\.forward\.0"),
+        (wrong_eps, ONE, r"Functional\.layer_norm\.3\.forward|Module\..*layers\.1\.pre_mlp_layernorm\.\w+\.forward\.0"),
         (
             missing_sum,
+            DP,
             r".*layers\.1\.mlp\.linear_fc2.*|Torch\.matmul\.\d+\.forward|Autograd\.LinearWithGrad.*|Tensor\.view_as\.\d+\.forward",
         ),
     ],
 )
-@pytest.mark.parametrize("golden", [ONE, DP])
-def test_defect_is_named(plant: Plant, truth: str, golden: str, dumps: Path) -> None:
+def test_defect_is_named(plant: Plant, golden: str, truth: str, dumps: Path) -> None:
     """A defect in a tensor-parallel training is named first, beside one process and beside data parallelism."""
     path = dumps / plant.__name__
     dump_megatron(path, LAYOUTS[TP], plant)
