@@ -69,11 +69,19 @@ def dump(path: Path, shape: Shape, plant: Callable[[Training], None], level: str
         return
     prepare()
     shutil.rmtree(path, ignore_errors=True)
+    on_ranks(path.name, ranks_of(shape), _rank, path, shape, plant, level, task)
+    (path / "done").touch()
+
+
+def on_ranks(name: str, ranks: int, work: Callable[..., None], *arguments: Any) -> None:
+    """Call ``work(rank, ranks, scratch directory, *arguments)`` in a forked process for every rank, and wait.
+
+    Raises:
+        RuntimeError: a process of the training `name` failed.
+    """
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as scratch:
-        n = ranks_of(shape)
-        args = (n, scratch, path, shape, plant, level, task)
-        processes = [context.Process(target=_rank, args=(rank, *args)) for rank in range(n)]
+        processes = [context.Process(target=work, args=(rank, ranks, scratch, *arguments)) for rank in range(ranks)]
         for process in processes:
             process.start()
         for process in processes:
@@ -81,8 +89,7 @@ def dump(path: Path, shape: Shape, plant: Callable[[Training], None], level: str
         if any(process.exitcode != 0 for process in processes):
             for process in processes:
                 process.kill()
-            raise RuntimeError(f"{path.name}: exit codes {[process.exitcode for process in processes]}")
-    (path / "done").touch()
+            raise RuntimeError(f"{name}: exit codes {[process.exitcode for process in processes]}")
 
 
 def _rank(rank: int, ranks: int, scratch: str, path: Path, shape: Shape, plant: Callable[[Training], None], level: str, task: str) -> None:

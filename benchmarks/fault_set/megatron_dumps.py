@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import atexit
 import math
-import multiprocessing
 import os
 import shutil
 import sys
-import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from fault_dumps import on_ranks
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "megatron"
 VOCAB = 56
@@ -53,18 +52,7 @@ def dump_megatron(path: Path, argv: str, plant: Plant = nothing, level: str = "m
     shutil.rmtree(path, ignore_errors=True)
     words = argv.split()
     sizes = {name: int(words[words.index(f"--{name}") + 1]) if f"--{name}" in words else 1 for name in ("tp", "pp", "cp", "dp")}
-    n = math.prod(sizes.values())
-    context = multiprocessing.get_context("fork")
-    with tempfile.TemporaryDirectory() as scratch:
-        processes = [context.Process(target=_rank, args=(rank, n, scratch, path, words, plant, level)) for rank in range(n)]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join(300)
-        if any(process.exitcode != 0 for process in processes):
-            for process in processes:
-                process.kill()
-            raise RuntimeError(f"{path.name}: exit codes {[process.exitcode for process in processes]}")
+    on_ranks(path.name, math.prod(sizes.values()), _rank, path, words, plant, level)
     (path / "done").touch()
 
 

@@ -26,7 +26,9 @@ _ORDER = ("input_args", "input_kwargs", "input", "parameters", "output")
 _PLACES = {"input_args": ".input", "input_kwargs": ".input", "input": ".input", "parameters": ".parameters", "output": ".output"}
 _RANKS = frozenset(("src", "dst", "group_src", "group_dst"))
 _FLOAT, _INT = float, int
-_COMMUNICATION = ("Distributed.", "MintDistributed.")
+COMMUNICATION = ("Distributed.", "MintDistributed.")
+"""What the names of collectives begin with."""
+
 _DEEPEST = 100
 _LONGEST_SHAPE = 1000
 """Characters of a shape that is text."""
@@ -75,7 +77,7 @@ class RowReader:
             for section in _ORDER:
                 if section in record:
                     self.walk(name + _PLACES[section], record[section], _SECTIONS[section], 0, False)
-            if name.startswith(_COMMUNICATION):
+            if name.startswith(COMMUNICATION):
                 side.collectives[self.at] = record
             extra = {key: value for key, value in record.items() if key not in _SECTIONS}
             if extra:

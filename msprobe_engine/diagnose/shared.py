@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from msprobe_engine import names
 from msprobe_engine.compare.layout.pieces import subset
+from msprobe_engine.compare.record_rows import COMMUNICATION
 from msprobe_engine.compare.side import Side
 from msprobe_engine.compare.structure import match_structure
 from msprobe_engine.diagnose.divergence import Divergence
@@ -17,7 +18,7 @@ Sides = Mapping[int, Side]
 _FEWEST = 3
 """Of so many calls at least one has a partner in two runs of one program."""
 
-_MODULE, _FUNCTION, _COMMUNICATION = "modules", "functions", "collectives"
+_MODULE, _FUNCTION, _COLLECTIVE = "modules", "functions", "collectives"
 
 
 def both_hold(target: Sides, golden: Sides, evidence: list[str]) -> tuple[Sides, Sides]:
@@ -90,7 +91,7 @@ def _family(name: str) -> str:
     parsed = names.parse(name)
     if isinstance(parsed, (names.ModuleName, names.ParametersGradName)):
         return _MODULE
-    return _COMMUNICATION if name.startswith(("Distributed.", "MintDistributed.")) else _FUNCTION
+    return _COLLECTIVE if name.startswith(COMMUNICATION) else _FUNCTION
 
 
 def _matched(target: Side, golden: Side) -> tuple[Side, Side]:
