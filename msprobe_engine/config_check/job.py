@@ -1,0 +1,72 @@
+"""Which process of which job this is, as far as the launcher's environment says. A framework knows more once it has a process group."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import time
+from collections.abc import Mapping
+from typing import Any
+
+_RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "RANK_ID")
+_WORLD = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS", "RANK_SIZE")
+_LOCAL = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "DEVICE_ID")
+_NODE = ("GROUP_RANK", "SLURM_NODEID", "NODE_RANK")
+_LAUNCH = (
+    *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID"),
+    *("OMPI_MCA_ess_base_jobid", "PMI_ID", "MS_SCHED_HOST", "MS_SCHED_PORT"),
+)
+"""Equal on all ranks of one launch, and often different between two."""
+_started = time.time()
+
+
+def rank() -> int:
+    """From the launcher's environment, 0 without."""
+    return _number(_RANK) or 0
+
+
+def world_size() -> int:
+    """From the launcher's environment, 1 without."""
+    return _number(_WORLD) or 1
+
+
+def process() -> str:
+    """This process among all there are and were: host, process id and the time it began."""
+    return f"{platform.node()}:{os.getpid()}:{_begun(os.getpid())}"
+
+
+def launch(environ: Mapping[str, str] = os.environ) -> str:
+    """What all ranks of one launch have in common; of a process that was started alone: `process`."""
+    if world_size() < 2:
+        return process()
+    return ";".join([f"WORLD_SIZE={world_size()}", *(f"{name}={environ[name]}" for name in _LAUNCH if name in environ)])
+
+
+def place(rank: int, world_size: int) -> dict[str, Any]:
+    """Who writes: for ``msprobe/ranks/rank{r}.json``."""
+    return {
+        "rank": rank,
+        "world_size": world_size,
+        "local_rank": _number(_LOCAL),
+        "node": _number(_NODE),
+        "host": platform.node(),
+        "process": process(),
+    }
+
+
+def _number(names: tuple[str, ...]) -> int | None:
+    for name in names:
+        text = os.environ.get(name, "")
+        if text.isdecimal() and len(text) < 10:
+            return int(text)
+    return None
+
+
+@functools.lru_cache(maxsize=8)
+def _begun(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[19]  # starttime, in ticks since the machine was started (proc(5))
+    except (OSError, IndexError):
+        return f"{_started:.3f}"
