@@ -1,0 +1,272 @@
+"""Reads files of ``torch.save`` without torch: what they say, and where their tensors lie. No tensor data are read, nothing is executed.
+
+Three formats (``torch/serialization.py``): since torch 1.6 an uncompressed zip archive with ``{top}/data.pkl``, ``{top}/data/{key}`` and
+``{top}/byteorder``; before, a row of pickles (a magic number, the protocol, facts of the machine, the object, the keys of its storages)
+followed by the storages; and plain pickles, as ``.metadata`` of distributed checkpoints. An item of a ``.distcp`` file is such a zip, too.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import zipfile
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from msprobe_engine.checkpoint.inert import Inert, Named, attributes
+from msprobe_engine.checkpoint.plain import plain
+from msprobe_engine.checkpoint.torchpickle import FileTensor, Storage, TorchHooks, is_size
+from msprobe_engine.dump.dtypes import item_size
+from msprobe_engine.dump.unpickle import Wrong, load
+from msprobe_engine.errors import DumpFormatError
+
+__all__ = ["FileTensor", "Inert", "Named", "Storage", "TorchFile", "attributes", "plain", "read_torch", "region"]
+
+_MAX_PICKLE = 4 << 30
+"""The description of the largest checkpoints (``.metadata`` of thousands of ranks) is a few hundred MB."""
+_LOCAL_HEADER = 30  # bytes before the name of a member (APPNOTE.TXT 4.3.7)
+_MAGIC = 0x1950A86A20F9469CFC6C
+_LEGACY_PROTOCOL = 1001
+
+
+@dataclass(frozen=True)
+class TorchFile:
+    """What a file of ``torch.save`` or a pickle holds.
+
+    Attributes:
+        tree: the object: dicts, lists, plain values, numpy arrays, `FileTensor`, `Named`, `Inert`.
+        files: what was read.
+    """
+
+    tree: Any
+    files: list[Path]
+
+
+class _Window(io.RawIOBase):
+    """Some bytes of a file as a file of their own."""
+
+    def __init__(self, file: BinaryIO, start: int, length: int) -> None:
+        self._file, self._start, self._length, self._at = file, start, length, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = max(0, offset + (0, self._at, self._length)[whence])
+        return self._at
+
+    def read(self, size: int | None = -1) -> bytes:
+        left = max(0, self._length - self._at)
+        count = left if size is None or size < 0 else min(size, left)
+        self._file.seek(self._start + self._at)
+        data = self._file.read(count)
+        self._at += len(data)
+        return data
+
+
+def read_torch(path: Path, trust: Collection[str] = ()) -> TorchFile:
+    """What a ``torch.save`` file (any version) or a plain pickle holds.
+
+    Args:
+        path: the file.
+        trust: classes (``module.Class``) or modules beyond the known ones that may occur; they are not executed either.
+
+    Raises:
+        DumpFormatError: it cannot be read, is damaged, or holds something that is not known.
+    """
+    with _opened(path) as (file, size):
+        return TorchFile(_read(file, path, 0, size, trust), [path])
+
+
+def region(path: Path, offset: int, length: int, trust: Collection[str] = ()) -> TorchFile:
+    """`read_torch` of `length` bytes of a file: an item of a ``.distcp`` file. Tensors get their places in the whole file.
+
+    Raises:
+        DumpFormatError: as `read_torch`; or the file is shorter.
+    """
+    with _opened(path) as (file, size):
+        if offset < 0 or length < 0 or offset + length > size:
+            raise Wrong(f"ends after {size} bytes, and bytes {offset} to {offset + length} should be in it; it was cut off")
+        return TorchFile(_read(file, path, offset, length, trust), [path])
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[BinaryIO, int]]:
+    """The open file and its size; what goes wrong with it becomes an error that names it."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise Wrong("is no regular file")
+        with open(path, "rb") as file:
+            yield file, os.fstat(file.fileno()).st_size
+    except Wrong as error:
+        raise DumpFormatError(f"{path}: {error}") from None
+    except FileNotFoundError:
+        raise DumpFormatError(f"{path}: is not there; it was removed or never written (disk full, killed run)") from None
+    except OSError as error:
+        raise DumpFormatError(f"{path}: cannot be read ({error.strerror or error}); check owner and mode") from None
+    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, ValueError, KeyError, OverflowError, MemoryError) as error:
+        text = f"{type(error).__name__}: {error}"[:120]
+        raise DumpFormatError(f"{path}: is no torch file or is damaged ({text}); was the process killed while it was written?") from None
+
+
+def _read(file: BinaryIO, path: Path, start: int, length: int, trust: Collection[str]) -> Any:
+    file.seek(start)
+    head = file.read(min(4, length))
+    if head == b"PK\x03\x04":
+        return _Zip(file, path, start, length).tree(trust)
+    if length > _MAX_PICKLE:
+        raise Wrong(f"is no zip file and has {length} bytes; old torch files and pickles are read up to {_MAX_PICKLE} bytes")
+    if head[:1] not in (b"\x80", b"(", b"}", b"]", b"c"):
+        raise Wrong("begins like no file of torch.save and no pickle; was the file cut off or written by something else?")
+    file.seek(start)
+    data = file.read(length)
+    if len(data) < length:
+        raise Wrong(f"ends after {len(data)} of {length} bytes")
+    return _rows_of_pickles(data, path, start, trust)
+
+
+def _loaded(data: bytes, hooks: TorchHooks, at: int = 0) -> tuple[Any, int]:
+    value, end = load(data, hooks, at)
+    if hooks.refused:
+        names = sorted(hooks.refused)
+        more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+        options = " ".join(f"--trust {name}" for name in names[:8])
+        raise Wrong(
+            f"names {', '.join(names[:8])}{more} in its pickle, which checkpoints of the known frameworks do not. Nothing was executed. "
+            f"If the file comes from code that you know, go on with {options} (nothing is executed then either); "
+            "otherwise never load it with torch.load"
+        )
+    return value, end
+
+
+class _Zip:
+    """The archive of one ``torch.save``."""
+
+    def __init__(self, file: BinaryIO, path: Path, start: int, length: int) -> None:
+        self.file, self.path, self.start, self.length = file, path, start, length
+        with zipfile.ZipFile(_Window(file, start, length)) as archive:
+            self.members = {info.filename: info for info in archive.infolist()}
+        self.places: dict[str, tuple[int, int]] = {}
+
+    def tree(self, trust: Collection[str]) -> Any:
+        pickles = [name for name in self.members if name.rpartition("/")[2] == "data.pkl" and name.count("/") <= 1]
+        if len(pickles) != 1:
+            raise Wrong(f"is a zip archive with {len(pickles)} members called data.pkl; a file of torch.save has one")
+        top = pickles[0][: -len("data.pkl")]
+        if f"{top}constants.pkl" in self.members:
+            raise Wrong("is a TorchScript program, no checkpoint; save the state_dict of the module it was made of")
+        place, size = self.place(pickles[0])
+        if size > _MAX_PICKLE:
+            raise Wrong(f"has a description of {size} bytes; it is damaged")
+        data = self.bytes_at(place, size)
+        order = self.bytes_at(*self.place(f"{top}byteorder")) if f"{top}byteorder" in self.members else b"little"
+
+        def locate(key: str, dtype: str, count: int, _: Any) -> Storage:
+            name = f"{top}data/{key}"
+            if name not in self.members:
+                raise Wrong(f"has no member data/{key[:80]}, which its description names; it is damaged")
+            if order.strip() != b"little":
+                raise Wrong("was written on a big-endian machine; write it again on one of the usual kind (torch.load, torch.save)")
+            begin, nbytes = self.place(name)
+            wanted = count * (item_size(dtype) or 1 if dtype else 1)
+            if wanted > nbytes:
+                raise Wrong(f"has a storage data/{key[:80]} of {nbytes} bytes, which should have {wanted}; it is damaged")
+            return Storage(dtype, self.path, begin, nbytes)
+
+        tree, _ = _loaded(data, TorchHooks(locate, trust))
+        self.check_apart()
+        return tree
+
+    def bytes_at(self, place: int, size: int) -> bytes:
+        self.file.seek(place)
+        data = self.file.read(size)
+        if len(data) < size:
+            raise Wrong(f"ends after {place + len(data)} bytes, inside a member of its archive; it was cut off")
+        return data
+
+    def place(self, name: str) -> tuple[int, int]:
+        """Byte of the file at which the data of a member begin, and how many there are."""
+        if name in self.places:
+            return self.places[name]
+        info = self.members[name]
+        if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size or info.flag_bits & 1:
+            raise Wrong(f"has a member {name[-80:]!r} that is compressed or encrypted; torch.save writes none")
+        head = self.bytes_at(self.start + info.header_offset, _LOCAL_HEADER) if 0 <= info.header_offset < self.length else b""
+        if head[:4] != b"PK\x03\x04":
+            raise Wrong(f"has a member {name[-80:]!r} that begins where there is none; it is damaged")
+        skip = int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
+        begin = info.header_offset + _LOCAL_HEADER + skip
+        if begin + info.file_size > self.length:
+            raise Wrong(f"has a member {name[-80:]!r} that reaches behind the end of the file; it was cut off")
+        self.places[name] = self.start + begin, info.file_size
+        return self.places[name]
+
+    def check_apart(self) -> None:
+        """Members that lie over each other were not written by torch."""
+        end = 0
+        for begin, size in sorted(self.places.values()):
+            if size and begin < end:
+                raise Wrong("has members that lie over each other; it is damaged, or made to mislead")
+            end = max(end, begin + size)
+
+
+def _rows_of_pickles(data: bytes, path: Path, start: int, trust: Collection[str]) -> Any:
+    """The object of a torch file without zip, or of a plain pickle."""
+    value, at = _loaded(data, TorchHooks(_no_storage, trust))
+    if value != _MAGIC:
+        return value
+    version, at = _loaded(data, TorchHooks(_no_storage, trust), at)
+    if version != _LEGACY_PROTOCOL:
+        raise Wrong(f"is of version {str(version)[:20]} of torch's old format; {_LEGACY_PROTOCOL} is known")
+    machine, at = _loaded(data, TorchHooks(_no_storage, trust), at)
+    if isinstance(machine, dict) and machine.get("little_endian") is False:
+        raise Wrong("was written on a big-endian machine; write it again on one of the usual kind (torch.load, torch.save)")
+
+    # Where a storage lies is known only behind the object: it is read once for the kinds of its storages, and again with their places.
+    widths: dict[str, int] = {}
+
+    def first(key: str, dtype: str, *_: Any) -> Storage:
+        widths[key] = item_size(dtype) or 1 if dtype else 1
+        return Storage(dtype, path, 0, 1 << 62)
+
+    _, behind = _loaded(data, TorchHooks(first, trust), at)
+    keys, behind = _loaded(data, TorchHooks(_no_storage, trust), behind)
+    if not isinstance(keys, list):
+        raise Wrong("has no list of its storages; it is damaged")
+    places: dict[str, tuple[int, int]] = {}
+    for key in keys:
+        count = int.from_bytes(data[behind : behind + 8], "little", signed=True)
+        size = count * widths.get(key, 1)
+        if behind + 8 > len(data) or not is_size(count) or behind + 8 + size > len(data):
+            raise Wrong(f"ends inside storage {str(key)[:40]}; it was cut off")
+        places[key] = behind + 8, size
+        behind += 8 + size
+
+    def second(key: str, dtype: str, _: int, view: Any) -> Storage:
+        if key not in places:
+            raise Wrong(f"has no storage {key[:80]}, which its description names; it is damaged")
+        begin, size = places[key]
+        if view is not None:  # (key, first element, elements): a storage within another
+            if not (isinstance(view, tuple) and len(view) == 3 and is_size(view[1]) and is_size(view[2])):
+                raise Wrong("has a storage of an unknown kind")
+            width = widths[key]
+            if (view[1] + view[2]) * width > size:
+                raise Wrong("has a storage that reaches out of the one it is in; it is damaged")
+            begin, size = begin + view[1] * width, view[2] * width
+        return Storage(dtype, path, start + begin, size)
+
+    return _loaded(data, TorchHooks(second, trust), at)[0]
+
+
+def _no_storage(*_: Any) -> Storage:
+    raise Wrong("is a pickle that refers to storages outside it; only files of torch.save are read")
