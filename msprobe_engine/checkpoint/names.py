@@ -1,0 +1,228 @@
+"""Which tensor of one checkpoint is which of another: same names, wrappers' prefixes, other frameworks' names, fused parameters.
+
+`aligned` pairs first what is called alike, then what lies in the same slot (`names_rules`). Where one side fuses what the other keeps
+apart (q, k and v; gate and up; stacked experts), both are cut to their common pieces. Names of side A are kept in the results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from msprobe_engine.checkpoint.cuts import width_of
+from msprobe_engine.checkpoint.names_model import Model
+from msprobe_engine.checkpoint.names_prefixes import is_computed_buffer
+from msprobe_engine.checkpoint.names_slots import Placed, place
+from msprobe_engine.checkpoint.stored import MODEL, OPTIMIZER, Checkpoint, StoredTensor, rows
+from msprobe_engine.errors import DumpFormatError
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A tensor of both checkpoints.
+
+    Attributes:
+        name: side A's key, with the part in brackets where it was taken apart (``decoder.layers.0...linear_qkv.weight[q]``).
+        a, b: the same part of the same parameter; shapes are equal unless the models differ.
+        note: what was assumed to make the pair; "" where nothing was.
+    """
+
+    name: str
+    a: StoredTensor
+    b: StoredTensor
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Tensors that are not compared although one side has them.
+
+    Attributes:
+        side: ``a`` or ``b``.
+        names: keys of the tensors.
+        reason: one sentence.
+    """
+
+    side: str
+    names: tuple[str, ...]
+    reason: str
+
+
+@dataclass
+class Alignment:
+    """What is compared with what.
+
+    Attributes:
+        pairs: in the order of checkpoint A.
+        only_a, only_b: tensors that the other side lacks.
+        left_out: what is on one side and says nothing of a difference (no optimizer on the other side, buffers that are computed), or
+            cannot be taken apart.
+        notes: assumptions, once each.
+    """
+
+    pairs: list[Pair] = field(default_factory=list)
+    only_a: list[StoredTensor] = field(default_factory=list)
+    only_b: list[StoredTensor] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def label(tensor: StoredTensor) -> str:
+    """Name of a tensor in results: its key, with the part in brackets."""
+    return f"{tensor.key}[{tensor.part}]" if tensor.part else tensor.key
+
+
+def aligned(a: Checkpoint, b: Checkpoint, facts: dict[str, Any] | None = None) -> Alignment:
+    """The pairs of two checkpoints, whatever they call their tensors.
+
+    Args:
+        a, b: as read; nothing of their tensors is read here.
+        facts: of the model, where the checkpoints do not say them (``heads``, ``kv_heads``, ``head_dim``, ``experts``, ``gated``,
+            ``vocab``); they go before those of the checkpoints.
+    """
+    return _Aligning(a, b, facts or {}).run()
+
+
+class _Side:
+    """One checkpoint, and what of it was paired."""
+
+    def __init__(self, letter: str, checkpoint: Checkpoint, other: Checkpoint, facts: dict[str, Any]) -> None:
+        self.letter, self.checkpoint = letter, checkpoint
+        self.model = Model(checkpoint, other, facts)
+        self.slots: dict[str, Placed] = {}
+        self.done: set[str] = set()
+        self._pieces: dict[str, StoredTensor] = {}
+        for tensor in checkpoint.tensors.values():
+            placed = place(tensor, self.model)
+            if any(slot in self.slots for slot in placed.slots):
+                placed = Placed(tensor, (f"={label(tensor)}",))  # a second tensor of a slot: its own name is all there is
+            self.slots.update(dict.fromkeys(placed.slots, placed))
+        self.has_optimizer = any(tensor.group == OPTIMIZER for tensor in checkpoint.tensors.values())
+
+    def piece(self, slot: str) -> StoredTensor:
+        """What lies in a slot."""
+        placed = self.slots[slot]
+        if placed.cut is None:
+            return placed.tensor
+        if slot not in self._pieces:
+            self._pieces.update(zip(placed.slots, placed.cut(placed.tensor)))
+        return self._pieces[slot]
+
+    def left(self) -> Iterator[tuple[Placed, StoredTensor]]:
+        """What was not paired: whole tensors, and the parts of those of which other parts were."""
+        seen: set[int] = set()
+        for slot, placed in self.slots.items():
+            if slot in self.done or id(placed) in seen:
+                continue
+            if self.done.isdisjoint(placed.slots):
+                seen.add(id(placed))
+                yield placed, placed.tensor
+            else:
+                yield placed, self.piece(slot)
+
+
+class _Aligning:
+    def __init__(self, a: Checkpoint, b: Checkpoint, facts: dict[str, Any]) -> None:
+        self._a, self._b = _Side("a", a, b, facts), _Side("b", b, a, facts)
+        self._out = Alignment()
+        self._vocab = next((int(v) for v in (facts.get("vocab"), a.facts.get("vocab"), b.facts.get("vocab")) if v), 0)
+
+    def run(self) -> Alignment:
+        self._same_names()
+        self._stand_ins(self._a, self._b)
+        self._stand_ins(self._b, self._a)
+        self._by_slot()
+        for side, other, only in ((self._a, self._b, self._out.only_a), (self._b, self._a, self._out.only_b)):
+            self._alone(side, other, only)
+            for note in side.model.notes:
+                self._note(note)
+        order = {key: i for i, key in enumerate(self._a.checkpoint.tensors)}
+        self._out.pairs.sort(key=lambda pair: order.get(pair.a.key, len(order)))
+        return self._out
+
+    def _same_names(self) -> None:
+        """Tensors of one key and shape are each other, whatever the names mean."""
+        for placed in list(self._a.slots.values()):
+            other = self._b.checkpoint.tensors.get(label(placed.tensor))
+            if other is None or other.shape != placed.tensor.shape or not self._a.done.isdisjoint(placed.slots):
+                continue
+            slots = next((p.slots for p in (self._b.slots.get(s) for s in placed.slots) if p is not None and p.tensor is other), None)
+            if slots is None:  # the other side gives the name another meaning
+                slots = place(other, self._b.model).slots
+            self._pair(placed.tensor, other)
+            self._a.done.update(placed.slots)
+            self._b.done.update(slots)
+
+    def _by_slot(self) -> None:
+        for slot, mine in self._a.slots.items():
+            other = self._b.slots.get(slot)
+            if other is None or slot in self._a.done or slot in self._b.done:
+                continue
+            if mine.slots == other.slots and (mine.form, mine.tensor.shape) == (other.form, other.tensor.shape):
+                self._pair(mine.tensor, other.tensor, slot)
+                slots: tuple[str, ...] = mine.slots
+            else:
+                self._pair(self._a.piece(slot), self._b.piece(slot), slot)
+                slots = (slot,)
+            self._a.done.update(slots)
+            self._b.done.update(slots)
+
+    def _alone(self, side: _Side, other: _Side, only: list[StoredTensor]) -> None:
+        """What has no counterpart: missing, or left out with a reason."""
+        reasons: dict[str, list[str]] = {}
+        for placed, tensor in side.left():
+            if tensor.group == OPTIMIZER and not other.has_optimizer:
+                reasons.setdefault(f"{other.checkpoint.path} holds no states of an optimizer", []).append(label(tensor))
+            elif tensor.group == MODEL and is_computed_buffer(tensor.name):
+                reasons.setdefault("a buffer that is computed, not learnt", []).append(label(tensor))
+            elif placed.why_not:
+                reasons.setdefault(f"cannot be taken apart: {placed.why_not}", []).append(label(tensor))
+            else:
+                only.append(tensor)
+        self._out.left_out += [LeftOut(side.letter, tuple(names), reason) for reason, names in reasons.items()]
+
+    def _stand_ins(self, side: _Side, other: _Side) -> None:
+        """Slots that a checkpoint leaves out because another of its tensors is the same: tied output layers, master copies."""
+        missing = [slot for slot in other.slots if slot not in side.slots]
+        untied = side.model.tied() is False or any(slot.endswith("output.weight") for slot in side.slots)
+        for slot in missing:
+            source = side.slots.get(slot.replace("output.weight", "embedding.weight"))
+            if slot.rpartition("|")[2] == "output.weight" and source is not None and not untied:
+                side.slots[slot] = replace(source, slots=(slot,))
+                self._note(f"{side.checkpoint.path}: stores no output layer; its embedding stands for it (tied)")
+        for slot in missing:
+            if "|" not in slot and slot not in side.slots and f"master|{slot}" in side.slots:
+                master = side.slots[f"master|{slot}"]
+                placed = replace(master, slots=tuple(s.removeprefix("master|") for s in master.slots))
+                side.slots.update({s: placed for s in placed.slots if s not in side.slots})
+                self._note(f"{side.checkpoint.path}: parameters without weights of their own; the optimizer's master copies stand for them")
+
+    def _pair(self, a: StoredTensor, b: StoredTensor, slot: str = "") -> None:
+        note = ""
+        where = slot.rpartition("|")[2]
+        if where in ("embedding.weight", "output.weight", "output.bias") and a.shape != b.shape and a.shape[1:] == b.shape[1:]:
+            a, b, note = self._same_rows(a, b)
+        self._out.pairs.append(Pair(label(a), a, b, note))
+
+    def _same_rows(self, a: StoredTensor, b: StoredTensor) -> tuple[StoredTensor, StoredTensor, str]:
+        """Both without the rows that fill up the vocabulary of one of them; as they are where that is not what the rows look like."""
+        n, longer = sorted((a.shape[0], b.shape[0]))
+        known = self._vocab or a.padding or b.padding or 0
+        if known > n or (not known and (longer % 8 or longer >= 2 * n + 1024)):
+            return a, b, ""
+        n = known or n
+        sides = " and ".join(f"{t.shape[0] - n} of {side}" for t, side in ((a, "A"), (b, "B")) if t.shape[0] > n)
+        note = f"rows from {n} on fill up the vocabulary and were not compared ({sides})"
+        try:
+            return _first(a, n), _first(b, n), note
+        except DumpFormatError:
+            return a, b, ""
+
+    def _note(self, text: str) -> None:
+        if text not in self._out.notes:
+            self._out.notes.append(text)
+
+
+def _first(tensor: StoredTensor, n: int) -> StoredTensor:
+    return tensor if tensor.shape[0] == n else rows(tensor, 0, n, width_of(tensor))

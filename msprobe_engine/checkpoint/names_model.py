@@ -1,0 +1,142 @@
+"""What is known of a model whose checkpoint's tensors are taken apart: heads, sizes, whether layers are gated.
+
+Facts come from the checkpoint itself (config.json, args), else from the shapes of its tensors, else from the other checkpoint.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msprobe_engine.checkpoint.cuts import Heads
+from msprobe_engine.checkpoint.names_prefixes import bare
+from msprobe_engine.checkpoint.names_rules import GROUPED_QKV, Spot, spot_of
+from msprobe_engine.checkpoint.stored import Checkpoint, StoredTensor
+
+Shape = tuple[int, ...]
+
+
+class Model:
+    """Facts of one side.
+
+    Args:
+        checkpoint: whose facts and shapes are looked at.
+        other: asked when the checkpoint says nothing.
+        given: of a mapping file; go before everything.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, other: Checkpoint | None = None, given: dict[str, Any] | None = None) -> None:
+        self.notes: list[str] = []
+        self._path = checkpoint.path
+        self._facts = {k: v for k, v in checkpoint.facts.items() if v is not None} | (given or {})
+        self._other = {k: v for k, v in other.facts.items() if v is not None} if other is not None else {}
+        self._shapes: dict[str, Shape] = {}
+        self._spots: dict[str, Spot | None] = {}
+        self.slots: set[str] = set()
+        for tensor in checkpoint.tensors.values():
+            spot = self.spot(tensor.name)
+            if spot is None:
+                continue
+            slot = f"{spot.layer}{spot.rule.slot}.{spot.kind}"
+            if not tensor.state or slot not in self._shapes:
+                self._shapes[slot] = tensor.shape
+                self.slots.add(slot)
+
+    def spot(self, name: str) -> Spot | None:
+        """The place of a parameter by its name."""
+        if name not in self._spots:
+            self._spots[name] = spot_of(bare(name))
+        return self._spots[name]
+
+    def shape(self, slot: str) -> Shape | None:
+        """Shape of what the checkpoint stores at a slot (fused ones: the slot of the whole)."""
+        return self._shapes.get(slot)
+
+    def fact(self, name: str) -> Any:
+        """A fact of this checkpoint, else of the other one, with a note; None: unknown."""
+        if name in self._facts:
+            return self._facts[name]
+        if name in self._other:
+            self._say(f"{self._path}: says nothing of {name}; taken from the other checkpoint: {self._other[name]}")
+            return self._other[name]
+        return None
+
+    def number(self, name: str) -> int | None:
+        """A fact that is a whole number above 0."""
+        value = self.fact(name)
+        return int(value) if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 else None
+
+    def _say(self, note: str) -> None:
+        if note not in self.notes:
+            self.notes.append(note)
+
+    @property
+    def hidden(self) -> int | None:
+        """Width of the model: of the final norm, else a fact."""
+        norm = self.shape("final_norm.weight")
+        return norm[0] if norm is not None and len(norm) == 1 else self.number("hidden")
+
+    def head_dim(self, layer: str) -> int | None:
+        """Elements of an attention head: a fact, else the norm of queries, else width by heads (with a note)."""
+        known = self.number("head_dim")
+        if known is not None:
+            return known
+        norm = self.shape(f"{layer}attention.q_norm.weight")
+        if norm is not None and len(norm) == 1 and norm[0] <= 512 and f"{layer}attention.q_up.weight" not in self.slots:
+            self._say(f"{self._path}: head_dim {norm[0]} is taken from the norm of the queries")
+            return norm[0]
+        heads, out, hidden = self.number("heads"), self.shape(f"{layer}attention.out.weight"), self.hidden
+        if heads and hidden and out is not None and len(out) == 2:
+            inner = out[0] * out[1] // hidden
+            if inner % heads == 0:
+                return inner // heads
+        return None
+
+    def heads(self, layer: str, total: int) -> Heads | str:
+        """Rows of q, k and v in a fused projection of `total` rows; a text says why that cannot be told."""
+        size = self.head_dim(layer)
+        if size is None:
+            return "the number of attention heads is not known: give `facts: {heads: N, kv_heads: N, head_dim: N}` in a mapping file"
+        heads = self.number("heads")
+        out, hidden = self.shape(f"{layer}attention.out.weight"), self.hidden
+        q = heads * size if heads else 0
+        if out is not None and hidden and len(out) == 2:
+            q = out[0] * out[1] // hidden
+        if not q:
+            return "the number of attention heads is not known: give `facts: {heads: N}` in a mapping file"
+        rest = total - q
+        if rest <= 0 or rest % (2 * size):
+            return f"{total} rows are not {q} rows of queries and as many keys as values in heads of {size}; is `head_dim` right?"
+        return Heads(q, rest // 2, rest // (2 * size))
+
+    def gated(self, layer: str, inner: str, rows: int) -> bool | None:
+        """Whether the first linear layer of an MLP holds gate and up: twice the columns of the second layer; else a fact.
+
+        Args:
+            layer: ``layers.7.``.
+            inner: slot of the first layer, ``mlp.up`` or ``experts.3.up``.
+            rows: of the first layer.
+        """
+        down = self.shape(f"{layer}{inner[: -len('up')]}down.weight")
+        if down is not None and len(down) == 2 and rows in (down[1], 2 * down[1]):
+            return rows == 2 * down[1]
+        if down is not None and len(down) == 2 and rows in (down[0], 2 * down[0]):
+            return rows == 2 * down[0]
+        value = self.fact("gated")
+        return bool(value) if value is not None else None
+
+    def tied(self) -> bool | None:
+        """Whether the output layer is the embedding; None: not said."""
+        value = self._facts.get("tied")
+        return bool(value) if value is not None else None
+
+
+def is_megatron(checkpoint: Checkpoint) -> bool:
+    """Whether the names are Megatron's: said by the reader, or a fused attention by group is among them."""
+    if checkpoint.naming:
+        return checkpoint.naming == "megatron"
+    return any(_fused(tensor) for tensor in checkpoint.tensors.values())
+
+
+def _fused(tensor: StoredTensor) -> bool:
+    spot = spot_of(bare(tensor.name))
+    return spot is not None and spot.rule.form == GROUPED_QKV

@@ -1,0 +1,201 @@
+"""Where the parameters of transformer models lie, whatever a framework calls them: one table of names.
+
+A **slot** is a neutral place (``layers.7.attention.q.weight``, ``layers.7.experts.3.gate.weight``); a stored tensor fills one slot or,
+where parameters are fused, several. `form` says how they lie in it. Sources: Megatron-LM / megatron-core 0.16.1 (``core/transformer``,
+``core/models/gpt``, ``legacy/model``), transformers 5.23 (``models/*/modeling_*.py``, ``conversion_mapping.py``) and older releases of it,
+torchtitan 0.3, MindSpeed-LLM. A name that is in no table keeps its own spelling as its slot.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+PLAIN = "plain"
+CONV = "transposed"
+GROUPED_QKV = "qkv by group"
+BLOCK_QKV = "qkv in blocks"
+CONV_QKV = "qkv in blocks, transposed"
+FC1 = "first linear layer"
+HALVES = "gate and up"
+ROTARY = "rotary pairs"
+LATENT_DOWN = "q_down and kv_down"
+STACK = "stacked experts"
+STACK_HALVES = "stacked experts, gate and up"
+WIDE_FC1 = "experts in one matrix, gate and up"
+WIDE_FC2 = "experts in one matrix"
+
+
+class Rule(NamedTuple):
+    """What a name inside of a layer means: a slot without its layer, and how it lies."""
+
+    slot: str
+    form: str = PLAIN
+
+
+class Spot(NamedTuple):
+    """A parameter's place: ``layers.7.`` or "", the rule, the expert or None, and the last word of the name (``weight``)."""
+
+    layer: str
+    rule: Rule
+    expert: int | None
+    kind: str
+
+
+_QKV, _OUT = "attention.qkv", Rule("attention.out")
+_ATTENTION = {
+    "linear_qkv": Rule(_QKV, GROUPED_QKV),
+    "query_key_value": Rule(_QKV, GROUPED_QKV),
+    "wqkv": Rule(_QKV, GROUPED_QKV),
+    "qkv_proj": Rule(_QKV, BLOCK_QKV),
+    "W_pack": Rule(_QKV, BLOCK_QKV),
+    "Wqkv": Rule(_QKV, BLOCK_QKV),
+    "c_attn": Rule(_QKV, CONV_QKV),
+    "q_proj": Rule("attention.q"),
+    "k_proj": Rule("attention.k"),
+    "v_proj": Rule("attention.v"),
+    "linear_q": Rule("attention.q"),
+    "linear_k": Rule("attention.k"),
+    "linear_v": Rule("attention.v"),
+    "wq": Rule("attention.q", ROTARY),
+    "wk": Rule("attention.k", ROTARY),
+    "wv": Rule("attention.v"),
+    **dict.fromkeys(("linear_proj", "dense", "o_proj", "out_proj", "wo"), _OUT),
+    "c_proj": Rule("attention.out", CONV),
+    **dict.fromkeys(("q_norm", "q_layernorm", "q_a_layernorm", "q_a_norm"), Rule("attention.q_norm")),
+    **dict.fromkeys(("k_norm", "k_layernorm"), Rule("attention.k_norm")),
+    **dict.fromkeys(("kv_layernorm", "kv_a_layernorm", "kv_norm"), Rule("attention.kv_norm")),
+    # Multi-latent attention. Without a low rank of its own the query is `q_proj` in transformers, `linear_q_proj` in Megatron.
+    "linear_q_proj": Rule("attention.q"),
+    **dict.fromkeys(("linear_q_down_proj", "q_a_proj", "wq_a"), Rule("attention.q_down")),
+    **dict.fromkeys(("linear_q_up_proj", "linear_qb", "q_b_proj", "wq_b"), Rule("attention.q_up")),
+    **dict.fromkeys(("linear_kv_down_proj", "kv_a_proj_with_mqa", "wkv_a"), Rule("attention.kv_down")),
+    **dict.fromkeys(("linear_kv_up_proj", "linear_kvb", "kv_b_proj", "wkv_b"), Rule("attention.kv_up")),
+    "sinks": Rule("attention.sinks"),
+    "core_attention.softmax_offset": Rule("attention.sinks"),
+    # Norms that Transformer Engine keeps inside the linear layer behind them.
+    "linear_qkv.layer_norm": Rule("norm1"),
+    "linear_q_up_proj.layer_norm": Rule("attention.q_norm"),
+    "linear_kv_up_proj.layer_norm": Rule("attention.kv_norm"),
+    "linear_proj.post_layernorm": Rule("attention.norm_after"),
+}
+_UP, _DOWN, _GATE = Rule("up"), Rule("down"), Rule("gate")
+_MLP = {
+    **dict.fromkeys(("linear_fc1", "dense_h_to_4h"), Rule("up", FC1)),
+    **dict.fromkeys(("linear_fc2", "dense_4h_to_h"), _DOWN),
+    **dict.fromkeys(("gate_proj", "w1"), _GATE),
+    **dict.fromkeys(("up_proj", "w3", "fc1"), _UP),
+    **dict.fromkeys(("down_proj", "w2", "fc2"), _DOWN),
+    "gate_up_proj": Rule("up", HALVES),
+    "c_fc": Rule("up", CONV),
+    "c_proj": Rule("down", CONV),
+    "linear_fc1.layer_norm": Rule("norm2"),
+    "linear_fc2.post_layernorm": Rule("mlp_norm_after"),
+}
+_MOE = {
+    **dict.fromkeys(("router", "gate", "gate.wg", "router.gate", "router.layer"), Rule("router")),
+    **dict.fromkeys(("router.expert", "gate.e_score_correction", "expert"), Rule("router_bias")),
+    "experts.gate_up_proj": Rule("experts.up", STACK_HALVES),
+    "experts.down_proj": Rule("experts.down", STACK),
+    "experts.w1": Rule("experts.gate", STACK),
+    "experts.w3": Rule("experts.up", STACK),
+    "experts.w2": Rule("experts.down", STACK),
+    "experts.experts.linear_fc1": Rule("experts.up", STACK_HALVES),
+    "experts.experts.linear_fc2": Rule("experts.down", STACK),
+    "shared_expert_gate": Rule("shared_gate"),
+    "shared_experts.gate": Rule("shared_gate"),
+}
+_WIDE = {1: Rule("experts.up", WIDE_FC1), 2: Rule("experts.down", WIDE_FC2)}
+_NORMS = {
+    **dict.fromkeys(("input_layernorm", "input_norm", "ln_1", "attention_norm", "self_attn_layer_norm"), Rule("norm1")),
+    **dict.fromkeys(("pre_mlp_layernorm", "post_attention_norm", "ln_2", "ffn_norm", "final_layer_norm"), Rule("norm2")),
+    "post_attention_layernorm": Rule("norm2"),
+    "pre_feedforward_layernorm": Rule("norm2"),
+    "post_feedforward_layernorm": Rule("mlp_norm_after"),
+}
+_TOP = {
+    **dict.fromkeys(
+        ("embed_tokens", "embedding.word_embeddings", "wte", "tok_embeddings", "embed_in", "word_embeddings"), Rule("embedding")
+    ),
+    **dict.fromkeys(("embedding.position_embeddings", "wpe", "embed_positions"), Rule("positions")),
+    **dict.fromkeys(("final_layernorm", "final_norm", "norm", "ln_f", "final_layer_norm"), Rule("final_norm")),
+    **dict.fromkeys(("lm_head", "output_layer", "word_embeddings_for_head", "embed_out", "output"), Rule("output")),
+}
+_ROOTS = ("model.", "transformer.", "decoder.", "encoder.", "language_model.", "gpt_neox.", "llm.")
+_LAYER = re.compile(r"(?:layers|h|blocks)\.(?P<n>[0-9]{1,9})\.(?P<rest>.+)", re.DOTALL)
+_KIND = re.compile(r"(?P<leaf>.+)[._](?P<kind>weight|bias|weight_scale_inv|weight_scale|input_scale)(?P<e>[0-9]{1,9})?")
+_EXPERT = re.compile(r"(?:experts\.local_experts|local_experts|experts\.experts|experts)\.(?P<e>[0-9]{1,9})\.(?P<leaf>.+)")
+_ATTENTION_PATHS = ("self_attn.", "self_attention.", "attention.", "attn.")
+_MLP_PATHS = ("mlp.", "block_sparse_moe.", "feed_forward.", "moe.", "ffn.")
+_SHARED = ("shared_experts.", "shared_expert.")
+
+
+def spot_of(name: str) -> Spot | None:
+    """The place of a parameter by its name (without wrappers' prefixes); None: in no table.
+
+    >>> spot_of("model.layers.3.self_attn.q_proj.weight")
+    Spot(layer='layers.3.', rule=Rule(slot='attention.q', form='plain'), expert=None, kind='weight')
+    """
+    text = name
+    while True:
+        for root in _ROOTS:
+            if text.startswith(root):
+                text = text[len(root) :]
+                break
+        else:
+            break
+    layer = _LAYER.fullmatch(text)
+    leaf, kind, expert = _words(layer["rest"] if layer else text)
+    if layer is None:
+        rule = _TOP.get(leaf)
+        return Spot("", rule, None, kind) if rule is not None and expert is None else None
+    inside = _in_layer(leaf, expert)
+    if inside is None:
+        return None
+    if not kind and inside[0].form in (STACK, STACK_HALVES):
+        kind = "weight"  # stacked experts are parameters of their module, without a linear layer's `.weight`
+    return Spot(f"layers.{int(layer['n'])}.", inside[0], inside[1], kind)
+
+
+def _words(text: str) -> tuple[str, str, int | None]:
+    """Leaf, last word, and the expert's number that Transformer Engine's grouped linear layers put behind it."""
+    match = _KIND.fullmatch(text)
+    if match is None:
+        return text, "", None
+    return match["leaf"], match["kind"], int(match["e"]) if match["e"] is not None else None
+
+
+def _in_layer(leaf: str, expert: int | None) -> tuple[Rule, int | None] | None:
+    if expert is None and leaf in _NORMS:
+        return _NORMS[leaf], None
+    for path in _ATTENTION_PATHS:
+        if leaf.startswith(path) and expert is None:
+            rule = _ATTENTION.get(leaf[len(path) :])
+            return (rule, None) if rule is not None else None
+    for path in _MLP_PATHS:
+        if leaf.startswith(path):
+            return _in_mlp(leaf[len(path) :], expert)
+    return None
+
+
+def _in_mlp(leaf: str, expert: int | None) -> tuple[Rule, int | None] | None:
+    numbered = _EXPERT.fullmatch(leaf)
+    if numbered is not None and expert is None:
+        leaf, expert = numbered["leaf"], int(numbered["e"])
+    elif expert is not None:
+        if leaf == "experts" and expert in _WIDE:
+            return _WIDE[expert], None
+        if not leaf.startswith("experts."):
+            return None
+        leaf = leaf[len("experts.") :]
+    if expert is not None:
+        rule = _MLP.get(leaf)
+        return (rule._replace(slot=f"experts.{expert}.{rule.slot}"), expert) if rule is not None else None
+    for path in _SHARED:
+        if leaf.startswith(path) and leaf[len(path) :] in _MLP:
+            rule = _MLP[leaf[len(path) :]]
+            return rule._replace(slot=f"shared.{rule.slot}"), None
+    if leaf in _MOE:
+        return _MOE[leaf], None
+    rule = _MLP.get(leaf)
+    return (rule._replace(slot=rule.slot if rule.slot.startswith(("norm", "mlp_norm")) else f"mlp.{rule.slot}"), None) if rule else None

@@ -1,0 +1,191 @@
+"""Which slots a stored tensor fills, and how it is taken apart into them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from msprobe_engine.checkpoint import cuts
+from msprobe_engine.checkpoint import names_rules as rules
+from msprobe_engine.checkpoint.cuts import Cut
+from msprobe_engine.checkpoint.names_model import Model
+from msprobe_engine.checkpoint.names_prefixes import bare, state_of
+from msprobe_engine.checkpoint.names_rules import Spot
+from msprobe_engine.checkpoint.stored import StoredTensor
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A stored tensor and the slots that it fills.
+
+    Attributes:
+        slots: neutral names, with the state of an optimizer before them (``exp_avg|layers.0.mlp.up.weight``).
+        form: how the slots lie in the tensor. Two tensors of the same slots, form and shape hold the same elements in the same order.
+        cut: makes one tensor for each slot; None: the tensor is its only slot.
+        why_not: why the tensor cannot be taken apart, although it is of several slots.
+    """
+
+    tensor: StoredTensor
+    slots: tuple[str, ...]
+    form: str = rules.PLAIN
+    cut: Cut | None = None
+    why_not: str = ""
+
+
+def place(tensor: StoredTensor, model: Model) -> Placed:
+    """Where a tensor belongs. Optimizer states lie as their parameter does; single numbers (Adam's step) count for every slot."""
+    state = state_of(tensor)
+    head = f"{state}|" if state else ""
+    spot = model.spot(tensor.name)
+    if spot is None:
+        return Placed(tensor, (head + bare(tensor.name),))
+    stored = model.shape(f"{spot.layer}{spot.rule.slot}.{spot.kind}") or tensor.shape
+    single = tensor.numel == 1 and stored != tensor.shape
+    shaped = tensor if not single else replace(tensor, shape=stored)
+    found = _placed(shaped, spot, model)
+    slots = tuple(f"{head}{spot.layer}{name}.{spot.kind}" for name in found.slots)
+    if single:
+        return Placed(tensor, slots, rules.PLAIN, partial(_repeated, count=len(slots)) if len(slots) > 1 else None)
+    if tensor.shape != stored and found.cut is not None:
+        return Placed(tensor, (head + bare(tensor.name),), why_not=f"has shape {list(tensor.shape)}, its parameter {list(stored)}")
+    return replace(found, tensor=tensor, slots=slots)
+
+
+def _repeated(tensor: StoredTensor, count: int) -> list[StoredTensor]:
+    return [tensor] * count
+
+
+def _placed(tensor: StoredTensor, spot: Spot, model: Model) -> Placed:
+    """As `place`, slots without layer and kind."""
+    slot, form = spot.rule.slot, spot.rule.form
+    shape = tensor.shape
+    if form in (rules.GROUPED_QKV, rules.BLOCK_QKV, rules.CONV_QKV):
+        return _qkv(tensor, spot, model)
+    if form == rules.CONV and len(shape) == 2 and _is_conv(spot, model):
+        return Placed(tensor, (slot,), form, lambda t: [cuts.turned(t)])
+    if form == rules.FC1:
+        gated = model.gated(spot.layer, slot, shape[0]) if shape else None
+        if gated is None:
+            return Placed(
+                tensor, (slot,), why_not="whether it holds gate and up is not known: give `facts: {gated: true}` in a mapping file"
+            )
+        form = rules.HALVES if gated else rules.PLAIN
+    if form == rules.HALVES:
+        return Placed(tensor, (f"{slot[:-2]}gate", slot), form, cuts.halves)
+    if form == rules.ROTARY:
+        return _rotary(tensor, spot, model)
+    if form in (rules.STACK, rules.STACK_HALVES) and shape:
+        return _stack(tensor, spot, model)
+    if form in (rules.WIDE_FC1, rules.WIDE_FC2):
+        return _wide(tensor, spot, model)
+    return Placed(tensor, (slot,))
+
+
+def _is_conv(spot: Spot, model: Model) -> bool:
+    """Whether weights of these names lie inputs first (GPT-2 of transformers) and not outputs first (nanoGPT): told by the fused qkv."""
+    fused = model.shape(f"{spot.layer}attention.qkv.weight")
+    return fused is None or len(fused) != 2 or fused[0] < fused[1]
+
+
+def _qkv(tensor: StoredTensor, spot: Spot, model: Model) -> Placed:
+    form, layer = spot.rule.form, spot.layer
+    if f"{layer}attention.q_up.weight" in model.slots:
+        return _latent(tensor, spot, model)
+    slots = ("attention.q", "attention.k", "attention.v")
+    turn = form == rules.CONV_QKV and len(tensor.shape) == 2 and _is_conv(spot, model)
+    heads = model.heads(layer, tensor.shape[1] if turn else tensor.shape[0])
+    if isinstance(heads, str):
+        return Placed(tensor, (spot.rule.slot,), form, why_not=heads)
+    if form == rules.GROUPED_QKV:
+        return Placed(tensor, slots, f"{form} {heads}", partial(cuts.grouped_qkv, heads=heads))
+
+    def blocks(t: StoredTensor) -> list[StoredTensor]:
+        return cuts.blocks(cuts.turned(t) if turn else t, heads.sizes, "qkv")
+
+    return Placed(tensor, slots, f"{form} {heads} {turn}", blocks)
+
+
+def _latent(tensor: StoredTensor, spot: Spot, model: Model) -> Placed:
+    """MindSpeed's one projection down for queries, keys and values of multi-latent attention."""
+    up = model.shape(f"{spot.layer}attention.q_up.weight")
+    if up is None or len(up) != 2 or up[1] >= tensor.shape[0]:
+        return Placed(tensor, (spot.rule.slot,), why_not="the rank of the queries is not known")
+    sizes = (up[1], tensor.shape[0] - up[1])
+    slots = ("attention.q_down", "attention.kv_down")
+    return Placed(tensor, slots, rules.LATENT_DOWN, lambda t: cuts.blocks(t, sizes, ("q_down", "kv_down")))
+
+
+def _rotary(tensor: StoredTensor, spot: Spot, model: Model) -> Placed:
+    size = model.head_dim(spot.layer)
+    if size is None or tensor.shape[0] % size or size % 2:
+        return Placed(
+            tensor, (spot.rule.slot,), why_not="the size of an attention head is not known: give `facts: {head_dim: N}` in a mapping file"
+        )
+    return Placed(tensor, (spot.rule.slot,), f"{rules.ROTARY} {size}", lambda t: [cuts.half_rotation(t, size)])
+
+
+def _stack(tensor: StoredTensor, spot: Spot, model: Model) -> Placed:
+    """Experts along dimension 0; each ``[outputs, inputs]``, or turned round where the widths say so."""
+    n, leaf = tensor.shape[0], spot.rule.slot.rpartition(".")[2]
+    turn = len(tensor.shape) == 3 and _is_turned(spot.layer, model)
+    gated = spot.rule.form == rules.STACK_HALVES
+    if gated and spot.rule.slot == "experts.up":
+        down = model.shape(f"{spot.layer}experts.down.weight")
+        if down is not None and len(down) == 3 and len(tensor.shape) == 3:
+            gated = tensor.numel == 2 * down[1] * down[2] * n
+    leaves = ("gate", leaf) if gated else (leaf,)
+
+    def parts(t: StoredTensor) -> list[StoredTensor]:
+        found = []
+        for one in cuts.unstacked(t):
+            one = cuts.turned(one) if turn else one
+            found += cuts.halves(one) if gated else [one]
+        return found
+
+    return Placed(tensor, _expert_slots(n, leaves), f"{spot.rule.form} {n} {turn} {gated}", parts)
+
+
+def _is_turned(layer: str, model: Model) -> bool:
+    """Whether experts lie inputs first: ``gate_up [E, hidden, 2 x inner]``, ``down [E, inner, hidden]``."""
+    up, down = model.shape(f"{layer}experts.up.weight"), model.shape(f"{layer}experts.down.weight")
+    if up is None or down is None or len(up) != 3 or len(down) != 3:
+        return False
+    outputs_first = up[2] == down[1] and up[1] in (down[2], 2 * down[2])
+    inputs_first = up[1] == down[2] and up[2] in (down[1], 2 * down[1])
+    return inputs_first and not outputs_first
+
+
+def _wide(tensor: StoredTensor, spot: Spot, model: Model) -> Placed:
+    """Megatron's older grouped experts: ``weight1``, ``weight2`` are matrices whose bytes are ``[E, inputs, outputs]``
+    (`GroupedMLP.forward` of megatron-core views them so)."""
+    n, hidden = model.number("experts"), model.hidden
+    if len(tensor.shape) != 2 or not n or not hidden or tensor.numel % (n * hidden):
+        return Placed(tensor, (spot.rule.slot,), why_not="the number of experts is not known: give `facts: {experts: N}` in a mapping file")
+    if any(box.sizes != tensor.shape for box in tensor.boxes):
+        return Placed(tensor, (spot.rule.slot,), why_not="its experts lie on several ranks as one matrix")
+    inner = tensor.numel // (n * hidden)
+    first = spot.rule.form == rules.WIDE_FC1
+    sizes = (n, hidden, inner) if first else (n, inner, hidden)
+    gated = first and bool(model.fact("gated"))
+
+    def parts(t: StoredTensor) -> list[StoredTensor]:
+        strides = (sizes[1] * sizes[2], sizes[2], 1)
+        whole = replace(
+            t,
+            shape=sizes,
+            boxes=tuple(replace(box, offsets=(0, 0, 0), sizes=sizes, strides=strides) for box in t.boxes),
+            copies=tuple(replace(box, offsets=(0, 0, 0), sizes=sizes, strides=strides) for box in t.copies if box.sizes == t.shape),
+        )
+        found = []
+        for one in cuts.unstacked(whole):
+            found += cuts.halves(cuts.turned(one)) if gated else [cuts.turned(one)]
+        return found
+
+    return Placed(
+        tensor, _expert_slots(n, ("gate", "up") if gated else ("up",) if first else ("down",)), f"{spot.rule.form} {sizes} {gated}", parts
+    )
+
+
+def _expert_slots(count: int, leaves: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f"experts.{e}.{leaf}" for e in range(count) for leaf in leaves)

@@ -1,0 +1,79 @@
+"""Pairs of checkpoints in one naming scheme: prefixes, padding, tied embeddings, optimizer states."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from stored_arrays import array_of, checkpoint_of
+
+from msprobe_engine.checkpoint.names import aligned
+
+
+def _ramp(*shape: int, start: int = 0) -> np.ndarray:
+    return np.arange(start, start + int(np.prod(shape)), dtype=np.float32).reshape(shape)
+
+
+def test_tensors_of_one_name_are_pairs_in_the_order_of_the_first_checkpoint(tmp_path: Path) -> None:
+    """Names that are in no table are paired as they are; what one side lacks is named."""
+    a = checkpoint_of({"z": _ramp(3), "m": _ramp(2, 2), "exp_avg|m": _ramp(2, 2), "gone": _ramp(1)}, tmp_path / "a")
+    b = checkpoint_of({"m": _ramp(2, 2), "exp_avg|m": _ramp(2, 2), "z": _ramp(3), "new": _ramp(1)}, tmp_path / "b")
+    found = aligned(a, b)
+    assert [pair.name for pair in found.pairs] == ["z", "m", "optimizer.exp_avg.m"]
+    assert [t.key for t in found.only_a] == ["gone"]
+    assert [t.key for t in found.only_b] == ["new"]
+
+
+def test_prefixes_of_wrappers_do_not_matter(tmp_path: Path) -> None:
+    """DDP, torch.compile, FSDP and activation checkpointing change names, not parameters."""
+    names = ["net.0.weight", "model.layers.1.mlp.up_proj.weight"]
+    a = checkpoint_of({name: _ramp(2, 3) for name in names}, tmp_path / "a")
+    b = checkpoint_of(
+        {
+            "module._orig_mod.net.0._fsdp_wrapped_module.weight": _ramp(2, 3),
+            "module.module.model._checkpoint_wrapped_module.layers.1.mlp.up_proj.weight": _ramp(2, 3),
+        },
+        tmp_path / "b",
+    )
+    found = aligned(a, b)
+    assert [pair.name for pair in found.pairs] == names
+    assert not found.only_a
+    assert not found.only_b
+
+
+def test_rows_that_fill_up_a_vocabulary_are_not_compared(tmp_path: Path) -> None:
+    """Two tensor-parallel sizes pad to other lengths; the rows of the vocabulary itself are the pair, and it is said."""
+    word = _ramp(50, 4)
+    a = checkpoint_of({"embedding.word_embeddings.weight": np.concatenate([word, _ramp(6, 4)])}, tmp_path / "a")
+    b = checkpoint_of({"embedding.word_embeddings.weight": np.concatenate([word, -_ramp(14, 4)])}, tmp_path / "b", {"vocab": 50})
+    (pair,) = aligned(a, b).pairs
+    assert pair.a.shape == pair.b.shape == (50, 4)
+    assert np.array_equal(array_of(pair.a), array_of(pair.b))
+    assert "rows from 50 on" in pair.note
+
+
+def test_an_embedding_stands_for_the_output_layer_that_it_is_tied_to(tmp_path: Path) -> None:
+    """safetensors keeps tied tensors once; the output layer of the other side is compared with the embedding, states alike."""
+    word = _ramp(8, 4)
+    a = checkpoint_of(
+        {"embedding.word_embeddings.weight": word, "output_layer.weight": word, "exp_avg|output_layer.weight": word}, tmp_path / "a"
+    )
+    b = checkpoint_of({"model.embed_tokens.weight": word, "exp_avg|model.embed_tokens.weight": word}, tmp_path / "b")
+    found = aligned(a, b)
+    assert [(pair.name, pair.b.name) for pair in found.pairs] == [
+        ("embedding.word_embeddings.weight", "model.embed_tokens.weight"),
+        ("output_layer.weight", "model.embed_tokens.weight"),
+        ("optimizer.exp_avg.output_layer.weight", "model.embed_tokens.weight"),
+    ]
+    assert any("tied" in note for note in found.notes)
+    b.facts["tied"] = False
+    assert "output_layer.weight" in [t.name for t in aligned(a, b).only_a]
+
+
+def test_states_of_an_optimizer_that_one_side_does_not_keep_are_left_out_and_counted(tmp_path: Path) -> None:
+    """Weights alone against a training checkpoint: nothing is missing, and what was passed over is said."""
+    a = checkpoint_of({"w": _ramp(3), "exp_avg|w": _ramp(3)}, tmp_path / "a")
+    b = checkpoint_of({"w": _ramp(3)}, tmp_path / "b")
+    found = aligned(a, b)
+    assert not found.only_a
+    assert [(left.side, left.names) for left in found.left_out] == [("a", ("optimizer.exp_avg.w",))]
