@@ -6,21 +6,19 @@ whose inputs differ already only pass it on. With two runs that ought to be equa
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from msprobe_engine import names
 from msprobe_engine import rows as _rows
 from msprobe_engine.dump import layout
+from msprobe_engine.dump.chosen import ChosenRecords
 from msprobe_engine.dump.layout import DumpWriteError
 from msprobe_engine.dump.parsed import DumpedTensor, StepDump
 from msprobe_engine.dump.reader import DumpDirectory, open_dump
-from msprobe_engine.dump.tensor_names import holds_gradients, place_of, tensor_files
+from msprobe_engine.dump.tensor_names import holds_gradients, place_of
 from msprobe_engine.dump.tensors import TensorStore
 from msprobe_engine.dump.writer import DumpSink
 from msprobe_engine.errors import ProbeError
@@ -195,38 +193,30 @@ def _compare(ref: TensorRef, rows: Rows, there: DumpedTensor | None) -> tuple[bo
     return None, ("", "")
 
 
-class DifferenceSink:
+class DifferenceSink(ChosenRecords):
     """Keeps of every frame the differing records only, their tensors included. Comparing is done on the writer thread.
 
     Each rank directory also gets ``bench.json``: how many records were equal, differed, inherited a difference, were not in the earlier
-    dump or could not be decided, and the checksums of what differs. The frame log of a killed process has all records of its last step.
+    dump or could not be decided, and the checksums of what differs.
 
     Args:
-        sink: takes what is left.
-        files: the `DumpSink` behind it: where files are.
+        sink, files, tensors: see `ChosenRecords`.
         bench: the earlier dump.
-        tensors: the store of `files`; its other files of the step are removed.
         rank: says the rank of this process.
     """
 
-    name = "dump"
-
     def __init__(self, sink: Sink, files: DumpSink, bench: Bench, tensors: TensorStore | None, rank: Callable[[], int | None]) -> None:
-        self._sink = sink
-        self._files = files
+        super().__init__(sink, files, tensors)
         self._bench = bench
-        self._tensors = tensors
         self._rank = rank
 
-    def write(self, frame: Frame, alerts: Sequence[Alert]) -> None:
-        """Write the differing records of a frame. Frames after the last wanted record are dropped with their directory.
+    @property
+    def done(self) -> bool:
+        """See `ChosenRecords.done`."""
+        return self._bench.done
 
-        Raises:
-            SinkError: a file cannot be written.
-        """
-        if self._bench.done:
-            self._discard(frame.step)
-            return
+    def choose(self, frame: Frame, alerts: Sequence[Alert]) -> None:
+        """See `ChosenRecords.choose`."""
         try:
             verdicts = self._bench.judge(frame, self._rank())
         except ProbeError as error:
@@ -242,13 +232,7 @@ class DifferenceSink:
         self._only(frame, kept, alerts, facts)
 
     def _only(self, frame: Frame, kept: Sequence[str], alerts: Sequence[Alert], facts: dict[str, object]) -> None:
-        wanted = set(kept)
-        entries = [entry for entry in frame.entries if entry.name in wanted]
-        if self._tensors is not None:
-            options = self._tensors.options
-            named = {file for e in entries for _, file, _ in tensor_files(e, options.sections(e), options.suffix) if file is not None}
-            self._tensors.keep_only(frame.step, named)
-        self._sink.write(replace(frame, entries=entries), alerts)
+        self.write_only(frame, kept, alerts)
         file = self._files.directory(frame.step) / layout.BENCH
         if not file.parent.is_dir():  # a frame without records whose step was never begun
             return
@@ -265,25 +249,3 @@ class DifferenceSink:
             _log.info("bench_path: step %d: outputs differ although the inputs are equal: %s%s", step, one_line(kept[0]), more)
         if self._bench.done:
             _log.info("bench_path: as many differing records as diff_nums asks for were found")
-
-    def _discard(self, step: int) -> None:
-        if self._tensors is not None:
-            self._tensors.keep_only(step, ())
-            self._tensors.finish(step)
-        path = self._files.directory(step)
-        for file in (layout.FRAME_LOG, layout.MARKER):
-            with contextlib.suppress(OSError):
-                os.unlink(path / file)
-        for directory in (path / layout.TENSORS, path, path.parent):  # where nothing is left
-            with contextlib.suppress(OSError):
-                directory.rmdir()
-
-    def drain(self) -> None:
-        """See `DumpSink.drain`."""
-        self._files.drain()
-
-    def flush(self) -> None:
-        self._sink.flush()
-
-    def close(self) -> None:
-        self._sink.close()

@@ -90,7 +90,10 @@ class DumpSink:
         selection: Mapping[str, Any] = MappingProxyType({}),
         tensors: TensorStore | None = None,
     ) -> None:
-        for value, allowed, what in ((level, ("L0", "L1", "mix", "debug"), "level"), (task, ("statistics", "tensor", "structure"), "task")):
+        for value, allowed, what in (
+            (level, ("L0", "L1", "mix", "debug"), "level"),
+            (task, ("statistics", "tensor", "structure", "overflow_check"), "task"),
+        ):
             if value not in allowed:
                 raise UsageError(f"DumpSink: {what} {value!r}; allowed: {', '.join(allowed)}")
         unknown = [m for m in data_mode if m not in _MODES]

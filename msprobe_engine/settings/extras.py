@@ -1,4 +1,4 @@
-"""Rules of the keys around a dump: replay of inputs (``load``), comparison while dumping (``bench_path``), device kernels (level L2)."""
+"""Rules of the keys around a dump: replay of inputs (``load``), a choice of records (``bench_path``, overflow_check), level L2."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ def check(dump: DumpSettings, section: str, report: Report) -> None:
         _load(dump.load, join(section, "load"), report)
     if dump.bench_path is not None:
         _bench(dump, section, report)
-    if dump.level == "L2":
+    if dump.task == "overflow_check":
+        _overflow(dump, section, report)
+    elif dump.level == "L2":
         _kernels(dump, section, report)
 
 
@@ -53,6 +55,15 @@ def _bench(dump: DumpSettings, section: str, report: Report) -> None:
         )
     if dump.diff_nums == 0:
         report.error(join(section, "diff_nums"), "0 is not allowed; allowed: -1 (never stop) or an integer >= 1")
+
+
+def _overflow(dump: DumpSettings, section: str, report: Report) -> None:
+    if dump.level not in ("L0", "L1", "mix"):
+        report.error(join(section, "level"), f"task 'overflow_check' looks at calls, not at level '{dump.level}'; allowed: L0, L1, mix")
+    if dump.overflow_nums == 0:
+        report.error(join(section, "overflow_nums"), "0 is not allowed; allowed: -1 (never stop) or an integer >= 1")
+    if dump.summary_mode != "statistics":
+        report.error(join(section, "summary_mode"), f"'{dump.summary_mode}' has no effect in task 'overflow_check'; leave it out")
 
 
 def _kernels(dump: DumpSettings, section: str, report: Report) -> None:

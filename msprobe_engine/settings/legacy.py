@@ -13,11 +13,10 @@ from msprobe_engine.settings.tree import BAD, Key, Report, convert, join, keys_o
 
 _UNBUILT = "is accepted, but what it asks for is not built yet; it has no effect"
 
-OTHER_TASKS = ("overflow_check", "free_benchmark", "run_ut", "grad_probe", "acc_check", "nan_check", "exception_dump", "diff_check")
+OTHER_TASKS = ("free_benchmark", "run_ut", "grad_probe", "acc_check", "nan_check", "exception_dump", "diff_check")
 """Tasks of the existing tool that are other features; their sections are left alone."""
 
 _INSTEAD = {
-    "overflow_check": "NaN and Inf are found by TorchProbe (rule nan_inf) and by `msprobe nan_analyze` in a dump of task statistics",
     "nan_check": "NaN and Inf are counted in every dump of task statistics; `msprobe nan_analyze` finds where they begin",
     "exception_dump": "TorchProbe writes an incident directory when a critical alert is raised",
     "diff_check": "use task 'tensor' with tensor.bench_path",
@@ -65,6 +64,7 @@ _SECTIONS = {
     "statistics": ("scope", "list", "tensor_list", "data_mode", "summary_mode", "slice", "request_id", *_TENSOR_FILES),
     "tensor": ("scope", "list", "data_mode", "summary_mode", "slice", "request_id", "bench_path", "diff_nums", *_TENSOR_FILES),
     "structure": ("scope", "list", "data_mode"),
+    "overflow_check": ("overflow_nums", "check_mode", "scope", "list", "data_mode", "slice", *_TENSOR_FILES),
 }
 _SECTION_UNBUILT: dict[str, dict[str, tuple[Any, ...]]] = {
     "statistics": {"device": ("host", "device"), "precision": ("low", "high")},
@@ -79,6 +79,7 @@ _SECTION_UNBUILT: dict[str, dict[str, tuple[Any, ...]]] = {
         "online_run_ut_recompute": (False,),
     },
     "structure": {"summary_mode": ("statistics", "md5", "xor")},  # there are no numbers to summarise
+    "overflow_check": {},
 }
 DUMP_KEYS = (*_TOP, *_TOP_UNBUILT, *_WITHOUT_EFFECT, *_SECTIONS, *OTHER_TASKS)
 """Top-level keys of ``config.json``."""

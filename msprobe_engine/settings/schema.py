@@ -18,7 +18,7 @@ def _rule(default: Any, help: str, **rule: Any) -> Any:
 
 
 LEVELS = ("L0", "L1", "mix", "L2", "debug")
-TASKS = ("statistics", "tensor", "structure")
+TASKS = ("statistics", "tensor", "structure", "overflow_check")
 OPS = ("norm", "min", "max", "mean", "zeros", "nans", "infs", "rms", "absmax", "kurtosis", "underflow", "shape", "dtype", "digest")
 RULES = (
     "recommended", "nan_inf", "loss_not_finite", "loss_spike", "update_norm_doubling", "exploding_gradient", "vanishing_gradient",
@@ -83,6 +83,10 @@ class DumpSettings:
     memory_budget_mb: int = _rule(2048, "host memory that tensors waiting to be written may take", minimum=1)
     bench_path: str | None = _rule(None, "an earlier dump with the same summary_mode: only records that differ are written")
     diff_nums: int = _rule(1, "with bench_path: stop after so many differing records, -1 never", minimum=-1)
+    overflow_nums: int = _rule(1, "task overflow_check: stop after so many calls with NaN or Inf, -1 never", minimum=-1)
+    check_mode: str = _rule(
+        "all", "task overflow_check: accepted for existing files; every call is looked at", choices=("all", "aicore", "atomic")
+    )
     perturb: str = _rule(
         "",
         "calibration run: before the first step, move the weights by a rounding unit (ulp) or round them (bf16); changes the training",

@@ -62,7 +62,7 @@ class DumpRun:
         self.saved: SavedVariables | None = None
         self._saving = threading.RLock()  # a program may save from several threads
         self.keeper: Keeper | None = None
-        self.extras = Extras(DumpSettings(), Path(), self.faults)
+        self.extras = Extras(DumpSettings(), Path(), self.faults, self.files.tally.skip)
         self.custom = CustomApis(lambda: None if self.capture is None else self.capture.api)
         self.tokens = TokenWindow(
             lambda: self._see(True, self._modes), lambda: self._see(False), lambda error: self.faults.fail("token_range", error)
@@ -82,7 +82,7 @@ class DumpRun:
         """Take over a configuration; no step is open. May be called again between steps: what the last one made is closed here."""
         dump = settings.dump
         assert dump is not None
-        extras = Extras(dump, root_of(settings), self.faults)
+        extras = Extras(dump, root_of(settings), self.faults, self.files.tally.skip)
         self._take_off()
         self.extras.close()
         self.extras = extras

@@ -1,4 +1,4 @@
-"""What the dump settings ask for besides a dump: replay of inputs, comparison with an earlier dump, kernels of an NPU."""
+"""What the dump settings ask for besides a dump: replay of inputs, a choice of records (bench_path, overflow_check), kernels of an NPU."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from msprobe_engine.dump.bench import Bench, DifferenceSink
+from msprobe_engine.dump.overflow import Overflows, OverflowSink
 from msprobe_engine.dump.tensors import TensorStore
 from msprobe_engine.dump.writer import DumpSink
 from msprobe_engine.guard import Faults
@@ -24,15 +25,18 @@ class Extras:
         dump: the settings.
         root: where step directories are.
         faults: isolation of failures.
+        skip: counts what is left out on purpose, by reason.
 
     Raises:
         UsageError: level L2 without an NPU.
     """
 
-    def __init__(self, dump: DumpSettings, root: Path, faults: Faults) -> None:
+    def __init__(self, dump: DumpSettings, root: Path, faults: Faults, skip: Callable[[str], None]) -> None:
         self._window = Window(dump.rank, dump.step)
         self._load = dump.load
         self._bench = None if dump.bench_path is None else Bench(dump.bench_path, dump.diff_nums)
+        self._overflows = Overflows(dump.overflow_nums) if dump.task == "overflow_check" else None
+        self._skip = skip
         self.kernels = KernelDump(dump.list[0], root, faults) if dump.level == "L2" else None
         self.replay = None if dump.load is None else Replay(dump.load, faults)
 
@@ -43,8 +47,8 @@ class Extras:
 
     @property
     def ended(self) -> bool:
-        """True when the comparison has found what it was to find."""
-        return self._bench is not None and self._bench.done
+        """True when all that was to be found was found."""
+        return (self._bench is not None and self._bench.done) or (self._overflows is not None and self._overflows.left == 0)
 
     def begin(self, model: Models | None, step: int, rank: int | None) -> None:
         """``start()``. Hooks of the dump must be put on later than those of the replay, to see what the modules see."""
@@ -75,5 +79,7 @@ class Extras:
             self.kernels.close()
 
     def sink(self, sink: Sink, files: DumpSink, tensors: TensorStore | None, rank: Callable[[], int | None]) -> Sink:
-        """`sink`, or one in front of it that passes on what differs from the earlier dump."""
+        """`sink`, or one in front of it that passes on what differs from the earlier dump, or what has NaN or Inf."""
+        if self._overflows is not None:
+            return OverflowSink(sink, files, self._overflows, tensors, self._skip)
         return sink if self._bench is None else DifferenceSink(sink, files, self._bench, tensors, rank)

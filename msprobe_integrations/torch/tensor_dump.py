@@ -48,7 +48,7 @@ def build_keeper(
 
 
 def _saves(dump: DumpSettings) -> Callable[[str], bool] | None:
-    if dump.task == "tensor":
+    if dump.task in ("tensor", "overflow_check"):
         return lambda _: True
     if dump.task == "statistics" and dump.tensor_list and dump.level != "debug":
         return NamePatterns(dump.tensor_list)

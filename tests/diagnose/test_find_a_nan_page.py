@@ -78,3 +78,16 @@ def test_attempts_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_causes() -> None:
     """Every cause has its row on the page, and no other."""
     assert set(re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE)) == set(CAUSES)
+
+
+def test_overflow_task_example() -> None:
+    """The settings of "Write only the calls that overflow" are accepted, and the task is the one the page speaks of."""
+    import json
+
+    from msprobe_engine.settings.load import load_settings
+
+    shown = re.search(r"^## Write only the calls that overflow\n.*?```json\n(.*?)```", PAGE, re.DOTALL | re.MULTILINE)
+    assert shown is not None
+    dump = load_settings(json.loads(shown.group(1))).dump
+    assert dump is not None
+    assert (dump.task, dump.overflow_nums) == ("overflow_check", 1)

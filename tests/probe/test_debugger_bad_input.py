@@ -48,14 +48,13 @@ def test_path_of_the_file() -> None:
 
 
 VALUES: list[tuple[str, Any, str]] = [
-    ("task", "statistic", "'statistic' (string) is not allowed; allowed: one of 'statistics', 'tensor', 'structure'"),
+    ("task", "statistic", "'statistic' (string) is not allowed; allowed: one of 'statistics', 'tensor', 'structure', 'overflow_check'"),
     ("task", "statistic", "; did you mean 'statistics'?"),
     ("task", 3, "3 (integer) is not allowed"),
-    ("task", "run_ut", "task 'run_ut' of the existing tool is not built; allowed: statistics, tensor, structure"),
+    ("task", "run_ut", "task 'run_ut' of the existing tool is not built; allowed: statistics, tensor, structure, overflow_check"),
     ("task", "acc_check", "task 'acc_check' of the existing tool is not built"),
     ("task", "free_benchmark", "task 'free_benchmark' of the existing tool is not built"),
     ("task", "nan_check", "NaN and Inf are counted in every dump of task statistics"),
-    ("task", "overflow_check", "NaN and Inf are found by TorchProbe"),
     ("task", "exception_dump", "TorchProbe writes an incident directory"),
     ("task", "diff_check", "use task 'tensor' with tensor.bench_path"),
     ("level", "L3", "'L3' (string) is not allowed; allowed: one of 'L0', 'L1', 'mix', 'L2', 'debug'"),
