@@ -1,0 +1,342 @@
+/* Two tensors of the same shape in host memory: are the bits the same, and if not, how far apart are the values. One pass.
+ *
+ * The memory is walked in chunks that stay in the L1 cache. A chunk whose bits are equal costs a comparison and a sum of squares;
+ * only in others the values are taken apart. Sums are kept in float64 whatever the element type. Elements that are NaN or Inf on either side
+ * count as such and take no part in sums and in the largest difference. msprobe_engine/checkpoint/metrics.py has the same in numpy.
+ */
+#if !defined(Py_GIL_DISABLED)
+#define Py_LIMITED_API 0x030A0000
+#endif
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+/* The compiler makes the loops once per instruction set, and the loader chooses. */
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__gnu_linux__) && defined(__GLIBC__)
+#define CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define CLONES
+#endif
+#define INLINE static inline __attribute__((always_inline))
+
+enum { F32, F64, F16, BF16, I8, I16, I32, I64, U8, U16, U32, U64, BOOL, E4M3FN, E5M2, E4M3FNUZ, E5M2FNUZ, E8M0, CODES };
+static const unsigned char ITEM[CODES] = {4, 8, 2, 2, 1, 2, 4, 8, 1, 2, 4, 8, 1, 1, 1, 1, 1, 1};
+#define CHUNK 1024
+#define LANES 16
+#define GIL_BYTES (32 * 1024)
+
+/* As metrics.Sums has it: 8 integers, then 8 floats. */
+typedef struct {
+    int64_t changed;  /* elements whose bits differ; whose values differ when the types do */
+    int64_t beyond;   /* elements further apart than the tolerance */
+    int64_t nan_a, inf_a, nan_b, inf_b;
+    int64_t at;       /* element of the largest difference, -1: none */
+    int64_t unrounded; /* of two types: elements that rounding to the narrower one does not make equal */
+    double dd, ab, aa, bb, max;
+    double atol, rtol, reserved;
+} Sums;
+
+static double tables[5][256];
+
+typedef union {
+    uint32_t u;
+    float f;
+} Bits32;
+
+INLINE double from_half(uint16_t w) {
+    Bits32 v;
+    v.u = (uint32_t)(w & 0x7FFF) << 13;
+    v.f *= 0x1p112f;
+    v.u |= (w & 0x7C00) == 0x7C00 ? 0x7F800000u : 0;
+    v.u |= (uint32_t)(w & 0x8000) << 16;
+    return v.f;
+}
+
+INLINE double from_bfloat(uint16_t w) {
+    Bits32 v;
+    v.u = (uint32_t)w << 16;
+    return v.f;
+}
+
+INLINE void decode(const uint8_t *p, int code, int n, double *to) {
+#define EACH(T, EXPRESSION)                                                                                                                \
+    for (int i = 0; i < n; i++) {                                                                                                          \
+        T w;                                                                                                                               \
+        memcpy(&w, p + i * (int)sizeof(T), sizeof(T));                                                                                     \
+        to[i] = (EXPRESSION);                                                                                                              \
+    }                                                                                                                                      \
+    return;
+    switch (code) {
+    case F32: EACH(float, w)
+    case F64: EACH(double, w)
+    case F16: EACH(uint16_t, from_half(w))
+    case BF16: EACH(uint16_t, from_bfloat(w))
+    case I8: EACH(int8_t, w)
+    case I16: EACH(int16_t, w)
+    case I32: EACH(int32_t, w)
+    case I64: EACH(int64_t, (double)w)
+    case U8:
+    case BOOL: EACH(uint8_t, w)
+    case U16: EACH(uint16_t, w)
+    case U32: EACH(uint32_t, w)
+    case U64: EACH(uint64_t, (double)w)
+    default: {
+        const double *table = tables[code - E4M3FN];
+        EACH(uint8_t, table[w])
+    }
+    }
+#undef EACH
+}
+
+INLINE int is_finite(double v) {
+    uint64_t u;
+    memcpy(&u, &v, 8);
+    return (u & 0x7FF0000000000000ull) != 0x7FF0000000000000ull;
+}
+
+INLINE double squares(const double *a, int n) {
+    double lane[LANES] = {0};
+    int i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int k = 0; k < LANES; k++) lane[k] += a[i + k] * a[i + k];
+    for (; i < n; i++) lane[0] += a[i] * a[i];
+    double sum = 0;
+    for (int k = 0; k < LANES; k++) sum += lane[k];
+    return sum;
+}
+
+INLINE void nonfinite(double v, int64_t *nan, int64_t *inf) {
+    if (v != v)
+        ++*nan;
+    else if (!is_finite(v))
+        ++*inf;
+}
+
+/* Bits of `n` elements that are the same on both sides. */
+INLINE void equal_chunk(const double *a, int n, Sums *s) {
+    double aa = squares(a, n);
+    if (!is_finite(aa)) {
+        aa = 0;
+        for (int i = 0; i < n; i++) {
+            if (is_finite(a[i])) {
+                aa += a[i] * a[i];
+                continue;
+            }
+            nonfinite(a[i], &s->nan_a, &s->inf_a);
+            nonfinite(a[i], &s->nan_b, &s->inf_b);
+        }
+    }
+    s->aa += aa;
+    s->bb += aa;
+    s->ab += aa;
+}
+
+INLINE void largest(const double *a, const double *b, int n, int64_t first, double max, Sums *s) {
+    if (!(max > s->max)) return;
+    for (int i = 0; i < n; i++)
+        if (fabs(a[i] - b[i]) == max) {
+            s->max = max;
+            s->at = first + i;
+            return;
+        }
+}
+
+INLINE void different_chunk(const double *a, const double *b, int n, int64_t first, Sums *s) {
+    double dd[LANES] = {0}, ab[LANES] = {0}, aa[LANES] = {0}, bb[LANES] = {0}, max[LANES] = {0}, over[LANES] = {0};
+    const double atol = s->atol, rtol = s->rtol;
+    int i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int k = 0; k < LANES; k++) {
+            double x = a[i + k], y = b[i + k], d = fabs(x - y);
+            dd[k] += d * d;
+            ab[k] += x * y;
+            aa[k] += x * x;
+            bb[k] += y * y;
+            max[k] = d > max[k] ? d : max[k];
+            over[k] += d > atol + rtol * fabs(x) ? 1.0 : 0.0;
+        }
+    for (; i < n; i++) {
+        double x = a[i], y = b[i], d = fabs(x - y);
+        dd[0] += d * d;
+        ab[0] += x * y;
+        aa[0] += x * x;
+        bb[0] += y * y;
+        max[0] = d > max[0] ? d : max[0];
+        over[0] += d > atol + rtol * fabs(x) ? 1.0 : 0.0;
+    }
+    for (int k = 1; k < LANES; k++) {
+        dd[0] += dd[k];
+        ab[0] += ab[k];
+        aa[0] += aa[k];
+        bb[0] += bb[k];
+        over[0] += over[k];
+        max[0] = max[k] > max[0] ? max[k] : max[0];
+    }
+    if (is_finite(aa[0]) && is_finite(bb[0]) && is_finite(dd[0])) {
+        s->dd += dd[0];
+        s->ab += ab[0];
+        s->aa += aa[0];
+        s->bb += bb[0];
+        s->beyond += (int64_t)over[0];
+        largest(a, b, n, first, max[0], s);
+        return;
+    }
+    for (i = 0; i < n; i++) {
+        double x = a[i], y = b[i];
+        if (is_finite(x) && is_finite(y)) {
+            double d = fabs(x - y);
+            s->dd += d * d;
+            s->ab += x * y;
+            s->aa += x * x;
+            s->bb += y * y;
+            s->beyond += d > atol + rtol * fabs(x);
+            if (d > s->max) {
+                s->max = d;
+                s->at = first + i;
+            }
+            continue;
+        }
+        nonfinite(x, &s->nan_a, &s->inf_a);
+        nonfinite(y, &s->nan_b, &s->inf_b);
+        s->beyond += !(x == y || (x != x && y != y));
+    }
+}
+
+INLINE int64_t words_changed(const uint8_t *a, const uint8_t *b, int width, int n) {
+    int64_t count = 0;
+#define EACH(T)                                                                                                                            \
+    for (int i = 0; i < n; i++) {                                                                                                          \
+        T x, y;                                                                                                                            \
+        memcpy(&x, a + i * (int)sizeof(T), sizeof(T));                                                                                     \
+        memcpy(&y, b + i * (int)sizeof(T), sizeof(T));                                                                                     \
+        changed += x != y;                                                                                                                 \
+    }                                                                                                                                      \
+    count = (int64_t)changed;
+    if (width == 1) {
+        uint32_t changed = 0;
+        EACH(uint8_t)
+    } else if (width == 2) {
+        uint32_t changed = 0;
+        EACH(uint16_t)
+    } else if (width == 4) {
+        uint32_t changed = 0;
+        EACH(uint32_t)
+    } else {
+        uint64_t changed = 0;
+        EACH(uint64_t)
+    }
+#undef EACH
+    return count;
+}
+
+static uint16_t to_bfloat(float f) {
+    Bits32 v = {.f = f};
+    if (f != f) return (uint16_t)(v.u >> 16 | 0x40);
+    return (uint16_t)((v.u + 0x7FFF + (v.u >> 16 & 1)) >> 16);
+}
+
+/* Nearest even, as IEEE 754 has it. */
+static uint16_t to_half(float f) {
+    Bits32 v = {.f = f};
+    uint32_t sign = v.u >> 16 & 0x8000;
+    v.u &= 0x7FFFFFFF;
+    if (v.u > 0x7F800000) return (uint16_t)(sign | 0x7E00);
+    if (v.u >= 0x477FF000) return (uint16_t)(sign | 0x7C00); /* rounds to 65536 or more */
+    if (v.u < 0x38800000) {                                  /* below the normal ones: the unit is 2^-24 */
+        v.f += 0.5f;                                         /* whose last bit is 2^-24 */
+        return (uint16_t)(sign | (v.u - 0x3F000000));
+    }
+    return (uint16_t)(sign | ((v.u + 0xFFF + (v.u >> 13 & 1)) - 0x38000000) >> 13);
+}
+
+/* Does rounding the wider of two values to the type of the other make them equal? */
+static int rounds(double a, int code_a, double b, int code_b) {
+    int swap = ITEM[code_a] < ITEM[code_b];
+    double wide = swap ? b : a, narrow = swap ? a : b;
+    switch (swap ? code_a : code_b) {
+    case F32: return (double)(float)wide == narrow;
+    case BF16: return from_bfloat(to_bfloat((float)wide)) == narrow;
+    case F16: return from_half(to_half((float)wide)) == narrow;
+    default: return 0;
+    }
+}
+
+CLONES static void walk(const uint8_t *a, int code_a, const uint8_t *b, int code_b, int64_t n, Sums *s) {
+    double x[CHUNK] __attribute__((aligned(64))), y[CHUNK] __attribute__((aligned(64)));
+    const int width_a = ITEM[code_a], width_b = ITEM[code_b];
+    for (int64_t at = 0; at < n; at += CHUNK) {
+        const int m = n - at < CHUNK ? (int)(n - at) : CHUNK;
+        const uint8_t *p = a + at * width_a, *q = b + at * width_b;
+        decode(p, code_a, m, x);
+        if (code_a == code_b) {
+            if (memcmp(p, q, (size_t)m * (size_t)width_a) == 0) {
+                equal_chunk(x, m, s);
+                continue;
+            }
+            s->changed += words_changed(p, q, width_a, m);
+            decode(q, code_b, m, y);
+        } else {
+            decode(q, code_b, m, y);
+            int64_t changed = 0;
+            for (int i = 0; i < m; i++) changed += !(x[i] == y[i] || (x[i] != x[i] && y[i] != y[i]));
+            s->changed += changed;
+            if (changed)
+                for (int i = 0; i < m; i++) s->unrounded += !(x[i] == y[i] || (x[i] != x[i] && y[i] != y[i]) || rounds(x[i], code_a, y[i], code_b));
+        }
+        different_chunk(x, y, m, at, s);
+    }
+}
+
+static PyObject *py_diff(PyObject *self, PyObject *args) {
+    (void)self;
+    unsigned long long a, b, out;
+    long long n;
+    int code_a, code_b;
+    if (!PyArg_ParseTuple(args, "KiKiLK", &a, &code_a, &b, &code_b, &n, &out)) return NULL;
+    if (code_a < 0 || code_a >= CODES || code_b < 0 || code_b >= CODES || n < 0) {
+        PyErr_SetString(PyExc_ValueError, "unknown element type or negative length");
+        return NULL;
+    }
+    Sums *s = (Sums *)(uintptr_t)out;
+    if (n * ITEM[code_a] < GIL_BYTES) {
+        walk((const uint8_t *)(uintptr_t)a, code_a, (const uint8_t *)(uintptr_t)b, code_b, n, s);
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        walk((const uint8_t *)(uintptr_t)a, code_a, (const uint8_t *)(uintptr_t)b, code_b, n, s);
+        Py_END_ALLOW_THREADS
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_table(PyObject *self, PyObject *args) {
+    (void)self;
+    int code;
+    unsigned long long values;
+    if (!PyArg_ParseTuple(args, "iK", &code, &values)) return NULL;
+    if (code < E4M3FN || code >= CODES) {
+        PyErr_SetString(PyExc_ValueError, "not an 8-bit float");
+        return NULL;
+    }
+    memcpy(tables[code - E4M3FN], (const void *)(uintptr_t)values, sizeof tables[0]);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"diff", py_diff, METH_VARARGS, "diff(address_a, code_a, address_b, code_b, numel, address_of_sums)"},
+    {"set_table", py_table, METH_VARARGS, "set_table(code, address): the 256 values of an 8-bit float, float64"},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef_Slot slots[] = {
+#ifdef Py_GIL_DISABLED
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+#endif
+    {0, NULL},
+};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_tensordiff", "Differences of two tensors in one pass.", 0, methods, slots, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__tensordiff(void) { return PyModuleDef_Init(&module); }

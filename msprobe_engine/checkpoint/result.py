@@ -1,0 +1,339 @@
+"""What a comparison of two checkpoints found: a `TensorResult` per pair of tensors, and a `Result` of all with the verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from msprobe_engine.checkpoint.kinds import kind_of, layer_of
+from msprobe_engine.checkpoint.stored import MODEL
+
+EQUAL, WITHIN, DIFFERENT, SHAPE, INCOMPLETE, UNREADABLE = "equal", "within tolerance", "different", "shape", "incomplete", "unreadable"
+"""How a pair of tensors came out. `INCOMPLETE`: what both sides have is the same, but a side has not all of it."""
+
+BITS, VALUES, CRC, DIGEST = "bits", "values", "crc32", "digest"
+"""What two tensors were found equal by: VALUES when their element types differ, CRC with ``--quick``, DIGEST against a manifest."""
+
+SAME, OTHER_VALUES, UNKNOWN = 0, 1, 2
+"""Exit codes of a comparison: equal, different, cannot tell."""
+
+
+@dataclass(slots=True)
+class TensorResult:
+    """One pair of tensors.
+
+    Attributes:
+        name: of side A, with the part of a fused parameter in brackets.
+        name_a, name_b: what the checkpoints call them.
+        shape_a, shape_b, dtype_a, dtype_b: as stored.
+        numel: elements compared.
+        group, state: see `StoredTensor`. layer, kind: see `kinds`.
+        status: one of the constants of this module.
+        by: what `status` equal rests on.
+        l2, cos, max_abs, max_at, rel_norm, norm_a, norm_b, changed, beyond, unrounded: see `metrics`; None where they do not exist: other
+            shapes, unknown element types, no data read.
+        nan_a, nan_b, inf_a, inf_b: elements.
+        missing_a, missing_b: elements that no file of the side holds.
+        drift_a, drift_b: elements in which replicas of the side (copies on other ranks) differ from each other; and the files.
+        files_a, files_b: changed elements by the file they lie in.
+        note: of the pair (what was assumed), or why it could not be read.
+        hint: what the difference looks like.
+    """
+
+    name: str
+    name_a: str
+    name_b: str
+    shape_a: tuple[int, ...]
+    shape_b: tuple[int, ...]
+    dtype_a: str
+    dtype_b: str
+    numel: int
+    group: str = MODEL
+    state: str = ""
+    status: str = EQUAL
+    by: str = BITS
+    l2: float | None = None
+    cos: float | None = None
+    max_abs: float | None = None
+    max_at: tuple[int, ...] | None = None
+    rel_norm: float | None = None
+    norm_a: float | None = None
+    norm_b: float | None = None
+    changed: int | None = None
+    beyond: int | None = None
+    unrounded: int | None = None
+    nan_a: int = 0
+    nan_b: int = 0
+    inf_a: int = 0
+    inf_b: int = 0
+    missing_a: int = 0
+    missing_b: int = 0
+    drift_a: int = 0
+    drift_b: int = 0
+    drift_files: tuple[str, ...] = ()
+    files_a: dict[str, int] = field(default_factory=dict)
+    files_b: dict[str, int] = field(default_factory=dict)
+    note: str = ""
+    hint: str = ""
+
+    @property
+    def equal(self) -> bool:
+        return self.status in (EQUAL, WITHIN)
+
+    @property
+    def share(self) -> float | None:
+        """Of the elements that changed."""
+        return None if self.changed is None else self.changed / self.numel if self.numel else 0.0
+
+    @property
+    def layer(self) -> int | None:
+        return layer_of(self.name)
+
+    @property
+    def kind(self) -> str:
+        return kind_of(self.name)
+
+    @property
+    def rounded(self) -> bool:
+        """One side is the other, rounded to a narrower element type."""
+        return self.dtype_a != self.dtype_b and bool(self.changed) and self.unrounded == 0
+
+    def to_json(self) -> dict[str, Any]:
+        """As the report has it: numbers that JSON lacks (NaN, Inf) are null, names that say nothing new are left out."""
+        data = {key: _plain(value) for key, value in asdict(self).items()}
+        data.update(equal=self.equal, share=_plain(self.share), layer=self.layer, kind=self.kind, shape=list(self.shape_a))
+        for key in ("note", "hint", "drift_files", "files_a", "files_b", "missing_a", "missing_b", "drift_a", "drift_b"):
+            if not data[key]:
+                del data[key]
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> TensorResult:
+        """That of `to_json`.
+
+        Raises:
+            TypeError, ValueError, KeyError: it is not.
+        """
+        known = {key: value for key, value in data.items() if key in cls.__dataclass_fields__}
+        for key in ("shape_a", "shape_b", "max_at", "drift_files"):
+            if known.get(key) is not None:
+                known[key] = tuple(known[key])
+        return cls(**known)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return list(value) if isinstance(value, tuple) else value
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What was not compared: names and one reason."""
+
+    side: str
+    names: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ValueDifference:
+    """A plain value that differs: iteration, learning rate, an argument.
+
+    Attributes:
+        matters: False: expected to differ between two saves of the same training (paths, times, parallel sizes).
+    """
+
+    name: str
+    a: Any
+    b: Any
+    group: str
+    matters: bool = True
+    why: str = ""
+
+
+@dataclass
+class SideFacts:
+    """One of the two checkpoints in the report."""
+
+    path: str
+    format: str
+    tensors: int
+    nbytes: int
+    files: int
+    notes: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Result:
+    """All that a comparison found.
+
+    Attributes:
+        tensors: pairs, in the order of checkpoint A.
+        only_in_a, only_in_b: keys of tensors that the other side lacks.
+        not_compared: what says nothing of a difference, with reasons.
+        values: plain values that differ. values_equal: how many are the same.
+        hints: what several differences together look like.
+        seconds, nbytes: of the comparison.
+    """
+
+    a: SideFacts
+    b: SideFacts
+    tensors: list[TensorResult] = field(default_factory=list)
+    only_in_a: list[str] = field(default_factory=list)
+    only_in_b: list[str] = field(default_factory=list)
+    not_compared: list[LeftOut] = field(default_factory=list)
+    values: list[ValueDifference] = field(default_factory=list)
+    values_equal: int = 0
+    notes: list[str] = field(default_factory=list)
+    hints: list[str] = field(default_factory=list)
+    atol: float = 0.0
+    rtol: float = 0.0
+    quick: bool = False
+    seconds: float = 0.0
+    nbytes: int = 0
+    resumed: int = 0
+
+    @property
+    def different(self) -> list[TensorResult]:
+        """Pairs that differ, shapes too."""
+        return [t for t in self.tensors if t.status in (DIFFERENT, SHAPE)]
+
+    @property
+    def unknown(self) -> list[TensorResult]:
+        """Pairs of which a part could not be read."""
+        return [t for t in self.tensors if t.status in (INCOMPLETE, UNREADABLE)]
+
+    @property
+    def values_that_matter(self) -> list[ValueDifference]:
+        return [v for v in self.values if v.matters]
+
+    @property
+    def problems(self) -> list[str]:
+        """What is missing or damaged in the checkpoints."""
+        return [f"{side.path}: {text}" if side.path not in text else text for side in (self.a, self.b) for text in side.problems]
+
+    @property
+    def equal(self) -> bool:
+        """True: all that both hold is the same, and neither lacks anything."""
+        return self.code == SAME
+
+    @property
+    def code(self) -> int:
+        """The exit code."""
+        if self.different or self.only_in_a or self.only_in_b or self.values_that_matter:
+            return OTHER_VALUES
+        return UNKNOWN if self.unknown or self.problems or not self.tensors else SAME
+
+    def verdict(self) -> str:
+        """The first line of every report."""
+        n = len(self.tensors)
+        if self.code == SAME:
+            return f"equal: {_count(n, 'tensor')} ({self._ground()})" + self._beside()
+        if self.code == UNKNOWN:
+            if not n:
+                return "cannot tell: the checkpoints hold no tensor that is called alike"
+            unread = len(self.unknown)
+            what = f"{_count(unread, 'tensor')} of {n} could not be compared whole" if unread else "a checkpoint is damaged"
+            return f"cannot tell: {what}; no difference in the rest" + self._beside()
+        parts = []
+        if self.different:
+            parts.append(f"{len(self.different)} of {_count(n, 'tensor')} differ{'s' if n == 1 else ''}")
+        for side, names in (("A", self.only_in_a), ("B", self.only_in_b)):
+            if names:
+                parts.append(f"{_count(len(names), 'tensor')} only in {side}")
+        if self.values_that_matter:
+            parts.append(f"{_count(len(self.values_that_matter), 'value')} that matter differ")
+        if self.unknown:
+            parts.append(f"{_count(len(self.unknown), 'tensor')} could not be compared whole")
+        return f"different: {', '.join(parts)}" + self._beside()
+
+    def _ground(self) -> str:
+        """What equality rests on."""
+        grounds = []
+        by = [t.by for t in self.tensors]
+        within = sum(t.status == WITHIN for t in self.tensors)
+        for how, text in (
+            (BITS, "same bits"),
+            (VALUES, "same values in another element type"),
+            (CRC, "same CRC-32, not read"),
+            (DIGEST, "same digest"),
+        ):
+            count = sum(t.by == how and t.status == EQUAL for t in self.tensors)
+            if count:
+                grounds.append(text if count == len(by) else f"{count} {text}")
+        if within:
+            grounds.append(f"{within} within atol {self.atol:g}, rtol {self.rtol:g}")
+        return ", ".join(grounds)
+
+    def _beside(self) -> str:
+        left = sum(len(part.names) for part in self.not_compared)
+        return f"; not compared: {_count(left, 'tensor')}" if left else ""
+
+    def summary(self) -> list[dict[str, Any]]:
+        """A row per layer, kind and state: pairs, how many differ, the largest relative norm and the name it is of."""
+        rows: dict[tuple[int, str, str], dict[str, Any]] = {}
+        for t in self.tensors:
+            state = t.state or ("weight" if t.group == MODEL else t.group)
+            key = (-1 if t.layer is None else t.layer, t.kind, state)
+            row = rows.setdefault(
+                key,
+                {"layer": t.layer, "kind": t.kind, "state": state, "tensors": 0, "different": 0, "changed": 0, "max_rel_norm": 0.0,
+                 "max_abs": 0.0, "worst": ""},
+            )  # fmt: skip
+            row["tensors"] += 1
+            row["different"] += not t.equal
+            row["changed"] += t.changed or 0
+            row["max_abs"] = max(row["max_abs"], t.max_abs or 0.0)
+            if (t.rel_norm or 0.0) > row["max_rel_norm"]:
+                row["max_rel_norm"], row["worst"] = t.rel_norm, t.name
+        return [rows[key] for key in sorted(rows)]
+
+    def to_json(self, only_different: bool = False, top: int | None = None) -> dict[str, Any]:
+        """The report: verdict first."""
+        return {
+            "verdict": self.verdict(),
+            "equal": self.equal,
+            "exit_code": self.code,
+            "a": asdict(self.a),
+            "b": asdict(self.b),
+            "compared": len(self.tensors),
+            "different_count": len(self.different),
+            "different": [t.to_json() for t in ranked(self.different, top)],
+            "only_in_a": self.only_in_a,
+            "only_in_b": self.only_in_b,
+            "not_compared": [
+                *({"name": t.name, "side": "", "reason": t.note or t.status} for t in self.unknown),
+                *({"name": name, "side": part.side, "reason": part.reason} for part in self.not_compared for name in part.names),
+            ],
+            "values": [asdict(v) for v in self.values],
+            "values_equal": self.values_equal,
+            "hints": self.hints,
+            "notes": self.notes,
+            "problems": self.problems,
+            "tolerance": {"atol": self.atol, "rtol": self.rtol},
+            "summary": self.summary(),
+            "seconds": round(self.seconds, 3),
+            "bytes_read": self.nbytes,
+            "tensors": {} if only_different else {t.name: t.to_json() for t in self.tensors},
+        }
+
+
+def ranked(tensors: Iterable[TensorResult], top: int | None = None) -> list[TensorResult]:
+    """The furthest apart first: other shapes, then by relative norm, then by the share that changed."""
+
+    def far(t: TensorResult) -> tuple[float, float]:
+        if t.status == SHAPE:
+            return math.inf, 1.0
+        rel = t.rel_norm if t.rel_norm is not None else (math.inf if t.l2 else 0.0)
+        return rel, t.share or 0.0
+
+    order = sorted(tensors, key=far, reverse=True)
+    return order if top is None else order[:top]
+
+
+def _count(n: int, word: str) -> str:
+    return f"{n} {word}" + ("" if n == 1 else "s")
