@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine.config_check import entries, job, pack_file
+from msprobe_engine.config_check.secrets import masked_tree
 from msprobe_engine.errors import DumpFormatError, SinkError, UsageError
 from msprobe_engine.log import one_line, warn_once, warning
 from msprobe_engine.sinks.files import make_directory
@@ -29,6 +30,7 @@ MOST_ENTRY_BYTES = 2**30
 """Of one entry; the existing tool's limit."""
 MOST_PACKED = 1100
 """An entry that unpacks to more than so many times its size, and to more than a few MB, was made to fill a memory: deflate ends at 1032."""
+_OF_TENSORS = ("weights/", "dataset/", "msprobe/weights/", "msprobe/dataset/")
 _OWN = ("env", "pip", "hyperparameters/", "dataset/", "weights/", "random/", "msprobe/")
 
 
@@ -74,12 +76,13 @@ class PackWriter:
         make_directory(self.path.absolute().parent, "config check")
 
     def add(self, contents: Mapping[str, Any]) -> None:
-        """Add entries: bytes and texts as they are, anything else as JSON. One of a name that this rank added before is replaced.
+        """Add entries: bytes and texts as they are, anything else as JSON; what has the shape of a secret is masked (`secrets`). An entry
+        of a name that was added before is replaced.
 
         Raises:
             SinkError: the pack cannot be written, or would be larger than `MOST_BYTES`; what was in it is as before.
         """
-        made = {name: encode(content) for name, content in contents.items()}
+        made = {name: encode(content if name.startswith(_OF_TENSORS) else masked_tree(content)) for name, content in contents.items()}
         for name, content in made.items():
             if len(content) > MOST_ENTRY_BYTES:
                 raise SinkError(f"entry {one_line(name)} has {len(content)} bytes; a pack takes entries of {MOST_ENTRY_BYTES} at most")
@@ -161,7 +164,7 @@ class PackWriter:
         self.path = of_node(shared, job.place(0, 1)["host"])
         warn_once(
             f"pack {shared}",
-            f"config check: {one_line(str(shared))} lies on a file system without locks ({refused}); this node writes {self.path.name} beside it",
+            f"config check: {one_line(str(shared))} is on a file system without locks ({refused}); this node writes {self.path.name}",
         )
 
 
