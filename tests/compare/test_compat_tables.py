@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,10 @@ GROUPS = [(path.parent.name, path.name.removesuffix(".tar.xz")) for path in sort
 
 EXCEPTIONS: dict[tuple[str, str], str] = {}
 """(version, column) -> why its cells are not compared."""
+
+PROCESSOR = ("Cosine", "EucDist")
+"""Columns from numpy's BLAS, whose order of summation is that of the processor: the existing tool itself, run on another machine, has
+another last digit there (seen: 0.03599008454025963 and ...64 for one pair). They are compared to four rounding units."""
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +53,10 @@ def _theirs(path: Path) -> tuple[list[str], list[list[Any]], list[str]]:
     return document["rows"][0], document["rows"][1:], document["colours"]
 
 
-def _equal(version: str, ours: Any, theirs: Any) -> bool:
+def _equal(version: str, column: str, ours: Any, theirs: Any) -> bool:
     """csv: the same text. xlsx: numbers are stored with 16 digits; an empty cell is None, and what is no finite number is text."""
+    if column in PROCESSOR and isinstance(ours, float) and abs(ours - _number(theirs)) <= 4 * 2.2e-16 * abs(ours):
+        return True
     if version == "26.2.0":
         if isinstance(ours, float) and ours in (float("inf"), -float("inf")):
             return bool(theirs == f" {ours}")
@@ -61,6 +68,14 @@ def _equal(version: str, ours: Any, theirs: Any) -> bool:
     if isinstance(ours, int) and not isinstance(ours, bool):
         return bool(ours == theirs)
     return (theirs or "") == str(ours)
+
+
+def _number(cell: Any) -> float:
+    """A cell of either table as a number, NaN where it is none."""
+    try:
+        return float(cell)
+    except (TypeError, ValueError):
+        return math.nan
 
 
 @pytest.mark.parametrize(("version", "group"), GROUPS)
@@ -85,7 +100,7 @@ def test_every_cell_equals_theirs(version: str, group: str, unpacked: dict[tuple
             (mine[0], column, cell, other)
             for mine, row in zip(rows, theirs)
             for column, cell, other in zip(names, mine, row)
-            if (version, column) not in EXCEPTIONS and not _equal(version, cell, other)
+            if (version, column) not in EXCEPTIONS and not _equal(version, column, cell, other)
         ]
         assert not wrong, f"{path.name}: {len(wrong)} cells, first {wrong[:3]}"
         if version == "8.1.1":
