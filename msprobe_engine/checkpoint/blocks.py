@@ -102,10 +102,10 @@ def _grid(sizes: Sequence[int], edges: Sequence[int], order: Sequence[int]) -> I
 
 
 class Piece(NamedTuple):
-    """What of a box lies in a block: its place in the block, and in the box."""
+    """What of a box lies in a block: its place in the block (an index that gives a view), its sizes, and what of the box lies before."""
 
     box: Box
-    inside: tuple[slice, ...]
+    inside: tuple[Any, ...]
     sizes: Index
     skip: Index
 
@@ -128,7 +128,7 @@ class Boxes:
         """The parts of boxes that lie in `block`."""
         if not block.sizes:
             for box in self._boxes:
-                yield Piece(box, (), (), ())
+                yield Piece(box, (...,), (), ())
             return
         first = bisect.bisect_right(self._firsts, block.offsets[0] - self._longest)
         last = bisect.bisect_left(self._firsts, block.offsets[0] + block.sizes[0])
@@ -137,7 +137,7 @@ class Boxes:
             high = [min(o + n, b + m) for o, n, b, m in zip(box.offsets, box.sizes, block.offsets, block.sizes)]
             if any(h <= k for h, k in zip(high, low)):
                 continue
-            inside = tuple(slice(k - b, h - b) for k, h, b in zip(low, high, block.offsets))
+            inside = (*(slice(k - b, h - b) for k, h, b in zip(low, high, block.offsets)), ...)
             yield Piece(box, inside, tuple(h - k for k, h in zip(low, high)), tuple(k - o for k, o in zip(low, box.offsets)))
 
     def _near(self, first: int, last: int, block: Block) -> list[Box]:
@@ -171,7 +171,7 @@ def fill(boxes: Boxes, block: Block, dtype: str, room: Room, reads: FileReads) -
     if sum(math.prod(piece.sizes) for piece in pieces) < block.numel:
         to.fill(0)
     for piece in pieces:
-        read_piece(piece, to[(*piece.inside, ...)], room.stage, reads)
+        read_piece(piece, to[piece.inside], room.stage, reads)
     return to, pieces
 
 

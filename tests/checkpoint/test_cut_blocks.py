@@ -12,10 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from msprobe_engine.checkpoint.blocks import Boxes, Room, blocks_of, fill
-from msprobe_engine.checkpoint.compare import Plan, compare
+from msprobe_engine.checkpoint.compare import compare
 from msprobe_engine.checkpoint.filereads import FileReads
 from msprobe_engine.checkpoint.names import Pair
 from msprobe_engine.checkpoint.stored import Box, StoredTensor, flat, permuted, strides_of
+from msprobe_engine.checkpoint.threads import Plan
 
 Words = np.ndarray[Any, Any]
 
@@ -174,7 +175,7 @@ def test_an_error_in_a_thread_reaches_the_caller(tmp_path: Path, workers: int) -
     path.write_bytes(b"\0" * 16)
     tensor = StoredTensor("t", (4,), "float32", (Box((0,), (4,), path, 0, (1,)),))
 
-    def full(_result: object) -> None:
+    def full(_number: int, _result: object) -> None:
         raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space"):
