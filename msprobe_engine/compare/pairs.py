@@ -54,7 +54,7 @@ def compare_pair(
 
 
 def common_mode(target: Side, golden: Side, compat: bool) -> str:
-    """What two sides can be compared by. Without `compat` tensors are compared with statistics by their statistics.
+    """What two sides can be compared by. Without `compat` sides of different kinds are compared by the statistics that both hold.
 
     Raises:
         DumpFormatError: by nothing.
@@ -64,12 +64,17 @@ def common_mode(target: Side, golden: Side, compat: bool) -> str:
         return STATISTICS
     if len(modes) == 1 and modes != {STRUCTURE}:
         return target.mode
-    if modes == {TENSOR, STATISTICS} and not compat:
+    if not compat and STRUCTURE not in modes and _holds_statistics(target) and _holds_statistics(golden):
         return STATISTICS
     raise DumpFormatError(
         f"{target.path} holds {target.mode}, {golden.path} holds {golden.mode}; both need to hold the same of "
         f"{STATISTICS}, {MD5}, {DIGEST}, {TENSOR}. Dump both sides with the same task and summary_mode"
     )
+
+
+def _holds_statistics(side: Side) -> bool:
+    """Also dumps with checksums do, but those with nothing else (xor)."""
+    return not len(side.numbers) or bool(np.isfinite(side.stats).any())
 
 
 class _Table:

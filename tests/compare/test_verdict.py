@@ -135,11 +135,17 @@ def test_checksums_know_no_round_off(tmp_path: Path) -> None:
     assert [row[RESULT] for row in rows] == ["pass", "pass", "error", "warning", "pass", "warning"]
 
 
-def test_what_cannot_be_compared_is_said(tmp_path: Path) -> None:
-    """Statistics against checksums: both files and what they hold are named. Of tensors and statistics the statistics are compared."""
+def test_sides_of_different_kinds(tmp_path: Path) -> None:
+    """Checksums of two kinds, or tensors and statistics, are compared by the statistics that both hold. The existing tool does not, so with
+    its tables, or where a side holds nothing but checksums, both files and what they hold are named."""
     plain, checked = _dump(tmp_path / "a"), _dump(tmp_path / "b", md5="1")
+    assert common_mode(plain, checked, compat=False) == "statistics"
     with pytest.raises(DumpFormatError, match=r"holds statistics.*holds md5"):
-        common_mode(plain, checked, compat=False)
+        common_mode(plain, checked, compat=True)
+    only_checksums = _dump(tmp_path / "d", md5="1")
+    only_checksums.stats[:] = float("nan")
+    with pytest.raises(DumpFormatError, match=r"holds statistics.*holds md5"):
+        common_mode(plain, only_checksums, compat=False)
     saved = _dump(tmp_path / "c", task="tensor")
     assert common_mode(saved, plain, compat=False) == "statistics"
     with pytest.raises(DumpFormatError, match="holds tensor"):
