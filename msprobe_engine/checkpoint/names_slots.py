@@ -135,15 +135,17 @@ def _stack(tensor: StoredTensor, spot: Spot, model: Model) -> Placed:
         if down is not None and len(down) == 3 and len(tensor.shape) == 3:
             gated = tensor.numel == 2 * down[1] * down[2] * n
     leaves = ("gate", leaf) if gated else (leaf,)
+    # GPT-OSS, alone among the models of transformers whose experts lie inputs first, has biases, and gate and up in turns.
+    in_turns = gated and _is_turned(spot.layer, model) and model.shape(f"{spot.layer}experts.up.bias") is not None
 
     def parts(t: StoredTensor) -> list[StoredTensor]:
         found = []
         for one in cuts.unstacked(t):
             one = cuts.turned(one) if turn else one
-            found += cuts.halves(one) if gated else [one]
+            found += cuts.halves(one, alternating=in_turns) if gated else [one]
         return found
 
-    return Placed(tensor, _expert_slots(n, leaves), f"{spot.rule.form} {n} {turn} {gated}", parts)
+    return Placed(tensor, _expert_slots(n, leaves), f"{spot.rule.form} {n} {turn} {gated} {in_turns}", parts)
 
 
 def _is_turned(layer: str, model: Model) -> bool:

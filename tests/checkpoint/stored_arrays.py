@@ -51,3 +51,17 @@ def _of_box(box: Box, words: np.dtype[Any]) -> Array:
     last = sum((n - 1) * s for n, s in zip(box.sizes, box.strides))
     data = np.fromfile(box.file, words, count=last + 1, offset=box.start)
     return np.lib.stride_tricks.as_strided(data, box.sizes, tuple(s * words.itemsize for s in box.strides))
+
+
+def fill(tensor: StoredTensor, values: Array) -> None:
+    """Write values into where a stored tensor lies. Shapes must be the same; dtypes as numpy has them."""
+    assert tensor.shape == values.shape, f"{tensor.key}: {tensor.shape} and {values.shape}"
+    for box in tensor.boxes:
+        dtype = np.dtype(tensor.dtype)
+        last = sum((n - 1) * s for n, s in zip(box.sizes, box.strides))
+        data = np.fromfile(box.file, dtype, count=last + 1, offset=box.start)
+        where = tuple(slice(o, o + n) for o, n in zip(box.offsets, box.sizes))
+        np.lib.stride_tricks.as_strided(data, box.sizes, tuple(s * dtype.itemsize for s in box.strides))[...] = values[where]
+        with box.file.open("r+b") as out:
+            out.seek(box.start)
+            out.write(data.tobytes())

@@ -1,0 +1,91 @@
+"""Names of transformers and of megatron-core: the same weights, proven by the models' own forward."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from stored_arrays import array_of, checkpoint_of, fill
+
+from msprobe_engine.checkpoint.names import aligned
+
+JOB = Path(__file__).with_name("gpt_pairs_job.py")
+MODELS = ["llama", "llama-tied", "gpt2", "qwen2", "qwen3", "mixtral", "qwen2-moe", "qwen3-moe", "deepseek", "deepseek-full-rank"]
+
+
+@pytest.fixture(scope="module")
+def proven(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """What `gpt_pairs_job` saw for all models, and its directory."""
+    directory = tmp_path_factory.mktemp("pairs")
+    done = subprocess.run([sys.executable, str(JOB), str(directory), *MODELS], capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return directory, json.loads((directory / "result.json").read_text())
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_weights_that_go_over_by_the_pairs_give_the_same_logits(proven: tuple[Path, dict[str, Any]], model: str) -> None:
+    """Every parameter of megatron-core 0.16.1 has its values in what transformers saves, and nothing is left on either side."""
+    seen = proven[1][model]
+    assert seen["before"] > 0.1 * seen["size"]
+    assert seen["after"] < 1e-5 * seen["size"]
+    assert (seen["only_a"], seen["only_b"], seen["left_out"]) == ([], [], [])
+
+
+@pytest.mark.parametrize("model", ["mixtral", "qwen2-moe", "qwen3-moe", "deepseek"])
+def test_experts_in_a_stack_are_those_that_transformers_saves_one_by_one(
+    proven: tuple[Path, dict[str, Any]], model: str, tmp_path: Path
+) -> None:
+    """transformers 5 keeps experts fused in memory (`torch.save` of a state dict) and writes them apart; both are the same weights."""
+    from safetensors.numpy import load_file
+    from transformers import AutoModelForCausalLM
+
+    saved = load_file(proven[0] / model / "hf" / "model.safetensors")
+    loaded = AutoModelForCausalLM.from_pretrained(proven[0] / model / "hf")
+    a = checkpoint_of({key: value.numpy() for key, value in loaded.state_dict().items()}, tmp_path / "a")
+    b = checkpoint_of(saved, tmp_path / "b")
+    assert any(key.endswith("experts.gate_up_proj") for key in a.tensors)
+    found = aligned(a, b)
+    assert (found.only_a, found.only_b, found.left_out) == ([], [], [])
+    assert all(np.array_equal(array_of(pair.a), array_of(pair.b)) for pair in found.pairs)
+    assert any(pair.name.endswith("experts.gate_up_proj[expert 3 up]") for pair in found.pairs)
+
+
+def test_gpt_oss_experts_with_alternating_columns_are_cut(tmp_path: Path) -> None:
+    """GPT-OSS keeps experts inputs first, gate and up in turns; forward of transformers says which is which."""
+    import torch
+    from transformers import GptOssConfig
+    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+
+    config = GptOssConfig(hidden_size=8, intermediate_size=6, num_local_experts=2, num_experts_per_tok=1)
+    experts = GptOssExperts(config)
+    for parameter in experts.parameters():
+        torch.nn.init.normal_(parameter)
+    own = {f"model.layers.0.mlp.experts.{key}": value.detach().numpy() for key, value in experts.named_parameters()}
+    shapes = {"gate_proj": (6, 8), "up_proj": (6, 8), "down_proj": (8, 6)}
+    apart: dict[str, Any] = {}
+    for e in range(2):
+        for name, shape in shapes.items():
+            apart[f"model.layers.0.mlp.experts.{e}.{name}.weight"] = np.zeros(shape, np.float32)
+            apart[f"model.layers.0.mlp.experts.{e}.{name}.bias"] = np.zeros(shape[:1], np.float32)
+    a, b = checkpoint_of(apart, tmp_path / "a"), checkpoint_of(own, tmp_path / "b")
+    found = aligned(a, b)
+    assert (found.only_a, found.only_b, found.left_out) == ([], [], [])
+    for pair in found.pairs:
+        fill(pair.a, array_of(pair.b))
+    w = {key: torch.from_numpy(array_of(t)) for key, t in a.tensors.items()}
+    x, e = torch.randn(3, 8), 1
+
+    def layer(name: str, value: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(
+            value, w[f"model.layers.0.mlp.experts.{e}.{name}.weight"], w[f"model.layers.0.mlp.experts.{e}.{name}.bias"]
+        )
+
+    gate, up = layer("gate_proj", x).clamp(max=experts.limit), layer("up_proj", x).clamp(-experts.limit, experts.limit)
+    expected = layer("down_proj", (up + 1) * gate * torch.sigmoid(gate * experts.alpha))
+    got = experts(x, torch.full((3, 1), e), torch.ones(3, 1))
+    assert torch.allclose(got, expected, atol=1e-5)
