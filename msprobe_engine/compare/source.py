@@ -249,6 +249,8 @@ def _add_steps(
 
 def _steps(found: Sources, one: DumpDirectory, two: DumpDirectory) -> list[tuple[int, int]]:
     if len(one.steps) == len(two.steps) == 1:
+        if one.steps != two.steps:
+            found.notes.append(f"Step {one.steps[0]} is compared with step {two.steps[0]} of the golden dump: each has one step only.")
         return [(one.steps[0], two.steps[0])]
     for dump, others in ((one, two), (two, one)):
         alone = sorted(set(dump.steps) - set(others.steps))

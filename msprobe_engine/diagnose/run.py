@@ -124,6 +124,8 @@ def _pair(target: Path, golden: Path, calibration: Sequence[Path], mappings: Map
         return calibrate.of_ranks(right, [read_step(dump, there, problems) for dump in further if there in dump.steps])
 
     found = over_steps(steps, sides, f"{target} and {golden}", moved if further else None)
+    if steps[0] not in second.steps:
+        found.evidence.append(f"Step {steps[0]} was compared with step {second.steps[0]} of the golden run: each has one step only.")
     more = bool(set(first.steps) - set(steps)) or (target / layout.RERUN).is_dir() or bool(samples.load(target))
     found.unseen = found.unseen or more
     return found

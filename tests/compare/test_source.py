@@ -63,6 +63,15 @@ def test_processes_without_ranks(tmp_path: Path) -> None:
         pair_paths(make(tmp_path / "c/step0", "proc1", "proc2"), make(tmp_path / "d/step0", "proc3", "proc4"))
 
 
+def test_single_steps_of_other_numbers_are_said(tmp_path: Path) -> None:
+    """Dumps with one step each are compared whatever its number; that the numbers differ is said, and nothing when they do not."""
+    a, b = make(tmp_path / "a", "step3/rank0"), make(tmp_path / "b", "step5/rank0")
+    found = pair_paths(a, b)
+    assert [(t.step, t.golden.parent.parent.name) for t in found.tasks] == [(3, "step5")]
+    assert found.notes == ["Step 3 is compared with step 5 of the golden dump: each has one step only."]
+    assert not pair_paths(a, make(tmp_path / "c", "step3/rank0")).notes
+
+
 def test_roots_steps_and_filters(tmp_path: Path) -> None:
     """Of roots all steps that both have are compared, each in its folder; --step and --rank choose."""
     a = make(tmp_path / "a", *(f"step{s}/rank{r}" for s in (0, 2, 10) for r in (0, 1)))
