@@ -11,7 +11,7 @@ import io
 import os
 import stat
 import zipfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,13 +24,33 @@ from msprobe_engine.dump.dtypes import item_size
 from msprobe_engine.dump.unpickle import Wrong, load
 from msprobe_engine.errors import DumpFormatError
 
-__all__ = ["FileTensor", "Inert", "Named", "Storage", "TorchFile", "attributes", "plain", "read_torch", "region"]
+__all__ = [
+    "FileTensor",
+    "Inert",
+    "Named",
+    "Storage",
+    "TorchFile",
+    "UnknownNameError",
+    "attributes",
+    "plain",
+    "read_torch",
+    "region",
+    "regions",
+]
 
 _MAX_PICKLE = 4 << 30
 """The description of the largest checkpoints (``.metadata`` of thousands of ranks) is a few hundred MB."""
 _LOCAL_HEADER = 30  # bytes before the name of a member (APPNOTE.TXT 4.3.7)
 _MAGIC = 0x1950A86A20F9469CFC6C
 _LEGACY_PROTOCOL = 1001
+
+
+class UnknownNameError(DumpFormatError):
+    """A pickle names a class or function that checkpoints do not hold."""
+
+
+class _Unknown(Wrong):
+    """As `UnknownNameError`, before the file is known."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +102,8 @@ def read_torch(path: Path, trust: Collection[str] = ()) -> TorchFile:
         trust: classes (``module.Class``) or modules beyond the known ones that may occur; they are not executed either.
 
     Raises:
-        DumpFormatError: it cannot be read, is damaged, or holds something that is not known.
+        UnknownNameError: it names something that is not known.
+        DumpFormatError: it cannot be read or is damaged.
     """
     with _opened(path) as (file, size):
         return TorchFile(_read(file, path, 0, size, trust), [path])
@@ -94,10 +115,20 @@ def region(path: Path, offset: int, length: int, trust: Collection[str] = ()) ->
     Raises:
         DumpFormatError: as `read_torch`; or the file is shorter.
     """
+    return TorchFile(next(regions(path, [(offset, length)], trust)), [path])
+
+
+def regions(path: Path, spans: Iterable[tuple[int, int]], trust: Collection[str] = ()) -> Iterator[Any]:
+    """What each of several stretches (offset, length) of a file holds, with the file opened once.
+
+    Raises:
+        DumpFormatError: as `region`, at the first one that is damaged.
+    """
     with _opened(path) as (file, size):
-        if offset < 0 or length < 0 or offset + length > size:
-            raise Wrong(f"ends after {size} bytes, and bytes {offset} to {offset + length} should be in it; it was cut off")
-        return TorchFile(_read(file, path, offset, length, trust), [path])
+        for offset, length in spans:
+            if offset < 0 or length < 0 or offset + length > size:
+                raise Wrong(f"ends after {size} bytes, and bytes {offset} to {offset + length} should be in it; it was cut off")
+            yield _read(file, path, offset, length, trust)
 
 
 @contextmanager
@@ -108,6 +139,8 @@ def _opened(path: Path) -> Iterator[tuple[BinaryIO, int]]:
             raise Wrong("is no regular file")
         with open(path, "rb") as file:
             yield file, os.fstat(file.fileno()).st_size
+    except _Unknown as error:
+        raise UnknownNameError(f"{path}: {error}") from None
     except Wrong as error:
         raise DumpFormatError(f"{path}: {error}") from None
     except FileNotFoundError:
@@ -141,7 +174,7 @@ def _loaded(data: bytes, hooks: TorchHooks, at: int = 0) -> tuple[Any, int]:
         names = sorted(hooks.refused)
         more = f" and {len(names) - 8} more" if len(names) > 8 else ""
         options = " ".join(f"--trust {name}" for name in names[:8])
-        raise Wrong(
+        raise _Unknown(
             f"names {', '.join(names[:8])}{more} in its pickle, which checkpoints of the known frameworks do not. Nothing was executed. "
             f"If the file comes from code that you know, go on with {options} (nothing is executed then either); "
             "otherwise never load it with torch.load"

@@ -181,7 +181,7 @@ def _attribute(arguments: tuple[Any, ...]) -> Named:
     raise Wrong("has a pickle that looks up an attribute of a value, which no checkpoint does; it is not executed. Do not trust it")
 
 
-def _viewed(storage: Any, offset: Any, shape: Any, strides: Any, dtype: str) -> FileTensor | None:
+def _viewed(dtype: str, storage: Any, offset: Any, shape: Any, strides: Any) -> FileTensor | None:
     """A view of a storage.
 
     Raises:
@@ -217,7 +217,7 @@ def _tensor_v3(arguments: tuple[Any, ...]) -> Any:
 
 def _plain_view(place: tuple[Any, ...], dtype: str, rest: tuple[Any, ...]) -> Any:
     metadata = rest[0] if rest and isinstance(rest[0], dict) else {}
-    found = _viewed(*place, dtype=dtype)
+    found = _viewed(dtype, *place)
     if found is not None and (metadata.get("conj") is True or metadata.get("neg") is True):
         return Inert("torch.Tensor", (found, "lazy conjugate or negative of what is in the file"))
     return found

@@ -316,7 +316,7 @@ def _string(m: _Machine) -> None:
     text = m.line().strip()
     if len(text) < 2 or text[0] != text[-1] or text[:1] not in (b"'", b'"'):
         raise Wrong("has a pickle with text that has no end; it is damaged")
-    m.stack.append(_old_text(codecs.escape_decode(text[1:-1])[0]))  # type: ignore[attr-defined]
+    m.stack.append(_old_text(codecs.escape_decode(text[1:-1])[0]))
 
 
 # Containers
