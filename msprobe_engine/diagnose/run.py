@@ -147,88 +147,137 @@ def over_steps(
     Raises:
         NothingCapturedError: no record could be compared.
     """
-    found, before, previous = Diagnosis(), None, None
-    called: dict[tuple[int, str], int] = {}  # arguments of another value -> the first step that has them
-    records = recorded = hidden = 0
-    looked: list[int] = []
-    ranks: set[int] = set()
+    way = _Way(moved, begun)
     with bar("diagnose", len(steps)) as advance:
         for step in steps:
-            a, b = sides(step, found.problems)
-            looked += [step] if a and b else []
-            if a and b and saved.only_saved(a, b):
-                records += saved.differing(found, step, a, b)
-                ranks |= a.keys() & b.keys()
-                found.problems += [problem for side in (*a.values(), *b.values()) for problem in side.problems]
-                if found.suspects:
-                    break
-            elif a and b:
-                sides_of_both = [*a.values(), *b.values()]
-                recorded += sum(len(side.ops) for side in a.values())
-                whole = a
-                a, b = both_hold(a, b, found.evidence)
-                found.unseen = found.unseen or whole is not a
-                right = b
-                other_layout = False
-                if not _one_program(a, b):
-                    a, b, other_layout = together(a, b, found.problems, found.evidence)
-                    other_layout = other_layout or layouts.differ(a, b)
-                alone = sorted(a.keys() ^ b.keys())
-                if alone and not other_layout:
-                    found.problems.append(f"step {step}: ranks {', '.join(map(str, alone[:16]))} are on one side only, not compared")
-                units = moved(step, right, found.problems) if moved and right is b else None
-                previous = before
-                if other_layout:
-                    found.problems += lost(whole, a)
-                    before = layouts.diverge_layouts(a, b, before, units)
+            a, b = sides(step, way.found.problems)
+            if a and b:
+                way.looked.append(step)
+                if saved.only_saved(a, b):
+                    way.saved_values(step, a, b)
                 else:
-                    before = diverge(a, b, before, units, begun(step) if begun else None)
-                records += sum(walk.compared for walk in before.walks.values())
-                hidden += not_compared(before)
-                ranks |= set(before.walks)
-                _note_structure(found, before)
-                found.unseen = found.unseen or _nonfinite_alone(a, before)
-                for rank, walker in before.walkers.items():
-                    for row in walker.other_arguments():
-                        called.setdefault((rank, walker.side.name[row]), step)
-                if before.origins and strangers(before, found):
-                    found.finding, found.renamed, found.mapping = findings.STRUCTURE, {}, {}
-                elif before.origins:
-                    _say(found, step, before)
-                    note_update(found, previous, before)
-                    _since(found, called)
-                found.problems += [problem for side in sides_of_both for problem in side.problems if problem not in found.problems]
-                if before.origins:
-                    break
+                    way.step(step, a, b)
+            if way.ends:
+                break
             advance(f"step {step}")
-    if hidden:
-        found.evidence.append(f"{hidden:,} tensors hold NaN or Inf on both sides and cannot be compared; each run alone tells why.")
-    if not records:
-        raise NothingCapturedError(
-            f"{what}: no record could be compared"
-            + (f" ({why[0]})" if (why := found.problems or found.evidence) else "; are they dumps of the same training?")
-        )
-    if before is None and not found.suspects:
-        found.finding = findings.STRUCTURE if any(found.unmatched.values()) else findings.NONE
-        found.evidence.append("The saved values that both runs have agree within round-off.")
-    if before is not None and not before.origins:
+    return way.conclusion(what)
+
+
+class _Way:
+    """What is known of two runs after some of their steps.
+
+    Attributes:
+        found: the result in the making.
+        before: of the last step that was walked, None before the first.
+        looked: steps that both sides have.
+    """
+
+    def __init__(self, moved: Movements | None, begun: AlreadyBegun | None) -> None:
+        self.found = Diagnosis()
+        self.before: Divergence | None = None
+        self.looked: list[int] = []
+        self._moved, self._begun = moved, begun
+        self._called: dict[tuple[int, str], int] = {}  # arguments of another value -> the first step that has them
+        self._records = self._recorded = self._hidden = 0
+        self._ranks: set[int] = set()
+
+    @property
+    def ends(self) -> bool:
+        """Something is off: later steps only show what follows from it."""
+        return bool(self.found.suspects) or (self.before is not None and bool(self.before.origins))
+
+    def saved_values(self, step: int, a: Mapping[int, Side], b: Mapping[int, Side]) -> None:
+        """A step that holds nothing but what ``save()`` was given."""
+        self._records += saved.differing(self.found, step, a, b)
+        self._ranks |= a.keys() & b.keys()
+        self.found.problems += [problem for side in (*a.values(), *b.values()) for problem in side.problems]
+
+    def step(self, step: int, a: Mapping[int, Side], b: Mapping[int, Side]) -> None:
+        """The next step, of all ranks."""
+        found = self.found
+        sides_of_both = [*a.values(), *b.values()]
+        self._recorded += sum(len(side.ops) for side in a.values())
+        whole = a
+        a, b = both_hold(a, b, found.evidence)
+        found.unseen = found.unseen or whole is not a
+        right, other_layout = b, False
+        if not _one_program(a, b):
+            a, b, other_layout = together(a, b, found.problems, found.evidence)
+            other_layout = other_layout or layouts.differ(a, b)
+        alone = sorted(a.keys() ^ b.keys())
+        if alone and not other_layout:
+            found.problems.append(f"step {step}: ranks {', '.join(map(str, alone[:16]))} are on one side only, not compared")
+        units = self._moved(step, right, found.problems) if self._moved and right is b else None
+        previous = self.before
+        if other_layout:
+            found.problems += lost(whole, a)
+            self.before = layouts.diverge_layouts(a, b, previous, units)
+        else:
+            self.before = diverge(a, b, previous, units, self._begun(step) if self._begun else None)
+        self._note(step, a, self.before)
+        self._judge(step, previous, self.before)
+        found.problems += [problem for side in sides_of_both for problem in side.problems if problem not in found.problems]
+
+    def _note(self, step: int, a: Mapping[int, Side], walked: Divergence) -> None:
+        self._records += sum(walk.compared for walk in walked.walks.values())
+        self._hidden += not_compared(walked)
+        self._ranks |= set(walked.walks)
+        _note_structure(self.found, walked)
+        self.found.unseen = self.found.unseen or _nonfinite_alone(a, walked)
+        for rank, walker in walked.walkers.items():
+            for row in walker.other_arguments():
+                self._called.setdefault((rank, walker.side.name[row]), step)
+
+    def _judge(self, step: int, previous: Divergence | None, walked: Divergence) -> None:
+        if walked.origins and strangers(walked, self.found):
+            self.found.finding, self.found.renamed, self.found.mapping = findings.STRUCTURE, {}, {}
+        elif walked.origins:
+            _say(self.found, step, walked)
+            note_update(self.found, previous, walked)
+            _since(self.found, self._called)
+
+    def conclusion(self, what: str) -> Diagnosis:
+        """The result.
+
+        Raises:
+            NothingCapturedError: no record could be compared.
+        """
+        found, before = self.found, self.before
+        if self._hidden:
+            found.evidence.append(
+                f"{self._hidden:,} tensors hold NaN or Inf on both sides and cannot be compared; each run alone tells why."
+            )
+        if not self._records:
+            raise NothingCapturedError(
+                f"{what}: no record could be compared"
+                + (f" ({why[0]})" if (why := found.problems or found.evidence) else "; are they dumps of the same training?")
+            )
+        if before is None and not found.suspects:
+            found.finding = findings.STRUCTURE if any(found.unmatched.values()) else findings.NONE
+            found.evidence.append("The saved values that both runs have agree within round-off.")
+        if before is not None and not before.origins:
+            self._nothing_off(before)
+        if before is not None and (found.suspects or not before.origins):
+            found.evidence += layouts.said(before)
+        renames.say(found)
+        if before is not None and before.noise:
+            found.evidence.append(
+                f"Products carry noise of up to {before.noise / 4:.1e}: one of the runs computes them with fewer bits (TF32); that is "
+                "accepted."
+            )
+        found.looked_at = {"steps": ", ".join(map(str, self.looked)), "ranks": len(self._ranks), "records": self._records}
+        if self._recorded:
+            found.looked_at["recorded"] = self._recorded
+        return found
+
+    def _nothing_off(self, before: Divergence) -> None:
+        found = self.found
         largest = max((walk.largest for walk in before.walks.values()), default=0.0)
         same = not largest or any(recorders.differ(walker.side, walker.golden.side) for walker in before.walkers.values())
         if same and (found.renamed or any(found.unmatched.values())):
             found.finding = findings.STRUCTURE  # with round-off between them the calls are another way to the same numbers
-        equal = _SAME_BESIDE_NAN if hidden else _SAME
+        equal = _SAME_BESIDE_NAN if self._hidden else _SAME
         found.evidence.append(f"The largest difference is {_amount(before, largest)}." if largest else equal)
-    if before is not None and (found.suspects or not before.origins):
-        found.evidence += layouts.said(before)
-    renames.say(found)
-    if before is not None and before.noise:
-        found.evidence.append(
-            f"Products carry noise of up to {before.noise / 4:.1e}: one of the runs computes them with fewer bits (TF32); that is accepted."
-        )
-    found.looked_at = {"steps": ", ".join(map(str, looked)), "ranks": len(ranks), "records": records}
-    if recorded:
-        found.looked_at["recorded"] = recorded
-    return found
 
 
 def read_step(dump: DumpDirectory, step: int, problems: list[str]) -> dict[int, Side]:
