@@ -59,6 +59,7 @@ class Alignment:
         left_out: what is on one side and says nothing of a difference (no optimizer on the other side, buffers that are computed), or
             cannot be taken apart.
         notes: assumptions, once each.
+        models: what is known of side A and of side B.
     """
 
     pairs: list[Pair] = field(default_factory=list)
@@ -66,6 +67,7 @@ class Alignment:
     only_b: list[StoredTensor] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    models: tuple[Model, Model] | None = None
 
 
 def label(tensor: StoredTensor) -> str:
@@ -125,7 +127,7 @@ class _Side:
 class _Aligning:
     def __init__(self, a: Checkpoint, b: Checkpoint, facts: dict[str, Any]) -> None:
         self._a, self._b = _Side("a", a, b, facts), _Side("b", b, a, facts)
-        self._out = Alignment()
+        self._out = Alignment(models=(self._a.model, self._b.model))
         self._vocab = next((int(v) for v in (facts.get("vocab"), a.facts.get("vocab"), b.facts.get("vocab")) if v), 0)
 
     def run(self) -> Alignment:

@@ -1,7 +1,8 @@
-"""The same weights in transformers and in megatron-core, by the map of names that is under test: ``gpt_pairs_job.py DIRECTORY [MODEL ...]``.
+"""The same weights in transformers and in megatron-core, by the map of names that is under test.
 
-For each model: transformers makes it and writes it; megatron-core makes one of the same form with weights of its own; every pair of
-`aligned` is copied from the first into the second; both run forward on the same tokens. ``result.json``: model -> what was seen.
+``gpt_pairs_job.py DIRECTORY [MODEL ...]``. For each model: transformers makes it and writes it; megatron-core makes one of the same form
+with weights of its own; every pair of `aligned` is copied from the first into the second; both run forward on the same tokens.
+``result.json``: model -> what was seen.
 A process of its own, for the device shim.
 """
 

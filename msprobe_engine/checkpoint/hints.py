@@ -1,0 +1,242 @@
+"""What differences between two checkpoints look like: exchanged experts, a stale file, a transposed weight, one flipped bit, rounding.
+
+`explain` writes a hint to each result it understands and returns sentences for several together. It reads tensors again where their norms
+or shapes make an explanation likely, never more than a budget, and says only what it has checked.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from msprobe_engine.checkpoint.blocks import Block
+from msprobe_engine.checkpoint.contents import Contents
+from msprobe_engine.checkpoint.hints_forms import rearranged
+from msprobe_engine.checkpoint.names import Alignment, Pair
+from msprobe_engine.checkpoint.names_model import Model
+from msprobe_engine.checkpoint.result import DIFFERENT, SHAPE, TensorResult
+from msprobe_engine.checkpoint.stored import OPTIMIZER, StoredTensor
+from msprobe_engine.dump.dtypes import item_size, plain_name
+from msprobe_engine.errors import DumpFormatError
+
+_MOST = 2000
+"""Differing tensors that are looked at one by one."""
+_NORM = 1e-9
+"""Norms of the same elements in another order agree to this."""
+_FRACTIONS = {"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7}
+_EXPONENTS = {"float64": 11, "float32": 8, "float16": 5, "bfloat16": 8}
+_EXPERT = re.compile(r"experts?[. ](?P<e>[0-9]+)|\.(?:weight|bias)(?P<g>[0-9]+)$|\[expert (?P<p>[0-9]+)")
+_LAYER = re.compile(r"(?:layers|h|blocks)\.(?P<n>[0-9]+)\.")
+
+
+def explain(alignment: Alignment, results: Sequence[TensorResult], budget: int = 4 << 30) -> list[str]:
+    """Write hints to results that differ.
+
+    Args:
+        alignment: whose pairs were compared.
+        results: one for each pair, in their order; `hint` is written.
+        budget: bytes that may be read again.
+
+    Returns:
+        hints that are of several tensors.
+    """
+    return _Explaining(alignment, results, budget).run()
+
+
+class _Explaining:
+    def __init__(self, alignment: Alignment, results: Sequence[TensorResult], budget: int) -> None:
+        self._pairs = alignment.pairs
+        self._model: Model | None = alignment.models[0] if alignment.models is not None else None
+        self._results = results
+        self._contents = Contents(budget)
+        self._differing = [i for i, r in enumerate(results) if r.status in (DIFFERENT, SHAPE)]
+        self._notes: list[str] = []
+
+    def run(self) -> list[str]:
+        if not self._differing:
+            return []
+        if len(self._differing) > _MOST:
+            self._notes.append(f"{len(self._differing)} tensors differ; the first {_MOST} were looked at for hints")
+        looked = self._differing[:_MOST]
+        self._exchanges(looked)
+        for i in looked:
+            result = self._results[i]
+            if not result.hint:
+                try:
+                    result.hint = self._alone(self._pairs[i], result)
+                except DumpFormatError:
+                    continue
+        self._one_file("A", [r.files_a for r in self._results], [p.a for p in self._pairs])
+        self._one_file("B", [r.files_b for r in self._results], [p.b for p in self._pairs])
+        self._optimizer_alone()
+        self._gathered()
+        return self._notes
+
+    def _alone(self, pair: Pair, result: TensorResult) -> str:
+        """What one tensor's difference looks like by itself."""
+        if result.status == SHAPE:
+            return rearranged(pair.a, pair.b, self._model, self._contents)
+        if result.rounded:
+            narrow = min((result.dtype_a, result.dtype_b), key=lambda d: item_size(d) or 0)
+            return f"the same, rounded to {narrow}"
+        simple = _by_numbers(result) or self._few(pair, result) or self._rounded_before(pair)
+        if simple:
+            return simple
+        norms = result.norm_a, result.norm_b
+        if norms[0] and norms[1] and abs(norms[0] - norms[1]) <= _NORM * norms[0] and not result.nan_a and not result.nan_b:
+            return rearranged(pair.a, pair.b, self._model, self._contents)
+        return ""
+
+    def _few(self, pair: Pair, result: TensorResult) -> str:
+        """One changed element: which bits."""
+        if result.changed != 1 or result.max_at is None or result.dtype_a != result.dtype_b:
+            return ""
+        block = Block(tuple(result.max_at), (1,) * len(result.max_at))
+        a, b = (int(self._contents.words(t, block).reshape(-1).view(f"u{item_size(t.dtype)}")[0]) for t in (pair.a, pair.b))
+        bits = [i for i in range(64) if (a ^ b) >> i & 1]
+        at = list(result.max_at)
+        if len(bits) != 1:
+            return f"one element differs, at {at}"
+        return f"one flipped bit: bit {bits[0]}{_meaning(result.dtype_a, bits[0])} of the element at {at}"
+
+    def _rounded_before(self, pair: Pair) -> str:
+        """One side went through a narrower element type and back."""
+        if plain_name(pair.a.dtype) != "float32" or plain_name(pair.b.dtype) != "float32" or pair.a.shape != pair.b.shape:
+            return ""
+        a, b = self._contents.sample(pair.a), self._contents.sample(pair.b)
+        if a.shape != b.shape or not a.size or np.array_equal(a, b):
+            return ""
+        for name, narrow in (("bfloat16", _to_bfloat16), ("float16", _to_float16)):
+            for side, wide, other in (("B", a, b), ("A", b, a)):
+                rounded = narrow(wide)
+                if np.array_equal(rounded, other) and not np.array_equal(rounded, wide):
+                    return f"{side} holds what the other side holds rounded to {name}, in float32 (seen in the first {a.size} elements)"
+        return ""
+
+    def _exchanges(self, looked: Iterable[int]) -> None:
+        """Tensors of A that are another tensor of B."""
+        by_norm: dict[tuple[tuple[int, ...], str, str], list[tuple[float, int]]] = defaultdict(list)
+        known = [i for i in looked if self._results[i].status == DIFFERENT and self._results[i].norm_b]
+        for i in known:
+            pair, norm = self._pairs[i], self._results[i].norm_b or 0.0
+            by_norm[(pair.b.shape, pair.b.dtype, pair.b.state)].append((norm, i))
+        moved: dict[int, int] = {}
+        for i in known:
+            pair, norm = self._pairs[i], self._results[i].norm_a or 0.0
+            for other, j in by_norm.get((pair.a.shape, pair.a.dtype, pair.a.state), ()):
+                if j != i and abs(other - norm) <= _NORM * norm and self._same(pair.a, self._pairs[j].b):
+                    moved[i] = j
+                    break
+        for i, j in moved.items():
+            name = self._results[j].name
+            self._results[i].hint = f"exchanged with {name}" if moved.get(j) == i else f"equal to what B holds as {name}"
+        self._exchanged_groups(moved)
+
+    def _exchanged_groups(self, moved: dict[int, int]) -> None:
+        """Experts and layers that went somewhere else as a whole."""
+        experts: Counter[tuple[str, int, int]] = Counter()
+        layers: Counter[tuple[int, int]] = Counter()
+        for i, j in moved.items():
+            mine, other = self._results[i].name, self._results[j].name
+            e, f = _number(_EXPERT, mine), _number(_EXPERT, other)
+            m, n = _number(_LAYER, mine), _number(_LAYER, other)
+            if e is not None and f is not None and e != f and m == n:
+                experts["" if m is None else f"layer {m}: ", e, f] += 1
+            elif m is not None and n is not None and m != n:
+                layers[m, n] += 1
+        for (where, e, f), count in experts.items():
+            if experts.get((where, f, e)):
+                if e < f:
+                    self._notes.append(f"{where}experts {e} and {f} are exchanged ({count + experts[where, f, e]} tensors)")
+            else:
+                self._notes.append(f"{where}expert {e} of A is expert {f} of B ({count} tensors)")
+        for (m, n), count in layers.items():
+            if not layers.get((n, m)):
+                self._notes.append(f"layer {m} of A is layer {n} of B ({count} tensors)")
+            elif m < n:
+                self._notes.append(f"layers {m} and {n} are exchanged ({count + layers[n, m]} tensors)")
+
+    def _same(self, a: StoredTensor, b: StoredTensor) -> bool:
+        try:
+            return self._contents.same(a, b)
+        except DumpFormatError:
+            return False
+
+    def _one_file(self, side: str, files: Sequence[dict[str, int]], tensors: Sequence[StoredTensor]) -> None:
+        """All differences lie in one file of a side that has several."""
+        changed = [files[i] for i in self._differing if self._results[i].status == DIFFERENT and self._results[i].changed]
+        where = {file for found in changed for file in found}
+        every = {str(box.file) for tensor in tensors for box in tensor.boxes}
+        if len(where) != 1 or len(every) < 2 or any(not found for found in changed):
+            return
+        file = next(iter(where))
+        inside = [i for i, tensor in enumerate(tensors) if any(str(box.file) == file for box in tensor.boxes)]
+        same = sum(self._results[i].equal for i in inside)
+        rest = "every tensor in it differs: a file of another save?" if not same else f"{same} tensors in it are equal"
+        self._notes.append(f"all differences lie in one file of {side}: {Path(file).name} ({len(changed)} tensors; {rest}) [{file}]")
+
+    def _optimizer_alone(self) -> None:
+        different = [self._results[i] for i in self._differing]
+        weights = [r for r in self._results if r.group != OPTIMIZER]
+        if weights and all(r.group == OPTIMIZER for r in different):
+            states = sorted({r.state for r in different})
+            self._notes.append(f"the weights are equal; only states of the optimizer differ ({', '.join(states)})")
+
+    def _gathered(self) -> None:
+        """One sentence for a hint that many tensors have."""
+        counts = Counter(re.sub(r"[0-9][0-9.e+-]*", "N", self._results[i].hint) for i in self._differing if self._results[i].hint)
+        words = {re.sub(r"[0-9][0-9.e+-]*", "N", self._results[i].hint): self._results[i].hint for i in self._differing}
+        for key, count in counts.items():
+            if count > 1 and not key.startswith(("exchanged with", "equal to what")):
+                self._notes.append(f"{count} tensors: {words[key]}" if key == words[key] else f"{count} tensors like: {words[key]}")
+
+
+def _by_numbers(result: TensorResult) -> str:
+    """What the sums of the comparison alone say."""
+    a, b, cos = result.norm_a, result.norm_b, result.cos
+    if result.nan_a != result.nan_b or result.inf_a != result.inf_b:
+        return f"NaN in {result.nan_a} elements of A and {result.nan_b} of B, Inf in {result.inf_a} and {result.inf_b}"
+    if a is None or b is None:
+        return ""
+    if (a == 0.0) != (b == 0.0):
+        return f"{'A' if a == 0.0 else 'B'} is all zeros"
+    if cos is None or a == 0.0:
+        return ""
+    precision = _FRACTIONS.get(plain_name(result.dtype_a), 23), _FRACTIONS.get(plain_name(result.dtype_b), 23)
+    slack = max(1e-14, 2.0 ** (-2 * min(precision)))
+    ratio = math.copysign(b / a, cos)
+    if result.numel > 8 and 1.0 - abs(cos) <= slack and abs(ratio - 1.0) > 4.0 * 2.0 ** -min(precision):
+        return "B is A with the sign turned" if abs(ratio + 1.0) < 1e-6 else f"B is A times {ratio:.6g}"
+    return ""
+
+
+def _meaning(dtype: str, bit: int) -> str:
+    name = plain_name(dtype)
+    if name not in _FRACTIONS:
+        return ""
+    fraction, exponent = _FRACTIONS[name], _EXPONENTS[name]
+    if bit < fraction:
+        return f" (fraction, {fraction - bit} from the top)"
+    return " (exponent)" if bit < fraction + exponent else " (sign)"
+
+
+def _number(pattern: re.Pattern[str], name: str) -> int | None:
+    match = pattern.search(name)
+    return int(next(group for group in match.groups() if group is not None)) if match else None
+
+
+def _to_bfloat16(values: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    """Rounded to nearest even, as float32."""
+    words = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded = (words + (0x7FFF + ((words >> 16) & 1))) & np.uint32(0xFFFF0000)
+    return np.where(np.isfinite(values), rounded.astype(np.uint32).view(np.float32), values).astype(np.float32)
+
+
+def _to_float16(values: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    with np.errstate(over="ignore"):
+        return values.astype(np.float16).astype(np.float32)
