@@ -1,0 +1,154 @@
+"""Two packs: checker by checker, rank by rank where both know ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from msprobe_engine.config_check import difference as d
+from msprobe_engine.config_check.compare_env import compare_env
+from msprobe_engine.config_check.compare_packages import compare_packages
+from msprobe_engine.config_check.compare_random import compare_random
+from msprobe_engine.config_check.compare_settings import compare_settings
+from msprobe_engine.config_check.compare_system import compare_system
+from msprobe_engine.config_check.compare_tensors import LATER, compare_dataset, compare_weights
+from msprobe_engine.config_check.comparison import Comparison
+from msprobe_engine.config_check.difference import Difference, Sheet, listed, merged
+from msprobe_engine.config_check.pack import Pack, read_pack
+from msprobe_engine.config_check.pack_side import DYNAMIC_FILE, STATIC_FILE, PackSide
+from msprobe_engine.config_check.severity import ERROR, MAY, WARNING
+
+
+def compare_packs(bench: str | Path | Pack, cmp: str | Path | Pack, *, only: tuple[str, ...] | None = None) -> Comparison:
+    """Compare two packs of this tool or the existing one, in any mixture.
+
+    Args:
+        bench: the run that is right.
+        cmp: the run in question.
+        only: the checkers to look at; None: all that a pack has. A checker that one pack has alone is a difference then.
+
+    Raises:
+        DumpFormatError: a path is no pack.
+    """
+    sides = [PackSide(one if isinstance(one, Pack) else read_pack(one)) for one in (bench, cmp)]
+    return _Work(sides[0], sides[1], only).done()
+
+
+class _Work:
+    def __init__(self, bench: PackSide, cmp: PackSide, only: tuple[str, ...] | None) -> None:
+        self.bench, self.cmp, self.only = bench, cmp, only
+        self.out = Comparison(os.fspath(bench.pack.path), os.fspath(cmp.pack.path))
+        sizes = bench.world_size, cmp.world_size
+        self.other_ranks = None not in sizes and sizes[0] != sizes[1]
+
+    def done(self) -> Comparison:
+        checkers: dict[str, Callable[[], Sheet]] = {
+            d.ENV: self._env,
+            d.PIP: lambda: compare_packages(self.bench.packages(), self.cmp.packages()),
+            d.DATASET: lambda: compare_dataset(self.bench.tensors(d.DATASET), self.cmp.tensors(d.DATASET), other_ranks=self.other_ranks),
+            d.WEIGHTS: lambda: compare_weights(self.bench.tensors(d.WEIGHTS), self.cmp.tensors(d.WEIGHTS), other_ranks=self.other_ranks),
+            d.SETTINGS: self._settings,
+            d.RANDOM: self._random,
+            d.SYSTEM: lambda: compare_system(self.bench.system(), self.cmp.system()),
+        }
+        found: dict[str, Sheet] = {}
+        for name in (*[name for name in checkers if name != d.SETTINGS], d.SETTINGS):  # settings may point to what was compared
+            if self._compared(name, found):
+                self.found = found
+                found[name] = checkers[name]()
+        self.out.sheets = {name: found[name] for name in d.CHECKERS if name in found}
+        self._later_weights()
+        self._ranks()
+        for who, side in (("bench", self.bench), ("cmp", self.cmp)):
+            self.out.problems += [f"{who}: {problem}" for problem in side.problems]
+            self.out.sides[who] = {"path": os.fspath(side.pack.path), "ours": side.pack.ours, **_described(side)}
+        return self.out
+
+    def _compared(self, name: str, found: dict[str, Sheet]) -> bool:
+        """Do both packs have it? What only one has is a difference of its own."""
+        has = self.bench.has(name), self.cmp.has(name)
+        if self.only is not None and name not in self.only:
+            return False
+        if all(has):
+            return True
+        if any(has):
+            side = "bench" if has[0] else "cmp"
+            why = f"only the {side} pack has {name}, so it is not compared"
+            self.out.not_compared[name] = why
+            if self.only is None and not self._of_other_tool(name):
+                names = (name, "") if has[0] else ("", name)
+                found[name] = Sheet(name, differences=[Difference(name, *names, "", "", MAY, why, level=WARNING)])
+        return False
+
+    def _of_other_tool(self, name: str) -> bool:
+        """The existing tool does not know it."""
+        return name == d.SYSTEM and not (self.bench.pack.ours and self.cmp.pack.ours)
+
+    def _env(self) -> Sheet:
+        by_rank = all(len(side.pack.by_rank("env")) > 0 for side in (self.bench, self.cmp))
+        return compare_env(self.bench.env(by_rank), self.cmp.env(by_rank))
+
+    def _random(self) -> Sheet:
+        (a, x), (b, y) = self.bench.random(), self.cmp.random()
+        return compare_random(a, b, (x, y))
+
+    def _settings(self) -> Sheet:
+        sheet = Sheet(d.SETTINGS)
+        content = {word: True for word, name in (("data", d.DATASET), ("weights", d.WEIGHTS)) if self._content(name)}
+        mine, theirs = self.bench.settings_files(), self.cmp.settings_files()
+        files = [(name, name) for name in (STATIC_FILE, DYNAMIC_FILE) if name in mine and name in theirs]
+        for a, b in files or [(mine[-1], theirs[-1])]:
+            by_rank = a == b == DYNAMIC_FILE and self.bench.ranks_with_settings() and self.cmp.ranks_with_settings()
+            sides = self.bench.settings(a, by_rank), self.cmp.settings(b, by_rank)
+            found: list[tuple[tuple[int, ...], Difference]] = []
+            both = sorted(set(sides[0]) & set(sides[1]))
+            done: dict[tuple[int, int], list[int]] = {}
+            for rank in both:
+                done.setdefault((id(sides[0][rank]), id(sides[1][rank])), []).append(rank)
+            for ranks in done.values():
+                settled = compare_settings(sides[0][ranks[0]], sides[1][ranks[0]], a if a == b else f"{a} / {b}", content)
+                found += [(tuple(ranks), one) for one in settled.differences]
+                sheet.compared = max(sheet.compared, settled.compared)
+                self.out.derived.update(settled.derived)
+                self.out.notes += [note for note in settled.notes if note not in self.out.notes]
+            sheet.differences += merged(found, tuple(both))
+        return sheet
+
+    def _content(self, name: str) -> bool:
+        return name in self.found and self.found[name].compared > 0
+
+    def _later_weights(self) -> None:
+        """Weights that were equal at first follow from something else, if there is something else."""
+        others = [one for one in self.out.differences if one.term != LATER]
+        sheet = self.out.sheets.get(d.WEIGHTS)
+        if sheet is None or not others:
+            return
+        sheet.differences = [
+            replace(one, severity=MAY, why=f"{one.why}; it follows from the other differences") if one.term == LATER else one
+            for one in sheet.differences
+        ]
+
+    def _ranks(self) -> None:
+        """Ranks that wrote into one pack only."""
+        mine, theirs = set(self.bench.places()), set(self.cmp.places())
+        if not mine or not theirs or mine == theirs or self.only is not None:
+            return
+        if self.other_ranks:
+            self.out.notes.append(
+                f"the jobs have {self.bench.world_size} and {self.cmp.world_size} ranks; ranks {listed(mine & theirs)} are compared"
+            )
+            return
+        sheet = self.out.sheets.setdefault(d.SYSTEM, Sheet(d.SYSTEM))
+        for side, ranks in (("bench", mine - theirs), ("cmp", theirs - mine)):
+            if ranks:
+                names = ("rank", "") if side == "bench" else ("", "rank")
+                why = f"only the {side} pack has anything of these ranks"
+                sheet.differences.append(Difference(d.SYSTEM, *names, "", "", MAY, why, ranks=tuple(sorted(ranks)), level=ERROR))
+
+
+def _described(side: PackSide) -> dict[str, object]:
+    """Where a pack is from, for the head of a report."""
+    meta = {key: side.meta[key] for key in ("framework", "world_size", "host", "created") if side.meta.get(key)}
+    return meta | {"ranks": len(side.pack.ranks)}

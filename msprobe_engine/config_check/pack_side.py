@@ -1,0 +1,171 @@
+"""A pack as one side of a comparison: what the checkers need, whoever wrote it (this tool, or either version of the existing one)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from msprobe_engine.config_check import entries
+from msprobe_engine.config_check.by_rank import NO_RANK
+from msprobe_engine.config_check.compare_tensors import Tensors, flat_tags
+from msprobe_engine.config_check.pack import Pack
+from msprobe_engine.config_check.side import Setting, Side
+from msprobe_engine.errors import DumpFormatError
+
+STATIC_FILE = entries.STATIC.rpartition("/")[2]
+DYNAMIC_FILE = entries.DYNAMIC.rpartition("/")[2]
+_NOT_KNOWN = "unknown"
+
+
+class PackSide:
+    """The entries of a pack by checker. What is damaged is left out and said in `problems`."""
+
+    def __init__(self, pack: Pack) -> None:
+        self.pack = pack
+        self.problems: list[str] = list(pack.problems)
+        self.meta = self._mapping(entries.META)
+        self.static = self._mapping(entries.STATIC_SETTINGS)
+        self.versions = {name: versions[0] for name, versions in self._packages().items()}
+
+    @property
+    def world_size(self) -> int | None:
+        """Ranks of the job that wrote the pack; None: it was not written by a job."""
+        size = self.meta.get("world_size")
+        return size if isinstance(size, int) and self.meta.get("framework") else None
+
+    def has(self, part: str) -> bool:
+        """Is anything there for a checker?"""
+        names = self.pack.names
+        if part == "env":
+            return entries.ENV in names or bool(self.pack.by_rank("env"))
+        if part == "pip":
+            return entries.PIP in names
+        if part == "hyperparameters":
+            return bool(self.settings_files())
+        if part == "system":
+            return bool(self.pack.by_rank("system"))
+        return bool(self.pack.existing(part) or self.pack.by_step(part))
+
+    def env(self, by_rank: bool) -> dict[int, Mapping[str, str]]:
+        """Variables by rank, or one for all; of the command line with those that its scripts set."""
+        ranks = self.pack.by_rank("env")
+        if by_rank and ranks:
+            return {rank: _texts(self._mapping(name)) for rank, name in ranks.items()}
+        one = self._mapping(entries.ENV) if entries.ENV in self.pack else self._mapping(next(iter(ranks.values()), ""))
+        scripts = self.static.get("env")
+        return {NO_RANK: _texts({**one, **(scripts if isinstance(scripts, dict) else {})})}
+
+    def packages(self) -> dict[str, list[str]]:
+        """Name to versions."""
+        return self._packages()
+
+    def settings_files(self) -> tuple[str, ...]:
+        """Which of `STATIC_FILE` and `DYNAMIC_FILE` have anything."""
+        found = []
+        if entries.STATIC in self.pack or entries.STATIC_SETTINGS in self.pack:
+            found.append(STATIC_FILE)
+        if entries.DYNAMIC in self.pack or self.pack.by_rank("hyperparameters"):
+            found.append(DYNAMIC_FILE)
+        return tuple(found)
+
+    def settings(self, file: str, by_rank: bool) -> dict[int, Side]:
+        """The settings of a file: by rank where both packs know them so, else one for all ranks."""
+        if file == STATIC_FILE:
+            return {NO_RANK: self._side(self._static())}
+        ranks = self.pack.by_rank("hyperparameters")
+        if ranks and (by_rank or entries.DYNAMIC not in self.pack):
+            sides: dict[int, Side] = {}
+            known: dict[str, Side] = {}
+            for rank, name in ranks.items() if by_rank else list(ranks.items())[:1]:
+                text = self.pack.text(name)  # most ranks have the same
+                if text not in known:
+                    known[text] = self._side(_resolved(self._mapping(name)))
+                sides[rank if by_rank else NO_RANK] = known[text]
+            return sides
+        if ranks:  # ours, beside a pack of the existing tool: what was resolved says more than null
+            return {NO_RANK: self._side(_resolved(self._mapping(next(iter(ranks.values())))))}
+        dynamic = [Setting(name, value, framework="megatron") for name, value in self._mapping(entries.DYNAMIC).items()]
+        return {NO_RANK: self._side(dynamic, opaque=not self.pack.ours)}
+
+    def ranks_with_settings(self) -> bool:
+        """Were they collected rank by rank?"""
+        return bool(self.pack.by_rank("hyperparameters"))
+
+    def _side(self, settings: list[Setting], opaque: bool = False) -> Side:
+        return Side(settings, world_size=self.world_size, versions=self.versions, opaque=opaque)
+
+    def _static(self) -> list[Setting]:
+        values = self.static.get("values")
+        if isinstance(values, dict) and values:
+            return [_found(name, one) for name, one in values.items()]
+        return [Setting(name, _each(value)) for name, value in self._mapping(entries.STATIC).items()]
+
+    def tensors(self, part: str) -> Tensors:
+        """``weights`` or ``dataset``, of the existing tool and ours."""
+        existing = {place: self._mapping(name) for place, name in self.pack.existing(part).items()}
+        if part == "dataset":
+            existing = {place: dict(flat_tags(entry)) for place, entry in existing.items()}
+        ours = {place: self._mapping(name) for place, name in self.pack.by_step(part).items()}
+        return Tensors(
+            {place: {name: one for name, one in entry.items() if isinstance(one, dict)} for place, entry in existing.items()}, ours
+        )
+
+    def random(self) -> tuple[dict[int, Any], dict[int, Any]]:
+        """The existing tool's entries by rank, and ours."""
+        existing = {rank: self._mapping(name) for (_, rank), name in self.pack.existing("random").items()}
+        return existing, {rank: self._mapping(name) for rank, name in self.pack.by_rank("random").items()}
+
+    def system(self) -> dict[int, Mapping[str, Any]]:
+        """Drivers, devices, flags by rank."""
+        return {rank: self._mapping(name) for rank, name in self.pack.by_rank("system").items()}
+
+    def places(self) -> dict[int, Mapping[str, Any]]:
+        """Where the ranks ran: ``host``, ``node``."""
+        return {rank: self._mapping(name) for rank, name in self.pack.by_rank("ranks").items()}
+
+    def _packages(self) -> dict[str, list[str]]:
+        try:
+            return self.pack.packages()
+        except DumpFormatError as error:
+            self._say(str(error))
+            return {}
+
+    def _mapping(self, name: str) -> dict[str, Any]:
+        try:
+            return self.pack.mapping(name)
+        except DumpFormatError as error:
+            self._say(str(error))
+            return {}
+
+    def _say(self, problem: str) -> None:
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+
+def _texts(variables: Mapping[str, Any]) -> dict[str, str]:
+    return {name: value for name, value in variables.items() if isinstance(value, str)}
+
+
+def _resolved(entry: Mapping[str, Any]) -> list[Setting]:
+    """Our entry: name -> ``{"value", "origin", "where", "framework"}``."""
+    return [
+        Setting(name, one.get("value"), str(one.get("origin", "")), str(one.get("where", "")), str(one.get("framework", "")))
+        for name, one in entry.items()
+        if isinstance(one, Mapping) and "value" in one
+    ]
+
+
+def _found(name: str, one: Any) -> Setting:
+    """Our entry of a static collection: ``{"value", "where", "file", "line", "known"}``."""
+    if not isinstance(one, Mapping):
+        return Setting(name, one)
+    line = one.get("line")
+    place = str(one.get("file", ""))
+    return Setting(
+        name, one.get("value"), str(one.get("where", "")) if one.get("known", True) else _NOT_KNOWN, f"{place}:{line}" if line else place
+    )
+
+
+def _each(value: Any) -> Any:
+    """Of a key to which several files gave other values all of them."""
+    return value.get("values") if isinstance(value, dict) and value.get("description") == "duplicate_value" else value
