@@ -33,7 +33,7 @@ typedef struct {
     int64_t changed;  /* elements whose bits differ; whose values differ when the types do */
     int64_t beyond;   /* elements further apart than the tolerance */
     int64_t nan_a, inf_a, nan_b, inf_b;
-    int64_t at;       /* element of the largest difference, -1: none */
+    int64_t at;       /* element of the largest difference; the first that changed when that is 0; -1: none */
     int64_t unrounded; /* of two types: elements that rounding to the narrower one does not make equal */
     double dd, ab, aa, bb, max;
     double atol, rtol, reserved;
@@ -264,6 +264,14 @@ static int rounds(double a, int code_a, double b, int code_b) {
     }
 }
 
+/* The first element that changed, where no finite difference says where to look: NaN, Inf, the sign of a zero. */
+static int64_t first_change(const uint8_t *a, const uint8_t *b, int width, const double *x, const double *y, int n, int same_type, int64_t first) {
+    for (int i = 0; i < n; i++)
+        if (same_type ? memcmp(a + i * width, b + i * width, (size_t)width) != 0 : !(x[i] == y[i] || (x[i] != x[i] && y[i] != y[i])))
+            return first + i;
+    return -1;
+}
+
 CLONES static void walk(const uint8_t *a, int code_a, const uint8_t *b, int code_b, int64_t n, Sums *s) {
     double x[CHUNK] __attribute__((aligned(64))), y[CHUNK] __attribute__((aligned(64)));
     const int width_a = ITEM[code_a], width_b = ITEM[code_b];
@@ -287,6 +295,7 @@ CLONES static void walk(const uint8_t *a, int code_a, const uint8_t *b, int code
                 for (int i = 0; i < m; i++) s->unrounded += !(x[i] == y[i] || (x[i] != x[i] && y[i] != y[i]) || rounds(x[i], code_a, y[i], code_b));
         }
         different_chunk(x, y, m, at, s);
+        if (s->at < 0) s->at = first_change(p, q, width_a, x, y, m, code_a == code_b, at);
     }
 }
 

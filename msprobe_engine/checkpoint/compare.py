@@ -38,6 +38,7 @@ class _Comparing(Job):
         self.boxes_a, self.boxes_b = Boxes(pair.a.boxes), Boxes(pair.b.boxes)
         self.copies_a, self.copies_b = Boxes(pair.a.copies), Boxes(pair.b.copies)
         self.sums = Sums()
+        self._floats: list[tuple[float, float, float, float]] = []
         self.max_at: tuple[int, ...] | None = None
         self.covered_a = self.covered_b = 0
         self.files_a: Counter[str] = Counter()
@@ -49,6 +50,11 @@ class _Comparing(Job):
         a, b = self.pair.a, self.pair.b
         if a.shape == b.shape:
             yield from blocks_of(a.shape, max(1, most_bytes // max(width_of(a), width_of(b))), (a, b))
+
+    def end(self) -> Sums:
+        """The sums of all blocks: the same whatever the order in which threads did them."""
+        self.sums.dd, self.sums.ab, self.sums.aa, self.sums.bb = (_sum(each) for each in zip(*self._floats)) if self._floats else (0.0,) * 4
+        return self.sums
 
     def work(self, block: Block, rooms: Sequence[Room], reads: FileReads) -> None:
         """Read both sides and compare them."""
@@ -67,14 +73,25 @@ class _Comparing(Job):
             files_a = _by_file(pieces_a, mask, sums.changed)
             files_b = _by_file(pieces_b, mask, sums.changed)
         with self.lock:
-            if self.sums.add(sums):
-                self.max_at = block.place_of(sums.at)
+            self._floats.append((sums.dd, sums.ab, sums.aa, sums.bb))
+            place = block.place_of(sums.at) if sums.at >= 0 else None
+            tied = place is not None and self.max_at is not None and sums.max == self.sums.max and place < self.max_at
+            if self.sums.add(sums) or tied:
+                self.max_at = place
             self.covered_a += covered_a
             self.covered_b += covered_b
             self.files_a.update(files_a or {})
             self.files_b.update(files_b or {})
             self.drift_a.add(drift_a)
             self.drift_b.add(drift_b)
+
+
+def _sum(numbers: Sequence[float]) -> float:
+    """Exact but for the last rounding, so that order does not matter; beyond float64 as addition has it."""
+    try:
+        return math.fsum(numbers)
+    except (OverflowError, ValueError):
+        return sum(numbers)
 
 
 class _Drift:
@@ -192,7 +209,7 @@ def start_result(pair: Pair) -> TensorResult:
 
 
 def _result(state: _Comparing) -> TensorResult:
-    out, sums = start_result(state.pair), state.sums
+    out, sums = start_result(state.pair), state.end()
     a, b = state.pair.a, state.pair.b
     if a.shape != b.shape:
         out.status = SHAPE

@@ -5,7 +5,7 @@ A C kernel (``_tensordiff.c``) takes the sums in one pass and lets other threads
 The numbers, with a and b as float64 and over the elements that are finite on both sides:
 
 * ``l2`` = ||a - b||, ``rel_norm`` = ||a - b|| / ||a||, ``cos`` = a.b / (||a|| ||b||): 1 when both are all zeros, None when one is;
-* ``max_abs`` = the largest \\|a - b|, and where;
+* ``max_abs`` = the largest \\|a - b|, and where; when it is 0, where the first element changed (to NaN or Inf, or the sign of a zero);
 * ``changed``: elements whose bits differ (-0.0 and 0.0 do), of two element types those whose values differ;
 * ``beyond``: elements with \\|a - b| > atol + rtol \\|a|, or NaN or Inf where the other side has something else;
 * ``unrounded``: of two element types, the elements that rounding to the narrower one does not make equal. 0 with ``changed`` > 0: one
@@ -80,7 +80,7 @@ class Sums:
         self.aa += other.aa
         self.bb += other.bb
         if other.at >= 0 and (self.at < 0 or other.max > self.max):
-            self.max, self.at = other.max, other.at
+            self.max, self.at = max(self.max, other.max), other.at
             return True
         return False
 
@@ -149,12 +149,13 @@ def in_numpy(a: Array, dtype_a: str, b: Array, dtype_b: str, atol: float = 0.0, 
 def _piece(words_a: Array, dtype_a: str, words_b: Array, dtype_b: str, atol: float, rtol: float) -> Sums:
     same_type = dtype_a == dtype_b
     sums = Sums()
+    mask = None
     if same_type:
         size = words_a.dtype.itemsize
         mask = words_a != words_b if size <= 8 else (words_a.view("u8") != words_b.view("u8")).reshape(-1, 2).any(axis=1)
         sums.changed = int(np.count_nonzero(mask))
     if not values_known(dtype_a) or not values_known(dtype_b):
-        sums.beyond = sums.changed
+        sums.beyond, sums.at = sums.changed, int(mask.argmax()) if mask is not None and sums.changed else -1
         return sums
     with np.errstate(all="ignore"):
         x, y = _values(words_a, dtype_a), _values(words_b, dtype_b)
@@ -175,6 +176,8 @@ def _piece(words_a: Array, dtype_a: str, words_b: Array, dtype_b: str, atol: flo
         if gap.size and gap.max() > 0.0:
             sums.at = int(gap.argmax())
             sums.max = float(gap[sums.at])
+        elif sums.changed:
+            sums.at = int((mask if mask is not None else ~agree).argmax())
     return sums
 
 

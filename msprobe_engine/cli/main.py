@@ -29,6 +29,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "check-config": Command("check_config", "check a settings file and print what it resolves to"),
+    "ckpt": Command("ckpt", "compare checkpoints of any format and parallel layout (diff, digest, show)"),
     "compare": Command("compare", "compare the dumps of two runs: where the difference begins, and a table per rank"),
     "data2db": Command("data2db", "put monitor files or dumps into a trend data base (SQLite)"),
     "diagnose": Command("diagnose", "say what is wrong with a run, alone or against one that is right: one page"),
@@ -43,7 +44,7 @@ COMMANDS = {
     "run_overflow_check": Command("run_overflow_check", "run the APIs of an overflow dump again: normal or abnormal overflow"),
     "show": Command("show", "list what an output directory holds: dumps, monitor files, incidents, reports"),
 }
-GROUPS = ("grad_probe", "monitor")
+GROUPS = ("ckpt", "grad_probe", "monitor")
 """Commands that have sub-commands: the table ``COMMANDS`` of their file."""
 ALIASES = {"overflow_check": "nan_analyze"}
 """Names of the existing tool's other versions."""

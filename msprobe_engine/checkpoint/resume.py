@@ -1,0 +1,114 @@
+"""A journal of a comparison: results as they come, so that a run that was killed goes on where it was.
+
+A line of JSON per pair is appended when it is done. The first line says what is compared and how; a journal of anything else (another
+file, another time of a change, another tolerance) is not gone on with. The line that a killed run did not finish is passed over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from msprobe_engine.checkpoint.names import Pair
+from msprobe_engine.checkpoint.result import TensorResult
+from msprobe_engine.errors import SinkError
+
+FILE = "ckpt_diff.progress.jsonl"
+_VERSION = 1
+_MODE = 0o640
+
+
+def stamps(files: Iterable[Path]) -> dict[str, tuple[int, int]]:
+    """Size and time of the last change, by path; (-1, 0) of a file that is not there."""
+    found = {}
+    for path in sorted(set(files)):
+        try:
+            state = os.stat(path)
+            found[str(path)] = (state.st_size, state.st_mtime_ns)
+        except OSError:
+            found[str(path)] = (-1, 0)
+    return found
+
+
+def fingerprint(files: Mapping[str, tuple[int, int]], pairs: Sequence[Pair], options: Mapping[str, Any]) -> str:
+    """Of what is compared and how."""
+    hashed = hashlib.sha256(json.dumps([_VERSION, sorted(files.items()), sorted(options.items())]).encode())
+    for pair in pairs:
+        hashed.update(f"{pair.name}\0{pair.a.origin}\0{pair.b.origin}\0{pair.a.shape}\0{pair.b.shape}\n".encode())
+    return hashed.hexdigest()
+
+
+def forget(directory: Path) -> None:
+    """The reports are written: there is nothing to go on with."""
+    (directory / FILE).unlink(missing_ok=True)
+
+
+class Journal:
+    """The file in an output directory; to be used in a ``with`` statement.
+
+    Args:
+        directory: of the reports; it is there.
+        mark: `fingerprint` of the comparison.
+        go_on: take over what an earlier run of the same comparison found.
+    """
+
+    def __init__(self, directory: Path, mark: str, go_on: bool = True) -> None:
+        self.path = directory / FILE
+        self._mark = mark
+        self.known: dict[int, TensorResult] = {}
+        end = self._load() if go_on else 0
+        try:
+            self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, _MODE)
+            os.ftruncate(self._fd, end)
+            os.lseek(self._fd, 0, os.SEEK_END)
+            if end == 0:
+                self._append({"comparison": mark})
+        except OSError as error:
+            raise SinkError(f"cannot write {self.path}: {error.strerror or error}; name another directory with -o") from error
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        os.close(self._fd)
+
+    def add(self, number: int, result: TensorResult) -> None:
+        """Take a result in.
+
+        Raises:
+            SinkError: the disk is full.
+        """
+        try:
+            self._append({"pair": number, "result": result.to_json()})
+        except OSError as error:
+            raise SinkError(f"cannot write {self.path}: {error.strerror or error}") from error
+
+    def _append(self, entry: Mapping[str, Any]) -> None:
+        line = memoryview(json.dumps(entry, ensure_ascii=True).encode() + b"\n")
+        while line:
+            line = line[os.write(self._fd, line) :]
+
+    def _load(self) -> int:
+        """Read what is there; returns the byte up to which it can be used."""
+        try:
+            data = self.path.read_bytes()
+        except OSError:
+            return 0
+        end = 0
+        for line in data.split(b"\n")[:-1]:
+            try:
+                entry = json.loads(line)
+                if end == 0:
+                    if entry != {"comparison": self._mark}:
+                        return 0
+                else:
+                    self.known[int(entry["pair"])] = TensorResult.from_json(entry["result"])
+            except (ValueError, TypeError, KeyError):
+                break
+            end += len(line) + 1
+        return end
