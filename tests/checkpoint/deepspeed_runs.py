@@ -1,0 +1,203 @@
+"""Small trainings with real DeepSpeed on gloo ranks that leave a checkpoint, and what the engine itself holds at that moment."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+from typing import Any
+
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import deepspeed
+import numpy as np
+import torch
+import torch._dynamo
+from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+from torch import nn
+
+with contextlib.suppress(ImportError):  # initialize imports it late; older versions do not have it
+    importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # the first use would compile C++ for more than a minute
+logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+Truth = dict[str, Any]
+"""Key of a tensor -> its values as the engine holds them."""
+
+
+class Net(nn.Module):
+    """A tied embedding, a frozen layer, a buffer, a parameter of one element; sizes that fit no partition."""
+
+    def __init__(self, width: int = 7) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, width)
+        self.up = nn.Linear(width, 13)
+        self.frozen = nn.Linear(13, 13)
+        self.down = nn.Linear(13, width, bias=False)
+        self.norm = nn.LayerNorm(width)
+        self.scale = nn.Parameter(torch.ones(1))
+        self.head = nn.Linear(width, 11, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("seen", torch.arange(5))
+        for parameter in self.frozen.parameters():
+            parameter.requires_grad_(False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        x = self.norm(x + self.down(self.frozen(torch.tanh(self.up(x)))) * self.scale)
+        return nn.functional.cross_entropy(self.head(x).float().flatten(0, 1), tokens.flatten())
+
+
+def config(stage: int, dtype: str, **more: Any) -> dict[str, Any]:
+    """A DeepSpeed configuration with Adam and a schedule; `zero` in `more` goes into ``zero_optimization``."""
+    found: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_clipping": 1.0,
+        "steps_per_print": 10**9,
+        "optimizer": {"type": "Adam", "params": {"lr": 1e-2, "betas": [0.9, 0.95], "weight_decay": 0.01, "torch_adam": True}},
+        "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 1e-2, "warmup_num_steps": 5}},
+        "zero_optimization": {
+            "stage": stage,
+            "overlap_comm": False,
+            "stage3_param_persistence_threshold": 0,
+            **more.pop("zero", {}),
+        },
+    }
+    if dtype != "fp32":
+        found[dtype] = {"enabled": True, **({"initial_scale_power": 6} if dtype == "fp16" else {})}
+    return {**found, **more}
+
+
+def groups_of(net: nn.Module) -> list[dict[str, Any]]:
+    """Two parameter groups: matrices with weight decay, the rest without."""
+    trained = [p for p in net.parameters() if p.requires_grad]
+    return [
+        {"params": [p for p in trained if p.dim() > 1], "weight_decay": 0.1},
+        {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+
+
+def bits(tensor: torch.Tensor) -> Any:
+    """A tensor as numpy words of its bits, in its shape."""
+    tensor = tensor.detach().cpu().contiguous()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(np.uint16).copy()
+    return tensor.numpy().copy()
+
+
+def truth_of(engine: Any) -> Truth:
+    """What the engine holds: weights, float32 masters and Adam's moments by the keys of a checkpoint that is read."""
+    if hasattr(engine.optimizer, "_lazy_init_hp_params_optimizer_state"):  # DeepSpeed links only what the first step had made
+        engine.optimizer._hp_optimizer_states_linked = False
+        engine.optimizer._lazy_init_hp_params_optimizer_state()
+    found: Truth = {}
+    for name, parameter in engine.module.named_parameters(remove_duplicate=False):
+        with deepspeed.zero.GatheredParameters([parameter], enabled=engine.zero_optimization_stage() == 3):
+            found[name] = bits(parameter)
+        if not parameter.requires_grad:
+            continue
+        if engine.zero_optimization_stage() == 0 and parameter.dtype == torch.float32:
+            for state in ("exp_avg", "exp_avg_sq"):
+                found[f"optimizer.{state}.{name}"] = bits(engine.optimizer.state[parameter][state])
+            continue
+        if engine.zero_optimization_stage() == 0 and not hasattr(parameter, "_hp_mapping"):
+            continue
+        found[f"optimizer.master.{name}"] = bits(safe_get_full_fp32_param(parameter))
+        for state in ("exp_avg", "exp_avg_sq"):
+            found[f"optimizer.{state}.{name}"] = bits(safe_get_full_optimizer_state(parameter, state))
+    for name, buffer in engine.module.named_buffers():
+        found[name] = bits(buffer)
+    return found
+
+
+def train(directory: str, stage: int, dtype: str, steps: int = 2, groups: bool = False, seed: int = 0, **more: Any) -> Truth:
+    """Trains `Net` under ZeRO on the ranks of this process group and saves a checkpoint; call it on every rank."""
+    if not deepspeed.comm.is_initialized():
+        deepspeed.init_distributed("gloo", verbose=False)
+    torch.manual_seed(seed)
+    net = Net()
+    parameters: Any = groups_of(net) if groups else [p for p in net.parameters() if p.requires_grad]
+    engine, *_ = deepspeed.initialize(model=net, model_parameters=parameters, config=config(stage, dtype, **more))
+    generator = torch.Generator().manual_seed(100 + deepspeed.comm.get_rank())
+    for _ in range(steps):
+        engine.backward(engine(torch.randint(0, 11, (2, 3), generator=generator)))
+        engine.step()
+    engine.save_checkpoint(directory, client_state={"epoch": 3, "note": "kept"})
+    return truth_of(engine)
+
+
+class Experts(nn.Module):
+    """A mixture of four experts over two ranks between two layers that all ranks share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from deepspeed.moe.layer import MoE
+
+        self.first = nn.Linear(6, 6)
+        self.moe = MoE(6, nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 6)), num_experts=4, ep_size=2, k=1)
+        self.last = nn.Linear(6, 6, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y, loss, _ = self.moe(self.first(x))
+        return (self.last(y) - x).float().pow(2).mean() + 0.01 * loss
+
+
+def train_experts(directory: str, stage: int, dtype: str, steps: int = 2) -> Truth:
+    """Trains `Experts` and saves; every rank returns what it holds, its experts with whole-model numbers."""
+    from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer as split
+
+    deepspeed.init_distributed("gloo", verbose=False)
+    torch.manual_seed(0)
+    net = Experts()
+    groups = split([{"params": list(net.parameters()), "name": "all", "lr": 1e-2}])
+    engine, *_ = deepspeed.initialize(model=net, model_parameters=groups, config=config(stage, dtype))
+    torch.manual_seed(100 + deepspeed.comm.get_rank())
+    for _ in range(steps):
+        engine.backward(engine(torch.randn(8, 6).to(DTYPES[dtype])))
+        engine.step()
+    engine.save_checkpoint(directory)
+    found = {}
+    mark = ".deepspeed_experts."
+    for key, value in truth_of(engine).items():
+        if mark in key:
+            before, _, rest = key.partition(mark)
+            local, _, tail = rest.partition(".")
+            key = f"{before}{mark}{2 * deepspeed.comm.get_rank() + int(local)}.{tail}"
+        found[key] = value
+    return found
+
+
+def train_pipeline(directory: str, stage: int, dtype: str, stages: int, steps: int = 2) -> Truth:
+    """Trains a pipeline with a tied embedding, its stages over the ranks, and saves; every rank returns what its stage holds."""
+    from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
+
+    deepspeed.init_distributed("gloo", verbose=False)
+    torch.manual_seed(0)
+    layers = [
+        TiedLayerSpec("embed", nn.Embedding, 11, 7),
+        LayerSpec(nn.Linear, 7, 13),
+        LayerSpec(nn.Tanh),
+        LayerSpec(nn.Linear, 13, 7),
+        LayerSpec(nn.LayerNorm, 7),
+        TiedLayerSpec("embed", nn.Embedding, 11, 7, forward_fn=lambda layer, x: x @ layer.weight.T),
+    ]
+    net = PipelineModule(
+        layers, num_stages=stages, partition_method="uniform", loss_fn=lambda out, y: nn.functional.cross_entropy(out.float().flatten(0, 1), y.flatten())
+    )
+    engine, *_ = deepspeed.initialize(model=net, model_parameters=list(net.parameters()), config=config(stage, dtype))
+    generator = torch.Generator().manual_seed(100 + engine.grid.get_data_parallel_id())
+
+    def batches() -> Any:
+        while True:
+            tokens = torch.randint(0, 11, (2, 3), generator=generator)
+            yield tokens, tokens
+
+    data = batches()
+    for _ in range(steps):
+        engine.train_batch(data_iter=data)
+    engine.save_checkpoint(directory)
+    return truth_of(engine)
