@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, TypeGuard
 from msprobe_engine.checkpoint.inert import Inert, Named, attributes
 from msprobe_engine.checkpoint.stored import Box, Index
 from msprobe_engine.checkpoint.torchfile import FileTensor, UnknownNameError, read_torch, regions
-from msprobe_engine.checkpoint.torchpickle import is_size
 from msprobe_engine.dump.dtypes import item_size
+from msprobe_engine.dump.ptparts import is_size
 from msprobe_engine.errors import DumpFormatError
 from msprobe_engine.log import one_line
 

@@ -19,6 +19,8 @@ from msprobe_engine.log import one_line
 _MEGATRON_TRACKER, _DEEPSPEED_TRACKER = "latest_checkpointed_iteration.txt", "latest"
 _ZIP, _PROTOBUF = b"PK\x03\x04", b"\x0a"
 _MAX_SHOWN = 8
+_DEPTH = 3  # lightning_logs/version_0/checkpoints/epoch=0-step=8.ckpt
+_MOST_ENTRIES = 1000
 
 
 class Format(NamedTuple):
@@ -147,14 +149,26 @@ def locate(path: Path) -> tuple[Path, list[str]]:
         return _tag(path), []
     if _format(path) is not None:
         return path, []
-    inside = [name for name in sorted(names) if _is_checkpoint(path / name)]
+    inside = _checkpoints_in(path, _DEPTH)
     if len(inside) == 1:
-        chosen, notes = locate(path / inside[0])
-        return chosen, [f"{path} holds one checkpoint, {one_line(inside[0])}, which is taken", *notes]
+        chosen, notes = locate(inside[0])
+        return chosen, [f"{path} holds one checkpoint, {one_line(str(inside[0].relative_to(path)))}, which is taken", *notes]
     if inside:
-        shown = ", ".join(one_line(name) for name in inside[:_MAX_SHOWN]) + (" ..." if len(inside) > _MAX_SHOWN else "")
+        shown = ", ".join(one_line(str(found.relative_to(path))) for found in inside[:_MAX_SHOWN]) + (" ..." if inside[_MAX_SHOWN:] else "")
         raise DumpFormatError(f"{path}: holds {len(inside)} checkpoints ({shown}) and no file that names one; give one of them")
     raise DumpFormatError(_nothing(path))
+
+
+def _checkpoints_in(path: Path, depth: int) -> list[Path]:
+    """Checkpoints below a directory, by name; nothing is looked for inside of one."""
+    found: list[Path] = []
+    for name in sorted(entries(path))[:_MOST_ENTRIES]:
+        inner = path / name
+        if _is_checkpoint(inner):
+            found.append(inner)
+        elif depth > 1 and inner.is_dir() and not inner.is_symlink():
+            found += _checkpoints_in(inner, depth - 1)
+    return found
 
 
 def _is_checkpoint(path: Path) -> bool:

@@ -67,7 +67,7 @@ def optimizer_parts(
     groups = [group if isinstance(group, dict) else {} for group in tree["param_groups"]]
     members = [list(group["params"]) if isinstance(group.get("params"), (list, tuple)) else [] for group in groups]
     states: dict[Any, Any] = tree["state"]
-    names = _names(groups, members, states, parameters, ordered, out.notes)
+    names = _names(groups, members, states, parameters, ordered, prefix, out.notes)
     for number, state in states.items():
         name = names.get(number, f"#{number}") if not isinstance(number, str) else number
         tensors, values = plain(state)
@@ -109,6 +109,7 @@ def _names(
     states: dict[Any, Any],
     parameters: Sequence[Parameter],
     ordered: bool,
+    prefix: str,
     notes: list[str],
 ) -> dict[Any, str]:
     """Names by number."""
@@ -121,12 +122,12 @@ def _names(
     count = sum(map(len, members))
     if found is None:
         notes.append(
-            f"the optimizer holds the states of {count} parameters by number, and which of the model's {len(parameters)} tensors these are "
+            f"{prefix} holds the states of {count} parameters by number, and which of the model's {len(parameters)} tensors these are "
             "does not follow from their shapes: they are called #0, #1, ..."
         )
         return {}
     notes.append(
-        f"the optimizer holds the states of {count} parameters by number; their names follow from the order and the shapes of the "
+        f"{prefix} holds the states of {count} parameters by number; their names follow from the order and the shapes of the "
         "model's tensors"
     )
     return {number: name for numbers, part in zip(members, found) for number, name in zip(numbers, part)}

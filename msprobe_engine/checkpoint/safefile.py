@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
 from msprobe_engine.checkpoint.stored import strides_of
-from msprobe_engine.checkpoint.torchpickle import FileTensor, is_size
+from msprobe_engine.checkpoint.torchpickle import FileTensor
 from msprobe_engine.dump.dtypes import item_size
+from msprobe_engine.dump.ptparts import is_size
 from msprobe_engine.errors import DumpFormatError
 
 _LARGEST_HEADER = 100_000_000  # what the safetensors library accepts

@@ -19,8 +19,9 @@ from typing import Any, BinaryIO
 
 from msprobe_engine.checkpoint.inert import Inert, Named, attributes
 from msprobe_engine.checkpoint.plain import plain
-from msprobe_engine.checkpoint.torchpickle import FileTensor, Storage, TorchHooks, is_size
+from msprobe_engine.checkpoint.torchpickle import FileTensor, Storage, TorchHooks
 from msprobe_engine.dump.dtypes import item_size
+from msprobe_engine.dump.ptparts import ZIP_MEMBER, is_size, member_begin
 from msprobe_engine.dump.unpickle import Wrong, load
 from msprobe_engine.errors import DumpFormatError
 
@@ -40,7 +41,6 @@ __all__ = [
 
 _MAX_PICKLE = 4 << 30
 """The description of the largest checkpoints (``.metadata`` of thousands of ranks) is a few hundred MB."""
-_LOCAL_HEADER = 30  # bytes before the name of a member (APPNOTE.TXT 4.3.7)
 _MAGIC = 0x1950A86A20F9469CFC6C
 _LEGACY_PROTOCOL = 1001
 
@@ -155,7 +155,7 @@ def _opened(path: Path) -> Iterator[tuple[BinaryIO, int]]:
 def _read(file: BinaryIO, path: Path, start: int, length: int, trust: Collection[str]) -> Any:
     file.seek(start)
     head = file.read(min(4, length))
-    if head == b"PK\x03\x04":
+    if head == ZIP_MEMBER:
         return _Zip(file, path, start, length).tree(trust)
     if length > _MAX_PICKLE:
         raise Wrong(f"is no zip file and has {length} bytes; old torch files and pickles are read up to {_MAX_PICKLE} bytes")
@@ -234,14 +234,10 @@ class _Zip:
         info = self.members[name]
         if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size or info.flag_bits & 1:
             raise Wrong(f"has a member {name[-80:]!r} that is compressed or encrypted; torch.save writes none")
-        head = self.bytes_at(self.start + info.header_offset, _LOCAL_HEADER) if 0 <= info.header_offset < self.length else b""
-        if head[:4] != b"PK\x03\x04":
-            raise Wrong(f"has a member {name[-80:]!r} that begins where there is none; it is damaged")
-        skip = int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
-        begin = info.header_offset + _LOCAL_HEADER + skip
-        if begin + info.file_size > self.length:
+        begin = member_begin(self.file, self.start + info.header_offset)
+        if begin + info.file_size > self.start + self.length:
             raise Wrong(f"has a member {name[-80:]!r} that reaches behind the end of the file; it was cut off")
-        self.places[name] = self.start + begin, info.file_size
+        self.places[name] = begin, info.file_size
         return self.places[name]
 
     def check_apart(self) -> None:

@@ -17,29 +17,12 @@ import numpy as np
 
 from msprobe_engine.checkpoint.inert import Inert, Named, full_name, is_known
 from msprobe_engine.dump.dtypes import item_size
+from msprobe_engine.dump.ptparts import STORAGES, UNTYPED, is_size, is_view, reach
 from msprobe_engine.dump.unpickle import Wrong, checked_key
 
-_MAX_DIMENSIONS = 64
 _LARGEST = 1 << 40
 """Elements that a small storage may stand for (a broadcast tensor); reading more would take for ever."""
-STORAGES = {
-    "DoubleStorage": "float64",
-    "FloatStorage": "float32",
-    "HalfStorage": "float16",
-    "BFloat16Storage": "bfloat16",
-    "LongStorage": "int64",
-    "IntStorage": "int32",
-    "ShortStorage": "int16",
-    "CharStorage": "int8",
-    "ByteStorage": "uint8",
-    "BoolStorage": "bool",
-    "ComplexFloatStorage": "complex64",
-    "ComplexDoubleStorage": "complex128",
-    "QInt8Storage": "qint8",
-    "QUInt8Storage": "quint8",
-    "QInt32Storage": "qint32",
-    "UntypedStorage": "",
-}
+_STORAGES = STORAGES | {"QInt8Storage": "qint8", "QUInt8Storage": "quint8", "QInt32Storage": "qint32", UNTYPED: ""}
 """Types of storages and what their elements are; ``""``: bytes, whose type the tensor has."""
 
 
@@ -141,7 +124,7 @@ class TorchHooks:
     def persistent(self, identity: Any) -> Any:
         if isinstance(identity, tuple) and len(identity) in (5, 6) and identity[0] == "storage" and isinstance(identity[1], Named):
             _, kind, key, _, count = identity[:5]
-            dtype = STORAGES.get(kind.name.rpartition(".")[2])
+            dtype = _STORAGES.get(kind.name.rpartition(".")[2])
             if dtype is not None and kind.name.startswith(("torch.", "torch_npu.")) and isinstance(key, str) and is_size(count):
                 return self.locate(key, dtype, count, identity[5] if len(identity) == 6 else None)
         raise Wrong(f"has a storage of an unknown kind: {str(identity)[:120]}")
@@ -169,11 +152,6 @@ class TorchHooks:
         value.items.update(pairs)
 
 
-def is_size(value: Any) -> bool:
-    """Whether a value can be a number of elements."""
-    return type(value) is int and 0 <= value < 1 << 62
-
-
 def _attribute(arguments: tuple[Any, ...]) -> Named:
     """A member of an enumeration, which some Pythons save as ``getattr(Class, "member")``."""
     if len(arguments) == 2 and isinstance(arguments[0], Named) and type(arguments[1]) is str:
@@ -190,11 +168,10 @@ def _viewed(dtype: str, storage: Any, offset: Any, shape: Any, strides: Any) -> 
     if not isinstance(storage, Storage) or not isinstance(shape, tuple) or not isinstance(strides, tuple):
         return None
     width = item_size(dtype)
-    fits = len(shape) == len(strides) <= _MAX_DIMENSIONS and is_size(offset) and all(map(is_size, (*shape, *strides)))
-    if not fits or width is None:
+    if not is_view(offset, shape, strides) or width is None:
         raise Wrong(f"has a tensor of {dtype or 'bytes'} with shape {str(shape)[:80]} and strides {str(strides)[:80]}, which cannot be")
     numel = math.prod(shape)
-    if numel and (offset + sum((n - 1) * step for n, step in zip(shape, strides)) + 1) * width > storage.nbytes:
+    if reach(offset, shape, strides) * width > storage.nbytes:
         raise Wrong(f"describes a tensor of {dtype} with shape {list(shape)} that reaches behind its storage of {storage.nbytes} bytes")
     if numel * width > max(storage.nbytes, _LARGEST):
         raise Wrong(f"describes a tensor of shape {list(shape)} over a storage of {storage.nbytes} bytes; it was made to take for ever")

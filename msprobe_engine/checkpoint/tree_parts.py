@@ -92,7 +92,7 @@ def add_optimizer(out: Checkpoint, tree: dict[Any, Any], path: str, ordered: boo
             tensor = replace(tensor, name=f"{path}.{tensor.name}")
         out.add(tensor)
     out.values |= found.values
-    out.notes += [f"{out.path}: {path}: {note}" for note in found.notes]
+    out.notes += [f"{out.path}: {note}" for note in found.notes]
 
 
 _NOTHING = object()
@@ -127,6 +127,8 @@ def _path(name: str) -> str:
 
 
 def _add_rest(out: Checkpoint, tree: Any, path: str) -> None:
+    if path == "lr_scheduler" and isinstance(tree, list) and len(tree) == 1:  # Lightning has a list of them
+        tree = tree[0]
     tensors, values = plain(tree, path)
     out.values |= values
     group = SCHEDULER if path == "lr_scheduler" else RANDOM if _RANDOM.fullmatch(path) else value_group(path)

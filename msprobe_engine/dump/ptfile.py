@@ -1,14 +1,12 @@
 """Reads one tensor from a ``.pt`` file without torch and without running what the file says.
 
 The format is that of ``torch.save`` since torch 1.6: an uncompressed zip archive with ``{top}/data.pkl`` (a pickle that describes
-the tensor), ``{top}/data/{key}`` (the bytes of its storage) and ``{top}/byteorder``. The pickle is not loaded: its instructions
-are read one by one, and the only ones accepted are those that describe one tensor. Names in it are compared with a list and
-never imported; anything else in the file is an error.
+the tensor), ``{top}/data/{key}`` (the bytes of its storage) and ``{top}/byteorder``. The pickle is not loaded but read by
+`msprobe_engine.dump.unpickle`: nothing that it names is imported or called, and only what describes one tensor is accepted.
 """
 
 from __future__ import annotations
 
-import pickletools
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,25 +17,11 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from msprobe_engine.dump.dtypes import Array, decoder, item_size
+from msprobe_engine.dump.ptparts import STORAGES, is_size, is_view, member_begin, reach
+from msprobe_engine.dump.unpickle import Wrong, load
 from msprobe_engine.errors import DumpFormatError
 
 _MAX_PICKLE = 1 << 16  # the description of one tensor takes about 200 bytes
-_MAX_DIMENSIONS = 64
-_LOCAL_HEADER = 30  # bytes before the name of a member (APPNOTE.TXT 4.3.7)
-_STORAGES = {
-    "DoubleStorage": "float64",
-    "FloatStorage": "float32",
-    "HalfStorage": "float16",
-    "BFloat16Storage": "bfloat16",
-    "LongStorage": "int64",
-    "IntStorage": "int32",
-    "ShortStorage": "int16",
-    "CharStorage": "int8",
-    "ByteStorage": "uint8",
-    "BoolStorage": "bool",
-    "ComplexFloatStorage": "complex64",
-    "ComplexDoubleStorage": "complex128",
-}
 _REBUILD_V2, _REBUILD_V3 = "torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_tensor_v3"
 _PARAMETER, _UNTYPED, _ORDERED = "torch._utils _rebuild_parameter", "torch.storage UntypedStorage", "collections OrderedDict"
 
@@ -78,10 +62,6 @@ class _Described(NamedTuple):
     negative: bool
 
 
-class _Wrong(Exception):
-    """What is wrong with the file."""
-
-
 class PlacedTensor(NamedTuple):
     """Where the elements of a tensor are in its file.
 
@@ -120,15 +100,11 @@ def locate_pt(file: BinaryIO, path: Path, size: int) -> PlacedTensor:
         members = {info.filename: info for info in archive.infolist()}
         described, order, data = _members(archive, members)
         if data.compress_type != zipfile.ZIP_STORED:
-            raise _Wrong("has compressed data; torch.save writes none")
-        file.seek(data.header_offset)
-        head = file.read(_LOCAL_HEADER)
-        if len(head) < _LOCAL_HEADER or head[:4] != b"PK\x03\x04":
-            raise _Wrong("has a member that begins where there is none; it is damaged")
-        start = data.header_offset + _LOCAL_HEADER + int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
+            raise Wrong("has compressed data; torch.save writes none")
+        start = member_begin(file, data.header_offset)
         width = item_size(described.dtype) or 1
         if start + data.file_size > size or data.file_size % width:
-            raise _Wrong(f"has a storage of {data.file_size} bytes, which does not fit elements of {width} bytes or the file")
+            raise Wrong(f"has a storage of {data.file_size} bytes, which does not fit elements of {width} bytes or the file")
         _check_reach(described, data.file_size // width)
         return PlacedTensor(start, data.file_size, *described[1:], big_endian=order.strip() == b"big")
 
@@ -141,7 +117,7 @@ def read_pt(path: Path) -> StoredTensor:
     """
     with _in_words(path):
         if path.exists() and not path.is_file():
-            raise _Wrong("is no regular file")
+            raise Wrong("is no regular file")
         with zipfile.ZipFile(path) as archive:
             return _read(archive, path.stat().st_size)
 
@@ -151,7 +127,7 @@ def _in_words(path: Path) -> Iterator[None]:
     """What goes wrong with a file becomes an error that names it."""
     try:
         yield
-    except _Wrong as error:
+    except Wrong as error:
         raise DumpFormatError(f"{path}: {error}") from None
     except FileNotFoundError:
         raise DumpFormatError(f"{path}: is not there; it was removed or never written (disk full, killed run)") from None
@@ -165,13 +141,13 @@ def _members(archive: zipfile.ZipFile, members: Mapping[str, zipfile.ZipInfo]) -
     """The description, the byte order and the member that holds the storage."""
     pickles = [name for name in members if name.endswith("/data.pkl")]
     if len(pickles) != 1:
-        raise _Wrong(f"has {len(pickles)} members called data.pkl; a file of torch.save has one")
+        raise Wrong(f"has {len(pickles)} members called data.pkl; a file of torch.save has one")
     top = pickles[0][: -len("data.pkl")]
     described = _describe(_bytes(archive, members[pickles[0]], _MAX_PICKLE))
     order = _bytes(archive, members[top + "byteorder"], 16) if top + "byteorder" in members else b"little"
     data = members.get(f"{top}data/{described.storage.key}")
     if data is None:
-        raise _Wrong(f"has no member data/{described.storage.key[:80]}, which its description names")
+        raise Wrong(f"has no member data/{described.storage.key[:80]}, which its description names")
     return described, order, data
 
 
@@ -180,10 +156,10 @@ def _read(archive: zipfile.ZipFile, size: int) -> StoredTensor:
     found = decoder(described.dtype)
     width = item_size(described.dtype)
     if found is None or width is None:
-        raise _Wrong(f"holds elements of type {described.dtype}, for which numpy has no type; load it as a torch tensor")
+        raise Wrong(f"holds elements of type {described.dtype}, for which numpy has no type; load it as a torch tensor")
     words = np.dtype(found.words)
     if data.file_size % words.itemsize or data.file_size > size:
-        raise _Wrong(f"has a storage of {data.file_size} bytes, which does not fit elements of {words.itemsize} bytes or the file")
+        raise Wrong(f"has a storage of {data.file_size} bytes, which does not fit elements of {words.itemsize} bytes or the file")
     flat = np.empty(data.file_size // words.itemsize, words)
     _read_into(archive, data, flat.view(np.uint8).data)
     if order.strip() == b"big":
@@ -198,19 +174,19 @@ def _read(archive: zipfile.ZipFile, size: int) -> StoredTensor:
 
 def _bytes(archive: zipfile.ZipFile, member: zipfile.ZipInfo, limit: int) -> bytes:
     if member.compress_type != zipfile.ZIP_STORED or member.file_size > limit:
-        raise _Wrong(f"has a member {member.filename[-80:]!r} that is compressed or of {member.file_size} bytes; torch.save writes no such")
+        raise Wrong(f"has a member {member.filename[-80:]!r} that is compressed or of {member.file_size} bytes; torch.save writes no such")
     return archive.read(member)
 
 
 def _read_into(archive: zipfile.ZipFile, member: zipfile.ZipInfo, buffer: memoryview) -> None:
     if member.compress_type != zipfile.ZIP_STORED:
-        raise _Wrong("has compressed data; torch.save writes none")
+        raise Wrong("has compressed data; torch.save writes none")
     done = 0
     with archive.open(member) as file:
         while done < len(buffer):
             part = file.read(min(1 << 20, len(buffer) - done))
             if not part:
-                raise _Wrong(f"ends after {done} of {len(buffer)} bytes of data; it was cut off")
+                raise Wrong(f"ends after {done} of {len(buffer)} bytes of data; it was cut off")
             buffer[done : done + len(part)] = part
             done += len(part)
         file.read(1)  # at the end zipfile compares the checksum
@@ -232,74 +208,38 @@ def _view(flat: Array, described: _Described) -> Array:
 
 
 def _check_reach(described: _Described, elements: int) -> None:
-    if any(n == 0 for n in described.shape):
-        return
-    if described.offset + sum((n - 1) * step for n, step in zip(described.shape, described.strides)) >= elements:
-        raise _Wrong(f"describes a tensor of shape {list(described.shape)} that reaches behind its {elements} elements")
+    if reach(described.offset, described.shape, described.strides) > elements:
+        raise Wrong(f"describes a tensor of shape {list(described.shape)} that reaches behind its {elements} elements")
 
 
 @lru_cache(maxsize=1024)
 def _describe(data: bytes) -> _Described:
-    """Run the few pickle instructions that can describe a tensor, on a stack of plain data."""
-    stack: list[Any] = []
-    marks: list[int] = []
-    memo: dict[Any, Any] = {}
-    for code, argument, _ in pickletools.genops(data):
-        name = code.name
-        if name in ("PROTO", "FRAME"):
-            continue
-        if name == "STOP":
-            return _tensor(stack.pop() if stack else None)
-        if name == "GLOBAL":
-            stack.append(_Global(str(argument)))
-        elif name in ("BINUNICODE", "SHORT_BINUNICODE", "BININT", "BININT1", "BININT2", "LONG1"):
-            stack.append(argument)
-        elif name in ("BINPUT", "LONG_BINPUT", "MEMOIZE"):
-            memo[len(memo) if argument is None else argument] = _top(stack)
-        elif name in ("BINGET", "LONG_BINGET"):
-            stack.append(memo[argument])
-        elif name in _CONSTANTS:
-            stack.append(_CONSTANTS[name])
-        elif name == "MARK":
-            marks.append(len(stack))
-        elif name in _TUPLES:
-            start = (marks.pop() if marks else -1) if name == "TUPLE" else len(stack) - _TUPLES[name]
-            if not 0 <= start <= len(stack):
-                raise _Wrong("has a description that is cut off or damaged")
-            stack[start:] = [tuple(stack[start:])]
-        elif name == "BINPERSID":
-            stack.append(_storage(_pop(stack)))
-        elif name == "REDUCE":
-            arguments, function = _pop(stack), _pop(stack)
-            stack.append(_called(function, arguments))
-        elif name == "EMPTY_DICT":
-            stack.append({})
-        elif name in ("SETITEM", "SETITEMS"):
-            start = len(stack) - 2 if name == "SETITEM" else marks.pop() if marks else -1
-            items = stack[start:] if 0 < start <= len(stack) else []
-            if not items or len(items) % 2 or not isinstance(stack[start - 1], dict) or not all(isinstance(k, str) for k in items[::2]):
-                raise _Wrong("has a description that is cut off or damaged")
-            stack[start - 1].update(zip(items[::2], items[1::2]))
-            del stack[start:]
-        else:
-            raise _Wrong(f"holds more than one plain tensor (pickle instruction {name}); it is not executed. Do not trust it")
-    raise _Wrong("has a description that is cut off")
+    """The one tensor that a pickle describes."""
+    return _tensor(load(data, _OneTensor())[0])
 
 
-_CONSTANTS: dict[str, Any] = {"NEWTRUE": True, "NEWFALSE": False, "NONE": None, "EMPTY_TUPLE": ()}
-_TUPLES = {"TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+class _OneTensor:
+    """`msprobe_engine.dump.unpickle.Hooks` that know tensors and nothing else."""
 
+    def named(self, module: str, name: str) -> _Global:
+        return _Global(f"{module} {name}")
 
-def _top(stack: list[Any]) -> Any:
-    if not stack:
-        raise _Wrong("has a description that is cut off or damaged")
-    return stack[-1]
+    def called(self, function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        return _called(function, arguments if not keywords else ())
 
+    def persistent(self, identity: Any) -> _Storage:
+        return _storage(identity)
 
-def _pop(stack: list[Any]) -> Any:
-    value = _top(stack)
-    stack.pop()
-    return value
+    def built(self, value: Any, state: Any) -> Any:
+        raise Wrong(
+            f"sets the state of a {type(value).__name__} ({type(state).__name__}); only plain tensors are read, and nothing is executed"
+        )
+
+    def extended(self, value: Any, elements: list[Any]) -> None:
+        raise Wrong(f"appends {len(elements)} values to a {type(value).__name__}; only plain tensors are read, and nothing is executed")
+
+    def updated(self, value: Any, pairs: list[tuple[Any, Any]]) -> None:
+        raise Wrong(f"sets {len(pairs)} items of a {type(value).__name__}; only plain tensors are read, and nothing is executed")
 
 
 def _called(function: Any, arguments: Any) -> Any:
@@ -311,17 +251,17 @@ def _called(function: Any, arguments: Any) -> Any:
         return arguments[0]
     if name in (_REBUILD_V2, _REBUILD_V3) and isinstance(arguments, tuple) and len(arguments) >= 6:
         return _rebuilt(name == _REBUILD_V3, arguments)
-    raise _Wrong(f"calls {name!r} in its pickle; only plain tensors are read, and nothing is executed. Do not trust it")
+    raise Wrong(f"calls {name!r} in its pickle; only plain tensors are read, and nothing is executed. Do not trust it")
 
 
 def _storage(identity: Any) -> _Storage:
     """``("storage", type, key, device, number of elements)``; of untyped ones the number of bytes."""
     if isinstance(identity, tuple) and len(identity) == 5 and identity[0] == "storage" and isinstance(identity[1], _Global):
         _, kind, key, _, count = identity
-        known = _STORAGES.get(kind.name.removeprefix("torch ")) if kind.name.startswith("torch ") else None
-        if (known or kind.name == _UNTYPED) and isinstance(key, str) and _size(count):
+        known = STORAGES.get(kind.name.removeprefix("torch ")) if kind.name.startswith("torch ") else None
+        if (known or kind.name == _UNTYPED) and isinstance(key, str) and is_size(count):
             return _Storage(known, key)
-    raise _Wrong(f"has an unknown storage {str(identity)[:120]}; load it as a torch tensor")
+    raise Wrong(f"has an unknown storage {str(identity)[:120]}; load it as a torch tensor")
 
 
 def _rebuilt(typed: bool, arguments: tuple[Any, ...]) -> _Described:
@@ -332,17 +272,12 @@ def _rebuilt(typed: bool, arguments: tuple[Any, ...]) -> _Described:
     if typed and rest and isinstance(rest[0], _Global):
         dtype, rest = rest[0].name.removeprefix("torch "), rest[1:]
     metadata = rest[0] if rest and isinstance(rest[0], dict) else {}
-    sizes = isinstance(shape, tuple) and isinstance(strides, tuple) and len(shape) == len(strides) <= _MAX_DIMENSIONS
-    if not (isinstance(storage, _Storage) and dtype and sizes and _size(offset) and all(map(_size, (*shape, *strides)))):
-        raise _Wrong(f"has a tensor with shape {str(shape)[:80]} and strides {str(strides)[:80]}, which cannot be")
+    if not (isinstance(storage, _Storage) and dtype and is_view(offset, shape, strides)):
+        raise Wrong(f"has a tensor with shape {str(shape)[:80]} and strides {str(strides)[:80]}, which cannot be")
     return _Described(storage, dtype, offset, shape, strides, metadata.get("conj") is True, metadata.get("neg") is True)
-
-
-def _size(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
 
 
 def _tensor(value: Any) -> _Described:
     if not isinstance(value, _Described):
-        raise _Wrong(f"holds a {type(value).__name__}, no tensor")
+        raise Wrong(f"holds a {type(value).__name__}, no tensor")
     return value

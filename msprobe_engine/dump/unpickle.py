@@ -105,7 +105,7 @@ class _Machine:
     def take(self, count: int) -> bytes:
         begin = self.at
         if count < 0 or begin + count > len(self.data):
-            raise Wrong("has a pickle that is cut off")
+            raise Wrong(_BROKEN)
         self.at = begin + count
         return self.data[begin : begin + count]
 
@@ -122,51 +122,43 @@ class _Machine:
         return items
 
 
-_TABLE: list[Callable[[_Machine], None] | None] = [None] * 256
+_Step = Callable[[_Machine], None]
+_BROKEN = "has a pickle that is cut off or damaged"
 
 
-def _on(*codes: bytes) -> Callable[[Callable[[_Machine], None]], Callable[[_Machine], None]]:
-    def note(step: Callable[[_Machine], None]) -> Callable[[_Machine], None]:
-        for code in codes:
-            _TABLE[code[0]] = step
-        return step
-
-    return note
+def _push(value: Callable[[_Machine], Any]) -> _Step:
+    return lambda m: m.stack.append(value(m))
 
 
-def _constants() -> None:
-    def pushes(make: Callable[[], Any]) -> Callable[[_Machine], None]:
-        return lambda m: m.stack.append(make())
+def _put(key: Callable[[_Machine], int]) -> _Step:
+    def step(m: _Machine) -> None:
+        m.memo[key(m)] = m.stack[-1]
 
-    _TABLE[ord("N")] = lambda m: m.stack.append(None)
-    _TABLE[0x88] = lambda m: m.stack.append(True)
-    _TABLE[0x89] = lambda m: m.stack.append(False)
-    _TABLE[ord(")")] = lambda m: m.stack.append(())
-    for code, make in ((b"}", dict), (b"]", list), (b"\x8f", set)):
-        _TABLE[code[0]] = pushes(make)
+    return step
 
 
-_constants()
+def _get(key: Callable[[_Machine], int]) -> _Step:
+    return lambda m: m.stack.append(m.memo[key(m)])
 
 
-@_on(b"\x80")  # PROTO
+def _sized(width: int, made: Callable[[bytes], Any]) -> _Step:
+    return lambda m: m.stack.append(made(m.take(m.number(width))))
+
+
 def _protocol(m: _Machine) -> None:
     if (found := m.number(1)) > 5:
         raise Wrong(f"has a pickle of protocol {found}; protocols up to 5 are known")
 
 
-@_on(b"\x95")  # FRAME: how much a reader should buffer
 def _frame(m: _Machine) -> None:
-    m.number(8)
+    m.number(8)  # how much a reader should buffer
 
 
-@_on(b"(")
 def _mark(m: _Machine) -> None:
     m.outer.append(m.stack)
     m.stack = []
 
 
-@_on(b"0")
 def _pop(m: _Machine) -> None:
     if m.stack:
         m.stack.pop()
@@ -174,110 +166,18 @@ def _pop(m: _Machine) -> None:
         m.above_mark()
 
 
-@_on(b"1")
-def _pop_mark(m: _Machine) -> None:
-    m.above_mark()
+# Numbers and text
 
 
-@_on(b"2")
-def _duplicate(m: _Machine) -> None:
-    m.stack.append(m.stack[-1])
-
-
-# Memo
-
-
-@_on(b"\x94")
-def _memoize(m: _Machine) -> None:
-    m.memo[len(m.memo)] = m.stack[-1]
-
-
-@_on(b"q")
-def _binput(m: _Machine) -> None:
-    m.memo[m.number(1)] = m.stack[-1]
-
-
-@_on(b"r")
-def _long_binput(m: _Machine) -> None:
-    m.memo[m.number(4)] = m.stack[-1]
-
-
-@_on(b"p")
-def _put(m: _Machine) -> None:
-    m.memo[int(m.line())] = m.stack[-1]
-
-
-@_on(b"h")
-def _binget(m: _Machine) -> None:
-    m.stack.append(m.memo[m.number(1)])
-
-
-@_on(b"j")
-def _long_binget(m: _Machine) -> None:
-    m.stack.append(m.memo[m.number(4)])
-
-
-@_on(b"g")
-def _get(m: _Machine) -> None:
-    m.stack.append(m.memo[int(m.line())])
-
-
-# Numbers
-
-
-@_on(b"K")
-def _binint1(m: _Machine) -> None:
-    m.stack.append(m.number(1))
-
-
-@_on(b"M")
-def _binint2(m: _Machine) -> None:
-    m.stack.append(m.number(2))
-
-
-@_on(b"J")
-def _binint(m: _Machine) -> None:
-    m.stack.append(int.from_bytes(m.take(4), "little", signed=True))
-
-
-@_on(b"\x8a")
-def _long1(m: _Machine) -> None:
-    m.stack.append(int.from_bytes(m.take(m.number(1)), "little", signed=True))
-
-
-@_on(b"\x8b")
-def _long4(m: _Machine) -> None:
-    if (width := m.number(4)) > _MAX_INTEGER:
+def _integer(m: _Machine, width: int) -> int:
+    if width > _MAX_INTEGER:
         raise Wrong(f"has an integer of {width} bytes")
-    m.stack.append(int.from_bytes(m.take(width), "little", signed=True))
+    return int.from_bytes(m.take(width), "little", signed=True)
 
 
-@_on(b"I")
-def _int(m: _Machine) -> None:
+def _written_integer(m: _Machine) -> Any:
     text = m.line()
-    m.stack.append(text == b"01" if text in (b"00", b"01") else int(text))
-
-
-@_on(b"L")
-def _long(m: _Machine) -> None:
-    m.stack.append(int(m.line().rstrip(b"L")))
-
-
-@_on(b"G")
-def _binfloat(m: _Machine) -> None:
-    m.stack.append(struct.unpack(">d", m.take(8))[0])
-
-
-@_on(b"F")
-def _float(m: _Machine) -> None:
-    m.stack.append(float(m.line()))
-
-
-# Text and bytes
-
-
-def _sized(width: int, made: Callable[[bytes], Any]) -> Callable[[_Machine], None]:
-    return lambda m: m.stack.append(made(m.take(m.number(width))))
+    return text == b"01" if text in (b"00", b"01") else int(text)  # 00 and 01 are False and True in protocols 0 and 1
 
 
 def _text(data: bytes) -> str:
@@ -292,75 +192,51 @@ def _old_text(data: bytes) -> str:
         return data.decode("latin-1")
 
 
-for _code, _width, _made in (
-    (0x8C, 1, _text),
-    (ord("X"), 4, _text),
-    (0x8D, 8, _text),
-    (ord("C"), 1, bytes),
-    (ord("B"), 4, bytes),
-    (0x8E, 8, bytes),
-    (0x96, 8, bytearray),
-    (ord("U"), 1, _old_text),
-    (ord("T"), 4, _old_text),
-):
-    _TABLE[_code] = _sized(_width, _made)
-
-
-@_on(b"V")
-def _unicode(m: _Machine) -> None:
-    m.stack.append(str(m.line(), "raw-unicode-escape"))
-
-
-@_on(b"S")
-def _string(m: _Machine) -> None:
+def _quoted(m: _Machine) -> str:
     text = m.line().strip()
     if len(text) < 2 or text[0] != text[-1] or text[:1] not in (b"'", b'"'):
-        raise Wrong("has a pickle with text that has no end; it is damaged")
-    m.stack.append(_old_text(codecs.escape_decode(text[1:-1])[0]))
+        raise Wrong(f"{_BROKEN}: a text has no end")
+    return _old_text(codecs.escape_decode(text[1:-1])[0])
 
 
 # Containers
 
 
-@_on(b"t")
 def _tuple(m: _Machine) -> None:
     items = m.above_mark()
     m.stack.append(tuple(items))
 
 
-@_on(b"\x85", b"\x86", b"\x87")
-def _tuple_of_few(m: _Machine) -> None:
-    count = m.data[m.at - 1] - 0x84
-    if len(m.stack) < count:
-        raise Wrong("has a pickle that is damaged")
-    m.stack[-count:] = [tuple(m.stack[-count:])]
+def _tuple_of(count: int) -> _Step:
+    def step(m: _Machine) -> None:
+        if len(m.stack) < count:
+            raise Wrong(_BROKEN)
+        m.stack[-count:] = (tuple(m.stack[-count:]),)
+
+    return step
 
 
-@_on(b"l")
 def _list(m: _Machine) -> None:
     items = m.above_mark()
     m.stack.append(items)
 
 
-@_on(b"d")
 def _dict(m: _Machine) -> None:
     items = m.above_mark()
     m.stack.append({})
     _set_all(m, items)
 
 
-@_on(b"\x91")
 def _frozenset(m: _Machine) -> None:
     items = m.above_mark()
     m.stack.append(frozenset(checked_key(item) for item in items))
 
 
-@_on(b"\x90")
 def _add_items(m: _Machine) -> None:
     items = m.above_mark()
     target = m.stack[-1]
     if not isinstance(target, set):
-        raise Wrong("has a pickle that is damaged")
+        raise Wrong(_BROKEN)
     target.update(checked_key(item) for item in items)
 
 
@@ -372,20 +248,10 @@ def _append_all(m: _Machine, items: list[Any]) -> None:
         m.hooks.extended(target, items)
 
 
-@_on(b"a")
-def _append(m: _Machine) -> None:
-    _append_all(m, [m.stack.pop()])
-
-
-@_on(b"e")
-def _appends(m: _Machine) -> None:
-    _append_all(m, m.above_mark())
-
-
 def _set_all(m: _Machine, items: list[Any]) -> None:
     target = m.stack[-1]
     if len(items) % 2:
-        raise Wrong("has a pickle that is damaged: a key without a value")
+        raise Wrong(f"{_BROKEN}: a key has no value")
     pairs = zip(items[::2], items[1::2])
     if type(target) is dict:
         for key, value in pairs:
@@ -394,76 +260,53 @@ def _set_all(m: _Machine, items: list[Any]) -> None:
         m.hooks.updated(target, [(checked_key(key), value) for key, value in pairs])
 
 
-@_on(b"s")
 def _setitem(m: _Machine) -> None:
     value, key = m.stack.pop(), m.stack.pop()
     _set_all(m, [key, value])
 
 
-@_on(b"u")
-def _setitems(m: _Machine) -> None:
-    _set_all(m, m.above_mark())
-
-
 # Names, calls and states
 
 
-@_on(b"c")
 def _global(m: _Machine) -> None:
     module, name = m.line(), m.line()
     m.stack.append(m.hooks.named(_text(module), _text(name)))
 
 
-@_on(b"\x93")
 def _stack_global(m: _Machine) -> None:
     name, module = m.stack.pop(), m.stack.pop()
     if type(name) is not str or type(module) is not str:
-        raise Wrong("has a pickle with a name that is no text; it is damaged")
+        raise Wrong(f"{_BROKEN}: a name is no text")
     m.stack.append(m.hooks.named(module, name))
 
 
 def _call(m: _Machine, function: Any, arguments: Any, keywords: Any) -> None:
     if type(arguments) is not tuple or type(keywords) is not dict:
-        raise Wrong("has a pickle with a call without arguments; it is damaged")
+        raise Wrong(f"{_BROKEN}: a call has no arguments")
     m.stack.append(m.hooks.called(function, arguments, keywords))
 
 
-@_on(b"R", b"\x81")  # REDUCE, NEWOBJ
 def _reduce(m: _Machine) -> None:
     arguments, function = m.stack.pop(), m.stack.pop()
     _call(m, function, arguments, {})
 
 
-@_on(b"\x92")
 def _newobj_ex(m: _Machine) -> None:
     keywords, arguments, function = m.stack.pop(), m.stack.pop(), m.stack.pop()
     _call(m, function, arguments, keywords)
 
 
-@_on(b"i")
 def _inst(m: _Machine) -> None:
     function = m.hooks.named(_text(m.line()), _text(m.line()))
     arguments = m.above_mark()
     _call(m, function, tuple(arguments), {})
 
 
-@_on(b"o")
 def _obj(m: _Machine) -> None:
     items = m.above_mark()
     _call(m, items[0], tuple(items[1:]), {})
 
 
-@_on(b"Q")
-def _binpersid(m: _Machine) -> None:
-    m.stack.append(m.hooks.persistent(m.stack.pop()))
-
-
-@_on(b"P")
-def _persid(m: _Machine) -> None:
-    m.stack.append(m.hooks.persistent(_text(m.line())))
-
-
-@_on(b"b")
 def _build(m: _Machine) -> None:
     state = m.stack.pop()
     value = m.stack[-1]
@@ -477,11 +320,81 @@ def _build(m: _Machine) -> None:
             break
 
 
-@_on(b"\x82", b"\x83", b"\x84")
 def _extension(_: _Machine) -> None:
     raise Wrong("has a pickle that names an object by number (an extension of one program); it is not executed. Do not trust it")
 
 
-@_on(b"\x97", b"\x98")
 def _buffer(_: _Machine) -> None:
     raise Wrong("has a pickle whose data lie elsewhere (out-of-band buffers), which are not in the file")
+
+
+_STEPS: dict[int, _Step] = {
+    0x80: _protocol,
+    0x95: _frame,
+    ord("("): _mark,
+    ord("0"): _pop,
+    ord("1"): lambda m: m.above_mark().clear(),
+    ord("2"): _push(lambda m: m.stack[-1]),
+    0x94: _put(lambda m: len(m.memo)),
+    ord("q"): _put(lambda m: m.number(1)),
+    ord("r"): _put(lambda m: m.number(4)),
+    ord("p"): _put(lambda m: int(m.line())),
+    ord("h"): _get(lambda m: m.number(1)),
+    ord("j"): _get(lambda m: m.number(4)),
+    ord("g"): _get(lambda m: int(m.line())),
+    ord("N"): _push(lambda _: None),
+    0x88: _push(lambda _: True),
+    0x89: _push(lambda _: False),
+    ord("K"): _push(lambda m: m.number(1)),
+    ord("M"): _push(lambda m: m.number(2)),
+    ord("J"): _push(lambda m: _integer(m, 4)),
+    0x8A: _push(lambda m: _integer(m, m.number(1))),
+    0x8B: _push(lambda m: _integer(m, m.number(4))),
+    ord("I"): _push(_written_integer),
+    ord("L"): _push(lambda m: int(m.line().rstrip(b"L"))),
+    ord("G"): _push(lambda m: struct.unpack(">d", m.take(8))[0]),
+    ord("F"): _push(lambda m: float(m.line())),
+    0x8C: _sized(1, _text),
+    ord("X"): _sized(4, _text),
+    0x8D: _sized(8, _text),
+    ord("C"): _sized(1, bytes),
+    ord("B"): _sized(4, bytes),
+    0x8E: _sized(8, bytes),
+    0x96: _sized(8, bytearray),
+    ord("U"): _sized(1, _old_text),
+    ord("T"): _sized(4, _old_text),
+    ord("V"): _push(lambda m: str(m.line(), "raw-unicode-escape")),
+    ord("S"): _push(_quoted),
+    ord(")"): _push(lambda _: ()),
+    ord("t"): _tuple,
+    0x85: _tuple_of(1),
+    0x86: _tuple_of(2),
+    0x87: _tuple_of(3),
+    ord("]"): _push(lambda _: []),
+    ord("l"): _list,
+    ord("a"): lambda m: _append_all(m, [m.stack.pop()]),
+    ord("e"): lambda m: _append_all(m, m.above_mark()),
+    ord("}"): _push(lambda _: {}),
+    ord("d"): _dict,
+    ord("s"): _setitem,
+    ord("u"): lambda m: _set_all(m, m.above_mark()),
+    0x8F: _push(lambda _: set()),
+    0x91: _frozenset,
+    0x90: _add_items,
+    ord("c"): _global,
+    0x93: _stack_global,
+    ord("R"): _reduce,
+    0x81: _reduce,  # NEWOBJ: a new object of a class is a call of it
+    0x92: _newobj_ex,
+    ord("i"): _inst,
+    ord("o"): _obj,
+    ord("Q"): _push(lambda m: m.hooks.persistent(m.stack.pop())),
+    ord("P"): _push(lambda m: m.hooks.persistent(_text(m.line()))),
+    ord("b"): _build,
+    0x82: _extension,
+    0x83: _extension,
+    0x84: _extension,
+    0x97: _buffer,
+    0x98: _buffer,
+}
+_TABLE = [_STEPS.get(code) for code in range(256)]
