@@ -20,6 +20,7 @@ from msprobe_engine.checkpoint.result import CRC, DIFFERENT, DIGEST, SHAPE, UNRE
 from msprobe_engine.checkpoint.resume import Journal, fingerprint, stamps
 from msprobe_engine.checkpoint.stored import MODEL, Checkpoint, StoredTensor
 from msprobe_engine.checkpoint.threads import DEFAULT_MEMORY_MB, Plan, plan
+from msprobe_engine.checkpoint.values import compare_values
 from msprobe_engine.dump.dtypes import item_size
 from msprobe_engine.errors import SinkError
 from msprobe_engine.progress import bar
@@ -105,6 +106,9 @@ def diff(path_a: Path | str, path_b: Path | str, options: Options | None = None)
     _tensors(out, a, b, alignment.pairs, how, options, before)
     if a.digests is None and b.digests is None:
         out.hints = explain(alignment, out.tensors)
+    values = compare_values(a.checkpoint, b.checkpoint)
+    out.values, out.values_equal = values.different, values.equal
+    out.notes += values.notes
     after = stamps(files)
     for side in (out.a, out.b):
         changed = [name for name in after if after[name] != before[name] and Path(name).is_relative_to(side.path)]

@@ -174,6 +174,8 @@ class _Explaining:
         every = {str(box.file) for tensor in tensors for box in tensor.boxes}
         if len(where) != 1 or len(every) < 2 or any(not found for found in changed):
             return
+        if len(changed) == 1 and not any(len({box.file for box in tensors[i].boxes}) > 1 for i in self._differing):
+            return  # one tensor, in one file: that is said of it anyway
         file = next(iter(where))
         inside = [i for i, tensor in enumerate(tensors) if any(str(box.file) == file for box in tensor.boxes)]
         same = sum(self._results[i].equal for i in inside)

@@ -14,8 +14,16 @@ from msprobe_engine.checkpoint.cuts import width_of
 from msprobe_engine.checkpoint.names_model import Model
 from msprobe_engine.checkpoint.names_prefixes import is_computed_buffer
 from msprobe_engine.checkpoint.names_slots import Placed, place
-from msprobe_engine.checkpoint.stored import MODEL, OPTIMIZER, Checkpoint, StoredTensor, rows
+from msprobe_engine.checkpoint.random_states import other_places
+from msprobe_engine.checkpoint.stored import MODEL, OPTIMIZER, OTHER, RANDOM, SCHEDULER, Checkpoint, StoredTensor, rows
 from msprobe_engine.errors import DumpFormatError
+
+_GROUPS = {
+    OPTIMIZER: "states of an optimizer",
+    RANDOM: "random states",
+    SCHEDULER: "tensors of a scheduler",
+    OTHER: "tensors beside the model",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,18 +97,21 @@ def aligned(a: Checkpoint, b: Checkpoint, facts: dict[str, Any] | None = None) -
 class _Side:
     """One checkpoint, and what of it was paired."""
 
-    def __init__(self, letter: str, checkpoint: Checkpoint, other: Checkpoint, facts: dict[str, Any]) -> None:
+    def __init__(self, letter: str, checkpoint: Checkpoint, other: Checkpoint, facts: dict[str, Any], leave: frozenset[str]) -> None:
         self.letter, self.checkpoint = letter, checkpoint
+        self.left_groups = leave
         self.model = Model(checkpoint, other, facts)
         self.slots: dict[str, Placed] = {}
         self.done: set[str] = set()
         self._pieces: dict[str, StoredTensor] = {}
         for tensor in checkpoint.tensors.values():
+            if tensor.group in leave:
+                continue
             placed = place(tensor, self.model)
             if any(slot in self.slots for slot in placed.slots):
                 placed = Placed(tensor, (f"={label(tensor)}",))  # a second tensor of a slot: its own name is all there is
             self.slots.update(dict.fromkeys(placed.slots, placed))
-        self.has_optimizer = any(tensor.group == OPTIMIZER for tensor in checkpoint.tensors.values())
+        self.groups = {tensor.group for tensor in checkpoint.tensors.values()}
 
     def piece(self, slot: str) -> StoredTensor:
         """What lies in a slot."""
@@ -126,7 +137,8 @@ class _Side:
 
 class _Aligning:
     def __init__(self, a: Checkpoint, b: Checkpoint, facts: dict[str, Any]) -> None:
-        self._a, self._b = _Side("a", a, b, facts), _Side("b", b, a, facts)
+        leave = frozenset({RANDOM}) if other_places(a, b) else frozenset()
+        self._a, self._b = _Side("a", a, b, facts, leave), _Side("b", b, a, facts, leave)
         self._out = Alignment(models=(self._a.model, self._b.model))
         self._vocab = next((int(v) for v in (facts.get("vocab"), a.facts.get("vocab"), b.facts.get("vocab")) if v), 0)
 
@@ -173,9 +185,12 @@ class _Aligning:
     def _alone(self, side: _Side, other: _Side, only: list[StoredTensor]) -> None:
         """What has no counterpart: missing, or left out with a reason."""
         reasons: dict[str, list[str]] = {}
+        left = [key for key, tensor in side.checkpoint.tensors.items() if tensor.group in side.left_groups]
+        if left:
+            reasons["random states of each rank; the other checkpoint is of other ranks"] = left
         for placed, tensor in side.left():
-            if tensor.group == OPTIMIZER and not other.has_optimizer:
-                reasons.setdefault(f"{other.checkpoint.path} holds no states of an optimizer", []).append(label(tensor))
+            if tensor.group != MODEL and tensor.group not in other.groups:
+                reasons.setdefault(f"{other.checkpoint.path} holds no {_GROUPS[tensor.group]}", []).append(label(tensor))
             elif tensor.group == MODEL and is_computed_buffer(tensor.name):
                 reasons.setdefault("a buffer that is computed, not learnt", []).append(label(tensor))
             elif placed.why_not:

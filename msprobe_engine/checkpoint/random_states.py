@@ -1,0 +1,23 @@
+"""Whose random states a checkpoint holds: each rank has its own, so those of other layouts say nothing of each other."""
+
+from __future__ import annotations
+
+import re
+
+from msprobe_engine.checkpoint.stored import RANDOM, Checkpoint, value_group
+
+_PLACE = re.compile(r"rng_state\.((?:(?:rank|tp|pp|ep|dp|cp|shard_)[0-9_]+\.?)+)")
+
+
+def random_places(checkpoint: Checkpoint) -> frozenset[str]:
+    """The ranks whose random states a checkpoint has: ``tp0.pp0`` of ``rng_state.tp0.pp0.random_rng_state``; empty: none are told apart."""
+    paths = [key for key in checkpoint.values if value_group(key) == RANDOM]
+    paths += [tensor.name for tensor in checkpoint.tensors.values() if tensor.group == RANDOM]
+    found = (_PLACE.match(path) for path in paths)
+    return frozenset(match[1].rstrip(".") for match in found if match is not None)
+
+
+def other_places(a: Checkpoint, b: Checkpoint) -> bool:
+    """Whether both have random states, but of other ranks: then there is no telling which belongs to which."""
+    first, second = random_places(a), random_places(b)
+    return bool(first and second and first != second)
