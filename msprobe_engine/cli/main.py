@@ -31,6 +31,7 @@ COMMANDS = {
     "check-config": Command("check_config", "check a settings file and print what it resolves to"),
     "ckpt": Command("ckpt", "compare checkpoints of any format and parallel layout (diff, digest, show)"),
     "compare": Command("compare", "compare the dumps of two runs: where the difference begins, and a table per rank"),
+    "config_check": Command("config_check", "compare what two runs were started with: settings, environment, packages, weights, samples"),
     "data2db": Command("data2db", "put monitor files or dumps into a trend data base (SQLite)"),
     "diagnose": Command("diagnose", "say what is wrong with a run, alone or against one that is right: one page"),
     "estimate": Command("estimate", "say what a dump will cost in disk and time, before it is made"),
@@ -62,7 +63,7 @@ examples:
 EXIT_CODES = """\
 exit codes:
   0    done
-  1    done, and something was found (nan_analyze, monitor analyze, monitor learn --check, grad_probe compare,
+  1    done, and something was found (nan_analyze, monitor analyze, monitor learn --check, grad_probe compare, config_check,
        frameworks) or does not fit (estimate)
   2    wrong usage, settings or input; the message says what to do
   3    nothing found, but something could not be read (compare, diagnose, nan_analyze); elsewhere a bug in this tool: please

@@ -24,7 +24,7 @@ RULES: tuple[tuple[str, str, str], ...] = (
         "kernels are deterministic or not, so two runs of one configuration may differ",
     ),
     (r"sdp|attention", MAY, "another kernel sums the attention in another order"),
-    (r"(^|\.)(git)(\.|$)", MAY, "the program is another one"),
+    (r"^program\.git\.(commit|changed)", MAY, "the program is another one"),
     (
         r"(^|\.)(driver|drivers|cuda|cudnn|nccl|cann|hccl|rocm|hip|miopen|versions?)(\.|$)|_version$",
         MAY,
@@ -52,7 +52,8 @@ def compare_system(bench: Mapping[int, Mapping[str, Any]], cmp: Mapping[int, Map
     sheet = Sheet(SYSTEM)
     found: list[tuple[tuple[int, ...], Difference]] = []
     for ranks, mine, theirs in by_rank.pairs(bench, cmp, facts):
-        a, b = facts(mine), facts(theirs)
+        both = {name for name in mine if mine[name] and name in theirs and theirs[name]}  # a part that was not collected says nothing
+        a, b = (facts({name: side[name] for name in side if name in both}) for side in (mine, theirs))
         sheet.compared = max(sheet.compared, len(set(a) | set(b)))
         found += [(ranks, one) for one in _differences(a, b)]
     sheet.differences = merged(found, tuple(set(bench) & set(cmp)))

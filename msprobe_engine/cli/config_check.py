@@ -1,0 +1,198 @@
+"""Compare what two runs were started with, before their numbers are: environment, packages, settings, first weights, samples, random
+calls. The first line of the output is the verdict; the exit code is a gate for launch scripts."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from msprobe_engine.config_check.between_ranks import Ranks
+    from msprobe_engine.config_check.comparison import Comparison
+
+PACK, RESULT, CHECKPOINT = "./config_check_pack.zip", "./config_check_result", "./ckpt_similarity.json"
+
+EPILOG = """\
+examples:
+  msprobe config_check -d run.sh ds_config.json -o pack.zip     collect: environment, packages, settings of the scripts (nothing is run)
+  msprobe config_check -c good.zip pack.zip -o result           compare two packs: result.xlsx, result.json, result.html
+  msprobe config_check --verify good.zip -d run.sh              before a launch: is all as it was in the good run?
+  msprobe config_check --ranks pack.zip                         which rank or node of one run differs from the others?
+  msprobe config_check -c ckpt_a ckpt_b -o out.json             two checkpoints (msprobe ckpt diff says more)
+
+exit codes:
+  0  no difference that matters (harmless ones may be listed); collected
+  1  differences
+  2  cannot: no pack, a file that cannot be read or written, wrong usage"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of both versions of the existing tool, then ours."""
+    do = parser.add_argument_group("what is done")
+    do.add_argument("-d", "--dump", nargs="*", metavar="FILE", help="collect a pack; launch scripts, YAML, JSON, TOML, Python files")
+    do.add_argument("-c", "--compare", nargs=2, metavar=("BENCH", "CMP"), help="compare two packs, or two checkpoints")
+    do.add_argument("--verify", nargs="+", metavar="PACK", help="GOOD [PACK]: a saved pack against another, or against now (scripts: -d)")
+    do.add_argument("--ranks", metavar="PACK", help="the ranks of one pack against each other")
+    out = parser.add_argument_group("what comes out")
+    out.add_argument(
+        "-o", "--output", metavar="PATH", help=f"pack (default {PACK}), directory ({RESULT}), or JSON of checkpoints ({CHECKPOINT})"
+    )
+    out.add_argument("--json", metavar="FILE", help="write the result as JSON; -: to the standard output, in place of the text")
+    out.add_argument("--html", metavar="FILE", help="write the result as a page")
+    out.add_argument("--top", type=int, default=20, metavar="N", help="list N differences of each severity (default: %(default)s)")
+    out.add_argument(
+        "--columns", choices=("8.1.1", "26.2.0"), default="26.2.0", help="pass_check of that version: TRUE/FALSE or pass/warning/error"
+    )
+    parser.epilog = EPILOG
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit codes: see the epilog; errors are raised as `ProbeError`, which the entry point turns into 2."""
+    _check(args)
+    if args.verify:
+        return _verify(args)
+    if args.ranks:
+        return _ranks(args)
+    if args.compare:
+        return _compare(args)
+    return _collect(args)
+
+
+def _check(args: argparse.Namespace) -> None:
+    from msprobe_engine.errors import UsageError
+
+    asked = [
+        flag
+        for flag, value in (
+            ("-d", None if args.verify else args.dump),
+            ("-c", args.compare),
+            ("--verify", args.verify),
+            ("--ranks", args.ranks),
+        )
+        if value is not None
+    ]
+    if not asked:
+        raise UsageError("say what to do: -d to collect a pack, -c BENCH CMP to compare two, --verify GOOD, or --ranks PACK")
+    if len(asked) > 1:
+        raise UsageError(f"{' and '.join(asked)} are two things; ask for one")
+    if args.verify and len(args.verify) > 2:
+        raise UsageError(f"--verify takes a good pack and at most one other, not {len(args.verify)}")
+    if args.verify and len(args.verify) == 2 and args.dump is not None:
+        raise UsageError("--verify GOOD PACK compares two packs; -d collects what is there now: leave one of them out")
+    if args.top < 0:
+        raise UsageError(f"--top {args.top}: 0 or more is allowed")
+
+
+def _collect(args: argparse.Namespace) -> int:
+    from msprobe_engine.config_check.collect_pack import collect
+
+    path, notes = collect(args.dump, args.output or PACK)
+    print(f"Pack: {path}")
+    _say("note", notes)
+    return 0
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from msprobe_engine.config_check.pack_kind import is_pack
+
+    bench, cmp = args.compare
+    if not is_pack(bench) and not is_pack(cmp):
+        return _checkpoints(args)
+    from msprobe_engine.config_check.compare_packs import compare_packs
+
+    return _report(args, compare_packs(bench, cmp), args.output or RESULT)
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from msprobe_engine.config_check.verify import verify
+
+    good, *pack = args.verify
+    return _report(args, verify(good, args.dump or (), pack[0] if pack else None), args.output)
+
+
+def _report(args: argparse.Namespace, found: Comparison, output: str | None) -> int:
+    """Files (a directory only where one was asked for, or is the custom), then text or JSON."""
+    from msprobe_engine.config_check import report_files, report_html, report_text
+    from msprobe_engine.log import printable
+
+    written = report_files.write_results(found, output, old=args.columns == "8.1.1") if output else []
+    if args.html is not None:
+        written.append(report_files.write_text(Path(args.html), report_html.page(found)))
+    if args.json not in (None, "-"):
+        written.append(report_files.write_text(Path(args.json), report_files.json_text(found)))
+    if args.json == "-":
+        print(report_files.json_text(found), end="")
+        return found.exit_code
+    print(report_text.text(found, args.top))
+    for path in written:
+        print(printable(f"written: {path}"))
+    return found.exit_code
+
+
+def _ranks(args: argparse.Namespace) -> int:
+    from msprobe_engine.config_check.between_ranks import between_ranks
+    from msprobe_engine.config_check.report_files import write_text
+    from msprobe_engine.diagnose.findings import finite_json
+    from msprobe_engine.errors import UsageError
+
+    if args.html is not None or args.output is not None:
+        raise UsageError("--ranks prints what it finds; --json FILE writes it, -o and --html belong to -c and --verify")
+    found = between_ranks(args.ranks)
+    text = finite_json(found.as_json()).decode()
+    if args.json == "-":
+        print(text, end="")
+    else:
+        if args.json is not None:
+            write_text(Path(args.json), text)
+        _say_ranks(found, args.top)
+    return found.exit_code
+
+
+def _say_ranks(found: Ranks, top: int) -> None:
+    from msprobe_engine.log import one_line
+
+    print(one_line(found.headline()))
+    for one in found.matter[:top]:
+        print(one_line(f"  {one.sentence()}"))
+    if len(found.matter) > top:
+        print(f"  ... and {len(found.matter) - top} more")
+    harmless = len(found.deviations) - len(found.matter)
+    if harmless:
+        print(f"  {harmless} harmless differences")
+    _say("note", found.notes)
+
+
+def _checkpoints(args: argparse.Namespace) -> int:
+    """As the existing tool: a JSON of weights by name. All that `msprobe ckpt diff` says goes to the console."""
+    import json
+
+    from msprobe_engine.checkpoint import report_files
+    from msprobe_engine.checkpoint.diff import diff
+    from msprobe_engine.checkpoint.report_html import page
+    from msprobe_engine.checkpoint.report_text import text
+
+    output = Path(args.output or CHECKPOINT)
+    report_files.refuse_existing(output)
+    found = diff(*args.compare)
+    written = [report_files.write(output, json.dumps(report_files.existing_form(found), indent=4) + "\n")]
+    if args.json not in (None, "-"):
+        written.append(report_files.write(Path(args.json), report_files.json_text(found)))
+    if args.html is not None:
+        written.append(report_files.write(Path(args.html), page(found)))
+    if args.json == "-":
+        print(report_files.json_text(found), end="")
+        return found.code
+    print(text(found, args.top))
+    for path in written:
+        print(f"written: {path}")
+    return found.code
+
+
+def _say(word: str, texts: Iterable[str]) -> None:
+    from msprobe_engine.log import one_line
+
+    for text in texts:
+        print(one_line(f"{word}: {text}"), file=sys.stderr)

@@ -1,0 +1,21 @@
+"""Is a path a pack? Torch's checkpoints are zips too, so the entries decide where the name does not."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from pathlib import Path
+
+_OWN = ("env", "pip", "hyperparameters/", "dataset/", "weights/", "random/", "msprobe/")
+
+
+def is_pack(path: str | Path) -> bool:
+    """A path that ends in the letters ``zip``, as the existing tool tells it, or a zip whose entries are those of a pack."""
+    if os.fspath(path).endswith("zip") and not os.path.isdir(path):
+        return True
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    except (OSError, zipfile.BadZipFile, ValueError):
+        return False
+    return bool(names) and all(name.startswith(_OWN) for name in names)
