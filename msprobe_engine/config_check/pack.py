@@ -20,8 +20,9 @@ from typing import Any
 
 from msprobe_engine.config_check import entries, job, pack_file
 from msprobe_engine.config_check.secrets import masked_tree
+from msprobe_engine.dump.layout import write_file
 from msprobe_engine.errors import DumpFormatError, SinkError, UsageError
-from msprobe_engine.log import one_line, warn_once, warning
+from msprobe_engine.log import info, one_line, warn_once, warning
 from msprobe_engine.sinks.files import make_directory
 
 MOST_BYTES = 10 * 2**30
@@ -48,6 +49,7 @@ class PackWriter:
         framework: ``pytorch`` or ``mindspore``; empty: none (the command line).
         step_unit: what the steps of entries count.
         run: equal on all ranks of one run and on no other; None: as far as the launcher's environment tells.
+        keep_previous: a pack that is replaced is kept beside the new one, as ``pack.previous.zip``.
 
     Raises:
         UsageError: `path` does not end in ``.zip``.
@@ -63,6 +65,7 @@ class PackWriter:
         framework: str = "",
         step_unit: str = "forward pass",
         run: str | None = None,
+        keep_previous: bool = False,
     ) -> None:
         self.path = Path(path)
         if self.path.suffix != ".zip":
@@ -72,7 +75,7 @@ class PackWriter:
         self._framework, self._step_unit = framework, step_unit
         self._run = job.launch() if run is None else run
         self._lock: Path | None = None
-        self._total = 0
+        self._keep_previous = keep_previous
         make_directory(self.path.absolute().parent, "config check")
 
     def add(self, contents: Mapping[str, Any]) -> None:
@@ -108,7 +111,7 @@ class PackWriter:
             with pack_file.opened(fd) as before:
                 why = self._stale(before.zip)
                 if why:
-                    warning(f"{one_line(str(self.path))}: {why}, replaced by a new one")
+                    self._say_replaced(fd, why)
                     pack_file.append(fd, {**self._head(), **made}, None)
                     return
                 names = set(before.zip.namelist())
@@ -124,6 +127,14 @@ class PackWriter:
                 pack_file.append(fd, {**first, **made}, before)
         except zipfile.BadZipFile:
             raise SinkError(f"{one_line(str(self.path))} is there and is no pack; move it away, or name another path") from None
+
+    def _say_replaced(self, fd: int, why: str) -> None:
+        if not self._keep_previous:
+            warning(f"{one_line(str(self.path))}: {why}, replaced by a new one")
+            return
+        previous = self.path.with_name(f"{self.path.stem}.previous.zip")
+        write_file(previous, [os.pread(fd, os.fstat(fd).st_size, 0)])
+        info(f"{one_line(str(self.path))}: {why}, which is {previous.name} now")
 
     def _head(self) -> dict[str, bytes]:
         meta = {
@@ -295,13 +306,13 @@ class Pack:
         return {(step, rank): name for (kind, step, rank), name in sorted(found) if kind == part}
 
     def packages(self) -> dict[str, list[str]]:
-        """Installed distributions of ``pip``: name to versions (several where a name is installed twice); empty without the entry."""
+        """Installed distributions of ``pip``: name to versions, of several the imported one first; empty without the entry."""
         found: dict[str, list[str]] = {}
         for line in self.text(entries.PIP).splitlines() if entries.PIP in self else ():
             name, given, version = line.partition("=")
             if given and name.strip():
                 found.setdefault(name.strip(), []).append(version.strip())
-        return found
+        return {name: versions[::-1] if self.ours else versions for name, versions in found.items()}  # see `packages.text`
 
     def _read(self, path: Path) -> tuple[dict[str, zipfile.ZipInfo], str]:
         """The entries of one file, and which run wrote it (empty: the existing tool)."""

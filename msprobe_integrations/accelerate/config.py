@@ -1,0 +1,43 @@
+"""What `accelerate launch` and an Accelerator have settled on."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from msprobe_engine.config_check.resolved import Resolved, flattened, plain_data, told
+
+if TYPE_CHECKING:
+    from msprobe_integrations.torch.config_sources import Reach
+
+_PLUGINS = ("deepspeed_plugin", "fsdp_plugin", "megatron_lm_plugin", "parallelism_config", "dynamo_plugin", "fp8_recipe")
+_VARIABLES = {
+    "accelerate.mixed_precision": "ACCELERATE_MIXED_PRECISION",
+    "accelerate.gradient_accumulation_steps": "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
+    "accelerate.distributed_type": "ACCELERATE_DISTRIBUTED_TYPE",
+}
+
+
+def resolved(reach: Reach) -> dict[str, Resolved]:  # noqa: ARG001
+    """Of the process' one AcceleratorState, below ``accelerate.``; empty before there is one."""
+    state = getattr(getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None), "_shared_state", None)
+    if not state:
+        return {}
+    values: dict[str, Any] = {
+        "accelerate.mixed_precision": state.get("_mixed_precision"),
+        "accelerate.distributed_type": plain_data(state.get("distributed_type")),
+    }
+    for name in _PLUGINS:
+        plugin = state.get(name)
+        data = plain_data(plugin)
+        if isinstance(data, dict):
+            data.pop("hf_ds_config", None)  # told by DeepSpeed itself
+            values.update(flattened({f"accelerate.{name}": data}))
+    gradient = getattr(sys.modules.get("accelerate.state"), "GradientState", None)
+    shared = getattr(gradient, "_shared_state", None) or {}
+    steps = plain_data(shared.get("plugin_kwargs"))
+    if isinstance(steps, dict):
+        values.update({f"accelerate.gradient_accumulation_{name.removeprefix('num_')}": value for name, value in steps.items()})
+    variables = {name: variable for name, variable in _VARIABLES.items() if variable in os.environ}
+    return told(values, "accelerate", variables=variables)

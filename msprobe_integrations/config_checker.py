@@ -1,0 +1,145 @@
+"""`ConfigChecker` under its existing name and arguments, for any framework."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from msprobe_engine.config_check.background import flush_all
+from msprobe_engine.errors import MissingExtraError, UsageError
+
+if TYPE_CHECKING:
+    from msprobe_engine.config_check.comparison import Comparison
+
+_FRAMEWORKS = {
+    "pytorch": ("torch", "msprobe_integrations.torch.config_checker", "TorchConfigChecker"),
+    "mindspore": ("mindspore", "msprobe_integrations.mindspore.config_checker", "MindSporeConfigChecker"),
+}
+
+
+class ConfigChecker:
+    """Collects into a pack what decides the numbers of a training before its first step; two packs are compared before the numbers are.
+
+        ConfigChecker.apply_patches()                              # first of all: counts random calls
+        ConfigChecker(model, ["run.sh"], "pack.zip")               # when the model is there
+        ConfigChecker.compare("pack_a.zip", "pack_b.zip", "out")   # on one machine, later
+
+    The pack gets the environment (without secrets), packages, drivers, the settings that the training's framework has resolved, those in
+    `shell_path`, and at chosen forward passes digests of all weights and inputs, statistics as the existing tool has them, and the
+    random calls so far. All ranks may name one path. After the constructor nothing raises into the training; what fails is said.
+
+    Args:
+        model: a module or cell, a list or tuple of them (chunks of a virtual pipeline), or None: no weights, inputs and random calls.
+        shell_path: launch scripts and settings files, read and never run.
+        output_zip_path: ends in ``.zip``. An earlier run's pack there is replaced.
+        fmk: ``pytorch`` or ``mindspore``.
+        micro_steps: forward passes that are collected: a number n (the first n), a list of numbers from 0, or ``"all"``, as the
+            existing tool does.
+        evaluation: forward passes of evaluation count as well (the model is in eval mode, without gradients).
+        statistics: False: digests of weights without the existing tool's statistics, which take four more passes over them.
+
+    Raises:
+        UsageError: an argument is wrong.
+        DumpFormatError: a file of `shell_path` cannot be read.
+        SinkError: the pack cannot be written.
+        MissingExtraError: the framework is not installed.
+    """
+
+    def __init__(
+        self,
+        model: Any = None,
+        shell_path: Sequence[str | Path] | None = None,
+        output_zip_path: str | Path = "./config_check_pack.zip",
+        fmk: str = "pytorch",
+        *,
+        micro_steps: int | Sequence[int] | str = 1,
+        evaluation: bool = False,
+        statistics: bool = True,
+    ) -> None:
+        module = _module_of(fmk)
+        checker = getattr(module, _FRAMEWORKS[fmk][2])
+        self._checker = checker(
+            model,
+            _static(shell_path),
+            output_zip_path,
+            micro_steps=micro_steps,
+            evaluation=evaluation,
+            statistics=statistics,
+        )
+
+    def flush(self) -> None:
+        """Wait until all that was collected so far is in the pack."""
+        self._checker.flush()
+
+    def close(self) -> None:
+        """Collect no more, and finish the pack; done at the end of the process too."""
+        self._checker.close()
+
+    @staticmethod
+    def apply_patches(fmk: str = "pytorch") -> None:
+        """Count calls of random functions from now on; also those that modules have imported by name before. A second call changes
+        nothing. It ends when the first forward pass is collected, or with `undo_patches`.
+
+        Raises:
+            UsageError: `fmk` is unknown.
+            MissingExtraError: the framework is not installed.
+        """
+        _module_of(fmk).apply_patches()
+
+    @staticmethod
+    def undo_patches(fmk: str = "pytorch") -> None:
+        """Put the functions back; what was counted stays. Errors: as `apply_patches`."""
+        _module_of(fmk).undo_patches()
+
+    @staticmethod
+    def compare(bench_zip_path: str | Path, cmp_zip_path: str | Path, output_path: str | Path, fmk: str = "pytorch") -> Comparison:
+        """Compare two packs and write ``result.xlsx`` and the other reports to the directory `output_path`.
+
+        Args:
+            fmk: accepted as before; a pack knows its framework.
+
+        Returns:
+            the comparison.
+
+        Raises:
+            UsageError: `fmk` is unknown.
+            DumpFormatError: one of the packs cannot be read.
+            SinkError: the reports cannot be written.
+        """
+        _check(fmk)
+        flush_all()
+        from msprobe_engine.config_check.compare_packs import compare_packs
+        from msprobe_engine.config_check.report_files import write_results
+
+        found = compare_packs(bench_zip_path, cmp_zip_path)
+        write_results(found, output_path)
+        return found
+
+
+def _check(fmk: str) -> None:
+    if fmk not in _FRAMEWORKS:
+        raise UsageError(f"fmk is {fmk!r}; allowed: {', '.join(map(repr, _FRAMEWORKS))}")
+
+
+def _module_of(fmk: str) -> ModuleType:
+    _check(fmk)
+    package, module, _ = _FRAMEWORKS[fmk]
+    if find_spec(package) is None:
+        raise MissingExtraError(package, package, f"ConfigChecker with fmk={fmk!r}")
+    return importlib.import_module(module)
+
+
+def _static(shell_path: Sequence[str | Path] | None) -> dict[str, Any]:
+    """Entries of what the scripts say."""
+    if not shell_path:
+        return {}
+    if isinstance(shell_path, (str, Path)) or not all(isinstance(one, (str, Path)) for one in shell_path):
+        raise UsageError(f"shell_path is {shell_path!r}; allowed: a list of paths, also for one file")
+    from msprobe_engine.config_check.collect_pack import static_entries
+    from msprobe_engine.config_check.static import collect_static
+
+    return static_entries(collect_static(list(shell_path)))

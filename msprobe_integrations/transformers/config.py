@@ -1,0 +1,86 @@
+"""TrainingArguments of a Trainer, and the configuration of its model, each value with where it comes from."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import TYPE_CHECKING, Any
+
+from msprobe_engine.config_check.resolved import CODE, DEFAULT, FILE, Resolved, flags_of, flattened, plain_data, told
+
+if TYPE_CHECKING:
+    from msprobe_integrations.torch.config_sources import Reach
+
+_VARIABLES = {"local_rank": "LOCAL_RANK", "mixed_precision": "ACCELERATE_MIXED_PRECISION"}
+_NOT = frozenset(("_n_gpu", "deepspeed_plugin", "hf_deepspeed_config", "distributed_state", "_name_or_path", "transformers_version"))
+
+
+def resolved(reach: Reach) -> dict[str, Resolved]:
+    """Of the first Trainer in reach, and of the first model that has a configuration of this library (below ``model.``)."""
+    found: dict[str, Resolved] = {}
+    trainers = reach.instances("transformers", "Trainer")
+    if trainers:
+        trainer = trainers[0]
+        found.update(_of_arguments(trainer.args, list(reach.arguments)))
+        measured = {
+            "world_size": getattr(trainer.args, "world_size", None),
+            "train_batch_size": getattr(trainer, "_train_batch_size", None),
+            "trainer.class": type(trainer).__name__,
+            "optimizer.class": _class_of(trainer.optimizer),
+            "lr_scheduler.class": _class_of(trainer.lr_scheduler),
+        }
+        found.update(told({name: value for name, value in measured.items() if value is not None}, "transformers"))
+    for one in (*reach.models, *(getattr(trainer, "model", None) for trainer in trainers)):
+        config = _config_of(one)
+        if config is not None:
+            found.update(_of_model(config))
+            break
+    return found
+
+
+def _class_of(value: Any) -> str | None:
+    inner = getattr(value, "optimizer", getattr(value, "scheduler", None))  # Accelerate's wrappers
+    kind = type(inner if type(value).__name__.startswith("Accelerated") and inner is not None else value).__name__
+    return None if value is None else kind
+
+
+def _of_arguments(args: Any, line: list[str]) -> dict[str, Resolved]:
+    fields = [one for one in dataclasses.fields(args) if one.name not in _NOT]
+    values = {one.name: getattr(args, one.name, None) for one in fields}
+    defaults = {}
+    for one in fields:
+        if one.default is not dataclasses.MISSING:
+            defaults[one.name] = one.default
+        elif one.default_factory is not dataclasses.MISSING:
+            defaults[one.name] = one.default_factory()
+    flags = flags_of(line, values)
+    file = next((word for word in line[:1] if word.endswith((".json", ".yaml", ".yml"))), "")  # HfArgumentParser reads it
+    variables = {name: variable for name, variable in _VARIABLES.items() if variable in os.environ and name in values}
+    found = told(values, "transformers", defaults=defaults, flags=flags, variables=variables)
+    if file:
+        found = {name: one._replace(origin=FILE, where=file) if one.origin == CODE else one for name, one in found.items()}
+    return found
+
+
+def _config_of(model: Any) -> Any:
+    """The configuration of a model, through wrappers."""
+    for _ in range(8):
+        config = getattr(model, "config", None)
+        if config is not None and any(cls.__module__.partition(".")[0] == "transformers" for cls in type(config).__mro__):
+            return config
+        model = getattr(model, "module", None) or getattr(model, "_orig_mod", None) or getattr(model, "base_model", None)
+        if model is None:
+            return None
+    return None
+
+
+def _of_model(config: Any) -> dict[str, Resolved]:
+    values = {name: value for name, value in plain_data(config.to_dict()).items() if name not in _NOT}
+    try:
+        defaults = plain_data(type(config)().to_dict())
+    except Exception:  # a configuration of several models has none
+        defaults = {}
+    where = getattr(config, "_name_or_path", "") or ""
+    found = told(flattened({"model": values}), "transformers", defaults=flattened({"model": defaults}))
+    origin = FILE if where else CODE
+    return {name: one if one.origin == DEFAULT else one._replace(origin=origin, where=str(where)) for name, one in found.items()}
