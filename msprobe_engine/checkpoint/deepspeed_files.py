@@ -90,8 +90,8 @@ class Reading:
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
-    def tree(self, path: Path) -> dict[str, Any] | None:
-        """The dict that a file holds; None, and a problem, where it cannot be read. What is refused as unsafe is never passed over.
+    def content(self, path: Path) -> Any:
+        """What a file holds; None, and a problem, where it cannot be read. What is refused as unsafe is never passed over.
 
         Raises:
             UnknownNameError: the file names what checkpoints do not hold.
@@ -103,8 +103,13 @@ class Reading:
         except DumpFormatError as error:
             self.problems.append(str(error))
             return None
-        if not isinstance(found.tree, dict):
-            self.problems.append(f"{path}: holds a {type(found.tree).__name__}, and a dict should be there; it is of something else")
-            return None
         self.files.append(path)
         return found.tree
+
+    def tree(self, path: Path) -> dict[str, Any] | None:
+        """The dict that a file holds; as `content`."""
+        found = self.content(path)
+        if isinstance(found, dict) or found is None:
+            return found
+        self.problems.append(f"{path}: holds a {type(found).__name__}, and a dict should be there; it is of something else")
+        return None

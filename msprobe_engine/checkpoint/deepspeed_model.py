@@ -18,6 +18,7 @@ _TENSORS = ("module", "optimizer", "frozen_param_fragments")
 _LAYOUT = ("param_shapes", "frozen_param_shapes", "shared_params", "buffer_names", "universal_checkpoint_info", "ds_autoep_layers")
 _RANDOM_NAMES = ("random_rng_state", "np_rng_state", "torch_rng_state", "cuda_rng_state", "npu_rng_state", "rng_tracker_states")
 """Of Megatron-DeepSpeed (``megatron/checkpointing.py``)."""
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 @dataclass
@@ -103,3 +104,8 @@ def _aliases(value: Any) -> dict[str, str]:
     if isinstance(value, (list, tuple)):
         return {str(pair[0]): str(pair[1]) for pair in value if isinstance(pair, (list, tuple)) and len(pair) == 2}
     return {}
+
+
+def trained_in(head: ModelFile) -> str | None:
+    """The 16-bit type of the weights while training."""
+    return next((dtype for key, dtype in _DTYPES.items() if head.values.get(f"ds_config.{key}.enabled") is True), None)

@@ -20,7 +20,25 @@ from msprobe_engine.checkpoint.torchfile import attributes
 from msprobe_engine.errors import DumpFormatError
 
 _SAFE = re.compile(r"(?:\\.|[^()|{}\[\]\\]|\[[\w-]{1,16}\])*")
+_NAME = re.compile(r"\^(?:\\\W|\w)*\$")
+"""A name and nothing else, escaped."""
 _MAX_REPEATS, _MAX_PATTERN = 2, 400
+
+
+@dataclass(frozen=True)
+class Patterns:
+    """Patterns of names, as Python's `re.match` takes them; those that are one name only (AutoTP writes no others) are looked up.
+
+    Attributes:
+        names: whole names.
+        others: patterns.
+    """
+
+    names: frozenset[str] = frozenset()
+    others: tuple[re.Pattern[str], ...] = ()
+
+    def match(self, name: str) -> bool:
+        return name in self.names or any(pattern.match(name) for pattern in self.others)
 
 
 @dataclass(frozen=True)
@@ -37,12 +55,12 @@ class Cuts:
         vocabulary_size: rows without these.
     """
 
-    same: tuple[re.Pattern[str], ...] = ()
-    averaged: tuple[re.Pattern[str], ...] = ()
-    columns: tuple[re.Pattern[str], ...] = ()
-    halves: tuple[re.Pattern[str], ...] = ()
+    same: Patterns = Patterns()
+    averaged: Patterns = Patterns()
+    columns: Patterns = Patterns()
+    halves: Patterns = Patterns()
     parts: tuple[tuple[re.Pattern[str], int, tuple[tuple[int, ...], ...] | int], ...] = ()
-    vocabulary: tuple[re.Pattern[str], ...] = ()
+    vocabulary: Patterns = Patterns()
     vocabulary_size: int | None = None
 
 
@@ -56,10 +74,12 @@ def cuts_of(info: Mapping[str, Any], notes: list[str]) -> Cuts | None:
         return None
     passed: list[str] = []
 
-    def patterns(key: str) -> tuple[re.Pattern[str], ...]:
-        found = info.get(key)
-        compiled = [_pattern(text, passed) for text in found] if isinstance(found, (list, tuple)) else []
-        return tuple(pattern for pattern in compiled if pattern is not None)
+    def patterns(key: str) -> Patterns:
+        said = info.get(key)
+        texts = [text for text in said if isinstance(text, str)] if isinstance(said, (list, tuple)) else []
+        names = {text: re.sub(r"\\(\W)", r"\1", text[1:-1]) for text in texts if _NAME.fullmatch(text)}
+        compiled = [_pattern(text, passed) for text in texts if text not in names]
+        return Patterns(frozenset(names.values()), tuple(pattern for pattern in compiled if pattern is not None))
 
     widths = info.get("sub_param_shard_widths")
     parts = []
@@ -127,21 +147,17 @@ def together(name: str, pieces: Sequence[StoredTensor], cuts: Cuts | None, shape
         return merged(pieces, Cut.SAME)
     if cuts is None:
         return merged(pieces, cut_of(name, shapes, len(pieces)))
-    if _matches(cuts.same, name) or _matches(cuts.averaged, name):
+    if cuts.same.match(name) or cuts.averaged.match(name):
         return merged(pieces, Cut.SAME)
-    if _matches(cuts.halves, name):
+    if cuts.halves.match(name):
         return merged(pieces, Cut.GATED)
     for pattern, dim, widths in cuts.parts:
         if pattern.match(name):
             return _of_parts(pieces, dim, widths)
-    found = merged(pieces, Cut.COLUMNS if _matches(cuts.columns, name) else Cut.ROWS)
-    if cuts.vocabulary_size is not None and _matches(cuts.vocabulary, name) and cuts.vocabulary_size < found.shape[0]:
+    found = merged(pieces, Cut.COLUMNS if cuts.columns.match(name) else Cut.ROWS)
+    if cuts.vocabulary_size is not None and cuts.vocabulary.match(name) and cuts.vocabulary_size < found.shape[0]:
         return replace(found, padding=cuts.vocabulary_size)
     return found
-
-
-def _matches(patterns: Sequence[re.Pattern[str]], name: str) -> bool:
-    return any(pattern.match(name) for pattern in patterns)
 
 
 def _of_parts(pieces: Sequence[StoredTensor], dim: int, widths: tuple[tuple[int, ...], ...] | int) -> StoredTensor:

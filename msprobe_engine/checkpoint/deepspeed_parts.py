@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 
 from msprobe_engine.checkpoint.deepspeed_experts import expert_optimizers, expert_weights, teams
 from msprobe_engine.checkpoint.deepspeed_files import Listing, Reading
-from msprobe_engine.checkpoint.deepspeed_model import ModelFile
+from msprobe_engine.checkpoint.deepspeed_model import ModelFile, model_file
 from msprobe_engine.checkpoint.deepspeed_parallel import Cuts, together
 from msprobe_engine.checkpoint.stored import MODEL, Index, StoredTensor
 from msprobe_engine.checkpoint.trainer_files import stored
 from msprobe_engine.checkpoint.unpartitioned_states import unpartitioned
 from msprobe_engine.checkpoint.zero_partitions import Slot, of_pieces
-from msprobe_engine.checkpoint.zero_rank_file import RankFile
+from msprobe_engine.checkpoint.zero_rank_file import RankFile, rank_file
 from msprobe_engine.checkpoint.zero_states import MASTER, states_of
 from msprobe_engine.errors import DumpFormatError
 
@@ -177,3 +177,31 @@ def _take(
             f"{key}: one pipeline stage has {before.dtype} {list(before.shape)}, another {one.dtype} {list(one.shape)}; the ranks' files "
             "do not belong together"
         )
+
+
+def parts_of(files: Listing, reading: Reading) -> dict[int, Part]:
+    """Reads all files of model parallel ranks."""
+    parts = {mp: Part(mp) for mp in files.mp_ranks}
+    for (mp, dp), path in sorted(files.optimizer.items()):
+        if (tree := reading.tree(path)) is not None:
+            try:
+                parts[mp].ranks[dp] = rank_file(tree, path)
+            except DumpFormatError as error:
+                reading.problems.append(str(error))
+    whole = any(file.stage != 3 for part in parts.values() for file in part.ranks.values())
+    for mp, part in parts.items():
+        per_rank = [dp for of, dp in files.model if of == mp and dp is not None]
+        ranks: list[int | None] = [None] if not per_rank or (whole and (mp, None) in files.model) else [*sorted(per_rank)]
+        for rank in ranks:
+            path_of = files.model.get((mp, rank))
+            if path_of is not None and (tree := reading.tree(path_of)) is not None:
+                part.models[rank or 0] = model_file(tree, path_of)
+    return parts
+
+
+def tensor_parallel_size(files: Listing, head: ModelFile, mp_size: int, pipeline: bool) -> int:
+    """Tensor parallel ranks among `mp_size` model parallel ones."""
+    said = head.number("checkpoint_parallel_dimensions.tp_degree")
+    if said is not None and 0 < said <= mp_size:
+        return said
+    return max(tp for _, tp in files.layers) + 1 if pipeline else mp_size

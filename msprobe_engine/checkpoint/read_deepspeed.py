@@ -13,15 +13,12 @@ from pathlib import Path
 from msprobe_engine.checkpoint.deepspeed_completeness import left_over, missing, other_steps, shown, without_weights
 from msprobe_engine.checkpoint.deepspeed_files import Listing, Reading, listing
 from msprobe_engine.checkpoint.deepspeed_layers import layer_weights
-from msprobe_engine.checkpoint.deepspeed_model import ModelFile, extras, model_file
+from msprobe_engine.checkpoint.deepspeed_model import ModelFile, extras, trained_in
 from msprobe_engine.checkpoint.deepspeed_parallel import cuts_of
-from msprobe_engine.checkpoint.deepspeed_parts import Part, over_ranks
+from msprobe_engine.checkpoint.deepspeed_parts import Part, over_ranks, parts_of, tensor_parallel_size
 from msprobe_engine.checkpoint.stored import Checkpoint
-from msprobe_engine.checkpoint.zero_rank_file import rank_file
 from msprobe_engine.checkpoint.zero_states import counters, disagreements
 from msprobe_engine.errors import DumpFormatError
-
-_DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 def read(path: Path, trust: Collection[str] = ()) -> Checkpoint:
@@ -31,7 +28,7 @@ def read(path: Path, trust: Collection[str] = ()) -> Checkpoint:
         DumpFormatError: there is no file of the model that can be read, or a pickle names what checkpoints do not hold.
     """
     files, reading = listing(path), Reading(trust)
-    parts = _parts(files, reading)
+    parts = parts_of(files, reading)
     readable = {mp: part for mp, part in parts.items() if part.models}
     if not readable:
         raise DumpFormatError(reading.problems[0] if reading.problems else f"{path}: has no *_model_states.pt; give the directory of a tag")
@@ -50,7 +47,7 @@ def read(path: Path, trust: Collection[str] = ()) -> Checkpoint:
     reading.problems += disagreements(ranks, None if steps is None else steps - (head.number("skipped_steps") or 0))
 
     pipeline = bool(files.layers) and not head.weights
-    tp_size = _tp_size(files, head, mp_size, pipeline)
+    tp_size = tensor_parallel_size(files, head, mp_size, pipeline)
     optimized = {name: numel for part in readable.values() for name, numel in part.optimized().items()}
     layers = layer_weights(files, optimized, path, reading) if pipeline else {}
     for mp, part in readable.items():
@@ -64,33 +61,13 @@ def read(path: Path, trust: Collection[str] = ()) -> Checkpoint:
     for tensor in (*tensors.values(), *extras(head)):
         found.add(tensor)
     found.values = {**head.values, **(ranks[0].values | counters(ranks[0]) if ranks else {})}
-    if stage == 3 and (dtype := _trained_in(head)) is not None:
+    if stage == 3 and (dtype := trained_in(head)) is not None:
         reading.notes.append(f"ZeRO 3 saves no weights in {dtype}: the float32 copies of the optimizer stand for them")
         found.facts["stored_for"] = dtype
     if files.other:
         reading.notes.append(f"{len(files.other)} files of other kinds were passed over: {shown(files.other)}")
-    found.notes, found.problems = reading.notes, reading.problems
+    found.notes, found.problems = list(dict.fromkeys(reading.notes)), reading.problems
     return found
-
-
-def _parts(files: Listing, reading: Reading) -> dict[int, Part]:
-    """Reads all files of model parallel ranks."""
-    parts = {mp: Part(mp) for mp in files.mp_ranks}
-    for (mp, dp), path in sorted(files.optimizer.items()):
-        if (tree := reading.tree(path)) is not None:
-            try:
-                parts[mp].ranks[dp] = rank_file(tree, path)
-            except DumpFormatError as error:
-                reading.problems.append(str(error))
-    whole = any(file.stage != 3 for part in parts.values() for file in part.ranks.values())
-    for mp, part in parts.items():
-        per_rank = [dp for of, dp in files.model if of == mp and dp is not None]
-        ranks: list[int | None] = [None] if not per_rank or (whole and (mp, None) in files.model) else [*sorted(per_rank)]
-        for rank in ranks:
-            path_of = files.model.get((mp, rank))
-            if path_of is not None and (tree := reading.tree(path_of)) is not None:
-                part.models[rank or 0] = model_file(tree, path_of)
-    return parts
 
 
 def _stage(files: Listing, parts: Mapping[int, Part], head: ModelFile) -> int:
@@ -112,15 +89,3 @@ def _dp_size(files: Listing, parts: Mapping[int, Part], head: ModelFile) -> int:
     if files.optimizer or head.shapes:
         return head.number("dp_world_size") or max((dp for _, dp in files.optimizer), default=0) + 1
     return 1
-
-
-def _tp_size(files: Listing, head: ModelFile, mp_size: int, pipeline: bool) -> int:
-    said = head.number("checkpoint_parallel_dimensions.tp_degree")
-    if said is not None and 0 < said <= mp_size:
-        return said
-    return max(tp for _, tp in files.layers) + 1 if pipeline else mp_size
-
-
-def _trained_in(head: ModelFile) -> str | None:
-    """The 16-bit type of the weights while training."""
-    return next((dtype for key, dtype in _DTYPES.items() if head.values.get(f"ds_config.{key}.enabled") is True), None)

@@ -90,7 +90,7 @@ def rank_file(tree: Mapping[str, Any], path: Path) -> RankFile:
         [_numbers(row, 0) for row in _listed(state.get("param_alignment_paddings"), groups)],
         [_fragments(row) for row in _listed(state.get("param_slice_mappings"), groups)],
         [_place(row) for row in _listed(state.get("ds_zero_partition_groups"), groups)],
-        _values(state, base),
+        settings(state, base),
     )
 
 
@@ -162,7 +162,8 @@ def _place(value: Any) -> tuple[int, int] | None:
     return None
 
 
-def _values(state: Mapping[str, Any], base: Any) -> dict[str, Any]:
+def settings(state: Mapping[str, Any], base: Any) -> dict[str, Any]:
+    """Plain values: of the optimizer by path below ``optimizer``, of its groups of parameters below ``optimizer.param_groups``."""
     inner = ("optimizer_state_dict", "base_optimizer_state", *_LAYOUT)
     _, values = plain({str(key): item for key, item in state.items() if key not in inner}, "optimizer")
     for number, group in enumerate(base.get("param_groups") or ()) if isinstance(base, dict) else ():
