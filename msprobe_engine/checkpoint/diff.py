@@ -14,6 +14,7 @@ from msprobe_engine.checkpoint.crc import same_crc
 from msprobe_engine.checkpoint.digests import Digest, digests_of, is_manifest, read_manifest
 from msprobe_engine.checkpoint.filereads import FileReads
 from msprobe_engine.checkpoint.hints import explain
+from msprobe_engine.checkpoint.mapping_file import read_mapping
 from msprobe_engine.checkpoint.names import Alignment, Pair, aligned, label
 from msprobe_engine.checkpoint.open import open_checkpoint
 from msprobe_engine.checkpoint.result import CRC, DIFFERENT, DIGEST, SHAPE, UNREADABLE, LeftOut, Result, SideFacts, TensorResult
@@ -95,12 +96,16 @@ def diff(path_a: Path | str, path_b: Path | str, options: Options | None = None)
     begin = time.monotonic()
     how = plan(options.memory_mb, options.workers, options.atol, options.rtol)
     a, b = Side(Path(path_a), options), Side(Path(path_b), options)
-    alignment = aligned(a.checkpoint, b.checkpoint, options.facts)
+    mapping = read_mapping(options.mapping) if options.mapping is not None else None
+    alignment = aligned(a.checkpoint, b.checkpoint, options.facts, mapping)
     out = Result(
         a.facts(), b.facts(), only_in_a=[label(t) for t in alignment.only_a], only_in_b=[label(t) for t in alignment.only_b],
         not_compared=[LeftOut(part.side, part.names, part.reason) for part in alignment.left_out], notes=list(alignment.notes),
         atol=options.atol, rtol=options.rtol, quick=options.quick,
     )  # fmt: skip
+    values = compare_values(a.checkpoint, b.checkpoint)
+    out.values, out.values_equal = values.different, values.equal
+    out.notes += values.notes
     files = _files(a.checkpoint, b.checkpoint, alignment)
     before = stamps(files)
     _tensors(out, a, b, alignment.pairs, how, options, before)
