@@ -73,11 +73,11 @@ def states_of(path: Path, tree: Any, chunks: Sequence[Mapping[str, FileTensor]])
         chunks: the rank's model.
     """
     out = RankStates()
-    parts = list(_parts(tree))
+    parts = list(parts_of(tree))
     if not parts:
         out.problems.append(f"{path}: its optimizer is in a form that is not known; optimizer states are not compared")
         return out
-    inner = [_inner(part) for part in parts]
+    inner = [inner_of(part) for part in parts]
     groups = [group for part in inner for group in _list(part.get("param_groups")) if isinstance(group, dict)]
     for part in parts:
         _settings(part, out)
@@ -103,20 +103,21 @@ def settings_of(groups: Sequence[Mapping[Any, Any]]) -> dict[str, Any]:
     return found
 
 
-def _parts(tree: Any) -> Iterator[dict[Any, Any]]:
+def parts_of(tree: Any) -> Iterator[dict[Any, Any]]:
+    """The state dicts of the optimizers (one; or dense parameters and experts) in the value of ``optimizer``."""
     if isinstance(tree, (list, tuple)):
         for part in tree:
-            yield from _parts(part)
+            yield from parts_of(part)
     elif isinstance(tree, dict):
         if tree and all(isinstance(key, int) for key in tree):
             for _, part in sorted(tree.items()):
-                yield from _parts(part)
+                yield from parts_of(part)
         elif "param_groups" in tree or "optimizer" in tree or "optimizer_state_dict" in tree:
             yield tree
 
 
-def _inner(part: dict[Any, Any]) -> dict[Any, Any]:
-    """The state dict of torch in a part."""
+def inner_of(part: dict[Any, Any]) -> dict[Any, Any]:
+    """The state dict of torch in an optimizer's part."""
     for key in ("optimizer", "optimizer_state_dict"):
         if isinstance(part.get(key), dict):
             return dict(part[key])
@@ -170,7 +171,7 @@ def _numbered(
         for number, parameter in zip(some, group, strict=True):
             for what, value in _dict(states[owner].get(number)).items():
                 if what == "step":
-                    steps.setdefault(_number(value), []).append(parameter.name)
+                    steps.setdefault(step_of(value), []).append(parameter.name)
                 elif isinstance(value, FileTensor) and value.shape == parameter.shape:
                     out.put(parameter, str(what), value)
                 elif isinstance(value, FileTensor):
@@ -202,7 +203,7 @@ def _shape(state: Any) -> Index | None:
     return shapes.pop() if len(shapes) == 1 else None
 
 
-def _number(value: Any) -> Any:
+def step_of(value: Any) -> Any:
     """A step: a number, or a tensor of one element, which is read (4 or 8 bytes)."""
     if not isinstance(value, FileTensor):
         return value

@@ -17,7 +17,7 @@ from msprobe_engine.checkpoint.megatron_ranks import DISTRIBUTED, WEIGHTS, Rank,
 from msprobe_engine.checkpoint.megatron_states import Key, distributed_states, states_of
 from msprobe_engine.checkpoint.plain import plain
 from msprobe_engine.checkpoint.stored import OPTIMIZER, OTHER, RANDOM, Checkpoint, StoredTensor, whole
-from msprobe_engine.checkpoint.torchfile import read_torch
+from msprobe_engine.checkpoint.torchfile import UnknownNameError, read_torch
 from msprobe_engine.checkpoint.torchpickle import FileTensor
 from msprobe_engine.errors import DumpFormatError
 
@@ -49,9 +49,9 @@ def read(path: Path, trust: Collection[str] = ()) -> Checkpoint:
         file = path / name / WEIGHTS
         try:
             trees[name] = read_rank(file, Rank(*numbers[:3]), trust)
+        except UnknownNameError:
+            raise
         except DumpFormatError as error:
-            if "--trust" in str(error):
-                raise
             checkpoint.problems.append(str(error))
     if not trees:
         raise DumpFormatError(f"{path}: no rank's {WEIGHTS} can be read. {checkpoint.problems[0]}")
@@ -103,8 +103,8 @@ def _check(path: Path, sizes: Sizes, found: Mapping[str, tuple[int, ...]], ranks
         for name in _SAME_EVERYWHERE:
             if tree.args and first.args and tree.args.get(name) != first.args.get(name):
                 raise DumpFormatError(
-                    f"{tree.path}: its args say {name} {tree.args.get(name)!r}, those of {first.path.parent.name} {first.args.get(name)!r}; "
-                    "files of two runs are mixed up"
+                    f"{tree.path}: its args say {name} {tree.args.get(name)!r}, those of {first.path.parent.name} "
+                    f"{first.args.get(name)!r}; files of two runs are mixed up"
                 )
         if tree.tree.get("iteration") != first.tree.get("iteration"):
             checkpoint.problems.append(
@@ -132,9 +132,9 @@ def _states(tree: RankFile, sizes: Sizes, trust: Collection[str], checkpoint: Ch
     if flat.exists():
         try:
             buffers = read_torch(flat, trust).tree
+        except UnknownNameError:
+            raise
         except DumpFormatError as error:
-            if "--trust" in str(error):
-                raise
             checkpoint.problems.append(str(error))
         else:
             checkpoint.files.append(flat)

@@ -1,7 +1,7 @@
 """Writes checkpoints of small GPTs with megatron-core on the CPU: ``megatron_writer.py DIRECTORY [NAME ...]``, a directory for each case.
 
 Weights and optimizer states follow from the name of a parameter and its place in the whole model: cases of one model hold the same
-numbers, whatever the layout. Files are made as Megatron's ``save_checkpoint`` makes them (megatron/training/checkpointing.py), by megatron-core's own
+numbers, whatever the layout. Files are made as Megatron's ``save_checkpoint`` (megatron/training/checkpointing.py) makes them, by megatron-core's own
 ``state_dict``, ``save_parameter_state`` and ``dist_checkpointing.save``. A process of its own, for the device shim.
 """
 
@@ -148,7 +148,8 @@ def write(case: Case, path: Path) -> None:
     from megatron.core.transformer import multi_latent_attention
 
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # the queue below is a process too
-    filesystem_async._results_queue = multiprocessing.Manager().Queue()  # Megatron's own begins with a new interpreter: seconds
+    if case.kind == "torch_dist":
+        filesystem_async._results_queue = multiprocessing.Manager().Queue()  # Megatron's own begins with a new interpreter: seconds
     multi_latent_attention.TELinear = ()  # it is asked for even where it is not installed
     mpu.initialize_model_parallel(
         case.tp,
