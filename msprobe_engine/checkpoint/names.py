@@ -7,10 +7,13 @@ apart (q, k and v; gate and up; stacked experts), both are cut to their common p
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Mapping as Mapping_
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from msprobe_engine.checkpoint.cuts import width_of
+from msprobe_engine.checkpoint.mapping_file import Mapping
+from msprobe_engine.checkpoint.names_mapped import mapped
 from msprobe_engine.checkpoint.names_model import Model
 from msprobe_engine.checkpoint.names_prefixes import is_computed_buffer
 from msprobe_engine.checkpoint.names_slots import Placed, place
@@ -83,34 +86,39 @@ def label(tensor: StoredTensor) -> str:
     return f"{tensor.key}[{tensor.part}]" if tensor.part else tensor.key
 
 
-def aligned(a: Checkpoint, b: Checkpoint, facts: dict[str, Any] | None = None) -> Alignment:
+def aligned(a: Checkpoint, b: Checkpoint, facts: dict[str, Any] | None = None, mapping: Mapping | None = None) -> Alignment:
     """The pairs of two checkpoints, whatever they call their tensors.
 
     Args:
         a, b: as read; nothing of their tensors is read here.
         facts: of the model, where the checkpoints do not say them (``heads``, ``kv_heads``, ``head_dim``, ``experts``, ``gated``,
             ``vocab``); they go before those of the checkpoints.
+        mapping: of a mapping file: names, facts and what is to be ignored.
+
+    Raises:
+        DumpFormatError: a rule of the mapping does not fit the shapes of the tensors it names.
     """
-    return _Aligning(a, b, facts or {}).run()
+    mapping = mapping or Mapping()
+    return _Aligning(a, b, mapping.facts | (facts or {}), mapping).run()
 
 
 class _Side:
     """One checkpoint, and what of it was paired."""
 
-    def __init__(self, letter: str, checkpoint: Checkpoint, other: Checkpoint, facts: dict[str, Any], leave: frozenset[str]) -> None:
-        self.letter, self.checkpoint = letter, checkpoint
-        self.left_groups = leave
-        self.model = Model(checkpoint, other, facts)
+    def __init__(self, letter: str, checkpoint: Checkpoint, model: Model, leave: Mapping_[str, str]) -> None:
+        self.letter, self.checkpoint, self.model, self.leave = letter, checkpoint, model, leave
         self.slots: dict[str, Placed] = {}
+        self.slots_of: dict[str, tuple[str, ...]] = {}
         self.done: set[str] = set()
         self._pieces: dict[str, StoredTensor] = {}
-        for tensor in checkpoint.tensors.values():
-            if tensor.group in leave:
+        for key, tensor in checkpoint.tensors.items():
+            if key in leave:
                 continue
             placed = place(tensor, self.model)
             if any(slot in self.slots for slot in placed.slots):
                 placed = Placed(tensor, (f"={label(tensor)}",))  # a second tensor of a slot: its own name is all there is
             self.slots.update(dict.fromkeys(placed.slots, placed))
+            self.slots_of[key] = placed.slots
         self.groups = {tensor.group for tensor in checkpoint.tensors.values()}
 
     def piece(self, slot: str) -> StoredTensor:
@@ -121,6 +129,10 @@ class _Side:
         if slot not in self._pieces:
             self._pieces.update(zip(placed.slots, placed.cut(placed.tensor)))
         return self._pieces[slot]
+
+    def take(self, tensor: StoredTensor) -> None:
+        """Count a tensor as paired."""
+        self.done.update(self.slots_of.get(label(tensor), ()))
 
     def left(self) -> Iterator[tuple[Placed, StoredTensor]]:
         """What was not paired: whole tensors, and the parts of those of which other parts were."""
@@ -136,13 +148,21 @@ class _Side:
 
 
 class _Aligning:
-    def __init__(self, a: Checkpoint, b: Checkpoint, facts: dict[str, Any]) -> None:
-        leave = frozenset({RANDOM}) if other_places(a, b) else frozenset()
-        self._a, self._b = _Side("a", a, b, facts, leave), _Side("b", b, a, facts, leave)
+    def __init__(self, a: Checkpoint, b: Checkpoint, facts: dict[str, Any], mapping: Mapping) -> None:
+        random = other_places(a, b)
+        self._a, self._b = (
+            _Side(letter, checkpoint, Model(checkpoint, other, facts), _left(checkpoint, random, mapping))
+            for letter, checkpoint, other in (("a", a, b), ("b", b, a))
+        )
+        self._mapping = mapping
         self._out = Alignment(models=(self._a.model, self._b.model))
         self._vocab = next((int(v) for v in (facts.get("vocab"), a.facts.get("vocab"), b.facts.get("vocab")) if v), 0)
 
     def run(self) -> Alignment:
+        for name, first, second in mapped(self._a.checkpoint, self._b.checkpoint, self._mapping, self._out.notes):
+            self._out.pairs.append(Pair(name, first.piece, second.piece, "by the mapping file"))
+            self._a.take(first.whole)
+            self._b.take(second.whole)
         self._same_names()
         self._stand_ins(self._a, self._b)
         self._stand_ins(self._b, self._a)
@@ -157,16 +177,15 @@ class _Aligning:
 
     def _same_names(self) -> None:
         """Tensors of one key and shape are each other, whatever the names mean."""
-        for placed in list(self._a.slots.values()):
-            other = self._b.checkpoint.tensors.get(label(placed.tensor))
-            if other is None or other.shape != placed.tensor.shape or not self._a.done.isdisjoint(placed.slots):
+        for key, slots in self._a.slots_of.items():
+            others = self._b.slots_of.get(key)
+            tensor, other = self._a.checkpoint.tensors[key], self._b.checkpoint.tensors.get(key)
+            if others is None or other is None or other.shape != tensor.shape:
                 continue
-            slots = next((p.slots for p in (self._b.slots.get(s) for s in placed.slots) if p is not None and p.tensor is other), None)
-            if slots is None:  # the other side gives the name another meaning
-                slots = place(other, self._b.model).slots
-            self._pair(placed.tensor, other)
-            self._a.done.update(placed.slots)
-            self._b.done.update(slots)
+            if self._a.done.isdisjoint(slots) and self._b.done.isdisjoint(others):
+                self._pair(tensor, other)
+                self._a.done.update(slots)
+                self._b.done.update(others)
 
     def _by_slot(self) -> None:
         for slot, mine in self._a.slots.items():
@@ -185,9 +204,8 @@ class _Aligning:
     def _alone(self, side: _Side, other: _Side, only: list[StoredTensor]) -> None:
         """What has no counterpart: missing, or left out with a reason."""
         reasons: dict[str, list[str]] = {}
-        left = [key for key, tensor in side.checkpoint.tensors.items() if tensor.group in side.left_groups]
-        if left:
-            reasons["random states of each rank; the other checkpoint is of other ranks"] = left
+        for key, reason in side.leave.items():
+            reasons.setdefault(reason, []).append(key)
         for placed, tensor in side.left():
             if tensor.group != MODEL and tensor.group not in other.groups:
                 reasons.setdefault(f"{other.checkpoint.path} holds no {_GROUPS[tensor.group]}", []).append(label(tensor))
@@ -243,3 +261,14 @@ class _Aligning:
 
 def _first(tensor: StoredTensor, n: int) -> StoredTensor:
     return tensor if tensor.shape[0] == n else rows(tensor, 0, n, width_of(tensor))
+
+
+def _left(checkpoint: Checkpoint, random: bool, mapping: Mapping) -> dict[str, str]:
+    """Keys of tensors that are left out from the start, with the reason."""
+    found = {}
+    for key, tensor in checkpoint.tensors.items():
+        if random and tensor.group == RANDOM:
+            found[key] = "random states of each rank; the other checkpoint is of other ranks"
+        elif mapping.ignores(tensor.name) or mapping.ignores(key):
+            found[key] = "the mapping file says so"
+    return found
