@@ -123,13 +123,16 @@ def start_group(box: Path) -> None:
 
 
 def write_config(directory: Path, level: str, **keys: Any) -> Path:
-    """A config.json as the existing tool has it, without a rank or step window unless given."""
+    """A config.json as the existing tool has it, without a rank or step window unless given. Several ranks may write one: it is there whole
+    or not at all."""
     section = {k: keys.pop(k) for k in ("scope", "list", "data_mode", "summary_mode", "tensor_list", "slice") if k in keys}
     document = {"task": "statistics", "dump_path": str(directory / "dump"), "rank": [], "step": [], "level": level, **keys}
     document[document["task"]] = section
     path = directory / "config.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document))
+    part = path.with_name(f"config.{os.getpid()}.json")
+    part.write_text(json.dumps(document))
+    os.replace(part, path)
     return path
 
 

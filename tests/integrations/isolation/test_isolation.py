@@ -29,7 +29,7 @@ from msprobe_integrations.torch.probe import TorchProbe
 
 pytestmark = pytest.mark.framework
 EVERY = os.environ.get("MSPROBE_EVERY_FAULT") == "1"
-STRIDE = 1 if EVERY else 200
+STRIDE = 1 if EVERY else 400
 FRAMEWORKS = {
     "DDP": ("torch.plain_loop", "PlainObserver", "backward"),
     "FSDP2": ("torch.plain_loop", "PlainObserver", "attach"),
