@@ -281,6 +281,19 @@ class GradProbeSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ConfigCheckSettings:
+    """What the run was started with, for ``msprobe config_check --compare``: in one pack beside the other files of the run."""
+
+    enabled: bool = _rule(
+        True, "write resolved settings, environment (no secrets), packages and switches when the training begins, if the run writes files"
+    )
+    path: str = _rule(
+        "", "the pack, ends in .zip; empty: <output_dir>/config_check_pack.zip. That of the run before stays as *.previous.zip"
+    )
+    weights: bool = _rule(True, "digests of the weights before the first step, too: they are read once")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ProbeSettings:
     """Root of ``probe.yaml``."""
 
@@ -295,4 +308,7 @@ class ProbeSettings:
     sinks: SinkSettings = field(default_factory=SinkSettings, metadata={"help": "where data goes", "section": SinkSettings})
     incident: IncidentSettings = field(
         default_factory=IncidentSettings, metadata={"help": "alert, then capture", "section": IncidentSettings}
+    )
+    config_check: ConfigCheckSettings = field(
+        default_factory=ConfigCheckSettings, metadata={"help": "what the run was started with", "section": ConfigCheckSettings}
     )

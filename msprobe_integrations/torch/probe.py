@@ -12,6 +12,7 @@ probe.close()
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -42,6 +43,7 @@ from msprobe_integrations.torch.patience import Patience
 from msprobe_integrations.torch.perturb import perturb
 from msprobe_integrations.torch.pipelining import StagePreparation
 from msprobe_integrations.torch.plans import Plans
+from msprobe_integrations.torch.run_config import RunConfig
 from msprobe_integrations.torch.wants import Wants
 
 
@@ -77,11 +79,13 @@ class TorchProbe:
         self._window = _window_of(m)
         self._due = False
         self._models: list[nn.Module] = []
+        self._optimizer: Any = None
         self._perturbed = False
         self._file: FollowedFile | None = None
         self.parameters = ParameterSide(self)
         self._advice = Advice(self)
         self._overflow = NpuOverflow()
+        self._run_config = RunConfig(settings)
         self.pipeline.listeners.append(self._advice.on_frame)
         self.plans = Plans(self.session)
         self._attempts: Attempts | None = None
@@ -156,7 +160,7 @@ class TorchProbe:
             find: what finds the `ParameterSource` of an optimizer; None: `find_source`.
         """
         with self.guard("attach"):
-            self._models = chunks_of(models, optimizer)
+            self._models, self._optimizer = chunks_of(models, optimizer), optimizer
             self._perturb()
             self._stages.install()
             one = self._models if len(self._models) > 1 else self._models[0]
@@ -175,7 +179,7 @@ class TorchProbe:
     def detach(self) -> None:
         """Let go of models and optimizers, between two steps: until the next `attach` nothing here holds them."""
         with self.guard("attach"):
-            self._models = []
+            self._models, self._optimizer = [], None
             self.plans.attach([])
             if self._watch is not None:
                 self._watch.detach()
@@ -245,6 +249,8 @@ class TorchProbe:
             self._said = True
             self.session.say_what_is_on()
         self._membership.look()
+        with self.guard("config check"):
+            self._run_config.begin(self._models, self._optimizer, step, sys._getframe(1))
         self._due = self._window is not None and self._window.wanted(step, self._membership.rank)
         self.parameters.begin_step(self._due)
         if self._paused or not self.faults.enabled("capture"):
@@ -399,6 +405,7 @@ class TorchProbe:
         yield from (self.parameters.remove, self._stages.remove)
         if self._attempts is not None:
             yield self._attempts.close
+        yield lambda: self._run_config.close(exits.left() / 4)
         yield self.drain
         yield lambda: self.parameters.finish(self._patience.left())
         yield from (self.session.close, self._membership.close, self.parameters.close)
