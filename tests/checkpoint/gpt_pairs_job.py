@@ -82,7 +82,9 @@ def run(name: str, directory: Path) -> dict[str, Any]:
         before = logits(model, tokens)
         model.load_state_dict({k: torch.from_numpy(array_of(t)) for k, t in mine.tensors.items()}, strict=False)
         after = logits(model, tokens)
+    write_megatron(directory / "megatron_run", model, config)
     return {
+        "gradients": gradients(source, model, tokens, directory, facts),
         "before": float((before - expected).abs().max()),
         "after": float((after - expected).abs().max()),
         "size": float(expected.abs().max()),
@@ -92,6 +94,42 @@ def run(name: str, directory: Path) -> dict[str, Any]:
         "left_out": [[left.side, *left.names, left.reason] for left in found.left_out],
         "notes": found.notes,
     }
+
+
+def gradients(source: Any, model: Any, tokens: Any, directory: Path, facts: dict[str, Any]) -> dict[str, Any]:
+    """Gradients of one loss, as an optimizer's state of both models: how far the pairs are apart, and what is not in one."""
+    import numpy as np
+    from stored_arrays import array_of, checkpoint_of
+
+    from msprobe_engine.checkpoint.names import aligned
+
+    sides = []
+    for side, outputs in ((model, logits(model, tokens)), (source, source(tokens).logits)):
+        outputs.square().mean().backward()
+        found = {f"exp_avg|{key}": p.grad.numpy() for key, p in side.named_parameters() if p.grad is not None}
+        sides.append(checkpoint_of(found, directory / f"gradients{len(sides)}", facts))
+    found = aligned(*sides)
+    values = [(array_of(pair.a), array_of(pair.b)) for pair in found.pairs]
+    noise = 1e-3 * max(float(np.abs(b).max()) for _, b in values)  # the gradient of a bias of keys is 0 but for rounding
+    apart = [float(np.abs(a - b).max() / (np.abs(b).max() + noise)) for a, b in values]
+    return {"pairs": len(apart), "apart": max(apart), "only": [t.key for t in (*found.only_a, *found.only_b)]}
+
+
+def write_megatron(directory: Path, model: Any, config: Any) -> None:
+    """The checkpoint that Megatron's ``save_checkpoint`` writes with ``--ckpt-format torch`` on one rank, without an optimizer."""
+    from argparse import Namespace
+
+    import torch
+
+    made = model.config
+    args = Namespace(**{key: value for key, value in vars(made).items() if isinstance(value, int | float | str | bool)})
+    args.swiglu, args.num_experts, args.group_query_attention = made.gated_linear_unit, made.num_moe_experts, True
+    args.untie_embeddings_and_output_weights = not model.share_embeddings_and_output_weights
+    args.vocab_size = args.padded_vocab_size = config.vocab_size
+    file = directory / "iter_0000001" / "mp_rank_00" / "model_optim_rng.pt"
+    file.parent.mkdir(parents=True)
+    torch.save({"args": args, "checkpoint_version": 3.0, "iteration": 1, "model": model.state_dict_for_save_checkpoint()}, file)
+    (directory / "latest_checkpointed_iteration.txt").write_text("1")
 
 
 def saved(directory: Path) -> dict[str, Any]:

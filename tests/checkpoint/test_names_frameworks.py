@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from stored_arrays import array_of, checkpoint_of, fill
 
+from msprobe_engine.checkpoint.diff import Options, diff
 from msprobe_engine.checkpoint.names import aligned
 
 JOB = Path(__file__).with_name("gpt_pairs_job.py")
@@ -34,6 +35,24 @@ def test_weights_that_go_over_by_the_pairs_give_the_same_logits(proven: tuple[Pa
     assert seen["before"] > 0.1 * seen["size"]
     assert seen["after"] < 1e-5 * seen["size"]
     assert (seen["only_a"], seen["only_b"], seen["left_out"]) == ([], [], [])
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_states_of_an_optimizer_are_cut_as_their_parameters(proven: tuple[Path, dict[str, Any]], model: str) -> None:
+    """Gradients of one loss, kept as a state: those of a fused projection are the other model's, part by part."""
+    seen = proven[1][model]["gradients"]
+    assert seen["only"] == []
+    assert seen["apart"] < 1e-3
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_megatron_checkpoint_is_equal_to_the_snapshot_of_transformers(proven: tuple[Path, dict[str, Any]], model: str) -> None:
+    """Files of both, read with what they themselves say of the model: no difference, and nothing missing, from either side."""
+    megatron, snapshot = proven[0] / model / "megatron_run", proven[0] / model / "hf"
+    for a, b in ((megatron, snapshot), (snapshot, megatron)):
+        found = diff(a, b, Options(memory_mb=256, workers=1))
+        assert found.verdict().startswith("equal: "), found.verdict()
+        assert found.code == 0
 
 
 @pytest.mark.parametrize("model", ["mixtral", "qwen2-moe", "qwen3-moe", "deepseek"])
