@@ -60,12 +60,15 @@ class _Comparison:
         self.out = Settled()
         self.reported: set[str] = set()
         self.lost = 0
+        self.dropped: list[str] = []
         self.quantities: dict[str, tuple[Quantity | None, Quantity | None]] = {}
 
     def settled(self) -> Settled:
         mine, theirs = dict(self.bench.settings), dict(self.cmp.settings)
         for name in [name for name in mine if name in theirs]:
             self._pair(name, mine.pop(name), theirs.pop(name))
+        self._drop_floats(mine, self.cmp)
+        self._drop_floats(theirs, self.bench)
         self._by_terms(mine, theirs)
         self._computed()
         self._defaults()
@@ -78,6 +81,11 @@ class _Comparison:
             self.out.notes += [f"{who}: {text}; the first counts" for text in side.conflicts.values()]
         if self.lost:
             self.out.notes.append(f"{self.lost} settings of {self.file} are null in a pack of the existing tool, which cannot hold them")
+        if self.dropped:
+            self.out.notes.append(
+                f"{', '.join(self.dropped)}: not compared, the other pack has no number with a fraction at all; version 8.1.1 of the "
+                "existing tool does not keep those of YAML files: take that pack again"
+            )
         return self.out
 
     # -- 1: one name -------------------------------------------------------------------------------------------------------------------
@@ -110,6 +118,11 @@ class _Comparison:
     def _is_lost(self, x: object, y: object) -> bool:
         """Null of a format that cannot hold the value says nothing about a text or an object."""
         return (x is None and self.bench.opaque and isinstance(y, str)) or (y is None and self.cmp.opaque and isinstance(x, str))
+
+    def _drop_floats(self, left: dict[str, Setting], other: Side) -> None:
+        """Numbers of settings files that the other side's collector may have lost say nothing when they are missing there."""
+        for name in [name for name, one in left.items() if other.no_floats and isinstance(one.value, float)]:
+            self.dropped.append(left.pop(name).name)
 
     # -- 2: one term -------------------------------------------------------------------------------------------------------------------
 

@@ -71,7 +71,9 @@ class PackSide:
     def settings(self, file: str, by_rank: bool) -> dict[int, Side]:
         """The settings of a file: by rank where both packs know them so, else one for all ranks."""
         if file == STATIC_FILE:
-            return {NO_RANK: self._side(self._static())}
+            found = self._static()
+            floats = any(isinstance(one.value, float) for one in found)
+            return {NO_RANK: self._side(found, no_floats=not self.pack.ours and not floats)}
         ranks = self.pack.by_rank("hyperparameters")
         if ranks and (by_rank or entries.DYNAMIC not in self.pack):
             sides: dict[int, Side] = {}
@@ -91,8 +93,8 @@ class PackSide:
         """Were they collected rank by rank?"""
         return bool(self.pack.by_rank("hyperparameters"))
 
-    def _side(self, settings: list[Setting], opaque: bool = False) -> Side:
-        return Side(settings, world_size=self.world_size, versions=self.versions, opaque=opaque)
+    def _side(self, settings: list[Setting], opaque: bool = False, no_floats: bool = False) -> Side:
+        return Side(settings, world_size=self.world_size, versions=self.versions, opaque=opaque, no_floats=no_floats)
 
     def _static(self) -> list[Setting]:
         values = self.static.get("values")

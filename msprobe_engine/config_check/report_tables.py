@@ -77,7 +77,7 @@ def _cells(one: Difference) -> tuple[Any, ...]:
         return one.name, one.bench, one.cmp, one.verdict
     if one.sheet == d.SYSTEM:
         return one.name, one.bench, one.cmp, one.verdict
-    return one.file, one.bench_name, one.cmp_name, one.bench, one.cmp, one.matched or None, one.verdict
+    return one.file, one.bench_name, one.cmp_name, one.bench or None, one.cmp or None, one.matched or None, one.verdict
 
 
 def _added(one: Difference) -> tuple[Any, ...]:

@@ -62,6 +62,7 @@ class Side:
         world_size: of the job; None: not known.
         versions: installed packages.
         opaque: the collector wrote null for what its format cannot hold (the existing tool's dynamic file).
+        no_floats: the collector may have dropped numbers with a fraction (version 8.1.1, of YAML files).
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Side:
         world_size: int | None = None,
         versions: Mapping[str, str] | None = None,
         opaque: bool = False,
+        no_floats: bool = False,
     ) -> None:
         self.terms = known_terms()
         self.settings: dict[str, Setting] = {}
@@ -81,6 +83,7 @@ class Side:
         self.world_size = world_size
         self.versions = versions or {}
         self.opaque = opaque
+        self.no_floats = no_floats
         self.frameworks = self._frameworks()
         self.conflicts: dict[str, str] = {}
         self._terms: dict[str, list[tuple[Alias, Setting]]] = {}
