@@ -37,7 +37,7 @@ class Launch:
     """One command that starts a training, as the shell would start it.
 
     Attributes:
-        launcher: ``torchrun``, ``deepspeed``, ``accelerate``, ``msrun``, ``srun``, ``mpirun``, ``python``, ... the innermost that starts ranks.
+        launcher: ``torchrun``, ``deepspeed``, ``accelerate``, ``msrun``, ``srun``, ``mpirun``, ``python``: the innermost that starts ranks.
         program: the script or module that is trained with.
         argv: the whole command, word by word; what is not known stands as in the script.
         env: variables of its environment that the script sets.

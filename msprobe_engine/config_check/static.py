@@ -17,7 +17,7 @@ def collect_static(
 
     Args:
         paths: the files; those that they name (sourced scripts, ``--deepspeed x.json``, ``--config_file``) are read too.
-        environment: the variables the script would start with; None: not known, so a variable that has no default in the script is not known.
+        environment: the variables the script would start with; None: not known, so a variable without a default in the script is not known.
         arguments: what would stand behind the script on its command line; None: not known.
 
     Raises:

@@ -1,0 +1,240 @@
+"""Commands that the shell has in itself: what they set, and where they lead; nothing more."""
+
+from __future__ import annotations
+
+import os.path
+import re
+
+from msprobe_engine.config_check.shell import conditions, printing, sums
+from msprobe_engine.config_check.shell.assignments import declare, unset
+from msprobe_engine.config_check.shell.call import Builtin, Call, Status
+from msprobe_engine.config_check.shell.expand import WHITESPACE, NotKnown, cut
+from msprobe_engine.config_check.shell.flow import Break, Exit, Return
+from msprobe_engine.config_check.shell.syntax import Literal, Word
+from msprobe_engine.config_check.shell.values import Known, Place, State, Text, Unknown, known, shown
+
+_ASKING = frozenset("grep egrep fgrep which type hash ls find curl wget ping pgrep nvidia-smi npu-smi diff cmp git kill".split())  # noqa: SIM905
+"""Commands that are used to ask something; how they end is known only to a run. Others are taken to do what they are there for."""
+
+
+def external_status(fields: list[Text]) -> Status:
+    """How a started command ends: well, unless it is one of those that ask."""
+    name = shown(fields[0]).rpartition("/")[2]
+    inline = name.startswith("python") and len(fields) > 1 and shown(fields[1]) in ("-c", "-")
+    return None if inline or name in _ASKING else True
+
+
+def _set(call: Call) -> Status:
+    words = [shown(field) for field in call.fields]
+    i = 1
+    while i < len(words) and words[i].startswith(("-", "+")) and words[i] != "--":
+        word = words[i]
+        option = ""
+        if "o" in word[1:] and i + 1 < len(words):
+            i += 1
+            option = words[i]
+        if "a" in word[1:] or option == "allexport":
+            call.state.allexport = word[0] == "-"
+        i += 1
+    if i < len(words):
+        listed = call.fields[i + (words[i] == "--") :]
+        unsure = any(isinstance(piece, Unknown) and piece.many for text in listed for piece in text)
+        call.state.positional = None if unsure else tuple(listed)
+    return True
+
+
+def _shift(call: Call) -> Status:
+    count = known(call.fields[1]) if len(call.fields) > 1 else "1"
+    if call.state.positional is None:
+        return True
+    if count is None or not count.isdigit():
+        call.state.positional = None
+        return None
+    if int(count) > len(call.state.positional):
+        return False
+    call.state.positional = call.state.positional[int(count) :]
+    return True
+
+
+def _exit(call: Call) -> Status:
+    raise Exit(_code(call.fields, call.state))
+
+
+def _return(call: Call) -> Status:
+    raise Return(_code(call.fields, call.state))
+
+
+def _code(fields: list[Text], state: State) -> Status:
+    if len(fields) < 2:
+        return state.status
+    code = known(fields[1])
+    return None if code is None else code == "0"
+
+
+def _break(call: Call) -> Status:
+    count = known(call.fields[1]) if len(call.fields) > 1 else "1"
+    raise Break(int(count) if count and count.isdigit() and len(count) < 4 else 1, shown(call.fields[0]) == "continue")
+
+
+def _exec(call: Call) -> Status:
+    if len(call.fields) == 1:
+        return True
+    raise Exit(call.evaluator.command(call.fields[1:], [], {}, call.state, call.at))
+
+
+def _command(call: Call) -> Status:
+    if len(call.fields) > 1 and shown(call.fields[1]) in ("-v", "-V"):
+        call.evaluator.unknown_output("command -v", call.at)
+        return None
+    rest = [field for i, field in enumerate(call.fields[1:]) if i or shown(field) != "-p"]
+    return call.evaluator.command(rest, [], {}, call.state, call.at) if rest else True
+
+
+def _eval(call: Call) -> Status:
+    texts = [known(field) for field in call.fields[1:]]
+    if any(text is None for text in texts):
+        absent = all(not isinstance(piece, Unknown) or piece.absent for field in call.fields[1:] for piece in field)
+        texts = [call.evaluator.expander.assumed(field) for field in call.fields[1:]] if absent else texts
+    if any(text is None for text in texts):
+        line = _rejoined(call.fields[1:])
+        if line is not None:
+            return call.evaluator.command(line, [], {}, call.state, call.at)
+        call.evaluator.context.note(call.at, "'eval' of a text that is not known is not read")
+        return None
+    call.evaluator.script(" ".join(text or "" for text in texts), call.at.file, call.state, call.at.line)
+    return call.state.status
+
+
+def _rejoined(fields: list[Text]) -> list[Text] | None:
+    """The words of a command line that is not known in some places: split at the blanks of what is known, if nothing in it is quoted."""
+    pieces = [piece for i, field in enumerate(fields) for piece in ((Known(" ", Place("", 0)), *field) if i else field)]
+    if any(isinstance(piece, Known) and re.search(r"[;&|<>()'\"\\$`\n]", piece.text) for piece in pieces):
+        return None
+    words: list[list[Known | Unknown]] = [[]]
+    for piece in pieces:
+        if isinstance(piece, Unknown):
+            words[-1].append(piece)
+            continue
+        for kind, text in cut(piece.text, WHITESPACE):
+            if kind == "end":
+                words.append([])
+            else:
+                words[-1].append(Known(text, piece.at))
+    return [tuple(word) for word in words if word] or None
+
+
+def _source(call: Call) -> Status:
+    if len(call.fields) < 2:
+        return False
+    path = known(call.fields[1])
+    found = call.evaluator.find(path, call.state, call.at) if path is not None else None
+    if found is None:
+        if path is None:
+            call.evaluator.context.note(call.at, f"the sourced file {shown(call.fields[1])} is not known; what it sets is not read")
+        return True
+    positional = call.state.positional
+    if len(call.fields) > 2:
+        call.state.positional = tuple(call.fields[2:])
+    try:
+        call.evaluator.script(found[0], found[1], call.state)
+    except Return as leave:
+        return leave.status
+    finally:
+        if len(call.fields) > 2:
+            call.state.positional = positional
+    return True
+
+
+def _cd(call: Call) -> Status:
+    words = [field for field in call.fields[1:] if not shown(field).startswith("-")]
+    path = known(words[0]) if words else None
+    if path is None:
+        call.state.directory = None
+    elif os.path.isabs(path):
+        call.state.directory = os.path.normpath(path)
+    else:
+        base = call.state.directory
+        call.state.directory = os.path.normpath(os.path.join(base, path)) if base is not None else _from_here(path, call.at)
+    return True
+
+
+def _from_here(path: str, at: Place) -> str | None:
+    """A relative directory without a known working directory: only a path of the script itself, as it was given, can be found."""
+    if path == os.path.dirname(at.file) or (path == "." and not os.path.dirname(at.file)):
+        return os.path.abspath(path)
+    return None
+
+
+def _let(call: Call) -> Status:
+    status: Status = None
+    for field in call.fields[1:]:
+        text = known(field)
+        try:
+            status = (
+                None
+                if text is None
+                else call.evaluator.expander.number(Word((Literal(text, call.at.line),), call.at.line), call.state) != 0
+            )
+        except (NotKnown, sums.SumError):
+            status = None
+    return status
+
+
+def _bracket(call: Call) -> Status:
+    operands = call.fields[1:]
+    if shown(call.fields[0]) == "[":
+        if not operands or shown(operands[-1]) != "]":
+            return False
+        operands = operands[:-1]
+    return conditions.bracket(operands, call.evaluator.expander, call.state)
+
+
+def _getopts(call: Call) -> Status:
+    if not call.state.positional:
+        if call.state.positional is None:
+            call.evaluator.context.note(call.at, "the options of the script are not given; taken as none")
+        return False
+    return None
+
+
+def _constant(status: Status) -> Builtin:
+    def act(call: Call) -> Status:  # noqa: ARG001 - has the form of all
+        return status
+
+    return act
+
+
+TABLE: dict[str, Builtin] = {
+    **dict.fromkeys(("export", "declare", "typeset", "local", "readonly"), declare),
+    **dict.fromkeys(
+        (":", "true", "shopt", "ulimit", "trap", "wait", "alias", "unalias", "umask", "sleep", "bg", "fg", "disown", "bind"),
+        _constant(True),
+    ),
+    "false": _constant(False),
+    "unset": unset,
+    "set": _set,
+    "shift": _shift,
+    "exit": _exit,
+    "return": _return,
+    **dict.fromkeys(("break", "continue"), _break),
+    "exec": _exec,
+    **dict.fromkeys(("command", "builtin"), _command),
+    "eval": _eval,
+    **dict.fromkeys(("source", "."), _source),
+    **dict.fromkeys(("cd", "pushd"), _cd),
+    "echo": printing.echo,
+    "printf": printing.printf,
+    "read": printing.read,
+    **dict.fromkeys(("mapfile", "readarray"), printing.read_lines),
+    "cat": printing.cat,
+    "tee": printing.tee,
+    "dirname": printing.path_word(printing.directory_of),
+    "basename": printing.basename,
+    **dict.fromkeys(("realpath", "readlink"), printing.path_word(printing.real)),
+    "pwd": printing.path_word(printing.pwd),
+    "seq": printing.seq,
+    "expr": printing.expr,
+    "let": _let,
+    **dict.fromkeys(("[", "test"), _bracket),
+    "getopts": _getopts,
+}

@@ -1,0 +1,214 @@
+"""Arithmetic of the shell: integers of 64 bits, variables, assignments. Nothing is evaluated as Python."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+_TOKEN = re.compile(
+    r"\s*(?:(\d+#[0-9A-Za-z@_]+|0[xX][0-9A-Fa-f]+|\d+)|([A-Za-z_]\w*)|(\*\*|<<=|>>=|<<|>>|<=|>=|==|!=|&&|\|\||\+\+|--|[-+*/%&|^]=|[-+*/%<>!~&|^?:=(),]))"
+)
+_BINARY = [("||",), ("&&",), ("|",), ("^",), ("&",), ("==", "!="), ("<=", ">=", "<", ">"), ("<<", ">>"), ("+", "-"), ("*", "/", "%")]
+_ASSIGNING = ("=", "+=", "-=", "*=", "/=", "%=", "<<=", ">>=", "&=", "|=", "^=")
+MAX_TOKENS = 10_000
+MAX_DEPTH = 20
+
+
+class SumError(Exception):
+    """The expression is none, or divides by zero; the message is a phrase."""
+
+
+def wrapped(number: int) -> int:
+    """As a signed integer of 64 bits."""
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def value(expression: str, get: Callable[[str], str], put: Callable[[str, int], None]) -> int:
+    """The value of an expression.
+
+    Args:
+        get: the text of a variable, empty where it is unset; may raise.
+        put: sets a variable.
+
+    Raises:
+        SumError: it is no expression.
+    """
+    return _Sum(expression, get, put).all()
+
+
+class _Sum:
+    def __init__(self, expression: str, get: Callable[[str], str], put: Callable[[str, int], None], depth: int = 0) -> None:
+        self._get, self._put, self._depth = get, put, depth
+        self._tokens: list[str] = []
+        self._at = 0
+        pos, text = 0, expression.strip()
+        while pos < len(text):
+            match = _TOKEN.match(text, pos)
+            if match is None or len(self._tokens) > MAX_TOKENS:
+                raise SumError(f"'{text[pos : pos + 20]}' is no arithmetic")
+            self._tokens.append(match[0].strip())
+            pos = match.end()
+
+    def all(self) -> int:
+        if not self._tokens:
+            return 0
+        result = self._comma()
+        if self._at < len(self._tokens):
+            raise SumError(f"'{self._tokens[self._at]}' is not expected")
+        return result
+
+    def _take(self, *allowed: str) -> str:
+        if self._at < len(self._tokens) and self._tokens[self._at] in allowed:
+            self._at += 1
+            return self._tokens[self._at - 1]
+        return ""
+
+    def _comma(self) -> int:
+        result = self._assignment()
+        while self._take(","):
+            result = self._assignment()
+        return result
+
+    def _assignment(self) -> int:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise SumError("nested too deep")
+        try:
+            name = self._tokens[self._at] if self._at < len(self._tokens) else ""
+            operator = self._tokens[self._at + 1] if self._at + 1 < len(self._tokens) else ""
+            if re.match(r"[A-Za-z_]", name) and operator in _ASSIGNING:
+                self._at += 2
+                right = self._assignment()
+                result = right if operator == "=" else _combined(operator[:-1], self._variable(name), right)
+                self._put(name, result)
+                return result
+            return self._choice()
+        finally:
+            self._depth -= 1
+
+    def _choice(self) -> int:
+        condition = self._binary(0)
+        if not self._take("?"):
+            return condition
+        get, put = self._get, self._put
+        self._put = put if condition else _ignored
+        first = self._assignment()
+        if not self._take(":"):
+            raise SumError("':' is missing")
+        self._put = _ignored if condition else put
+        second = self._assignment()
+        self._get, self._put = get, put
+        return first if condition else second
+
+    def _binary(self, level: int) -> int:
+        if level == len(_BINARY):
+            return self._power()
+        left = self._binary(level + 1)
+        while operator := self._take(*_BINARY[level]):
+            put = self._put
+            skipped = (operator == "&&" and not left) or (operator == "||" and bool(left))
+            if skipped:
+                self._put = _ignored
+            right = self._binary(level + 1)
+            self._put = put
+            left = int(bool(left)) if skipped else _combined(operator, left, right)
+        return left
+
+    def _power(self) -> int:
+        base = self._unary()
+        if not self._take("**"):
+            return base
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise SumError("nested too deep")
+        exponent = self._power()
+        self._depth -= 1
+        if exponent < 0:
+            raise SumError("the exponent is below zero")
+        return wrapped(pow(base, exponent, 1 << 64))
+
+    def _unary(self) -> int:
+        signs = []
+        while operator := self._take("++", "--", "+", "-", "!", "~"):
+            if operator in ("++", "--") and self._at < len(self._tokens) and re.match(r"[A-Za-z_]", self._tokens[self._at]):
+                name = self._tokens[self._at]
+                self._put(name, wrapped(self._variable(name) + (1 if operator == "++" else -1)))
+                break
+            signs.append(operator)
+        result = self._atom()
+        for sign in reversed(signs):
+            result = {"-": -result, "!": int(not result), "~": ~result}.get(sign, result)
+        return wrapped(result)
+
+    def _atom(self) -> int:
+        if self._take("("):
+            result = self._comma()
+            if not self._take(")"):
+                raise SumError("')' is missing")
+            return result
+        if self._at >= len(self._tokens):
+            raise SumError("the expression ends early")
+        token = self._tokens[self._at]
+        self._at += 1
+        if token[0].isdigit():
+            return _number(token)
+        if not re.match(r"[A-Za-z_]", token):
+            raise SumError(f"'{token}' is not expected")
+        result = self._variable(token)
+        if operator := self._take("++", "--"):
+            self._put(token, wrapped(result + (1 if operator == "++" else -1)))
+        return result
+
+    def _variable(self, name: str) -> int:
+        """Its value; a value that is an expression is evaluated, as bash does."""
+        text = self._get(name).strip()
+        if re.fullmatch(r"-?[1-9]\d{0,17}|0|", text):
+            return int(text or 0)
+        if self._depth >= MAX_DEPTH - 1:
+            raise SumError("variables that name each other")
+        return _Sum(text, self._get, self._put, self._depth + 2).all()
+
+
+def _ignored(name: str, number: int) -> None:
+    """Assignments of a branch that is not taken."""
+
+
+def _number(token: str) -> int:
+    try:
+        if "#" in token:
+            base, _, digits = token.partition("#")
+            if not 2 <= int(base) <= 36:
+                raise SumError(f"the base of '{token}' is not from 2 to 36")
+            return wrapped(int(digits, int(base)))
+        if token[:2] in ("0x", "0X"):
+            return wrapped(int(token, 16))
+        return wrapped(int(token, 8) if token.startswith("0") else int(token))
+    except ValueError:
+        raise SumError(f"'{token[:40]}' is no number") from None
+
+
+def _combined(operator: str, a: int, b: int) -> int:
+    if operator in ("/", "%"):
+        if b == 0:
+            raise SumError("division by zero")
+        quotient = abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+        return wrapped(quotient if operator == "/" else a - b * quotient)
+    results: dict[str, Callable[[], int]] = {
+        "||": lambda: int(bool(a) or bool(b)),
+        "&&": lambda: int(bool(a) and bool(b)),
+        "|": lambda: a | b,
+        "^": lambda: a ^ b,
+        "&": lambda: a & b,
+        "==": lambda: int(a == b),
+        "!=": lambda: int(a != b),
+        "<=": lambda: int(a <= b),
+        ">=": lambda: int(a >= b),
+        "<": lambda: int(a < b),
+        ">": lambda: int(a > b),
+        "<<": lambda: a << (b % 64),
+        ">>": lambda: a >> (b % 64),
+        "+": lambda: a + b,
+        "-": lambda: a - b,
+        "*": lambda: a * b,
+    }
+    return wrapped(results[operator]())
