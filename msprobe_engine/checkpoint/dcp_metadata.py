@@ -16,7 +16,7 @@ from msprobe_engine.checkpoint.inert import Inert, Named, attributes
 from msprobe_engine.checkpoint.stored import Box, Index
 from msprobe_engine.checkpoint.torchfile import FileTensor, UnknownNameError, read_torch, regions
 from msprobe_engine.dump.dtypes import item_size
-from msprobe_engine.dump.ptparts import is_size
+from msprobe_engine.dump.ptparts import is_size, shown
 from msprobe_engine.errors import DumpFormatError
 from msprobe_engine.log import one_line
 
@@ -147,17 +147,17 @@ def _add_entry(out: Metadata, key: str, entry: Any, items: dict[tuple[str, Index
     dtype = kind.name.removeprefix("torch.") if isinstance(kind, Named) else ""
     shape, chunks = found.get("size"), found["chunks"]
     if not _is_index(shape) or not isinstance(chunks, list) or item_size(dtype) is None:
-        out.problems.append(f"{path}: {key} is {dtype or 'of no type'} with shape {str(shape)[:80]}, which cannot be; it is not read")
+        out.problems.append(f"{path}: {key} is {dtype or 'of no type'} with shape {shown(shape)}, which cannot be; it is not read")
         return
     pieces: list[Chunk] = []
     for chunk in chunks:
         place = attributes(chunk)
         offsets, sizes = place.get("offsets"), place.get("sizes")
         if not _is_index(offsets) or not _is_index(sizes) or not len(offsets) == len(sizes) == len(shape):
-            out.problems.append(f"{path}: {key} has a piece at {str(offsets)[:60]} of {str(sizes)[:60]}, which cannot be")
+            out.problems.append(f"{path}: {key} has a piece at {shown(offsets)} of {shown(sizes)}, which cannot be")
             continue
         if any(o + n > whole for o, n, whole in zip(offsets, sizes, shape)):
-            out.problems.append(f"{path}: {key} has a piece at {str(offsets)[:60]} of {str(sizes)[:60]}, outside its shape {list(shape)}")
+            out.problems.append(f"{path}: {key} has a piece at {shown(offsets)} of {shown(sizes)}, outside its shape {list(shape)}")
             continue
         pieces.append(Chunk(offsets, sizes, items.get((key, offsets))))
     out.tensors[key] = TensorEntry(shape, dtype, pieces)

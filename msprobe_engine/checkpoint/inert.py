@@ -119,6 +119,9 @@ class Inert:
     items: dict[Any, Any] = field(default_factory=dict)
     elements: list[Any] = field(default_factory=list)
 
+    def __repr__(self) -> str:  # its parts may be nested without end
+        return f"<{self.cls}>"
+
 
 def full_name(module: str, name: str) -> str:
     """``module.name`` with today's name of the module."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from typing import Any
+from pathlib import PurePosixPath
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,8 @@ _MAX_NODES = 1_000_000
 _MAX_DEPTH = 100
 _LONG = 64
 """Longer lists of numbers or text, arrays and bytes are one value: their length and a digest."""
+_MOST_SPELLED = 10_000
+_LONGEST_TEXT = 500
 _SCALARS = (bool, int, float, str, complex, type(None))
 
 
@@ -97,7 +99,7 @@ def _inside(value: Inert) -> list[tuple[str, Any]] | None:
 
 
 def _key(key: Any) -> str:
-    return key if isinstance(key, str) else text_of(key) if not isinstance(key, (int, float, bool)) else str(key)
+    return key if isinstance(key, str) else str(key) if isinstance(key, (int, float, bool)) else _spelled(key)
 
 
 def text_of(value: Any) -> Any:
@@ -112,16 +114,51 @@ def text_of(value: Any) -> Any:
         items = list(value) if isinstance(value, (list, tuple)) else sorted(value, key=repr)
         if len(items) <= _LONG:
             return [item if isinstance(item, _SCALARS) else text_of(item) for item in items]
-        return f"list[{len(items)}] {_digest(*(repr(item).encode() for item in items))}"
+        return f"list[{len(items)}] {_digest(*(repr(item).encode('utf-8', 'surrogatepass') for item in items))}"
     if isinstance(value, Inert):
-        return f"{value.cls}({', '.join(_argument(item) for item in value.args)})"
+        if value.cls.startswith("pathlib.") and all(type(part) is str for part in value.args):
+            return str(PurePosixPath(*value.args))
+        return _spelled(value)
     if isinstance(value, Storage):
         return f"storage[{value.nbytes}]"
     return str(value)
 
 
-def _argument(value: Any) -> str:
-    return repr(value)[:200] if isinstance(value, _SCALARS) else str(text_of(value))[:200]
+class _Mark(NamedTuple):
+    """Text between the parts of a value."""
+
+    text: str
+
+
+def _spelled(value: Any) -> str:
+    """An object and what it would be called with: ``torch.device('cpu')``; without recursion, for it may be nested however deep."""
+    out: list[str] = []
+    waiting: list[Any] = [value]
+    nodes = 0
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, _Mark):
+            out.append(part.text)
+            continue
+        nodes += 1
+        if nodes > _MOST_SPELLED:
+            out.append(" ... (the rest is not compared)")
+            break
+        if isinstance(part, Inert):
+            opening, items = f"{part.cls}(", list(part.args)
+        elif isinstance(part, dict):
+            opening, items = "{(", [half for pair in part.items() for half in pair]
+        elif isinstance(part, (list, tuple)) and not isinstance(part, Named):
+            opening, items = "(", list(part)
+        else:
+            out.append(repr(part) if isinstance(part, _SCALARS) else str(text_of(part)))
+            continue
+        out.append(opening)
+        waiting.append(_Mark(")"))
+        for number, item in enumerate(reversed(items)):
+            waiting.extend((item,) if number == len(items) - 1 else (item, _Mark(", ")))
+    text = "".join(out)
+    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]} ... {_digest(text.encode('utf-8', 'surrogatepass'))}"
 
 
 def _digest(*parts: bytes) -> str:
@@ -130,16 +167,3 @@ def _digest(*parts: bytes) -> str:
         found.update(len(part).to_bytes(8, "little"))
         found.update(part)
     return f"sha256:{found.hexdigest()[:32]}"
-
-
-def walk(tree: Any) -> Iterator[Any]:
-    """All objects of a tree, containers too, each once."""
-    waiting, seen = [tree], set()
-    while waiting:
-        value = waiting.pop()
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        yield value
-        if not isinstance(value, (*_SCALARS, FileTensor)):
-            waiting.extend(child for _, child in _children(value) or ())

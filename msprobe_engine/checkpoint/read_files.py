@@ -36,6 +36,7 @@ _WEIGHTS = (
 _SHARD = re.compile(r"(.+)-(\d{5,6})-of-(\d{5,6})(\..+)")
 _MORE_MODELS = re.compile(r"(?:model|pytorch_model)_(\d+)\.(?:safetensors|bin)")
 _OPTIMIZERS = re.compile(r"optimizer(?:_(\d+))?\.(?:pt|bin)")
+_MOST_MODULES = 100_000
 _FSDP = re.compile(r"(pytorch_model_fsdp|optimizer)_(\d+)")
 
 
@@ -73,8 +74,13 @@ def _of_module(module: Inert) -> dict[str, Any]:
     """Parameters and buffers of a ``torch.nn.Module`` that was saved itself, named as its ``state_dict`` does."""
     found: dict[str, Any] = {}
     waiting: list[tuple[str, Inert, int]] = [("", module, 0)]
+    count = 0
     while waiting:
         prefix, inner, depth = waiting.pop()
+        if (count := count + 1) > _MOST_MODULES:
+            raise DumpFormatError(
+                f"{prefix[:80]}: a module with more than {_MOST_MODULES} modules in it; it is damaged or made to take for ever"
+            )
         state = attributes(inner)
         for part in ("_parameters", "_buffers"):
             found |= {prefix + name: tensor for name, tensor in attributes(state.get(part)).items() if isinstance(tensor, FileTensor)}
@@ -168,7 +174,7 @@ def _add_indexed(out: Checkpoint, path: Path, index: str, trust: Collection[str]
     by_file: dict[str, list[str]] = {}
     for tensor, name in found.items():
         by_file.setdefault(name, []).append(tensor)
-    for name, wanted in by_file.items():
+    for name, wanted in sorted(by_file.items()):
         inside = PurePosixPath(name)
         if inside.is_absolute() or ".." in inside.parts or "\\" in name or "\0" in name:
             raise DumpFormatError(
@@ -183,8 +189,9 @@ def _add_indexed(out: Checkpoint, path: Path, index: str, trust: Collection[str]
         missing = [tensor for tensor in wanted if tensor not in tensors]
         if missing:
             out.problems.append(f"{path / inside}: lacks {len(missing)} tensors that {index} says are in it, among them {missing[0]}")
-        for tensor in wanted:
-            if tensor in tensors:
+        named = set(wanted)
+        for tensor in tensors:  # in the order of the file, which for .bin is that of the module
+            if tensor in named:
                 out.add(stored(tensor, tensors[tensor], MODEL))
         more = len(tensors) - (len(wanted) - len(missing))
         if more:

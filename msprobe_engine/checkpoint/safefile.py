@@ -122,7 +122,7 @@ def _tensor(path: Path, name: str, entry: Any, start: int, size: int) -> tuple[F
     fields = entry if isinstance(entry, dict) else {}
     kind, shape, offsets = fields.get("dtype"), fields.get("shape"), fields.get("data_offsets")
     if not isinstance(kind, str) or not _are_sizes(shape, 64) or not _are_sizes(offsets, 2) or len(offsets) != 2:
-        raise DumpFormatError(f"{path}: has an entry {name[:80]!r} that says {str(entry)[:120]}; it is damaged")
+        raise DumpFormatError(f"{path}: has an entry {name[:80]!r} without a dtype, a shape and two data_offsets; it is damaged")
     begin, end = offsets
     if not begin <= end or start + end > size:
         raise DumpFormatError(

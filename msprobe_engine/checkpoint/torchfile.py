@@ -21,7 +21,7 @@ from msprobe_engine.checkpoint.inert import Inert, Named, attributes
 from msprobe_engine.checkpoint.plain import plain
 from msprobe_engine.checkpoint.torchpickle import FileTensor, Storage, TorchHooks
 from msprobe_engine.dump.dtypes import item_size
-from msprobe_engine.dump.ptparts import ZIP_MEMBER, is_size, member_begin
+from msprobe_engine.dump.ptparts import ZIP_MEMBER, is_size, member_begin, shown
 from msprobe_engine.dump.unpickle import Wrong, load
 from msprobe_engine.errors import DumpFormatError
 
@@ -256,7 +256,7 @@ def _rows_of_pickles(data: bytes, path: Path, start: int, trust: Collection[str]
         return value
     version, at = _loaded(data, TorchHooks(_no_storage, trust), at)
     if version != _LEGACY_PROTOCOL:
-        raise Wrong(f"is of version {str(version)[:20]} of torch's old format; {_LEGACY_PROTOCOL} is known")
+        raise Wrong(f"is of version {shown(version)} of torch's old format; {_LEGACY_PROTOCOL} is known")
     machine, at = _loaded(data, TorchHooks(_no_storage, trust), at)
     if isinstance(machine, dict) and machine.get("little_endian") is False:
         raise Wrong("was written on a big-endian machine; write it again on one of the usual kind (torch.load, torch.save)")
@@ -274,10 +274,12 @@ def _rows_of_pickles(data: bytes, path: Path, start: int, trust: Collection[str]
         raise Wrong("has no list of its storages; it is damaged")
     places: dict[str, tuple[int, int]] = {}
     for key in keys:
+        if not isinstance(key, str):
+            raise Wrong("has a list of storages with a key that is no text; it is damaged")
         count = int.from_bytes(data[behind : behind + 8], "little", signed=True)
         size = count * widths.get(key, 1)
         if behind + 8 > len(data) or not is_size(count) or behind + 8 + size > len(data):
-            raise Wrong(f"ends inside storage {str(key)[:40]}; it was cut off")
+            raise Wrong(f"ends inside storage {key[:40]}; it was cut off")
         places[key] = behind + 8, size
         behind += 8 + size
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from msprobe_engine.checkpoint.inert import Inert, Named, full_name, is_known
 from msprobe_engine.dump.dtypes import item_size
-from msprobe_engine.dump.ptparts import STORAGES, UNTYPED, is_size, is_view, reach
+from msprobe_engine.dump.ptparts import STORAGES, UNTYPED, is_size, is_view, reach, shown
 from msprobe_engine.dump.unpickle import Wrong, checked_key
 
 _LARGEST = 1 << 40
@@ -127,7 +127,9 @@ class TorchHooks:
             dtype = _STORAGES.get(kind.name.rpartition(".")[2])
             if dtype is not None and kind.name.startswith(("torch.", "torch_npu.")) and isinstance(key, str) and is_size(count):
                 return self.locate(key, dtype, count, identity[5] if len(identity) == 6 else None)
-        raise Wrong(f"has a storage of an unknown kind: {str(identity)[:120]}")
+        if isinstance(identity, tuple) and len(identity) == 4 and identity[0] == "module" and isinstance(identity[1], Named):
+            return identity[1]  # before 1.6: a class with its source
+        raise Wrong(f"has a storage of an unknown kind: {shown(identity)}")
 
     def built(self, value: Any, state: Any) -> Any:
         if isinstance(value, Inert):
@@ -169,7 +171,7 @@ def _viewed(dtype: str, storage: Any, offset: Any, shape: Any, strides: Any) -> 
         return None
     width = item_size(dtype)
     if not is_view(offset, shape, strides) or width is None:
-        raise Wrong(f"has a tensor of {dtype or 'bytes'} with shape {str(shape)[:80]} and strides {str(strides)[:80]}, which cannot be")
+        raise Wrong(f"has a tensor of {dtype or 'bytes'} with shape {shown(shape)} and strides {shown(strides)}, which cannot be")
     numel = math.prod(shape)
     if reach(offset, shape, strides) * width > storage.nbytes:
         raise Wrong(f"describes a tensor of {dtype} with shape {list(shape)} that reaches behind its storage of {storage.nbytes} bytes")
@@ -308,7 +310,7 @@ def _array(data: Any, dtype: Any, shape: Any, fortran: bool) -> Any:
     if kind is None or not isinstance(data, (bytes, bytearray)) or not isinstance(shape, tuple) or not all(map(is_size, shape)):
         return None
     if math.prod(shape) * kind.itemsize != len(data):
-        raise Wrong(f"has a numpy array of shape {str(shape)[:80]} and {len(data)} bytes; it is damaged")
+        raise Wrong(f"has a numpy array of shape {shown(shape)} and {len(data)} bytes; it is damaged")
     return np.frombuffer(bytes(data), kind).reshape(shape, order="F" if fortran else "C")
 
 

@@ -22,6 +22,8 @@ _SCHEDULERS = re.compile(r"(lr_)?sched(uler)?s?(_state_dict|_state)?|lr_schedule
 _RANDOM = re.compile(r"(.*_)?(rng|random)(_.*)?")
 _CHUNK = re.compile(r"model\d+")
 _MAX_DEPTH = 3
+_MOST_PARTS = 64
+"""Where optimizers are looked for: dicts of state dicts are small."""
 
 
 def add_training_state(out: Checkpoint, tree: Any) -> None:
@@ -105,11 +107,11 @@ def _without_optimizers(tree: Any, path: str, found: list[tuple[str, dict[Any, A
         return _NOTHING
     if depth >= _MAX_DEPTH:
         return tree
-    if isinstance(tree, dict):
+    if isinstance(tree, dict) and len(tree) <= _MOST_PARTS:
         kept = {key: _without_optimizers(value, f"{path}.{key}", found, depth + 1) for key, value in tree.items()}
         left = {key: value for key, value in kept.items() if value is not _NOTHING}
         return left if left or not tree else _NOTHING
-    if isinstance(tree, list) and any(is_optimizer(item) for item in tree):
+    if isinstance(tree, list) and len(tree) <= _MOST_PARTS and any(is_optimizer(item) for item in tree):
         single = len(tree) == 1
         for number, item in enumerate(tree):
             _without_optimizers(item, path if single else f"{path}.{number}", found, depth + 1)
@@ -148,16 +150,14 @@ def _is_state_dict(parts: dict[str, Any]) -> bool:
 
 
 def _holds_tensors(tree: Any) -> bool:
-    waiting, count = [tree], 0
-    while waiting and count < 10_000:
+    waiting: list[Any] = [tree]
+    seen: set[int] = set()
+    while waiting:
         value = waiting.pop()
-        count += 1
         if isinstance(value, FileTensor):
             return True
-        if isinstance(value, dict):
-            waiting.extend(value.values())
-        elif isinstance(value, (list, tuple)) and not isinstance(value, Named):
-            waiting.extend(value)
-        elif isinstance(value, Inert):
-            waiting.extend(attributes(value).values())
+        if not isinstance(value, (dict, list, tuple, Inert)) or isinstance(value, Named) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        waiting.extend(value.values() if isinstance(value, dict) else attributes(value).values() if isinstance(value, Inert) else value)
     return False

@@ -40,6 +40,12 @@ def is_view(offset: Any, shape: Any, strides: Any) -> bool:
     return sizes and is_size(offset) and all(map(is_size, (*shape, *strides)))
 
 
+def shown(value: Any) -> str:
+    """The first parts of what should be a tuple of sizes or names, for a message; it may be anything, nested without end."""
+    parts = value if isinstance(value, (tuple, list)) else (value,)
+    return ", ".join(str(part)[:40] if isinstance(part, (str, int)) else type(part).__name__ for part in parts[:8])
+
+
 def reach(offset: int, shape: Sequence[int], strides: Sequence[int]) -> int:
     """Elements that a storage must have for a view of it."""
     return 0 if any(n == 0 for n in shape) else offset + sum((n - 1) * step for n, step in zip(shape, strides)) + 1
