@@ -15,6 +15,7 @@ _NUMBER = re.compile(r"[+-]?(?:0|[1-9][0-9]*|[0-9]*\.[0-9]+|0?[0-9]+\.[0-9]*)(?:
 _ENUM = re.compile(r"<?(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*)(?:: .*>)?")
 _EMPTY = frozenset(("", "none", "null", "~"))
 _TRUTH = {"true": True, "false": False}
+_NOT_FINITE = frozenset(("nan", "inf", "+inf", "-inf", "infinity", "-infinity", ".nan", ".inf", "-.inf"))
 _QUOTES = "\"'"
 _LONGEST_TEXT = 20_000
 """A longer text is not taken apart."""
@@ -69,7 +70,7 @@ def _text(text: str) -> Any:
         return None
     if low in _TRUTH:
         return _TRUTH[low]
-    number = _number(text)
+    number = float(low.replace(".", "")) if low in _NOT_FINITE else _number(text)
     if number is not None:
         return number
     items = _items(text)
