@@ -120,6 +120,7 @@ class _Side:
             self.slots.update(dict.fromkeys(placed.slots, placed))
             self.slots_of[key] = placed.slots
         self.groups = {tensor.group for tensor in checkpoint.tensors.values()}
+        self.states = {tensor.state for tensor in checkpoint.tensors.values()}
 
     def piece(self, slot: str) -> StoredTensor:
         """What lies in a slot."""
@@ -209,6 +210,8 @@ class _Aligning:
         for placed, tensor in side.left():
             if tensor.group != MODEL and tensor.group not in other.groups:
                 reasons.setdefault(f"{other.checkpoint.path} holds no {_GROUPS[tensor.group]}", []).append(label(tensor))
+            elif tensor.state and tensor.state not in other.states and side.checkpoint.format != other.checkpoint.format:
+                reasons.setdefault(f"{other.checkpoint.path} holds no state {tensor.state} of any parameter", []).append(label(tensor))
             elif tensor.group == MODEL and is_computed_buffer(tensor.name):
                 reasons.setdefault("a buffer that is computed, not learnt", []).append(label(tensor))
             elif placed.why_not:

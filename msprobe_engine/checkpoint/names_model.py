@@ -44,8 +44,20 @@ class Model:
     def spot(self, name: str) -> Spot | None:
         """The place of a parameter by its name."""
         if name not in self._spots:
-            self._spots[name] = spot_of(bare(name))
+            self._spots[name] = self._further(spot_of(bare(name)))
         return self._spots[name]
+
+    def _further(self, spot: Spot | None) -> Spot | None:
+        """Layers behind the last one predict further tokens: DeepSeek-V3's checkpoints number them on."""
+        layers = self._facts.get("layers")
+        number = spot.layer.split(".")[1] if spot is not None and spot.layer.startswith("layers.") else ""
+        if spot is None or not number or not isinstance(layers, int) or int(number) < layers:
+            return spot
+        return spot._replace(layer=f"mtp.{int(number) - layers}.")
+
+    def has(self, slot: str) -> bool:
+        """Whether the checkpoint has something at a slot."""
+        return slot in self.slots
 
     def shape(self, slot: str) -> Shape | None:
         """Shape of what the checkpoint stores at a slot (fused ones: the slot of the whole)."""
@@ -81,7 +93,7 @@ class Model:
         if known is not None:
             return known
         norm = self.shape(f"{layer}attention.q_norm.weight")
-        if norm is not None and len(norm) == 1 and norm[0] <= 512 and f"{layer}attention.q_up.weight" not in self.slots:
+        if norm is not None and len(norm) == 1 and norm[0] <= 512 and not self.has(f"{layer}attention.q_up.weight"):
             self._say(f"{self._path}: head_dim {norm[0]} is taken from the norm of the queries")
             return norm[0]
         heads, out, hidden = self.number("heads"), self.shape(f"{layer}attention.out.weight"), self.hidden

@@ -22,6 +22,7 @@ ROTARY = "rotary pairs"
 LATENT_DOWN = "q_down and kv_down"
 STACK = "stacked experts"
 STACK_HALVES = "stacked experts, gate and up"
+STACK_TURNS = "stacked experts, rows of gate and up in turns"
 WIDE_FC1 = "experts in one matrix, gate and up"
 WIDE_FC2 = "experts in one matrix"
 
@@ -97,9 +98,11 @@ _MOE = {
     **dict.fromkeys(("router.expert", "gate.e_score_correction", "expert"), Rule("router_bias")),
     "experts.gate_up_proj": Rule("experts.up", STACK_HALVES),
     "experts.down_proj": Rule("experts.down", STACK),
-    "experts.w1": Rule("experts.gate", STACK),
-    "experts.w3": Rule("experts.up", STACK),
-    "experts.w2": Rule("experts.down", STACK),
+    **dict.fromkeys(("experts.w1", "inner_experts.w1"), Rule("experts.gate", STACK)),
+    **dict.fromkeys(("experts.w3", "inner_experts.w3"), Rule("experts.up", STACK)),
+    **dict.fromkeys(("experts.w2", "inner_experts.w2"), Rule("experts.down", STACK)),
+    "inner_experts.mlp1": Rule("experts.up", STACK_TURNS),
+    "inner_experts.mlp2": Rule("experts.down", STACK),
     "experts.experts.linear_fc1": Rule("experts.up", STACK_HALVES),
     "experts.experts.linear_fc2": Rule("experts.down", STACK),
     "shared_expert_gate": Rule("shared_gate"),
@@ -122,11 +125,25 @@ _TOP = {
     **dict.fromkeys(("lm_head", "output_layer", "word_embeddings_for_head", "embed_out", "output"), Rule("output")),
 }
 _ROOTS = ("model.", "transformer.", "decoder.", "encoder.", "language_model.", "gpt_neox.", "llm.")
+_MTP = {
+    "enorm": Rule("enorm"),
+    "hnorm": Rule("hnorm"),
+    "eh_proj": Rule("eh_proj"),
+    **dict.fromkeys(("final_layernorm", "shared_head.norm", "mtp_norm"), Rule("final_norm")),
+    "shared_head.head": Rule("output"),
+    "embed_tokens": Rule("embedding"),
+}
+"""A layer that predicts further tokens (DeepSeek-V3), beside what every layer has."""
+_MTP_LAYER = re.compile(
+    r"(?:mtp\.layers|mtp_layers)\.(?P<n>[0-9]{1,9})\.(?P<inner>transformer_layer\.|mtp_model_layer\.)?(?P<rest>.+)", re.DOTALL
+)
 _LAYER = re.compile(r"(?:layers|h|blocks)\.(?P<n>[0-9]{1,9})\.(?P<rest>.+)", re.DOTALL)
+_DIMENSIONS = re.compile(r"_E[A-Z]{0,2}$")
+"""What torchtitan puts behind the names of experts: their dimensions, ``w1_EFD``."""
 _KIND = re.compile(r"(?P<leaf>.+)[._](?P<kind>weight|bias|weight_scale_inv|weight_scale|input_scale)(?P<e>[0-9]{1,9})?")
 _EXPERT = re.compile(r"(?:experts\.local_experts|local_experts|experts\.experts|experts)\.(?P<e>[0-9]{1,9})\.(?P<leaf>.+)")
-_ATTENTION_PATHS = ("self_attn.", "self_attention.", "attention.", "attn.")
-_MLP_PATHS = ("mlp.", "block_sparse_moe.", "feed_forward.", "moe.", "ffn.")
+_ATTENTION_PATHS = ("self_attn.", "self_attention.", "attention.qkv_linear.", "attention.", "attn.")
+_MLP_PATHS = ("mlp.", "block_sparse_moe.", "feed_forward.", "moe.routed_experts.", "moe.", "ffn.")
 _SHARED = ("shared_experts.", "shared_expert.")
 
 
@@ -144,21 +161,23 @@ def spot_of(name: str) -> Spot | None:
                 break
         else:
             break
-    layer = _LAYER.fullmatch(text)
+    further = _MTP_LAYER.fullmatch(text)
+    layer = further or _LAYER.fullmatch(text)
     leaf, kind, expert = _words(layer["rest"] if layer else text)
     if layer is None:
         rule = _TOP.get(leaf)
         return Spot("", rule, None, kind) if rule is not None and expert is None else None
-    inside = _in_layer(leaf, expert)
+    inside = (_MTP[leaf], None) if leaf in _MTP and expert is None else _in_layer(leaf, expert)
     if inside is None:
         return None
-    if not kind and inside[0].form in (STACK, STACK_HALVES):
-        kind = "weight"  # stacked experts are parameters of their module, without a linear layer's `.weight`
-    return Spot(f"layers.{int(layer['n'])}.", inside[0], inside[1], kind)
+    if not kind and inside[0].slot.startswith(("experts", "router_bias")):
+        kind = "bias" if inside[0].slot == "router_bias" else "weight"  # parameters of their module, without a linear layer's `.weight`
+    return Spot(f"{'mtp' if further else 'layers'}.{int(layer['n'])}.", inside[0], inside[1], kind)
 
 
 def _words(text: str) -> tuple[str, str, int | None]:
     """Leaf, last word, and the expert's number that Transformer Engine's grouped linear layers put behind it."""
+    text = _DIMENSIONS.sub("", text)
     match = _KIND.fullmatch(text)
     if match is None:
         return text, "", None

@@ -75,7 +75,7 @@ def _placed(tensor: StoredTensor, spot: Spot, model: Model) -> Placed:
         return Placed(tensor, (f"{slot[:-2]}gate", slot), form, cuts.halves)
     if form == rules.ROTARY:
         return _rotary(tensor, spot, model)
-    if form in (rules.STACK, rules.STACK_HALVES) and shape:
+    if form in (rules.STACK, rules.STACK_HALVES, rules.STACK_TURNS) and shape:
         return _stack(tensor, spot, model)
     if form in (rules.WIDE_FC1, rules.WIDE_FC2):
         return _wide(tensor, spot, model)
@@ -90,7 +90,7 @@ def _is_conv(spot: Spot, model: Model) -> bool:
 
 def _qkv(tensor: StoredTensor, spot: Spot, model: Model) -> Placed:
     form, layer = spot.rule.form, spot.layer
-    if f"{layer}attention.q_up.weight" in model.slots:
+    if model.has(f"{layer}attention.q_up.weight"):
         return _latent(tensor, spot, model)
     slots = ("attention.q", "attention.k", "attention.v")
     turn = form == rules.CONV_QKV and len(tensor.shape) == 2 and _is_conv(spot, model)
@@ -117,6 +117,10 @@ def _latent(tensor: StoredTensor, spot: Spot, model: Model) -> Placed:
 
 
 def _rotary(tensor: StoredTensor, spot: Spot, model: Model) -> Placed:
+    """Llama of Meta and torchtitan rotates neighbouring elements of a head; their other models (norms of q and k, sinks, latent) halves."""
+    layer = spot.layer
+    if any(model.has(f"{layer}attention.{other}") for other in ("q_norm.weight", "k_norm.weight", "sinks.", "kv_down.weight")):
+        return Placed(tensor, (spot.rule.slot,))
     size = model.head_dim(spot.layer)
     if size is None or tensor.shape[0] % size or size % 2:
         return Placed(
@@ -129,14 +133,15 @@ def _stack(tensor: StoredTensor, spot: Spot, model: Model) -> Placed:
     """Experts along dimension 0; each ``[outputs, inputs]``, or turned round where the widths say so."""
     n, leaf = tensor.shape[0], spot.rule.slot.rpartition(".")[2]
     turn = len(tensor.shape) == 3 and _is_turned(spot.layer, model)
-    gated = spot.rule.form == rules.STACK_HALVES
+    gated = spot.rule.form in (rules.STACK_HALVES, rules.STACK_TURNS)
     if gated and spot.rule.slot == "experts.up":
         down = model.shape(f"{spot.layer}experts.down.weight")
         if down is not None and len(down) == 3 and len(tensor.shape) == 3:
             gated = tensor.numel == 2 * down[1] * down[2] * n
     leaves = ("gate", leaf) if gated else (leaf,)
     # GPT-OSS, alone among the models of transformers whose experts lie inputs first, has biases, and gate and up in turns.
-    in_turns = gated and _is_turned(spot.layer, model) and model.shape(f"{spot.layer}experts.up.bias") is not None
+    in_turns = gated and (turn or len(tensor.shape) == 2) and _is_turned(spot.layer, model) and model.has(f"{spot.layer}experts.up.bias")
+    in_turns = in_turns or spot.rule.form == rules.STACK_TURNS
 
     def parts(t: StoredTensor) -> list[StoredTensor]:
         found = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -72,6 +73,29 @@ def test_experts_in_a_stack_are_those_that_transformers_saves_one_by_one(
     assert (found.only_a, found.only_b, found.left_out) == ([], [], [])
     assert all(np.array_equal(array_of(pair.a), array_of(pair.b)) for pair in found.pairs)
     assert any(pair.name.endswith("experts.gate_up_proj[expert 3 up]") for pair in found.pairs)
+
+
+@pytest.mark.parametrize(("family", "options"), [("llama3", {}), ("qwen3", {}), ("deepseek_v3", {"num_mtp_layers": 1})])
+def test_torchtitan_names_are_what_its_own_adapter_makes_of_them(family: str, options: dict[str, Any], tmp_path: Path) -> None:
+    """torchtitan 0.3 writes Hugging Face weights with an adapter: rotary rows of Llama, stacked experts, further layers, tied output."""
+    import torch
+
+    spec = importlib.import_module(f"torchtitan.models.{family}").model_registry("debugmodel", **options)
+    config = spec.model
+    config.layers = config.layers[:2]
+    model = config.build()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter)
+    own = {key: value.detach() for key, value in model.state_dict().items()}
+    theirs = {key: value.numpy() for key, value in spec.state_dict_adapter(config, None).to_hf(dict(own)).items() if value is not None}
+    attention = config.layers[0].attention
+    facts = {"heads": attention.n_heads, "layers": 2}
+    found = aligned(
+        checkpoint_of({key: value.numpy() for key, value in own.items()}, tmp_path / "a"), checkpoint_of(theirs, tmp_path / "b", facts)
+    )
+    assert (found.only_a, found.only_b, found.left_out) == ([], [], [])
+    assert len(found.pairs) >= len(own)
+    assert all(np.array_equal(array_of(pair.a), array_of(pair.b)) for pair in found.pairs)
 
 
 def test_gpt_oss_experts_with_alternating_columns_are_cut(tmp_path: Path) -> None:
