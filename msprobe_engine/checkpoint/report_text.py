@@ -9,7 +9,7 @@ from msprobe_engine.checkpoint.result import Result, SideFacts, TensorResult, ra
 from msprobe_engine.log import one_line
 
 TOP = 20
-_NAMES = 10
+_NAMES, _FEW = 10, 3
 _NAME_WIDTH = 60
 
 
@@ -34,7 +34,7 @@ def text(result: Result, top: int = TOP) -> str:
         lines += ["", "not compared whole:"]
         lines += [f"  {one_line(t.name)}: {one_line(t.note)}" for t in result.unknown[:_NAMES]] + _more(len(result.unknown))
     for part in result.not_compared:
-        lines += ["", f"not compared, of {part.side.upper()} ({part.reason}): {_some(part.names)}"]
+        lines += ["", f"not compared, of {part.side.upper()} ({part.reason}): {_some(part.names, _FEW)}"]
     lines += _summary(result)
     bad = [t for t in result.tensors if t.nan_a or t.nan_b or t.inf_a or t.inf_b]
     if bad:
@@ -117,9 +117,9 @@ def _names(title: str, names: Sequence[str]) -> list[str]:
     return ["", f"{title} ({len(names)}): {_some(names)}"] if names else []
 
 
-def _some(names: Sequence[str]) -> str:
-    more = f", and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
-    return ", ".join(one_line(name) for name in names[:_NAMES]) + more
+def _some(names: Sequence[str], most: int = _NAMES) -> str:
+    more = f", and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(one_line(name) for name in names[:most]) + more
 
 
 def _more(total: int) -> list[str]:
@@ -167,4 +167,4 @@ def _side(letter: str, side: SideFacts) -> str:
 
 
 def _notes(result: Result) -> list[str]:
-    return [*(f"A: {note}" for note in result.a.notes), *(f"B: {note}" for note in result.b.notes), *result.notes]
+    return [*(f"A: {note}" for note in result.a.notes), *(f"B: {note}" for note in result.b.notes), *dict.fromkeys(result.notes)]

@@ -241,7 +241,7 @@ class Result:
             return f"cannot tell: {what}; no difference in the rest" + self._beside()
         parts = []
         if self.different:
-            parts.append(f"{len(self.different)} of {_count(n, 'tensor')} differ{'s' if n == 1 else ''}")
+            parts.append(f"{len(self.different)} of {_count(n, 'tensor')} differ{'s' if n == 1 else ''}{self._beyond_weights()}")
         for side, names in (("A", self.only_in_a), ("B", self.only_in_b)):
             if names:
                 parts.append(f"{_count(len(names), 'tensor')} only in {side}")
@@ -250,6 +250,13 @@ class Result:
         if self.unknown:
             parts.append(f"{_count(len(self.unknown), 'tensor')} could not be compared whole")
         return f"different: {', '.join(parts)}" + self._beside()
+
+    def _beyond_weights(self) -> str:
+        """Said where the weights are equal and something else is not."""
+        groups = {t.group for t in self.different}
+        if MODEL in groups or not any(t.group == MODEL and t.equal for t in self.tensors):
+            return ""
+        return f", no weights among them ({' and '.join(sorted(groups))} only)"
 
     def _ground(self) -> str:
         """What equality rests on."""
