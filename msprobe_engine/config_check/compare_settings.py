@@ -15,7 +15,7 @@ from difflib import SequenceMatcher
 
 from msprobe_engine.config_check import derive, plain
 from msprobe_engine.config_check.difference import ONLY_BENCH, ONLY_CMP, SETTINGS, Difference
-from msprobe_engine.config_check.severity import HARMLESS, MAY
+from msprobe_engine.config_check.severity import CHANGES, HARMLESS, MAY
 from msprobe_engine.config_check.side import DEFAULT, DERIVED, Quantity, Setting, Side, last_parts
 from msprobe_engine.config_check.terms import Term
 
@@ -185,12 +185,13 @@ class _Comparison:
             parts = {row.name for row in self.terms if row.feeds == name}
             if equal or ({name} | parts | parents[name]) & self.reported:
                 continue
-            if DERIVED in (a.how, b.how) and not self._follows(a, b):
+            if DERIVED in (a.how, b.how) and not self._follows(self.terms[name], a, b):
                 self._difference(self.terms[name], a, b)
 
-    def _follows(self, a: Quantity, b: Quantity) -> bool:
-        """A quantity made of settings whose differences are reported themselves, on both sides by the same names."""
-        return bool(a.names) and a.names == b.names and any(d.bench_name in a.names and d.matters for d in self.out.differences)
+    def _follows(self, term: Term, a: Quantity, b: Quantity) -> bool:
+        """A quantity made of settings whose differences are reported themselves, as no less, on both sides by the same names."""
+        least = (CHANGES, term.severity)
+        return bool(a.names) and a.names == b.names and any(d.bench_name in a.names and d.severity in least for d in self.out.differences)
 
     def _defaults(self) -> None:
         """What neither side says, and their frameworks, or the releases of one, take differently."""
@@ -204,10 +205,10 @@ class _Comparison:
                 )
 
     def _counts(self, term: Term) -> bool:
-        """Loss scales count in float16 only."""
+        """Loss scales count in float16 only, of both: else the data type is the difference."""
         if "loss_scale" not in term.name:
             return True
-        return any(q is not None and q.value == "float16" for q in self._quantity("compute_dtype"))
+        return all(q is not None and q.value == "float16" for q in self._quantity("compute_dtype"))
 
     # -- 4: what is left -----------------------------------------------------------------------------------------------------------------
 
