@@ -148,22 +148,36 @@ def over_ranks(parts: Mapping[int, Part], layers: Layers, tp_size: int, cuts: Cu
             )
             continue
         shapes = {tensor.name: tensor.shape for tensor in ranks[0].tensors.values()}
+        tied = _tied(ranks[0])
         for key in dict.fromkeys(key for part in ranks for key in part.tensors):
-            _take(found, key, [part.tensors[key] for part in ranks if key in part.tensors], cuts, shapes, reading)
-    shapes = {name: pieces[min(pieces)][0].shape for name, pieces in layers.items()}
-    for name, pieces in layers.items():
-        for number in range(max(map(len, pieces.values()))):
-            row = [tensors[number] for _, tensors in sorted(pieces.items()) if number < len(tensors)]
-            _take(found, name, row, cuts, shapes, reading)
+            pieces = [part.tensors[key] for part in ranks if key in part.tensors]
+            _take(found, key, tied.get(key, pieces[0].name), pieces, cuts, shapes, reading)
+    shapes = {name: held[min(held)][0].shape for name, held in layers.items()}
+    for name, held in layers.items():
+        for number in range(max(map(len, held.values()))):
+            row = [tensors[number] for _, tensors in sorted(held.items()) if number < len(tensors)]
+            _take(found, name, name, row, cuts, shapes, reading)
+    return found
+
+
+def _tied(part: Part) -> dict[str, str]:
+    """Names of tied parameters and the first name of each: how it is cut is said of that one only."""
+    first: dict[object, str] = {}
+    found = dict(part.head.aliases)
+    for key, tensor in part.tensors.items():
+        if not tensor.state and tensor.numel:
+            name = first.setdefault((tensor.boxes, tensor.shape), key)
+            if name != key:
+                found.setdefault(key, name)
     return found
 
 
 def _take(
-    found: Tensors, key: str, pieces: Sequence[StoredTensor], cuts: Cuts | None, shapes: Mapping[str, Index], reading: Reading
+    found: Tensors, key: str, name: str, pieces: Sequence[StoredTensor], cuts: Cuts | None, shapes: Mapping[str, Index], reading: Reading
 ) -> None:
-    """Adds the whole of tensor parallel pieces; where it is there already (tied over stages), as a copy."""
+    """Adds the whole of tensor parallel pieces, which are cut as `name` is; where it is there already (tied over stages), as a copy."""
     try:
-        one = together(pieces[0].name, pieces, cuts, shapes)
+        one = together(name, pieces, cuts, shapes)
     except DumpFormatError as error:
         reading.problems.append(str(error))
         return

@@ -121,26 +121,25 @@ def disagreements(files: Sequence[RankFile], expected: int | None) -> list[str]:
     found: list[str] = []
     odd: dict[int, list[str]] = {}
     tables = [{**file.values, **_counters(file)} for file in files]
-    for key in dict.fromkeys(key for table in tables for key in table):
+    keys = dict.fromkeys(key for table in tables for key in table)
+    for key in sorted(keys, key=lambda key: not key.endswith(".step")):  # steps tell which side is stale
         seen = {number: table[key] for number, table in enumerate(tables) if key in table}
-        texts = Counter(map(repr, seen.values()))
-        if len(texts) < 2:
+        if len(set(map(repr, seen.values()))) < 2:
             continue
-        usual, most = texts.most_common(1)[0]
-        if key.endswith(".step") and repr(expected) in texts:
+        sound = Counter(repr(value) for number, value in seen.items() if number not in odd) or Counter(map(repr, seen.values()))
+        usual, most = sound.most_common(1)[0]
+        if key.endswith(".step") and repr(expected) in sound:
             usual = repr(expected)
-        elif list(texts.values()).count(most) > 1:
+        elif list(sound.values()).count(most) > 1:
             shown = ", ".join(f"{files[number].file.name} {value!r}" for number, value in list(seen.items())[:4])
             found.append(f"{files[0].file.parent}: the ranks' files disagree in {key}: {shown}; some are of another step or run")
             continue
         for number, value in seen.items():
             if repr(value) != usual:
                 odd.setdefault(number, []).append(f"{key} {value!r} (other ranks: {usual})")
-    for number, texts_of in sorted(odd.items()):
-        more = f" and {len(texts_of) - 3} more" if len(texts_of) > 3 else ""
-        found.insert(
-            0, f"{files[number].file}: is stale, left over from another step or another run: it has {', '.join(texts_of[:3])}{more}"
-        )
+    for number, texts in sorted(odd.items()):
+        more = f" and {len(texts) - 3} more" if len(texts) > 3 else ""
+        found.append(f"{files[number].file}: is stale, left over from another step or another run: it has {', '.join(texts[:3])}{more}")
     return found
 
 

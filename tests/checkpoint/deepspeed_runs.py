@@ -91,42 +91,52 @@ def bits(tensor: torch.Tensor) -> Any:
 
 def truth_of(engine: Any) -> Truth:
     """What the engine holds: weights, float32 masters and Adam's moments by the keys of a checkpoint that is read."""
-    if hasattr(engine.optimizer, "_lazy_init_hp_params_optimizer_state"):  # DeepSpeed links only what the first step had made
-        engine.optimizer._hp_optimizer_states_linked = False
-        engine.optimizer._lazy_init_hp_params_optimizer_state()
+    optimizer = engine.optimizer
+    if hasattr(optimizer, "_lazy_init_hp_params_optimizer_state"):  # DeepSpeed links only what the first step had made
+        optimizer._hp_optimizer_states_linked = False
+        optimizer._lazy_init_hp_params_optimizer_state()
+    zero = engine.zero_optimization_stage() > 0 or hasattr(optimizer, "bf16_groups")
     found: Truth = {}
     for name, parameter in engine.module.named_parameters(remove_duplicate=False):
         with deepspeed.zero.GatheredParameters([parameter], enabled=engine.zero_optimization_stage() == 3):
             found[name] = bits(parameter)
-        if not parameter.requires_grad:
-            continue
-        if engine.zero_optimization_stage() == 0 and parameter.dtype == torch.float32:
+    for name, parameter in engine.module.named_parameters():  # a tied parameter has its states under its first name
+        if parameter.requires_grad and zero:
+            found[f"optimizer.master.{name}"] = bits(safe_get_full_fp32_param(parameter))
             for state in ("exp_avg", "exp_avg_sq"):
-                found[f"optimizer.{state}.{name}"] = bits(engine.optimizer.state[parameter][state])
-            continue
-        if engine.zero_optimization_stage() == 0 and not hasattr(parameter, "_hp_mapping"):
-            continue
-        found[f"optimizer.master.{name}"] = bits(safe_get_full_fp32_param(parameter))
-        for state in ("exp_avg", "exp_avg_sq"):
-            found[f"optimizer.{state}.{name}"] = bits(safe_get_full_optimizer_state(parameter, state))
+                found[f"optimizer.{state}.{name}"] = bits(safe_get_full_optimizer_state(parameter, state))
+        elif parameter.requires_grad:
+            copy = _copy_of(parameter, optimizer)
+            if copy is not parameter:
+                found[f"optimizer.master.{name}"] = bits(copy)
+            for state in ("exp_avg", "exp_avg_sq"):
+                found[f"optimizer.{state}.{name}"] = bits(getattr(optimizer, "optimizer", optimizer).state[copy][state])
     for name, buffer in engine.module.named_buffers():
         found[name] = bits(buffer)
     return found
 
 
-def train(directory: str, stage: int, dtype: str, steps: int = 2, groups: bool = False, seed: int = 0, **more: Any) -> Truth:
-    """Trains `Net` under ZeRO on the ranks of this process group and saves a checkpoint; call it on every rank."""
-    if not deepspeed.comm.is_initialized():
-        deepspeed.init_distributed("gloo", verbose=False)
-    torch.manual_seed(seed)
+def _copy_of(parameter: torch.Tensor, optimizer: Any) -> torch.Tensor:
+    """The float32 copy of a parameter in an optimizer without ZeRO; itself where there is none."""
+    for group, copies in zip(getattr(optimizer, "fp16_groups", ()), getattr(optimizer, "fp32_groups", ())):
+        for held, copy in zip(group, copies):
+            if held is parameter:
+                return copy  # type: ignore[no-any-return]
+    return parameter
+
+
+def train(directory: str, stage: int, dtype: str, steps: tuple[int, ...] = (2,), groups: bool = False, **more: Any) -> Truth:
+    """Trains `Net` under ZeRO on the ranks of this process group and saves a checkpoint after each of `steps`; call it on every rank."""
+    torch.manual_seed(0)
     net = Net()
     parameters: Any = groups_of(net) if groups else [p for p in net.parameters() if p.requires_grad]
     engine, *_ = deepspeed.initialize(model=net, model_parameters=parameters, config=config(stage, dtype, **more))
     generator = torch.Generator().manual_seed(100 + deepspeed.comm.get_rank())
-    for _ in range(steps):
+    for step in range(max(steps)):
         engine.backward(engine(torch.randint(0, 11, (2, 3), generator=generator)))
         engine.step()
-    engine.save_checkpoint(directory, client_state={"epoch": 3, "note": "kept"})
+        if step + 1 in steps:
+            engine.save_checkpoint(directory, client_state={"epoch": 3, "note": "kept", "torch_rng_state": torch.get_rng_state()})
     return truth_of(engine)
 
 
@@ -150,7 +160,6 @@ def train_experts(directory: str, stage: int, dtype: str, steps: int = 2) -> Tru
     """Trains `Experts` and saves; every rank returns what it holds, its experts with whole-model numbers."""
     from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer as split
 
-    deepspeed.init_distributed("gloo", verbose=False)
     torch.manual_seed(0)
     net = Experts()
     groups = split([{"params": list(net.parameters()), "name": "all", "lr": 1e-2}])
@@ -175,7 +184,6 @@ def train_pipeline(directory: str, stage: int, dtype: str, stages: int, steps: i
     """Trains a pipeline with a tied embedding, its stages over the ranks, and saves; every rank returns what its stage holds."""
     from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 
-    deepspeed.init_distributed("gloo", verbose=False)
     torch.manual_seed(0)
     layers = [
         TiedLayerSpec("embed", nn.Embedding, 11, 7),
@@ -186,7 +194,10 @@ def train_pipeline(directory: str, stage: int, dtype: str, stages: int, steps: i
         TiedLayerSpec("embed", nn.Embedding, 11, 7, forward_fn=lambda layer, x: x @ layer.weight.T),
     ]
     net = PipelineModule(
-        layers, num_stages=stages, partition_method="uniform", loss_fn=lambda out, y: nn.functional.cross_entropy(out.float().flatten(0, 1), y.flatten())
+        layers,
+        num_stages=stages,
+        partition_method="uniform",
+        loss_fn=lambda out, y: nn.functional.cross_entropy(out.float().flatten(0, 1), y.flatten()),
     )
     engine, *_ = deepspeed.initialize(model=net, model_parameters=list(net.parameters()), config=config(stage, dtype))
     generator = torch.Generator().manual_seed(100 + engine.grid.get_data_parallel_id())
@@ -201,3 +212,60 @@ def train_pipeline(directory: str, stage: int, dtype: str, stages: int, steps: i
         engine.train_batch(data_iter=data)
     engine.save_checkpoint(directory)
     return truth_of(engine)
+
+
+def shard(directory: str, dtype: str) -> tuple[Truth, Truth]:
+    """Cuts a small Bloom over two tensor parallel ranks (AutoTP), one projection in three parts, and saves it before and after a step.
+
+    Returns the weights before they were cut and before the step, and what this rank holds in the end.
+    """
+    from transformers import BloomConfig, BloomForCausalLM
+
+    torch.manual_seed(0)
+    model = BloomForCausalLM(BloomConfig(vocab_size=32, hidden_size=16, n_layer=2, n_head=4)).to(DTYPES[dtype])
+    whole = {name: bits(value) for name, value in model.state_dict().items()}
+    layers = [
+        {
+            "patterns": [r".*query_key_value\.weight$", r".*query_key_value\.bias$"],
+            "partition_type": "column",
+            "shape": [3, -1],
+            "partition_dim": 0,
+        },
+        {"patterns": [r".*dense\.weight$", r".*dense_4h_to_h\.weight$"], "partition_type": "row"},
+        {"patterns": [r".*dense_h_to_4h\.weight$"], "partition_type": "column"},
+    ]
+    parallel = {"autotp_size": 2, "partition_config": {"use_default_specs": False, "layer_specs": layers}}
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config(1, dtype, tensor_parallel=parallel))
+    engine.save_checkpoint(directory, tag="before")
+    tokens = torch.arange(10).reshape(2, 5)
+    engine.backward(engine(tokens, labels=tokens).loss)
+    engine.step()
+    engine.save_checkpoint(directory, tag="after")
+    return whole, truth_of(engine)
+
+
+RUNS: dict[str, tuple[Any, ...]] = {
+    "zero 0 fp32": (0, "fp32"),
+    "zero 0 bf16": (0, "bf16"),
+    "zero 1 bf16": (1, "bf16", (2, 3)),
+    "zero 2 fp16": (2, "fp16"),
+    "zero 2 fp32 groups": (2, "fp32", (2,), True),
+    "zero 3 fp32": (3, "fp32"),
+    "zero 3 bf16 groups": (3, "bf16", (2,), True),
+}
+
+
+def all_runs(directory: str) -> dict[str, Truth]:
+    """All small trainings, each in a directory of its own; call it on two ranks."""
+    deepspeed.init_distributed("gloo", verbose=False)
+    found = {name: train(f"{directory}/{name}", *arguments) for name, arguments in RUNS.items()}
+    found["zero 3 parts"] = train(f"{directory}/zero 3 parts", 3, "bf16", zero={"sub_group_size": 50})
+    found["zero 1 round robin"] = train(f"{directory}/zero 1 round robin", 1, "bf16", (2,), True, zero={"round_robin_gradients": True})
+    found["bf16 optimizer"] = train(f"{directory}/bf16 optimizer", 1, "bf16", data_types={"grad_accum_dtype": "fp32"})
+    found["elastic"] = train(f"{directory}/elastic", 1, "bf16", zero={"elastic_checkpoint": True})
+    found["experts"] = train_experts(f"{directory}/experts", 1, "bf16")
+    found["experts without zero"] = train_experts(f"{directory}/experts without zero", 0, "fp32")
+    found["pipeline"] = train_pipeline(f"{directory}/pipeline", 1, "bf16", stages=2)
+    found["pipeline bf16 optimizer"] = train_pipeline(f"{directory}/pipeline bf16 optimizer", 0, "bf16", stages=2)
+    found["whole"], found["tensor parallel"] = shard(f"{directory}/tensor parallel", "bf16")
+    return found
