@@ -13,6 +13,7 @@ from typing import Any
 
 from msprobe_engine.checkpoint.cuts import width_of
 from msprobe_engine.checkpoint.mapping_file import Mapping
+from msprobe_engine.checkpoint.names_leftover import prefixes
 from msprobe_engine.checkpoint.names_mapped import mapped
 from msprobe_engine.checkpoint.names_model import Model
 from msprobe_engine.checkpoint.names_prefixes import is_computed_buffer
@@ -110,6 +111,7 @@ class _Side:
         self.slots: dict[str, Placed] = {}
         self.slots_of: dict[str, tuple[str, ...]] = {}
         self.done: set[str] = set()
+        self.refused: dict[str, str] = {}
         self._pieces: dict[str, StoredTensor] = {}
         for key, tensor in checkpoint.tensors.items():
             if key in leave:
@@ -134,6 +136,14 @@ class _Side:
     def take(self, tensor: StoredTensor) -> None:
         """Count a tensor as paired."""
         self.done.update(self.slots_of.get(label(tensor), ()))
+
+    def unknown(self) -> dict[str, StoredTensor]:
+        """What was not paired and is in no table of names, by name; no states of optimizers."""
+        found = {}
+        for slot, placed in self.slots.items():
+            if slot not in self.done and "|" not in slot and placed.cut is None and self.model.spot(placed.tensor.name) is None:
+                found[slot] = placed.tensor
+        return found
 
     def left(self) -> Iterator[tuple[Placed, StoredTensor]]:
         """What was not paired: whole tensors, and the parts of those of which other parts were."""
@@ -168,6 +178,7 @@ class _Aligning:
         self._stand_ins(self._a, self._b)
         self._stand_ins(self._b, self._a)
         self._by_slot()
+        self._by_prefix()
         for side, other, only in ((self._a, self._b, self._out.only_a), (self._b, self._a, self._out.only_b)):
             self._alone(side, other, only)
             for note in side.model.notes:
@@ -197,10 +208,33 @@ class _Aligning:
                 self._pair(mine.tensor, other.tensor, slot)
                 slots: tuple[str, ...] = mine.slots
             else:
-                self._pair(self._a.piece(slot), self._b.piece(slot), slot)
+                try:
+                    first, second = self._a.piece(slot), self._b.piece(slot)
+                except DumpFormatError as error:
+                    for side, placed in ((self._a, mine), (self._b, other)):
+                        side.refused.update(dict.fromkeys(placed.slots, str(error)))
+                    continue
+                self._pair(first, second, slot)
                 slots = (slot,)
             self._a.done.update(slots)
             self._b.done.update(slots)
+
+    def _by_prefix(self) -> None:
+        """Names that are in no table and differ in what stands before them."""
+        left_a, left_b = self._a.unknown(), self._b.unknown()
+        found = prefixes({name: t.shape for name, t in left_a.items()}, {name: t.shape for name, t in left_b.items()})
+        if found is None:
+            return
+        first, second = found
+        for slot in [slot for slot in self._a.slots if slot not in self._a.done]:
+            state, _, name = slot.rpartition("|")
+            other = f"{state}|{second}{name[len(first) :]}" if state else f"{second}{name[len(first) :]}"
+            if name.startswith(first) and other in self._b.slots and other not in self._b.done:
+                self._pair(self._a.piece(slot), self._b.piece(other), slot)
+                self._a.done.add(slot)
+                self._b.done.add(other)
+        words = [f"begin with {prefix!r}" if prefix else "have nothing before them" for prefix in found]
+        self._note(f"names of A that {words[0]} were taken for names of B that {words[1]}")
 
     def _alone(self, side: _Side, other: _Side, only: list[StoredTensor]) -> None:
         """What has no counterpart: missing, or left out with a reason."""
@@ -208,14 +242,15 @@ class _Aligning:
         for key, reason in side.leave.items():
             reasons.setdefault(reason, []).append(key)
         for placed, tensor in side.left():
+            refused = next((side.refused[slot] for slot in placed.slots if slot in side.refused), placed.why_not)
             if tensor.group != MODEL and tensor.group not in other.groups:
                 reasons.setdefault(f"{other.checkpoint.path} holds no {_GROUPS[tensor.group]}", []).append(label(tensor))
             elif tensor.state and tensor.state not in other.states and side.checkpoint.format != other.checkpoint.format:
                 reasons.setdefault(f"{other.checkpoint.path} holds no state {tensor.state} of any parameter", []).append(label(tensor))
             elif tensor.group == MODEL and is_computed_buffer(tensor.name):
                 reasons.setdefault("a buffer that is computed, not learnt", []).append(label(tensor))
-            elif placed.why_not:
-                reasons.setdefault(f"cannot be taken apart: {placed.why_not}", []).append(label(tensor))
+            elif refused:
+                reasons.setdefault(f"cannot be taken apart: {refused}", []).append(label(tensor))
             else:
                 only.append(tensor)
         self._out.left_out += [LeftOut(side.letter, tuple(names), reason) for reason, names in reasons.items()]

@@ -5,12 +5,13 @@ Facts come from the checkpoint itself (config.json, args), else from the shapes 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from msprobe_engine.checkpoint.cuts import Heads
 from msprobe_engine.checkpoint.names_prefixes import bare
-from msprobe_engine.checkpoint.names_rules import GROUPED_QKV, Spot, spot_of
-from msprobe_engine.checkpoint.stored import Checkpoint, StoredTensor
+from msprobe_engine.checkpoint.names_rules import LAYER, Spot, spot_of
+from msprobe_engine.checkpoint.stored import MODEL, OPTIMIZER, Checkpoint
 
 Shape = tuple[int, ...]
 
@@ -32,6 +33,7 @@ class Model:
         self._shapes: dict[str, Shape] = {}
         self._spots: dict[str, Spot | None] = {}
         self.slots: set[str] = set()
+        self._roots = _roots({tensor.name for tensor in checkpoint.tensors.values() if tensor.group in (MODEL, OPTIMIZER)})
         for tensor in checkpoint.tensors.values():
             spot = self.spot(tensor.name)
             if spot is None:
@@ -44,7 +46,12 @@ class Model:
     def spot(self, name: str) -> Spot | None:
         """The place of a parameter by its name."""
         if name not in self._spots:
-            self._spots[name] = self._further(spot_of(bare(name)))
+            plain = bare(name)
+            spot = spot_of(plain)
+            for root in self._roots if spot is None else ():
+                if plain.startswith(root):
+                    spot = spot or spot_of(plain[len(root) :])
+            self._spots[name] = self._further(spot)
         return self._spots[name]
 
     def _further(self, spot: Spot | None) -> Spot | None:
@@ -142,13 +149,22 @@ class Model:
         return bool(value) if value is not None else None
 
 
-def is_megatron(checkpoint: Checkpoint) -> bool:
-    """Whether the names are Megatron's: said by the reader, or a fused attention by group is among them."""
-    if checkpoint.naming:
-        return checkpoint.naming == "megatron"
-    return any(_fused(tensor) for tensor in checkpoint.tensors.values())
+def _roots(names: Iterable[str]) -> tuple[str, ...]:
+    """What stands before all names of a model that is a part of another module (``net.model.``, ``net.``), the longest first.
 
-
-def _fused(tensor: StoredTensor) -> bool:
-    spot = spot_of(bare(tensor.name))
-    return spot is not None and spot.rule.form == GROUPED_QKV
+    Nothing where some names have a layer without it, or where several parts have layers: a part that sees images has layers too.
+    """
+    found: set[str] = set()
+    for name in names:
+        plain = bare(name)
+        place = LAYER.search(plain)
+        if place is None or not place.start():
+            continue
+        if spot_of(plain) is not None:
+            return ()
+        if spot_of(plain[place.start() :]) is not None:
+            found.add(plain[: place.start()])
+    if len(found) != 1:
+        return ()
+    parts = found.pop().split(".")[:-1]
+    return tuple(".".join(parts[:n]) + "." for n in range(len(parts), 0, -1))

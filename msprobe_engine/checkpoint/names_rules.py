@@ -137,6 +137,8 @@ _MTP = {
 _MTP_LAYER = re.compile(
     r"(?:mtp\.layers|mtp_layers)\.(?P<n>[0-9]{1,9})\.(?P<inner>transformer_layer\.|mtp_model_layer\.)?(?P<rest>.+)", re.DOTALL
 )
+LAYER = re.compile(r"(?:(?<=\.)|^)(?:layers|h|blocks)\.[0-9]{1,9}\.")
+"""Where the layers of a model begin in a name."""
 _LAYER = re.compile(r"(?:layers|h|blocks)\.(?P<n>[0-9]{1,9})\.(?P<rest>.+)", re.DOTALL)
 _DIMENSIONS = re.compile(r"_E[A-Z]{0,2}$")
 """What torchtitan puts behind the names of experts: their dimensions, ``w1_EFD``."""

@@ -56,6 +56,9 @@ def test_facts_of_a_mapping_file_say_what_no_checkpoint_says(tmp_path: Path) -> 
     found = aligned(a, b)
     assert not found.pairs
     assert "facts: {heads" in found.left_out[0].reason
+    found = aligned(a, b, mapping=mapping_of({"facts": {"heads": 5, "kv_heads": 3, "head_dim": 1}}))
+    assert not found.pairs
+    assert "cannot be taken apart" in found.left_out[0].reason
     found = aligned(a, b, mapping=mapping_of({"facts": {"heads": 6, "kv_heads": 2, "head_dim": 1}}))
     assert [pair.name.rpartition("[")[2] for pair in found.pairs] == ["q]", "k]", "v]"]
     assert all(np.array_equal(array_of(pair.a), array_of(pair.b)) for pair in found.pairs)

@@ -41,6 +41,38 @@ def test_prefixes_of_wrappers_do_not_matter(tmp_path: Path) -> None:
     assert not found.only_b
 
 
+def test_a_model_that_is_an_attribute_of_another_module_is_found(tmp_path: Path) -> None:
+    """Names in no table: one prefix for most of them is taken off, and said. Known names: the attribute before the layers is."""
+    names = ["embed.weight", "stack.0.fc.weight", "stack.1.fc.weight", "stack.1.fc.bias", "head.weight"]
+    a = checkpoint_of({f"{s}net.{name}": _ramp(2, 3) for name in names for s in ("", "exp_avg|")}, tmp_path / "a")
+    b = checkpoint_of({f"{s}{name}": _ramp(2, 3) for name in [*names, "more.weight"] for s in ("", "exp_avg|")}, tmp_path / "b")
+    found = aligned(a, b)
+    assert [(pair.name, pair.b.key) for pair in found.pairs[:2]] == [
+        ("net.embed.weight", "embed.weight"),
+        ("optimizer.exp_avg.net.embed.weight", "optimizer.exp_avg.embed.weight"),
+    ]
+    assert len(found.pairs) == 10
+    assert [t.name for t in found.only_b] == ["more.weight", "more.weight"]
+    assert any("begin with 'net.'" in note for note in found.notes)
+
+    facts = {"heads": 2, "kv_heads": 1, "head_dim": 2}
+    qkv = {f"model.layers.0.self_attn.{x}_proj.weight": _ramp(n, 4) for x, n in (("q", 4), ("k", 2), ("v", 2))}
+    own = {f"student.{name}": value for name, value in qkv.items()} | {"student.lm_head.weight": _ramp(8, 4)}
+    c = checkpoint_of(
+        {"decoder.layers.0.self_attention.linear_qkv.weight": _ramp(8, 4), "output_layer.weight": _ramp(8, 4)}, tmp_path / "c", facts
+    )
+    found = aligned(checkpoint_of(own, tmp_path / "d"), c)
+    assert [pair.name for pair in found.pairs] == list(own)
+    assert (found.only_a, found.only_b) == ([], [])
+
+
+def test_names_that_merely_end_alike_are_not_taken_for_each_other(tmp_path: Path) -> None:
+    """Two models without a common structure: nothing is paired."""
+    a = checkpoint_of({f"tower.{i}.weight": _ramp(2, 3) for i in range(4)} | {"other.bias": _ramp(5)}, tmp_path / "a")
+    b = checkpoint_of({f"p{i}.q{i}.weight": _ramp(2, 3) for i in range(4)} | {"that.bias": _ramp(7)}, tmp_path / "b")
+    assert not aligned(a, b).pairs
+
+
 def test_rows_that_fill_up_a_vocabulary_are_not_compared(tmp_path: Path) -> None:
     """Two tensor-parallel sizes pad to other lengths; the rows of the vocabulary itself are the pair, and it is said."""
     word = _ramp(50, 4)

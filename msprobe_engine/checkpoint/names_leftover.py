@@ -1,0 +1,44 @@
+"""Names that no table knows and that differ only in what stands before them: a module inside of another, an attribute's name."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+
+_LONGEST = 12
+"""Parts of a name, from its end, that are looked at."""
+
+
+def prefixes(a: Mapping[str, tuple[int, ...]], b: Mapping[str, tuple[int, ...]]) -> tuple[str, str] | None:
+    """What stands before names of A and of B that are otherwise the same, for most of them; None: there is no such pair.
+
+    Args:
+        a, b: shapes by name, of tensors that have no counterpart yet.
+    """
+    if not a or not b:
+        return None
+    ends: defaultdict[str, list[str]] = defaultdict(list)
+    for name in b:
+        for end in _ends(name):
+            ends[end].append(name)
+    votes: Counter[tuple[str, str]] = Counter()
+    for name, shape in a.items():
+        for end in _ends(name):
+            others = ends.get(end, ())
+            if len(others) == 1 and b[others[0]] == shape:
+                votes[name[: len(name) - len(end)], others[0][: len(others[0]) - len(end)]] += 1
+            if others:
+                break
+    for (first, second), count in votes.most_common(1):
+        whole = all(not prefix or prefix.endswith(".") for prefix in (first, second))
+        if first != second and whole and 2 * count > min(len(a), len(b)):
+            return first, second
+    return None
+
+
+def _ends(name: str) -> Iterable[str]:
+    """The ends of a dotted name, the longest first."""
+    parts = name.split(".")[-_LONGEST:]
+    head = len(name) - len(".".join(parts))
+    for i in range(len(parts)):
+        yield ".".join(parts[i:]) if i or head == 0 else name[head:]
