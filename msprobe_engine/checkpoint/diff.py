@@ -100,7 +100,7 @@ def diff(path_a: Path | str, path_b: Path | str, options: Options | None = None)
     alignment = aligned(a.checkpoint, b.checkpoint, options.facts, mapping)
     out = Result(
         a.facts(), b.facts(), only_in_a=[label(t) for t in alignment.only_a], only_in_b=[label(t) for t in alignment.only_b],
-        not_compared=[LeftOut(part.side, part.names, part.reason) for part in alignment.left_out], notes=list(alignment.notes),
+        not_compared=[LeftOut(part.side, part.names, part.reason, part.open) for part in alignment.left_out], notes=list(alignment.notes),
         atol=options.atol, rtol=options.rtol, quick=options.quick,
     )  # fmt: skip
     values = compare_values(a.checkpoint, b.checkpoint)

@@ -22,6 +22,7 @@ from msprobe_engine.checkpoint.random_states import other_places
 from msprobe_engine.checkpoint.stored import MODEL, OPTIMIZER, OTHER, RANDOM, SCHEDULER, Checkpoint, StoredTensor, rows
 from msprobe_engine.errors import DumpFormatError
 
+_REFUSED = "cannot be taken apart"
 _GROUPS = {
     OPTIMIZER: "states of an optimizer",
     RANDOM: "random states",
@@ -54,11 +55,13 @@ class LeftOut:
         side: ``a`` or ``b``.
         names: keys of the tensors.
         reason: one sentence.
+        open: the other side may hold the same and differ: the checkpoints cannot be called equal.
     """
 
     side: str
     names: tuple[str, ...]
     reason: str
+    open: bool = False
 
 
 @dataclass
@@ -250,10 +253,10 @@ class _Aligning:
             elif tensor.group == MODEL and is_computed_buffer(tensor.name):
                 reasons.setdefault("a buffer that is computed, not learnt", []).append(label(tensor))
             elif refused:
-                reasons.setdefault(f"cannot be taken apart: {refused}", []).append(label(tensor))
+                reasons.setdefault(f"{_REFUSED}: {refused}", []).append(label(tensor))
             else:
                 only.append(tensor)
-        self._out.left_out += [LeftOut(side.letter, tuple(names), reason) for reason, names in reasons.items()]
+        self._out.left_out += [LeftOut(side.letter, tuple(names), reason, reason.startswith(_REFUSED)) for reason, names in reasons.items()]
 
     def _stand_ins(self, side: _Side, other: _Side) -> None:
         """Slots that a checkpoint leaves out because another of its tensors is the same: tied output layers, master copies."""

@@ -131,11 +131,16 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """What was not compared: names and one reason."""
+    """What was not compared: names and one reason.
+
+    Attributes:
+        open: it is on both sides and might differ, so nothing can be said of it; else it says nothing of a difference.
+    """
 
     side: str
     names: tuple[str, ...]
     reason: str
+    open: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +231,12 @@ class Result:
         """The exit code."""
         if self.different or self.only_in_a or self.only_in_b or self.values_that_matter:
             return OTHER_VALUES
-        return UNKNOWN if self.unknown or self.problems or not self.tensors else SAME
+        return UNKNOWN if self.unknown or self.problems or not self.tensors or self._open else SAME
+
+    @property
+    def _open(self) -> int:
+        """Tensors of which nothing can be said."""
+        return sum(len(part.names) for part in self.not_compared if part.open)
 
     def verdict(self) -> str:
         """The first line of every report."""
@@ -234,9 +244,11 @@ class Result:
         if self.code == SAME:
             return f"equal: {_count(n, 'tensor')} ({self._ground()})" + self._beside()
         if self.code == UNKNOWN:
-            if not n:
+            if not n and not self._open:
                 return "cannot tell: the checkpoints hold no tensor that is called alike"
             unread = len(self.unknown)
+            if self._open and not unread:
+                return f"cannot tell: {_count(self._open, 'tensor')} could not be compared; no difference in the rest{self._beside()}"
             what = f"{_count(unread, 'tensor')} of {n} could not be compared whole" if unread else "a checkpoint is damaged"
             return f"cannot tell: {what}; no difference in the rest" + self._beside()
         parts = []
