@@ -1,8 +1,8 @@
 """Writes checkpoints of small GPTs with megatron-core on the CPU: ``megatron_writer.py DIRECTORY [NAME ...]``, a directory for each case.
 
 Weights and optimizer states follow from the name of a parameter and its place in the whole model: cases of one model hold the same
-numbers, whatever the layout. Files are made as Megatron's ``save_checkpoint`` (megatron/training/checkpointing.py) makes them, by megatron-core's own
-``state_dict``, ``save_parameter_state`` and ``dist_checkpointing.save``. A process of its own, for the device shim.
+numbers, whatever the layout. Files are made as ``save_checkpoint`` of megatron/training/checkpointing.py makes them, by megatron-core's
+own ``state_dict``, ``save_parameter_state`` and ``dist_checkpointing.save``. A process of its own, for the device shim.
 """
 
 from __future__ import annotations
@@ -54,12 +54,18 @@ class Case:
     def ranks(self) -> int:
         return self.tp * self.pp * self.dp
 
+    @property
+    def layout(self) -> tuple[int, ...]:
+        """Cases of one layout are written by the same processes."""
+        return self.tp, self.pp, self.vpp, self.ep, self.etp if self.experts else 0, self.dp
+
 
 DENSE = Case()
 PLAIN = Case(optimizer="plain")
 SHARDED = Case(optimizer="distributed", dp=2)
 MOE = Case(layers=2, experts=4, bias=False, rms=True)
 MLA = Case(layers=2, mla=True, bias=False, rms=True)
+QWEN = Case(layers=2, bias=False, rms=True)
 DIST = {"kind": "torch_dist"}
 CASES: dict[str, Case] = {
     "dense": PLAIN,
@@ -116,6 +122,9 @@ CASES: dict[str, Case] = {
     "dist-moe-dp-reshardable-ep2pp2": replace(MOE, **DIST, optimizer="distributed", ep=2, dp=2, pp=2),
     "dist-moe-fully-reshardable-ep2": replace(MOE, **DIST, optimizer="fully", ep=2, dp=2),
     "dist-mla-tp2": replace(MLA, **DIST, tp=2),
+    "qwen": QWEN,
+    "qwen-tp2pp2": replace(QWEN, tp=2, pp=2, table=64),
+    "qwen-dist-tp2": replace(QWEN, **DIST, tp=2, table=64),
 }
 STATES = ("master", "exp_avg", "exp_avg_sq")
 
@@ -130,8 +139,10 @@ def main() -> None:
 
     prepare()
     target = Path(sys.argv[1])
-    for name in sys.argv[2:] or CASES:
-        run_ranks(CASES[name].ranks, write, CASES[name], target / name)
+    wanted = [(target / name, CASES[name]) for name in sys.argv[2:] or CASES]
+    for layout in dict.fromkeys(case.layout for _, case in wanted):
+        alike = [(path, case) for path, case in wanted if case.layout == layout]
+        run_ranks(alike[0][1].ranks, write_all, alike, timeout=240)
 
 
 def prepare() -> None:
@@ -141,27 +152,28 @@ def prepare() -> None:
     import megatron.core.optimizer  # noqa: F401
 
 
-def write(case: Case, path: Path) -> None:
-    """One rank's part of a checkpoint of iteration 5."""
+def write_all(wanted: list[tuple[Path, Case]]) -> None:
+    """One rank's part of several checkpoints, one after the other: processes and what they import are most of the time."""
     from megatron.core import parallel_state as mpu
     from megatron.core.dist_checkpointing.strategies import filesystem_async
     from megatron.core.transformer import multi_latent_attention
 
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # the queue below is a process too
-    if case.kind == "torch_dist":
-        filesystem_async._results_queue = multiprocessing.Manager().Queue()  # Megatron's own begins with a new interpreter: seconds
+    filesystem_async._results_queue = multiprocessing.Manager().Queue()  # Megatron's own begins with a new interpreter: seconds
     multi_latent_attention.TELinear = ()  # it is asked for even where it is not installed
+    first = wanted[0][1]
     mpu.initialize_model_parallel(
-        case.tp,
-        case.pp,
-        virtual_pipeline_model_parallel_size=case.vpp or None,
-        expert_model_parallel_size=case.ep,
-        expert_tensor_parallel_size=case.etp if case.experts else None,
+        first.tp,
+        first.pp,
+        virtual_pipeline_model_parallel_size=first.vpp or None,
+        expert_model_parallel_size=first.ep,
+        expert_tensor_parallel_size=first.etp if first.experts else None,
     )
-    config, chunks = build(case)
-    fill(case, chunks)
-    optimizer = None if case.optimizer == "none" else optimize(case, config, chunks)
-    save(case, path, chunks, optimizer)
+    for path, case in wanted:
+        config, chunks = build(case)
+        fill(case, chunks)
+        optimizer = None if case.optimizer == "none" else optimize(case, config, chunks)
+        save(case, path, chunks, optimizer)
 
 
 def build(case: Case) -> tuple[Any, list[Any]]:
