@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from msprobe_engine.config_check import tree_files
 from msprobe_engine.config_check.found import Found, Launch, StaticSettings
+from msprobe_engine.config_check.launchers import DISTRIBUTED, STARTING_RANKS, Parsed, parse
+from msprobe_engine.config_check.named_files import NamedFiles, directories, tree_settings
+from msprobe_engine.config_check.python_args import read_python
+from msprobe_engine.config_check.sbatch import read_sbatch
+from msprobe_engine.config_check.secrets import cleaned, masked, secret_setting, secret_variable
+from msprobe_engine.config_check.shell.context import Context, Started
+from msprobe_engine.config_check.shell.evaluate import read_script
+from msprobe_engine.config_check.shell.values import Place, State, Text, shown, unknown_of
+from msprobe_engine.errors import DumpFormatError, UsageError
 
 __all__ = ["Found", "Launch", "StaticSettings", "collect_static"]
+
+SCRIPTS = (".sh", ".bash", ".sbatch", ".slurm", ".job")
+_NOT_SOURCED = frozenset({"activate", "conda.sh", ".bashrc", ".bash_profile", ".profile", "profile", "modules.sh", "init.sh", "bash"})
+"""Files that set up an interactive shell or a package manager: long, and without settings of a training."""
+_MAX_LAUNCHES = 200
 
 
 def collect_static(
@@ -24,4 +39,201 @@ def collect_static(
         UsageError: `paths` is one text, not a list, or a path is no file of these kinds.
         DumpFormatError: a given file cannot be read.
     """
-    raise NotImplementedError
+    if isinstance(paths, (str, Path)) or not all(isinstance(path, (str, Path)) for path in paths):
+        raise UsageError(f"a list of files is expected, not {paths!r}")
+    kinds = [_kind(Path(path)) for path in paths]
+    collector = _Collector(environment, arguments)
+    for path, kind in zip(paths, kinds):
+        collector.add(Path(path), kind)
+    return collector.result()
+
+
+def _kind(path: Path) -> str:
+    """``script``, ``python`` or a kind of `tree_files`; by the suffix, else by the first line."""
+    suffix = path.suffix.lower()
+    if suffix in SCRIPTS:
+        return "script"
+    if suffix == ".py":
+        return "python"
+    if suffix in tree_files.SUFFIXES:
+        return tree_files.SUFFIXES[suffix]
+    if not path.exists():
+        raise DumpFormatError(f"{path}: cannot be read: no such file")
+    first = "" if suffix in (".zip", ".pt", ".bin", ".safetensors") else tree_files.read_text(path).partition("\n")[0]
+    if first.startswith("#!") and "sh" in first.rpartition("/")[2]:
+        return "script"
+    allowed = ", ".join((*SCRIPTS, ".py", *tree_files.SUFFIXES))
+    raise UsageError(f"{path}: settings are read from {allowed} and from scripts whose first line names a shell; this is neither")
+
+
+class _Collector:
+    def __init__(self, environment: Mapping[str, str] | None, arguments: Sequence[str] | None) -> None:
+        self._environment, self._arguments = environment, arguments
+        self._out = StaticSettings()
+        self._secrets: set[str] = set()
+
+    def add(self, path: Path, kind: str) -> None:
+        """One given file."""
+        file = str(path)
+        text = tree_files.read_text(path, kind if kind in tree_files.MAX_BYTES else "text")
+        self._read(file)
+        if kind == "script":
+            self._script(text, file)
+            return
+        if kind == "python":
+            found, notes = read_python(text, file)
+        else:
+            found, notes = tree_settings(text, kind, file), []
+        named = NamedFiles(directories(None, file), {}, self._read)
+        self._settings(found)
+        self._settings(named.of(found, []))
+        self._out.notes += [*notes, *named.notes]
+
+    def result(self) -> StaticSettings:
+        """All that was found, without secrets and with each note once."""
+        out = self._out
+        if self._secrets:
+            out.notes.append(
+                f"{len(self._secrets)} values are left out, because they look like secrets: {', '.join(sorted(self._secrets))}"
+            )
+        out.notes = [masked(note) for note in dict.fromkeys(out.notes)]
+        return out
+
+    def _read(self, file: str) -> None:
+        if file not in self._out.files:
+            self._out.files.append(file)
+
+    def _settings(self, found: Mapping[str, Found]) -> None:
+        """Take values over; a key that is there with another value becomes a conflict, and the first counts."""
+        out = self._out
+        for key, one in found.items():
+            if secret_setting(key, one.value):
+                self._secrets.add(key)
+            one = _replaced(one, cleaned(key, one.value))
+            before = out.values.setdefault(key, one)
+            if before is not one and (before.value, type(before.value)) != (one.value, type(one.value)):
+                conflicts = out.conflicts.setdefault(key, [before])
+                if one not in conflicts:
+                    conflicts.append(one)
+
+    def _script(self, text: str, file: str) -> None:
+        if "\r\n" in text:
+            self._out.notes.append(
+                f"{file}: lines end with CR LF; bash would take the CR as part of the last word of each line. Read without it"
+            )
+            text = text.replace("\r\n", "\n")
+        slurm, given = read_sbatch(text, file)
+        self._settings(slurm)
+        context = Context(self._environment, given)
+        finder = _Finder(context, self._read)
+        arguments = None if self._arguments is None else tuple(self._arguments)
+        state = read_script(text, file, context, finder, arguments)
+        parsed = [one for one in (parse(started, context.note) for started in context.started if not started.captured) if one is not None]
+        launches = self._chosen(parsed, context.started, file)
+        for one in launches[:_MAX_LAUNCHES]:
+            self._launch(one, file)
+        if not launches:
+            self._variables(state.exported())
+        if len(launches) > _MAX_LAUNCHES:
+            self._out.notes.append(f"{file}: {len(launches)} commands start a training; the first {_MAX_LAUNCHES} are taken")
+        context.finish()
+        self._out.notes += context.notes
+
+    def _chosen(self, parsed: list[Parsed], started: list[Started], file: str) -> list[Parsed]:
+        """The commands that start the training: those that start ranks, where there are any."""
+        ranks = [one for one in parsed if one.launcher in DISTRIBUTED or one.launcher in STARTING_RANKS]
+        others = [one for one in parsed if one not in ranks]
+        if ranks and others:
+            lines = ", ".join(f"line {one.started.at.line} ({one.program})" for one in others[:10])
+            self._out.notes.append(f"{file}: taken as preparation, because another command starts ranks: {lines}")
+        if not parsed and started:
+            seen = ", ".join(dict.fromkeys(shown(one.argv[0]).rpartition("/")[2] for one in started))[:200]
+            known = "torchrun, deepspeed, accelerate launch, msrun, srun, mpirun, python"
+            self._out.notes.append(f"{file}: no command starts a training (known are {known}); commands in it: {seen}")
+        for one in started:
+            if shown(one.argv[0]).startswith("--"):
+                said = "stands as a command of its own; is a backslash missing at the end of the line before?"
+                self._out.notes.append(f"{one.at.file}, line {one.at.line}: {shown(one.argv[0])} {said}")
+        return ranks or others
+
+    def _launch(self, one: Parsed, script: str) -> None:
+        started = one.started
+        argv = tuple(shown(word) for word in started.argv)
+        env = {name: shown(text) for name, text in started.env.items() if not secret_variable(name)}
+        hidden = self._hidden(argv)
+        self._out.launches.append(Launch(one.launcher, one.program, hidden, env, started.at.file, started.at.line, started.condition))
+        if started.condition:
+            self._out.notes.append(f"{started.at.file}, line {started.at.line}: this training is started only if {started.condition}")
+        self._variables(started.env)
+        options = {**one.of_launcher, **one.options.found}
+        written = {path: shown(text) for path, text in started.written.items()}
+        named = NamedFiles(directories(started.directory, script, one.program), written, self._read)
+        from_files = named.of(options, [shown(word) for word in one.options.positionals])
+        for key in from_files.keys() & one.options.found.keys():
+            if one.options.found[key].value != from_files[key].value:
+                place = f"{from_files[key].file}, line {from_files[key].line}"
+                self._out.notes.append(f"{place}: '{key}' is given on the command line too, and that counts")
+        self._settings({**options, **{key: found for key, found in from_files.items() if key not in one.options.found}})
+        self._out.notes += named.notes
+
+    def _hidden(self, argv: Sequence[str]) -> tuple[str, ...]:
+        """The words of a command without secrets: values of options that hold them, and what has the shape of one."""
+        out: list[str] = []
+        for word in argv:
+            name, equals, value = word.lstrip("-").partition("=")
+            if equals and secret_setting(name, value):
+                out.append(f"{word.partition('=')[0]}={cleaned(name, value)}")
+            elif out and out[-1].startswith("-") and "=" not in out[-1]:
+                out.append(str(cleaned(out[-1].lstrip("-"), word)))
+            else:
+                out.append(masked(word))
+        return tuple(out)
+
+    def _variables(self, env: Mapping[str, Text]) -> None:
+        """Variables that the script sets; the first launch counts where several differ."""
+        for name, text in env.items():
+            if secret_variable(name):
+                self._secrets.add(name)
+                continue
+            at = text[0].at if text else Place("", 0)
+            unknown = unknown_of(text)
+            value = masked(shown(text))
+            self._out.env.setdefault(name, value)
+            found = Found(value, "shell", at.file, at.line, unknown is None, f"{unknown.source} {unknown.why}" if unknown else "")
+            self._out.env_found.setdefault(name, found)
+
+
+def _replaced(one: Found, value: object) -> Found:
+    return one if value is one.value or value == one.value else Found(value, one.where, one.file, one.line, one.known, one.why)
+
+
+class _Finder:
+    """Gives the text of a script that another one sources or starts; says where there is none."""
+
+    def __init__(self, context: Context, read: Callable[[str], None]) -> None:
+        self._context, self._read = context, read
+
+    def __call__(self, path: str, state: State, at: Place) -> tuple[str, str] | None:
+        name = path.rpartition("/")[2]
+        if name in _NOT_SOURCED:
+            self._context.note(at, f"{path} sets up the shell; it is not read")
+            return None
+        if path in state.written:
+            return shown(state.written[path]), path
+        for candidate in _candidates(path, directories(state.directory, at.file)):
+            if candidate.is_file():
+                try:
+                    text = tree_files.read_text(candidate).replace("\r\n", "\n")
+                except DumpFormatError as error:
+                    self._context.note(at, str(error))
+                    return None
+                self._read(str(candidate))
+                return text, str(candidate)
+        self._context.note(at, f"{path} is not here; what it sets or starts is not known")
+        return None
+
+
+def _candidates(path: str, places: Iterable[Path]) -> list[Path]:
+    if "\0" in path:
+        return []
+    return [Path(path)] if Path(path).is_absolute() else [place / path for place in places]
