@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from msprobe_engine.checkpoint.blocks import Block, Boxes, Piece, Room, blocks_of, fill, read_piece, width_of
 from msprobe_engine.checkpoint.filereads import FileReads
-from msprobe_engine.checkpoint.metrics import Sums, differences, values_known
+from msprobe_engine.checkpoint.metrics import Sums, differences, values, values_known
 from msprobe_engine.checkpoint.names import Pair
 from msprobe_engine.checkpoint.result import (
     BITS,
@@ -69,7 +69,7 @@ class _Comparing(Job):
         sums = differences(words_a, a.dtype, words_b, b.dtype, self.plan.atol, self.plan.rtol)
         files_a = files_b = None
         if sums.changed:
-            mask = words_a != words_b if a.dtype == b.dtype and (len(pieces_a) > 1 or len(pieces_b) > 1) else None
+            mask = _changed(words_a, a.dtype, words_b, b.dtype) if len(pieces_a) > 1 or len(pieces_b) > 1 else None
             files_a = _by_file(pieces_a, mask, sums.changed)
             files_b = _by_file(pieces_b, mask, sums.changed)
         with self.lock:
@@ -169,8 +169,18 @@ def _only_common(a: npt.NDArray[Any], pieces_a: Sequence[Piece], b: npt.NDArray[
     b[nowhere] = 0
 
 
+def _changed(a: npt.NDArray[Any], dtype_a: str, b: npt.NDArray[Any], dtype_b: str) -> npt.NDArray[Any] | None:
+    """Where two blocks differ; None: not known."""
+    if dtype_a == dtype_b:
+        return np.asarray(a != b)
+    if not (values_known(dtype_a) and values_known(dtype_b)):
+        return None
+    x, y = values(a, dtype_a), values(b, dtype_b)
+    return np.asarray((x != y) & ~((x != x) & (y != y)))
+
+
 def _by_file(pieces: Sequence[Piece], mask: npt.NDArray[Any] | None, changed: int) -> dict[str, int] | None:
-    """Changed elements by file; None: not known (element types differ and the block is made of several files)."""
+    """Changed elements by file; None: not known (an element type without values, and several files)."""
     if len({piece.box.file for piece in pieces}) == 1:
         return {str(pieces[0].box.file): changed}
     if mask is None:

@@ -154,7 +154,7 @@ def _piece(words_a: Array, dtype_a: str, words_b: Array, dtype_b: str, atol: flo
         sums.beyond, sums.at = sums.changed, int(mask.argmax()) if mask is not None and sums.changed else -1
         return sums
     with np.errstate(all="ignore"):
-        x, y = _values(words_a, dtype_a), _values(words_b, dtype_b)
+        x, y = values(words_a, dtype_a), values(words_b, dtype_b)
         nan_x, nan_y = np.isnan(x), np.isnan(y)
         agree = (x == y) | (nan_x & nan_y)
         if not same_type:
@@ -177,12 +177,13 @@ def _piece(words_a: Array, dtype_a: str, words_b: Array, dtype_b: str, atol: flo
     return sums
 
 
-def _values(words: Array, dtype: str) -> Array:
+def values(words: Array, dtype: str) -> Array:
+    """What words of an element type stand for, float64 or complex128; of a type of which `values_known` says so."""
     found = decoder(dtype)
-    assert found is not None  # the caller has asked
+    assert found is not None
     raw = words.view(np.dtype(found.words)) if words.dtype != found.words else words
-    values = raw if found.values is None else found.values(raw)
-    return values.astype(np.complex128 if values.dtype.kind == "c" else np.float64)
+    made = raw if found.values is None else found.values(raw)
+    return made.astype(np.complex128 if made.dtype.kind == "c" else np.float64)
 
 
 def _rounds(x: Array, dtype_a: str, y: Array, dtype_b: str) -> Array:

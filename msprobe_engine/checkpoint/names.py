@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Mapping as Mapping_
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 from msprobe_engine.checkpoint.cuts import width_of
@@ -140,6 +141,14 @@ class _Side:
         """Count a tensor as paired."""
         self.done.update(self.slots_of.get(label(tensor), ()))
 
+    def hidden(self) -> dict[str, str]:
+        """Slots that lie in tensors which cannot be taken apart, and why not."""
+        found = {}
+        for slot, placed in self.slots.items():
+            if placed.why_not and slot not in self.done:
+                found.update(dict.fromkeys(placed.hides, f"{label(placed.tensor)} of the other checkpoint: {placed.why_not}"))
+        return found
+
     def unknown(self) -> dict[str, StoredTensor]:
         """What was not paired and is in no table of names, by name; no states of optimizers."""
         found = {}
@@ -244,8 +253,10 @@ class _Aligning:
         reasons: dict[str, list[str]] = {}
         for key, reason in side.leave.items():
             reasons.setdefault(reason, []).append(key)
+        hidden = other.hidden()
         for placed, tensor in side.left():
             refused = next((side.refused[slot] for slot in placed.slots if slot in side.refused), placed.why_not)
+            refused = refused or next((why for slot in placed.slots for hides, why in hidden.items() if fnmatchcase(slot, hides)), "")
             if tensor.group != MODEL and tensor.group not in other.groups:
                 reasons.setdefault(f"{other.checkpoint.path} holds no {_GROUPS[tensor.group]}", []).append(label(tensor))
             elif tensor.state and tensor.state not in other.states and side.checkpoint.format != other.checkpoint.format:

@@ -70,14 +70,22 @@ class ValuesCompared:
 
 
 def compare_values(a: Checkpoint, b: Checkpoint) -> ValuesCompared:
-    """Compare the values that both checkpoints have. Of what one of them lacks only settings are named; the rest is counted."""
+    """Compare the values that both checkpoints have. Of what one of them lacks only settings are named; the rest is counted.
+
+    Where one framework's checkpoint was made of another's, each counts its steps on its own: that they differ is said and does not matter.
+    """
     out = ValuesCompared()
+    converted = a.format.split(" ", 1)[0] != b.format.split(" ", 1)[0]
     rest_a, rest_b = dict(a.values), dict(b.values)
     for name, keys in _PROGRESS.items():
         key_a, key_b = _first(keys, rest_a), _first(keys, rest_b)
         if key_a and key_b:
             label = key_a if key_a == key_b else f"{name} ({key_a}; {key_b})"
-            _one(out, label, rest_a.pop(key_a), rest_b.pop(key_b), "the training was at another point")
+            counts = (rest_a.pop(key_a), rest_b.pop(key_b))
+            if converted and not _same(*counts):
+                out.different.append(ValueDifference(label, *counts, value_group(label), False, "each framework counts on its own"))
+            else:
+                _one(out, label, *counts, "the training was at another point")
     if other_places(a, b):
         for rest in (rest_a, rest_b):
             for key in [key for key in rest if value_group(key) == RANDOM]:
