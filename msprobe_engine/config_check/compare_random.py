@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from msprobe_engine.config_check.difference import RANDOM, Difference, Sheet, merged, short
@@ -16,6 +17,8 @@ from msprobe_engine.config_check.severity import CHANGES, ERROR, MAY, WARNING
 NO_MATCH = "no match stack"
 _FRAME = re.compile(r"File (?P<file>.*), line (?P<line>[0-9]+), in (?P<function>[^,]*), ?(?P<code>.*)", re.DOTALL)
 _SEED = re.compile(r"(?:^|[._])(?:manual_seed(?:_all)?|seed(?:_all)?|set_seed|default_rng)$")
+_INSIDE = re.compile(r"[/\\\\](?:torch|numpy|mindspore)[/\\\\](?:\w+[/\\\\])*random\.py:")
+"""The framework's own file from which its seeding functions call each other."""
 _SEEDED = "the random numbers after it are others"
 _COUNT = "numbers are drawn more or less often, so all later ones of this stream are others"
 
@@ -38,13 +41,14 @@ def compare_random(
     for rank in both:
         ours = tuple(side.get(rank) or {} for side in calls)
         arguments = _seeds(ours[0]), _seeds(ours[1])
+        mine: list[Difference] = []
         for function in sorted(set(bench[rank]) | set(cmp[rank])):
             for row, one in _function(function, rank, bench[rank].get(function, ()), cmp[rank].get(function, ()), arguments):
                 sheet.rows.append(row)
                 sheet.compared += 1
                 if one is not None:
-                    found.append(((rank,), one))
-        found += [((rank,), one) for one in _states(ours[0], ours[1])]
+                    mine.append(one)
+        found += [((rank,), one) for one in _explained(mine, _states(ours[0], ours[1]))]
     sheet.differences = merged(found, tuple(both))
     return sheet
 
@@ -165,6 +169,18 @@ def _seeds(entry: Mapping[str, Any]) -> Arguments:
         if isinstance(one, Mapping) and "where" in one:
             found.setdefault((str(one.get("name")), _base(str(one["where"]))), one.get("seeds") or one.get("arguments"))
     return found
+
+
+def _explained(calls: list[Difference], states: list[Difference]) -> list[Difference]:
+    """What is to be said of one rank: seeding functions that a seeding function of the framework calls, and states that are others
+    because of calls, are told with their cause."""
+    causes = [one for one in calls if not _INSIDE.search(one.why)]
+    inside = [one for one in calls if one not in causes and not any((one.bench, one.cmp) == (o.bench, o.cmp) for o in causes)]
+    if causes and states:
+        names = ", ".join(one.name.removeprefix("state of ") for one in states)
+        causes[0] = replace(causes[0], why=f"{causes[0].why} (the state of {names} is another one too)")
+        states = []
+    return [*causes, *inside, *states]
 
 
 def _states(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:

@@ -16,7 +16,7 @@ from difflib import SequenceMatcher
 from msprobe_engine.config_check import derive, plain
 from msprobe_engine.config_check.difference import ONLY_BENCH, ONLY_CMP, SETTINGS, Difference
 from msprobe_engine.config_check.severity import CHANGES, HARMLESS, MAY
-from msprobe_engine.config_check.side import DEFAULT, DERIVED, Quantity, Setting, Side, last_parts
+from msprobe_engine.config_check.side import DEFAULT, DERIVED, NOT_KNOWN, Quantity, Setting, Side, last_parts
 from msprobe_engine.config_check.terms import Term
 
 PURE, MAPPING, BY_DEFAULT, BY_DERIVATION = "pure name", "mapping", "default", "derived"
@@ -266,6 +266,12 @@ class _Comparison:
     # -- what it means -------------------------------------------------------------------------------------------------------------------
 
     def _judged(self, name: str, term: Term | None, a: Setting, b: Setting | None) -> tuple[str, str]:
+        severity, why = self._by_table(name, term, a, b)
+        if severity == CHANGES and NOT_KNOWN in (a.origin, b.origin if b is not None else ""):
+            return MAY, f"what it is depends on the run of the script, which was only read; {why}"
+        return severity, why
+
+    def _by_table(self, name: str, term: Term | None, a: Setting, b: Setting | None) -> tuple[str, str]:
         if term is None:
             row = self.terms.pattern(name)
             if row.severity != HARMLESS and b is not None and _only_moved(a.value, b.value):

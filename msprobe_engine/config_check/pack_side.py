@@ -9,12 +9,11 @@ from msprobe_engine.config_check import entries
 from msprobe_engine.config_check.by_rank import NO_RANK
 from msprobe_engine.config_check.compare_tensors import Tensors, flat_tags
 from msprobe_engine.config_check.pack import Pack
-from msprobe_engine.config_check.side import Setting, Side
+from msprobe_engine.config_check.side import NOT_KNOWN, Setting, Side
 from msprobe_engine.errors import DumpFormatError
 
 STATIC_FILE = entries.STATIC.rpartition("/")[2]
 DYNAMIC_FILE = entries.DYNAMIC.rpartition("/")[2]
-_NOT_KNOWN = "unknown"
 
 
 class PackSide:
@@ -164,7 +163,7 @@ def _found(name: str, one: Any) -> Setting:
     line = one.get("line")
     place = str(one.get("file", ""))
     return Setting(
-        name, one.get("value"), str(one.get("where", "")) if one.get("known", True) else _NOT_KNOWN, f"{place}:{line}" if line else place
+        name, one.get("value"), str(one.get("where", "")) if one.get("known", True) else NOT_KNOWN, f"{place}:{line}" if line else place
     )
 
 

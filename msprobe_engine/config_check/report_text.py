@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from msprobe_engine.config_check.comparison import Comparison
+from msprobe_engine.config_check.difference import Difference
 from msprobe_engine.config_check.severity import CHANGES, HARMLESS, MAY
 from msprobe_engine.log import one_line
 
 TOP = 20
+MANY = 4
+"""So many differences of one kind are told in one line."""
 _WIDTH = 16
 
 
@@ -35,15 +40,30 @@ def text(found: Comparison, top: int = TOP) -> str:
     lines += _named("checkers", [words] if words else ["the packs have nothing in common that can be compared"])
     for severity in (CHANGES, MAY):
         of_it = [one for one in found.differences if one.severity == severity]
-        shown = [one.sentence() for one in of_it[:top]]
-        if len(of_it) > top:
-            shown.append(f"... and {len(of_it) - top} more, see the report")
-        lines += _named(severity.replace(" numerics", ""), shown)
+        sentences = _sentences(of_it)
+        if len(sentences) > top:
+            sentences[top:] = [f"... and {len(sentences) - top} more, see the report"]
+        lines += _named(severity.replace(" numerics", ""), sentences)
     lines += _named("computed", [f"{name}: {a} against {b}" for name, (a, b, equal) in found.derived.items() if not equal])
     lines += _named("not compared", list(found.not_compared.values()))
     lines += _named("problem", found.problems)
     lines += _named("note", found.notes)
     return "\n".join(one_line(line) for line in lines)
+
+
+def _sentences(differences: list[Difference]) -> list[str]:
+    """One each; many of a kind (all weights after another seed) are one."""
+    alike: dict[tuple[str, str, tuple[int, ...], tuple[int, ...]], list[Difference]] = {}
+    for one in differences:
+        alike.setdefault((one.sheet, one.why, one.ranks, one.steps), []).append(one)
+    found = []
+    for group in alike.values():
+        if len(group) < MANY:
+            found += [one.sentence() for one in group]
+        else:
+            names = ", ".join(one.name for one in group[:3])
+            found.append(replace(group[0], bench_name=f"{len(group)} of them ({names}, ...)", cmp_name="", bench="", cmp="").sentence())
+    return found
 
 
 def _named(word: str, items: list[str]) -> list[str]:

@@ -12,6 +12,8 @@ from msprobe_engine.config_check import plain, secrets
 from msprobe_engine.config_check.terms import ANY, FRAMEWORKS, Alias, Term, default_of, key, known_terms
 
 SET, DERIVED, DEFAULT = "set", "derived", "default"
+NOT_KNOWN = "unknown"
+"""Origin of a value that depends on what only a run of the script knows; the value is the text of the script."""
 ENOUGH = 3
 """Names that only one framework has, before its defaults are taken for what is not said."""
 MOST_LEVELS = 16
@@ -25,7 +27,7 @@ class Setting:
     Attributes:
         name: as written.
         value: as written; secrets are masked.
-        origin: ``default``, ``flag``, ``file``, ``environment``, ``code``, or empty.
+        origin: ``default``, ``flag``, ``file``, ``environment``, ``code``, `NOT_KNOWN` or empty.
         where: file and line, or key; empty.
         framework: one of `FRAMEWORKS`, empty when not known.
     """
