@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Mapping as Mapping_
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from typing import Any
 
 from msprobe_engine.checkpoint.cuts import width_of
@@ -254,9 +253,11 @@ class _Aligning:
         for key, reason in side.leave.items():
             reasons.setdefault(reason, []).append(key)
         hidden = other.hidden()
+        starts = [(slot[:-1], why) for slot, why in hidden.items() if slot.endswith("*")]
         for placed, tensor in side.left():
             refused = next((side.refused[slot] for slot in placed.slots if slot in side.refused), placed.why_not)
-            refused = refused or next((why for slot in placed.slots for hides, why in hidden.items() if fnmatchcase(slot, hides)), "")
+            refused = refused or next((hidden[slot] for slot in placed.slots if slot in hidden), "")
+            refused = refused or next((why for slot in placed.slots for start, why in starts if slot.startswith(start)), "")
             if tensor.group != MODEL and tensor.group not in other.groups:
                 reasons.setdefault(f"{other.checkpoint.path} holds no {_GROUPS[tensor.group]}", []).append(label(tensor))
             elif tensor.state and tensor.state not in other.states and side.checkpoint.format != other.checkpoint.format:

@@ -24,6 +24,7 @@ class Placed:
         form: how the slots lie in the tensor. Two tensors of the same slots, form and shape hold the same elements in the same order.
         cut: makes one tensor for each slot; None: the tensor is its only slot.
         why_not: why the tensor cannot be taken apart, although it is of several slots.
+        hides: those slots; ``*`` at the end: all that begin so.
     """
 
     tensor: StoredTensor
@@ -31,6 +32,7 @@ class Placed:
     form: str = rules.PLAIN
     cut: Cut | None = None
     why_not: str = ""
+    hides: tuple[str, ...] = ()
 
 
 def place(tensor: StoredTensor, model: Model) -> Placed:
@@ -49,7 +51,8 @@ def place(tensor: StoredTensor, model: Model) -> Placed:
         return Placed(tensor, slots, rules.PLAIN, partial(_repeated, count=len(slots)) if len(slots) > 1 else None)
     if tensor.shape != stored and found.cut is not None:
         return Placed(tensor, (head + bare(tensor.name),), why_not=f"has shape {list(tensor.shape)}, its parameter {list(stored)}")
-    return replace(found, tensor=tensor, slots=slots)
+    hides = tuple(f"{head}{spot.layer}{name}" + (f".{spot.kind}" if name[-1] != "*" else "") for name in found.hides)
+    return replace(found, tensor=tensor, slots=slots, hides=hides)
 
 
 def _repeated(tensor: StoredTensor, count: int) -> list[StoredTensor]:
@@ -67,9 +70,8 @@ def _placed(tensor: StoredTensor, spot: Spot, model: Model) -> Placed:
     if form == rules.FC1:
         gated = model.gated(spot.layer, slot, shape[0]) if shape else None
         if gated is None:
-            return Placed(
-                tensor, (slot,), why_not="whether it holds gate and up is not known: give `facts: {gated: true}` in a mapping file"
-            )
+            why = "whether it holds gate and up is not known: give `facts: {gated: true}` in a mapping file"
+            return _refused(tensor, spot, why, f"{slot[:-2]}gate", slot)
         form = rules.HALVES if gated else rules.PLAIN
     if form == rules.HALVES:
         return Placed(tensor, (f"{slot[:-2]}gate", slot), form, cuts.halves)
@@ -80,6 +82,11 @@ def _placed(tensor: StoredTensor, spot: Spot, model: Model) -> Placed:
     if form in (rules.WIDE_FC1, rules.WIDE_FC2):
         return _wide(tensor, spot, model)
     return Placed(tensor, (slot,))
+
+
+def _refused(tensor: StoredTensor, spot: Spot, why: str, *hides: str) -> Placed:
+    """A tensor that stays whole. It can only be another that lies in the same form and cannot be taken apart either."""
+    return Placed(tensor, (f"?{spot.rule.form}?{spot.rule.slot}",), spot.rule.form, why_not=why, hides=hides)
 
 
 def _is_conv(spot: Spot, model: Model) -> bool:
@@ -96,7 +103,7 @@ def _qkv(tensor: StoredTensor, spot: Spot, model: Model) -> Placed:
     turn = form == rules.CONV_QKV and len(tensor.shape) == 2 and _is_conv(spot, model)
     heads = model.heads(layer, tensor.shape[1] if turn else tensor.shape[0])
     if isinstance(heads, str):
-        return Placed(tensor, (spot.rule.slot,), form, why_not=heads)
+        return _refused(tensor, spot, heads, *slots)
     if form == rules.GROUPED_QKV:
         return Placed(tensor, slots, f"{form} {heads}", partial(cuts.grouped_qkv, heads=heads))
 
@@ -109,10 +116,10 @@ def _qkv(tensor: StoredTensor, spot: Spot, model: Model) -> Placed:
 def _latent(tensor: StoredTensor, spot: Spot, model: Model) -> Placed:
     """MindSpeed's one projection down for queries, keys and values of multi-latent attention."""
     up = model.shape(f"{spot.layer}attention.q_up.weight")
-    if up is None or len(up) != 2 or up[1] >= tensor.shape[0]:
-        return Placed(tensor, (spot.rule.slot,), why_not="the rank of the queries is not known")
-    sizes = (up[1], tensor.shape[0] - up[1])
     slots = ("attention.q_down", "attention.kv_down")
+    if up is None or len(up) != 2 or up[1] >= tensor.shape[0]:
+        return _refused(tensor, spot, "the rank of the queries is not known", *slots)
+    sizes = (up[1], tensor.shape[0] - up[1])
     return Placed(tensor, slots, rules.LATENT_DOWN, lambda t: cuts.blocks(t, sizes, ("q_down", "kv_down")))
 
 
@@ -123,9 +130,8 @@ def _rotary(tensor: StoredTensor, spot: Spot, model: Model) -> Placed:
         return Placed(tensor, (spot.rule.slot,))
     size = model.head_dim(spot.layer)
     if size is None or tensor.shape[0] % size or size % 2:
-        return Placed(
-            tensor, (spot.rule.slot,), why_not="the size of an attention head is not known: give `facts: {head_dim: N}` in a mapping file"
-        )
+        why = "the size of an attention head is not known: give `facts: {head_dim: N}` in a mapping file"
+        return _refused(tensor, spot, why, spot.rule.slot)
     return Placed(tensor, (spot.rule.slot,), f"{rules.ROTARY} {size}", lambda t: [cuts.half_rotation(t, size)])
 
 
@@ -168,9 +174,9 @@ def _wide(tensor: StoredTensor, spot: Spot, model: Model) -> Placed:
     (`GroupedMLP.forward` of megatron-core views them so)."""
     n, hidden = model.number("experts"), model.hidden
     if len(tensor.shape) != 2 or not n or not hidden or tensor.numel % (n * hidden):
-        return Placed(tensor, (spot.rule.slot,), why_not="the number of experts is not known: give `facts: {experts: N}` in a mapping file")
+        return _refused(tensor, spot, "the number of experts is not known: give `facts: {experts: N}` in a mapping file", "experts.*")
     if any(box.sizes != tensor.shape for box in tensor.boxes):
-        return Placed(tensor, (spot.rule.slot,), why_not="its experts lie on several ranks as one matrix")
+        return _refused(tensor, spot, "its experts lie on several ranks as one matrix", "experts.*")
     inner = tensor.numel // (n * hidden)
     first = spot.rule.form == rules.WIDE_FC1
     sizes = (n, hidden, inner) if first else (n, inner, hidden)
