@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from msprobe_engine.checkpoint.kinds import kind_of, layer_of
-from msprobe_engine.checkpoint.stored import MODEL
+from msprobe_engine.checkpoint.kinds import OTHER, kind_of, layer_of
+from msprobe_engine.checkpoint.stored import MODEL, OPTIMIZER
 
 EQUAL, WITHIN, DIFFERENT, SHAPE, INCOMPLETE, UNREADABLE = "equal", "within tolerance", "different", "shape", "incomplete", "unreadable"
 """How a pair of tensors came out. `INCOMPLETE`: what both sides have is the same, but a side has not all of it."""
@@ -93,7 +93,7 @@ class TensorResult:
 
     @property
     def kind(self) -> str:
-        return kind_of(self.name)
+        return kind_of(self.name) if self.group in (MODEL, OPTIMIZER) else OTHER
 
     @property
     def rounded(self) -> bool:

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from msprobe_engine.checkpoint.kinds import kind_of, layer_of
+from msprobe_engine.checkpoint.kinds import OTHER, kind_of, layer_of
 from msprobe_engine.checkpoint.report_text import ranges, size
-from msprobe_engine.checkpoint.stored import MODEL, Checkpoint, StoredTensor
+from msprobe_engine.checkpoint.stored import MODEL, OPTIMIZER, Checkpoint, StoredTensor
 from msprobe_engine.dump.dtypes import item_size
 from msprobe_engine.log import one_line
 
@@ -27,7 +27,7 @@ def listing(checkpoint: Checkpoint) -> dict[str, Any]:
         "tensors": {
             key: {
                 "shape": list(t.shape), "dtype": t.dtype, "group": t.group, "state": t.state, "layer": layer_of(t.name),
-                "kind": kind_of(t.name), "pieces": len(t.boxes), "copies": len(t.copies), "origin": t.origin, "bytes": _nbytes([t]),
+                "kind": _kind(t), "pieces": len(t.boxes), "copies": len(t.copies), "origin": t.origin, "bytes": _nbytes([t]),
             }
             for key, t in checkpoint.tensors.items()
         },
@@ -70,6 +70,10 @@ def text(checkpoint: Checkpoint, tensors: bool = False, values: bool = False) ->
     return "\n".join(lines)
 
 
+def _kind(tensor: StoredTensor) -> str:
+    return kind_of(tensor.name) if tensor.group in (MODEL, OPTIMIZER) else OTHER
+
+
 def _nbytes(tensors: Iterable[StoredTensor]) -> int:
     return sum(t.numel * (item_size(t.dtype) or 0) for t in tensors)
 
@@ -88,7 +92,7 @@ def _by_kind(tensors: Iterable[StoredTensor]) -> list[str]:
     counts: Counter[tuple[str, str, str]] = Counter()
     nbytes: Counter[tuple[str, str, str]] = Counter()
     for t in tensors:
-        key = (t.state or ("weight" if t.group == MODEL else t.group), kind_of(t.name), t.dtype)
+        key = (t.state or ("weight" if t.group == MODEL else t.group), _kind(t), t.dtype)
         counts[key] += 1
         nbytes[key] += _nbytes([t])
     rows = [(*key, f"{count} tensors", size(nbytes[key])) for key, count in sorted(counts.items())]
