@@ -368,19 +368,18 @@ def _refuse(path: Path, entry: zipfile.ZipInfo) -> None:
 
 @contextlib.contextmanager
 def _open(path: Path) -> Iterator[pack_file.Opened]:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise DumpFormatError(f"cannot read the pack {one_line(str(path))}: {error.strerror or error}") from error
-    try:
-        with pack_file.opened(fd) as archive:
-            yield archive
-    except zipfile.BadZipFile as error:
-        raise DumpFormatError(
-            f"{one_line(str(path))} is no zip; packs are written by 'msprobe config_check -d' and by ConfigChecker"
-        ) from error
-    finally:
-        os.close(fd)
+    with contextlib.ExitStack() as stack:
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            stack.callback(os.close, fd)
+            archive = stack.enter_context(pack_file.opened(fd))
+        except OSError as error:
+            raise DumpFormatError(f"cannot read the pack {one_line(str(path))}: {error.strerror or error}") from error
+        except zipfile.BadZipFile as error:
+            raise DumpFormatError(
+                f"{one_line(str(path))} is no zip; packs are written by 'msprobe config_check -d' and by ConfigChecker"
+            ) from error
+        yield archive
 
 
 def _plain(stem: str) -> str:
