@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
 import shutil
-import types
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from megatron_pickles import load
 from stored_arrays import array_of
 
 from msprobe_engine.checkpoint.diff import diff
@@ -107,21 +106,10 @@ def test_weights_of_one_model_are_equal_in_any_two_layouts(megatron_checkpoints:
     assert len([t for t in found.tensors if not t.state]) > 20
 
 
-class WithoutMegatron(types.ModuleType):
-    """`pickle` for torch.load; Megatron's classes (in the arguments) stay what they are called, which saves its import."""
-
-    class Unpickler(pickle.Unpickler):
-        def find_class(self, module: str, name: str) -> object:
-            return str if module.startswith("megatron") else super().find_class(module, name)
-
-    load = staticmethod(pickle.load)
-
-
 def test_what_is_read_is_what_torch_loads(megatron_checkpoints: Path) -> None:
     """The tensors of one rank's file are those that torch gives, bit by bit."""
     path = megatron_checkpoints / "dense"
-    file = path / "iter_0000005" / "mp_rank_00" / "model_optim_rng.pt"
-    loaded = torch.load(file, weights_only=False, pickle_module=WithoutMegatron)["model"]
+    loaded = load(path / "iter_0000005" / "mp_rank_00" / "model_optim_rng.pt")["model"]
     read = open_checkpoint(path)
     assert {name for name, tensor in loaded.items() if tensor is not None} == {t.name for t in read.tensors.values() if t.group == "model"}
     for name, tensor in loaded.items():
