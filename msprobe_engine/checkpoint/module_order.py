@@ -11,22 +11,23 @@ from typing import TypeVar
 
 Item = TypeVar("Item")
 
-_LLAMA = """model base_model language_model embed_tokens layers self_attn q_proj k_proj v_proj qkv_proj o_proj q_norm k_norm
+# A module's own parameters come before those of the modules in it.
+_LLAMA = """weight bias model base_model language_model embed_tokens layers self_attn q_proj k_proj v_proj qkv_proj o_proj q_norm k_norm
 mlp gate gate_proj up_proj gate_up_proj down_proj shared_expert shared_expert_gate
-input_layernorm post_attention_layernorm pre_feedforward_layernorm post_feedforward_layernorm norm lm_head score weight bias"""
-_GPT2 = "transformer wte wpe h ln_1 attn c_attn c_proj_ ln_2 mlp c_fc c_proj ln_f lm_head score weight bias"
-_BERT = """bert roberta embeddings word_embeddings position_embeddings token_type_embeddings encoder layer attention self query key value
-intermediate output dense LayerNorm_ LayerNorm pooler cls predictions transform decoder seq_relationship classifier out_proj bias_ weight
-bias"""
-_FAMILIES = tuple({word.rstrip("_"): rank for rank, word in enumerate(text.split())} for text in (_LLAMA, _GPT2, _BERT))
+input_layernorm post_attention_layernorm pre_feedforward_layernorm post_feedforward_layernorm norm lm_head score"""
+_GPT2 = "weight bias transformer wte wpe h ln_1 attn c_attn ln_2 mlp c_fc c_proj ln_f lm_head score"
+_BERT = """weight bias bert roberta embeddings word_embeddings position_embeddings token_type_embeddings encoder layer
+attention self query key value
+intermediate output dense LayerNorm pooler cls predictions transform decoder seq_relationship classifier out_proj"""
+_FAMILIES = tuple({word: rank for rank, word in enumerate(text.split())} for text in (_LLAMA, _GPT2, _BERT))
 
 
-def in_module_order(items: Sequence[Item], name_of: Callable[[Item], str]) -> list[Item]:
-    """`items` as the model defines them; as they are, when the model is none of the known ones."""
+def in_module_order(items: Sequence[Item], name_of: Callable[[Item], str]) -> list[Item] | None:
+    """`items` as the model defines them; None: the model is none of the known ones."""
     split = [(name_of(item).split("."), item) for item in items]
     words = {word for parts, _ in split for word in parts if not word.isdigit()}
     for family in _FAMILIES:
         if words <= family.keys():
             ranked = [([(int(w), 0) if w.isdigit() else (-1, family[w]) for w in parts], n, item) for n, (parts, item) in enumerate(split)]
             return [item for _, _, item in sorted(ranked, key=lambda entry: entry[:2])]
-    return list(items)
+    return None

@@ -9,7 +9,7 @@ model's tensors.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -53,7 +53,11 @@ def is_optimizer(tree: Any) -> bool:
 
 
 def optimizer_parts(
-    tree: dict[Any, Any], parameters: Sequence[Parameter], prefix: str = "optimizer", ordered: bool = True
+    tree: dict[Any, Any],
+    parameters: Sequence[Parameter],
+    prefix: str = "optimizer",
+    ordered: bool = True,
+    others: Sequence[Sequence[Parameter]] = (),
 ) -> OptimizerParts:
     """States by parameter, and the settings of the groups.
 
@@ -62,12 +66,13 @@ def optimizer_parts(
         parameters: tensors of the model.
         prefix: path of the values.
         ordered: `parameters` are in the order of the module; else (safetensors sorts them) the order of the usual modules is tried.
+        others: the tensors of other models that it may be the optimizer of, if not of `parameters`.
     """
     out = OptimizerParts()
     groups = [group if isinstance(group, dict) else {} for group in tree["param_groups"]]
     members = [list(group["params"]) if isinstance(group.get("params"), (list, tuple)) else [] for group in groups]
     states: dict[Any, Any] = tree["state"]
-    names = _names(groups, members, states, parameters, ordered, prefix, out.notes)
+    names = _names(groups, members, states, [parameters, *others], ordered, prefix, out.notes)
     for number, state in states.items():
         name = names.get(number, f"#{number}") if not isinstance(number, str) else number
         tensors, values = plain(state)
@@ -107,7 +112,7 @@ def _names(
     groups: list[dict[Any, Any]],
     members: list[list[Any]],
     states: dict[Any, Any],
-    parameters: Sequence[Parameter],
+    models: Sequence[Sequence[Parameter]],
     ordered: bool,
     prefix: str,
     notes: list[str],
@@ -118,11 +123,11 @@ def _names(
     if groups and all(isinstance(g.get("param_names"), (list, tuple)) and len(g["param_names"]) == len(m) for g, m in zip(groups, members)):
         return {number: str(name) for group, numbers in zip(groups, members) for number, name in zip(numbers, group["param_names"])}
     shapes = [[_shape(states.get(number)) for number in numbers] for numbers in members]
-    found = _match(shapes, parameters, ordered)
+    found = next((names for model in models if (names := _match(shapes, model, ordered)) is not None), None)
     count = sum(map(len, members))
     if found is None:
         notes.append(
-            f"{prefix} holds the states of {count} parameters by number, and which of the model's {len(parameters)} tensors these are "
+            f"{prefix} holds the states of {count} parameters by number, and which of the model's {len(models[0])} tensors these are "
             "does not follow from their shapes: they are called #0, #1, ..."
         )
         return {}
@@ -149,19 +154,20 @@ def _match(shapes: list[list[Shape | None]], parameters: Sequence[Parameter], or
     if not any(shape is not None for group in shapes for shape in group):
         return None
     without = [p for p in parameters if not _BUFFER.search(p.name)]
-    orders: Iterable[Sequence[Parameter]] = [without, parameters] if ordered else [in_module_order(without, _name_of)]
-    for order in orders:
+    orders = [without, parameters] if ordered else [in_module_order(without, _name_of)]
+    known = [order for order in orders if order is not None]
+    for order in known:
         for split in _SPLITS:
             found = _by_split(shapes, order, split)
             if found is not None:
                 return found
-    if len(shapes) == 1 and ordered:
-        return _only_way(shapes[0], without)
+    if len(shapes) == 1 and known:
+        return _only_way(shapes[0], known[0])
     return None
 
 
 def _name_of(parameter: Parameter) -> str:
-    return parameter.name
+    return re.sub(r"^model_\d+\.", "", parameter.name)  # Accelerate's second model
 
 
 def _is_bias_or_norm(parameter: Parameter) -> bool:

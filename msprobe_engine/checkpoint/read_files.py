@@ -117,7 +117,7 @@ def _read_directory(path: Path, trust: Collection[str]) -> Checkpoint:
         if states := _OPTIMIZERS.fullmatch(name):
             tree = _tree(out, path / name, trust)
             if is_optimizer(tree):
-                add_optimizer(out, tree, "optimizer" if states[1] is None else f"optimizer_{states[1]}", ordered)
+                add_optimizer(out, tree, "optimizer" if states[1] is None else f"optimizer_{states[1]}", ordered, int(states[1] or 0))
     add_trainer_files(out, path, trust)
     if not out.tensors and not out.problems:
         raise DumpFormatError(f"{path}: holds no weights ({', '.join(sorted(map(one_line, names))[:8])})")

@@ -41,6 +41,7 @@ __all__ = [
 
 _MAX_PICKLE = 4 << 30
 """The description of the largest checkpoints (``.metadata`` of thousands of ranks) is a few hundred MB."""
+_END = 4096
 _MAGIC = 0x1950A86A20F9469CFC6C
 _LEGACY_PROTOCOL = 1001
 
@@ -67,10 +68,20 @@ class TorchFile:
 
 
 class _Window(io.RawIOBase):
-    """Some bytes of a file as a file of their own."""
+    """Some bytes of a file as a file of their own.
+
+    What an archive says of itself is at its two ends: these are read at once, for a distributed checkpoint has very many small archives.
+    """
 
     def __init__(self, file: BinaryIO, start: int, length: int) -> None:
         self._file, self._start, self._length, self._at = file, start, length, 0
+        self._head = self._taken(0, min(length, 2 * _END if length <= 2 * _END else _END))
+        self._tail_at = max(len(self._head), length - _END)
+        self._tail = self._taken(self._tail_at, length - self._tail_at)
+
+    def _taken(self, at: int, count: int) -> bytes:
+        self._file.seek(self._start + at)
+        return self._file.read(count) if count else b""
 
     def readable(self) -> bool:
         return True
@@ -88,8 +99,12 @@ class _Window(io.RawIOBase):
     def read(self, size: int | None = -1) -> bytes:
         left = max(0, self._length - self._at)
         count = left if size is None or size < 0 else min(size, left)
-        self._file.seek(self._start + self._at)
-        data = self._file.read(count)
+        if self._at + count <= len(self._head):
+            data = self._head[self._at : self._at + count]
+        elif self._at >= self._tail_at:
+            data = self._tail[self._at - self._tail_at : self._at - self._tail_at + count]
+        else:
+            data = self._taken(self._at, count)
         self._at += len(data)
         return data
 
@@ -186,8 +201,8 @@ class _Zip:
     """The archive of one ``torch.save``."""
 
     def __init__(self, file: BinaryIO, path: Path, start: int, length: int) -> None:
-        self.file, self.path, self.start, self.length = file, path, start, length
-        with zipfile.ZipFile(_Window(file, start, length)) as archive:
+        self.file, self.path, self.start, self.length = _Window(file, start, length), path, start, length
+        with zipfile.ZipFile(self.file) as archive:
             self.members = {info.filename: info for info in archive.infolist()}
         self.places: dict[str, tuple[int, int]] = {}
 
@@ -214,7 +229,7 @@ class _Zip:
             wanted = count * (item_size(dtype) or 1 if dtype else 1)
             if wanted > nbytes:
                 raise Wrong(f"has a storage data/{key[:80]} of {nbytes} bytes, which should have {wanted}; it is damaged")
-            return Storage(dtype, self.path, begin, nbytes)
+            return Storage(dtype, self.path, self.start + begin, nbytes)
 
         tree, _ = _loaded(data, TorchHooks(locate, trust))
         self.check_apart()
@@ -228,14 +243,14 @@ class _Zip:
         return data
 
     def place(self, name: str) -> tuple[int, int]:
-        """Byte of the file at which the data of a member begin, and how many there are."""
+        """Byte of the archive at which the data of a member begin, and how many there are."""
         if name in self.places:
             return self.places[name]
         info = self.members[name]
         if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size or info.flag_bits & 1:
             raise Wrong(f"has a member {name[-80:]!r} that is compressed or encrypted; torch.save writes none")
-        begin = member_begin(self.file, self.start + info.header_offset)
-        if begin + info.file_size > self.start + self.length:
+        begin = member_begin(self.file, info.header_offset)
+        if begin + info.file_size > self.length:
             raise Wrong(f"has a member {name[-80:]!r} that reaches behind the end of the file; it was cut off")
         self.places[name] = begin, info.file_size
         return self.places[name]

@@ -20,6 +20,8 @@ _MODELS = ("model", "model_state_dict", "model_state", "state_dict", "module", "
 """Where a script's model is; the first that holds tensors. Its names stand for themselves, those of other parts get the part before."""
 _SCHEDULERS = re.compile(r"(lr_)?sched(uler)?s?(_state_dict|_state)?|lr_schedulers?(_state_dict)?|opt_param_scheduler")
 _RANDOM = re.compile(r"(.*_)?(rng|random)(_.*)?")
+_PART = re.compile(r"(model_\d+|ema\w*|teacher\w*|\w+_ema)\.")
+"""Before the names of another model in the same checkpoint."""
 _CHUNK = re.compile(r"model\d+")
 _MAX_DEPTH = 3
 _MOST_PARTS = 64
@@ -41,16 +43,21 @@ def add_training_state(out: Checkpoint, tree: Any) -> None:
         for name, tensor in tensors.items():
             out.add(stored(name, tensor, MODEL))
         return
-    holds = {name: _holds_tensors(part) for name, part in parts.items()}
-    main = next((name for name in _MODELS if holds.get(name) and not isinstance(parts[name], FileTensor)), None)
+    main = _main(parts)
+    if main is None:
+        # {"state": {"model": ..., "optimizer": ...}, "epoch": 3}
+        inner = [name for name, part in parts.items() if isinstance(part, dict) and not is_optimizer(part) and _main(part) is not None]
+        if len(inner) == 1:
+            parts = {name: part for name, part in parts.items() if name != inner[0]} | parts[inner[0]]
+            main = _main(parts)
     if main is None and _is_state_dict(parts):
-        add_state_dict(out, tree)
+        add_state_dict(out, parts, values_at="")
         return
     optimizers: list[tuple[str, dict[Any, Any]]] = []
     for name, part in parts.items():
         if name == main:
             add_state_dict(out, part)
-        elif _CHUNK.fullmatch(name) and holds[name]:
+        elif _CHUNK.fullmatch(name) and _holds_tensors(part):
             add_state_dict(out, part, f"{name}.")
         else:
             rest = _without_optimizers(part, _path(name), optimizers, 0)
@@ -60,41 +67,48 @@ def add_training_state(out: Checkpoint, tree: Any) -> None:
         add_optimizer(out, part, path, True)
 
 
-def add_state_dict(out: Checkpoint, tree: Any, prefix: str = "") -> None:
+def _main(parts: dict[str, Any]) -> str | None:
+    """Where the model is; None: under none of the usual names."""
+    return next((name for name in _MODELS if not isinstance(parts.get(name), FileTensor) and _holds_tensors(parts.get(name))), None)
+
+
+def add_state_dict(out: Checkpoint, tree: Any, prefix: str = "", values_at: str = "model.") -> None:
     """Take in the tensors of a model's state dict, nested or not."""
     tensors, values = plain(tree)
     for name, tensor in tensors.items():
         out.add(stored(prefix + name, tensor, MODEL))
-    out.values |= {f"model.{prefix}{name}": value for name, value in values.items()}
+    out.values |= {f"{values_at}{prefix}{name}": value for name, value in values.items()}
 
 
-def add_optimizer(out: Checkpoint, tree: dict[Any, Any], path: str, ordered: bool) -> None:
+def add_optimizer(out: Checkpoint, tree: dict[Any, Any], path: str, ordered: bool, number: int = 0) -> None:
     """Take in an optimizer's state dict.
 
     Args:
-        out: has the tensors of the model already.
+        out: has the tensors of the models already.
         tree: what ``Optimizer.state_dict()`` gave.
-        path: of it; a second optimizer's states get it before their names.
-        ordered: the tensors of the model are in the order of the module.
+        path: of it; a second optimizer's states get it before their names where these are taken.
+        ordered: the tensors of the models are in the order of the module.
+        number: of the optimizer; it is most likely that of the model of this number (``model_1.`` before its names).
     """
-    parameters: list[Parameter] = []
+    models: dict[str, list[Parameter]] = {}
     seen: set[tuple[Any, ...]] = set()
     for tensor in out.tensors.values():
         if tensor.group != MODEL or tensor.state:
             continue
-        place = tuple((box.file, box.start) for box in tensor.boxes)
-        if tensor.numel and (*place, tensor.shape) in seen:  # tied: the same storage under two names is one parameter
+        place = (*((box.file, box.start) for box in tensor.boxes), tensor.shape)
+        if tensor.numel and place in seen:  # tied: the same storage under two names is one parameter
             continue
-        seen.add((*place, tensor.shape))
-        parameters.append(Parameter(tensor.name, tensor.shape))
-    found = optimizer_parts(tree, parameters, path, ordered)
-    taken = {tensor.key for tensor in found.tensors} & out.tensors.keys()
-    for tensor in found.tensors:
-        if taken:
-            tensor = replace(tensor, name=f"{path}.{tensor.name}")
-        out.add(tensor)
-    out.values |= found.values
-    out.notes += [f"{out.path}: {note}" for note in found.notes]
+        seen.add(place)
+        part = found[0] if (found := _PART.match(tensor.name)) else ""
+        models.setdefault(part, []).append(Parameter(tensor.name, tensor.shape))
+    likely = sorted(models, key=lambda part: part != (f"model_{number}." if number else ""))
+    first, *others = [*(models[part] for part in likely), [p for part in likely for p in models[part]]]
+    parts = optimizer_parts(tree, first, path, ordered, others)
+    taken = {tensor.key for tensor in parts.tensors} & out.tensors.keys()
+    for tensor in parts.tensors:
+        out.add(replace(tensor, name=f"{path}.{tensor.name}") if taken else tensor)
+    out.values |= parts.values
+    out.notes += [f"{out.path}: {note}" for note in parts.notes]
 
 
 _NOTHING = object()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from io import RawIOBase
 from typing import Any, BinaryIO
 
 from msprobe_engine.dump.unpickle import Wrong
@@ -51,14 +52,14 @@ def reach(offset: int, shape: Sequence[int], strides: Sequence[int]) -> int:
     return 0 if any(n == 0 for n in shape) else offset + sum((n - 1) * step for n, step in zip(shape, strides)) + 1
 
 
-def member_begin(file: BinaryIO, header: int) -> int:
+def member_begin(file: BinaryIO | RawIOBase, header: int) -> int:
     """Byte at which the data of an archive's member begin, whose header is at byte `header`.
 
     Raises:
         Wrong: there is none.
     """
     file.seek(header)
-    head = file.read(LOCAL_HEADER)
+    head = file.read(LOCAL_HEADER) or b""
     if len(head) < LOCAL_HEADER or head[:4] != ZIP_MEMBER:
         raise Wrong("has a member that begins where there is none; it is damaged")
     return header + LOCAL_HEADER + int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")

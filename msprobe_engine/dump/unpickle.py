@@ -109,8 +109,16 @@ class _Machine:
         self.at = begin + count
         return self.data[begin : begin + count]
 
+    def byte(self) -> int:
+        self.at += 1
+        return self.data[self.at - 1]
+
     def number(self, width: int) -> int:
-        return int.from_bytes(self.take(width), "little")
+        begin, self.at = self.at, self.at + width
+        part = self.data[begin : self.at]
+        if len(part) < width:
+            raise Wrong(_BROKEN)
+        return int.from_bytes(part, "little")
 
     def line(self) -> bytes:
         end = self.data.index(b"\n", self.at)
@@ -146,7 +154,7 @@ def _sized(width: int, made: Callable[[bytes], Any]) -> _Step:
 
 
 def _protocol(m: _Machine) -> None:
-    if (found := m.number(1)) > 5:
+    if (found := m.byte()) > 5:
         raise Wrong(f"has a pickle of protocol {found}; protocols up to 5 are known")
 
 
@@ -336,19 +344,19 @@ _STEPS: dict[int, _Step] = {
     ord("1"): lambda m: m.above_mark().clear(),
     ord("2"): _push(lambda m: m.stack[-1]),
     0x94: _put(lambda m: len(m.memo)),
-    ord("q"): _put(lambda m: m.number(1)),
+    ord("q"): _put(lambda m: m.byte()),
     ord("r"): _put(lambda m: m.number(4)),
     ord("p"): _put(lambda m: int(m.line())),
-    ord("h"): _get(lambda m: m.number(1)),
+    ord("h"): _get(lambda m: m.byte()),
     ord("j"): _get(lambda m: m.number(4)),
     ord("g"): _get(lambda m: int(m.line())),
     ord("N"): _push(lambda _: None),
     0x88: _push(lambda _: True),
     0x89: _push(lambda _: False),
-    ord("K"): _push(lambda m: m.number(1)),
+    ord("K"): _push(lambda m: m.byte()),
     ord("M"): _push(lambda m: m.number(2)),
     ord("J"): _push(lambda m: _integer(m, 4)),
-    0x8A: _push(lambda m: _integer(m, m.number(1))),
+    0x8A: _push(lambda m: _integer(m, m.byte())),
     0x8B: _push(lambda m: _integer(m, m.number(4))),
     ord("I"): _push(_written_integer),
     ord("L"): _push(lambda m: int(m.line().rstrip(b"L"))),

@@ -45,8 +45,8 @@ def same(found: FileTensor, wanted: torch.Tensor) -> None:
     """Bit for bit."""
     assert f"torch.{found.dtype}" == str(wanted.dtype)
     assert found.shape == tuple(wanted.shape)
-    bits = [t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (taken(found), wanted) if wanted.numel()]
-    assert not bits or torch.equal(*bits)
+    bits = [torch.empty(t.numel(), dtype=t.dtype).copy_(t.detach().flatten()).view(torch.uint8) for t in (taken(found), wanted)]
+    assert torch.equal(*bits)
 
 
 def flattened(tree: Any, path: str = "") -> dict[str, torch.Tensor]:
