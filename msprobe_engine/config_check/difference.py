@@ -12,6 +12,9 @@ ENV, PIP, DATASET, WEIGHTS, SETTINGS, RANDOM, SYSTEM = "env", "pip", "dataset", 
 CHECKERS = (ENV, PIP, DATASET, WEIGHTS, SETTINGS, RANDOM, SYSTEM)
 """In the order of the existing tool's summary; ours behind."""
 
+_CAUSES = (SETTINGS, ENV, PIP, SYSTEM, RANDOM, DATASET, WEIGHTS)
+"""A seed is the cause of weights and of samples, and neither is the cause of a setting."""
+
 ADDED = ("severity", "why", "term", "ranks", "where")
 """Columns of ours, behind those of the existing tool."""
 COLUMNS = {
@@ -108,8 +111,11 @@ class Difference:
             else f"{self.bench_name} / {self.cmp_name}"
         )
         at = "".join((f", step {listed(self.steps)}" if self.steps else "", f", rank {listed(self.ranks)}" if self.ranks else ""))
-        values = f": {short(self.bench)} against {short(self.cmp)}" if self.bench or self.cmp else ""
-        return f"{self.sheet}: {name}{at}{values}; {self.why}"
+        return f"{self.sheet}: {name}{at}{': ' if self.bench or self.cmp else '; '}{self.reason()}"
+
+    def reason(self) -> str:
+        """The two values, and what they do."""
+        return f"{short(self.bench)} against {short(self.cmp)}; {self.why}" if self.bench or self.cmp else self.why
 
 
 @dataclass
@@ -141,8 +147,8 @@ class Sheet:
 
 
 def in_order(differences: Iterable[Difference]) -> list[Difference]:
-    """The worst first; among equals by sheet and name."""
-    return sorted(differences, key=lambda d: (SEVERITIES.index(d.severity), CHECKERS.index(d.sheet), d.name, d.ranks, d.steps))
+    """The worst first; among equals what can be a cause before what follows from it."""
+    return sorted(differences, key=lambda d: (SEVERITIES.index(d.severity), _CAUSES.index(d.sheet), d.name, d.ranks, d.steps))
 
 
 def merged(differences: Iterable[tuple[tuple[int, ...], Difference]], everyone: tuple[int, ...]) -> list[Difference]:

@@ -114,6 +114,8 @@ class Diagnosis:
             text = "The runs have next to no calls in common"
         if first is None:
             return f"{self.nothing or text}." if self.finding == NONE else f"{text}."
+        if self.finding in (CONFIG, CHECKPOINT):  # not of a step of a training
+            return one_line(f"{text}: {first.record}")
         place = f", module {first.module}" if first.module else ""
         return one_line(f"{text}: step {first.step}, rank {first.rank}{place}, {first.record}")
 
@@ -131,7 +133,8 @@ class Diagnosis:
             lines += listed("why", [first.why], _WORDS)
             lines += listed("source", [" ".join(first.source.split())] if first.source else [], _WORDS)
         lines += listed("evidence", self.evidence, _WORDS)
-        lines += listed("also", [f"rank {s.rank}  {s.record}: {s.why}" for s in self.suspects[1:6]], _WORDS)
+        place = "" if self.finding in (CONFIG, CHECKPOINT) else "rank {}  "
+        lines += listed("also", [f"{place.format(s.rank)}{s.record}: {s.why}" for s in self.suspects[1:6]], _WORDS)
         for side, names in self.unmatched.items():
             if names:
                 lines += listed(

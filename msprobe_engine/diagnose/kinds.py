@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-import zipfile
 from pathlib import Path
 
+from msprobe_engine.checkpoint.open import locate, reader_of
+from msprobe_engine.config_check.pack_kind import is_pack
 from msprobe_engine.dump.reader import open_dump
 from msprobe_engine.errors import DumpFormatError, UsageError
 from msprobe_engine.monitor.reader import open_run
@@ -18,16 +19,8 @@ DUMP, INCIDENT, MONITOR, CONFIG, CHECKPOINT, NOTHING = (
     "checkpoint",
     "nothing",
 )
+_TRACKER = "latest_checkpointed_iteration.txt"
 _SAMPLES = re.compile(r"samples_rank\d{1,9}\.jsonl")
-_CHECKPOINT_FILES = (
-    "latest_checkpointed_iteration.txt",
-    "latest",
-    "common.pt",
-    "metadata.json",
-    ".metadata",
-    "model.safetensors.index.json",
-)
-_CHECKPOINT_SUFFIXES = (".distcp", ".safetensors", ".ckpt", ".pth")
 
 
 def kind_of(path: Path) -> str:
@@ -44,14 +37,20 @@ def kind_of(path: Path) -> str:
         return DUMP
     if _opens(open_run, path, UsageError):
         return MONITOR
-    if path.is_file():
-        if zipfile.is_zipfile(path) and path.suffix in (".zip", ""):
-            return CONFIG
-        return CHECKPOINT if path.suffix in (*_CHECKPOINT_SUFFIXES, ".pt") else NOTHING
-    names = [entry.name for entry in path.iterdir()]
-    if any(name in _CHECKPOINT_FILES or name.endswith(_CHECKPOINT_SUFFIXES) for name in names):
-        return CHECKPOINT
-    return NOTHING
+    if path.is_file() and is_pack(path):
+        return CONFIG
+    return CHECKPOINT if _is_checkpoint(path) else NOTHING
+
+
+def _is_checkpoint(path: Path) -> bool:
+    if (path / _TRACKER).is_file():
+        return True  # also where what it names is not there: its reader says so
+    try:
+        chosen, _ = locate(path)
+        reader_of(chosen)
+    except DumpFormatError:
+        return False
+    return True
 
 
 def _opens(opener: object, path: Path, refusal: type[Exception]) -> bool:
@@ -64,15 +63,16 @@ def _opens(opener: object, path: Path, refusal: type[Exception]) -> bool:
 
 def refuse(path: Path, kind: str) -> UsageError:
     """The sentence for what `diagnose` does not look at."""
-    if kind in (CONFIG, CHECKPOINT):
-        return UsageError(f"{path}: is a {kind}; diagnose compares dumps, incident directories and monitor output, not yet these")
+    if kind == CHECKPOINT:
+        return UsageError(f"{path}: is a checkpoint; give a second one to compare it with (msprobe ckpt show says what it holds)")
     return UsageError(
-        f"{path}: holds no dump, incident or monitor output; give the directory that one of them was written to (msprobe show lists them)"
+        f"{path}: holds no dump, incident, monitor output, pack of configurations or checkpoint; give the directory that one of them was "
+        "written to (msprobe show lists them)"
     )
 
 
 def common(target: Path, golden: Path | None) -> str:
-    """`DUMP` or `MONITOR`: what both are; an incident directory holds dumps, and counts as one.
+    """`DUMP`, `MONITOR`, `CONFIG` or `CHECKPOINT`: what both are; an incident directory holds dumps, and counts as one.
 
     Raises:
         DumpFormatError: there is no such path.
@@ -81,9 +81,9 @@ def common(target: Path, golden: Path | None) -> str:
     found = []
     for path in (target,) if golden is None else (target, golden):
         kind = kind_of(path)
-        if kind not in (DUMP, INCIDENT, MONITOR):
+        if kind == NOTHING or (kind == CHECKPOINT and golden is None):
             raise refuse(path, kind)
-        found.append(MONITOR if kind == MONITOR else DUMP)
+        found.append(DUMP if kind == INCIDENT else kind)
     if len(set(found)) > 1:
         raise UsageError(f"{target} is a {found[0]} and {golden} a {found[1]}: nothing of one kind can be compared; give two of one kind")
     return found[0]

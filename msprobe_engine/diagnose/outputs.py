@@ -13,6 +13,7 @@ from pathlib import Path
 
 from msprobe_engine.diagnose import findings, kinds
 from msprobe_engine.diagnose.findings import Diagnosis
+from msprobe_engine.diagnose.started import PACK, pack_beside
 from msprobe_engine.dump.reader import open_dump
 from msprobe_engine.errors import DumpFormatError, NothingCapturedError, ProbeError, UsageError
 from msprobe_engine.monitor.reader import open_run
@@ -33,16 +34,20 @@ class Parts:
         dump: root of its dump, an incident directory when `path` is one; None: there is none.
         monitor: what the reader of monitor output opens; None: there is none.
         incidents: directories of incidents, the earliest step first.
+        config: the pack of what the run was started with, None: there is none.
     """
 
     path: Path
     dump: Path | None
     monitor: Path | None
     incidents: tuple[Path, ...] = ()
+    config: Path | None = None
 
     @property
     def several(self) -> bool:
         """Not a single thing that is named by its own path."""
+        if self.config is not None and self.path.is_dir() and self.dump is None and self.monitor is None:
+            return True
         return bool(self.incidents) or self.dump not in (None, self.path) or (self.dump is not None and self.monitor is not None)
 
 
@@ -71,9 +76,11 @@ def parts(path: Path) -> Parts:
     """
     kind = kinds.kind_of(path)
     if kind == kinds.INCIDENT or not path.is_dir():
-        return Parts(path, path if kind in (kinds.DUMP, kinds.INCIDENT) else None, path if kind == kinds.MONITOR else None)
+        pack = pack_beside(path) if kind in (kinds.DUMP, kinds.INCIDENT, kinds.MONITOR) else None
+        return Parts(path, path if kind in (kinds.DUMP, kinds.INCIDENT) else None, path if kind == kinds.MONITOR else None, (), pack)
     dump = path if kind == kinds.DUMP else path / DUMPS if _is_dump(path / DUMPS) else None
-    return Parts(path, dump, path if _is_monitored(path) else None, incidents(path))
+    pack = path / PACK if kind == kinds.CHECKPOINT else pack_beside(path)  # what lies beside a checkpoint is not known to be of its run
+    return Parts(path, dump, path if _is_monitored(path) else None, incidents(path), pack if pack is not None and pack.is_file() else None)
 
 
 def incidents(run: Path) -> tuple[Path, ...]:
@@ -139,6 +146,8 @@ def look_at_all(target: Parts, golden: Parts | None, look: Look) -> Diagnosis:
         one(kinds.INCIDENT, place, None)
     if len(fresh) > MOST_INCIDENTS:
         left.append(f"{len(fresh) - MOST_INCIDENTS} later incidents")
+    if not seen and target.config is not None and (golden is None or golden.config is not None):
+        one(kinds.CONFIG, target.config, None if golden is None else golden.config)
     if not seen:
         raise errors[0] if errors else UsageError(f"{target.path}: holds nothing that can be looked at")
     return _together(seen, left, [str(error) for error in errors])

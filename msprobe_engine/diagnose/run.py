@@ -13,7 +13,20 @@ from msprobe_engine.compare.calibrate import Floats
 from msprobe_engine.compare.layout.together import together
 from msprobe_engine.compare.mapped import Mappings, lost
 from msprobe_engine.compare.side import Side, read_side
-from msprobe_engine.diagnose import explain, findings, kinds, layouts, measure, outputs, recorders, renames, returns, samples, saved
+from msprobe_engine.diagnose import (
+    explain,
+    findings,
+    kinds,
+    layouts,
+    measure,
+    outputs,
+    recorders,
+    renames,
+    returns,
+    samples,
+    saved,
+    started,
+)
 from msprobe_engine.diagnose.begun import Begun
 from msprobe_engine.diagnose.divergence import Divergence, diverge
 from msprobe_engine.diagnose.findings import Diagnosis
@@ -71,6 +84,10 @@ def diagnose(
         found = outputs.look_at_all(here, there, lambda mine, theirs: _one_kind(mine, theirs, further, mappings))
     else:
         found = _one_kind(Path(target), None if golden is None else Path(golden), further, mappings)
+    if found.finding not in (findings.CONFIG, findings.CHECKPOINT) and (there is None or there.config is not None):
+        lines, problems = started.started_otherwise(here.config, None if there is None else there.config)
+        found.evidence += lines
+        found.problems += problems
     if output is not None:
         found.write(output)
     return found
@@ -81,6 +98,10 @@ def _one_kind(target: Path, golden: Path | None, calibration: Sequence[Path], ma
     kind = kinds.common(target, golden)
     if kind == kinds.MONITOR:
         return diagnose_monitor(target) if golden is None else diagnose_two_monitors(target, golden)
+    if kind == kinds.CONFIG:
+        return started.diagnose_pack(target) if golden is None else started.diagnose_packs(target, golden)
+    if kind == kinds.CHECKPOINT and golden is not None:
+        return started.diagnose_checkpoints(target, golden)
     if golden is None:
         from msprobe_engine.diagnose.alone import diagnose_alone
 

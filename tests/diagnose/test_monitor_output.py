@@ -118,10 +118,10 @@ def test_incident(tmp_path: Path) -> None:
 
 
 def test_what_diagnose_does_not_look_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Packs of configurations, checkpoints, other files, two things of different kinds: one sentence each, code 2."""
+    """A zip that is no pack, one checkpoint alone, other files, two things of different kinds: one sentence each, code 2."""
     pack = tmp_path / "pack.zip"
     with zipfile.ZipFile(pack, "w") as archive:
-        archive.writestr("env", "{}")
+        archive.writestr("other", "{}")
     (tmp_path / "iter").mkdir()
     (tmp_path / "iter" / "latest_checkpointed_iteration.txt").write_text("1")
     (tmp_path / "empty").mkdir()
@@ -130,9 +130,9 @@ def test_what_diagnose_does_not_look_at(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["diagnose", str(tmp_path / "empty")]) == 2
     assert main(["diagnose", str(tmp_path / "none")]) == 2
     said = capsys.readouterr().err
-    assert "is a pack of configurations; diagnose compares dumps, incident directories and monitor output" in said
-    assert "is a checkpoint" in said
-    assert "holds no dump, incident or monitor output" in said
+    assert "is no pack of a config check" in said
+    assert "is a checkpoint; give a second one" in said
+    assert "holds no dump, incident, monitor output, pack of configurations or checkpoint" in said
     assert "there is no such file or directory" in said
     run = Monitor(tmp_path / "run").write()
     dump = Path(__file__).parents[1] / "fixtures" / "26.2.0" / "L0"

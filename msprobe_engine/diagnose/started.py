@@ -1,0 +1,134 @@
+"""What two runs were started with, and checkpoints: packs of configurations and checkpoints as `diagnose` shows them."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+from msprobe_engine.checkpoint.result import TensorResult, ranked
+from msprobe_engine.config_check.between_ranks import between_ranks
+from msprobe_engine.config_check.compare_packs import compare_packs
+from msprobe_engine.config_check.difference import Difference, listed
+from msprobe_engine.config_check.report_text import headline
+from msprobe_engine.diagnose.findings import CHECKPOINT, CONFIG, NONE, Diagnosis, Suspect
+from msprobe_engine.errors import DumpFormatError
+
+PACK = "config_check_pack.zip"
+"""What a probe writes into its output directory when a training begins."""
+MOST_SUSPECTS, MOST_LINES = 20, 6
+
+
+def diagnose_packs(target: Path, golden: Path) -> Diagnosis:
+    """Two packs: every difference that matters is a suspect, the worst first.
+
+    Raises:
+        DumpFormatError: one of them is no pack.
+    """
+    compared = compare_packs(golden, target)
+    matter = compared.differences
+    found = Diagnosis(CONFIG if matter else NONE, problems=list(compared.problems), differences=len(matter))
+    found.suspects = [_suspect(one) for one in matter[:MOST_SUSPECTS]]
+    found.evidence = [headline(compared)] + [f"{name}: {verdict}" for name, verdict in compared.summary().items() if verdict != "pass"]
+    found.evidence += [
+        f"Computed: {name.replace('_', ' ')} {b} against {a}." for name, (a, b, equal) in compared.derived.items() if not equal
+    ]
+    found.evidence += [f"Not compared: {why}." for why in compared.not_compared.values()]
+    found.evidence += compared.notes
+    found.next = [f"msprobe config_check -c {shlex.quote(str(golden))} {shlex.quote(str(target))} -o config_check_result"] if matter else []
+    found.looked_at = {"pack": str(target), "golden": str(golden), "compared": sum(sheet.compared for sheet in compared.sheets.values())}
+    found.nothing = "No difference of the configurations that matters"
+    return found
+
+
+def diagnose_pack(target: Path) -> Diagnosis:
+    """One pack: does a rank or node have something else than the others?
+
+    Raises:
+        DumpFormatError: it is no pack.
+    """
+    ranks = between_ranks(target)
+    matter = ranks.matter
+    found = Diagnosis(CONFIG if matter else NONE, differences=len(matter))
+    for one in matter[:MOST_SUSPECTS]:
+        numbers = {"these ranks": {"value": one.value}, "the others": {"value": one.others}}
+        found.suspects.append(Suspect(f"{one.sheet} {one.name}", "", one.ranks[0], 0, kind=CONFIG, why=one.sentence(), numbers=numbers))
+    found.evidence = [ranks.headline(), *ranks.notes]
+    found.next = [f"msprobe config_check --ranks {shlex.quote(str(target))}"] if matter else []
+    found.looked_at = {"pack": str(target), "ranks": len(ranks.ranks)}
+    found.nothing = "The ranks were started with the same"
+    return found
+
+
+def _suspect(one: Difference) -> Suspect:
+    name = one.name if one.bench_name in (one.cmp_name, "") or not one.cmp_name else f"{one.bench_name} / {one.cmp_name}"
+    numbers: dict[str, Any] = {"target": {"value": one.cmp}, "golden": {"value": one.bench}}
+    rank, step = (one.ranks[0] if one.ranks else 0), (one.steps[0] if one.steps else 0)
+    at = f" (rank {listed(one.ranks)})" if one.ranks else ""
+    return Suspect(f"{one.sheet} {name}{at}", "", rank, step, source=one.where, kind=CONFIG, why=one.reason(), numbers=numbers)
+
+
+def pack_beside(path: Path) -> Path | None:
+    """The pack of the run that a dump, or an output directory, belongs to; None: there is none."""
+    for place in (path, path.parent) if path.is_dir() else (path.parent,):
+        pack = place / PACK
+        if pack.is_file() and not pack.is_symlink():
+            return pack
+    return None
+
+
+def started_otherwise(target: Path | None, golden: Path | None) -> tuple[list[str], list[str]]:
+    """Sentences for the evidence of two runs (or of one, whose ranks are held against each other), and problems."""
+    if target is None:
+        return [], []
+    try:
+        if golden is None:
+            ranks = between_ranks(target)
+            return [f"Configuration: {one.sentence()}." for one in ranks.matter[:MOST_LINES]], []
+        compared = compare_packs(golden, target)
+    except DumpFormatError as error:
+        return [], [f"not looked at: {error}"]
+    matter = compared.differences
+    if not matter:
+        return ["The runs were started with the same configuration, as far as it matters."], list(compared.problems)
+    lines = [f"Configuration (golden against this one): {one.sentence()}." for one in matter[:MOST_LINES]]
+    if len(matter) > MOST_LINES:
+        lines.append(f"Configuration: {len(matter) - MOST_LINES} more differences; msprobe config_check -c {golden} {target} lists them.")
+    return lines, list(compared.problems)
+
+
+def diagnose_checkpoints(target: Path, golden: Path) -> Diagnosis:
+    """Two checkpoints: every tensor that differs is a suspect, the furthest apart first.
+
+    Raises:
+        DumpFormatError: one of them is no checkpoint.
+    """
+    from msprobe_engine.checkpoint.diff import diff
+
+    compared = diff(golden, target)
+    different = compared.different
+    others = [*compared.only_in_a, *compared.only_in_b, *(value.name for value in compared.values_that_matter)]
+    found = Diagnosis(CHECKPOINT if different or others else NONE, problems=list(compared.problems))
+    found.differences = len(different) + len(others)
+    found.suspects = [_tensor(one) for one in ranked(different, MOST_SUSPECTS)]
+    found.evidence = [f"{compared.verdict()}.", *compared.hints]
+    found.evidence += [
+        f"{value.name}: {value.b!r} here, {value.a!r} in the golden one." for value in compared.values_that_matter[:MOST_LINES]
+    ]
+    found.unmatched = {"golden": compared.only_in_a, "target": compared.only_in_b} if compared.only_in_a or compared.only_in_b else {}
+    found.problems += [f"{one.name}: {one.note}" for one in compared.unknown[:MOST_LINES]]
+    if found.finding == NONE and not compared.equal and not found.problems:
+        found.problems.append(compared.verdict())
+    found.next = [f"msprobe ckpt diff {shlex.quote(str(golden))} {shlex.quote(str(target))} -o ckpt_diff"] if found.finding != NONE else []
+    found.looked_at = {"checkpoint": str(target), "golden": str(golden), "tensors": len(compared.tensors)}
+    found.nothing = "The checkpoints hold the same"
+    return found
+
+
+def _tensor(one: TensorResult) -> Suspect:
+    why = one.hint or one.note or "its elements are others"
+    golden: dict[str, Any] = {"type": one.dtype_a, "shape": list(one.shape_a), "norm": one.norm_a, "NaN": one.nan_a, "Inf": one.inf_a}
+    target: dict[str, Any] = {"type": one.dtype_b, "shape": list(one.shape_b), "norm": one.norm_b, "NaN": one.nan_b, "Inf": one.inf_b}
+    if one.changed is not None:
+        why = f"{one.changed} of {one.numel} elements differ, by {one.max_abs or 0.0:.3g} at most; {why}"
+    return Suspect(one.name, "", 0, 0, kind=CHECKPOINT, why=why, numbers={"target": target, "golden": golden}, distance=one.rel_norm)
