@@ -180,26 +180,30 @@ def find_pieces(metadata: Metadata, keys: Iterable[str], trust: Collection[str] 
     """
     out = Pieces()
     by_file: dict[str, list[tuple[Item, str, Chunk]]] = {}
+    lost: list[str] = []
     for key in keys:
         out.boxes[key] = []
-        lost = 0
         for chunk in metadata.tensors[key].chunks:
             if chunk.item is None:
-                lost += 1
+                lost.append(key)
             else:
                 by_file.setdefault(chunk.item.file, []).append((chunk.item, key, chunk))
-        if lost:
-            out.problems.append(f"{metadata.directory / METADATA}: does not say where {lost} pieces of {key} are")
+    if lost:
+        out.problems.append(f"{metadata.directory / METADATA}: does not say where {len(lost)} pieces are, the first is one of {lost[0]}")
     for name, wanted in sorted(by_file.items()):
         file = metadata.directory / name
         wanted.sort(key=lambda entry: entry[0].offset)
+        others: list[str] = []
         for (_, key, chunk), tree in _read_items(file, wanted, out.problems, trust):
             dtype = metadata.tensors[key].dtype
             if isinstance(tree, FileTensor) and tree.shape == chunk.sizes and tree.dtype == dtype:
                 out.boxes[key].append(Box(chunk.offsets, chunk.sizes, file, tree.start, tree.strides))
             else:
                 what = f"{tree.dtype} {list(tree.shape)}" if isinstance(tree, FileTensor) else f"a {type(tree).__name__}"
-                out.problems.append(f"{file}: holds {what} where {key} should have a piece of {dtype} {list(chunk.sizes)}; it is not read")
+                others.append(f"holds {what} where {key} should have a piece of {dtype} {list(chunk.sizes)}")
+        if others:
+            more = f"; {len(others)} of its {len(wanted)} pieces do not fit" if len(others) > 1 else ""
+            out.problems.append(f"{file}: {others[0]}, and it is not read{more}; do the files belong together?")
         out.files.append(file)
     return out
 

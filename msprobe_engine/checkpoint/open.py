@@ -18,6 +18,8 @@ from msprobe_engine.log import one_line
 
 _MEGATRON_TRACKER, _DEEPSPEED_TRACKER = "latest_checkpointed_iteration.txt", "latest"
 _ZIP, _PROTOBUF = b"PK\x03\x04", b"\x0a"
+_ENCRYPTED, _OF_MINDSPORE = b"\x5e\x3a\x7f", b'"format":"ms"'
+"""Of MindSpore: bytes 1 to 4 of a file that was saved with a key; in the header of a safetensors file."""
 _MAX_SHOWN = 8
 _DEPTH = 3  # lightning_logs/version_0/checkpoints/epoch=0-step=8.ckpt
 _MOST_ENTRIES = 1000
@@ -52,11 +54,15 @@ def _head(path: Path, count: int = 4) -> bytes:
 
 def _is_mindspore(path: Path, names: frozenset[str]) -> bool:
     if not names:
-        return path.suffix == ".ckpt" and _head(path)[:1] == _PROTOBUF
+        head = _head(path, 256)
+        return (path.suffix == ".ckpt" and (head[:1] == _PROTOBUF or head[1:4] == _ENCRYPTED)) or (
+            path.suffix == ".safetensors" and _OF_MINDSPORE in head
+        )
     ranks = [path / name for name in names if re.fullmatch(r"rank_\d+", name)]
     if any(_any(entries(rank), r".*\.(ckpt|safetensors)") for rank in ranks if rank.is_dir()):
         return True
-    return any(name.endswith(".ckpt") and (path / name).is_file() and _head(path / name)[:1] == _PROTOBUF for name in sorted(names))
+    files = [path / name for name in sorted(names) if name.endswith((".ckpt", ".safetensors"))]
+    return any(file.is_file() and _is_mindspore(file, frozenset()) for file in files[:64])
 
 
 def _is_legacy_megatron(path: Path, names: frozenset[str]) -> bool:
