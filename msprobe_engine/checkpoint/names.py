@@ -177,12 +177,14 @@ class _Aligning:
             for letter, checkpoint, other in (("a", a, b), ("b", b, a))
         )
         self._mapping = mapping
+        self._named: set[str] = set()
         self._out = Alignment(models=(self._a.model, self._b.model))
         self._vocab = next((int(v) for v in (facts.get("vocab"), a.facts.get("vocab"), b.facts.get("vocab")) if v), 0)
 
     def run(self) -> Alignment:
         for name, first, second in mapped(self._a.checkpoint, self._b.checkpoint, self._mapping, self._out.notes):
             self._out.pairs.append(Pair(name, first.piece, second.piece, "by the mapping file"))
+            self._named.add(name)
             self._a.take(first.whole)
             self._b.take(second.whole)
         self._same_names()
@@ -289,9 +291,13 @@ class _Aligning:
     def _pair(self, a: StoredTensor, b: StoredTensor, slot: str = "") -> None:
         note = ""
         where = slot.rpartition("|")[2]
-        if where in ("embedding.weight", "output.weight", "output.bias") and a.shape != b.shape and a.shape[1:] == b.shape[1:]:
+        if where in ("embedding.weight", "output.weight", "output.bias") and _other_rows(a, b):
             a, b, note = self._same_rows(a, b)
-        self._out.pairs.append(Pair(label(a), a, b, note))
+        name = label(a)
+        if name in self._named:  # it stands for another tensor too
+            name = f"{name} (as {label(b)})"
+        self._named.add(name)
+        self._out.pairs.append(Pair(name, a, b, note))
 
     def _same_rows(self, a: StoredTensor, b: StoredTensor) -> tuple[StoredTensor, StoredTensor, str]:
         """Both without the rows that fill up the vocabulary of one of them; as they are where that is not what the rows look like."""
@@ -310,6 +316,11 @@ class _Aligning:
     def _note(self, text: str) -> None:
         if text not in self._out.notes:
             self._out.notes.append(text)
+
+
+def _other_rows(a: StoredTensor, b: StoredTensor) -> bool:
+    """Whether two tensors have the same rows, but not as many."""
+    return len(a.shape) == len(b.shape) > 0 and a.shape[0] != b.shape[0] and a.shape[1:] == b.shape[1:]
 
 
 def _first(tensor: StoredTensor, n: int) -> StoredTensor:

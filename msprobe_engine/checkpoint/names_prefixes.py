@@ -24,6 +24,9 @@ _STATES = {
     "momentum": "momentum_buffer",
     "moments": "momentum_buffer",
     "accum": "momentum_buffer",
+    "lamb_m": "exp_avg",
+    "lamb_v": "exp_avg_sq",
+    "vhat": "max_exp_avg_sq",
 }
 _BUFFER = re.compile(
     r"(?:^|\.)(?:rotary_emb\.(?:original_)?inv_freq|rotary_pos_emb\.inv_freq|attn\.(?:masked_)?bias|attention\.(?:masked_)?bias|"
@@ -32,12 +35,27 @@ _BUFFER = re.compile(
 )
 
 
+_MINDSPORE = {
+    "embedding_table": "weight",
+    "gamma": "weight",
+    "beta": "bias",
+    "moving_mean": "running_mean",
+    "moving_variance": "running_var",
+}
+"""Last words of the names in MindSpore's cells (Embedding, LayerNorm, BatchNorm), and what torch's modules call the same. Old models of
+transformers have gamma and beta too."""
+
+
 def bare(name: str) -> str:
-    """The name without what wrappers add: ``layers.0.weight`` of ``module._orig_mod.layers.0._fsdp_wrapped_module.weight``.
+    """The name without what wrappers add: ``layers.0.weight`` of ``module._orig_mod.layers.0._fsdp_wrapped_module.weight``; and with
+    torch's word for what MindSpore calls otherwise.
 
     A leading ``model.`` stays: many models have a submodule of that name.
     """
-    text = ".".join(piece for piece in name.split(".") if piece not in _INSIDE)
+    pieces = [piece for piece in name.split(".") if piece not in _INSIDE]
+    if len(pieces) > 1 and pieces[-1] in _MINDSPORE:
+        pieces[-1] = _MINDSPORE[pieces[-1]]
+    text = ".".join(pieces)
     while True:
         for prefix in _LEADING:
             if text.startswith(prefix) and len(text) > len(prefix):

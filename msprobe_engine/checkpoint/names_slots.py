@@ -63,12 +63,14 @@ def _placed(tensor: StoredTensor, spot: Spot, model: Model) -> Placed:
     """As `place`, slots without layer and kind."""
     slot, form = spot.rule.slot, spot.rule.form
     shape = tensor.shape
+    if 0 in shape or not shape:
+        return Placed(tensor, (slot,))
     if form in (rules.GROUPED_QKV, rules.BLOCK_QKV, rules.CONV_QKV):
         return _qkv(tensor, spot, model)
     if form == rules.CONV and len(shape) == 2 and _is_conv(spot, model):
         return Placed(tensor, (slot,), form, lambda t: [cuts.turned(t)])
     if form == rules.FC1:
-        gated = model.gated(spot.layer, slot, shape[0]) if shape else None
+        gated = model.gated(spot.layer, slot, shape[0])
         if gated is None:
             why = "whether it holds gate and up is not known: give `facts: {gated: true}` in a mapping file"
             return _refused(tensor, spot, why, f"{slot[:-2]}gate", slot)
@@ -77,7 +79,7 @@ def _placed(tensor: StoredTensor, spot: Spot, model: Model) -> Placed:
         return Placed(tensor, (f"{slot[:-2]}gate", slot), form, cuts.halves)
     if form == rules.ROTARY:
         return _rotary(tensor, spot, model)
-    if form in (rules.STACK, rules.STACK_HALVES, rules.STACK_TURNS) and shape:
+    if form in (rules.STACK, rules.STACK_HALVES, rules.STACK_TURNS):
         return _stack(tensor, spot, model)
     if form in (rules.WIDE_FC1, rules.WIDE_FC2):
         return _wide(tensor, spot, model)
@@ -137,6 +139,8 @@ def _rotary(tensor: StoredTensor, spot: Spot, model: Model) -> Placed:
 
 def _stack(tensor: StoredTensor, spot: Spot, model: Model) -> Placed:
     """Experts along dimension 0; each ``[outputs, inputs]``, or turned round where the widths say so."""
+    if len(tensor.shape) < 2:
+        return Placed(tensor, (spot.rule.slot,))
     n, leaf = tensor.shape[0], spot.rule.slot.rpartition(".")[2]
     turn = len(tensor.shape) == 3 and _is_turned(spot.layer, model)
     gated = spot.rule.form in (rules.STACK_HALVES, rules.STACK_TURNS)
