@@ -107,7 +107,7 @@ def _files(result: Result) -> list[str]:
         found: Counter[str] = Counter()
         for t in result.different:
             found.update(getattr(t, f"files_{letter}"))
-        if 0 < len(found) <= 3 and len(found) < side.files:
+        if 1 < len(found) <= 3 and len(found) < side.files:  # a single one is a hint
             each = ", ".join(f"{one_line(file)} ({count})" for file, count in found.most_common())
             lines.append(f"  all changed elements of {letter.upper()} lie in {each}")
     return lines
@@ -147,6 +147,7 @@ def _summary(result: Result) -> list[str]:
     cells = [
         (kind, state, f"{counts[1]} of {counts[0]}", ranges(layers.get((kind, state), ())))
         for (kind, state), counts in sorted(rows.items())
+        if counts[1]
     ]
     return ["", "by kind:", *_table(("kind", "state", "differ", "in layers"), cells)]
 

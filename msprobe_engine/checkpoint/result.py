@@ -311,8 +311,8 @@ class Result:
                 row["max_rel_norm"], row["worst"] = t.rel_norm, t.name
         return [rows[key] for key in sorted(rows)]
 
-    def to_json(self, only_different: bool = False, top: int | None = None) -> dict[str, Any]:
-        """The report: verdict first."""
+    def to_json(self, top: int | None = None) -> dict[str, Any]:
+        """The report, verdict first, without the list of all tensors."""
         return {
             "verdict": self.verdict(),
             "equal": self.equal,
@@ -337,7 +337,6 @@ class Result:
             "summary": self.summary(),
             "seconds": round(self.seconds, 3),
             "bytes_read": self.nbytes,
-            "tensors": {} if only_different else {t.name: t.to_json() for t in self.tensors},
         }
 
 

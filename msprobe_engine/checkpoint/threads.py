@@ -22,6 +22,8 @@ LEAST_BLOCK = 64 << 10
 LEAST_MEMORY_MB = 192
 DEFAULT_MEMORY_MB = 2048
 MOST_WORKERS = 64
+_BATCH, _BATCH_ELEMENTS = 64, 1 << 17
+"""Blocks that a thread takes at once: many small ones, or one large one."""
 _ROOMS = 3
 """A thread's: one per side, and one for copies. Each has two buffers."""
 
@@ -115,7 +117,9 @@ class Pool(ABC, Generic[J]):
     def __init__(self, how: Plan) -> None:
         self._plan = how
         self._reads = ReadsOfThreads()
-        self._queue: queue.Queue[tuple[J, Block] | None] = queue.Queue(maxsize=4 * how.workers)
+        self._queue: queue.Queue[list[tuple[J, Block]] | None] = queue.Queue(maxsize=4 * how.workers)
+        self._batch: list[tuple[J, Block]] = []
+        self._room = _BATCH_ELEMENTS
         self._lock = threading.Lock()
         self._stop: BaseException | None = None
 
@@ -135,6 +139,7 @@ class Pool(ABC, Generic[J]):
         try:
             for job in jobs:
                 self._hand_out(job)
+            self._flush()
             for _ in threads:
                 self._put(None)
         except BaseException as error:
@@ -150,12 +155,23 @@ class Pool(ABC, Generic[J]):
         try:
             for block in job.blocks(self._plan.block_bytes):
                 job.one_more()
-                self._put((job, block))
+                self._batch.append((job, block))
+                self._room -= max(block.numel, _BATCH_ELEMENTS // _BATCH)
+                if self._room <= 0:
+                    self._flush()
         except Unreadable as error:
             job.trouble = str(error)
         self._end_of_block(job)
 
-    def _put(self, item: tuple[J, Block] | None) -> None:
+    def _stopped(self) -> bool:
+        return self._stop is not None
+
+    def _flush(self) -> None:
+        if self._batch:
+            self._put(self._batch)
+            self._batch, self._room = [], _BATCH_ELEMENTS
+
+    def _put(self, item: list[tuple[J, Block]] | None) -> None:
         while self._stop is None:
             try:
                 return self._queue.put(item, timeout=0.2)
@@ -168,18 +184,19 @@ class Pool(ABC, Generic[J]):
             rooms = [Room(self._plan.block_bytes) for _ in range(_ROOMS)]
             while self._stop is None:
                 try:
-                    item = self._queue.get(timeout=0.2)
+                    batch = self._queue.get(timeout=0.2)
                 except queue.Empty:
                     continue
-                if item is None:
+                if batch is None:
                     return
-                job, block = item
-                if not job.trouble:
-                    try:
-                        job.work(block, rooms, self._reads.mine())
-                    except Unreadable as error:
-                        job.trouble = str(error)
-                self._end_of_block(job)
+                for job, block in batch:
+                    if not job.trouble and not self._stopped():
+                        try:
+                            job.work(block, rooms, self._reads.mine())
+                        except Unreadable as error:
+                            job.trouble = str(error)
+                    if not self._stopped():
+                        self._end_of_block(job)
         except BaseException as error:  # `run` raises it in the caller's thread
             self._stop = self._stop or error
 
