@@ -1,0 +1,250 @@
+"""Environment, packages, weights, samples and random calls of two runs, as plain entries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from msprobe_engine.config_check.by_rank import NO_RANK
+from msprobe_engine.config_check.compare_env import compare_env
+from msprobe_engine.config_check.compare_packages import compare_packages
+from msprobe_engine.config_check.compare_random import compare_random
+from msprobe_engine.config_check.compare_system import compare_system
+from msprobe_engine.config_check.compare_tensors import Tensors, compare_dataset, compare_weights
+from msprobe_engine.config_check.difference import Difference, Sheet
+from msprobe_engine.config_check.severity import CHANGES, HARMLESS, MAY
+
+
+def _matter(sheet: Sheet) -> list[Difference]:
+    return [one for one in sheet.differences if one.matters]
+
+
+def _env(a: dict[str, str], b: dict[str, str]) -> Sheet:
+    return compare_env({NO_RANK: a}, {NO_RANK: b})
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ({}, {"ASCEND_LAUNCH_BLOCKING": "0"}),
+        ({}, {"HCCL_DETERMINISTIC": "False"}),
+        ({"HCCL_DETERMINISTIC": "True"}, {"HCCL_DETERMINISTIC": "true"}),
+        ({"NCCL_ALGO": "Ring"}, {"NCCL_ALGO": "ring"}),
+        ({"NCCL_ALGO": ""}, {}),
+        ({"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "1.0"}),
+        ({"RANK": "0", "HOSTNAME": "a"}, {"RANK": "1", "HOSTNAME": "b"}),
+    ],
+)
+def test_variables_that_mean_the_same_are_equal(a: dict[str, str], b: dict[str, str]) -> None:
+    """Not set is the default, words have no case, and a rank's own variables are no difference."""
+    assert not _env(a, b).differences
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "severity"),
+    [
+        ({}, {"NCCL_PROTO": "LL128"}, MAY),
+        ({"NCCL_ALGO": "Ring"}, {"NCCL_ALGO": "Tree"}, MAY),
+        ({}, {"NVIDIA_TF32_OVERRIDE": "0"}, CHANGES),
+        ({"INF_NAN_MODE_ENABLE": "1"}, {"INF_NAN_MODE_ENABLE": "0"}, CHANGES),
+        ({}, {"CLOSE_MATMUL_K_SHIFT": "1"}, MAY),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}, HARMLESS),
+        ({}, {"CUDA_LAUNCH_BLOCKING": "1"}, HARMLESS),
+        ({}, {"NCCL_DETERMINISTIC": "1"}, HARMLESS),
+        ({"HOME": "/a"}, {"HOME": "/b"}, HARMLESS),
+    ],
+)
+def test_variables_have_a_severity(a: dict[str, str], b: dict[str, str], severity: str) -> None:
+    """What changes the arithmetic, what only the order of sums, and what neither."""
+    (one,) = _env(a, b).differences
+    assert (one.severity, bool(one.why)) == (severity, True)
+
+
+def test_bench_and_cmp_are_not_swapped() -> None:
+    """The bench value is that of the first pack (the existing tool has them the other way round)."""
+    (one,) = _env({"NCCL_ALGO": "Ring"}, {"NCCL_ALGO": "Tree"}).differences
+    assert (one.bench, one.cmp, one.verdict) == ("Ring", "Tree", "error")
+
+
+def test_variables_of_other_devices_are_held_against_each_other() -> None:
+    """Between a GPU and an NPU the variable of the same meaning is compared."""
+    found = _env({"CUDA_LAUNCH_BLOCKING": "1", "CUDA_VISIBLE_DEVICES": "0"}, {"ASCEND_RT_VISIBLE_DEVICES": "0"}).differences
+    assert [(one.bench_name, one.cmp_name, one.bench, one.cmp) for one in found] == [
+        ("CUDA_LAUNCH_BLOCKING", "ASCEND_LAUNCH_BLOCKING", "1", "0")
+    ]
+
+
+def test_secrets_of_a_foreign_pack_are_not_shown() -> None:
+    """Packs of the existing tool hold the whole environment; tokens in it are no rows."""
+    sheet = _env({"HF_TOKEN": "hf_" + "a" * 24, "DB_PASSWORD": "x"}, {"HF_TOKEN": "hf_" + "b" * 24, "DB_PASSWORD": "y"})
+    assert not sheet.differences
+
+
+def test_a_variable_of_one_rank_only_is_told_with_the_rank() -> None:
+    """What differs on one rank of four names that rank."""
+    ranks = {rank: {"NCCL_ALGO": "Ring"} for rank in range(4)}
+    (one,) = compare_env(ranks, ranks | {2: {"NCCL_ALGO": "Tree"}}).differences
+    assert one.ranks == (2,)
+    (one,) = compare_env(ranks, {rank: {"NCCL_ALGO": "Tree"} for rank in ranks}).differences
+    assert one.ranks == ()
+
+
+def test_packages_under_their_names_on_the_index() -> None:
+    """torch, megatron-core and Transformer Engine count, whatever case and signs; what numbers do not depend on is harmless."""
+    a = {"torch": ["2.7.0"], "megatron-core": ["0.15"], "Transformer_Engine": ["2.1"], "rich": ["13"], "numpy": ["2.0"]}
+    b = {"torch": ["2.8.0"], "megatron_core": ["0.16"], "transformer-engine": ["2.1"], "rich": ["14"]}
+    sheet = compare_packages(a, b)
+    assert {one.name for one in _matter(sheet)} == {"torch", "megatron-core", "numpy"}
+    assert {one.verdict for one in _matter(sheet)} == {"error"}
+    assert next(one for one in sheet.differences if one.name == "numpy").cmp == "None"
+
+
+def _stats(value: float) -> dict[str, float]:
+    return {"max": value, "min": -value, "mean": value / 2, "norm": value * 3}
+
+
+def _tensor(digest: str, value: float = 1.0, **more: Any) -> dict[str, Any]:
+    return {"shape": [4, 2], "dtype": "float32", "digest": digest, **_stats(value), **more}
+
+
+def test_one_bit_of_a_weight_is_found_by_its_digest() -> None:
+    """Bits that no statistic shows are a difference, and the sentence says so."""
+    a = Tensors({(0, 0): {"w": _stats(1), "v": _stats(2)}}, {(0, 0): {"w": _tensor("aa"), "v": _tensor("bb", 2)}})
+    b = Tensors({(0, 0): {"w": _stats(1), "v": _stats(2)}}, {(0, 0): {"w": _tensor("ab"), "v": _tensor("bb", 2)}})
+    sheet = compare_weights(a, b)
+    (one,) = sheet.differences
+    assert (one.name, one.severity) == ("w", CHANGES)
+    assert "bits differ" in one.why
+    assert [(row["weight_name"], row["equal"]) for row in sheet.rows] == [("v", True), ("w", False)]
+
+
+def test_statistics_decide_where_a_pack_has_no_digests() -> None:
+    """Against a pack of the existing tool its four numbers are compared, NaN being NaN."""
+    ours = Tensors({(0, 0): {"w": _stats(float("nan"))}}, {(0, 0): {"w": _tensor("aa", float("nan"))}})
+    assert not compare_weights(ours, Tensors({(0, 0): {"w": _stats(float("nan"))}})).differences
+    assert compare_weights(ours, Tensors({(0, 0): {"w": _stats(2)}})).differences
+
+
+def test_missing_names_ranks_and_steps_are_differences() -> None:
+    """A parameter, a rank or a step of one side only fails; with another number of ranks the extra ranks do not."""
+    a = {(step, rank): {"w": _stats(1), "v": _stats(1)} for step in range(2) for rank in range(2)}
+    without = {place: {"w": _stats(1)} if place[1] == 1 else one for place, one in a.items()}
+    (one,) = compare_weights(Tensors(a), Tensors(without)).differences
+    assert (one.bench_name, one.cmp_name, one.ranks, one.steps) == ("v", "", (1,), (0, 1))
+    less = {place: one for place, one in a.items() if place[1] == 0}
+    (one,) = compare_weights(Tensors(a), Tensors(less)).differences
+    assert (one.ranks, one.severity, one.verdict) == ((1,), MAY, "error")
+    assert not compare_weights(Tensors(a), Tensors(less), other_ranks=True).differences
+    early = {place: one for place, one in a.items() if place[0] == 0}
+    (one,) = compare_weights(Tensors(early), Tensors(a)).differences
+    assert (one.steps, one.bench_name, one.cmp_name) == ((1,), "", "recorded")
+
+
+def test_weights_that_part_later_are_one_difference() -> None:
+    """What is equal before the first update and not after is said once, not parameter by parameter."""
+    a = {(step, 0): {name: _stats(1) for name in "abcdef"} for step in range(3)}
+    b = {place: {name: _stats(1 + place[0]) for name in "abcdef"} for place in a}
+    (one,) = compare_weights(Tensors(a), Tensors(b)).differences
+    assert "from step 1 on" in one.why
+
+
+def _batch(*samples: str) -> dict[str, Any]:
+    return {"ids": {"shape": [len(samples), 8], "dtype": "int64", "digest": "+".join(samples), "samples": list(samples)}}
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "severity", "said"),
+    [
+        ({(0, 0): _batch("p", "q")}, {(0, 0): _batch("q", "p")}, MAY, "another order"),
+        ({(0, 0): _batch("p", "q")}, {(0, 0): _batch("p", "z")}, CHANGES, "1 of 2 samples are others (index 1)"),
+        (
+            {(0, 0): _batch("p", "q"), (1, 0): _batch("r", "s")},
+            {(0, 0): _batch("r", "s"), (1, 0): _batch("p", "q")},
+            MAY,
+            "other ranks or steps",
+        ),
+        ({(0, 0): _batch("p", "q", "r", "s")}, {(0, 0): _batch("p", "q"), (1, 0): _batch("r", "s")}, MAY, "other micro batches"),
+    ],
+)
+def test_samples_are_compared_one_by_one(mine: Any, theirs: Any, severity: str, said: str) -> None:
+    """Other samples, the same in another order, at other steps, or cut into other micro batches are told apart."""
+    sheet = compare_dataset(Tensors(ours=mine), Tensors(ours=theirs))
+    found = [one for one in sheet.differences if said in one.why]
+    assert [one.severity for one in found] == [severity]
+    assert all(one.severity != CHANGES for one in sheet.differences) or severity == CHANGES
+
+
+def test_plain_arguments_of_the_model_are_compared() -> None:
+    """A number that the model is called with counts as its input."""
+    a, b = ({(0, 0): {"kwargs.scale": {"value": value}}} for value in (1.0, 2.0))
+    (one,) = compare_dataset(Tensors(ours=a), Tensors(ours=b)).differences
+    assert (one.bench, one.cmp) == ("1.0", "2.0")
+    assert not compare_dataset(Tensors(ours=a), Tensors(ours=a)).rows
+
+
+def _call(code: str, count: int = 1, line: int = 5, file: str = "/a/train.py") -> dict[str, Any]:
+    return {"count": count, "stack": [f"File {file}, line 90, in <module>, main()", f"File {file}, line {line}, in main, {code}"]}
+
+
+def test_moved_lines_and_directories_are_the_same_calls() -> None:
+    """Line numbers and directories are no difference."""
+    a, b = {0: {"torch.rand": [_call("x = torch.rand(3)")]}}, {0: {"torch.rand": [_call("x = torch.rand(3)", line=77, file="/b/train.py")]}}
+    sheet = compare_random(a, b)
+    assert not sheet.differences
+    assert [row["check_result"] for row in sheet.rows] == [True]
+
+
+def test_an_added_call_on_the_next_line_is_found() -> None:
+    """Each stack is matched once, so a further call in the same function is left over."""
+    a = {0: {"torch.rand": [_call("x = torch.rand(3)")]}}
+    b = {0: {"torch.rand": [_call("x = torch.rand(3)"), _call("y = torch.rand(3)", line=6)]}}
+    (one,) = compare_random(a, b).differences
+    assert one.severity == MAY
+    assert "cmp side only" in one.why
+    assert compare_random(a, a | {0: {"torch.rand": [_call("x = torch.rand(3)", count=2)]}}).differences
+
+
+def test_another_seed_is_found_in_the_arguments_or_in_the_line() -> None:
+    """With arguments by these, in packs of the existing tool by the text of the line."""
+    a, b = ({0: {"torch.manual_seed": [_call(f"torch.manual_seed({seed})")]}} for seed in (1234, 7))
+    (one,) = compare_random(a, b).differences
+    assert (one.severity, one.name) == (CHANGES, "torch.manual_seed")
+    same = {0: {"torch.manual_seed": [_call("torch.manual_seed(args.seed)")]}}
+    ours = [
+        {0: {"calls": [{"name": "torch.manual_seed", "where": "/a/train.py:5 in main", "arguments": text, "seeds": [text]}]}}
+        for text in ("1234", "7")
+    ]
+    (one,) = compare_random(same, same, (ours[0], ours[1])).differences
+    assert (one.severity, one.bench, one.cmp) == (CHANGES, "['1234']", "['7']")
+    assert not compare_random(same, same, (ours[0], ours[0])).differences
+
+
+def test_states_of_generators_say_where_streams_part() -> None:
+    """Without a call that explains it, the first point of other states is told."""
+    ours = [{0: {"states": {"start": {"torch": "a"}, "step0": {"torch": state}}}} for state in ("b", "c")]
+    (one,) = compare_random({0: {}}, {0: {}}, (ours[0], ours[1])).differences
+    assert "equal start, another one step0" in one.why
+
+
+def test_flags_drivers_and_the_commit_are_compared() -> None:
+    """TF32 changes numbers, a driver or commit may, a host name does not; what one side did not collect says nothing."""
+    a = {
+        0: {
+            "flags": {"matmul.allow_tf32": False, "threads": 2},
+            "drivers": {"nvidia": "550"},
+            "host": "a",
+            "program": {"git": {"commit": "1"}},
+        }
+    }
+    b = {
+        0: {
+            "flags": {"matmul.allow_tf32": True, "threads": 2},
+            "drivers": {"nvidia": "560"},
+            "host": "b",
+            "program": {"git": {"commit": "2"}},
+        }
+    }
+    found = {one.name: one.severity for one in compare_system(a, b).differences}
+    assert found == {"flags.matmul.allow_tf32": CHANGES, "drivers.nvidia": MAY, "program.git.commit": MAY}
+    assert not compare_system(a, {0: {"host": "c"}}).differences

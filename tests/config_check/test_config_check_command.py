@@ -1,0 +1,170 @@
+"""``msprobe config_check``: exit codes as a gate, files, and what it does to what is there already."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msprobe_engine.cli.main import main
+from msprobe_engine.config_check import report_xlsx
+from msprobe_engine.config_check.report_tables import Table
+
+PACKS = Path(__file__).parents[1] / "fixtures" / "config_packs" / "26.2.0"
+BASE, AGAIN, PLANTED = (str(PACKS / f"{name}.zip") for name in ("base", "again", "planted"))
+
+
+def _sheets(path: Path) -> dict[str, str]:
+    """Name to the XML of the sheets of a workbook."""
+    with zipfile.ZipFile(path) as book:
+        return {name: book.read(name).decode() for name in book.namelist() if name.startswith("xl/")}
+
+
+def test_exit_code_is_a_gate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """0 without a difference that matters, 1 with one, 2 when it cannot tell; the first line is the verdict."""
+    out = str(tmp_path / "out")
+    assert main(["config_check", "-c", BASE, AGAIN, "-o", out]) == 0
+    assert capsys.readouterr().out.startswith("No difference that matters (3 harmless).")
+    assert main(["config_check", "-c", BASE, PLANTED, "-o", out]) == 1
+    said = capsys.readouterr().out
+    assert said.startswith("The configurations differ: 7 change the numbers, 4 may change them")
+    assert "lr / learning_rate: 3e-4 against 1e-4; every update is scaled by it" in said
+    assert main(["config_check", "-c", str(tmp_path / "none.zip"), BASE, "-o", out]) == 2
+    assert main(["config_check"]) == 2
+    assert main(["config_check", "-c", BASE, AGAIN, "--ranks", BASE]) == 2
+
+
+def test_the_older_form_with_a_framework_is_taken(tmp_path: Path) -> None:
+    """``msprobe -f pytorch config_check`` of 8.1.1 works, and its TRUE/FALSE can be asked for."""
+    assert main(["-f", "pytorch", "config_check", "-c", BASE, PLANTED, "-o", str(tmp_path), "--columns", "8.1.1"]) == 1
+    summary = _sheets(tmp_path / "result.xlsx")["xl/worksheets/sheet1.xml"]
+    assert 't="b"' in summary
+
+
+def test_all_forms_of_the_result_are_written(tmp_path: Path) -> None:
+    """A workbook, a JSON and a page that say the same."""
+    assert main(["config_check", "-c", BASE, PLANTED, "-o", str(tmp_path / "out")]) == 1
+    data = json.loads((tmp_path / "out" / "result.json").read_text(encoding="utf-8"))
+    assert (data["equal"], data["verdict"], len(data["differences"])) == (False, "error", 11)
+    assert all(one["why"] and one["severity"] for one in data["differences"] + data["harmless"])
+    page = (tmp_path / "out" / "result.html").read_text(encoding="utf-8")
+    assert "learning_rate" in page
+    assert "<script" not in page
+    names = _sheets(tmp_path / "out" / "result.xlsx")["xl/workbook.xml"]
+    order = [names.index(f'name="{sheet}"') for sheet in ("summary", "env", "pip", "dataset", "weights", "hyperparameters", "random")]
+    assert order == sorted(order)
+
+
+def test_an_earlier_result_does_not_show_and_nothing_of_the_user_is_gone(tmp_path: Path) -> None:
+    """A file of the user's in the directory stays; a sheet of an earlier comparison does not."""
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "mine.txt").write_text("keep", encoding="utf-8")
+    main(["config_check", "-c", BASE, PLANTED, "-o", str(out)])
+    small = [tmp_path / "a.zip", tmp_path / "b.zip"]
+    for path in small:
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("pip", "torch=2.7.0\n")
+    assert main(["config_check", "-c", *map(str, small), "-o", str(out)]) == 0
+    assert (out / "mine.txt").read_text(encoding="utf-8") == "keep"
+    assert 'name="weights"' not in _sheets(out / "result.xlsx")["xl/workbook.xml"]
+    assert set(json.loads((out / "result.json").read_text(encoding="utf-8"))["summary"]) == {"pip"}
+
+
+def test_json_and_page_where_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``--json -`` prints nothing but JSON; ``--html`` names a file."""
+    assert main(["config_check", "-c", BASE, AGAIN, "-o", str(tmp_path), "--json", "-", "--html", str(tmp_path / "x.html")]) == 0
+    assert json.loads(capsys.readouterr().out)["equal"] is True
+    assert (tmp_path / "x.html").stat().st_mode & 0o777 == 0o640
+
+
+def test_collect_and_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pack of now passes against now; another script or variable does not, and what only a run has is not asked for."""
+    script, good = tmp_path / "run.sh", tmp_path / "good.zip"
+    script.write_text("export NCCL_ALGO=Ring\ntorchrun --nproc_per_node 2 t.py --lr 1e-4 --seed 1\n", encoding="utf-8")
+    assert main(["config_check", "-d", str(script), "-o", str(good)]) == 0
+    assert main(["config_check", "--verify", str(good), "-d", str(script)]) == 0
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
+    assert main(["config_check", "--verify", str(good), "-d", str(script)]) == 1
+    assert "NVIDIA_TF32_OVERRIDE" in capsys.readouterr().out
+    monkeypatch.delenv("NVIDIA_TF32_OVERRIDE")
+    script.write_text(script.read_text().replace("1e-4", "2e-4").replace("Ring", "Tree"), encoding="utf-8")
+    assert main(["config_check", "--verify", str(good), "-d", str(script)]) == 1
+    said = capsys.readouterr().out
+    assert "lr: 1e-4 against 2e-4" in said
+    assert "NCCL_ALGO: Ring against Tree" in said
+    assert main(["config_check", "--verify", BASE, PLANTED]) == 1
+    assert not (tmp_path / "config_check_result").exists()
+
+
+def test_secrets_are_in_no_pack_and_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token of the environment or of a script is not in what is collected, nor in what is made of a foreign pack that has it."""
+    secret = "hf_" + "Zq" * 15
+    monkeypatch.setenv("HF_TOKEN", secret)
+    (tmp_path / "run.sh").write_text(f"torchrun t.py --hub_token {secret} --lr 1\n", encoding="utf-8")
+    main(["config_check", "-d", str(tmp_path / "run.sh"), "-o", str(tmp_path / "p.zip")])
+    with zipfile.ZipFile(tmp_path / "p.zip") as archive:
+        assert all(secret.encode() not in archive.read(name) for name in archive.namelist())
+    foreign = [tmp_path / f"{name}.zip" for name in "ab"]
+    for number, path in enumerate(foreign):
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("env", json.dumps({"HF_TOKEN": f"{secret}{number}", "URL": f"https://u:{secret}{number}@h/x"}))
+            archive.writestr("hyperparameters/hyperparameters_static.json", json.dumps({"hub_token": f"{secret}{number}", "lr": number}))
+    main(["config_check", "-c", *map(str, foreign), "-o", str(tmp_path / "out")])
+    for path in (tmp_path / "out").iterdir():
+        content = "".join(_sheets(path).values()) if path.suffix == ".xlsx" else path.read_text(encoding="utf-8")
+        assert secret not in content, path.name
+
+
+def test_hostile_text_in_a_pack_is_only_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Formulas, markup and what a terminal obeys are shown, not obeyed."""
+    for name, value in (("a", "=cmd|'/c calc'!A1"), ("b", "<script>alert(1)</script>\x1b[2J")):
+        with zipfile.ZipFile(tmp_path / f"{name}.zip", "w") as archive:
+            archive.writestr("hyperparameters/hyperparameters_static.json", json.dumps({"some-level": value}))
+    assert main(["config_check", "-c", str(tmp_path / "a.zip"), str(tmp_path / "b.zip"), "-o", str(tmp_path / "out")]) == 1
+    assert "\x1b" not in capsys.readouterr().out
+    assert "<script" not in (tmp_path / "out" / "result.html").read_text(encoding="utf-8")
+    assert "<f>" not in "".join(_sheets(tmp_path / "out" / "result.xlsx").values())
+
+
+def test_damaged_entries_are_said_and_the_rest_is_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An entry that is no JSON is a problem in words; the other checkers go on."""
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("env", "{")
+        archive.writestr("pip", "torch=1\n")
+    shutil.copy(BASE, tmp_path / "b.zip")
+    assert main(["config_check", "-c", str(tmp_path / "a.zip"), str(tmp_path / "b.zip"), "-o", str(tmp_path / "out")]) == 1
+    said = capsys.readouterr().out
+    assert "entry env is no JSON" in said
+    assert "only the cmp pack has weights" in said
+
+
+@pytest.mark.parametrize("value", [None, True, 3, 1.5, float("nan"), "x" * 40_000, "\ud800", ["a", {"b": []}]])
+def test_any_value_of_a_foreign_pack_can_be_shown(value: Any, tmp_path: Path) -> None:
+    """Values of any kind and size come out in all forms."""
+    for name, one in (("a", value), ("b", 7)):
+        with zipfile.ZipFile(tmp_path / f"{name}.zip", "w") as archive:
+            archive.writestr("hyperparameters/hyperparameters_static.json", json.dumps({"some-level": one, "lr": 1}))
+    assert main(["config_check", "-c", str(tmp_path / "a.zip"), str(tmp_path / "b.zip"), "-o", str(tmp_path / "out")]) == 1
+    json.loads((tmp_path / "out" / "result.json").read_text(encoding="utf-8"))
+
+
+def test_long_sheets_are_split(tmp_path: Path) -> None:
+    """A sheet has at most so many rows; the rest goes into further ones, as the existing tool names them."""
+    report_xlsx.write_book(tmp_path / "x.xlsx", [Table("weights", ("a",), [(i,) for i in range(7)])], most_rows=4)
+    names = _sheets(tmp_path / "x.xlsx")["xl/workbook.xml"]
+    assert all(f'name="weights_part_{i}"' in names for i in range(3))
+
+
+def test_without_the_package_of_workbooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The gate works without xlsxwriter; an older workbook is not left to be taken for the result."""
+    main(["config_check", "-c", BASE, PLANTED, "-o", str(tmp_path)])
+    monkeypatch.setattr(report_xlsx, "available", lambda: False)
+    assert main(["config_check", "-c", BASE, AGAIN, "-o", str(tmp_path)]) == 0
+    assert not (tmp_path / "result.xlsx").exists()
+    assert (tmp_path / "result.earlier.xlsx").exists()
+    assert "msprobe[xlsx]" in capsys.readouterr().out
