@@ -90,10 +90,11 @@ def test_rows_of_tensors_are_those_of_the_existing_tool(version: str) -> None:
     theirs: dict[str, list[list[Any]]] = json.loads((PACKS / version / "planted.json").read_text(encoding="utf-8"))
     ours = _tables(_compare(version, "planted"))
     for name in ("dataset", "weights"):
-        width = len(COLUMNS[name])
-        known = [list(row[:width]) for row in ours[name].rows]
+        known = {tuple(row[:3]): row[3 : len(COLUMNS[name])] for row in ours[name].rows}
         for row in theirs[name][1:]:
-            assert row in known, row
+            equal, *numbers = known[tuple(row[:3])]
+            assert equal == row[3]
+            assert numbers == pytest.approx(row[4:], rel=1e-12)  # a workbook keeps 16 digits
 
 
 def test_rows_of_settings_keep_the_existing_words() -> None:
