@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from msprobe_engine.checkpoint.dcp_metadata import METADATA, Metadata, find_pieces, read_metadata, read_objects
+from msprobe_engine.checkpoint.inert import Inert, attributes
+from msprobe_engine.checkpoint.megatron_facts import facts_of
 from msprobe_engine.checkpoint.plain import plain
-from msprobe_engine.checkpoint.stored import MODEL, OPTIMIZER, OTHER, Checkpoint, StoredTensor, value_group
+from msprobe_engine.checkpoint.stored import MODEL, OPTIMIZER, OTHER, Checkpoint, StoredTensor, joined, value_group
 from msprobe_engine.checkpoint.trainer_files import stored
 
 _MODEL = re.compile(r"model|module|state_dict|model_state_dict|net|network")
@@ -21,6 +24,10 @@ _OPTIMIZER = re.compile(r"optim|optimizers?|optimizer_state_dict|optim_state_dic
 _WRAPPERS = frozenset({"app", "state", "train_state", "app_state"})
 _FLAT_STATE = re.compile(r"state\.(.+)\.([^.]+)")
 _FLAT_GROUP = re.compile(r"param_groups\.(.+)\.([^.]+)")
+
+
+_HALF = re.compile(r"(?P<name>.*\.linear_fc1\.(?:weight|bias)\d*)_(?P<half>[wv])")
+"""Gate and up of a gated layer, which Megatron-FSDP stores apart (megatron-core, core/transformer/fsdp_dtensor_checkpoint.py)."""
 
 
 class _Place(NamedTuple):
@@ -53,6 +60,7 @@ def read(path: Path, trust: Collection[str] = ()) -> Checkpoint:
         origin = key if key != name else ""
         out.add(StoredTensor(name, entry.shape, entry.dtype, boxes, state=place.state, group=group, origin=origin))
     _add_objects(out, metadata, trust)
+    _join_halves(out)
     return out
 
 
@@ -108,6 +116,8 @@ def _add_objects(out: Checkpoint, metadata: Metadata, trust: Collection[str]) ->
                 continue
             if rest == "param_groups" and isinstance(tree, list):
                 tree = [_counted(group) for group in tree]
+        if key == "args" and isinstance(tree, Inert):  # of Megatron
+            out.naming, out.facts = "megatron", facts_of(attributes(tree))
         path = f"optimizer.state.{place.name}.{place.state}" if place.state else place.name
         tensors, values = plain(tree, path)
         out.values |= values
@@ -115,6 +125,22 @@ def _add_objects(out: Checkpoint, metadata: Metadata, trust: Collection[str]) ->
             out.add(stored(name, tensor, OPTIMIZER if place.group == OPTIMIZER else value_group(name)))
     for prefix, by_parameter in settings.items():
         _add_settings(out, prefix, by_parameter)
+
+
+def _join_halves(out: Checkpoint) -> None:
+    """Gate and up as the one parameter that they are."""
+    halves: dict[tuple[str, str], dict[str, StoredTensor]] = {}
+    for tensor in out.tensors.values():
+        if found := _HALF.fullmatch(tensor.name):
+            halves.setdefault((found["name"], tensor.state), {})[found["half"]] = tensor
+    for (name, _), pair in halves.items():
+        if len(pair) < 2:
+            continue
+        gate, up = pair["w"], pair["v"]
+        del out.tensors[gate.key], out.tensors[up.key]
+        # A step counter is there twice; a tensor is cut along its rows.
+        whole = joined([gate, up]) if gate.shape else replace(gate, copies=up.boxes)
+        out.add(replace(whole, name=name))
 
 
 def _counted(group: Any) -> Any:

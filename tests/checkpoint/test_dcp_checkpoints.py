@@ -1,5 +1,6 @@
 """torch's distributed checkpoints: what two ranks of FSDP2 wrote is one model, bit by bit, however it was saved."""
 
+import argparse
 import os
 import pickle
 import re
@@ -258,3 +259,27 @@ def test_names_without_paths(tmp_path: Path) -> None:
         "optimizer.exp_avg_sq.model.embed.weight",
     }
     assert set(open_checkpoint(tmp_path / "alone").tensors) == {"model.embed.weight", "lm_head.weight"}
+
+
+def test_what_megatron_fsdp_stores(tmp_path: Path) -> None:
+    """Gate and up of a gated layer, stored apart, are one parameter; the arguments tell heads and sizes."""
+    fc1, moments = torch.randn(12, 4), torch.randn(12, 4)
+    name = "module.decoder.layers.0.mlp.linear_fc1.weight"
+    gate, up = torch.chunk(fc1, 2)
+    gate_moments, up_moments = torch.chunk(moments, 2)
+    states = {f"{name}_{half}": {"exp_avg": part, "step": torch.tensor(3.0)} for half, part in (("w", gate_moments), ("v", up_moments))}
+    args = argparse.Namespace(num_attention_heads=4, hidden_size=16, num_layers=1, swiglu=True, group_query_attention=False)
+    content = {
+        "model": {f"{name}_w": gate.clone(), f"{name}_v": up.clone(), "module.decoder.final_layernorm.weight": torch.ones(4)},
+        "optimizer": {"state": states, "param_groups": [{"lr": 0.1, "params": list(states)}]},
+        "args": args,
+        "iteration": 5,
+    }
+    dcp.save(content, checkpoint_id=tmp_path / "x", no_dist=True)
+    found = open_checkpoint(tmp_path / "x")
+    assert not found.problems
+    np.testing.assert_array_equal(array_of(found.tensors[name]), fc1.numpy())
+    np.testing.assert_array_equal(array_of(found.tensors[f"optimizer.exp_avg.{name}"]), moments.numpy())
+    assert len(found.tensors[f"optimizer.step.{name}"].copies) == 1
+    assert len(found.tensors) == 4
+    assert (found.naming, found.facts["heads"], found.facts["gated"], found.values["iteration"]) == ("megatron", 4, True, 5)
