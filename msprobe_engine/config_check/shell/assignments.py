@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from msprobe_engine.config_check.shell import sums
+from msprobe_engine.config_check.shell import braces, sums
 from msprobe_engine.config_check.shell.call import Call, Status
 from msprobe_engine.config_check.shell.expand import NotKnown
 from msprobe_engine.config_check.shell.syntax import Assignment, Literal, Word
@@ -147,7 +147,8 @@ def declare(call: Call) -> Status:
             _create(call.state, assignment.name, local, Variable(items={}, associative=True))
         final = {**declared}
         readonly = final.pop("readonly", False)
-        assign(call.evaluator, assignment, call.state, local, **final)
+        for word in braces.expanded(assignment.value) if assignment.value is not None else [None]:
+            assign(call.evaluator, replace(assignment, value=word), call.state, local, **final)
         if readonly:
             _attributes(call.state, assignment.name, local, readonly=True)
     for field in call.fields[1:]:
@@ -180,6 +181,8 @@ def _create(state: State, name: str, local: bool, variable: Variable) -> None:
 def _attributes(state: State, name: str, local: bool, **declared: bool) -> None:
     """Change attributes; a variable without a value only where there is an attribute to keep."""
     before = state.lookup(name)
+    if before is None and declared.get("exported"):
+        before = Variable()  # exported when it gets a value
     if before is not None and declared:
         (state.scopes[-1].__setitem__ if local else state.put)(name, replace(before, **declared))  # type: ignore[arg-type]
 

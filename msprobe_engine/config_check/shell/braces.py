@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import pairwise
 
-from msprobe_engine.config_check.shell.syntax import Literal, Part, Word
+from msprobe_engine.config_check.shell.syntax import Literal, Parameter, Part, Word
 
 MAX_WORDS = 20_000
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _RANGE = re.compile(r"(-?\d{1,18})\.\.(-?\d{1,18})(?:\.\.(-?\d{1,9}))?|([A-Za-z])\.\.([A-Za-z])(?:\.\.(-?\d{1,9}))?")
 _Item = str | Part
 
@@ -32,6 +34,8 @@ def _word(items: list[tuple[_Item, int]], line: int) -> Word:
         last = parts[-1] if parts else None
         if not isinstance(item, str):
             parts.append(item)
+        elif isinstance(last, Parameter) and last.source == f"${last.name}" and _NAME.fullmatch(last.name + item):
+            parts[-1] = replace(last, name=last.name + item, source=last.source + item)  # $X{1,2} is $X1 $X2
         elif isinstance(last, Literal) and not last.quoted and last.line == at:
             parts[-1] = Literal(last.text + item, at)
         else:

@@ -134,7 +134,8 @@ def unary(operator: str, operand: Text, expander: Expander, state: State) -> boo
     if value is None:
         return None
     if operator == "-v":
-        return True if state.lookup(value) is not None else False if expander.context.environment is not None else None
+        variable = state.lookup(value)
+        return True if variable is not None and (variable.items or variable.text is not None) else False if expander.context.environment is not None else None
     if operator in _FILE_TESTS:
         if not value:
             return False

@@ -145,9 +145,13 @@ class Evaluator:
             return leave.status
 
     def _group(self, group: Group, state: State) -> Status:
-        if group.subshell:
-            return self._aside(group.body, state)
-        return self.run(group.body, state)
+        given = self.input
+        self.input = self._redirections(group.redirections, state, given)
+        try:
+            return self._aside(group.body, state) if group.subshell else self.run(group.body, state)
+        finally:
+            if group.redirections:
+                self.input = given
 
     def _pipeline(self, pipeline: Pipeline, state: State) -> Status:
         if len(pipeline.commands) == 1:
@@ -298,10 +302,17 @@ class Evaluator:
         self.either(state, [(phrase, lambda s: self._loop(body, s) or None), ("", None)], line)
 
     def _while(self, command: While, state: State) -> Status:
-        for redirection in command.redirections:
-            self._redirect(redirection, state)
+        given = self.input
+        self.input = self._redirections(command.redirections, state, given)
+        try:
+            return self._turns(command, state)
+        finally:
+            if command.redirections:
+                self.input = given
+
+    def _turns(self, command: While, state: State) -> Status:
         for turn in range(MAX_ITERATIONS):
-            before = state.copy() if turn < 3 else None
+            before, read = state.copy() if turn < 3 else None, self.input
             status = self.run(command.condition, state)
             if command.until:
                 status = opposite(status)
@@ -312,7 +323,7 @@ class Evaluator:
                 return None
             if not status or not self._loop(command.body, state):
                 return True
-            if before is not None and before.scopes == state.scopes and before.positional == state.positional:
+            if before is not None and before.scopes == state.scopes and before.positional == state.positional and self.input is read:
                 self.context.note(self.expander.place(command.line), "a loop without end; its body is read once")
                 return True
         self.context.note(self.expander.place(command.line), f"a loop of more than {MAX_ITERATIONS} turns; the rest of them is not read")
@@ -379,7 +390,9 @@ class Evaluator:
         for assignment in command.assignments:
             if assignment.value is not None:
                 prefix[assignment.name] = self.expander.text(assignment.value, state)
-        given, self.input = self.input, self._redirections(command.redirections, state, self.input)
+        reads = any(redirection.operator.startswith("<") for redirection in command.redirections)
+        given = self.input
+        self.input = self._redirections(command.redirections, state, given)
         written = self._file_written(command.redirections, state)
         output = self.output
         if written is not None:
@@ -391,7 +404,8 @@ class Evaluator:
             if written is not None:
                 printing.write(state, written[0], written[1], _joined(self.output or []))
                 self.output = output
-            self.input = given
+            if reads:
+                self.input = given
 
     def _redirections(self, redirections: tuple[Redirection, ...], state: State, given: Text | None) -> Text | None:
         """What the command reads, where that stands in the script."""

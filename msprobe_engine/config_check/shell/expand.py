@@ -14,6 +14,8 @@ _Segment = tuple[Piece, bool] | None
 """A piece and whether it is split into words; None: a field ends here."""
 
 WHITESPACE = " \t\n"
+_COST_OF_FIELD = 20
+"""Characters that one field counts as in the limits of a reading: it is an object, and a short one costs as much as a long one."""
 
 
 class NotKnown(Exception):
@@ -45,7 +47,9 @@ class Expander:
         out: list[Text] = []
         for word in words:
             for single in braces.expanded(word):
-                out.extend(self._split(self._segments(single, state), state))
+                fields = self._split(self._segments(single, state), state)
+                self.context.spend(_COST_OF_FIELD * len(fields))
+                out.extend(fields)
         return out
 
     def text(self, word: Word, state: State) -> Text:
@@ -182,11 +186,11 @@ class Expander:
         if name == "LINENO":
             return (Known(str(at.line), at),)
         variable = state.lookup(name)
-        if variable is not None:
+        if variable is not None and not (variable.exported and variable.text is None and variable.items is None):
             return variable.value()
         if name in self.context.given:
             return (Known(self.context.given[name], at),)
-        if state.is_set_in_script(name) or (self.context.environment is not None and name not in ONLY_A_RUN_KNOWS):
+        if (variable is None and state.is_set_in_script(name)) or (self.context.environment is not None and name not in ONLY_A_RUN_KNOWS):
             return None
         if name == "PWD" and state.directory is not None:
             return (Known(state.directory, at),)
@@ -226,7 +230,8 @@ class Expander:
             text = self.of_name(part.name, state, at, part.source)
             return [] if text is None or part.name in state.names() else [tuple(_many(piece) for piece in text)]
         if variable.items is None:
-            return [variable.text] if variable.text is not None else []
+            text = variable.text
+            return [] if text is None else [(Known("0", at),) if part.prefix == "!" else text]
         if part.prefix == "!":
             return [(Known(str(key), at),) for key in variable.items]
         if variable.associative:
@@ -284,7 +289,8 @@ class Expander:
         if operator and operator[-1] in "-=?+" and operator[0] in ":-=?+":
             return self._alternative(part, state, listed)
         if listed is not None:
-            if operator == ":":
+            variable = state.lookup(part.name)
+            if operator == ":" and (part.name in ("@", "*") or (variable is not None and variable.items is not None)):
                 listed = self._slice(part, state, listed)
             elif operator:
                 listed = [self._edited(part, text, state) for text in listed]
@@ -349,8 +355,8 @@ class Expander:
         if kind == "?":
             return [(Unknown(part.source, "has to be given where the script runs", at), not part.quoted)]
         if kind == "=" and listed is None:
-            value = self.text(part.arguments[0], state)
-            self.assign(part.name, value, state)
+            self.assign(part.name, self.text(part.arguments[0], state), state)
+            return self._parameter(plain, state)
         return self._argument(part, state)
 
     def _argument(self, part: Parameter, state: State) -> list[_Segment]:
@@ -394,6 +400,7 @@ class Expander:
             if pieces is None:
                 return None
             items = patterns.compiled(pieces)
+            self.context.spend(len(value) + (0 if all(kind == "one" for kind, _ in items) else len(items) * len(value) // 4))
             if operator in ("#", "##"):
                 return patterns.without_head(items, value, operator == "##")
             if operator in ("%", "%%"):

@@ -46,7 +46,7 @@ class ScriptReader(WordReader):
         return ScriptReader(text, first_line, self.depth)
 
     def top_level(self) -> Iterator[Command]:
-        """Each complete command of the script.
+        """The commands of the script; those of one line come together, with the here-documents behind it.
 
         Raises:
             ShellSyntaxError: at the first place that is not understood.
@@ -55,11 +55,16 @@ class ScriptReader(WordReader):
             self._separators()
             if self.pos >= len(self.text):
                 return
-            if self.text[self.pos] in ");" or self._reserved() in _CLOSING:
-                raise self.error(f"'{self.text[self.pos : self.pos + 10].split()[0]}' stands where a command should begin")
-            command = self._and_or()
-            background = self._terminator()
-            yield CommandList((command,), self.line(), frozenset({0})) if background else command
+            line, commands, background = self.line(), [], set()
+            while self.pos < len(self.text) and not self.peek("\n"):
+                if self.text[self.pos] in ");" or self._reserved() in _CLOSING:
+                    raise self.error(f"'{self.text[self.pos : self.pos + 10].split()[0]}' stands where a command should begin")
+                commands.append(self._and_or())
+                if self._terminator():
+                    background.add(len(commands) - 1)
+                self.blanks()
+            self.newline()
+            yield commands[0] if len(commands) == 1 and not background else CommandList(tuple(commands), line, frozenset(background))
 
     def commands(self, end: str) -> CommandList:
         """A list of commands up to the character `end` (`)`), a closing reserved word, or the end of the text; left unread."""

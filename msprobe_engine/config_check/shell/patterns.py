@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MAX_WORK = 20_000_000
+MAX_WORK = 2_000_000
 
 
 class PatternTooLong(Exception):
@@ -153,6 +153,10 @@ def replaced(items: list[_Item], text: str, new: str, operator: str) -> str:
         return new + text[found[-1] :] if found else text
     if not items:
         return text
+    if not text:
+        return new if matches(items, "") else text
+    if all(kind == "one" for kind, _ in items):
+        return text.replace("".join(str(what) for _, what in items), new, -1 if operator == "//" else 1)
     out, i, work = [], 0, 0
     while i < len(text):
         work += len(items) * (len(text) - i)

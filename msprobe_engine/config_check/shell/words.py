@@ -22,7 +22,7 @@ from msprobe_engine.config_check.shell.syntax import (
 )
 
 MAX_DEPTH = 50
-MAX_PARTS = 400_000
+MAX_PARTS = 200_000
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PARAMETER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9]|[@*#?$!-]")
@@ -309,7 +309,11 @@ class WordReader:
             self.pos += 1
             return first, Word(tuple(self._parts("double", "}")), self.line())
         if operator.startswith("/"):
-            first = Word(tuple(self._parts("brace", "/}")), self.line())
+            begin: list[Part] = []
+            if operator == "//" and self.peek("/"):  # the first character is no end of the pattern
+                begin.append(Literal("/", self.line()))
+                self.pos += 1
+            first = Word((*begin, *self._parts("brace", "/}")), self.line())
             if not self.peek("/"):
                 return (first,)
             self.pos += 1
