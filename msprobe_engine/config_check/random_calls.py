@@ -68,7 +68,7 @@ class RandomCalls:
         self.on = False
         self._hides = hides or (lambda code: code.co_filename == __file__)
         self._quiet = quiet or (lambda: False)
-        self._hidden: dict[CodeType, bool] = {}
+        self._hidden: dict[int, tuple[CodeType, bool]] = {}
         self._lines: dict[_Key, _Line] = {}
         self._lock = threading.Lock()
         self._inside = threading.local()
@@ -118,10 +118,9 @@ class RandomCalls:
         try:
             while near is not None and len(key) <= 2 * NEAR:
                 code = near.f_code
-                if code not in hidden:
-                    hidden[code] = self._hides(code)
-                if not hidden[code]:
-                    key += (code, near.f_lasti)
+                known = hidden.get(id(code)) or self._look_at(code)
+                if not known[1]:
+                    key += (id(code), near.f_lasti)
                 near = near.f_back
             line = self._lines.get(tuple(key))
             if line is None or seeds or draws is not None:
@@ -132,6 +131,12 @@ class RandomCalls:
                 line.count += 1
         except Exception:  # of what is described for the record; the call itself is the program's
             self.left_out += 1
+
+    def _look_at(self, code: CodeType) -> tuple[CodeType, bool]:
+        """By identity: code of two files may be equal. What is known is kept alive, so that no other code gets its identity."""
+        if len(self._hidden) > 10 * MOST_STACKS:
+            raise OverflowError("a program that makes code without end")
+        return self._hidden.setdefault(id(code), (code, self._hides(code)))
 
     def _first(self, key: _Key, seeds: bool, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None) -> _Line | None:
         """A line that is new, or one whose arguments are looked at every time."""
@@ -155,9 +160,8 @@ class RandomCalls:
         found = []
         while frame is not None:
             code = frame.f_code
-            if code not in self._hidden:
-                self._hidden[code] = self._hides(code)
-            if not self._hidden[code]:
+            known = self._hidden.get(id(code)) or self._look_at(code)
+            if not known[1]:
                 found.append((code, frame.f_lineno))
             frame = frame.f_back
         return found[::-1]

@@ -7,6 +7,7 @@ optimizers, and whatever calls are in progress on this thread belong to: a Train
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -81,13 +82,13 @@ def _callers(frame: FrameType | None) -> list[Any]:
     for _ in range(_MOST_FRAMES):
         if frame is None:
             break
-        local = frame.f_locals
-        if frame.f_code.co_argcount:
-            found += [local[name] for name in _NAMES if local.get(name) is not None and not isinstance(local[name], type)]
-        if frame.f_code.co_filename.startswith(_TORCH):
-            frame = frame.f_back
-            continue
-        found += [one for one in list(local.values()) if isinstance(one, (torch.optim.Optimizer, LRScheduler))]
+        if not frame.f_code.co_filename.startswith(_TORCH):
+            local = frame.f_locals
+            if frame.f_code.co_argcount:
+                found += [local[name] for name in _NAMES if local.get(name) is not None and not isinstance(local[name], type)]
+            found += [one for one in list(local.values()) if isinstance(one, (torch.optim.Optimizer, LRScheduler))]
+            if frame.f_code.co_flags & inspect.CO_OPTIMIZED and sys.version_info < (3, 13):
+                local.clear()  # a copy that the frame would keep, and with it models, until the function returns
         frame = frame.f_back
     return found
 
@@ -185,8 +186,6 @@ def _of_scheduler(scheduler: Any) -> dict[str, Any]:
 
 def _defaults(optimizers: Sequence[Any]) -> dict[str, Any]:
     """Of the arguments of an optimizer's class."""
-    import inspect
-
     found: dict[str, Any] = {}
     for number, optimizer in enumerate(optimizers):
         inner = getattr(optimizer, "optimizer", None)

@@ -89,7 +89,8 @@ class TensorCollector:
 
     def _take(self, name: str, tensor: torch.Tensor, facts: dict[str, Any], statistics: bool) -> None:
         ref = self._refs[name] = self._backend.reduce(tensor)
-        self._facts[name] = {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch."), **facts}
+        about = ref.description
+        self._facts[name] = {"shape": list(about.shape), "dtype": about.dtype.removeprefix("torch."), **facts}
         if ref.row >= 0 and statistics:
             made = _statistics(tensor, as_weight="kind" in facts)
             if made is not None:
@@ -97,8 +98,14 @@ class TensorCollector:
 
     def _each(self, tensor: torch.Tensor) -> list[TensorRef]:
         """Rows of ``tensor[0]``, ``tensor[1]``, ..."""
-        data = describe.resolve(tensor)[0]
-        if data is None or data.dim() == 0 or data.shape != tensor.shape or not 0 < data.shape[0] <= MOST_SAMPLES or data.is_complex():
+        data, about, _ = describe.resolve(tensor)
+        if (
+            data is None
+            or data.dim() == 0
+            or tuple(data.shape) != about.shape
+            or not 0 < data.shape[0] <= MOST_SAMPLES
+            or data.is_complex()
+        ):
             return []
         if data.numel() * data.element_size() > MOST_SAMPLE_BYTES:
             return []

@@ -43,11 +43,11 @@ class RunConfig:
         self._wanted = False
         writer = config_start.pack_writer(self._path, "training step", keep_previous=True)
         start = config_start.Start(writer.rank, models, optimizers, frame)
-        made: dict[str, Any] = {}
-        if self._settings.weights and models:
-            made[entries.of_step("weights", step, writer.rank)] = TensorCollector().weights(models, statistics=False).digests
         self._background = BackgroundWriter(writer)
-        self._background.submit(lambda: {**start.entries(), **made})
+        self._background.submit(start.entries)
+        if self._settings.weights and models:
+            found = TensorCollector().weights(models, statistics=False).digests
+            self._background.submit(lambda: {entries.of_step("weights", step, writer.rank): found})
 
     def close(self, left: float) -> None:
         """Finish the pack, within `left` seconds."""
