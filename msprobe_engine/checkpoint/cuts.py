@@ -23,12 +23,17 @@ class Heads:
         k: rows of all key heads; those of the values where `v` is None.
         groups: key/value heads.
         v: rows of all value heads, if not `k`.
+        gated: of each group the queries are followed by as many rows of a gate of the output; `q` counts both. A projection of queries
+            alone has the gate of each head behind the head (Qwen3-Next).
+        size: elements of a head, where `gated`.
     """
 
     q: int
     k: int
     groups: int
     v: int | None = None
+    gated: bool = False
+    size: int = 0
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -145,9 +150,17 @@ def grouped_qkv(tensor: StoredTensor, heads: Heads) -> list[StoredTensor]:
     for size, name in zip(heads.sizes, "qkv"):
         one = size // heads.groups
         pieces = [rows(tensor, group * per_group + at, one, width) for group in range(heads.groups)]
+        if name == "q" and heads.gated:
+            pieces = [part for piece in pieces for part in _gates_behind_heads(piece, heads.size, width)]
         found.append(named(joined(pieces), name))
         at += one
     return found
+
+
+def _gates_behind_heads(piece: StoredTensor, size: int, width: int) -> list[StoredTensor]:
+    """Heads and then their gates, as head, gate, head, gate."""
+    half = piece.shape[0] // 2
+    return [rows(piece, at + i * size, size, width) for i in range(half // size) for at in (0, half)]
 
 
 def unstacked(tensor: StoredTensor, name: str = "expert") -> list[StoredTensor]:

@@ -10,10 +10,11 @@ from typing import Any
 
 from msprobe_engine.checkpoint.cuts import Heads
 from msprobe_engine.checkpoint.names_prefixes import bare
-from msprobe_engine.checkpoint.names_rules import LAYER, Spot, spot_of
+from msprobe_engine.checkpoint.names_rules import LAYER, Rule, Spot, spot_of
 from msprobe_engine.checkpoint.stored import MODEL, OPTIMIZER, Checkpoint
 
 Shape = tuple[int, ...]
+_AFTER, _BEFORE = "post_attention_layernorm.weight", "pre_feedforward_layernorm.weight"
 
 
 class Model:
@@ -33,7 +34,9 @@ class Model:
         self._shapes: dict[str, Shape] = {}
         self._spots: dict[str, Spot | None] = {}
         self.slots: set[str] = set()
-        self._roots = _roots({tensor.name for tensor in checkpoint.tensors.values() if tensor.group in (MODEL, OPTIMIZER)})
+        self._plain = {bare(tensor.name) for tensor in checkpoint.tensors.values() if tensor.group in (MODEL, OPTIMIZER)}
+        self._roots = _roots(self._plain)
+        self._two = all(any(name.startswith(f"{part}.layers.") for name in self._plain) for part in ("encoder", "decoder"))
         for tensor in checkpoint.tensors.values():
             spot = self.spot(tensor.name)
             if spot is None:
@@ -51,6 +54,10 @@ class Model:
             for root in self._roots if spot is None else ():
                 if plain.startswith(root):
                     spot = spot or spot_of(plain[len(root) :])
+            if spot is not None and plain.endswith(_AFTER) and plain.replace(_AFTER, _BEFORE) in self._plain:
+                spot = spot._replace(rule=Rule("attention.norm_after"))  # Gemma 2: norms before and behind each part
+            if spot is not None and self._two and plain.startswith("encoder."):
+                spot = spot._replace(layer=f"encoder.{spot.layer}")  # of an encoder and a decoder, which have layers of the same numbers
             self._spots[name] = self._further(spot)
         return self._spots[name]
 
@@ -122,9 +129,14 @@ class Model:
             q = out[0] * out[1] // hidden
         if not q:
             return "the number of attention heads is not known: give `facts: {heads: N}` in a mapping file"
+        groups = self.number("kv_heads")
+        if groups and total == 2 * q + 2 * groups * size:
+            return Heads(2 * q, groups * size, groups, gated=True, size=size)
         rest = total - q
         if rest <= 0 or rest % (2 * size):
             return f"{total} rows are not {q} rows of queries and as many keys as values in heads of {size}; is `head_dim` right?"
+        if groups and rest != 2 * groups * size:
+            self._say(f"{self._path}: {layer}attention has {rest // (2 * size)} key/value heads by its shape; kv_heads is {groups}")
         return Heads(q, rest // 2, rest // (2 * size))
 
     def gated(self, layer: str, inner: str, rows: int) -> bool | None:
@@ -155,8 +167,7 @@ def _roots(names: Iterable[str]) -> tuple[str, ...]:
     Nothing where some names have a layer without it, or where several parts have layers: a part that sees images has layers too.
     """
     found: set[str] = set()
-    for name in names:
-        plain = bare(name)
+    for plain in names:
         place = LAYER.search(plain)
         if place is None or not place.start():
             continue

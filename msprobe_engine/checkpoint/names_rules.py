@@ -93,11 +93,13 @@ _MLP = {
     "linear_fc1.layer_norm": Rule("norm2"),
     "linear_fc2.post_layernorm": Rule("mlp_norm_after"),
 }
+_QWEN1 = {"w1": _UP, "w2": _GATE}
+"""The first Qwen, which has ``c_proj`` for the layer down; others with ``w1`` to ``w3`` do not call their MLP ``mlp``."""
 _MOE = {
     **dict.fromkeys(("router", "gate", "gate.wg", "router.gate", "router.layer"), Rule("router")),
     **dict.fromkeys(("router.expert", "gate.e_score_correction", "expert"), Rule("router_bias")),
-    "experts.gate_up_proj": Rule("experts.up", STACK_HALVES),
-    "experts.down_proj": Rule("experts.down", STACK),
+    **dict.fromkeys(("experts.gate_up_proj", "input_linear"), Rule("experts.up", STACK_HALVES)),
+    **dict.fromkeys(("experts.down_proj", "output_linear"), Rule("experts.down", STACK)),
     **dict.fromkeys(("experts.w1", "inner_experts.w1"), Rule("experts.gate", STACK)),
     **dict.fromkeys(("experts.w3", "inner_experts.w3"), Rule("experts.up", STACK)),
     **dict.fromkeys(("experts.w2", "inner_experts.w2"), Rule("experts.down", STACK)),
@@ -114,8 +116,12 @@ _NORMS = {
     **dict.fromkeys(("pre_mlp_layernorm", "post_attention_norm", "ln_2", "ffn_norm", "final_layer_norm"), Rule("norm2")),
     "post_attention_layernorm": Rule("norm2"),
     "pre_feedforward_layernorm": Rule("norm2"),
-    "post_feedforward_layernorm": Rule("mlp_norm_after"),
+    **dict.fromkeys(("post_feedforward_layernorm", "post_mlp_layernorm"), Rule("mlp_norm_after")),
+    "post_self_attn_layernorm": Rule("attention.norm_after"),
+    "fc1": Rule("mlp.up"),
+    "fc2": Rule("mlp.down"),
 }
+"""What lies in a layer itself: norms, and OPT's linear layers."""
 _TOP = {
     **dict.fromkeys(
         ("embed_tokens", "embedding.word_embeddings", "wte", "tok_embeddings", "embed_in", "word_embeddings"), Rule("embedding")
@@ -169,6 +175,8 @@ def spot_of(name: str) -> Spot | None:
     if layer is None:
         rule = _TOP.get(leaf)
         return Spot("", rule, None, kind) if rule is not None and expert is None else None
+    if text != name and name.startswith("transformer.encoder.") and leaf == "self_attention.query_key_value":
+        return Spot(f"layers.{int(layer['n'])}.", Rule(_QKV, BLOCK_QKV), None, kind)  # ChatGLM
     inside = (_MTP[leaf], None) if leaf in _MTP and expert is None else _in_layer(leaf, expert)
     if inside is None:
         return None
@@ -195,11 +203,11 @@ def _in_layer(leaf: str, expert: int | None) -> tuple[Rule, int | None] | None:
             return (rule, None) if rule is not None else None
     for path in _MLP_PATHS:
         if leaf.startswith(path):
-            return _in_mlp(leaf[len(path) :], expert)
+            return _in_mlp(leaf[len(path) :], expert, path)
     return None
 
 
-def _in_mlp(leaf: str, expert: int | None) -> tuple[Rule, int | None] | None:
+def _in_mlp(leaf: str, expert: int | None, path: str) -> tuple[Rule, int | None] | None:
     numbered = _EXPERT.fullmatch(leaf)
     if numbered is not None and expert is None:
         leaf, expert = numbered["leaf"], int(numbered["e"])
@@ -218,5 +226,5 @@ def _in_mlp(leaf: str, expert: int | None) -> tuple[Rule, int | None] | None:
             return rule._replace(slot=f"shared.{rule.slot}"), None
     if leaf in _MOE:
         return _MOE[leaf], None
-    rule = _MLP.get(leaf)
+    rule = (_QWEN1 if path == "mlp." else _MLP).get(leaf) or _MLP.get(leaf)
     return (rule._replace(slot=rule.slot if rule.slot.startswith(("norm", "mlp_norm")) else f"mlp.{rule.slot}"), None) if rule else None

@@ -92,9 +92,10 @@ def _refused(tensor: StoredTensor, spot: Spot, why: str, *hides: str) -> Placed:
 
 
 def _is_conv(spot: Spot, model: Model) -> bool:
-    """Whether weights of these names lie inputs first (GPT-2 of transformers) and not outputs first (nanoGPT): told by the fused qkv."""
-    fused = model.shape(f"{spot.layer}attention.qkv.weight")
-    return fused is None or len(fused) != 2 or fused[0] < fused[1]
+    """Whether weights of these names lie inputs first (GPT-2 of transformers) and not outputs first (nanoGPT, StarCoder2): told by the
+    fused projection of attention, else by the first layer of the MLP, which has more outputs than inputs."""
+    known = model.shape(f"{spot.layer}attention.qkv.weight") or model.shape(f"{spot.layer}mlp.up.weight")
+    return known is not None and len(known) == 2 and known[0] < known[1]
 
 
 def _qkv(tensor: StoredTensor, spot: Spot, model: Model) -> Placed:

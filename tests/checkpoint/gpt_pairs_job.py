@@ -28,6 +28,8 @@ COMMON = {
     "max_position_embeddings": 32,
     "attn_implementation": "eager",
 }
+ZERO_CENTERED = ("qwen3-next",)
+"""Models whose norms hold what is to be added to 1; Megatron has that with Transformer Engine only."""
 MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
 
 
@@ -80,9 +82,12 @@ def run(name: str, directory: Path) -> dict[str, Any]:
     with torch.no_grad():
         expected = source(tokens).logits
         before = logits(model, tokens)
-        model.load_state_dict({k: torch.from_numpy(array_of(t)) for k, t in mine.tensors.items()}, strict=False)
+        loaded = {k: torch.from_numpy(array_of(t)) for k, t in mine.tensors.items()}
+        model.load_state_dict(loaded, strict=False)
+        write_megatron(directory / "megatron_run", model, config)
+        if name in ZERO_CENTERED:
+            model.load_state_dict({k: t + 1 if "norm" in k else t for k, t in loaded.items()}, strict=False)
         after = logits(model, tokens)
-    write_megatron(directory / "megatron_run", model, config)
     return {
         "gradients": gradients(source, model, tokens, directory, facts),
         "before": float((before - expected).abs().max()),
@@ -192,6 +197,7 @@ def megatron(config: Any, *, tied: bool = False, mla: bool = False, position: st
         max_sequence_length=32,
         share_embeddings_and_output_weights=tied,
         position_embedding_type=position,
+        rotary_percent=getattr(config, "rope_parameters", {}).get("partial_rotary_factor", 1.0),
         rotary_base=getattr(config, "rope_parameters", {}).get("rope_theta", 10000.0),
     )
 
@@ -253,6 +259,35 @@ def qwen3() -> tuple[Any, Any]:
     return Qwen3ForCausalLM(config), megatron(config, qk_layernorm=True, kv_channels=16)
 
 
+def phi3() -> tuple[Any, Any]:
+    from transformers import Phi3Config, Phi3ForCausalLM
+
+    config = Phi3Config(**COMMON, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    return Phi3ForCausalLM(config), megatron(config)
+
+
+def neox() -> tuple[Any, Any]:
+    import torch
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+    sizes = {key: value for key, value in COMMON.items() if key != "num_key_value_heads"}
+    config = GPTNeoXConfig(
+        **sizes, use_parallel_residual=False, rope_parameters={"rope_type": "default", "rope_theta": 10000.0}, rotary_pct=1.0
+    )
+    settings = {"normalization": "LayerNorm", "gated_linear_unit": False, "num_query_groups": 4, "add_bias_linear": True}
+    return GPTNeoXForCausalLM(config), megatron(config, activation_func=torch.nn.functional.gelu, **settings)
+
+
+def starcoder2() -> tuple[Any, Any]:
+    import torch
+    from transformers import Starcoder2Config, Starcoder2ForCausalLM
+
+    config = Starcoder2Config(**COMMON)
+    settings = {"normalization": "LayerNorm", "gated_linear_unit": False, "add_bias_linear": True, "layernorm_epsilon": config.norm_epsilon}
+    gelu = partial(torch.nn.functional.gelu, approximate="tanh")
+    return Starcoder2ForCausalLM(config), megatron(config, tied=True, activation_func=gelu, **settings)
+
+
 def experts(**settings: Any) -> dict[str, Any]:
     return {
         "num_moe_experts": 4,
@@ -285,6 +320,15 @@ def qwen3_moe() -> tuple[Any, Any]:
 
     config = Qwen3MoeConfig(**COMMON, **MOE, num_experts=4, head_dim=8, norm_topk_prob=True)
     return Qwen3MoeForCausalLM(config), megatron(config, qk_layernorm=True, **experts(moe_ffn_hidden_size=24))
+
+
+def qwen3_next() -> tuple[Any, Any]:
+    from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+
+    full = ["full_attention", "full_attention"]
+    config = Qwen3NextConfig(**COMMON, **MOE, num_experts=4, shared_expert_intermediate_size=40, head_dim=8, layer_types=full)
+    settings = experts(moe_ffn_hidden_size=24, moe_shared_expert_intermediate_size=40, moe_shared_expert_gate=True)
+    return Qwen3NextForCausalLM(config), megatron(config, qk_layernorm=True, attention_output_gate=True, kv_channels=8, **settings)
 
 
 def deepseek(low_rank: bool = True) -> tuple[Any, Any]:
@@ -321,9 +365,13 @@ MODELS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "gpt2": gpt2,
     "qwen2": qwen2,
     "qwen3": qwen3,
+    "phi3": phi3,
+    "gpt-neox": neox,
+    "starcoder2": starcoder2,
     "mixtral": mixtral,
     "qwen2-moe": qwen2_moe,
     "qwen3-moe": qwen3_moe,
+    "qwen3-next": qwen3_next,
     "deepseek": deepseek,
     "deepseek-full-rank": partial(deepseek, low_rank=False),
 }

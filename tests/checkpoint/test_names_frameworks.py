@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,10 @@ from msprobe_engine.checkpoint.diff import Options, diff
 from msprobe_engine.checkpoint.names import aligned
 
 JOB = Path(__file__).with_name("gpt_pairs_job.py")
-MODELS = ["llama", "llama-tied", "gpt2", "qwen2", "qwen3", "mixtral", "qwen2-moe", "qwen3-moe", "deepseek", "deepseek-full-rank"]
+MODELS = (
+    "llama", "llama-tied", "gpt2", "qwen2", "qwen3", "phi3", "gpt-neox", "starcoder2", "mixtral", "qwen2-moe", "qwen3-moe", "qwen3-next",
+    "deepseek", "deepseek-full-rank",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +59,44 @@ def test_a_megatron_checkpoint_is_equal_to_the_snapshot_of_transformers(proven: 
         found = diff(a, b, Options(memory_mb=256, workers=1))
         assert found.verdict().startswith("equal: "), found.verdict()
         assert found.code == 0
+
+
+def test_planted_changes_between_frameworks_are_exactly_what_is_reported(proven: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    """A transposed block of q, two exchanged experts, rotary rows: the tensors of Megatron that are concerned, the part, and how."""
+    from safetensors.numpy import load_file, save_file
+
+    def planted(model: str, change: Callable[[dict[str, Any]], None]) -> Any:
+        snapshot = tmp_path / model
+        shutil.copytree(proven[0] / model / "hf", snapshot, dirs_exist_ok=True)
+        tensors = load_file(proven[0] / model / "hf" / "model.safetensors")
+        change(tensors)
+        save_file(tensors, snapshot / "model.safetensors", {"format": "pt"})
+        return diff(proven[0] / model / "megatron_run", snapshot, Options(memory_mb=256, workers=1))
+
+    def transposed(tensors: dict[str, Any]) -> None:
+        tensors["model.layers.1.self_attn.q_proj.weight"] = tensors["model.layers.1.self_attn.q_proj.weight"].T.copy()
+
+    found = planted("llama", transposed)
+    assert [(t.name, t.hint) for t in found.different] == [
+        ("decoder.layers.1.self_attention.linear_qkv.weight[q]", "equal when transposed")
+    ]
+
+    def rotary(tensors: dict[str, Any]) -> None:
+        key = tensors["model.layers.0.self_attn.k_proj.weight"]
+        tensors["model.layers.0.self_attn.k_proj.weight"] = key.reshape(2, 2, 4, 32).swapaxes(1, 2).reshape(16, 32).copy()
+
+    found = planted("llama", rotary)
+    assert [t.name for t in found.different] == ["decoder.layers.0.self_attention.linear_qkv.weight[k]"]
+    assert found.different[0].hint.startswith("equal when rotary pairs of rows become halves of each head")
+
+    def experts(tensors: dict[str, Any]) -> None:
+        for leaf in ("w1", "w2", "w3"):
+            one, two = (f"model.layers.1.block_sparse_moe.experts.{e}.{leaf}.weight" for e in (1, 3))
+            tensors[one], tensors[two] = tensors[two], tensors[one]
+
+    found = planted("mixtral", experts)
+    assert len(found.different) == 6
+    assert found.hints == ["layer 1: experts 1 and 3 are exchanged (6 tensors)"]
 
 
 @pytest.mark.parametrize("model", ["mixtral", "qwen2-moe", "qwen3-moe", "deepseek"])
