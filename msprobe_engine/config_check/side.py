@@ -109,8 +109,12 @@ class Side:
         found = self.terms.aliases(name)
         one = self.settings.get(name)
         own = one.framework if one is not None else ""
-        best = [alias for alias in found if alias.framework == own] or [alias for alias in found if alias.framework in self.frameworks]
-        best = best or [alias for alias in found if alias.framework == ANY] or list(found)
+        best = [alias for alias in found if alias.framework == own] or [
+            alias for alias in found if not own and alias.framework in self.frameworks
+        ]
+        best = best or [alias for alias in found if alias.framework == ANY]
+        if not own:  # a name means nothing in a framework that is known to be another one
+            best = best or list(found)
         seen: dict[tuple[str, int | None], Alias] = {}
         for alias in best:
             seen.setdefault((alias.term.name, alias.index), alias)
