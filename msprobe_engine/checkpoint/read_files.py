@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -34,7 +35,7 @@ _WEIGHTS = (
 )
 """File of the weights, or what its index and its shards are called after; the first that is there."""
 _SHARD = re.compile(r"(.+)-(\d{5,6})-of-(\d{5,6})(\..+)")
-_MORE_MODELS = re.compile(r"(?:model|pytorch_model)_(\d+)\.(?:safetensors|bin)")
+_MORE_MODELS = re.compile(r"(?:model|pytorch_model|pytorch_model_fsdp)_(\d+)\.(?:safetensors|bin)")
 _OPTIMIZERS = re.compile(r"optimizer(?:_(\d+))?\.(?:pt|bin)")
 _MOST_MODULES = 100_000
 _FSDP = re.compile(r"(pytorch_model_fsdp|optimizer)_(\d+)")
@@ -111,8 +112,8 @@ def _read_directory(path: Path, trust: Collection[str]) -> Checkpoint:
     for name in sorted(names):
         if more := _MORE_MODELS.fullmatch(name):
             _add_file(out, path / name, trust, f"model_{more[1]}.")
-        elif _FSDP.fullmatch(name) and (path / name / ".metadata").is_file():
-            _add_dcp(out, path / name, trust)
+        elif (part := _FSDP.fullmatch(name)) and (path / name / ".metadata").is_file():
+            _add_dcp(out, path / name, f"model_{part[2]}." if int(part[2]) else "", trust)
     for name in sorted(names):
         if states := _OPTIMIZERS.fullmatch(name):
             tree = _tree(out, path / name, trust)
@@ -239,14 +240,14 @@ def _tree(out: Checkpoint, file: Path, trust: Collection[str]) -> Any:
     return tree
 
 
-def _add_dcp(out: Checkpoint, directory: Path, trust: Collection[str]) -> None:
+def _add_dcp(out: Checkpoint, directory: Path, prefix: str, trust: Collection[str]) -> None:
     """Weights or optimizer states that FSDP wrote into a directory of DCP inside the checkpoint."""
     from msprobe_engine.checkpoint import read_dcp
 
     found = read_dcp.read(directory, trust)
     for tensor in found.tensors.values():
-        out.add(tensor)
-    out.values |= found.values
+        out.add(replace(tensor, name=prefix + tensor.name))
+    out.values |= {prefix + name: value for name, value in found.values.items()}
     out.files += found.files
     out.notes += found.notes
     out.problems += found.problems

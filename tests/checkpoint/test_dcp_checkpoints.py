@@ -283,3 +283,36 @@ def test_what_megatron_fsdp_stores(tmp_path: Path) -> None:
     assert len(found.tensors[f"optimizer.step.{name}"].copies) == 1
     assert len(found.tensors) == 4
     assert (found.naming, found.facts["heads"], found.facts["gated"], found.values["iteration"]) == ("megatron", 4, True, 5)
+
+
+def _accelerated(target: Path) -> None:
+    """A step under Accelerate's FSDP2; saved by itself, in pieces and gathered."""
+    import trainer_checks
+    from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin
+
+    trainer_checks.fsdp_on_cpu()
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="NO_WRAP", cpu_offload=False)
+    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 33), nn.Linear(33, 2))
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+    accelerator.backward(model(torch.ones(3, 8)).sum())
+    optimizer.step()
+    accelerator.state.distributed_type, accelerator.state.fsdp_plugin = DistributedType.FSDP, plugin  # prepare makes it a CPU's again
+    for kind in ("SHARDED_STATE_DICT", "FULL_STATE_DICT"):
+        plugin.set_state_dict_type(kind)
+        accelerator.save_state(str(target / kind))
+
+
+def test_fsdp_of_accelerate(tmp_path: Path) -> None:
+    """Directories of pieces inside the state's directory, and the gathered files, are the same checkpoint."""
+    run_ranks(2, _accelerated, tmp_path)
+    pieces, whole = open_checkpoint(tmp_path / "SHARDED_STATE_DICT"), open_checkpoint(tmp_path / "FULL_STATE_DICT")
+    assert pieces.format == whole.format == "Accelerate"
+    assert not pieces.problems + whole.problems
+    assert pieces.tensors.keys() == whole.tensors.keys()
+    assert {"0.weight", "optimizer.exp_avg.0.weight", "optimizer.step.1.bias"} <= pieces.tensors.keys()
+    assert len(pieces.tensors["0.weight"].boxes) == 2
+    for key, tensor in pieces.tensors.items():
+        np.testing.assert_array_equal(array_of(tensor), array_of(whole.tensors[key]))
+    assert pieces.values["optimizer.param_groups.0.lr"] == whole.values["optimizer.param_groups.0.lr"] == 1e-3
