@@ -84,7 +84,7 @@ class _Explaining:
         if result.rounded:
             narrow = min((result.dtype_a, result.dtype_b), key=lambda d: item_size(d) or 0)
             return f"the same, rounded to {narrow}"
-        simple = _by_numbers(result) or self._few(pair, result) or self._rounded_before(pair)
+        simple = _by_numbers(result) or self._few(pair, result) or self._shifted(pair, result) or self._rounded_before(pair)
         if simple:
             return simple
         norms = result.norm_a, result.norm_b
@@ -103,6 +103,20 @@ class _Explaining:
         if len(bits) != 1:
             return f"one element differs, at {at}"
         return f"one flipped bit: bit {bits[0]}{_meaning(result.dtype_a, bits[0])} of the element at {at}"
+
+    def _shifted(self, pair: Pair, result: TensorResult) -> str:
+        """One side is the other plus a constant: norms that hold what is to be added to 1."""
+        n, l2, most = result.numel, result.l2, result.max_abs
+        if not l2 or not most or n < 4 or result.changed != n or abs(most * math.sqrt(n) - l2) > 1e-2 * l2:
+            return ""
+        a, b = (values.astype(np.float64) for values in (self._contents.sample(pair.a), self._contents.sample(pair.b)))
+        if a.shape != b.shape or not a.size:
+            return ""
+        by = float(np.median(b - a))
+        if not np.allclose(b - a, by, rtol=0.0, atol=2.0 ** -_FRACTIONS.get(plain_name(pair.b.dtype), 23) * max(1.0, abs(by))):
+            return ""
+        why = " (a norm that is stored as what is added to 1?)" if abs(abs(by) - 1.0) < 1e-3 and "norm" in result.name else ""
+        return f"B is A {'plus' if by > 0 else 'minus'} {abs(by):.6g}{why}"
 
     def _rounded_before(self, pair: Pair) -> str:
         """One side went through a narrower element type and back."""

@@ -179,7 +179,7 @@ class _Aligning:
         self._mapping = mapping
         self._named: set[str] = set()
         self._out = Alignment(models=(self._a.model, self._b.model))
-        self._vocab = next((int(v) for v in (facts.get("vocab"), a.facts.get("vocab"), b.facts.get("vocab")) if v), 0)
+        self._vocab = {"": int(facts.get("vocab") or 0), "a": int(a.facts.get("vocab") or 0), "b": int(b.facts.get("vocab") or 0)}
 
     def run(self) -> Alignment:
         for name, first, second in mapped(self._a.checkpoint, self._b.checkpoint, self._mapping, self._out.notes):
@@ -301,11 +301,14 @@ class _Aligning:
 
     def _same_rows(self, a: StoredTensor, b: StoredTensor) -> tuple[StoredTensor, StoredTensor, str]:
         """Both without the rows that fill up the vocabulary of one of them; as they are where that is not what the rows look like."""
-        n, longer = sorted((a.shape[0], b.shape[0]))
-        known = self._vocab or a.padding or b.padding or 0
-        if known > n or (not known and (longer % 8 or longer >= 2 * n + 1024)):
+        short, long = ((a, "a"), (b, "b")) if a.shape[0] < b.shape[0] else ((b, "b"), (a, "a"))
+        n, longer = short[0].shape[0], long[0].shape[0]
+        given = self._vocab[""]
+        of_short, of_long = (given or self._vocab[side] or tensor.padding or 0 for tensor, side in (short, long))
+        known = of_short or of_long
+        if of_long > n or (not known and (longer % 8 or longer >= 2 * n + 1024)):
             return a, b, ""
-        n = known or n
+        n = min(n, known or n)  # the shorter one may be filled up too
         sides = " and ".join(f"{t.shape[0] - n} of {side}" for t, side in ((a, "A"), (b, "B")) if t.shape[0] > n)
         note = f"rows from {n} on fill up the vocabulary and were not compared ({sides})"
         try:

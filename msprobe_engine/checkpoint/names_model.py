@@ -14,6 +14,7 @@ from msprobe_engine.checkpoint.names_rules import LAYER, Rule, Spot, spot_of
 from msprobe_engine.checkpoint.stored import MODEL, OPTIMIZER, Checkpoint
 
 Shape = tuple[int, ...]
+_MINDSPORE = ("norm_out.weight", "tok_embeddings.embedding_weight")
 _AFTER, _BEFORE = "post_attention_layernorm.weight", "pre_feedforward_layernorm.weight"
 
 
@@ -35,6 +36,7 @@ class Model:
         self._spots: dict[str, Spot | None] = {}
         self.slots: set[str] = set()
         self._plain = {bare(tensor.name) for tensor in checkpoint.tensors.values() if tensor.group in (MODEL, OPTIMIZER)}
+        self.is_mindspore = checkpoint.format.startswith("MindSpore") or any(name.endswith(_MINDSPORE) for name in self._plain)
         self._roots = _roots(self._plain)
         self._two = all(any(name.startswith(f"{part}.layers.") for name in self._plain) for part in ("encoder", "decoder"))
         for tensor in checkpoint.tensors.values():

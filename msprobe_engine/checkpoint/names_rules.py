@@ -124,10 +124,11 @@ _NORMS = {
 """What lies in a layer itself: norms, and OPT's linear layers."""
 _TOP = {
     **dict.fromkeys(
-        ("embed_tokens", "embedding.word_embeddings", "wte", "tok_embeddings", "embed_in", "word_embeddings"), Rule("embedding")
+        ("embed_tokens", "embedding.word_embeddings", "wte", "tok_embeddings", "embed_in", "word_embeddings", "tok_embeddings.embedding"),
+        Rule("embedding"),
     ),
     **dict.fromkeys(("embedding.position_embeddings", "wpe", "embed_positions"), Rule("positions")),
-    **dict.fromkeys(("final_layernorm", "final_norm", "norm", "ln_f", "final_layer_norm"), Rule("final_norm")),
+    **dict.fromkeys(("final_layernorm", "final_norm", "norm", "ln_f", "final_layer_norm", "norm_out"), Rule("final_norm")),
     **dict.fromkeys(("lm_head", "output_layer", "word_embeddings_for_head", "embed_out", "output"), Rule("output")),
 }
 _ROOTS = ("model.", "transformer.", "decoder.", "encoder.", "language_model.", "gpt_neox.", "llm.")

@@ -127,9 +127,12 @@ def _latent(tensor: StoredTensor, spot: Spot, model: Model) -> Placed:
 
 
 def _rotary(tensor: StoredTensor, spot: Spot, model: Model) -> Placed:
-    """Llama of Meta and torchtitan rotates neighbouring elements of a head; their other models (norms of q and k, sinks, latent) halves."""
+    """Llama of Meta and torchtitan rotates neighbouring elements of a head; their other models (norms of q and k, sinks, latent) halves,
+    as the Llama of MindSpore Transformers does, which has the same names for the layers of attention."""
     layer = spot.layer
-    if any(model.has(f"{layer}attention.{other}") for other in ("q_norm.weight", "k_norm.weight", "sinks.", "kv_down.weight")):
+    if model.is_mindspore or any(
+        model.has(f"{layer}attention.{other}") for other in ("q_norm.weight", "k_norm.weight", "sinks.", "kv_down.weight")
+    ):
         return Placed(tensor, (spot.rule.slot,))
     size = model.head_dim(spot.layer)
     if size is None or tensor.shape[0] % size or size % 2:

@@ -92,6 +92,7 @@ def _to_bf16(x: Array) -> Array:
     return ((x.view(np.uint32) + 0x7FFF + ((x.view(np.uint32) >> 16) & 1)) & np.uint32(0xFFFF0000)).astype(np.uint32).view(np.float32)
 
 
+NORM = "decoder.final_layernorm.weight"
 PROJ = "decoder.layers.0.self_attention.linear_proj.weight"
 CASES: list[tuple[str, Change, str, str]] = [
     ("one bit", lambda b: _flip(b[FC2], (3, 7), 30), FC2, "one flipped bit: bit 30 (exponent) of the element at [3, 7]"),
@@ -107,6 +108,7 @@ CASES: list[tuple[str, Change, str, str]] = [
     ("columns", _set(FC2, lambda x: x[:, ::-1]), FC2, "equal with its columns in another order"),
     ("scaled", _set(FC2, lambda x: x * np.float32(0.5)), FC2, "B is A times 0.5"),
     ("sign turned", _set(FC2, lambda x: -x), FC2, "B is A with the sign turned"),
+    ("one added", _set(NORM, lambda x: x + 1), NORM, "B is A plus 1 (a norm that is stored as what is added to 1?)"),
     ("zeros", _set(FC2, np.zeros_like), FC2, "B is all zeros"),
     ("rounded", _set(FC2, _to_bf16), FC2, "B holds what the other side holds rounded to bfloat16"),
     ("half", _set(FC2, lambda x: x.astype(np.float16)), FC2, "the same, rounded to float16"),

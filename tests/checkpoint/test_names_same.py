@@ -84,6 +84,32 @@ def test_rows_that_fill_up_a_vocabulary_are_not_compared(tmp_path: Path) -> None
     assert "rows from 50 on" in pair.note
 
 
+def test_rows_of_a_vocabulary_that_both_have_are_compared_whatever_the_tokenizer_has(tmp_path: Path) -> None:
+    """A table of 60 rows for a tokenizer of 50 is padded to 64: 60 rows are compared. A vocabulary that one side lacks is a difference."""
+    name = "embedding.word_embeddings.weight"
+    a = checkpoint_of({name: _ramp(64, 2)}, tmp_path / "a", {"vocab": 50})
+    b = checkpoint_of({"model.embed_tokens.weight": _ramp(60, 2)}, tmp_path / "b", {"vocab": 60})
+    assert [pair.a.shape for pair in aligned(a, b).pairs] == [(60, 2)]
+    c = checkpoint_of({name: _ramp(64, 2)}, tmp_path / "c", {"vocab": 64})
+    assert [(pair.a.shape, pair.b.shape) for pair in aligned(c, b).pairs] == [((64, 2), (60, 2))]
+
+
+def test_adapters_of_peft_and_llama_of_mindspore_transformers(tmp_path: Path) -> None:
+    """A file of an adapter leaves its name out; MindSpore's Llama has the words of Meta's and the rows of Hugging Face's."""
+    a = checkpoint_of({"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": _ramp(2, 4)}, tmp_path / "a")
+    b = checkpoint_of({"model.layers.0.self_attn.q_proj.lora_A.default.weight": _ramp(2, 4)}, tmp_path / "b")
+    assert len(aligned(a, b).pairs) == 1
+    own = {
+        "model.layers.0.attention.wq.weight": _ramp(8, 4),
+        "model.tok_embeddings.embedding_weight": _ramp(6, 4),
+        "model.norm_out.weight": _ramp(4),
+    }
+    hf = {"model.layers.0.self_attn.q_proj.weight": _ramp(8, 4), "model.embed_tokens.weight": _ramp(6, 4), "model.norm.weight": _ramp(4)}
+    found = aligned(checkpoint_of(own, tmp_path / "c"), checkpoint_of(hf, tmp_path / "d", {"head_dim": 4}))
+    assert len(found.pairs) == 3
+    assert all(np.array_equal(array_of(pair.a), array_of(pair.b)) for pair in found.pairs)
+
+
 def test_an_embedding_stands_for_the_output_layer_that_it_is_tied_to(tmp_path: Path) -> None:
     """safetensors keeps tied tensors once; the output layer of the other side is compared with the embedding, states alike."""
     word = _ramp(8, 4)
