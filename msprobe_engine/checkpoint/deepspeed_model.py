@@ -62,6 +62,7 @@ def model_file(tree: Mapping[str, Any], path: Path) -> ModelFile:
     rest = {str(key): item for key, item in tree.items() if key not in (*_TENSORS, *_LAYOUT)}
     extra, values = plain(rest)
     groups = tree.get("param_shapes")
+    groups = [groups] if isinstance(groups, dict) else groups  # old versions have one table
     return ModelFile(
         path,
         plain(tree["module"])[0] if isinstance(tree.get("module"), dict) else {},

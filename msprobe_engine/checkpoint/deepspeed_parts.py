@@ -139,6 +139,7 @@ def over_ranks(parts: Mapping[int, Part], layers: Layers, tp_size: int, cuts: Cu
         reading: gets what does not fit.
     """
     found: Tensors = {}
+    lacking: list[str] = []
     for stage in sorted({mp // tp_size for mp in parts}):
         ranks = [parts[mp] for mp in range(stage * tp_size, (stage + 1) * tp_size) if mp in parts]
         if len(ranks) < tp_size:
@@ -151,12 +152,21 @@ def over_ranks(parts: Mapping[int, Part], layers: Layers, tp_size: int, cuts: Cu
         tied = _tied(ranks[0])
         for key in dict.fromkeys(key for part in ranks for key in part.tensors):
             pieces = [part.tensors[key] for part in ranks if key in part.tensors]
-            _take(found, key, tied.get(key, pieces[0].name), pieces, cuts, shapes, reading)
+            if len(pieces) < tp_size:
+                lacking.append(key)
+            else:
+                _take(found, key, tied.get(key, pieces[0].name), pieces, cuts, shapes, reading)
     shapes = {name: held[min(held)][0].shape for name, held in layers.items()}
     for name, held in layers.items():
         for number in range(max(map(len, held.values()))):
             row = [tensors[number] for _, tensors in sorted(held.items()) if number < len(tensors)]
-            _take(found, name, name, row, cuts, shapes, reading)
+            if len(row) < tp_size:
+                lacking.append(name)
+            else:
+                _take(found, name, name, row, cuts, shapes, reading)
+    if lacking:
+        more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+        reading.problems.append(f"{lacking[0]}{more}: not all of {tp_size} tensor parallel ranks have a piece; it cannot be compared")
     return found
 
 

@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.checkpoint.optimizer_names import Parameter, is_optimizer, optimizer_parts
-from msprobe_engine.checkpoint.stored import OPTIMIZER, StoredTensor
+from msprobe_engine.checkpoint.stored import OPTIMIZER, StoredTensor, whole
 from msprobe_engine.checkpoint.torchfile import FileTensor, plain
 from msprobe_engine.checkpoint.trainer_files import stored
+from msprobe_engine.checkpoint.zero_partitions import in_a_row, of_partitions
 from msprobe_engine.dump.dtypes import decoder, item_size
 
 _MASTER = "master"
@@ -37,8 +38,10 @@ def unpartitioned(tree: Any, weights: Sequence[StoredTensor], values: dict[str, 
     if not isinstance(tree, dict):
         return []
     inner: Any = tree.get("optimizer_state_dict")
+    flat_states: list[StoredTensor] = []
     if is_optimizer(inner):
-        rest = {str(key): item for key, item in tree.items() if key not in ("optimizer_state_dict", "fp32_groups")}
+        rest = {str(key): item for key, item in tree.items() if key not in ("optimizer_state_dict", "fp32_groups", "fp32_groups_flat")}
+        inner, flat_states = _taken_apart(inner, tree.get("fp32_groups_flat"), weights)
         inner = _with_masters(inner, tree.get("fp32_groups"), weights)
     elif is_optimizer(tree):
         inner, rest = tree, {}
@@ -46,13 +49,56 @@ def unpartitioned(tree: Any, weights: Sequence[StoredTensor], values: dict[str, 
         inner, rest = None, tree
     tensors, plain_values = plain(rest, "optimizer")
     values |= plain_values
-    found = [stored(name, tensor, OPTIMIZER) for name, tensor in tensors.items()]
+    found = [stored(name, tensor, OPTIMIZER) for name, tensor in tensors.items()] + flat_states
     if inner is not None:
         parts = optimizer_parts(inner, _once(weights))
         values |= parts.values
         notes += parts.notes
         found += parts.tensors
     return found
+
+
+def _taken_apart(optimizer: dict[Any, Any], vectors: Any, weights: Sequence[StoredTensor]) -> tuple[dict[Any, Any], list[StoredTensor]]:
+    """The states of groups that are one flat vector each, by parameter; and the optimizer's state dict without them."""
+    found: list[StoredTensor] = []
+    states = dict(optimizer["state"])
+    for group, vector in zip(optimizer["param_groups"], vectors if isinstance(vectors, (list, tuple)) else ()):
+        numbers = group.get("params") if isinstance(group, dict) else None
+        run = _run_of(vector, weights) if isinstance(vector, FileTensor) else None
+        if run is None or not isinstance(numbers, (list, tuple)) or len(numbers) != 1:
+            continue
+        slots, total = in_a_row({weight.name: weight.shape for weight in run})
+        held = states.pop(numbers[0], None)
+        for state, tensor in {_MASTER: vector, **(held if isinstance(held, dict) else {})}.items():
+            if isinstance(tensor, FileTensor):
+                for slot in slots:
+                    if tensor.numel == total and tensor.strides == (1,):
+                        boxes, shape = of_partitions(slot, {0: tensor}, total), slot.shape
+                    else:  # the counter of steps
+                        boxes, shape = whole(tensor.shape, tensor.file, tensor.start, tensor.strides), tensor.shape
+                    found.append(StoredTensor(slot.name, shape, tensor.dtype, boxes, state=str(state), group=OPTIMIZER))
+    return {**optimizer, "state": states}, found
+
+
+def _run_of(vector: FileTensor, weights: Sequence[StoredTensor]) -> list[StoredTensor] | None:
+    """The weights of a flat vector: while training they are slices of one, too, and ``torch.save`` keeps them side by side."""
+    placed = sorted({w.boxes[0].start: w for w in reversed(weights) if len(w.boxes) == 1 and w.numel}.items())
+    runs: list[list[StoredTensor]] = []
+    end = -1
+    for start, weight in placed:
+        if start != end or weight.dtype != runs[-1][-1].dtype or weight.boxes[0].file != runs[-1][-1].boxes[0].file:
+            runs.append([])
+        runs[-1].append(weight)
+        end = start + weight.numel * (item_size(weight.dtype) or 1)
+    values = _first(vector.file, vector.start, vector.dtype, vector.numel)
+    for run in runs:
+        first = run[0].boxes[0]
+        held = _first(first.file, first.start, run[0].dtype, sum(weight.numel for weight in run))
+        if values is None or held is None or sum(weight.numel for weight in run) != vector.numel:
+            continue
+        if np.array_equal(_rounded(values, run[0].dtype), held, equal_nan=True):
+            return run
+    return None
 
 
 def _with_masters(optimizer: dict[Any, Any], groups: Any, weights: Sequence[StoredTensor]) -> dict[Any, Any]:

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import logging
 import os
+from collections.abc import Iterator
 from typing import Any
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -100,12 +101,15 @@ def truth_of(engine: Any) -> Truth:
     for name, parameter in engine.module.named_parameters(remove_duplicate=False):
         with deepspeed.zero.GatheredParameters([parameter], enabled=engine.zero_optimization_stage() == 3):
             found[name] = bits(parameter)
+    flat = hasattr(optimizer, "fp32_groups_flat") and not zero
+    if flat:
+        found |= _flat_truth(engine)
     for name, parameter in engine.module.named_parameters():  # a tied parameter has its states under its first name
         if parameter.requires_grad and zero:
             found[f"optimizer.master.{name}"] = bits(safe_get_full_fp32_param(parameter))
             for state in ("exp_avg", "exp_avg_sq"):
                 found[f"optimizer.{state}.{name}"] = bits(safe_get_full_optimizer_state(parameter, state))
-        elif parameter.requires_grad:
+        elif parameter.requires_grad and not flat:
             copy = _copy_of(parameter, optimizer)
             if copy is not parameter:
                 found[f"optimizer.master.{name}"] = bits(copy)
@@ -113,6 +117,29 @@ def truth_of(engine: Any) -> Truth:
                 found[f"optimizer.{state}.{name}"] = bits(getattr(optimizer, "optimizer", optimizer).state[copy][state])
     for name, buffer in engine.module.named_buffers():
         found[name] = bits(buffer)
+    return found
+
+
+@contextlib.contextmanager
+def fused() -> Iterator[None]:
+    """Lets DeepSpeed take torch's Adam for its own fused one, which needs a GPU: it wraps it in its optimizer with flat groups."""
+    import deepspeed.runtime.engine as module
+
+    before, module.FusedAdam = module.FusedAdam, torch.optim.Adam
+    yield
+    module.FusedAdam = before
+
+
+def _flat_truth(engine: Any) -> Truth:
+    """Masters and moments of an optimizer with one flat vector per group."""
+    found: Truth = {}
+    optimizer = engine.optimizer
+    for group, vector in zip(optimizer.fp16_groups, optimizer.fp32_groups_flat):
+        states = {"master": vector, **{state: optimizer.optimizer.state[vector][state] for state in ("exp_avg", "exp_avg_sq")}}
+        for state, held in states.items():
+            pieces = held.detach().split([parameter.numel() for parameter in group])
+            for parameter, piece in zip(group, pieces):
+                found[f"optimizer.{state}.{engine.param_names[parameter]}"] = bits(piece.reshape(parameter.shape))
     return found
 
 
@@ -261,6 +288,8 @@ def all_runs(directory: str) -> dict[str, Truth]:
     found = {name: train(f"{directory}/{name}", *arguments) for name, arguments in RUNS.items()}
     found["zero 3 parts"] = train(f"{directory}/zero 3 parts", 3, "bf16", zero={"sub_group_size": 50})
     found["zero 1 round robin"] = train(f"{directory}/zero 1 round robin", 1, "bf16", (2,), True, zero={"round_robin_gradients": True})
+    with fused():
+        found["zero 0 fused"] = train(f"{directory}/zero 0 fused", 0, "bf16", (2,), True)
     found["bf16 optimizer"] = train(f"{directory}/bf16 optimizer", 1, "bf16", data_types={"grad_accum_dtype": "fp32"})
     found["elastic"] = train(f"{directory}/elastic", 1, "bf16", zero={"elastic_checkpoint": True})
     found["experts"] = train_experts(f"{directory}/experts", 1, "bf16")

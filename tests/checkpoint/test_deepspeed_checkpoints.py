@@ -28,7 +28,7 @@ from msprobe_engine.errors import DumpFormatError
 
 pytestmark = pytest.mark.framework
 
-ZERO = [name for name in (*RUNS, "zero 3 parts", "bf16 optimizer", "elastic") if name != "zero 0 fp32"]
+ZERO = [name for name in (*RUNS, "zero 3 parts", "zero 0 fused", "bf16 optimizer", "elastic") if name != "zero 0 fp32"]
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +162,17 @@ def test_tensor_parallel_ranks_are_put_together(runs: tuple[Path, list[dict[str,
     norm = "optimizer.exp_avg.transformer.ln_f.weight"
     assert_holds(after, {norm: runs[1][0]["tensor parallel"][norm]})
     assert after.tensors[norm].copies
+
+
+def test_pieces_of_a_tensor_parallel_rank_are_missed(copy: Callable[[str], Path]) -> None:
+    """Without one tensor parallel rank's part of the optimizer no state is taken for whole."""
+    directory = copy("tensor parallel") / "after"
+    next(directory.glob("*mp_rank_01_optim_states.pt")).unlink()
+    found = open_checkpoint(directory)
+    assert not any(tensor.state for tensor in found.tensors.values())
+    text = "\n".join(found.problems)
+    assert "mp_rank_01_optim_states.pt is missing" in text
+    assert "not all of 2 tensor parallel ranks have a piece" in text
 
 
 def convert(source: Path) -> Path:
