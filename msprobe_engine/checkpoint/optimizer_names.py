@@ -157,10 +157,9 @@ def _match(shapes: list[list[Shape | None]], parameters: Sequence[Parameter], or
     orders = [without, parameters] if ordered else [in_module_order(without, _name_of)]
     known = [order for order in orders if order is not None]
     for order in known:
-        for split in _SPLITS:
-            found = _by_split(shapes, order, split)
-            if found is not None:
-                return found
+        found = [names for split in _SPLITS if (names := _by_split(shapes, order, split)) is not None]
+        if found:
+            return found[0] if all(names == found[0] for names in found) else None
     if len(shapes) == 1 and known:
         return _only_way(shapes[0], known[0])
     return None

@@ -14,6 +14,7 @@ from typing import Any
 
 from msprobe_engine.checkpoint.inert import Inert, attributes
 from msprobe_engine.checkpoint.optimizer_names import is_optimizer
+from msprobe_engine.checkpoint.safe_pieces import add_pieces, has_pieces
 from msprobe_engine.checkpoint.safefile import read_safetensors
 from msprobe_engine.checkpoint.smallfiles import entries, read_json
 from msprobe_engine.checkpoint.stored import MODEL, Checkpoint
@@ -160,10 +161,14 @@ def _add_weights(out: Checkpoint, path: Path, names: Collection[str], weights: l
 
 
 def _add_all_files(out: Checkpoint, path: Path, names: Collection[str]) -> None:
-    """Safetensors files of any names, each tensor once."""
-    for name in sorted(name for name in names if name.endswith(".safetensors") and (path / name).is_file()):
-        _add_safetensors(out, path / name)
-        out.files.append(path / name)
+    """Safetensors files of any names, each tensor once, or in pieces."""
+    found = {path / name: read_safetensors(path / name) for name in sorted(names) if name.endswith(".safetensors")}
+    out.files += found
+    pieces = {file: content for file, content in found.items() if has_pieces(content)}
+    for file in found:
+        if file not in pieces:
+            _add_safetensors(out, file)
+    add_pieces(out, pieces)
 
 
 def _add_indexed(out: Checkpoint, path: Path, index: str, trust: Collection[str]) -> None:

@@ -17,6 +17,7 @@ import torch.distributed.checkpoint as dcp
 from forkpool import run_ranks
 from stored_arrays import array_of
 from torch import nn
+from torch.distributed.checkpoint import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -316,3 +317,28 @@ def test_fsdp_of_accelerate(tmp_path: Path) -> None:
     for key, tensor in pieces.tensors.items():
         np.testing.assert_array_equal(array_of(tensor), array_of(whole.tensors[key]))
     assert pieces.values["optimizer.param_groups.0.lr"] == whole.values["optimizer.param_groups.0.lr"] == 1e-3
+
+
+def _for_hugging_face(target: Path) -> None:
+    """The pieces of two ranks as safetensors, and put together."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 33), nn.Linear(33, 2))
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    for name, whole in (("pieces", False), ("whole", True)):
+        writer = HuggingFaceStorageWriter(str(target / name), save_distributed=True, enable_consolidation=whole)
+        dcp.save(get_model_state_dict(model), storage_writer=writer)
+
+
+def test_safetensors_of_two_ranks(tmp_path: Path) -> None:
+    """What torch wrote for Hugging Face in pieces is what it put together itself; a missing file is said."""
+    run_ranks(2, _for_hugging_face, tmp_path)
+    pieces, whole = open_checkpoint(tmp_path / "pieces"), open_checkpoint(tmp_path / "whole")
+    assert not pieces.problems + whole.problems
+    assert pieces.tensors.keys() == whole.tensors.keys() == {"0.weight", "0.bias", "1.weight", "1.bias"}
+    assert [box.sizes for box in pieces.tensors["0.weight"].boxes] == [(17, 8), (16, 8)]
+    for key, tensor in pieces.tensors.items():
+        np.testing.assert_array_equal(array_of(tensor), array_of(whole.tensors[key]))
+    min((tmp_path / "pieces").glob("*.safetensors")).unlink()
+    found = open_checkpoint(tmp_path / "pieces")
+    assert len(found.problems) == 4
+    assert "do not fill" in found.problems[0]
