@@ -85,6 +85,7 @@ _NAMES = frozenset(
         "builtins.Ellipsis",
         "_codecs.encode",
         "functools.partial",
+        "signal.Signals",  # of Megatron's arguments
     }
 )
 _OLD_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg", "UserDict": "collections", "UserList": "collections"}
