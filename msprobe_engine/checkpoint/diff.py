@@ -17,7 +17,7 @@ from msprobe_engine.checkpoint.hints import explain
 from msprobe_engine.checkpoint.mapping_file import read_mapping
 from msprobe_engine.checkpoint.names import Alignment, Pair, aligned, label
 from msprobe_engine.checkpoint.open import open_checkpoint
-from msprobe_engine.checkpoint.result import CRC, DIFFERENT, DIGEST, SHAPE, UNREADABLE, LeftOut, Result, SideFacts, TensorResult
+from msprobe_engine.checkpoint.result import CRC, DIFFERENT, DIGEST, SHAPE, UNREADABLE, LeftOut, Result, SideFacts, TensorResult, strict
 from msprobe_engine.checkpoint.resume import Journal, fingerprint, stamps
 from msprobe_engine.checkpoint.stored import MODEL, Checkpoint, StoredTensor
 from msprobe_engine.checkpoint.threads import DEFAULT_MEMORY_MB, Plan, plan
@@ -103,7 +103,9 @@ def diff(path_a: Path | str, path_b: Path | str, options: Options | None = None)
         not_compared=[LeftOut(part.side, part.names, part.reason, part.open) for part in alignment.left_out], notes=list(alignment.notes),
         atol=options.atol, rtol=options.rtol, quick=options.quick,
     )  # fmt: skip
-    values = compare_values(a.checkpoint, b.checkpoint)
+    # a manifest has values as JSON can hold them
+    plain = [s.checkpoint if a.digests is b.digests is None else replace(s.checkpoint, values=strict(s.checkpoint.values)) for s in (a, b)]
+    values = compare_values(*plain)
     out.values, out.values_equal = values.different, values.equal
     out.notes += values.notes
     files = _files(a.checkpoint, b.checkpoint, alignment)

@@ -19,6 +19,7 @@ from msprobe_engine import hostkernel
 from msprobe_engine import rows as row_words
 from msprobe_engine.checkpoint.blocks import Block, Boxes, Room, blocks_of, fill, width_of
 from msprobe_engine.checkpoint.filereads import FileReads
+from msprobe_engine.checkpoint.result import strict
 from msprobe_engine.checkpoint.stored import Checkpoint, StoredTensor
 from msprobe_engine.checkpoint.threads import Job, Plan, Pool
 from msprobe_engine.digest import digest_array, words_per_element
@@ -144,11 +145,11 @@ def write_manifest(path: Path, checkpoint: Checkpoint, found: Sequence[Digest]) 
         tensors[key] = {**entry, **numbers, "shape": list(tensor.shape), "digest": f"{digest.digest:016x}"}
     data = {
         "kind": KIND, "version": VERSION, "path": str(checkpoint.path), "format": checkpoint.format, "naming": checkpoint.naming,
-        "facts": checkpoint.facts, "tensors": tensors, "values": checkpoint.values, "notes": checkpoint.notes,
+        "facts": strict(checkpoint.facts), "tensors": tensors, "values": strict(checkpoint.values), "notes": checkpoint.notes,
         "problems": checkpoint.problems,
     }  # fmt: skip
     try:
-        write_file(path, [json.dumps(data, indent=1, default=repr).encode()])
+        write_file(path, [json.dumps(data, indent=1, allow_nan=False).encode()])
     except OSError as error:
         raise SinkError(f"cannot write {path}: {error.strerror or error}") from error
 

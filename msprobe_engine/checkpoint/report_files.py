@@ -27,10 +27,10 @@ EXISTING_FORM = "ckpt_similarity.json"
 
 def json_text(result: Result, only_different: bool = False, top: int | None = None) -> str:
     """The report as JSON: `Result.to_json`, and ``tensors``, all pairs by name."""
-    head = json.dumps(result.to_json(top), indent=1, default=repr, allow_nan=False)
+    head = json.dumps(result.to_json(top), indent=1, allow_nan=False)
     listed = [] if only_different else result.tensors
     # text by text: of 100,000 tensors the dictionaries would take more memory than the comparison
-    lines = ",\n".join(f"  {json.dumps(t.name)}: {json.dumps(t.to_json(), default=repr, allow_nan=False)}" for t in listed)
+    lines = ",\n".join(f"  {json.dumps(t.name)}: {json.dumps(t.to_json(), allow_nan=False)}" for t in listed)
     return f'{head[:-2]},\n "tensors": {{\n{lines}\n }}\n}}\n'
 
 

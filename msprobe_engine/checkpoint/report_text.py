@@ -10,7 +10,7 @@ from msprobe_engine.log import one_line
 
 TOP = 20
 _NAMES, _FEW = 10, 3
-_NAME_WIDTH = 60
+_NAME_WIDTH, _VALUE_WIDTH = 90, 60
 
 
 def text(result: Result, top: int = TOP) -> str:
@@ -128,7 +128,7 @@ def _more(total: int) -> list[str]:
 
 def _value(value: object) -> str:
     shown = one_line(repr(value))
-    return shown if len(shown) <= _NAME_WIDTH else shown[: _NAME_WIDTH - 3] + "..."
+    return shown if len(shown) <= _VALUE_WIDTH else shown[: _VALUE_WIDTH - 3] + "..."
 
 
 def _summary(result: Result) -> list[str]:

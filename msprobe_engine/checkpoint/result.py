@@ -129,6 +129,17 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
+def strict(value: Any) -> Any:
+    """A value as JSON can hold it: NaN and Inf as text, names as text, anything else that JSON lacks as Python shows it."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else repr(value)
+    if isinstance(value, Mapping):
+        return {key if isinstance(key, str) else repr(key): strict(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [strict(item) for item in value]
+    return value if isinstance(value, str | int) or value is None else repr(value)
+
+
 @dataclass(frozen=True, slots=True)
 class LeftOut:
     """What was not compared: names and one reason.
@@ -313,7 +324,7 @@ class Result:
 
     def to_json(self, top: int | None = None) -> dict[str, Any]:
         """The report, verdict first, without the list of all tensors."""
-        return {
+        data = {
             "verdict": self.verdict(),
             "equal": self.equal,
             "exit_code": self.code,
@@ -338,6 +349,7 @@ class Result:
             "seconds": round(self.seconds, 3),
             "bytes_read": self.nbytes,
         }
+        return {key: strict(value) for key, value in data.items()}
 
 
 def ranked(tensors: Iterable[TensorResult], top: int | None = None) -> list[TensorResult]:

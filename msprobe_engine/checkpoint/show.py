@@ -8,6 +8,7 @@ from typing import Any
 
 from msprobe_engine.checkpoint.kinds import OTHER, kind_of, layer_of
 from msprobe_engine.checkpoint.report_text import ranges, size
+from msprobe_engine.checkpoint.result import strict
 from msprobe_engine.checkpoint.stored import MODEL, OPTIMIZER, Checkpoint, StoredTensor
 from msprobe_engine.dump.dtypes import item_size
 from msprobe_engine.log import one_line
@@ -21,7 +22,7 @@ def listing(checkpoint: Checkpoint) -> dict[str, Any]:
         "path": str(checkpoint.path),
         "format": checkpoint.format,
         "naming": checkpoint.naming,
-        "facts": checkpoint.facts,
+        "facts": strict(checkpoint.facts),
         "files": [str(path) for path in checkpoint.files],
         "bytes": _nbytes(checkpoint.tensors.values()),
         "tensors": {
@@ -31,7 +32,7 @@ def listing(checkpoint: Checkpoint) -> dict[str, Any]:
             }
             for key, t in checkpoint.tensors.items()
         },
-        "values": {name: repr(value) if isinstance(value, float) else value for name, value in checkpoint.values.items()},
+        "values": strict(checkpoint.values),
         "notes": checkpoint.notes,
         "problems": checkpoint.problems,
     }  # fmt: skip

@@ -142,10 +142,12 @@ class Pool(ABC, Generic[J]):
             self._flush()
             for _ in threads:
                 self._put(None)
-        except BaseException as error:
+            for thread in threads:
+                thread.join()
+        except BaseException as error:  # Ctrl-C too: nothing may be told when this has returned
             self._stop = self._stop or error
-        for thread in threads:
-            thread.join()
+            for thread in threads:
+                thread.join()
         self._reads.close()
         if self._stop is not None:
             raise self._stop
@@ -154,6 +156,8 @@ class Pool(ABC, Generic[J]):
     def _hand_out(self, job: J) -> None:
         try:
             for block in job.blocks(self._plan.block_bytes):
+                if job.trouble:
+                    break
                 job.one_more()
                 self._batch.append((job, block))
                 self._room -= max(block.numel, _BATCH_ELEMENTS // _BATCH)

@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
 
     checkpoint = Side(args.path, Options(trust=args.trust)).checkpoint
     if args.json:
-        print(json.dumps(listing(checkpoint), indent=1, default=repr))
+        print(json.dumps(listing(checkpoint), indent=1, allow_nan=False))
     else:
         print(text(checkpoint, tensors=args.tensors, values=args.values))
     return 2 if checkpoint.problems else 0

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +22,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from safetensors.torch import save_file  # noqa: E402 - torch is asked for first
 
+from msprobe_engine.checkpoint import diff as diff_module  # noqa: E402
 from msprobe_engine.checkpoint.diff import Options, diff  # noqa: E402
 from msprobe_engine.checkpoint.report_files import existing_form  # noqa: E402
 from msprobe_engine.cli.main import main  # noqa: E402
@@ -243,6 +247,42 @@ def test_memory_does_not_grow_with_the_checkpoint(tmp_path: Path) -> None:
     peak = re.search(r"peak (\d+) code 0", out)
     assert peak is not None, out
     assert int(peak[1]) < 192 << 10
+
+
+def test_values_that_json_lacks_reach_the_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """NaN, Inf and keys that are no text among the values, Inf among the numbers: valid JSON, and a manifest that compares equal."""
+    state = {"model": {"w": torch.tensor([1e300, 1.0], dtype=torch.float64)}, "loss": math.nan, "scale": math.inf, "best": {(1, 2): 3}}
+    torch.save(state, tmp_path / "a.pt")
+    torch.save({**state, "model": {"w": torch.tensor([-1e300, 1.0], dtype=torch.float64)}, "scale": 1.0}, tmp_path / "b.pt")
+
+    def refuse(token: str) -> None:
+        raise AssertionError(token)
+
+    assert main(["ckpt", "diff", str(tmp_path / "a.pt"), str(tmp_path / "b.pt"), "--json", "-"]) == 1
+    data = json.loads(capsys.readouterr().out, parse_constant=refuse)
+    assert data["tensors"]["w"]["max_abs"] == 2e300
+    assert data["tensors"]["w"]["l2"] is None
+    assert main(["ckpt", "show", str(tmp_path / "a.pt"), "--json"]) == 0
+    json.loads(capsys.readouterr().out, parse_constant=refuse)
+    assert main(["ckpt", "digest", str(tmp_path / "a.pt"), "-o", str(tmp_path / "m.json")]) == 0
+    assert main(["ckpt", "diff", str(tmp_path / "m.json"), str(tmp_path / "a.pt")]) == 0
+
+
+def test_a_file_that_changes_while_it_is_read_is_a_problem(stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training that saves over the checkpoint: the verdict is open, and the file is named."""
+    for name in ("a", "b"):
+        shutil.copy(stored / "same.pt", tmp_path / f"{name}.pt")
+    plain = diff_module.compare
+
+    def saved_over(*args: Any, **words: Any) -> Any:
+        found = plain(*args, **words)
+        os.utime(tmp_path / "b.pt", ns=(1, 1))
+        return found
+
+    monkeypatch.setattr(diff_module, "compare", saved_over)
+    found = diff(tmp_path / "a.pt", tmp_path / "b.pt")
+    assert found.code == 2
+    assert found.problems == [f"{tmp_path / 'b.pt'} was changed while it was read"]
 
 
 def test_results_do_not_depend_on_the_order_of_threads(stored: Path) -> None:
