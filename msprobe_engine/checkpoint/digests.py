@@ -145,7 +145,7 @@ def write_manifest(path: Path, checkpoint: Checkpoint, found: Sequence[Digest]) 
         tensors[key] = {**entry, **numbers, "shape": list(tensor.shape), "digest": f"{digest.digest:016x}"}
     data = {
         "kind": KIND, "version": VERSION, "path": str(checkpoint.path), "format": checkpoint.format, "naming": checkpoint.naming,
-        "facts": strict(checkpoint.facts), "tensors": tensors, "values": strict(checkpoint.values), "notes": checkpoint.notes,
+        "facts": strict(checkpoint.facts), "tensors": strict(tensors), "values": strict(checkpoint.values), "notes": checkpoint.notes,
         "problems": checkpoint.problems,
     }  # fmt: skip
     try:
