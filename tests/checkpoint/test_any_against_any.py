@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,8 +21,9 @@ from msprobe_engine.dump.dtypes import item_size
 pytestmark = pytest.mark.framework
 HERE = Path(__file__).parent
 MEGATRON = ("qwen", "qwen-tp2pp2", "qwen-dist-tp2")
-FORMATS = (*MEGATRON, "hf", "bin", "single.pt", "dcp", "zero0", "zero1", "zero2", "zero3", "universal")
-"""By name: megatron-core's two formats, transformers, torch, torch's distributed one, DeepSpeed. MindSpore: see `test_mindspore_files`."""
+FORMATS = (*MEGATRON, "hf", "bin", "single.pt", "dcp", "zero0", "zero1", "zero2", "zero3", "universal", "mindspore.ckpt")
+"""By name: megatron-core's two formats, transformers, torch, torch's distributed one, DeepSpeed, MindSpore (kept, see
+`tests/fixtures/make_mindspore_any.py`)."""
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +36,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
             [sys.executable, HERE / script[0], *script[1:]], env=environment, capture_output=True, text=True, timeout=280, check=False
         )
         assert done.returncode == 0, done.stderr[-3000:]
+    shutil.copyfile(HERE.parent / "fixtures" / "mindspore_checkpoints" / "qwen3.ckpt", target / "mindspore.ckpt")
     return target
 
 
