@@ -103,9 +103,9 @@ def diff(path_a: Path | str, path_b: Path | str, options: Options | None = None)
         not_compared=[LeftOut(part.side, part.names, part.reason, part.open) for part in alignment.left_out], notes=list(alignment.notes),
         atol=options.atol, rtol=options.rtol, quick=options.quick,
     )  # fmt: skip
-    # a manifest has values as JSON can hold them
-    plain = [s.checkpoint if a.digests is b.digests is None else replace(s.checkpoint, values=strict(s.checkpoint.values)) for s in (a, b)]
-    values = compare_values(*plain)
+    values = compare_values(a.checkpoint, b.checkpoint)
+    if a.digests is not None or b.digests is not None:  # a manifest has values as JSON can hold them
+        values = compare_values(*(replace(side.checkpoint, values=strict(side.checkpoint.values)) for side in (a, b)))
     out.values, out.values_equal = values.different, values.equal
     out.notes += values.notes
     files = _files(a.checkpoint, b.checkpoint, alignment)
@@ -113,9 +113,6 @@ def diff(path_a: Path | str, path_b: Path | str, options: Options | None = None)
     _tensors(out, a, b, alignment.pairs, how, options, before)
     if a.digests is None and b.digests is None:
         out.hints = explain(alignment, out.tensors)
-    values = compare_values(a.checkpoint, b.checkpoint)
-    out.values, out.values_equal = values.different, values.equal
-    out.notes += values.notes
     after = stamps(files)
     for side in (out.a, out.b):
         changed = [name for name in after if after[name] != before[name] and Path(name).is_relative_to(side.path)]
