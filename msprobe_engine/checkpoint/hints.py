@@ -7,6 +7,7 @@ or shapes make an explanation likely, never more than a budget, and says only wh
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -26,6 +27,8 @@ from msprobe_engine.errors import DumpFormatError
 
 _MOST = 2000
 """Differing tensors that are looked at one by one."""
+_FILES = 4
+"""Of so many at most is said that all differences lie in them."""
 _NORM = 1e-9
 """Norms of the same elements in another order agree to this."""
 _FRACTIONS = {"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7}
@@ -71,8 +74,14 @@ class _Explaining:
                     result.hint = self._alone(self._pairs[i], result)
                 except DumpFormatError:
                     continue
-        self._one_file("A", [r.files_a for r in self._results], [p.a for p in self._pairs])
-        self._one_file("B", [r.files_b for r in self._results], [p.b for p in self._pairs])
+        of_a = self._few_files([r.files_a for r in self._results], [p.a for p in self._pairs])
+        of_b = self._few_files([r.files_b for r in self._results], [p.b for p in self._pairs])
+        if of_a and of_a == of_b:
+            self._notes.append(f"all differences lie in {of_a[0]} of both sides: {of_a[1]}")
+        else:
+            self._notes += [
+                f"all differences lie in {found[0]} of {side}: {found[1]}" for side, found in (("A", of_a), ("B", of_b)) if found
+            ]
         self._optimizer_alone()
         self._gathered()
         return self._notes
@@ -181,20 +190,24 @@ class _Explaining:
         except DumpFormatError:
             return False
 
-    def _one_file(self, side: str, files: Sequence[dict[str, int]], tensors: Sequence[StoredTensor]) -> None:
-        """All differences lie in one file of a side that has several."""
+    def _few_files(self, files: Sequence[dict[str, int]], tensors: Sequence[StoredTensor]) -> tuple[str, str] | None:
+        """The few files that all differences of a side lie in, in words; None where they lie in most, or where a side has but one."""
         changed = [files[i] for i in self._differing if self._results[i].status == DIFFERENT and self._results[i].changed]
         where = {file for found in changed for file in found}
         every = {str(box.file) for tensor in tensors for box in tensor.boxes}
-        if len(where) != 1 or len(every) < 2 or any(not found for found in changed):
-            return
+        if not where or len(where) > min(_FILES, len(every) // 2) or any(not found for found in changed):
+            return None
         if len(changed) == 1 and not any(len({box.file for box in tensors[i].boxes}) > 1 for i in self._differing):
-            return  # one tensor, in one file: that is said of it anyway
-        file = next(iter(where))
-        inside = [i for i, tensor in enumerate(tensors) if any(str(box.file) == file for box in tensor.boxes)]
+            return None  # one tensor, in one file: that is said of it anyway
+        groups = {self._results[i].group for i in self._differing}
+        inside = [i for i, t in enumerate(tensors) if t.group in groups and any(str(box.file) in where for box in t.boxes)]
         same = sum(self._results[i].equal for i in inside)
-        rest = "every tensor in it differs: a file of another save?" if not same else f"{same} tensors in it are equal"
-        self._notes.append(f"all differences lie in one file of {side}: {Path(file).name} ({len(changed)} tensors; {rest}) [{file}]")
+        kind = "state of the optimizer" if groups == {OPTIMIZER} else "tensor"
+        rest = f"{same} others there are equal" if same else f"every {kind} there differs: of another save?"
+        above = Path(os.path.commonpath(every))
+        names = ", ".join(sorted(str(Path(file).relative_to(above)) for file in where))
+        one = "one file" if len(where) == 1 else f"{len(where)} of {len(every)} files"
+        return one, f"{names} ({len(changed)} tensors; {rest})"
 
     def _optimizer_alone(self) -> None:
         different = [self._results[i] for i in self._differing]

@@ -179,7 +179,10 @@ class _Aligning:
         self._mapping = mapping
         self._named: set[str] = set()
         self._out = Alignment(models=(self._a.model, self._b.model))
-        self._vocab = {"": int(facts.get("vocab") or 0), "a": int(a.facts.get("vocab") or 0), "b": int(b.facts.get("vocab") or 0)}
+        self._vocab = {
+            side: size if isinstance(size := known.get("vocab"), int) else 0
+            for side, known in (("", facts), ("a", a.facts), ("b", b.facts))
+        }
 
     def run(self) -> Alignment:
         for name, first, second in mapped(self._a.checkpoint, self._b.checkpoint, self._mapping, self._out.notes):
