@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from msprobe_engine.config_check.shell import braces, sums
+from msprobe_engine.config_check.shell import sums
 from msprobe_engine.config_check.shell.call import Call, Status
 from msprobe_engine.config_check.shell.expand import NotKnown
 from msprobe_engine.config_check.shell.syntax import Assignment, Literal, Word
@@ -57,7 +57,9 @@ def _scalar(evaluator: Evaluator, assignment: Assignment, variable: Variable, st
     if assignment.append and variable.integer:
         both = (*(variable.text or ()), Known("+", evaluator.expander.place(assignment.line)), *text)
         return replace(variable, text=_number(evaluator, both, state, evaluator.expander.place(assignment.line)))
-    text = (*(variable.text or ()), *text) if assignment.append else text
+    if assignment.append:
+        now = state.lookup(assignment.name)  # its own value may have set it: A+=${A:=x}
+        text = (*((now or variable).text or variable.text or ()), *text)
     evaluator.context.spend(sum(len(piece.text) for piece in text if isinstance(piece, Known)))
     return replace(variable, text=text)
 
@@ -147,8 +149,7 @@ def declare(call: Call) -> Status:
             _create(call.state, assignment.name, local, Variable(items={}, associative=True))
         final = {**declared}
         readonly = final.pop("readonly", False)
-        for word in braces.expanded(assignment.value) if assignment.value is not None else [None]:
-            assign(call.evaluator, replace(assignment, value=word), call.state, local, **final)
+        assign(call.evaluator, assignment, call.state, local, **final)
         if readonly:
             _attributes(call.state, assignment.name, local, readonly=True)
     for field in call.fields[1:]:

@@ -34,7 +34,7 @@ def _word(items: list[tuple[_Item, int]], line: int) -> Word:
         last = parts[-1] if parts else None
         if not isinstance(item, str):
             parts.append(item)
-        elif isinstance(last, Parameter) and last.source == f"${last.name}" and _NAME.fullmatch(last.name + item):
+        elif isinstance(last, Parameter) and not last.quoted and last.source == f"${last.name}" and _NAME.fullmatch(last.name + item):
             parts[-1] = replace(last, name=last.name + item, source=last.source + item)  # $X{1,2} is $X1 $X2
         elif isinstance(last, Literal) and not last.quoted and last.line == at:
             parts[-1] = Literal(last.text + item, at)

@@ -135,7 +135,13 @@ def unary(operator: str, operand: Text, expander: Expander, state: State) -> boo
         return None
     if operator == "-v":
         variable = state.lookup(value)
-        return True if variable is not None and (variable.items or variable.text is not None) else False if expander.context.environment is not None else None
+        return (
+            True
+            if variable is not None and (variable.items or variable.text is not None)
+            else False
+            if expander.context.environment is not None
+            else None
+        )
     if operator in _FILE_TESTS:
         if not value:
             return False

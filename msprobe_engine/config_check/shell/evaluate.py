@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
-from msprobe_engine.config_check.shell import builtins, patterns, printing, sums
+from msprobe_engine.config_check.shell import braces, builtins, patterns, printing, sums
 from msprobe_engine.config_check.shell.assignments import assign
 from msprobe_engine.config_check.shell.call import Call, Status
 from msprobe_engine.config_check.shell.conditions import double_bracket, opposite
@@ -379,7 +379,11 @@ class Evaluator:
     # simple commands
 
     def _simple(self, command: Simple, state: State) -> Status:
-        words = [word for word in command.words if not isinstance(word, Assignment)]
+        arguments = [word for word in command.words if isinstance(word, Assignment) and not _braced(word)]
+        words: list[Word] = []
+        for word in command.words:
+            plain = _braced(word) if isinstance(word, Assignment) else word
+            words.extend([plain] if plain is not None else [])
         fields = self.expander.fields(words, state)
         if not command.words or not fields:
             for assignment in command.assignments:
@@ -398,7 +402,6 @@ class Evaluator:
         if written is not None:
             self.output = []
         try:
-            arguments = [word for word in command.words if isinstance(word, Assignment)]
             return self.command(fields, arguments, prefix, state, self.expander.place(command.line))
         finally:
             if written is not None:
@@ -549,6 +552,14 @@ def _arguments(fields: list[Text]) -> tuple[Text, ...] | None:
 def _source(word: Word) -> str:
     """A word about as it stands in the script."""
     return "".join(part.text if isinstance(part, Literal) else part.source for part in word.parts)
+
+
+def _braced(argument: Assignment) -> Word | None:
+    """An argument of ``export`` that braces make several words of; these are ordinary ones and no assignments any more."""
+    if argument.value is None or argument.index is not None or len(braces.expanded(argument.value)) < 2:
+        return None
+    sign = "+=" if argument.append else "="
+    return Word((Literal(argument.name + sign, argument.line), *argument.value.parts), argument.line)
 
 
 def _captures(assignment: Assignment) -> bool:
