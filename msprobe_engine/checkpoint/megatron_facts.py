@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+_TABLES = ("word_embeddings.weight", "output_layer.weight", "word_embeddings_for_head.weight")
 
 
 def facts_of(args: Mapping[str, Any]) -> dict[str, Any]:
@@ -23,7 +25,7 @@ def facts_of(args: Mapping[str, Any]) -> dict[str, Any]:
         "hidden": hidden,
         "layers": number(args, "num_layers"),
         "experts": number(args, "num_experts"),
-        "vocab": number(args, "vocab_size"),
+        "vocab": vocabulary(args),
         "gated": args.get("swiglu") if isinstance(args.get("swiglu"), bool) else None,
         "tied": not args["untie_embeddings_and_output_weights"]
         if isinstance(args.get("untie_embeddings_and_output_weights"), bool)
@@ -33,6 +35,17 @@ def facts_of(args: Mapping[str, Any]) -> dict[str, Any]:
         found["kv_heads"] = heads
         found["head_dim"] = None
     return {name: value for name, value in found.items() if value is not None}
+
+
+def vocabulary(args: Mapping[str, Any]) -> int | None:
+    """Rows of the vocabulary that are used; None: the arguments do not say. The null tokenizer of some versions has one more than given."""
+    return None if "Null" in str(args.get("tokenizer_type")) else number(args, "vocab_size")
+
+
+def padding(args: Mapping[str, Any], name: str, shape: Sequence[int]) -> int | None:
+    """The row of a vocabulary's table from which on rows only fill it up; None: of another parameter, or not known to be so."""
+    used = vocabulary(args)
+    return used if used is not None and name.endswith(_TABLES) and shape and used < shape[0] else None
 
 
 def number(args: Mapping[str, Any], name: str) -> int | None:

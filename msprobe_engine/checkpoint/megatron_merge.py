@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine.checkpoint.megatron_cuts import Cut, as_copies, cut_of, is_expert, is_listed, mamba_parts, merged
-from msprobe_engine.checkpoint.megatron_facts import number
+from msprobe_engine.checkpoint.megatron_facts import number, padding
 from msprobe_engine.checkpoint.megatron_file import RankFile, single_experts
 from msprobe_engine.checkpoint.megatron_numbers import expert_number, in_model, layers_in, local_layer, offsets
 from msprobe_engine.checkpoint.megatron_ranks import Rank, Sizes, in_words
@@ -17,7 +17,6 @@ from msprobe_engine.errors import DumpFormatError
 
 Pieces = dict[str, dict[str, StoredTensor]]
 """Tensors of a rank and a chunk by name in the file and by state (the parameter itself: "")."""
-_TABLES = ("word_embeddings.weight", "output_layer.weight", "word_embeddings_for_head.weight")
 
 
 class Merging:
@@ -182,7 +181,7 @@ class Merging:
                 self.problems.append(f"{self.path}: {error}")
                 continue
             origin = name if name != whole_name else ""
-            yield replace(tensor, name=whole_name, origin=origin, padding=self._padding(whole_name, tensor.shape))
+            yield replace(tensor, name=whole_name, origin=origin, padding=padding(self.args, whole_name, tensor.shape))
 
     def _states_of(self, name: str, pieces: Mapping[Rank, Pieces]) -> list[str]:
         return list(dict.fromkeys(state for some in pieces.values() for state in some.get(name, {})))
@@ -197,10 +196,6 @@ class Merging:
             lost += f" in pipeline stage {stage}" if self.sizes.pp > 1 else ""
             if lost not in self.problems:
                 self.problems.append(lost)
-
-    def _padding(self, name: str, shape: Index) -> int | None:
-        vocab = number(self.args, "vocab_size")
-        return vocab if vocab is not None and name.endswith(_TABLES) and shape and vocab < shape[0] else None
 
 
 def _noop_layers(args: Mapping[str, Any]) -> frozenset[int]:

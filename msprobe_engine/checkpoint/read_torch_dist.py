@@ -16,7 +16,7 @@ from typing import Any
 
 from msprobe_engine.checkpoint.dcp_metadata import METADATA, Metadata, find_pieces, read_metadata, read_objects
 from msprobe_engine.checkpoint.inert import attributes
-from msprobe_engine.checkpoint.megatron_facts import facts_of, number
+from msprobe_engine.checkpoint.megatron_facts import facts_of, number, padding
 from msprobe_engine.checkpoint.megatron_file import values_of
 from msprobe_engine.checkpoint.megatron_ranks import Sizes
 from msprobe_engine.checkpoint.megatron_states import inner_of, parts_of, settings_of, step_of
@@ -35,7 +35,6 @@ _STATES = {"param": "master", "fp32_param": "master"}
 _RANDOM = re.compile(r"rng_state/shard_(?P<pp>\d+)\.(?P<tp>\d+)_\d+\.\d+")
 _SETTINGS = re.compile(r"(?:chained_\d+\.)?optimizer\.distributed\.dp_group_idx_\d+\.(?P<what>optimizer|grad_scaler)/shard_.*")
 _SIZES_OF_BUCKETS = re.compile(r".*\.per_bucket_numel(_unpadded)?/shard_.*")
-_TABLES = ("word_embeddings.weight", "output_layer.weight")
 
 
 def read(path: Path, trust: Collection[str] = ()) -> Checkpoint:
@@ -137,16 +136,13 @@ def _tensors(checkpoint: Checkpoint, metadata: Metadata, args: Mapping[str, Any]
         elif "_extra_state" not in key:
             model.append(tensor)
     found = single(model)
-    vocab = number(args, "vocab_size")
-    for tensor in [*found, *single(states)]:
-        table = vocab is not None and tensor.name.endswith(_TABLES) and tensor.shape and vocab < tensor.shape[0]
-        checkpoint.add(replace(tensor, padding=vocab) if table else tensor)
+    all_states = single(states)
     if buckets:
         held = Buckets(_sizes(args, buckets), {tensor.name: tensor for tensor in found}, buckets, bool(checkpoint.facts.get("tied")))
-        for tensor in held.tensors():
-            table = vocab is not None and tensor.name.endswith(_TABLES) and tensor.shape and vocab < tensor.shape[0]
-            checkpoint.add(replace(tensor, padding=vocab) if table else tensor)
+        all_states += held.tensors()
         checkpoint.problems += [f"{checkpoint.path}: {problem}" for problem in held.problems]
+    for tensor in [*found, *all_states]:
+        checkpoint.add(replace(tensor, padding=padding(args, tensor.name, tensor.shape)))
 
 
 def _sizes(args: Mapping[str, Any], buckets: Collection[BucketKey]) -> Sizes:

@@ -215,10 +215,10 @@ class Buckets:
                     names = [candidate.members[parameter.name] for parameter in order[::-1]]
                     again = [parameter.name != name for parameter, name in zip(order[::-1], names)]
                     return list(zip(names, again)), layout, candidate.layers
-        key = next(iter(states))
+        whose = f"model rank {next(iter(states)).rank}{' (experts)' if part else ''}"
         raise DumpFormatError(
-            f"optimizer states of model rank {key.rank}{' (experts)' if part else ''}: no number of layers fills its {sum(buckets)} elements "
-            "in an order of parameters that is known; these states are not compared"
+            f"optimizer states of {whose}: no number of layers fills its {sum(buckets)} elements in an order of parameters that is known; "
+            "these states are not compared"
         )
 
     def _candidates(self, part: int, kind: str, ends: tuple[bool, bool], at: Mapping[str, int], ep: int) -> Iterator[_Candidate]:
