@@ -1,0 +1,273 @@
+"""What runs write by themselves: one pack beside the probe's other files, from settings that frameworks have resolved."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from forkpool import run_ranks
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from msprobe_engine.config_check import entries, resolved
+from msprobe_engine.config_check.pack import Pack, read_pack
+from msprobe_engine.settings.schema import (
+    ConfigCheckSettings,
+    CsvSettings,
+    IncidentSettings,
+    MonitorSettings,
+    ProbeSettings,
+    SinkSettings,
+)
+from msprobe_integrations.config_checker import ConfigChecker
+from msprobe_integrations.torch import config_start, run_config
+from msprobe_integrations.torch.config_sources import Reach, collect
+from msprobe_integrations.torch.probe import TorchProbe
+
+
+def train(output: Path, *, steps: int = 2, lr: float = 1e-2, probe: bool = True, **sections: Any) -> list[float]:
+    """A loop of one's own, with a scheduler."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1), nn.Linear(4, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95))
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+    watch = None
+    if probe:
+        watch = TorchProbe(ProbeSettings(output_dir=str(output), **{"strict": True, "monitor": MonitorSettings(), **sections}))
+        watch.attach(model, optimizer)
+    losses = []
+    for step in range(steps):
+        if watch is not None:
+            watch.begin_step(step)
+        loss = model(torch.randn(3, 4)).square().mean()
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        if watch is not None:
+            watch.end_step({"loss": loss})
+    if watch is not None:
+        watch.close()
+    return losses
+
+
+def settings_of(pack: Pack, rank: int = 0) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = pack.json(entries.of_rank("hyperparameters", rank))
+    return found
+
+
+def test_a_loop_of_ones_own_leaves_a_pack_and_trains_as_without(tmp_path: Path) -> None:
+    """Optimizer, scheduler, model, switches, environment, packages and weights; the training has the same losses."""
+    assert train(tmp_path) == train(tmp_path, probe=False)
+    pack = read_pack(tmp_path / run_config.NAME)
+    assert pack.problems == []
+    found = settings_of(pack)
+    assert found["optimizer.class"]["value"] == "AdamW"
+    assert (found["optimizer.lr"]["value"], found["optimizer.lr"]["origin"]) == (0.01, "code")
+    assert (found["optimizer.betas"]["value"], found["optimizer.betas"]["origin"]) == ([0.9, 0.95], "code")
+    assert (found["optimizer.eps"]["value"], found["optimizer.eps"]["origin"]) == (1e-8, "default")
+    assert found["lr_scheduler.class"]["value"] == "CosineAnnealingLR"
+    assert found["lr_scheduler.T_max"]["value"] == 10
+    assert set(pack.json(entries.of_step("weights", 0, 0))) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    assert {"env", "pip", entries.DYNAMIC, entries.of_rank("system", 0)} <= set(pack.names)
+    assert (tmp_path / run_config.NAME).stat().st_size < 50_000
+
+
+def test_the_pack_of_the_run_before_is_kept_and_the_two_compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has changed since the last start is one command away: exactly that."""
+    for run, lr in (("first", 1e-2), ("second", 2e-2)):
+        monkeypatch.setattr(config_start, "run_token", lambda run=run: run)  # another process, else
+        train(tmp_path, lr=lr)
+    found = ConfigChecker.compare(tmp_path / "config_check_pack.previous.zip", tmp_path / run_config.NAME, tmp_path / "out")
+    assert [(one["name"], one["bench_value"], one["cmp_value"]) for one in found.as_json()["differences"]] == [
+        ("optimizer.lr", "0.01", "0.02")
+    ]
+
+
+def test_it_is_a_setting_and_off_where_nothing_else_is_written(tmp_path: Path) -> None:
+    """enabled: false; a probe that leaves no files; a path of one's own; without weights."""
+    train(tmp_path / "a", config_check=ConfigCheckSettings(enabled=False))
+    assert not (tmp_path / "a" / run_config.NAME).exists()
+    nothing = {"sinks": SinkSettings(csv=CsvSettings(enabled=False)), "incident": IncidentSettings(enabled=False)}
+    train(tmp_path / "b", **nothing)
+    assert not (tmp_path / "b").exists()
+    train(tmp_path / "c", **nothing, config_check=ConfigCheckSettings(path=str(tmp_path / "own.zip"), weights=False))
+    assert not read_pack(tmp_path / "own.zip").by_step("weights")
+
+
+def test_a_pack_that_cannot_be_written_is_said_and_the_training_goes_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A directory in its place, a path that is none: one line each, the losses are the same."""
+    (tmp_path / run_config.NAME).mkdir()
+    assert train(tmp_path, strict=False) == train(tmp_path, probe=False)
+    assert train(tmp_path, strict=False, config_check=ConfigCheckSettings(path="pack.tar")) == train(tmp_path, probe=False)
+    said = capfd.readouterr().err
+    assert said.count("config check: nothing more is collected, the training goes on") == 1
+    assert "must end in .zip" in said
+
+
+def _rank(output: str) -> list[str]:
+    rank = torch.distributed.get_rank()
+    os.environ["ONLY_HERE"] = str(rank)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+    for module in (*model, model):
+        fully_shard(module, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    probe = TorchProbe(ProbeSettings(output_dir=output, strict=True, monitor=MonitorSettings()))
+    probe.attach(model, optimizer)
+    checker = ConfigChecker(model, None, Path(output) / "by_hand.zip")
+    for step in range(2):
+        probe.begin_step(step)
+        model(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+        probe.end_step()
+    checker.close()
+    probe.close()
+    return sorted(os.listdir(output))
+
+
+def test_all_ranks_write_one_pack_with_what_is_theirs() -> None:
+    """FSDP2 on two ranks: shards by rank, the environment of each, mixed precision; the existing tool's entries once."""
+    with tempfile.TemporaryDirectory() as output:
+        run_ranks(2, _rank, output)
+        for name, entry in ((run_config.NAME, "weights"), ("by_hand.zip", "dataset")):
+            pack = read_pack(Path(output) / name)
+            assert pack.problems == []
+            assert pack.ranks == [0, 1]
+            assert pack.meta["world_size"] == 2
+            assert list(pack.by_step(entry)) == [(0, 0), (0, 1)]
+            assert pack.json(entries.of_rank("env", 1))["ONLY_HERE"] == "1"
+            for rank in range(2):
+                found = settings_of(pack, rank)
+                assert found["fsdp.mp_policy.param_dtype"]["value"] == "torch.bfloat16"
+                assert found["fsdp.mp_policy.reduce_dtype"]["value"] == "torch.float32"
+                assert found["world_size"]["value"] == 2
+        shards = [pack.json(entries.of_step("weights", 0, rank))["0.weight"] for rank in range(2)]
+        assert [one["local_shape"] for one in shards] == [[4, 8], [4, 8]]
+        assert shards[0]["digest"] != shards[1]["digest"]
+
+
+def test_settings_are_plain_data_without_addresses() -> None:
+    """Types, functions, enumerations, dataclasses, configurations and objects; numbers of arrays are numbers."""
+    import enum
+    from dataclasses import dataclass
+
+    class Color(enum.IntEnum):
+        RED = 1
+
+    @dataclass
+    class Inner:
+        n: int = 3
+        f: Any = torch.nn.functional.gelu
+
+    class Other:
+        pass
+
+    class Config:
+        def to_dict(self) -> dict[str, Any]:
+            return {"a": torch.bfloat16}
+
+    given = {
+        "dtype": torch.bfloat16, "function": torch.nn.functional.silu, "type": nn.LayerNorm, "enum": Color.RED, "inner": Inner(),
+        "other": Other(), "config": Config(), "path": Path("/x"), "set": {2, 1}, "tensor": torch.tensor(2.5), "nan": float("nan"),
+        "tuple": (0.9, 0.95), "long": "x" * 9999,
+    }  # fmt: skip
+    plain = resolved.plain_data(given)
+    text = json.dumps(plain)
+    assert "0x" not in text
+    assert plain["dtype"] == "torch.bfloat16"
+    assert plain["function"] == "torch.nn.functional.silu"
+    assert plain["enum"] == "RED"
+    assert plain["inner"] == {"n": 3, "f": plain["inner"]["f"]}
+    assert plain["config"] == {"a": "torch.bfloat16"}
+    assert plain["set"] == [1, 2]
+    assert plain["tensor"] == 2.5
+    assert plain["tuple"] == [0.9, 0.95]
+    assert len(plain["long"]) < 2100
+    endless: dict[str, Any] = {}
+    endless["me"] = endless
+    json.dumps(resolved.plain_data(endless))
+
+
+def test_origins_flag_before_file_before_environment_before_default() -> None:
+    """Where several say a value, the command line counts; what equals the default and nobody named is the default; True is not 1."""
+    values = {"a": 1, "b": 2, "c": 3, "d": 4, "e": True, "micro_batch_size": 2, "bias": False}
+    line = ["--a=1", "--micro-batch-size", "2", "--no-bias", "-1"]
+    found = resolved.told(
+        values,
+        "x",
+        defaults={"a": 1, "d": 4, "e": 1},
+        flags=resolved.flags_of(line, values),
+        files={"a": "f", "b": "f"},
+        variables={"c": "C"},
+    )
+    assert {name: one.origin for name, one in found.items()} == {
+        "a": "flag", "b": "file", "c": "environment", "d": "default", "e": "code", "micro_batch_size": "flag", "bias": "flag",
+    }  # fmt: skip
+    assert found["micro_batch_size"].where == "--micro-batch-size"
+
+
+def test_names_of_two_frameworks_are_both_kept() -> None:
+    """The second is found under its framework."""
+    one, two = (resolved.told({"seed": n}, framework) for n, framework in ((1, "transformers"), (2, "deepspeed")))
+    found = resolved.merged([one, two])
+    assert found["seed"].value == 1
+    assert found["deepspeed:seed"].value == 2
+
+
+def test_a_framework_that_is_not_what_it_should_be_costs_only_its_own_settings(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """An error in one source is said once, and the others are collected."""
+    from msprobe_integrations.torch import config_sources
+
+    monkeypatch.setitem(config_sources.OURS, "argparse", "msprobe_integrations.absent")
+    model = nn.Linear(1, 1)
+    for _ in range(2):
+        found = collect(Reach.of([model], torch.optim.SGD(model.parameters(), lr=0.5)))
+        assert found["optimizer.lr"].value == 0.5
+    assert capfd.readouterr().err.count("settings of argparse are left out") == 1
+
+
+def test_megatron_arguments_say_where_they_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the parser of the loaded Megatron: defaults, flags, variables and what was computed; of a script's own options the flag."""
+    from types import ModuleType
+
+    from msprobe_integrations.megatron import config
+
+    def add_megatron_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        parser.add_argument("--lr", type=float)
+        parser.add_argument("--clip-grad", type=float, default=1.0)
+        parser.add_argument("--disable-bias-linear", action="store_false", dest="add_bias_linear")
+        parser.add_argument("--params-dtype", default=None)
+        return parser
+
+    module: Any = ModuleType("megatron.training.arguments")
+    module.add_megatron_arguments = add_megatron_arguments
+    monkeypatch.setitem(sys.modules, "megatron.training.arguments", module)
+    monkeypatch.setenv("RANK", "3")
+    config._parser.cache_clear()
+    args = {"lr": 1e-3, "clip_grad": 1.0, "add_bias_linear": False, "params_dtype": torch.bfloat16, "rank": 3, "own_option": 5}
+    try:
+        found = config.of_arguments(args, ["--lr", "1e-3", "--disable-bias-linear", "--own-option", "5"])
+    finally:
+        config._parser.cache_clear()
+    assert {name: (one.origin, one.where) for name, one in found.items()} == {
+        "lr": ("flag", "--lr"),
+        "clip_grad": ("default", ""),
+        "add_bias_linear": ("flag", "--disable-bias-linear"),
+        "params_dtype": ("code", ""),
+        "rank": ("environment", "RANK"),
+        "own_option": ("flag", "--own-option"),
+    }
+    assert found["params_dtype"].value == "torch.bfloat16"
