@@ -33,7 +33,8 @@ def expert_weights(files: Listing, mp: int, head: ModelFile, reading: Reading) -
         if rank == mp and (tree := reading.tree(path)) is not None:
             found += [stored(str(name), tensor, MODEL) for name, tensor in tree.items() if isinstance(tensor, FileTensor)]
     counts = head.values.get("num_experts")
-    for layer, count in enumerate(counts if isinstance(counts, list) else ()):
+    in_files = bool(files.experts) or (mp, None) in files.model  # stage 3 has them in the optimizer's files
+    for layer, count in enumerate(counts if isinstance(counts, list) and in_files else ()):
         gone = sorted(set(range(count)) - there.get(layer, set())) if isinstance(count, int) and 0 < count < 100_000 else []
         if gone and mp == min(rank for rank in files.mp_ranks):
             shown = ", ".join(f"layer_{layer}_expert_{expert}_mp_rank_{mp:02d}_model_states.pt" for expert in gone[:4])
@@ -66,13 +67,9 @@ def teams(
     before = head.values.get("ds_config.use_data_before_expert_parallelism") is True
     for group, shapes in enumerate(groups):
         count = some.counts[group] or dp_size
-        place = some.places[group] if group < len(some.places) else None
-        if place is not None and place[0] != dp_size:
-            reading.problems.append(
-                f"{head.file.parent}: {len(shapes)} parameters of group {group} are shared by {place[0]} of {dp_size} ranks "
-                "in ZeRO 3 (experts made by AutoEP); this is not read. To compare them, convert the checkpoint with "
-                "deepspeed.checkpoint.ds_to_universal"
-            )
+        shared = {rank: place for rank, file in ranks.items() if group < len(file.places) and (place := file.places[group]) is not None}
+        if shared:
+            yield from _said_teams(shapes, ranks, shared, dp_size, group)
         elif count == dp_size or dp_size % count:
             yield Team(shapes, ranks, count, group)
         else:
@@ -85,6 +82,15 @@ def teams(
                 }
                 if members:
                     yield Team(_whole_model(shapes, expert_rank), members, count, group)
+
+
+def _said_teams(
+    shapes: Mapping[str, Index], ranks: Mapping[int, RankFile], places: Mapping[int, tuple[int, tuple[int, ...]]], dp_size: int, group: int
+) -> Iterator[Team]:
+    """Teams that the files themselves name (stage 3): expert parallel ranks in the order of their first member."""
+    for expert_rank, members in enumerate(sorted({held for _, held in places.values()})):
+        mine = {number: ranks[rank] for rank, (number, held) in places.items() if held == members}
+        yield Team(shapes if len(members) == dp_size else _whole_model(shapes, expert_rank), mine, len(members), group)
 
 
 def _whole_model(shapes: Mapping[str, Index], expert_rank: int) -> dict[str, Index]:

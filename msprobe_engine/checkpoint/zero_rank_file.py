@@ -45,7 +45,8 @@ class RankFile:
         gaps: padding behind each parameter of each group (stages 1 and 2).
         fragments: of each group: name of a parameter -> first element in this rank's partition, elements (stages 1 and 2). With round robin
             gradients these are wrong (0.19.8), so they are only asked where the model's file does not name the parameters.
-        places: of each group: partitions, number of this rank's, where they are not those of all ranks (stage 3).
+        places: of each group: number of this rank's partition, and the ranks that have the partitions; of groups that not all ranks
+            share (stage 3 with experts).
         values: settings and counters, which all ranks have alike.
     """
 
@@ -57,7 +58,7 @@ class RankFile:
     paddings: list[int]
     gaps: list[list[int]]
     fragments: list[dict[str, tuple[int, int]]]
-    places: list[tuple[int, int] | None] = field(default_factory=list)
+    places: list[tuple[int, tuple[int, ...]] | None] = field(default_factory=list)
     values: dict[str, Any] = field(default_factory=dict)
 
 
@@ -154,11 +155,16 @@ def _fragments(value: Any) -> dict[str, tuple[int, int]]:
     return found
 
 
-def _place(value: Any) -> tuple[int, int] | None:
+def _place(value: Any) -> tuple[int, tuple[int, ...]] | None:
     if isinstance(value, dict):
-        count, rank = value.get("partition_count"), value.get("partition_rank")
-        if type(count) is int and type(rank) is int and 0 <= rank < count:
-            return count, rank
+        number, ranks = value.get("partition_rank"), value.get("partition_ranks")
+        if (
+            isinstance(ranks, (list, tuple))
+            and all(type(rank) is int for rank in ranks)
+            and type(number) is int
+            and 0 <= number < len(ranks)
+        ):
+            return number, tuple(ranks)
     return None
 
 

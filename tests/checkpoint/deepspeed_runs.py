@@ -271,6 +271,41 @@ def shard(directory: str, dtype: str) -> tuple[Truth, Truth]:
     return whole, truth_of(engine)
 
 
+def expert_layers(directory: str, stage: int) -> Truth:
+    """Lets DeepSpeed spread the experts of a small Mixtral over two ranks (AutoEP) and saves it before and after a step; returns what this
+    rank held before, its experts with whole-model numbers."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+    from transformers.utils import output_capturing
+
+    registry = output_capturing._CAN_RECORD_REGISTRY
+    if not hasattr(registry, "adapted"):  # transformers 5.23 has no default there, and DeepSpeed 0.19.8 gives one
+        kind, before = type(registry), type(registry).get
+        kind.get = lambda self, model, default=None: before(self, model) or default or {}
+        kind.adapted = True
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
+    model = MixtralForCausalLM(MixtralConfig(**sizes, **heads)).to(torch.bfloat16)
+    parallel = {"enabled": True, "autoep_size": 2}
+    engine, *_ = deepspeed.initialize(
+        model=model, model_parameters=model.parameters(), config=config(stage, "bf16", expert_parallel=parallel)
+    )
+    engine.save_checkpoint(directory, tag="before")
+    found: Truth = {}
+    for name, parameter in engine.module.named_parameters():
+        with deepspeed.zero.GatheredParameters([parameter], enabled=stage == 3):
+            value = bits(parameter)
+        if ".experts." in name:
+            found |= {f"{name}.{2 * deepspeed.comm.get_rank() + number}": expert for number, expert in enumerate(value)}
+        else:
+            found[name] = value
+    tokens = torch.arange(10).reshape(2, 5)
+    engine.backward(engine(tokens, labels=tokens).loss)
+    engine.step()
+    engine.save_checkpoint(directory, tag="after")
+    return found
+
+
 RUNS: dict[str, tuple[Any, ...]] = {
     "zero 0 fp32": (0, "fp32"),
     "zero 0 bf16": (0, "bf16"),
@@ -294,6 +329,8 @@ def all_runs(directory: str) -> dict[str, Truth]:
     found["elastic"] = train(f"{directory}/elastic", 1, "bf16", zero={"elastic_checkpoint": True})
     found["experts"] = train_experts(f"{directory}/experts", 1, "bf16")
     found["experts without zero"] = train_experts(f"{directory}/experts without zero", 0, "fp32")
+    found["expert layers 1"] = expert_layers(f"{directory}/expert layers 1", 1)
+    found["expert layers 3"] = expert_layers(f"{directory}/expert layers 3", 3)
     found["pipeline"] = train_pipeline(f"{directory}/pipeline", 1, "bf16", stages=2)
     found["pipeline bf16 optimizer"] = train_pipeline(f"{directory}/pipeline bf16 optimizer", 0, "bf16", stages=2)
     found["whole"], found["tensor parallel"] = shard(f"{directory}/tensor parallel", "bf16")

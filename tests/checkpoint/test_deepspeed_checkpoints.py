@@ -136,6 +136,20 @@ def test_experts_have_the_numbers_of_the_whole_model(runs: tuple[Path, list[dict
     assert sum("deepspeed_experts.3." in key and "exp_avg_sq" in key for key in checkpoint.tensors) == 4
 
 
+@pytest.mark.parametrize("stage", [1, 3])
+def test_experts_of_a_transformers_model_are_one_each(runs: tuple[Path, list[dict[str, Truth]]], stage: int) -> None:
+    """What AutoEP keeps as one tensor of a rank's experts is one tensor per expert, in the experts' files and in the optimizer's."""
+    name = f"expert layers {stage}"
+    before = open_checkpoint(runs[0] / name / "before")
+    for rank in runs[1]:
+        assert_holds(before, rank[name])
+    after = open_checkpoint(runs[0] / name / "after")
+    assert before.problems == after.problems == []
+    for expert in range(4):
+        tensors = [after.tensors[f"optimizer.{state}.model.layers.0.mlp.experts.w2.{expert}"] for state in ("master", "exp_avg")]
+        assert [array_of(tensor).shape for tensor in tensors] == [(16, 24), (16, 24)]
+
+
 @pytest.mark.parametrize("name", ["pipeline", "pipeline bf16 optimizer"])
 def test_stages_of_a_pipeline_are_one_model(runs: tuple[Path, list[dict[str, Truth]]], name: str) -> None:
     """Layers of two stages come out under the module's names; the tied embedding is one parameter, its second stage's states are copies."""
