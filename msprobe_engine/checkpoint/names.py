@@ -16,7 +16,7 @@ from msprobe_engine.checkpoint.mapping_file import Mapping
 from msprobe_engine.checkpoint.names_leftover import prefixes
 from msprobe_engine.checkpoint.names_mapped import mapped
 from msprobe_engine.checkpoint.names_model import Model
-from msprobe_engine.checkpoint.names_prefixes import is_computed_buffer
+from msprobe_engine.checkpoint.names_prefixes import is_computed_buffer, state_of
 from msprobe_engine.checkpoint.names_slots import Placed, place
 from msprobe_engine.checkpoint.random_states import other_places
 from msprobe_engine.checkpoint.stored import MODEL, OPTIMIZER, OTHER, RANDOM, SCHEDULER, Checkpoint, StoredTensor, rows
@@ -125,6 +125,7 @@ class _Side:
             self.slots.update(dict.fromkeys(placed.slots, placed))
             self.slots_of[key] = placed.slots
         self.groups = {tensor.group for tensor in checkpoint.tensors.values()}
+        self.states = {state_of(tensor) for tensor in checkpoint.tensors.values()}
         self.states = {tensor.state for tensor in checkpoint.tensors.values()}
 
     def piece(self, slot: str) -> StoredTensor:
@@ -263,7 +264,9 @@ class _Aligning:
             refused = next((side.refused[slot] for slot in placed.slots if slot in side.refused), placed.why_not)
             refused = refused or next((hidden[slot] for slot in placed.slots if slot in hidden), "")
             refused = refused or next((why for slot in placed.slots for start, why in starts if slot.startswith(start)), "")
-            if tensor.group != MODEL and tensor.group not in other.groups:
+            if tensor.state == "step" and "step" not in other.states:
+                reasons.setdefault(f"counts steps for each parameter; {other.checkpoint.path} does not", []).append(label(tensor))
+            elif tensor.group != MODEL and tensor.group not in other.groups:
                 reasons.setdefault(f"{other.checkpoint.path} holds no {_GROUPS[tensor.group]}", []).append(label(tensor))
             elif tensor.state and tensor.state not in other.states and side.checkpoint.format != other.checkpoint.format:
                 reasons.setdefault(f"{other.checkpoint.path} holds no state {tensor.state} of any parameter", []).append(label(tensor))
@@ -290,6 +293,12 @@ class _Aligning:
                 placed = replace(master, slots=tuple(s.removeprefix("master|") for s in master.slots))
                 side.slots.update({s: placed for s in placed.slots if s not in side.slots})
                 self._note(f"{side.checkpoint.path}: parameters without weights of their own; the optimizer's master copies stand for them")
+        if OPTIMIZER in side.groups and "master" not in side.states:
+            for slot in [slot for slot in missing if slot.startswith("master|")]:
+                weight = side.slots.get(slot.removeprefix("master|"))
+                if weight is not None and weight.tensor.dtype == "float32":
+                    side.slots[slot] = replace(weight, slots=tuple(f"master|{s}" for s in weight.slots))
+                    self._note(f"{side.checkpoint.path}: keeps no master copies; its float32 weights are compared with those of the other")
 
     def _pair(self, a: StoredTensor, b: StoredTensor, slot: str = "") -> None:
         note = ""

@@ -94,6 +94,22 @@ def test_rows_of_a_vocabulary_that_both_have_are_compared_whatever_the_tokenizer
     assert [(pair.a.shape, pair.b.shape) for pair in aligned(c, b).pairs] == [((64, 2), (60, 2))]
 
 
+def test_steps_of_each_parameter_and_master_copies_that_one_side_does_not_keep(tmp_path: Path) -> None:
+    """torch counts steps for each parameter, Megatron once: no difference. Float32 weights are compared with the other's master copies."""
+    a = {"w": _ramp(3).astype(np.float16), "master|w": _ramp(3), "exp_avg|w": _ramp(3)}
+    b = {"w": _ramp(3), "exp_avg|w": _ramp(3), "step|w": np.float32(3)}
+    found = aligned(checkpoint_of(a, tmp_path / "a"), checkpoint_of(b, tmp_path / "b"))
+    assert [(pair.name, pair.b.key) for pair in found.pairs] == [
+        ("w", "w"),
+        ("optimizer.master.w", "w"),
+        ("optimizer.exp_avg.w", "optimizer.exp_avg.w"),
+    ]
+    assert (found.only_a, found.only_b) == ([], [])
+    assert [(left.names, left.open) for left in found.left_out] == [(("optimizer.step.w",), False)]
+    found = aligned(checkpoint_of(b, tmp_path / "c"), checkpoint_of(a, tmp_path / "d"))
+    assert [pair.name for pair in found.pairs] == ["w", "w (as optimizer.master.w)", "optimizer.exp_avg.w"]
+
+
 def test_adapters_of_peft_and_llama_of_mindspore_transformers(tmp_path: Path) -> None:
     """A file of an adapter leaves its name out; MindSpore's Llama has the words of Meta's and the rows of Hugging Face's."""
     a = checkpoint_of({"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": _ramp(2, 4)}, tmp_path / "a")
