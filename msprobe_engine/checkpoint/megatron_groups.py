@@ -7,7 +7,7 @@ expert-parallel ranks, embeddings with a learning rate of their own. Source: ``_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from msprobe_engine.checkpoint.megatron_cuts import is_expert
@@ -44,7 +44,7 @@ def _one_dimension(parameter: Parameter) -> bool:
 
 
 _WITHOUT_DECAY: tuple[Callable[[Parameter], bool], ...] = (_standard, _but_norms_of_queries, _one_dimension)
-_EMBEDDINGS = ("word_embeddings.weight", "output_layer.weight", "position_embeddings.weight", "word_embeddings_for_head.weight")
+_EMBEDDINGS = ("word_embeddings.weight", "output_layer.weight", "word_embeddings_for_head.weight")
 
 
 def members_of(
@@ -61,27 +61,31 @@ def members_of(
         None: they cannot be told with certainty.
     """
     experts_apart = any(group.get("is_expert_parallel") for group in groups)
-    own_rate = any(group.get("is_decoupled_lr") for group in groups)
-    keys = [
-        (group.get("wd_mult", 1.0) == 0.0, bool(group.get("is_expert_parallel")), bool(group.get("is_decoupled_lr"))) for group in groups
-    ]
-    if len(set(keys)) == len(keys):
+    for own_rate in _own_rates(groups):
+        keys = [
+            (group.get("wd_mult", 1.0) == 0.0, bool(group.get("is_expert_parallel")), apart)
+            for group, apart in zip(groups, own_rate, strict=True)
+        ]
+        if len(set(keys)) < len(keys):
+            continue
         for without_decay in _WITHOUT_DECAY:
-            found: list[list[Parameter]] = [[] for _ in groups]
-            complete = True
+            found: dict[tuple[bool, bool, bool], list[Parameter]] = {key: [] for key in keys}
             for parameter in parameters:
-                key = (
-                    without_decay(parameter),
-                    experts_apart and is_expert(parameter.name),
-                    own_rate and parameter.name.endswith(_EMBEDDINGS),
-                )
-                if key not in keys:
-                    complete = False
-                    break
-                found[keys.index(key)].append(parameter)
-            if complete and all(_fit(group, wanted) for group, wanted in zip(found, shapes, strict=True)):
-                return found
+                expert = experts_apart and is_expert(parameter.name)
+                rate = any(own_rate) and parameter.name.endswith(_EMBEDDINGS)
+                found.setdefault((without_decay(parameter), expert, rate), []).append(parameter)
+            if list(found) == keys and all(_fit(group, wanted) for group, wanted in zip(found.values(), shapes, strict=True)):
+                return list(found.values())
     return None
+
+
+def _own_rates(groups: Sequence[Mapping[str, Any]]) -> Iterator[list[bool]]:
+    """Which groups may be those of embeddings with a learning rate of their own: told by a flag, or (since core 0.16) by the rate alone."""
+    yield [bool(group.get("is_decoupled_lr")) for group in groups]
+    rates = [group.get("max_lr") for group in groups]
+    if len(set(map(repr, rates))) > 1:
+        for rate in dict.fromkeys(rates):
+            yield [other == rate for other in rates]
 
 
 def _fit(group: Sequence[Parameter], shapes: Sequence[Index | None]) -> bool:

@@ -23,7 +23,8 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Case:
-    """A layout of a model, and how it is saved. `vpp`: chunks per stage; `first`: layers of the first stage where stages are uneven."""
+    """A layout of a model, and how it is saved. `vpp`: chunks per stage; `first`: layers of the first stage where stages are uneven;
+    `embedding_rate`: embeddings have a learning rate of their own."""
 
     kind: str = "torch"
     tp: int = 1
@@ -46,6 +47,7 @@ class Case:
     bf16: bool = True
     optimizer: str = "none"
     bucket: int = 0
+    embedding_rate: float = 0.0
     names: str = "local"
     release: bool = False
     seed: int = 0
@@ -86,6 +88,7 @@ CASES: dict[str, Case] = {
     "tied-pp2": replace(PLAIN, untie=False, pp=2),
     "fp32": replace(PLAIN, bf16=False),
     "fp32-tp2": replace(PLAIN, bf16=False, tp=2),
+    "decoupled": replace(PLAIN, embedding_rate=1e-3, pp=2),
     "sharded": SHARDED,
     "sharded-tp2": replace(SHARDED, tp=2, dp=1),
     "sharded-pp2vpp2": replace(SHARDED, pp=2, vpp=2, dp=1),
@@ -342,6 +345,8 @@ def optimize(case: Case, config: Any, chunks: list[Any]) -> Any:
         optimizer="adam",
         lr=1e-2,
         min_lr=0.0,
+        decoupled_lr=case.embedding_rate or None,
+        decoupled_min_lr=0.0 if case.embedding_rate else None,
         bf16=case.bf16,
         params_dtype=config.params_dtype,
         clip_grad=0.0,
