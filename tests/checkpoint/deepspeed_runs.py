@@ -60,7 +60,10 @@ def config(stage: int, dtype: str, **more: Any) -> dict[str, Any]:
         "gradient_clipping": 1.0,
         "steps_per_print": 10**9,
         "optimizer": {"type": "Adam", "params": {"lr": 1e-2, "betas": [0.9, 0.95], "weight_decay": 0.01, "torch_adam": True}},
-        "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 1e-2, "warmup_num_steps": 5}},
+        "scheduler": {
+            "type": "WarmupLR",
+            "params": {"warmup_min_lr": 5e-3, "warmup_max_lr": 1e-2, "warmup_num_steps": 5, "warmup_type": "linear"},
+        },
         "zero_optimization": {
             "stage": stage,
             "overlap_comm": False,
