@@ -93,7 +93,8 @@ class _Explaining:
         if result.rounded:
             narrow = min((result.dtype_a, result.dtype_b), key=lambda d: item_size(d) or 0)
             return f"the same, rounded to {narrow}"
-        simple = _by_numbers(result) or self._few(pair, result) or self._shifted(pair, result) or self._rounded_before(pair)
+        simple = self._few(pair, result) or _by_numbers(result)
+        simple = simple or self._scaled(pair, result) or self._shifted(pair, result) or self._rounded_before(pair)
         if simple:
             return simple
         norms = result.norm_a, result.norm_b
@@ -112,6 +113,19 @@ class _Explaining:
         if len(bits) != 1:
             return f"one element differs, at {at}"
         return f"one flipped bit: bit {bits[0]}{_meaning(result.dtype_a, bits[0])} of the element at {at}"
+
+    def _scaled(self, pair: Pair, result: TensorResult) -> str:
+        """One side is the other times a constant."""
+        if result.cos is None or not result.norm_a or not result.norm_b or result.numel <= 8:
+            return ""
+        precision = 2.0 ** -min(_FRACTIONS.get(plain_name(dtype), 23) for dtype in (result.dtype_a, result.dtype_b))
+        ratio = math.copysign(result.norm_b / result.norm_a, result.cos)
+        if 1.0 - abs(result.cos) > max(1e-14, precision**2) or abs(ratio - 1.0) <= 4.0 * precision:
+            return ""
+        a, b = (values.astype(np.float64) for values in (self._contents.sample(pair.a), self._contents.sample(pair.b)))
+        if a.shape != b.shape or not np.allclose(b, ratio * a, rtol=2.0 * precision, atol=1e-30):
+            return ""
+        return "B is A with the sign turned" if abs(ratio + 1.0) < 1e-6 else f"B is A times {ratio:.6g}"
 
     def _shifted(self, pair: Pair, result: TensorResult) -> str:
         """One side is the other plus a constant: norms that hold what is to be added to 1."""
@@ -227,20 +241,13 @@ class _Explaining:
 
 def _by_numbers(result: TensorResult) -> str:
     """What the sums of the comparison alone say."""
-    a, b, cos = result.norm_a, result.norm_b, result.cos
+    a, b = result.norm_a, result.norm_b
     if result.nan_a != result.nan_b or result.inf_a != result.inf_b:
         return f"NaN in {result.nan_a} elements of A and {result.nan_b} of B, Inf in {result.inf_a} and {result.inf_b}"
     if a is None or b is None:
         return ""
     if (a == 0.0) != (b == 0.0):
         return f"{'A' if a == 0.0 else 'B'} is all zeros"
-    if cos is None or a == 0.0:
-        return ""
-    precision = _FRACTIONS.get(plain_name(result.dtype_a), 23), _FRACTIONS.get(plain_name(result.dtype_b), 23)
-    slack = max(1e-14, 2.0 ** (-2 * min(precision)))
-    ratio = math.copysign(b / a, cos)
-    if result.numel > 8 and 1.0 - abs(cos) <= slack and abs(ratio - 1.0) > 4.0 * 2.0 ** -min(precision):
-        return "B is A with the sign turned" if abs(ratio + 1.0) < 1e-6 else f"B is A times {ratio:.6g}"
     return ""
 
 

@@ -205,11 +205,13 @@ class _Aligning:
         return self._out
 
     def _same_names(self) -> None:
-        """Tensors of one key and shape are each other, whatever the names mean."""
+        """Tensors of one key and shape are each other, whatever the names mean, unless they are known to lie in another way."""
         for key, slots in self._a.slots_of.items():
             others = self._b.slots_of.get(key)
             tensor, other = self._a.checkpoint.tensors[key], self._b.checkpoint.tensors.get(key)
             if others is None or other is None or other.shape != tensor.shape:
+                continue
+            if self._a.slots[slots[0]].form != self._b.slots[others[0]].form and slots == others:
                 continue
             if self._a.done.isdisjoint(slots) and self._b.done.isdisjoint(others):
                 self._pair(tensor, other)

@@ -110,6 +110,19 @@ def test_steps_of_each_parameter_and_master_copies_that_one_side_does_not_keep(t
     assert [pair.name for pair in found.pairs] == ["w", "w (as optimizer.master.w)", "optimizer.exp_avg.w"]
 
 
+def test_the_same_name_of_a_weight_that_lies_the_other_way(tmp_path: Path) -> None:
+    """nanoGPT has GPT-2's names with linear layers, outputs first: a square weight too is the other's transposed."""
+    h = "transformer.h.0."
+    weights = {f"{h}attn.c_attn.weight": _ramp(4, 12), f"{h}attn.c_proj.weight": _ramp(4, 4), f"{h}mlp.c_fc.weight": _ramp(4, 16)}
+    facts = {"heads": 2, "kv_heads": 2, "head_dim": 2}
+    a = checkpoint_of(weights, tmp_path / "a", facts)
+    b = checkpoint_of({name: value.T.copy() for name, value in weights.items()}, tmp_path / "b", facts)
+    found = aligned(a, b)
+    assert len(found.pairs) == 5
+    assert all(np.array_equal(array_of(pair.a), array_of(pair.b)) for pair in found.pairs)
+    assert [pair.name for pair in aligned(a, a).pairs] == list(weights)
+
+
 def test_adapters_of_peft_and_llama_of_mindspore_transformers(tmp_path: Path) -> None:
     """A file of an adapter leaves its name out; MindSpore's Llama has the words of Meta's and the rows of Hugging Face's."""
     a = checkpoint_of({"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": _ramp(2, 4)}, tmp_path / "a")
