@@ -12,7 +12,7 @@ from msprobe_engine.config_check.shell.values import Known, Place, Text, Unknown
 _OPTION = re.compile(r"--?[A-Za-z]")
 _OVERRIDE = re.compile(r"[+~]{0,2}([A-Za-z_][\w/@]*(?:[.][\w/@-]+)*)=")
 _DELETED = re.compile(r"~([A-Za-z_][\w/@]*(?:[.][\w/@-]+)*)")
-_MANY_WORDS = re.compile(r"ARGS|ARGUMENTS|OPTS|OPTIONS|EXTRA|FLAGS|PARAMS|CMD|OVERRIDES?|@|\*|_ARG\b", re.IGNORECASE)
+_MANY_WORDS = re.compile(r"ARGS|ARGUMENTS|OPTS|OPTIONS|EXTRA|FLAGS|PARAMS|CMD|OVERRIDES?|_ARG\b|^\$\{?[@*]|\[[@*]\]", re.IGNORECASE)
 
 Note = Callable[[Place, str], None]
 
@@ -113,7 +113,11 @@ def _passed_on(word: Text) -> bool:
 def _list_like(word: Text) -> bool:
     """A variable that by its name holds options, so that it is not the value of the option before it."""
     first = word[0]
-    return isinstance(first, Unknown) and (bool(first.options) or bool(_MANY_WORDS.search(first.source)))
+    if not isinstance(first, Unknown):
+        return False
+    if first.options:
+        return any(len(option) != 1 or _OPTION.match(option[0]) for option in first.options)
+    return bool(_MANY_WORDS.search(first.source))
 
 
 def _perhaps(word: Text, out: Options, where: str, note: Note) -> None:

@@ -10,10 +10,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from msprobe_engine.config_check.arguments import Note, Options, is_option, read_options
+from msprobe_engine.config_check.arguments import Note, Options, is_option, place_of, read_options
 from msprobe_engine.config_check.found import Found
 from msprobe_engine.config_check.shell.context import Started
-from msprobe_engine.config_check.shell.values import Known, Text, shown
+from msprobe_engine.config_check.shell.values import Known, Piece, Text, Unknown, shown
 from msprobe_engine.config_check.shell.wrappers import name_of, unwrap
 
 FLAGS: dict[str, frozenset[str]] = {
@@ -84,12 +84,13 @@ def parse(started: Started, note: Note) -> Parsed | None:
     if inner.kind not in ("command", "script"):
         return None
     wrappers = [word_list for word_list in (*started.outer, *inner.outer) if name_of(word_list[0]) in STARTING_RANKS]
-    launcher, options, program, rest = _program(list(inner.argv)) if inner.kind == "command" else ("", [], _foreign(inner.argv), [])
-    if inner.kind == "script" and program is not None:
-        launcher, options, program, rest = _program(list(inner.argv[1:2]))
+    of_launcher: dict[str, Found] = {}
+    if inner.kind == "script":
+        launcher, options, program, rest = _of_launch_script(inner.argv, of_launcher)
+    else:
+        launcher, options, program, rest = _program(list(inner.argv))
     if program is None:
         return None
-    of_launcher: dict[str, Found] = {}
     for words in wrappers:
         launcher = launcher if launcher in DISTRIBUTED else name_of(words[0])
         of_launcher |= read_options(_before_program(words), "launcher", _silent).found
@@ -112,9 +113,32 @@ def _before_program(words: Sequence[Text]) -> list[Text]:
     return out
 
 
-def _foreign(argv: Sequence[Text]) -> Text | None:
-    """A launch script that is not at hand and gets the command as one argument, as MindFormers' ``msrun_launcher.sh`` does."""
-    return argv[1] if len(argv) > 1 and re.match(r"\S+\.py(\s|$)", shown(argv[1])) else None
+def _of_launch_script(argv: Sequence[Text], of_launcher: dict[str, Found]) -> tuple[str, list[Text], Text | None, list[Text]]:
+    """A script that is not at hand and gets the command as one argument, as MindFormers' ``msrun_launcher.sh`` does (then the number of
+    processes, and of those on this machine)."""
+    if len(argv) < 2 or not re.match(r"(?:python3? )?\S+\.py(\s|$)", shown(argv[1])):
+        return "", [], None, []
+    _, options, program, rest = _program(_words(argv[1]))
+    name = name_of(argv[0])
+    for key, word in zip(("worker_num", "local_worker_num"), argv[2:]):
+        if name.startswith("msrun") and shown(word).isdigit():
+            of_launcher[key] = Found(shown(word), "launcher", place_of(word).file, place_of(word).line)
+    return ("msrun" if name.startswith("msrun") else name), options, program, rest
+
+
+def _words(text: Text) -> list[Text]:
+    """The words of a text, split at blanks; what is not known stays in one piece."""
+    words: list[list[Piece]] = [[]]
+    for piece in text:
+        if isinstance(piece, Unknown):
+            words[-1].append(piece)
+            continue
+        for i, part in enumerate(re.split(r"\s+", piece.text)):
+            if i:
+                words.append([])
+            if part:
+                words[-1].append(Known(part, piece.at))
+    return [tuple(word) for word in words if word]
 
 
 def _name(word: Text) -> str:
@@ -204,4 +228,4 @@ def _launcher_options(words: Sequence[Text], flags: frozenset[str], note: Note) 
         take = 1 if "=" in text or name.replace("_", "-") in flags else 2
         out |= read_options(words[i : i + take], "launcher", note).found
         i += take
-    return out
+    return {name: found for name, found in out.items() if name not in ("m", "module")}

@@ -88,17 +88,17 @@ class NamedFiles:
                     self.notes.append(f"{by}{one_line(path)} is not here; what stands in it is not read")
                 return
             text, file = content
-            found = self._settings(text, file, hosts)
+            found = self._settings(text, path, file, hosts)
         except DumpFormatError as error:
             self.notes.append(f"{by}{error}")
             return
         for key, one in {**found, **self.of(found, [], deep + 1)}.items():
             out.setdefault(key, one)
 
-    def _settings(self, text: str, file: str, hosts: bool) -> dict[str, Found]:
+    def _settings(self, text: str, path: str, file: str, hosts: bool) -> dict[str, Found]:
         if hosts:
             return {key: Found(value, "hostfile", file, 0) for key, value in tree_files.hosts(text).items()}
-        suffix = Path(file).suffix.lower()
+        suffix = Path(path).suffix.lower()
         if suffix == ".py":
             found, notes = read_python(text, file)
             self.notes += notes
@@ -109,7 +109,7 @@ class NamedFiles:
         """Text and path of a file; None where it is not here."""
         for name in (path, path.removeprefix("./")):
             if name in self._written:
-                return self._written[name], name
+                return self._written[name], f"{name} (written by the script)"
         for candidate in [Path(path)] if Path(path).is_absolute() else [place / path for place in self._places]:
             if candidate.is_file():
                 self._read(str(candidate))

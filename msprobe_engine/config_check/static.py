@@ -159,9 +159,10 @@ class _Collector:
     def _launch(self, one: Parsed, script: str) -> None:
         started = one.started
         argv = tuple(shown(word) for word in started.argv)
-        env = {name: shown(text) for name, text in started.env.items() if not secret_variable(name)}
+        env = {name: masked(shown(text)) for name, text in started.env.items() if not secret_variable(name)}
         hidden = self._hidden(argv)
-        self._out.launches.append(Launch(one.launcher, one.program, hidden, env, started.at.file, started.at.line, started.condition))
+        condition = masked(started.condition)
+        self._out.launches.append(Launch(one.launcher, masked(one.program), hidden, env, started.at.file, started.at.line, condition))
         if started.condition:
             self._out.notes.append(f"{started.at.file}, line {started.at.line}: this training is started only if {started.condition}")
         self._variables(started.env)
@@ -169,11 +170,11 @@ class _Collector:
         written = {path: shown(text) for path, text in started.written.items()}
         named = NamedFiles(directories(started.directory, script, one.program), written, self._read)
         from_files = named.of(options, [shown(word) for word in one.options.positionals])
-        for key in from_files.keys() & one.options.found.keys():
-            if one.options.found[key].value != from_files[key].value:
+        for key in from_files.keys() & options.keys():
+            if options[key].value != from_files[key].value:
                 place = f"{from_files[key].file}, line {from_files[key].line}"
                 self._out.notes.append(f"{place}: '{key}' is given on the command line too, and that counts")
-        self._settings({**options, **{key: found for key, found in from_files.items() if key not in one.options.found}})
+        self._settings({**options, **{key: found for key, found in from_files.items() if key not in options}})
         self._out.notes += named.notes
 
     def _hidden(self, argv: Sequence[str]) -> tuple[str, ...]:
@@ -199,12 +200,14 @@ class _Collector:
             unknown = unknown_of(text)
             value = masked(shown(text))
             self._out.env.setdefault(name, value)
-            found = Found(value, "shell", at.file, at.line, unknown is None, f"{unknown.source} {unknown.why}" if unknown else "")
+            found = Found(value, "shell", at.file, at.line, unknown is None, masked(f"{unknown.source} {unknown.why}") if unknown else "")
             self._out.env_found.setdefault(name, found)
 
 
 def _replaced(one: Found, value: object) -> Found:
-    return one if value is one.value or value == one.value else Found(value, one.where, one.file, one.line, one.known, one.why)
+    """The same place with a value as it may be written, its reason too."""
+    why = masked(one.why)
+    return one if value == one.value and why == one.why else Found(value, one.where, one.file, one.line, one.known, why)
 
 
 class _Finder:

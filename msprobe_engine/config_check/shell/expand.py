@@ -128,7 +128,8 @@ class Expander:
             elif isinstance(part, Substitution):
                 out.extend((piece, not part.quoted) for piece in self._capture(part, state))
             elif isinstance(part, Arithmetic):
-                out.append((self._arithmetic(part, state), not part.quoted))
+                total = self._arithmetic(part, state)
+                out.append((total, isinstance(total, Known) and not part.quoted))
             elif isinstance(part, ProcessFile):
                 out.append((Unknown(short(part.source), "is a file that only a run has", at), False))
         self.context.spend(sum(len(s[0].text) for s in out if s is not None and isinstance(s[0], Known)))
