@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from msprobe_engine.config_check.between_ranks import Ranks
     from msprobe_engine.config_check.comparison import Comparison
+    from msprobe_engine.config_check.log_compare import LogComparison
 
 PACK, RESULT, CHECKPOINT = "./config_check_pack.zip", "./config_check_result", "./ckpt_similarity.json"
+VERL, VERL_VERIFY, SLIME = "./verl_param_compare_result", "./verl_param_verify_result", "./slime_param_compare_result"
 
 EPILOG = """\
 examples:
@@ -22,6 +24,7 @@ examples:
   msprobe config_check --verify good.zip -d run.sh              before a launch: is all as it was in the good run?
   msprobe config_check --ranks pack.zip                         which rank or node of one run differs from the others?
   msprobe config_check -c ckpt_a ckpt_b -o out.json             two checkpoints (msprobe ckpt diff says more)
+  msprobe config_check -vc npu.log gpu.log                      the settings that two runs of verl have printed
 
 exit codes:
   0  no difference that matters (harmless ones may be listed); collected
@@ -36,6 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     do.add_argument("-c", "--compare", nargs=2, metavar=("BENCH", "CMP"), help="compare two packs, or two checkpoints")
     do.add_argument("--verify", nargs="+", metavar="PACK", help="GOOD [PACK]: a saved pack against another, or against now (scripts: -d)")
     do.add_argument("--ranks", metavar="PACK", help="the ranks of one pack against each other")
+    do.add_argument("-vc", "--verl-compare", "--verl_compare", nargs=2, metavar=("LOG", "BENCH"), help="settings in two logs of verl")
+    do.add_argument(
+        "-vv", "--verl-verify", "--verl_verify", nargs="+", metavar="FILE", help="[YAML] LOG: settings of a log of verl against wanted ones"
+    )
+    do.add_argument("-sc", "--slime-compare", "--slime_compare", nargs=2, metavar=("LOG", "BENCH"), help="arguments in two logs of slime")
     out = parser.add_argument_group("what comes out")
     out.add_argument(
         "-o", "--output", metavar="PATH", help=f"pack (default {PACK}), directory ({RESULT}), or JSON of checkpoints ({CHECKPOINT})"
@@ -58,6 +66,8 @@ def run(args: argparse.Namespace) -> int:
         return _ranks(args)
     if args.compare:
         return _compare(args)
+    if args.dump is None:
+        return _logs(args)
     return _collect(args)
 
 
@@ -71,11 +81,14 @@ def _check(args: argparse.Namespace) -> None:
             ("-c", args.compare),
             ("--verify", args.verify),
             ("--ranks", args.ranks),
+            ("-vc", args.verl_compare),
+            ("-vv", args.verl_verify),
+            ("-sc", args.slime_compare),
         )
         if value is not None
     ]
     if not asked:
-        raise UsageError("say what to do: -d to collect a pack, -c BENCH CMP to compare two, --verify GOOD, or --ranks PACK")
+        raise UsageError("say what to do: -d to collect a pack, -c BENCH CMP to compare two, --verify GOOD, --ranks PACK, -vc, -vv or -sc")
     if len(asked) > 1:
         raise UsageError(f"{' and '.join(asked)} are two things; ask for one")
     if args.verify and len(args.verify) > 2:
@@ -189,6 +202,41 @@ def _checkpoints(args: argparse.Namespace) -> int:
     for path in written:
         print(f"written: {path}")
     return found.code
+
+
+def _logs(args: argparse.Namespace) -> int:
+    from msprobe_engine.config_check import log_compare
+    from msprobe_engine.errors import UsageError
+
+    if args.json is not None or args.html is not None:
+        raise UsageError("-vc, -vv and -sc write a CSV and JSON files to -o; --json and --html belong to -c, --verify and --ranks")
+    if args.verl_verify:
+        if len(args.verl_verify) > 2:
+            raise UsageError(f"-vv takes a log of verl, and before it a YAML file of wanted settings, not {len(args.verl_verify)} files")
+        *wanted, log = args.verl_verify
+        found = log_compare.verify_verl(log, wanted[0] if wanted else None, args.output or VERL_VERIFY)
+        _say_logs(found, ("wanted", "the log"), args.top)
+        return 1 if found.different else 0  # a setting that the log does not have says nothing
+    compare = log_compare.compare_verl if args.verl_compare else log_compare.compare_slime
+    first, second = args.verl_compare or args.slime_compare
+    found = compare(first, second, args.output or (VERL if args.verl_compare else SLIME))
+    _say_logs(found, ("the first log", "the second"), args.top)
+    return 1 if found.different or found.only_first or found.only_second else 0
+
+
+def _say_logs(found: LogComparison, sides: tuple[str, str], top: int) -> None:
+    from msprobe_engine.log import one_line
+
+    absent = len(found.only_first) + len(found.only_second)
+    print(f"{len(found.different)} of {len(found.rows)} settings differ{f'; {absent} are on one side only' if absent else ''}.")
+    values = {key: (first, second) for key, first, second, _ in found.rows}
+    for key in found.different[:top]:
+        print(one_line(f"  {key}: {values[key][0]} in {sides[0]}, {values[key][1]} in {sides[1]}"))
+    for keys, side in ((found.only_first, sides[0]), (found.only_second, sides[1])):
+        for key in keys[:top]:
+            print(one_line(f"  {key}: only in {side}"))
+    for path in found.written:
+        print(one_line(f"written: {path}"))
 
 
 def _say(word: str, texts: Iterable[str]) -> None:

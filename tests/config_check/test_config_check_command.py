@@ -168,3 +168,23 @@ def test_without_the_package_of_workbooks(tmp_path: Path, monkeypatch: pytest.Mo
     assert not (tmp_path / "result.xlsx").exists()
     assert (tmp_path / "result.earlier.xlsx").exists()
     assert "msprobe[xlsx]" in capsys.readouterr().out
+
+
+def test_logs_of_other_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """``-vc``, ``-vv`` and ``-sc`` compare settings that a run has printed; what a log does not have fails no check of wanted ones."""
+    monkeypatch.chdir(tmp_path)
+    head, end = "------------------------ arguments ------------------------", "-------------------- end of arguments ---------------------"
+    for name, rate in (("a", "1e-4"), ("b", "2e-4")):
+        Path(f"{name}.log").write_text(f"{head}\n  lr ........ {rate}\n  seed ...... 1\n{end}\n", encoding="utf-8")
+        verl = {"actor_rollout_ref": {"actor": {"shuffle": False, "lr": float(rate)}}, "data": {"shuffle": name == "b"}}
+        Path(f"verl_{name}.log").write_text(f"(main pid=1) {verl}\n(main pid=1) next\n(main pid=1) next\n", encoding="utf-8")
+    assert main(["config_check", "-sc", "a.log", "a.log"]) == 0
+    assert main(["config_check", "-sc", "a.log", "b.log"]) == 1
+    assert Path("slime_param_compare_result/hyper_params_compare.csv").exists()
+    assert "lr: 0.0001 in the first log, 0.0002 in the second" in capsys.readouterr().out
+    assert main(["config_check", "-vc", "verl_a.log", "verl_b.log", "-o", "out"]) == 1
+    assert main(["config_check", "-vv", "verl_a.log"]) == 0
+    assert main(["config_check", "-vv", "verl_b.log"]) == 1
+    assert "data/shuffle: False in wanted, True in the log" in capsys.readouterr().out
+    assert main(["config_check", "-vv", "a", "b", "c"]) == 2
+    assert main(["config_check", "-vc", "a.log", "none.log"]) == 2
