@@ -15,6 +15,7 @@ ORIGINS = (DEFAULT, FLAG, FILE, ENVIRONMENT, CODE)
 """Nobody has set it; the command line; a settings file; a variable of the environment; the program or the framework while it started."""
 _DEEPEST = 12
 _LONGEST = 2000
+_MOST_ITEMS = 256
 
 
 class Resolved(NamedTuple):
@@ -56,12 +57,20 @@ def merged(parts: Iterable[Mapping[str, Resolved]]) -> dict[str, Resolved]:
 
 
 def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as dotted names; lists stay values."""
+    """Nested mappings as dotted names; lists stay values, but for lists of mappings: ``groups.0.lr``. When all items of such a list are the
+    same (layers), the first stands for them, with ``groups.count``."""
     found: dict[str, Any] = {}
     for key, value in tree.items():
         name = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value and name.count(".") < _DEEPEST:
+        deep = name.count(".") < _DEEPEST
+        if isinstance(value, Mapping) and value and deep:
             found.update(flattened(value, f"{name}."))
+        elif isinstance(value, (list, tuple)) and value and deep and all(isinstance(item, Mapping) and item for item in value):
+            alike = len(value) > 1 and all(item == value[0] for item in value)
+            for number, item in enumerate(value[:1] if alike else value[:_MOST_ITEMS]):
+                found.update(flattened(item, f"{name}.{number}."))
+            if alike or len(value) > _MOST_ITEMS:
+                found[f"{name}.count"] = len(value)
         else:
             found[name] = value
     return found
@@ -70,10 +79,12 @@ def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def plain_data(value: Any, depth: int = 0) -> Any:
     """A value as JSON can hold it: numbers, truth values and texts as they are, types and functions by their names, dataclasses and
     objects with ``to_dict`` as mappings; of anything else the class. Never a text with an address in it."""
-    if value is None or isinstance(value, (bool, str)):
-        return value if not isinstance(value, str) or len(value) <= _LONGEST else f"{value[:_LONGEST]}... ({len(value)} characters)"
-    if isinstance(value, enum.Enum):  # before int: IntEnum
-        return value.name
+    if isinstance(value, enum.Enum):  # before text and int, which some are as well
+        return value.value if isinstance(value.value, str) else value.name
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return value if len(value) <= _LONGEST else f"{value[:_LONGEST]}... ({len(value)} characters)"
     if isinstance(value, int):
         return int(value)
     if isinstance(value, float):

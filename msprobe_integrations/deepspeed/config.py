@@ -59,7 +59,7 @@ def _of(engine: Any, config: Any, arguments: list[str]) -> dict[str, Resolved]:
             values.update(flattened({name: {"type": kind, "params": parameters if isinstance(parameters, dict) else {}}}))
     values.update({name: value for name, value in said.items() if name not in values})  # sections that DeepSpeed reads later
     found = told(values, "deepspeed", defaults=_defaults(config))
-    file, raw = _file(engine, arguments)
+    file, raw = _file(engine, given, arguments)
     for name, one in found.items():
         if name in raw and raw[name] == "auto":
             found[name] = one._replace(origin=CODE, where=f"auto in {file}")
@@ -96,20 +96,19 @@ def _defaults(config: Any) -> dict[str, Any]:
     return flattened({name: plain_data(value) for name, value in found.items()})
 
 
-def _file(engine: Any, arguments: list[str]) -> tuple[str, dict[str, Any]]:
-    """The file the configuration was read from, and what stands in it; empty when it was made by the program."""
+def _file(engine: Any, given: Mapping[str, Any], arguments: list[str]) -> tuple[str, dict[str, Any]]:
+    """The file the configuration was read from, and what stands in it; empty when it was made by the program. The engine does not keep
+    its name, so it is looked for among the arguments of the program."""
     places = [getattr(getattr(engine, "args", None), name, None) for name in ("deepspeed_config", "deepspeed")]
-    for flag in ("--deepspeed_config", "--deepspeed"):
-        for number, word in enumerate(arguments):
-            if word.partition("=")[0] == flag:
-                places.append(word.partition("=")[2] or (arguments[number + 1] if number + 1 < len(arguments) else ""))
-    for place in (getattr(engine, "config", None), *places):
-        if isinstance(place, str) and place.endswith(".json"):
-            try:
-                with open(place, encoding="utf-8") as file:
-                    raw = json.load(file)
-            except (OSError, ValueError, RecursionError):
-                continue
-            if isinstance(raw, dict):
-                return place, flattened(raw)
+    places += [word.partition("=")[2] or word for word in arguments if word.endswith(".json")]
+    for place in places:
+        if not isinstance(place, str) or not place.endswith(".json"):
+            continue
+        try:
+            with open(place, encoding="utf-8") as file:
+                raw = json.load(file)
+        except (OSError, ValueError, RecursionError):
+            continue
+        if isinstance(raw, dict) and raw and set(raw) - {KEY} <= set(given):
+            return place, flattened(raw)
     return "", {}
