@@ -9,7 +9,8 @@ names:
 ignore: ["*.running_mean", "probe.*"]
 ```
 
-``{n}`` stands for one part of a dotted name, the same on both sides; ``*`` for anything. States of optimizers follow their parameter.
+``{n}`` stands for one part of a dotted name or a piece of one (``weight{e}``), the same on both sides; ``*`` under ``ignore`` for
+anything. States of optimizers follow their parameter.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping as MappingType
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +80,10 @@ class Mapping:
 
     def ignores(self, name: str) -> bool:
         """Whether a name is not to be compared."""
-        return any(_pattern(pattern).fullmatch(name) for pattern in self.ignore)
+        return any(_matches(pattern, name) for pattern in self.ignore)
 
 
+@lru_cache(maxsize=4096)
 def _pattern(template: str) -> re.Pattern[str]:
     """The regular expression of a template; a place that stands twice must be filled alike."""
     seen: set[str] = set()
@@ -92,7 +95,24 @@ def _pattern(template: str) -> re.Pattern[str]:
         seen.add(name)
         return f"(?P<{name}>[^.]+)"
 
-    return re.compile(_PLACE.sub(place, re.escape(template)).replace(r"\*", ".*"), re.DOTALL)
+    return re.compile(_PLACE.sub(place, re.escape(template)), re.DOTALL)
+
+
+def _matches(pattern: str, name: str) -> bool:
+    """Whether a name is one of a pattern in which ``*`` stands for anything; in time that grows with its length alone."""
+    first, *rest = pattern.split("*")
+    if not rest:
+        return name == pattern
+    *middle, last = rest
+    if not name.startswith(first) or not name.endswith(last) or len(name) < len(first) + len(last):
+        return False
+    at, end = len(first), len(name) - len(last)
+    for part in middle:
+        at = name.find(part, at, end)
+        if at < 0:
+            return False
+        at += len(part)
+    return True
 
 
 def read_mapping(path: Path) -> Mapping:
@@ -159,6 +179,8 @@ def _rule(data: Any, where: str) -> Names:
         other = set(_PLACE.findall(re.escape(name))) - places
         if other:
             raise UsageError(f"{where}: {{{sorted(other)[0]}}} of {name!r} does not stand in {sides[0][0]!r}")
+        if any(len(_PLACE.findall(re.escape(part))) > 1 for part in name.split(".")):
+            raise UsageError(f"{where}: {name!r} has two places in one part of the name; dots must be between them")
     if any("*" in name for side in sides for name in side):
         raise UsageError(f"{where}: `*` is allowed under ignore only; use places like {{n}}")
     return Names(sides[0], sides[1], dim, transposed)

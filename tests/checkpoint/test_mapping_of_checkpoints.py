@@ -77,6 +77,7 @@ def test_facts_of_a_mapping_file_say_what_no_checkpoint_says(tmp_path: Path) -> 
         ("names: [{a: x, b: y, c: z}]", "unknown key 'c'"),
         ("names: [{a: [x, y], b: [u, v]}]", "one side must be a single name"),
         ('names: [{a: "x.{n}", b: "y.{m}"}]', "does not stand in"),
+        ('names: [{a: "x.{n}{m}", b: "y.{n}"}]', "two places in one part"),
         ('names: [{a: "x.*", b: y}]', "allowed under ignore only"),
         ("names: [{a: x, b: 3}]", "a int stands where a name is needed"),
         ("names: [{a: x, b: y, dim: -1}]", "from 0 on"),
@@ -91,6 +92,18 @@ def test_a_wrong_mapping_file_is_named_with_the_place(tmp_path: Path, text: str,
     with pytest.raises(ProbeError, match=str(file)) as caught:
         read_mapping(file)
     assert words in str(caught.value)
+
+
+def test_patterns_of_names_to_ignore(tmp_path: Path) -> None:
+    """``*`` is anything, also nothing; everything else is itself. A pattern made to be slow is not."""
+    del tmp_path
+    mapping = mapping_of({"ignore": ["*.counter", "probe.*", "a*b*c", "whole", "*" + "a*" * 400 + "b"]})
+    for name in ("x.y.counter", "probe.x", "abc", "a.b.b.c", "whole"):
+        assert mapping.ignores(name), name
+    for name in ("counter", "a.probe.x", "acb", "wholes", "x.whole", "xcounter", "a" * 2000):
+        assert not mapping.ignores(name), name
+    assert mapping_of({"ignore": ["ab*ba"]}).ignores("abba")
+    assert not mapping_of({"ignore": ["ab*ba"]}).ignores("aba")
 
 
 def test_a_rule_that_does_not_fit_the_shapes_is_an_error(tmp_path: Path) -> None:
