@@ -58,6 +58,9 @@ _HYPER = re.compile(
     r"maximize|decoupled_weight_decay|bias_correction)(\.[0-9]+)?"
 )
 _LONGEST = 200
+_FRAMEWORKS = {"args": "megatron", "config": "transformers"}
+_OF_MODEL = ("attention_heads", "kv_heads", "head_dim", "norm_eps", "rope_base", "router_topk", "num_layers")
+"""Terms of config check that the model's forward depends on, not only its training."""
 
 
 @dataclass
@@ -93,6 +96,7 @@ def compare_values(a: Checkpoint, b: Checkpoint) -> ValuesCompared:
         out.notes.append("random states were not compared: the checkpoints are of other ranks")
     for key in [key for key in rest_a if key in rest_b]:
         _one(out, key, rest_a.pop(key), rest_b.pop(key))
+    _by_meaning(out, rest_a, rest_b)
     _one_sided(out, rest_a, rest_b)
     out.different.sort(key=lambda d: not d.matters)
     return out
@@ -155,6 +159,39 @@ def _setting(name: str, a: Any, b: Any) -> tuple[bool, str]:
 def _paths(a: Any, b: Any) -> bool:
     """Both are texts that look like paths of a file system."""
     return all(isinstance(value, str) and value.startswith(("/", "./", "../", "~")) for value in (a, b))
+
+
+def _by_meaning(out: ValuesCompared, rest_a: dict[str, Any], rest_b: dict[str, Any]) -> None:
+    """Settings of the model that two frameworks call differently and that the weights do not show: heads, bases of rotary positions.
+
+    They do not decide whether the checkpoints are equal: converters often leave default arguments beside the weights.
+    """
+    terms_a, terms_b = _model_terms(rest_a), _model_terms(rest_b)
+    for name in [name for name in terms_a if name in terms_b]:
+        (key_a, a), (key_b, b) = terms_a[name], terms_b[name]
+        if key_a.split(".", 1)[0] == key_b.split(".", 1)[0]:
+            continue  # of one framework, which has one name for it
+        for rest, key in ((rest_a, key_a), (rest_b, key_b)):
+            rest.pop(key)
+        if _same(a, b):
+            out.equal += 1
+            continue
+        label = f"{name} ({key_a}; {key_b})"
+        out.different.append(ValueDifference(label, _short(a), _short(b), value_group(key_a), False, "the weights do not show it"))
+        out.notes.append(f"{label}: {_short(a)} and {_short(b)}; with it even equal weights compute something else")
+
+
+def _model_terms(values: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
+    """Common name -> path and value, of the settings of a model."""
+    found: dict[str, tuple[str, Any]] = {}
+    for key, value in values.items():
+        framework = _FRAMEWORKS.get(key.split(".", 1)[0])
+        if framework is None or isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        alias = known_terms().of(key, framework)
+        if alias is not None and alias.framework == framework and alias.term.name in _OF_MODEL and not alias.form:
+            found.setdefault(alias.term.name, (key, value))
+    return found
 
 
 def _one_sided(out: ValuesCompared, rest_a: Mapping[str, Any], rest_b: Mapping[str, Any]) -> None:

@@ -85,6 +85,18 @@ def test_each_difference_matters_or_not_and_says_why(name: str, a: Any, b: Any, 
     assert found.why
 
 
+def test_settings_of_the_model_are_compared_by_their_meaning() -> None:
+    """Megatron's rotary_base is transformers' rope_theta: weights do not show it. It is said and does not make equal weights differ."""
+    a = _checkpoint("a", args__rotary_base=10000, args__num_attention_heads=4, args__layernorm_epsilon=1e-5)
+    b = _checkpoint("b", config__rope_parameters__rope_theta=500000.0, config__num_attention_heads=4, config__rms_norm_eps=1e-5)
+    for first, second in ((a, b), (b, a)):
+        found = compare_values(first, second)
+        assert [d.name.split(" ")[0] for d in found.different] == ["rope_base"]
+        assert not found.different[0].matters
+        assert found.equal == 2
+        assert "even equal weights compute something else" in found.notes[0]
+
+
 def test_random_states_of_other_ranks_are_not_compared() -> None:
     """Each rank has its own random numbers: with another layout there is nothing to compare, and that is said."""
     a = {"rng_state.tp0.pp0.0.python": "x"}
