@@ -1,8 +1,8 @@
-"""Megatron's distributed checkpoints (``torch_dist``): tensors of the whole model in the files of ``torch.distributed.checkpoint``.
+"""Megatron's distributed checkpoints: tensors of the whole model in files of ``torch.distributed.checkpoint`` (``torch_dist``) or zarr.
 
 ``metadata.json`` names the backend; ``common.pt`` has what is no tensor (newer versions: the object ``common_state/shard_0_1``); keys are
 those of Megatron's sharded state dicts (`torch_dist_names`, `torch_dist_buffers`). Sources: core/dist_checkpointing/serialization.py and
-strategies/torch.py of megatron-core 0.16.1 and 0.19.
+strategies/torch.py of megatron-core 0.16.1 and 0.19; `torch_dist_zarr`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from msprobe_engine.checkpoint.smallfiles import read_text
 from msprobe_engine.checkpoint.stored import OPTIMIZER, RANDOM, Checkpoint, StoredTensor, value_group, whole
 from msprobe_engine.checkpoint.torch_dist_buffers import BucketKey, Buckets, bucket_key
 from msprobe_engine.checkpoint.torch_dist_names import single
+from msprobe_engine.checkpoint.torch_dist_zarr import read_arrays, read_shards
 from msprobe_engine.checkpoint.torchfile import UnknownNameError, read_torch
 from msprobe_engine.checkpoint.torchpickle import FileTensor
 from msprobe_engine.errors import DumpFormatError
@@ -48,18 +49,26 @@ def read(path: Path, trust: Collection[str] = ()) -> Checkpoint:
         DumpFormatError: its backend is not known, its description cannot be read, or it holds something that is not known.
     """
     backend = _backend(path)
-    if backend != "torch_dist":
+    checkpoint = Checkpoint(path, f"Megatron {backend}", naming="megatron", files=[path / CONFIG])
+    if backend == "torch_dist":
+        metadata = read_metadata(path, trust)
+        checkpoint.files.append(path / METADATA)
+        checkpoint.problems += metadata.problems
+        objects = _objects(metadata, trust, checkpoint)
+        raw = _pieces(metadata, trust, checkpoint)
+    elif backend == "zarr":
+        raw, files = read_arrays(path, checkpoint.problems)
+        objects = read_shards(path, trust, checkpoint.problems)
+        checkpoint.files += files
+    else:
         raise DumpFormatError(
-            f"{path / CONFIG}: the sharded backend is {backend!r}; torch_dist is read. Load the checkpoint with the Megatron that wrote it "
-            "and save it with --ckpt-format torch_dist"
+            f"{path / CONFIG}: the sharded backend is {backend!r}; torch_dist and zarr are read. Load the checkpoint with the Megatron "
+            "that wrote it and save it with --ckpt-format torch_dist"
         )
-    metadata = read_metadata(path, trust)
-    checkpoint = Checkpoint(path, "Megatron torch_dist", naming="megatron", files=[path / CONFIG, path / METADATA])
-    checkpoint.problems += metadata.problems
-    common, objects = _common(path, metadata, trust, checkpoint)
+    common = _common(path, objects, trust, checkpoint)
     args = attributes(common.get("args"))
     checkpoint.facts = facts_of(args)
-    _tensors(checkpoint, metadata, args, trust)
+    _tensors(checkpoint, raw, args)
     _values(checkpoint, common, objects, args)
     return checkpoint
 
@@ -81,14 +90,30 @@ def _backend(path: Path) -> str:
     return backend
 
 
-def _common(path: Path, metadata: Metadata, trust: Collection[str], checkpoint: Checkpoint) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What is no tensor: the common part, and objects of single ranks by key."""
+def _objects(metadata: Metadata, trust: Collection[str], checkpoint: Checkpoint) -> dict[str, Any]:
+    """What is no tensor, by key."""
     states = [key for key in metadata.objects if "_extra_state" in key]
     if states:
         checkpoint.notes.append(f"{len(states)} objects called _extra_state were passed over: states of low-precision recipes")
     wanted = [key for key in metadata.objects if "_extra_state" not in key and not _SIZES_OF_BUCKETS.fullmatch(key)]
-    objects, problems = read_objects(metadata, wanted, trust)
+    found, problems = read_objects(metadata, wanted, trust)
     checkpoint.problems += problems
+    return found
+
+
+def _pieces(metadata: Metadata, trust: Collection[str], checkpoint: Checkpoint) -> dict[str, StoredTensor]:
+    """Tensors by key."""
+    pieces = find_pieces(metadata, metadata.tensors, trust)
+    checkpoint.files += pieces.files
+    checkpoint.problems += pieces.problems
+    return {
+        key: StoredTensor(key, entry.shape, entry.dtype, tuple(sorted(pieces.boxes[key], key=lambda box: box.offsets)))
+        for key, entry in metadata.tensors.items()
+    }
+
+
+def _common(path: Path, objects: dict[str, Any], trust: Collection[str], checkpoint: Checkpoint) -> dict[str, Any]:
+    """What all ranks have and is no tensor: of a file, or in newer versions one of `objects`, which is taken out."""
     found = _unwrapped(objects.pop(COMMON_STATE, None))
     file = path / COMMON
     if found is None and file.exists():
@@ -101,11 +126,11 @@ def _common(path: Path, metadata: Metadata, trust: Collection[str], checkpoint: 
             checkpoint.problems.append(str(error))
     elif found is None:
         checkpoint.problems.append(
-            f"{file}: is missing, and the checkpoint has no object {COMMON_STATE} in its place; arguments and step are in it"
+            f"{file}: is missing, and there is no object {COMMON_STATE} in its place; arguments, iteration and schedule are in it"
         )
     if found is not None and not isinstance(found, dict):
         checkpoint.problems.append(f"{file}: holds a {type(found).__name__}, not what Megatron saves (args, iteration, ...)")
-    return (found if isinstance(found, dict) else {}), objects
+    return found if isinstance(found, dict) else {}
 
 
 def _unwrapped(value: Any) -> Any:
@@ -113,16 +138,11 @@ def _unwrapped(value: Any) -> Any:
     return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
-def _tensors(checkpoint: Checkpoint, metadata: Metadata, args: Mapping[str, Any], trust: Collection[str]) -> None:
-    pieces = find_pieces(metadata, metadata.tensors, trust)
-    checkpoint.files += pieces.files
-    checkpoint.problems += pieces.problems
+def _tensors(checkpoint: Checkpoint, raw: Mapping[str, StoredTensor], args: Mapping[str, Any]) -> None:
     model: list[StoredTensor] = []
     states: list[StoredTensor] = []
     buckets: dict[BucketKey, StoredTensor] = {}
-    for key, entry in metadata.tensors.items():
-        boxes = tuple(sorted(pieces.boxes[key], key=lambda box: box.offsets))
-        tensor = StoredTensor(key, entry.shape, entry.dtype, boxes)
+    for key, tensor in raw.items():
         bucket = bucket_key(key)
         match = _STATE.fullmatch(key)
         if bucket is not None:

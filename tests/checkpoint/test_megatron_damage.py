@@ -11,9 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from megatron_pickles import load
+from stored_arrays import array_of
 
 from msprobe_engine.checkpoint.diff import diff
 from msprobe_engine.checkpoint.open import open_checkpoint
@@ -266,12 +268,45 @@ def test_distributed_checkpoints_with_missing_or_damaged_parts(copy: Copy) -> No
     read = open_checkpoint(path)
     one_problem(read, file.name)
     assert not diff(path, path).equal
-    (path / "metadata.json").write_text(json.dumps({"sharded_backend": "zarr", "sharded_backend_version": 1}))
-    with pytest.raises(DumpFormatError, match="backend is 'zarr'"):
+    (path / "metadata.json").write_text(json.dumps({"sharded_backend": "hdf5", "sharded_backend_version": 1}))
+    with pytest.raises(DumpFormatError, match="backend is 'hdf5'"):
         open_checkpoint(path)
     (path / "metadata.json").write_text("{")
     with pytest.raises(DumpFormatError, match=r"metadata.json: is no JSON"):
         open_checkpoint(path)
+
+
+@pytest.fixture
+def zarr(tmp_path: Path) -> Path:
+    """A copy of the checkpoint of the old backend that may be changed; fixtures/make_megatron_zarr.py says what is in it."""
+    shutil.copytree(Path(__file__).parents[1] / "fixtures" / "megatron_zarr" / "iter_0000003", tmp_path / "zarr")
+    return tmp_path / "zarr"
+
+
+def test_checkpoints_of_the_zarr_backend_are_read(zarr: Path) -> None:
+    """Chunks of tensor-parallel ranks and stacked layers are put together; bfloat16 too; objects of ranks are there."""
+    read = open_checkpoint(zarr)
+    assert (read.problems, read.format, read.facts) == ([], "Megatron zarr", {"hidden": 4, "layers": 2})
+    assert array_of(read.tensors["embedding.word_embeddings.weight"]).tolist() == np.arange(24).reshape(6, 4).tolist()
+    for key in ("decoder.layers.1.mlp.linear_fc2.weight", "optimizer.exp_avg.decoder.layers.1.mlp.linear_fc2.weight"):
+        assert array_of(read.tensors[key]).tolist() == np.arange(24, 48).reshape(4, 6).tolist()
+    assert (read.values["iteration"], read.values["rng_state.tp1.pp0.0.step"]) == (3, 1)
+    assert diff(zarr, zarr).equal
+
+
+def test_damaged_checkpoints_of_the_zarr_backend(zarr: Path) -> None:
+    """A chunk that is missing or cut off, a description that is none, and one that is compressed: each is named."""
+    (zarr / "embedding.word_embeddings.weight" / "1.0").unlink()
+    os.truncate(zarr / "decoder.layers.mlp.linear_fc2.weight" / "0.0.1", 10)
+    (zarr / "decoder.final_layernorm.weight" / ".zarray").write_text("{")
+    state = zarr / "optimizer.state.exp_avg.decoder.layers.mlp.linear_fc2.weight" / ".zarray"
+    state.write_text(state.read_text().replace('"compressor": null', '"compressor": {"id": "blosc"}'))
+    read = open_checkpoint(zarr)
+    one_problem(read, "embedding.word_embeddings.weight", "of its 2 chunks 1.0 are missing")
+    one_problem(read, "linear_fc2.weight", "of its 4 chunks 0.0.1 are missing or of another size")
+    one_problem(read, "final_layernorm.weight/.zarray", "is no JSON")
+    one_problem(read, "exp_avg", "compressed")
+    assert not diff(zarr, zarr).equal
 
 
 def test_buckets_that_no_order_fills_are_not_taken_apart(copy: Copy) -> None:
