@@ -6,6 +6,7 @@ apart (q, k and v; gate and up; stacked experts), both are cut to their common p
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from collections.abc import Mapping as Mapping_
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,7 @@ from msprobe_engine.checkpoint.random_states import other_places
 from msprobe_engine.checkpoint.stored import MODEL, OPTIMIZER, OTHER, RANDOM, SCHEDULER, Checkpoint, StoredTensor, rows
 from msprobe_engine.errors import DumpFormatError
 
+_SHARED = re.compile(r"mtp\.[0-9]+\.(?=(?:embedding|output)\.weight$)")
 _REFUSED = "cannot be taken apart"
 _GROUPS = {
     OPTIMIZER: "states of an optimizer",
@@ -289,6 +291,13 @@ class _Aligning:
             if slot.rpartition("|")[2] == "output.weight" and source is not None and not untied:
                 side.slots[slot] = replace(source, slots=(slot,))
                 self._note(f"{side.checkpoint.path}: stores no output layer; its embedding stands for it (tied)")
+        for slot in missing:
+            source = side.slots.get(_SHARED.sub("", slot)) if _SHARED.search(slot) else None
+            if source is not None:
+                side.slots[slot] = replace(source, slots=(slot,))
+                self._note(
+                    f"{side.checkpoint.path}: layers that predict further tokens have no tables of their own; the model's stand for them"
+                )
         for slot in missing:
             if "|" not in slot and slot not in side.slots and f"master|{slot}" in side.slots:
                 master = side.slots[f"master|{slot}"]

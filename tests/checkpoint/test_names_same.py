@@ -123,6 +123,38 @@ def test_the_same_name_of_a_weight_that_lies_the_other_way(tmp_path: Path) -> No
     assert [pair.name for pair in aligned(a, a).pairs] == list(weights)
 
 
+def test_layers_that_predict_further_tokens(tmp_path: Path) -> None:
+    """DeepSeek-V3 numbers them behind the last layer and repeats the tables; Megatron has them apart and shares the tables."""
+    word, head, h = _ramp(8, 4), _ramp(8, 4, start=100), "model.layers.1."
+    a = {
+        "embedding.word_embeddings.weight": word,
+        "output_layer.weight": head,
+        "decoder.layers.0.self_attention.linear_proj.weight": _ramp(4, 4),
+    }
+    a |= {
+        "mtp.layers.0.eh_proj.weight": _ramp(4, 8),
+        "mtp.layers.0.transformer_layer.self_attention.linear_proj.weight": _ramp(4, 4, start=9),
+    }
+    b = {"model.embed_tokens.weight": word, "lm_head.weight": head, "model.layers.0.self_attn.o_proj.weight": _ramp(4, 4)}
+    b |= {f"{h}eh_proj.weight": _ramp(4, 8), f"{h}self_attn.o_proj.weight": _ramp(4, 4, start=9)}
+    b |= {f"{h}embed_tokens.weight": word, f"{h}shared_head.head.weight": head}
+    found = aligned(checkpoint_of(a, tmp_path / "a"), checkpoint_of(b, tmp_path / "b", {"layers": 1}))
+    assert (found.only_a, found.only_b, len(found.pairs)) == ([], [], 7)
+    assert all(np.array_equal(array_of(pair.a), array_of(pair.b)) for pair in found.pairs)
+
+
+def test_an_encoder_and_a_decoder_have_layers_of_the_same_numbers(tmp_path: Path) -> None:
+    """Where both are there they stay apart; an encoder alone is what Megatron's older names call a decoder."""
+    names = [f"{part}.layers.0.mlp.linear_fc2.weight" for part in ("encoder", "decoder")]
+    a = checkpoint_of({name: _ramp(2, 3, start=i) for i, name in enumerate(names)}, tmp_path / "a")
+    b = checkpoint_of({f"module.{name}": _ramp(2, 3, start=i) for i, name in enumerate(names)}, tmp_path / "b")
+    found = aligned(a, b)
+    assert [(pair.a.name, pair.b.name) for pair in found.pairs] == [(name, f"module.{name}") for name in names]
+    c = checkpoint_of({"language_model.encoder.layers.0.mlp.dense_4h_to_h.weight": _ramp(2, 3)}, tmp_path / "c")
+    d = checkpoint_of({names[1]: _ramp(2, 3)}, tmp_path / "d")
+    assert len(aligned(c, d).pairs) == 1
+
+
 def test_adapters_of_peft_and_llama_of_mindspore_transformers(tmp_path: Path) -> None:
     """A file of an adapter leaves its name out; MindSpore's Llama has the words of Meta's and the rows of Hugging Face's."""
     a = checkpoint_of({"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": _ramp(2, 4)}, tmp_path / "a")
