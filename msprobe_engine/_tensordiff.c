@@ -8,11 +8,14 @@
 #define Py_LIMITED_API 0x030A0000
 #endif
 #define PY_SSIZE_T_CLEAN
+#define _FILE_OFFSET_BITS 64
 #include <Python.h>
 
+#include <errno.h>
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+#include <unistd.h>
 
 /* The compiler makes the loops once per instruction set, and the loader chooses. */
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__gnu_linux__) && defined(__GLIBC__)
@@ -374,7 +377,70 @@ static PyObject *py_diff(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+/* `count` runs of bytes that lie `stride` apart in a file, to places `step` apart. How many were read whole, and the error of the next. */
+static PyObject *py_read_runs(PyObject *self, PyObject *args) {
+    (void)self;
+    int fd, error = 0;
+    long long start, run, stride, count, step, done = 0;
+    unsigned long long to;
+    if (!PyArg_ParseTuple(args, "iLLLLKL", &fd, &start, &run, &stride, &count, &to, &step)) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    for (; done < count; done++) {
+        char *p = (char *)(uintptr_t)to + done * step;
+        long long at = start + done * stride, left = run;
+        while (left > 0) {
+            ssize_t got = pread(fd, p, (size_t)left, (off_t)at);
+            if (got < 0 && errno == EINTR) continue;
+            if (got <= 0) {
+                error = got < 0 ? errno : 0;
+                break;
+            }
+            p += got;
+            at += got;
+            left -= got;
+        }
+        if (left > 0) break;
+    }
+    Py_END_ALLOW_THREADS
+    return Py_BuildValue("Li", done, error);
+}
+
+/* Rows become columns, in tiles that stay in the cache. Strides are in elements; those of the other dimension are 1. */
+#define TURN(T)                                                                                                                            \
+    for (int64_t i = 0; i < rows; i += TILE)                                                                                               \
+        for (int64_t j = 0; j < columns; j += TILE) {                                                                                      \
+            const int64_t last_i = i + TILE < rows ? i + TILE : rows, last_j = j + TILE < columns ? j + TILE : columns;                    \
+            for (int64_t r = i; r < last_i; r++)                                                                                           \
+                for (int64_t c = j; c < last_j; c++) ((T *)to)[c * to_stride + r] = ((const T *)from)[r * from_stride + c];                \
+        }
+#define TILE 32
+
+static PyObject *py_turn(PyObject *self, PyObject *args) {
+    (void)self;
+    unsigned long long from_address, to_address;
+    long long rows, columns, from_stride, to_stride;
+    int item;
+    if (!PyArg_ParseTuple(args, "KLKLLLi", &from_address, &from_stride, &to_address, &to_stride, &rows, &columns, &item)) return NULL;
+    if (item != 1 && item != 2 && item != 4 && item != 8) {
+        PyErr_SetString(PyExc_ValueError, "elements of 1, 2, 4 or 8 bytes");
+        return NULL;
+    }
+    const void *from = (const void *)(uintptr_t)from_address;
+    void *to = (void *)(uintptr_t)to_address;
+    Py_BEGIN_ALLOW_THREADS
+    switch (item) {
+    case 1: TURN(uint8_t) break;
+    case 2: TURN(uint16_t) break;
+    case 4: TURN(uint32_t) break;
+    default: TURN(uint64_t)
+    }
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
+    {"read_runs", py_read_runs, METH_VARARGS, "read_runs(fd, start, run, stride, count, address, step) -> (runs read, errno)"},
+    {"turn", py_turn, METH_VARARGS, "turn(address, stride, address_to, stride_to, rows, columns, item size)"},
     {"diff", py_diff, METH_VARARGS, "diff(address_a, code_a, address_b, code_b, numel, address_of_sums)"},
     {NULL, NULL, 0, NULL},
 };

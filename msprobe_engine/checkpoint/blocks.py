@@ -15,13 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from msprobe_engine.checkpoint.filereads import Bytes, FileReads, Unreadable, buffer
+from msprobe_engine.checkpoint.filereads import FileReads, Unreadable, buffer
+from msprobe_engine.checkpoint.gather import Piece, read_piece
 from msprobe_engine.checkpoint.metrics import word_type
 from msprobe_engine.checkpoint.stored import Box, Index, StoredTensor
 from msprobe_engine.dump.dtypes import item_size
 
-_NEAR = 8 << 10
-"""Bytes between two stretches of a file that are read along instead of a read of its own for each stretch."""
 _MANY = 32
 """From so many boxes on numpy looks for those of a block."""
 
@@ -101,15 +100,6 @@ def _grid(sizes: Sequence[int], edges: Sequence[int], order: Sequence[int]) -> I
         yield Block(tuple(first), tuple(min(edge, n - at) for edge, n, at in zip(edges, sizes, first)))
 
 
-class Piece(NamedTuple):
-    """What of a box lies in a block: its place in the block (an index that gives a view), its sizes, and what of the box lies before."""
-
-    box: Box
-    inside: tuple[Any, ...]
-    sizes: Index
-    skip: Index
-
-
 class Boxes:
     """Boxes of a tensor, to be asked which of them a block has parts of."""
 
@@ -173,48 +163,3 @@ def fill(boxes: Boxes, block: Block, dtype: str, room: Room, reads: FileReads) -
     for piece in pieces:
         read_piece(piece, to[piece.inside], room.stage, reads)
     return to, pieces
-
-
-def read_piece(piece: Piece, to: npt.NDArray[Any], stage: Bytes, reads: FileReads) -> None:
-    """Read a part of a box into `to`, which has its sizes and any strides.
-
-    Raises:
-        Unreadable: the file cannot be read.
-    """
-    width = to.dtype.itemsize
-    box = piece.box
-    start = box.start + sum(k * s for k, s in zip(piece.skip, box.strides)) * width
-    kept = [d for d, n in enumerate(piece.sizes) if n != 1]
-    sizes, strides = [piece.sizes[d] for d in kept], [box.strides[d] for d in kept]
-    to = to.reshape(sizes) if to.ndim == 0 or to.flags.c_contiguous else to[tuple(slice(None) if n != 1 else 0 for n in piece.sizes)]
-    if to.flags.c_contiguous and strides == _c_strides(sizes):
-        reads.read(box.file, start, to.reshape(-1).view(np.uint8))
-        return
-    _gather(box, start, sizes, strides, to, stage, reads)
-
-
-def _gather(box: Box, start: int, sizes: list[int], strides: list[int], to: npt.NDArray[Any], stage: Bytes, reads: FileReads) -> None:
-    width = to.dtype.itemsize
-    hull = (1 + sum((n - 1) * s for n, s in zip(sizes, strides))) * width
-    outer = max((d for d, n in enumerate(sizes) if n > 1), key=strides.__getitem__, default=-1)
-    dense = outer < 0 or hull <= _NEAR or 2 * to.nbytes >= hull or strides[outer] * width <= _NEAR
-    if dense and hull <= stage.size:
-        reads.read(box.file, start, stage[:hull])
-        to[...] = np.ndarray(sizes, to.dtype, stage.data, 0, [s * width for s in strides])
-        return
-    # in parts of the outermost dimension of the file: as many as the memory holds, or one by one where there are gaps between them
-    each = max(1, min(stage.size // max(1, strides[outer] * width), sizes[outer] // 2)) if dense else 1
-    index: list[Any] = [slice(None)] * len(sizes)
-    for first in range(0, sizes[outer], each):
-        count = min(each, sizes[outer] - first)
-        index[outer] = slice(first, first + count)
-        at = start + first * strides[outer] * width
-        _gather(box, at, [*sizes[:outer], count, *sizes[outer + 1 :]], strides, to[tuple(index)], stage, reads)
-
-
-def _c_strides(sizes: Sequence[int]) -> list[int]:
-    strides, step = [], 1
-    for n in reversed(sizes):
-        strides.append(step)
-        step *= n
-    return strides[::-1]

@@ -6,13 +6,15 @@ import math
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from msprobe_engine.checkpoint.blocks import Block, Boxes, Piece, Room, blocks_of, fill, read_piece, width_of
+from msprobe_engine.checkpoint.blocks import Block, Boxes, Room, blocks_of, fill, width_of
 from msprobe_engine.checkpoint.filereads import FileReads
+from msprobe_engine.checkpoint.gather import Piece, read_piece
 from msprobe_engine.checkpoint.metrics import Sums, differences, values, values_known
 from msprobe_engine.checkpoint.names import Pair
 from msprobe_engine.checkpoint.result import (
@@ -26,6 +28,7 @@ from msprobe_engine.checkpoint.result import (
     WITHIN,
     TensorResult,
 )  # fmt: skip
+from msprobe_engine.checkpoint.stored import StoredTensor, permuted
 from msprobe_engine.checkpoint.threads import Job, Plan, Pool
 
 
@@ -35,8 +38,11 @@ class _Comparing(Job):
     def __init__(self, number: int, pair: Pair, how: Plan) -> None:
         super().__init__()
         self.number, self.pair, self.plan = number, pair, how
-        self.boxes_a, self.boxes_b = Boxes(pair.a.boxes), Boxes(pair.b.boxes)
-        self.copies_a, self.copies_b = Boxes(pair.a.copies), Boxes(pair.b.copies)
+        # the dimensions in the order of A's files: what is turned on both sides is read as it lies
+        self._order = _file_order(pair.a)
+        self._a, self._b = _turned(pair.a, self._order), _turned(pair.b, self._order)
+        self.boxes_a, self.boxes_b = Boxes(self._a.boxes), Boxes(self._b.boxes)
+        self.copies_a, self.copies_b = Boxes(self._a.copies), Boxes(self._b.copies)
         self.sums = Sums()
         self._floats: list[tuple[float, float, float, float]] = []
         self.max_at: tuple[int, ...] | None = None
@@ -47,14 +53,21 @@ class _Comparing(Job):
 
     def blocks(self, most_bytes: int) -> Iterator[Block]:
         """None where the shapes differ."""
-        a, b = self.pair.a, self.pair.b
-        if a.shape == b.shape:
+        a, b = self._a, self._b
+        if self.pair.a.shape == self.pair.b.shape:
             yield from blocks_of(a.shape, max(1, most_bytes // max(width_of(a), width_of(b))), (a, b))
 
     def end(self) -> Sums:
         """The sums of all blocks: the same whatever the order in which threads did them."""
         self.sums.dd, self.sums.ab, self.sums.aa, self.sums.bb = (_sum(each) for each in zip(*self._floats)) if self._floats else (0.0,) * 4
         return self.sums
+
+    def _place(self, block: Block, at: int) -> tuple[int, ...] | None:
+        """The index in the tensor of element `at` of a block."""
+        if at < 0:
+            return None
+        found = block.place_of(at)
+        return tuple(found[self._order.index(d)] for d in range(len(found)))
 
     def work(self, block: Block, rooms: Sequence[Room], reads: FileReads) -> None:
         """Read both sides and compare them."""
@@ -74,7 +87,7 @@ class _Comparing(Job):
             files_b = _by_file(pieces_b, mask, sums.changed)
         with self.lock:
             self._floats.append((sums.dd, sums.ab, sums.aa, sums.bb))
-            place = block.place_of(sums.at) if sums.at >= 0 else None
+            place = self._place(block, sums.at)
             tied = place is not None and self.max_at is not None and sums.max == self.sums.max and place < self.max_at
             if self.sums.add(sums) or tied:
                 self.max_at = place
@@ -84,6 +97,19 @@ class _Comparing(Job):
             self.files_b.update(files_b or {})
             self.drift_a.add(drift_a)
             self.drift_b.add(drift_b)
+
+
+def _file_order(tensor: StoredTensor) -> tuple[int, ...]:
+    """The dimensions of a tensor, the one with the longest strides first."""
+    strides = tensor.boxes[0].strides if tensor.boxes else ()
+    return tuple(sorted(range(len(tensor.shape)), key=lambda d: -strides[d] if strides else 0))
+
+
+def _turned(tensor: StoredTensor, order: tuple[int, ...]) -> StoredTensor:
+    if order == tuple(range(len(order))) or len(order) != len(tensor.shape):
+        return tensor
+    shape = tuple(tensor.shape[d] for d in order)
+    return replace(tensor, shape=shape, boxes=permuted(tensor.boxes, order), copies=permuted(tensor.copies, order))
 
 
 def _sum(numbers: Sequence[float]) -> float:

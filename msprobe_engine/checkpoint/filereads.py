@@ -6,15 +6,25 @@ SIGBUS, and its pages count as memory of the process.
 
 from __future__ import annotations
 
+import ctypes
+import importlib
 import os
 import threading
 from collections import OrderedDict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.errors import DumpFormatError
+
+kernel: Any
+"""The module of the C kernel, None where it was not built."""
+try:
+    kernel = importlib.import_module("msprobe_engine._tensordiff")
+except ImportError:
+    kernel = None
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -57,14 +67,31 @@ class FileReads:
             while done < into.size:
                 got = os.preadv(fd, [into[done:].data], start + done)
                 if got == 0:
-                    size = os.fstat(fd).st_size
-                    raise Unreadable(
-                        f"{path}: ends at byte {size}; a tensor needs bytes {start} to {start + into.size}; the file is cut off"
-                    )
+                    raise _ends_early(path, os.fstat(fd).st_size, start, into.size)
                 done += got
         except OSError as error:
             raise Unreadable(f"{path}: cannot be read: {error.strerror or error}") from error
         self.nbytes += done
+
+    def read_runs(self, path: Path, start: int, run: int, stride: int, count: int, into: npt.NDArray[Any], step: int) -> None:
+        """Read `count` runs of `run` bytes that lie `stride` apart in the file, to places `step` bytes apart from the start of `into`.
+
+        Raises:
+            Unreadable: see `read`.
+        """
+        if kernel is None:
+            for k in range(count):
+                self.read(path, start + k * stride, _bytes_at(into, k * step, run))
+            return
+        try:
+            done, error = kernel.read_runs(self._descriptor(path), start, run, stride, count, into.ctypes.data, step)
+        except OSError as failed:
+            raise Unreadable(f"{path}: cannot be read: {failed.strerror or failed}") from failed
+        self.nbytes += done * run
+        if done < count and error:
+            raise Unreadable(f"{path}: cannot be read: {os.strerror(error)}")
+        if done < count:
+            raise _ends_early(path, os.fstat(self._descriptor(path)).st_size, start + done * stride, run)
 
     def close(self) -> None:
         """Close all files."""
@@ -84,6 +111,16 @@ class FileReads:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
         return fd
+
+
+def _ends_early(path: Path, size: int, start: int, nbytes: int) -> Unreadable:
+    return Unreadable(f"{path}: ends at byte {size}; a tensor needs bytes {start} to {start + nbytes}; the file is cut off")
+
+
+def _bytes_at(memory: npt.NDArray[Any], first: int, nbytes: int) -> Bytes:
+    """Bytes of an array's memory from its first element on, whatever its strides."""
+    raw = (ctypes.c_uint8 * nbytes).from_address(memory.ctypes.data + first)
+    return np.frombuffer(memoryview(raw), np.uint8)
 
 
 class ReadsOfThreads:

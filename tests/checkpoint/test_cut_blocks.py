@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -180,3 +181,20 @@ def test_an_error_in_a_thread_reaches_the_caller(tmp_path: Path, workers: int) -
 
     with pytest.raises(OSError, match="No space"):
         compare([Pair("t", tensor, tensor)] * 20, Plan(1 << 20, workers), full)
+
+
+def test_without_the_kernel_reads_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs with gaps between them and turned tensors, read by Python where nothing was compiled."""
+    monkeypatch.setattr("msprobe_engine.checkpoint.filereads.kernel", None)
+    monkeypatch.setattr("msprobe_engine.checkpoint.gather.kernel", None)
+    values = np.random.default_rng(0).integers(0, 2**32, (64, 3, 4096), np.uint32)
+    path = tmp_path / "file"
+    path.write_bytes(values.tobytes())
+    middle = StoredTensor("t", (64, 4096), "float32", (Box((0, 0), (64, 4096), path, 4096 * 4, (3 * 4096, 1)),))
+    for tensor, wanted in (
+        (middle, values[:, 1]),
+        (replace(middle, shape=(4096, 64), boxes=permuted(middle.boxes, (1, 0))), values[:, 1].T),
+    ):
+        for block in blocks_of(tensor.shape, 5000, (tensor,)):
+            words, _ = fill(Boxes(tensor.boxes), block, "float32", Room(20_000), FileReads())
+            assert np.array_equal(words, wanted[tuple(slice(o, o + n) for o, n in zip(block.offsets, block.sizes))])
