@@ -188,3 +188,22 @@ def test_logs_of_other_programs(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "data/shuffle: False in wanted, True in the log" in capsys.readouterr().out
     assert main(["config_check", "-vv", "a", "b", "c"]) == 2
     assert main(["config_check", "-vc", "a.log", "none.log"]) == 2
+
+
+def test_two_checkpoints_as_the_existing_tool_has_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``-c CKPT CKPT -o out.json``: weights by name with l2, cos, numel and shape; a file that is there is not written over."""
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    for name, shift in (("a", 0.0), ("b", 3.0)):
+        save_file(
+            {"w": np.arange(12, dtype=np.float32).reshape(3, 4), "v": np.full(1, shift, np.float32)}, tmp_path / f"{name}.safetensors"
+        )
+    a, b, out = (str(tmp_path / name) for name in ("a.safetensors", "b.safetensors", "out.json"))
+    assert main(["config_check", "-c", a, b, "-o", out]) == 1
+    data = json.loads(Path(out).read_text(encoding="utf-8"))
+    assert data["w"] == {"l2": 0.0, "cos": pytest.approx(1.0), "numel": 12, "shape": [3, 4]}
+    assert data["v"]["l2"] == 3.0
+    assert main(["config_check", "-c", a, b, "-o", out]) == 2
+    assert "exists" in capsys.readouterr().err
+    assert main(["config_check", "-c", a, a, "-o", str(tmp_path / "same.json")]) == 0

@@ -1,0 +1,86 @@
+"""What two runs were started with, and checkpoints, in `msprobe diagnose`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from msprobe_engine.cli.main import main
+from msprobe_engine.diagnose.run import diagnose
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+PACKS = FIXTURES / "config_packs" / "26.2.0"
+DUMP = FIXTURES / "26.2.0" / "L0"
+
+
+def _output(place: Path, pack: str, dump: bool = True) -> Path:
+    """An output directory as a run leaves it."""
+    place.mkdir()
+    shutil.copy(PACKS / f"{pack}.zip", place / "config_check_pack.zip")
+    if dump:
+        shutil.copytree(DUMP, place / "dump")
+    return place
+
+
+def test_configurations_are_evidence_beside_dumps(tmp_path: Path) -> None:
+    """The dumps of two output directories lead; what the runs were started with is said, with the values of both."""
+    a, b = _output(tmp_path / "a", "planted"), _output(tmp_path / "b", "base")
+    for target, golden in ((a, b), (a / "dump", b / "dump")):
+        found = diagnose(target, golden)
+        assert found.finding == "none"
+        assert any("lr / learning_rate: 3e-4 against 1e-4" in line for line in found.evidence)
+    same = _output(tmp_path / "c", "again")
+    assert any("started with the same configuration" in line for line in diagnose(same, b).evidence)
+
+
+def test_a_run_without_a_pack_says_nothing_of_it(tmp_path: Path) -> None:
+    """Where one side has no pack, nothing is compared and nothing claimed."""
+    a, b = _output(tmp_path / "a", "planted"), tmp_path / "b"
+    shutil.copytree(DUMP, b / "dump")
+    assert not any("onfiguration" in line for line in diagnose(a, b).evidence)
+
+
+def test_output_directories_with_packs_alone(tmp_path: Path) -> None:
+    """When nothing else is there, the packs are what is diagnosed."""
+    a, b = _output(tmp_path / "a", "planted", dump=False), _output(tmp_path / "b", "base", dump=False)
+    found = diagnose(a, b)
+    assert found.finding == "config"
+    assert found.first_suspect is not None
+    assert found.first_suspect.record == "hyperparameters lr / learning_rate"
+    assert diagnose(a).finding == "none"
+
+
+def test_a_damaged_pack_does_not_stop_the_rest(tmp_path: Path) -> None:
+    """The dumps are compared, and the problem is said."""
+    a, b = _output(tmp_path / "a", "planted"), _output(tmp_path / "b", "base")
+    (a / "config_check_pack.zip").write_bytes(b"PK broken")
+    found = diagnose(a, b)
+    assert found.finding == "none"
+    assert any("config_check_pack.zip" in problem for problem in found.problems)
+
+
+def test_two_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Finding ``checkpoint`` names the tensor and what differs; equal ones are finding ``none``, and one alone is refused."""
+    weights = {"w": np.arange(12, dtype=np.float32).reshape(3, 4), "v": np.ones(2, dtype=np.float32)}
+    save_file(weights, tmp_path / "a.safetensors")
+    weights["w"][1, 2] += 1
+    save_file(weights, tmp_path / "b.safetensors")
+    a, b = str(tmp_path / "a.safetensors"), str(tmp_path / "b.safetensors")
+    assert main(["diagnose", b, a, "-o", str(tmp_path / "out")]) == 1
+    assert capsys.readouterr().out.startswith("The checkpoints differ: w")
+    data = json.loads((tmp_path / "out" / "diagnosis.json").read_text(encoding="utf-8"))
+    assert (data["finding"], data["first_suspect"]["record"]) == ("checkpoint", "w")
+    assert "1 of 12 elements differ, by 1 at most" in data["first_suspect"]["why"]
+    assert main(["diagnose", a, a, "-o", str(tmp_path / "out")]) == 0
+    assert main(["diagnose", a, "-o", str(tmp_path / "out")]) == 2
+
+
+def test_two_things_of_other_kinds(tmp_path: Path) -> None:
+    """A pack and a checkpoint are not compared with each other."""
+    save_file({"w": np.ones(1, dtype=np.float32)}, tmp_path / "a.safetensors")
+    assert main(["diagnose", str(tmp_path / "a.safetensors"), str(PACKS / "base.zip"), "-o", str(tmp_path / "out")]) == 2
