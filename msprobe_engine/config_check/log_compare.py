@@ -116,7 +116,9 @@ def _compare(
 
 def _rows(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[list[tuple[str, str, str, bool]], list[str], list[str], list[str]]:
     rows = []
-    different, only_first, only_second = [], [], []
+    different: list[str] = []
+    only_first: list[str] = []
+    only_second: list[str] = []
     for key in sorted({*first, *second}):
         in_both = key in first and key in second
         equal = in_both and _same(first[key], second[key])

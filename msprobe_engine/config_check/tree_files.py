@@ -120,7 +120,7 @@ def flat(tree: Any, name: str) -> dict[str, Any]:
     """
     out: dict[str, Any] = {}
     seen = 0
-    for key, value, count in _leaves(tree, "", 0):
+    for key, value, count in _leaves(tree, "", 0, name):
         seen += count
         if seen > MAX_VALUES:
             raise DumpFormatError(f"{name}: more than {MAX_VALUES} values; is this a settings file?")
@@ -128,15 +128,15 @@ def flat(tree: Any, name: str) -> dict[str, Any]:
     return out
 
 
-def _leaves(tree: Any, prefix: str, depth: int) -> Iterator[tuple[str, Any, int]]:
+def _leaves(tree: Any, prefix: str, depth: int, name: str) -> Iterator[tuple[str, Any, int]]:
     if depth > MAX_DEPTH:
-        raise DumpFormatError(f"{prefix[:100]}: more than {MAX_DEPTH} levels")
+        raise DumpFormatError(f"{name}: more than {MAX_DEPTH} levels, at {prefix[:60]}...")
     if isinstance(tree, dict) and tree:
         for key, value in tree.items():
-            yield from _leaves(value, f"{prefix}.{key}" if prefix else str(key), depth + 1)
+            yield from _leaves(value, f"{prefix}.{key}" if prefix else str(key), depth + 1, name)
     elif isinstance(tree, list) and any(isinstance(item, (dict, list)) and item for item in tree):
         for i, item in enumerate(tree):
-            yield from _leaves(item, f"{prefix}.{i}" if prefix else str(i), depth + 1)
+            yield from _leaves(item, f"{prefix}.{i}" if prefix else str(i), depth + 1, name)
     elif isinstance(tree, list):
         yield prefix, [_plain(item) for item in tree], len(tree) + 1
     elif prefix:

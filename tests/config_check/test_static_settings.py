@@ -274,8 +274,7 @@ def test_secrets_of_scripts_are_left_out(tmp_path: Path) -> None:
     found = collected(
         tmp_path,
         f"export HF_TOKEN={secret}\nexport PROXY=http://me:{secret}@host\n"
-        f"KEY={secret} torchrun train.py --hub_token {secret} --wandb_api_key={secret} "
-        "--deepspeed ds.json --num_key_value_heads 8\n",
+        f"KEY={secret} torchrun train.py --hub_token {secret} --wandb_api_key={secret} --deepspeed ds.json --num_key_value_heads 8\n",
         ds__json=json.dumps({"wandb": {"api_key": secret}}),
     )
     everything = repr((found, found.existing_shape()))

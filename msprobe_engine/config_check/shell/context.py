@@ -10,7 +10,7 @@ from msprobe_engine.config_check.shell.values import Place, Text, Unknown
 from msprobe_engine.log import one_line
 
 MAX_COMMANDS = 50_000
-MAX_CHARACTERS = 10_000_000
+MAX_CHARACTERS = 4_000_000
 MAX_STARTED = 2_000
 MAX_NOTES = 200
 MAX_NESTED = 45
