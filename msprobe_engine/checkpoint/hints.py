@@ -216,6 +216,8 @@ class _Explaining:
         groups = {self._results[i].group for i in self._differing}
         inside = [i for i, t in enumerate(tensors) if t.group in groups and any(str(box.file) in where for box in t.boxes)]
         same = sum(self._results[i].equal for i in inside)
+        if same and len(where) > 1:
+            return None
         kind = "state of the optimizer" if groups == {OPTIMIZER} else "tensor"
         rest = f"{same} others there are equal" if same else f"every {kind} there differs: of another save?"
         above = Path(os.path.commonpath(every))
