@@ -252,7 +252,7 @@ def distributed_states(
         expected = list(dict.fromkeys((parameter.key[0], parameter.dtype) for parameter in mine))
         buffers = [
             (str(index), kinds, held)
-            for index, by_kind in sorted((k, v) for k, v in part.items() if isinstance(k, int))
+            for index, by_kind in sorted((k, v) for k, v in part.items() if isinstance(k, int) and isinstance(v, dict))
             for kinds, held in by_kind.items()
         ]
         if len(expected) != len(buffers):
