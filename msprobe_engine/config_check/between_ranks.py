@@ -18,7 +18,6 @@ from msprobe_engine.config_check.pack_side import DYNAMIC_FILE, PackSide
 from msprobe_engine.config_check.severity import CHANGES, HARMLESS, MAY, SEVERITIES
 from msprobe_engine.config_check.terms import known_terms
 
-_OF_RANK = ("rank", "local_rank", "node_rank", "device", "pid", "hostname")
 NOT_THERE = "not there"
 
 
@@ -124,10 +123,7 @@ def between_ranks(pack: str | Path | Pack) -> Ranks:
     else:
         out.notes.append("the environment was not collected rank by rank")
     if side.ranks_with_settings():
-        values = {
-            rank: {one.name: one.value for name, one in of.settings.items() if name.rpartition(".")[2] not in _OF_RANK}
-            for rank, of in side.settings(DYNAMIC_FILE, True).items()
-        }
+        values = {rank: {one.name: one.value for one in of.settings.values()} for rank, of in side.settings(DYNAMIC_FILE, True).items()}
 
         def of_setting(name: str) -> tuple[str, str]:
             alias = terms.of(name)

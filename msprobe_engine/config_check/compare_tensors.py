@@ -13,6 +13,8 @@ from msprobe_engine.config_check.severity import CHANGES, ERROR, MAY
 
 STATISTICS = ("max", "min", "mean", "norm")
 MOST_NAMES = 4
+MOST_EQUAL_ROWS = 500_000
+"""In a longer sheet only what is not equal has a row."""
 Place = tuple[int, int]
 """(step, rank)."""
 
@@ -164,7 +166,7 @@ class _Comparison:
             equal = same_tensor(a[name], b[name])
             if not equal:
                 self.unequal.setdefault((name, rank), {})[step] = (a[name], b[name])
-            if not equal or "value" not in a[name]:
+            if not equal or ("value" not in a[name] and len(self.sheet.rows) < MOST_EQUAL_ROWS):
                 self._row(place, name, equal, a[name], b[name])
 
     def _missing(self, place: Place) -> None:

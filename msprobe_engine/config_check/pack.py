@@ -239,8 +239,11 @@ class Pack:
         except KeyError:
             raise DumpFormatError(f"{one_line(str(self.path))} has no entry {one_line(name)}") from None
         try:
-            with _open(file) as archive:
-                return archive.zip.read(entry)
+            fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                return pack_file.content(fd, entry)
+            finally:
+                os.close(fd)
         except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
             raise DumpFormatError(f"{one_line(str(file))}: entry {one_line(name)} cannot be read: {error}; take the pack again") from error
         except Exception as error:  # zlib.error, lzma.LZMAError and whatever else unpacks

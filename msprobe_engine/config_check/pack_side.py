@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from msprobe_engine.config_check import entries
 from msprobe_engine.config_check.by_rank import NO_RANK
-from msprobe_engine.config_check.compare_tensors import Tensors, flat_tags
+from msprobe_engine.config_check.compare_tensors import Place, Tensors, flat_tags
 from msprobe_engine.config_check.pack import Pack
 from msprobe_engine.config_check.side import NOT_KNOWN, Setting, Side
 from msprobe_engine.errors import DumpFormatError
 
 STATIC_FILE = entries.STATIC.rpartition("/")[2]
+OF_RANK = ("rank", "local_rank", "node_rank", "device", "pid", "hostname")
+"""Last parts of the names of settings that every rank has its own of."""
 DYNAMIC_FILE = entries.DYNAMIC.rpartition("/")[2]
 
 
@@ -78,9 +81,10 @@ class PackSide:
             sides: dict[int, Side] = {}
             known: dict[str, Side] = {}
             for rank, name in ranks.items() if by_rank else list(ranks.items())[:1]:
-                text = self.pack.text(name)  # most ranks have the same
+                entry = {name: one for name, one in self._mapping(name).items() if name.rpartition(".")[2] not in OF_RANK}
+                text = json.dumps(entry, sort_keys=True, default=str)  # most ranks have the same
                 if text not in known:
-                    known[text] = self._side(_resolved(self._mapping(name)))
+                    known[text] = self._side(_resolved(entry))
                 sides[rank if by_rank else NO_RANK] = known[text]
             return sides
         if ranks:  # ours, beside a pack of the existing tool: what was resolved says more than null
@@ -103,13 +107,9 @@ class PackSide:
 
     def tensors(self, part: str) -> Tensors:
         """``weights`` or ``dataset``, of the existing tool and ours."""
-        existing = {place: self._mapping(name) for place, name in self.pack.existing(part).items()}
-        if part == "dataset":
-            existing = {place: dict(flat_tags(entry)) for place, entry in existing.items()}
-        ours = {place: self._mapping(name) for place, name in self.pack.by_step(part).items()}
-        return Tensors(
-            {place: {name: one for name, one in entry.items() if isinstance(one, dict)} for place, entry in existing.items()}, ours
-        )
+        flat = flat_tags if part == "dataset" else _tensors_of
+        existing = _Entries(self.pack.existing(part), lambda name: flat(self._mapping(name)))
+        return Tensors(existing, _Entries(self.pack.by_step(part), self._mapping))
 
     def random(self) -> tuple[dict[int, Any], dict[int, Any]]:
         """The existing tool's entries by rank, and ours."""
@@ -141,6 +141,26 @@ class PackSide:
     def _say(self, problem: str) -> None:
         if problem not in self.problems:
             self.problems.append(problem)
+
+
+class _Entries(Mapping[Place, Mapping[str, Any]]):
+    """Entries by step and rank, each read when it is asked for: of thousands of ranks not all fit into memory."""
+
+    def __init__(self, names: Mapping[Place, str], read: Callable[[str], Mapping[str, Any]]) -> None:
+        self._names, self._read = names, read
+
+    def __getitem__(self, place: Place) -> Mapping[str, Any]:
+        return self._read(self._names[place])
+
+    def __iter__(self) -> Iterator[Place]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _tensors_of(entry: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    return {name: one for name, one in entry.items() if isinstance(one, dict)}
 
 
 def _texts(variables: Mapping[str, Any]) -> dict[str, str]:
