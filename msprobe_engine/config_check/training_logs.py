@@ -21,6 +21,7 @@ MAX_TEXT = 4 << 20
 MAX_VALUES = 50_000
 MAX_DEPTH = 60
 _VERL_START = re.compile(r"\{\s*['\"]actor_rollout_ref['\"]\s*:")
+_VERL_FIRST = re.compile(r"\s*['\"]actor_rollout_ref['\"]\s*:")
 _COLOR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _SLIME_BEGIN = re.compile(r"-{5,} arguments -{5,}\s*$")
 _SLIME_END = re.compile(r"-{5,} end of arguments -{5,}\s*$")
@@ -62,9 +63,14 @@ def read_verl(path: str | Path) -> dict[str, Any]:
     last: tuple[int, dict[str, Any]] | None = None
     damaged = ""
     start, prefix, parts, open_brackets, size = 0, "", [""], 0, 0
+    before = ""
     for number, line in _lines(path):
         begin = _VERL_START.search(line)
-        if begin is not None:
+        opening, before = before.rstrip(), line
+        if opening.endswith("{") and line.startswith(opening[:-1].rstrip()) and _VERL_FIRST.match(line[len(opening[:-1].rstrip()) :]):
+            start, prefix, parts, open_brackets, size = number - 1, opening[:-1], ["{"], 1, 0  # JSON has its bracket in a line of its own
+            line = line[len(prefix.rstrip()) :]
+        elif begin is not None:
             damaged = f"the settings that begin in line {start} do not end" if start else damaged
             start, prefix, parts, open_brackets, size = number, line[: begin.start()], [], 0, 0
             line = line[begin.start() :]
