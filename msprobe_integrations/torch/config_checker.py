@@ -12,6 +12,7 @@ from torch import nn
 
 from msprobe_engine.config_check import entries
 from msprobe_engine.config_check.background import BackgroundWriter
+from msprobe_engine.config_check.micro_steps import MicroSteps
 from msprobe_engine.errors import ProbeError, UsageError
 from msprobe_engine.log import error, info, one_line, warn_once, warning
 from msprobe_integrations.torch import at_exit, config_start, exits
@@ -42,34 +43,6 @@ def undo_patches() -> None:
 
 def _note_states(point: str) -> None:
     _points[point] = {name: digest for name, digest in states().items() if _untouched.get(name) != digest}
-
-
-class MicroSteps:
-    """Which forward passes are collected.
-
-    Args:
-        wanted: a number n: the first n; numbers: these, from 0; ``"all"``: every one.
-
-    Raises:
-        UsageError: it is neither.
-    """
-
-    def __init__(self, wanted: int | Sequence[int] | str) -> None:
-        self._every = wanted == "all"
-        self._those: frozenset[int] = frozenset()
-        if isinstance(wanted, int) and not isinstance(wanted, bool) and wanted >= 0:
-            self._those = frozenset(range(min(wanted, 1_000_000)))
-        elif not isinstance(wanted, (str, bool, int)) and all(type(n) is int and n >= 0 for n in wanted):
-            self._those = frozenset(wanted)
-        elif not self._every:
-            raise UsageError(f"micro_steps is {wanted!r}; allowed: how many of the first forward passes, a list of their numbers, or 'all'")
-
-    def __contains__(self, step: int) -> bool:
-        return self._every or step in self._those
-
-    def last(self, step: int) -> bool:
-        """Is there none to come after `step`?"""
-        return not self._every and all(one <= step for one in self._those)
 
 
 class TorchConfigChecker:
@@ -209,4 +182,4 @@ def models_of(model: Any) -> list[nn.Module]:
     return several
 
 
-__all__ = ["MicroSteps", "TorchConfigChecker", "apply_patches", "calls", "models_of", "undo_patches"]
+__all__ = ["TorchConfigChecker", "apply_patches", "calls", "models_of", "undo_patches"]

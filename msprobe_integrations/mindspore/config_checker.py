@@ -1,0 +1,211 @@
+"""`ConfigChecker` for MindSpore: what a training is started with, its first inputs and weights, and its random calls, in one pack."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import mindspore
+
+from msprobe_engine.config_check import entries, environment, job, packages, system
+from msprobe_engine.config_check.background import BackgroundWriter
+from msprobe_engine.config_check.micro_steps import MicroSteps
+from msprobe_engine.config_check.pack import PackWriter
+from msprobe_engine.config_check.random_calls import RandomCalls
+from msprobe_engine.config_check.replaced import Replaced
+from msprobe_engine.config_check.resolved import CODE, Resolved, entry, existing, told
+from msprobe_engine.errors import ProbeError, UsageError
+from msprobe_engine.log import error, info, one_line, warning
+from msprobe_integrations.mindspore import config_tensors
+
+_PATIENCE = 30.0
+_OPS = (
+    *("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "bernoulli", "multinomial", "normal", "uniform"),
+    *("standard_normal", "gamma", "poisson", "laplace", "random_categorical", "shuffle", "choice_with_mask"),
+)
+_METHODS = ("bernoulli", "bernoulli_", "multinomial", "normal_", "uniform_", "random_", "exponential_")
+_SEEDING = ("set_seed", "manual_seed", "seed", "set_rng_state")
+_CONTEXT = ("mode", "device_target", "deterministic", "jit_level", "max_call_depth")
+
+
+class _Calls:
+    """Of this process: the functions are the process'."""
+
+    def __init__(self) -> None:
+        self.record = RandomCalls()
+        self._patches = Replaced("mindspore", "numpy", "random", "builtins")
+
+    def start(self) -> None:
+        self.record.on = True
+        if self._patches:
+            return
+        replace = self._patches.replace
+        self.record.replace_all(replace)
+        for owner, prefix, names in (
+            (mindspore.ops, "mindspore.ops", _OPS),
+            (getattr(mindspore, "mint", None), "mindspore.mint", _OPS),
+            (mindspore.Tensor, "mindspore.Tensor", _METHODS),
+            (mindspore, "mindspore", _SEEDING),
+        ):
+            for name in names if owner is not None else ():
+                replace(owner, name, functools.partial(self.record.wrapped, f"{prefix}.{name}"))
+        self._patches.early_imports()
+
+    def stop(self) -> None:
+        self.record.stop()
+        self._patches.undo()
+
+
+calls = _Calls()
+
+
+def apply_patches() -> None:
+    """Count calls of random functions from now on; a second call changes nothing."""
+    calls.start()
+
+
+def undo_patches() -> None:
+    """Put all functions back; what was counted stays."""
+    calls.stop()
+
+
+class MindSporeConfigChecker:
+    """Arguments and errors: `msprobe_integrations.config_checker.ConfigChecker`. In graph mode no forward pass is seen: weights are
+    collected at once, and inputs not at all, which is said."""
+
+    def __init__(
+        self,
+        model: Any,
+        static: Mapping[str, Any],
+        output_zip_path: str | Path,
+        *,
+        micro_steps: int | Sequence[int] | str = 1,
+        evaluation: bool = False,
+        statistics: bool = True,
+    ) -> None:
+        self._cells = cells_of(model)
+        self._micro_steps = MicroSteps(micro_steps)
+        self._evaluation, self._statistics = evaluation, statistics
+        self.rank, world_size = _ranks()
+        self._writer = PackWriter(output_zip_path, rank=self.rank, world_size=world_size, framework="mindspore")
+        self._background = BackgroundWriter(self._writer)
+        self._step, self._first = 0, True
+        self._handle: Any = None
+        self._writer.add({**self._start(), **(static if self.rank == 0 else {})})
+        if self.rank == 0:
+            info(f"config check: the pack is {one_line(str(self._writer.path))}")
+        if not self._cells or self._micro_steps.last(-1):
+            return
+        if mindspore.get_context("mode") == mindspore.GRAPH_MODE:
+            warning("config check: in graph mode forward passes are not seen: weights are collected now, inputs are not")
+            self._collect(0, (), {}, with_inputs=False)
+        else:
+            self._handle = self._cells[0].register_forward_pre_hook(self._before_forward, with_kwargs=True)
+            atexit.register(self.close)
+
+    def close(self) -> None:
+        """Take the hook off and finish the pack; done at the end of the process too."""
+        if self._handle is not None:
+            if self._first:
+                warning("config check: the model has had no forward pass in training, so the pack has no weights, inputs and random calls")
+            self._remove()
+            atexit.unregister(self.close)
+        self._background.close(_PATIENCE)
+
+    def flush(self) -> None:
+        """Wait until what was collected is in the pack."""
+        self._background.flush()
+
+    def _start(self) -> dict[str, Any]:
+        about = environment.collect()
+        facts = {**system.collect(), "versions": {"mindspore": mindspore.__version__}, "flags": _context()}
+        facts["environment"] = {"left_out": about.left_out, "masked": list(about.hidden)}
+        made: dict[str, Any] = {entries.of_rank("env", self.rank): about.values, entries.of_rank("system", self.rank): facts}
+        settings = _settings(self._cells)
+        made[entries.of_rank("hyperparameters", self.rank)] = entry(settings)
+        if self.rank == 0:
+            made |= {entries.ENV: about.values, entries.PIP: packages.text(), entries.DYNAMIC: existing(settings)}
+        return made
+
+    def _remove(self) -> None:
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            handle.remove()
+
+    def _before_forward(self, cell: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        try:
+            if self._handle is None or not (self._evaluation or cell.training):
+                return
+            step, self._step = self._step, self._step + 1
+            if step in self._micro_steps:
+                self._collect(step, args, kwargs)
+            if self._micro_steps.last(step):
+                self._remove()
+        except Exception as fault:
+            kind = "" if isinstance(fault, ProbeError) else f"{type(fault).__name__}: "
+            error(f"config check: nothing more is collected, the training goes on: {kind}{one_line(str(fault)[:500])}")
+            self._remove()
+
+    def _collect(self, step: int, args: tuple[Any, ...], kwargs: dict[str, Any], *, with_inputs: bool = True) -> None:
+        numbers, digests = config_tensors.weights(self._cells, statistics=self._statistics)
+        made: dict[str, Any] = {
+            entries.of_step("weights", step, self.rank): digests,
+            entries.weights(step, self.rank): numbers,
+            entries.of_rank("random", self.rank): {"calls": calls.record.calls(), "states": {}, "left_out": calls.record.left_out},
+        }
+        if with_inputs:
+            old, ours = config_tensors.inputs(args, kwargs)
+            made |= {entries.of_step("dataset", step, self.rank): ours, entries.dataset(step, self.rank): old}
+        if self._first:
+            self._first = False
+            if len(calls.record) or calls.record.on:
+                made[entries.random(self.rank)] = calls.record.existing()
+            calls.stop()
+        self._background.submit(lambda: made)
+
+
+def cells_of(model: Any) -> list[Any]:
+    """The cell, or the cells of a list.
+
+    Raises:
+        UsageError: it is neither a cell nor a list or tuple of cells.
+    """
+    if model is None:
+        return []
+    several = list(model) if isinstance(model, (list, tuple)) else [model]
+    wrong = next((one for one in several if not isinstance(one, mindspore.nn.Cell)), None)
+    if wrong is not None:
+        raise UsageError(
+            f"ConfigChecker: model is {'a list with ' if isinstance(model, (list, tuple)) else ''}{type(wrong).__name__}; allowed: a "
+            "mindspore.nn.Cell, a list or tuple of cells, or None for a pack without weights and inputs"
+        )
+    return several
+
+
+def _ranks() -> tuple[int, int]:
+    communication = getattr(mindspore.communication, "GlobalComm", None)
+    if communication is not None and communication.INITED:
+        return mindspore.communication.get_rank(), mindspore.communication.get_group_size()
+    return job.rank(), job.world_size()
+
+
+def _context() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in _CONTEXT:
+        try:
+            value = mindspore.get_context(name)
+        except (ValueError, RuntimeError, KeyError, AttributeError):  # not in this version, or not for this device
+            continue
+        found[name] = value if isinstance(value, (bool, int, float, str, type(None))) else str(value)
+    return found
+
+
+def _settings(cells: Sequence[Any]) -> dict[str, Resolved]:
+    values: dict[str, Any] = {"seed": mindspore.get_seed()}
+    if cells:
+        values["model.class"] = type(cells[0]).__name__
+        values["model.parameter_dtypes"] = sorted({str(p.dtype) for cell in cells for p in cell.get_parameters()})
+    return told(values, "mindspore", otherwise=CODE)

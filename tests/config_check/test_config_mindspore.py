@@ -1,0 +1,123 @@
+"""`ConfigChecker` for MindSpore, in the environment that MSPROBE_MINDSPORE names; without one only what needs no MindSpore."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from msprobe_engine.config_check.pack import read_pack
+from msprobe_integrations.config_checker import ConfigChecker
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = """
+import sys, random
+import mindspore as ms, mindspore.nn as nn, numpy as np
+from mindspore.ops import randn
+from msprobe.core.config_check import ConfigChecker
+pack, seed, mode, *more = sys.argv[1:]
+ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
+ConfigChecker.apply_patches("mindspore")
+ConfigChecker.apply_patches("mindspore")
+ms.set_seed(int(seed))
+assert ms.ops.rand(2).shape == (2,) and randn(2, 3).shape == (2, 3)
+net = nn.SequentialCell(nn.Dense(3, 4), nn.Dense(4, 1))
+weights = np.arange(12, dtype=np.float32).reshape(4, 3)
+weights[1, 2] += float(more[0]) if more else 0
+net[0].weight.set_data(ms.Tensor(weights))
+net[1].weight.set_data(ms.Tensor(np.ones((1, 4), np.float32)))
+for dense in net: dense.bias.set_data(ms.Tensor(np.zeros(dense.bias.shape, np.float32)))
+net.set_train()
+checker = ConfigChecker([net], None, pack, fmk="mindspore")
+for _ in range(3): out = net(ms.Tensor(np.ones((2, 3), np.float32)))
+checker.close()
+assert not hasattr(ms.ops.rand, "__wrapped__") and not hasattr(randn, "__wrapped__")
+print("RESULT", out.asnumpy().tolist())
+try: ConfigChecker("net", None, pack, fmk="mindspore")
+except Exception as error: print(type(error).__name__, error)
+"""
+
+
+def run(pack: Path, *arguments: str) -> str:
+    python = Path(os.environ["MSPROBE_MINDSPORE"]) / "bin" / "python"
+    done = subprocess.run(
+        [python, "-c", SCRIPT, str(pack), *arguments],
+        cwd=pack.parent,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout + done.stderr
+
+
+@pytest.mark.skipif("MSPROBE_MINDSPORE" not in os.environ, reason="MSPROBE_MINDSPORE names no environment with mindspore")
+def test_packs_of_mindspore(tmp_path: Path) -> None:
+    """Weights and inputs by digest and statistics, seeds and random calls; two packs differ in what was planted; the random functions
+    take their own arguments and are put back."""
+    said = run(tmp_path / "a.zip", "1", "pynative")
+    assert "RESULT [[66.0], [66.0]]" in said
+    assert "UsageError ConfigChecker: model is str" in said
+    run(tmp_path / "b.zip", "2", "pynative", "0.5")
+    pack = read_pack(tmp_path / "a.zip")
+    assert pack.meta["framework"] == "mindspore"
+    assert pack.json("weights/step0/rank0/weight.json")["0.weight"]["max"] == 11.0
+    assert pack.json("msprobe/dataset/step0/rank0.json")["args.0"]["samples"]
+    names = {one["name"] for one in pack.json("msprobe/random/rank0.json")["calls"]}
+    assert {"mindspore.set_seed", "mindspore.ops.rand", "mindspore.ops.randn"} <= names
+    found = ConfigChecker.compare(tmp_path / "a.zip", tmp_path / "b.zip", tmp_path / "out", "mindspore").as_json()["differences"]
+    assert {(one["sheet"], one["name"]) for one in found} >= {
+        ("weights", "0.weight"),
+        ("random", "mindspore.set_seed"),
+        ("hyperparameters", "seed"),
+    }
+    assert not any(one["sheet"] == "weights" and one["name"] != "0.weight" for one in found)
+
+
+@pytest.mark.skipif("MSPROBE_MINDSPORE" not in os.environ, reason="MSPROBE_MINDSPORE names no environment with mindspore")
+def test_graph_mode_says_what_it_cannot_see(tmp_path: Path) -> None:
+    """Compiled cells have no hooks: weights are there, inputs are not, and the training runs."""
+    said = run(tmp_path / "pack.zip", "1", "graph")
+    assert "in graph mode forward passes are not seen" in said
+    pack = read_pack(tmp_path / "pack.zip")
+    assert pack.by_step("weights")
+    assert not pack.by_step("dataset")
+
+
+def test_functions_are_put_back_as_they_were() -> None:
+    """A name that somebody else has changed since stays; inherited ones are inherited again; early imports follow."""
+    import sys
+    from types import ModuleType
+
+    from msprobe_engine.config_check.replaced import Replaced
+
+    class Base:
+        def f(self) -> int:
+            return 1
+
+    class Child(Base):
+        def g(self) -> int:
+            return 2
+
+    late = ModuleType("late_user")
+    late.taken = Child.g  # type: ignore[attr-defined]
+    sys.modules["late_user"] = late
+    try:
+        replaced = Replaced()
+        replaced.replace(Child, "f", lambda original: lambda self: original(self) + 10)
+        replaced.replace(Child, "g", lambda original: lambda self: original(self) + 10)
+        replaced.replace(Child, "absent", lambda original: original)
+        replaced.early_imports()
+        assert (Child().f(), Child().g(), late.taken(Child())) == (11, 12, 12)
+        mine = Child.g = lambda self: 99  # type: ignore[method-assign,assignment]  # noqa: ARG005
+        replaced.undo()
+        assert Child.g is mine
+        assert "f" not in vars(Child)
+        assert late.taken(Child()) == 2
+        assert not replaced
+    finally:
+        del sys.modules["late_user"]
