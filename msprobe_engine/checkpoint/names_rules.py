@@ -150,6 +150,8 @@ _LAYER = re.compile(r"(?:layers|h|blocks)\.(?P<n>[0-9]{1,9})\.(?P<rest>.+)", re.
 _DIMENSIONS = re.compile(r"_E[A-Z]{0,2}$")
 """What torchtitan puts behind the names of experts: their dimensions, ``w1_EFD``."""
 _KIND = re.compile(r"(?P<leaf>.+)[._](?P<kind>weight|bias|weight_scale_inv|weight_scale|input_scale)(?P<e>[0-9]{1,9})?")
+_HALF = re.compile(r"(?P<name>.*\.(?:weight|bias)[0-9]*)_(?P<half>[wv])", re.DOTALL)
+"""Gate (w) and up (v) of Megatron's first linear layer apart, in ``fsdp_dtensor`` (core/transformer/fsdp_dtensor_checkpoint.py)."""
 _EXPERT = re.compile(r"(?:experts\.local_experts|local_experts|experts\.experts|experts)\.(?P<e>[0-9]{1,9})\.(?P<leaf>.+)")
 _ATTENTION_PATHS = ("self_attn.", "self_attention.", "attention.qkv_linear.", "attention.", "attn.")
 _MLP_PATHS = ("mlp.", "block_sparse_moe.", "feed_forward.", "moe.routed_experts.", "moe.", "ffn.")
@@ -162,6 +164,11 @@ def spot_of(name: str) -> Spot | None:
     >>> spot_of("model.layers.3.self_attn.q_proj.weight")
     Spot(layer='layers.3.', rule=Rule(slot='attention.q', form='plain'), expert=None, kind='weight')
     """
+    half = _HALF.fullmatch(name)
+    if half is not None:
+        spot = spot_of(half["name"])
+        if spot is not None and spot.rule.form == FC1:
+            return spot._replace(rule=Rule(spot.rule.slot if half["half"] == "v" else f"{spot.rule.slot[:-2]}gate"))
     text = name
     while True:
         for root in _ROOTS:

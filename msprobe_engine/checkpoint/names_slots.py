@@ -65,6 +65,8 @@ def _placed(tensor: StoredTensor, spot: Spot, model: Model) -> Placed:
     shape = tensor.shape
     if 0 in shape or not shape:
         return Placed(tensor, (slot,))
+    if slot == "attention.k_norm" and model.has(f"{spot.layer}attention.kv_up.weight"):
+        return Placed(tensor, ("attention.kv_norm",))  # latent attention of older releases of MindSpeed-LLM
     if form in (rules.GROUPED_QKV, rules.BLOCK_QKV, rules.CONV_QKV):
         return _qkv(tensor, spot, model)
     if form == rules.CONV and len(shape) == 2 and _is_conv(spot, model):

@@ -155,6 +155,42 @@ def test_an_encoder_and_a_decoder_have_layers_of_the_same_numbers(tmp_path: Path
     assert len(aligned(c, d).pairs) == 1
 
 
+def test_halves_that_megatron_fsdp_keeps_apart(tmp_path: Path) -> None:
+    """``linear_fc1.weight_w`` and ``_v`` of fsdp_dtensor are gate and up, of experts too."""
+    h, a, b, c = "layers.0.mlp.", {}, {}, {}
+    for e, value in enumerate((_ramp(6, 2), _ramp(6, 2, start=50))):
+        a |= {f"decoder.{h}experts.linear_fc1.weight{e}": value}
+        b |= {f"module.decoder.{h}experts.linear_fc1.weight{e}_{half}": x for half, x in (("w", value[:3]), ("v", value[3:]))}
+        c |= {f"model.{h}experts.{e}.{x}_proj.weight": w for x, w in (("gate", value[:3]), ("up", value[3:]), ("down", _ramp(2, 3)))}
+        a |= {f"decoder.{h}experts.linear_fc2.weight{e}": _ramp(2, 3)}
+        b |= {f"module.decoder.{h}experts.linear_fc2.weight{e}": _ramp(2, 3)}
+    sides = [checkpoint_of(x, tmp_path / str(i)) for i, x in enumerate((a, b, c))]
+    for first, second in ((0, 1), (1, 0), (1, 2), (2, 1), (0, 2)):
+        found = aligned(sides[first], sides[second])
+        assert (found.only_a, found.only_b, len(found.pairs)) == ([], [], 6), (first, second)
+        assert all(np.array_equal(array_of(pair.a), array_of(pair.b)) for pair in found.pairs)
+
+
+def test_latent_attention_of_mindspeed(tmp_path: Path) -> None:
+    """MindSpeed-LLM keeps the projections down of queries and of keys and values in one matrix, and has older names for the rest."""
+    down, up, kv_up, norm = _ramp(5, 4), _ramp(6, 3), _ramp(7, 1), _ramp(1)
+    own = {
+        "linear_qkv.weight": down,
+        "linear_qb.weight": up,
+        "linear_kvb.weight": kv_up,
+        "k_layernorm.weight": norm,
+        "q_layernorm.weight": _ramp(3),
+    }
+    hf = {"q_a_proj.weight": down[:3], "kv_a_proj_with_mqa.weight": down[3:], "q_b_proj.weight": up, "kv_b_proj.weight": kv_up}
+    hf |= {"kv_a_layernorm.weight": norm, "q_a_layernorm.weight": _ramp(3)}
+    a = checkpoint_of({f"decoder.layers.0.self_attention.{name}": value for name, value in own.items()}, tmp_path / "a")
+    b = checkpoint_of({f"model.layers.0.self_attn.{name}": value for name, value in hf.items()}, tmp_path / "b")
+    found = aligned(a, b)
+    assert (found.only_a, found.only_b, len(found.pairs)) == ([], [], 6)
+    assert all(np.array_equal(array_of(pair.a), array_of(pair.b)) for pair in found.pairs)
+    assert "decoder.layers.0.self_attention.linear_qkv.weight[kv_down]" in [pair.name for pair in found.pairs]
+
+
 def test_adapters_of_peft_and_llama_of_mindspore_transformers(tmp_path: Path) -> None:
     """A file of an adapter leaves its name out; MindSpore's Llama has the words of Meta's and the rows of Hugging Face's."""
     a = checkpoint_of({"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": _ramp(2, 4)}, tmp_path / "a")
