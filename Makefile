@@ -88,7 +88,7 @@ lint: $(VENV)/.installed
 # Two lanes beside each other, because most tests wait for others. In a process of their own: tests with the device shim that lets Megatron
 # train on a CPU, which wraps functions of torch for good; what the second lane prints comes last.
 SHIMMED := tests/megatron tests/monitor_faults
-SECOND := tests/deepspeed tests/diagnose
+SECOND := tests/deepspeed tests/diagnose tests/checkpoint tests/integrations/isolation
 test: system-packages venv-mcore19 lint
 	@set +e; log='$(VENV)/second-lane.log'; \
 	( MSPROBE_MCORE19='$(CURDIR)/$(MCORE19_DIR)' $(BIN)/python -m pytest $(SHIMMED) $(PYTEST_ARGS); shimmed=$$?; \
