@@ -16,7 +16,7 @@ from typing import Any
 
 from msprobe_engine.checkpoint.names import Pair
 from msprobe_engine.checkpoint.result import TensorResult
-from msprobe_engine.errors import SinkError
+from msprobe_engine.errors import SinkError, UsageError
 
 FILE = "ckpt_diff.progress.jsonl"
 _VERSION = 1
@@ -48,6 +48,19 @@ def forget(directory: Path) -> None:
     (directory / FILE).unlink(missing_ok=True)
 
 
+def _lock(fd: int, path: Path) -> None:
+    """Two comparisons do not write one journal. Where a file system has no locks, nothing is held."""
+    try:
+        import fcntl
+
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise UsageError(f"{path} is being written by another comparison; wait for it, or name another directory with -o") from None
+    except (ImportError, OSError):
+        return
+
+
 class Journal:
     """The file in an output directory; to be used in a ``with`` statement.
 
@@ -61,9 +74,10 @@ class Journal:
         self.path = directory / FILE
         self._mark = mark
         self.known: dict[int, TensorResult] = {}
-        end = self._load() if go_on else 0
         try:
-            self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, _MODE)
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _MODE)
+            _lock(self._fd, self.path)
+            end = self._load() if go_on else 0
             os.ftruncate(self._fd, end)
             os.lseek(self._fd, 0, os.SEEK_END)
             if end == 0:

@@ -25,7 +25,9 @@ from safetensors.torch import save_file  # noqa: E402 - torch is asked for first
 from msprobe_engine.checkpoint import diff as diff_module  # noqa: E402
 from msprobe_engine.checkpoint.diff import Options, diff  # noqa: E402
 from msprobe_engine.checkpoint.report_files import existing_form  # noqa: E402
+from msprobe_engine.checkpoint.resume import Journal  # noqa: E402
 from msprobe_engine.cli.main import main  # noqa: E402
+from msprobe_engine.errors import UsageError  # noqa: E402
 
 Weights = dict[str, "torch.Tensor"]
 
@@ -227,6 +229,13 @@ def test_a_killed_run_is_gone_on_with(tmp_path: Path) -> None:
     assert len(found.tensors) == count
     again = diff(tmp_path / "a.pt", tmp_path / "b.pt", Options(output=out, atol=0.5))
     assert again.resumed == 0
+
+
+def test_two_comparisons_do_not_share_a_journal(stored: Path, tmp_path: Path) -> None:
+    """The second one says that the directory is in use; when the first is done it is free."""
+    with Journal(tmp_path, "mark"), pytest.raises(UsageError, match="another comparison"):
+        diff(stored / "a", stored / "b", Options(output=tmp_path))
+    assert diff(stored / "a", stored / "b", Options(output=tmp_path)).code == 1
 
 
 def test_memory_does_not_grow_with_the_checkpoint(tmp_path: Path) -> None:
