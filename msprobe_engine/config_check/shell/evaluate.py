@@ -15,6 +15,7 @@ from msprobe_engine.config_check.shell.call import Call, Status
 from msprobe_engine.config_check.shell.conditions import double_bracket, opposite
 from msprobe_engine.config_check.shell.context import Context, Exhausted, Started, short
 from msprobe_engine.config_check.shell.expand import Expander, NotKnown
+from msprobe_engine.config_check.shell.filters import filtered
 from msprobe_engine.config_check.shell.flow import Break, Leave, Return
 from msprobe_engine.config_check.shell.grammar import ScriptReader
 from msprobe_engine.config_check.shell.syntax import (
@@ -476,6 +477,8 @@ class Evaluator:
 
     def _external(self, fields: list[Text], prefix: dict[str, Text], state: State, at: Place) -> Status:
         """A command that the shell would start: written down, or a script that is walked in a shell of its own."""
+        if self._filter(fields, at):
+            return True
         inner = unwrap(fields, {**state.exported(), **prefix})
         if inner.kind != "command" and self._inner_shell(inner, fields, state, at):
             return True
@@ -484,6 +487,17 @@ class Evaluator:
         self.context.start(Started(tuple(fields), inner.env, at, condition, state.directory, state.written, captured, tuple(self._outer)))
         self.unknown_output(shown(fields[0]), at)
         return builtins.external_status(fields)
+
+    def _filter(self, fields: list[Text], at: Place) -> bool:
+        """A filter in a pipe whose input is known; False: it is none."""
+        given = known(self.input) if self.input is not None and self.output is not None else None
+        words = [known(field) for field in fields]
+        output = filtered([word or "" for word in words], given) if given is not None and None not in words else None
+        if output is None:
+            return False
+        self.context.spend(len(output))
+        self.emit((Known(output, at),))
+        return True
 
     def _inner_shell(self, inner: Unwrapped, fields: list[Text], state: State, at: Place) -> bool:
         """Walk the script or text that a command gives to a shell; False where that is not at hand."""
