@@ -18,6 +18,7 @@ import numpy as np
 from msprobe_engine.checkpoint.blocks import Block
 from msprobe_engine.checkpoint.contents import Contents
 from msprobe_engine.checkpoint.hints_forms import rearranged
+from msprobe_engine.checkpoint.hints_renamed import renamed
 from msprobe_engine.checkpoint.names import Alignment, Pair
 from msprobe_engine.checkpoint.names_model import Model
 from msprobe_engine.checkpoint.result import DIFFERENT, SHAPE, TensorResult
@@ -53,7 +54,7 @@ def explain(alignment: Alignment, results: Sequence[TensorResult], budget: int =
 
 class _Explaining:
     def __init__(self, alignment: Alignment, results: Sequence[TensorResult], budget: int) -> None:
-        self._pairs = alignment.pairs
+        self._alignment, self._pairs = alignment, alignment.pairs
         self._model: Model | None = alignment.models[0] if alignment.models is not None else None
         self._results = results
         self._contents = Contents(budget)
@@ -61,8 +62,11 @@ class _Explaining:
         self._notes: list[str] = []
 
     def run(self) -> list[str]:
+        found = renamed(self._alignment.only_a, self._alignment.only_b, self._contents)
+        if found:
+            self._notes.append(found)
         if not self._differing:
-            return []
+            return self._notes
         if len(self._differing) > _MOST:
             self._notes.append(f"{len(self._differing)} tensors differ; the first {_MOST} were looked at for hints")
         looked = self._differing[:_MOST]
@@ -94,7 +98,8 @@ class _Explaining:
             narrow = min((result.dtype_a, result.dtype_b), key=lambda d: item_size(d) or 0)
             return f"the same, rounded to {narrow}"
         simple = self._few(pair, result) or _by_numbers(result)
-        simple = simple or self._scaled(pair, result) or self._shifted(pair, result) or self._rounded_before(pair)
+        if not simple and plain_name(result.dtype_a) in _FRACTIONS and plain_name(result.dtype_b) in _FRACTIONS:
+            simple = self._scaled(pair, result) or self._shifted(pair, result) or self._rounded_before(pair)
         if simple:
             return simple
         norms = result.norm_a, result.norm_b
@@ -118,7 +123,7 @@ class _Explaining:
         """One side is the other times a constant."""
         if result.cos is None or not result.norm_a or not result.norm_b or result.numel <= 8:
             return ""
-        precision = 2.0 ** -min(_FRACTIONS.get(plain_name(dtype), 23) for dtype in (result.dtype_a, result.dtype_b))
+        precision = 2.0 ** -min(_FRACTIONS[plain_name(dtype)] for dtype in (result.dtype_a, result.dtype_b))
         ratio = math.copysign(result.norm_b / result.norm_a, result.cos)
         if 1.0 - abs(result.cos) > max(1e-14, precision**2) or abs(ratio - 1.0) <= 4.0 * precision:
             return ""
@@ -136,7 +141,7 @@ class _Explaining:
         if a.shape != b.shape or not a.size:
             return ""
         by = float(np.median(b - a))
-        if not np.allclose(b - a, by, rtol=0.0, atol=2.0 ** -_FRACTIONS.get(plain_name(pair.b.dtype), 23) * max(1.0, abs(by))):
+        if not np.allclose(b - a, by, rtol=0.0, atol=2.0 ** -_FRACTIONS[plain_name(pair.b.dtype)] * max(1.0, abs(by))):
             return ""
         why = " (a norm that is stored as what is added to 1?)" if abs(abs(by) - 1.0) < 1e-3 and "norm" in result.name else ""
         return f"B is A {'plus' if by > 0 else 'minus'} {abs(by):.6g}{why}"

@@ -12,6 +12,7 @@ from stored_arrays import Array, checkpoint_of
 
 from msprobe_engine.checkpoint.compare import compare
 from msprobe_engine.checkpoint.hints import explain
+from msprobe_engine.checkpoint.mapping_file import mapping_of
 from msprobe_engine.checkpoint.names import aligned
 from msprobe_engine.checkpoint.threads import plan
 
@@ -169,3 +170,17 @@ def test_one_file_that_holds_all_differences_is_named(tmp_path: Path) -> None:
     words = "rank1 (17 tensors; every state of the optimizer there differs: of another save?)"
     assert f"all differences lie in one file of both sides: {words}" in notes
     assert any("the weights are equal; only states of the optimizer differ (exp_avg)" in note for note in notes)
+
+
+def test_tensors_under_other_names_become_rules_of_a_mapping_file(tmp_path: Path) -> None:
+    """What only A has and what only B has hold the same: the rules for it, which a mapping file then takes."""
+    rng = np.random.default_rng(5)
+    weights = {n: rng.standard_normal((3, 4)).astype(np.float32) for n in range(3)}
+    a = {f"blk.{n}.w": value for n, value in weights.items()} | {"zeros": np.zeros(3, np.float32), "own": np.ones(2, np.float32)}
+    b = {f"stage.{n}.unit.kernel": value for n, value in weights.items()} | {"other": np.zeros(3, np.float32)}
+    sides = checkpoint_of(a, tmp_path / "a"), checkpoint_of(b, tmp_path / "b")
+    (note,) = explain(aligned(*sides), [])
+    words = '{a: "blk.{n}.w", b: "stage.{n}.unit.kernel"} (3 tensors), {a: "zeros", b: "other"}'
+    assert note == f"4 tensors only in A are tensors only in B under other names; rules for --map: {words}"
+    rule = {"a": "blk.{n}.w", "b": "stage.{n}.unit.kernel"}
+    assert len(aligned(*sides, mapping=mapping_of({"names": [rule]})).pairs) == 3
