@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from msprobe_engine.config_check.shell import sums
 from msprobe_engine.config_check.shell.call import Call, Status
-from msprobe_engine.config_check.shell.expand import NotKnown
+from msprobe_engine.config_check.shell.parameters import NotKnown
 from msprobe_engine.config_check.shell.syntax import Assignment, Literal, Word
 from msprobe_engine.config_check.shell.values import Known, Place, State, Text, Unknown, Variable, known, shown
 

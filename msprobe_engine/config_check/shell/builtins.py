@@ -8,8 +8,9 @@ import re
 from msprobe_engine.config_check.shell import conditions, printing, sums
 from msprobe_engine.config_check.shell.assignments import declare, unset
 from msprobe_engine.config_check.shell.call import Builtin, Call, Status
-from msprobe_engine.config_check.shell.expand import WHITESPACE, NotKnown, cut
+from msprobe_engine.config_check.shell.expand import WHITESPACE, cut
 from msprobe_engine.config_check.shell.flow import Break, Exit, Return
+from msprobe_engine.config_check.shell.parameters import NotKnown
 from msprobe_engine.config_check.shell.syntax import Literal, Word
 from msprobe_engine.config_check.shell.values import Known, Place, State, Text, Unknown, known, shown
 

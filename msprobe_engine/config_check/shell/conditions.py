@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from msprobe_engine.config_check.shell import patterns, sums
-from msprobe_engine.config_check.shell.expand import Expander, NotKnown
+from msprobe_engine.config_check.shell.expand import Expander
+from msprobe_engine.config_check.shell.parameters import NotKnown
 from msprobe_engine.config_check.shell.syntax import Literal, Test, Word
 from msprobe_engine.config_check.shell.values import Known, State, Text, Unknown
 

@@ -12,8 +12,9 @@ from msprobe_engine.config_check.shell import patterns, sums
 from msprobe_engine.config_check.shell.call import Status
 from msprobe_engine.config_check.shell.conditions import double_bracket, opposite
 from msprobe_engine.config_check.shell.context import Context, short
-from msprobe_engine.config_check.shell.expand import Expander, NotKnown
+from msprobe_engine.config_check.shell.expand import Expander
 from msprobe_engine.config_check.shell.flow import Break, Leave, Return
+from msprobe_engine.config_check.shell.parameters import NotKnown
 from msprobe_engine.config_check.shell.syntax import (
     AndOr,
     Assignment,
