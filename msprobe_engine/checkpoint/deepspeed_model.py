@@ -13,6 +13,7 @@ from typing import Any
 from msprobe_engine.checkpoint.stored import RANDOM, Index, StoredTensor, value_group
 from msprobe_engine.checkpoint.torchfile import FileTensor, attributes, plain
 from msprobe_engine.checkpoint.trainer_files import stored
+from msprobe_engine.checkpoint.zero_rank_file import listed
 
 _TENSORS = ("module", "optimizer", "frozen_param_fragments")
 _LAYOUT = ("param_shapes", "frozen_param_shapes", "shared_params", "buffer_names", "universal_checkpoint_info", "ds_autoep_layers")
@@ -66,13 +67,13 @@ def model_file(tree: Mapping[str, Any], path: Path) -> ModelFile:
     return ModelFile(
         path,
         plain(tree["module"])[0] if isinstance(tree.get("module"), dict) else {},
-        [_shapes(group) for group in groups] if isinstance(groups, (list, tuple)) else [],
+        [_shapes(group) for group in listed(groups)],
         _shapes(tree.get("frozen_param_shapes")),
         {str(k): v for k, v in (tree.get("frozen_param_fragments") or {}).items() if isinstance(v, FileTensor)}
         if isinstance(tree.get("frozen_param_fragments"), dict)
         else {},
         _aliases(tree.get("shared_params")),
-        {str(name) for name in tree.get("buffer_names") or () if isinstance(name, str)},
+        {name for name in listed(tree.get("buffer_names")) if isinstance(name, str)},
         tree.get("optimizer"),
         attributes(tree.get("universal_checkpoint_info")),
         values,

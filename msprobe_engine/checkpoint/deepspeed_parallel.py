@@ -17,6 +17,7 @@ from msprobe_engine.checkpoint.cuts import width_of
 from msprobe_engine.checkpoint.megatron_cuts import Cut, cut_of, merged
 from msprobe_engine.checkpoint.stored import Index, StoredTensor, joined, rows
 from msprobe_engine.checkpoint.torchfile import attributes
+from msprobe_engine.checkpoint.zero_rank_file import listed
 from msprobe_engine.errors import DumpFormatError
 
 _SAFE = re.compile(r"(?:\\.|[^()|{}\[\]\\]|\[[\w-]{1,16}\])*")
@@ -83,10 +84,10 @@ def cuts_of(info: Mapping[str, Any], notes: list[str]) -> Cuts | None:
 
     widths = info.get("sub_param_shard_widths")
     parts = []
-    for entry in info.get("parameter_with_sub_params") or ():
+    for entry in listed(info.get("parameter_with_sub_params")):
         said = attributes(entry)
         dim, shape = said.get("partition_dim"), said.get("shape")
-        for text in said.get("patterns") or ():
+        for text in listed(said.get("patterns")):
             pattern, cut = _pattern(text, passed), _part_widths(widths, text, shape, dim)
             if pattern is not None and type(dim) is int and cut is not None:
                 parts.append((pattern, dim, cut))

@@ -70,7 +70,10 @@ def optimizer_parts(
     """
     out = OptimizerParts()
     groups = [group if isinstance(group, dict) else {} for group in tree["param_groups"]]
-    members = [list(group["params"]) if isinstance(group.get("params"), (list, tuple)) else [] for group in groups]
+    members = [
+        [n for n in group["params"] if isinstance(n, (int, str))] if isinstance(group.get("params"), (list, tuple)) else []
+        for group in groups
+    ]
     states: dict[Any, Any] = tree["state"]
     names = _names(groups, members, states, [parameters, *others], ordered, prefix, out.notes)
     for number, state in states.items():

@@ -19,6 +19,7 @@ from msprobe_engine.checkpoint.stored import OPTIMIZER, StoredTensor, whole
 from msprobe_engine.checkpoint.torchfile import FileTensor, plain
 from msprobe_engine.checkpoint.trainer_files import stored
 from msprobe_engine.checkpoint.zero_partitions import in_a_row, of_partitions
+from msprobe_engine.checkpoint.zero_rank_file import listed
 from msprobe_engine.dump.dtypes import decoder, item_size
 
 _MASTER = "master"
@@ -62,10 +63,10 @@ def _taken_apart(optimizer: dict[Any, Any], vectors: Any, weights: Sequence[Stor
     """The states of groups that are one flat vector each, by parameter; and the optimizer's state dict without them."""
     found: list[StoredTensor] = []
     states = dict(optimizer["state"])
-    for group, vector in zip(optimizer["param_groups"], vectors if isinstance(vectors, (list, tuple)) else ()):
-        numbers = group.get("params") if isinstance(group, dict) else None
+    for group, vector in zip(optimizer["param_groups"], listed(vectors)):
+        numbers = listed(group.get("params")) if isinstance(group, dict) else []
         run = _run_of(vector, weights) if isinstance(vector, FileTensor) else None
-        if run is None or not isinstance(numbers, (list, tuple)) or len(numbers) != 1:
+        if run is None or len(numbers) != 1 or not isinstance(numbers[0], int):
             continue
         slots, total = in_a_row({weight.name: weight.shape for weight in run})
         held = states.pop(numbers[0], None)
@@ -108,10 +109,10 @@ def _with_masters(optimizer: dict[Any, Any], groups: Any, weights: Sequence[Stor
     states = dict(optimizer["state"])
     named = []
     for group, copies in zip(optimizer["param_groups"], groups):
-        numbers = group.get("params") if isinstance(group, dict) else None
-        if isinstance(numbers, (list, tuple)) and isinstance(copies, (list, tuple)):
+        numbers = listed(group.get("params")) if isinstance(group, dict) else []
+        if numbers and isinstance(copies, (list, tuple)):
             for number, copy in zip(numbers, copies):
-                if isinstance(copy, FileTensor):
+                if isinstance(copy, FileTensor) and isinstance(number, int):
                     held = states.get(number)
                     states[number] = {**(held if isinstance(held, dict) else {}), _MASTER: copy}
             names = _by_value(copies, weights)

@@ -88,9 +88,9 @@ def rank_file(tree: Mapping[str, Any], path: Path) -> RankFile:
         _states(base, groups),
         [n if type(n) is int and n > 0 else 0 for n in counts[:groups]] + [0] * (groups - len(counts)),
         _numbers(state.get("group_paddings"), groups),
-        [_numbers(row, 0) for row in _listed(state.get("param_alignment_paddings"), groups)],
-        [_fragments(row) for row in _listed(state.get("param_slice_mappings"), groups)],
-        [_place(row) for row in _listed(state.get("ds_zero_partition_groups"), groups)],
+        [_numbers(row, 0) for row in _per_group(state.get("param_alignment_paddings"), groups)],
+        [_fragments(row) for row in _per_group(state.get("param_slice_mappings"), groups)],
+        [_place(row) for row in _per_group(state.get("ds_zero_partition_groups"), groups)],
         settings(state, base),
     )
 
@@ -125,9 +125,10 @@ def _states(base: Any, groups: int) -> list[dict[str, Any]]:
     elif isinstance(base, dict) and isinstance(base.get("state"), dict):
         order = [
             number
-            for group in base.get("param_groups") or ()
-            if isinstance(group, dict) and isinstance(group.get("params"), (list, tuple))
-            for number in group["params"]
+            for group in listed(base.get("param_groups"))
+            if isinstance(group, dict)
+            for number in listed(group.get("params"))
+            if isinstance(number, (int, str))
         ]
         states = base["state"]
         found = [states[n] if n in states and isinstance(states[n], dict) else {} for n in (order or sorted(states, key=str))]
@@ -136,14 +137,18 @@ def _states(base: Any, groups: int) -> list[dict[str, Any]]:
     return [{str(key): item for key, item in row.items()} for row in (*found, *({} for _ in range(groups)))][:groups]
 
 
-def _listed(value: Any, groups: int) -> list[Any]:
-    rows = list(value) if isinstance(value, (list, tuple)) else []
-    return (rows + [None] * groups)[:groups]
+def listed(value: Any) -> list[Any]:
+    """The elements of a list or a tuple; nothing of anything else."""
+    return list(value) if isinstance(value, (list, tuple)) else []
+
+
+def _per_group(value: Any, groups: int) -> list[Any]:
+    return (listed(value) + [None] * groups)[:groups]
 
 
 def _numbers(value: Any, count: int) -> list[int]:
-    rows = [item if type(item) is int and item >= 0 else 0 for item in value] if isinstance(value, (list, tuple)) else []
-    return rows + [0] * (count - len(rows))
+    found = [item if type(item) is int and item >= 0 else 0 for item in listed(value)]
+    return found + [0] * (count - len(found))
 
 
 def _fragments(value: Any) -> dict[str, tuple[int, int]]:
@@ -172,7 +177,7 @@ def settings(state: Mapping[str, Any], base: Any) -> dict[str, Any]:
     """Plain values: of the optimizer by path below ``optimizer``, of its groups of parameters below ``optimizer.param_groups``."""
     inner = ("optimizer_state_dict", "base_optimizer_state", *_LAYOUT)
     _, values = plain({str(key): item for key, item in state.items() if key not in inner}, "optimizer")
-    for number, group in enumerate(base.get("param_groups") or ()) if isinstance(base, dict) else ():
+    for number, group in enumerate(listed(base.get("param_groups"))) if isinstance(base, dict) else ():
         if isinstance(group, dict):
             values |= plain({str(key): item for key, item in group.items() if key != "params"}, f"optimizer.param_groups.{number}")[1]
     return values
