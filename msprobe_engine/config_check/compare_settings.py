@@ -8,12 +8,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
-from msprobe_engine.config_check import derive, plain
+from msprobe_engine.config_check import derive, plain, schedule
 from msprobe_engine.config_check.difference import ONLY_BENCH, ONLY_CMP, SETTINGS, Difference
 from msprobe_engine.config_check.severity import CHANGES, HARMLESS, MAY
 from msprobe_engine.config_check.side import DEFAULT, DERIVED, NOT_KNOWN, Quantity, Setting, Side, last_parts
@@ -72,6 +73,7 @@ class _Comparison:
         self._by_terms(mine, theirs)
         self._computed()
         self._defaults()
+        self._rates()
         self._negated(mine, theirs)
         self._similar(mine, theirs)
         for left, side, other in ((mine, self.bench, self.cmp), (theirs, self.cmp, self.bench)):
@@ -188,6 +190,25 @@ class _Comparison:
             if DERIVED in (a.how, b.how) and not self._follows(self.terms[name], a, b):
                 self._difference(self.terms[name], a, b)
 
+    def _rates(self) -> None:
+        """The learning rate itself, at updates that tell schedules apart: of other classes and parameters it may still be the same."""
+        a, b = schedule.schedule(self.bench), schedule.schedule(self.cmp)
+        if a is None or b is None:
+            return
+        differ = []
+        for name, update in schedule.points(a, b).items():
+            rates = a.rate(update), b.rate(update)
+            equal = math.isclose(*rates, rel_tol=schedule.CLOSE, abs_tol=1e-15)
+            shown = f"{rates[0]:.6g}", f"{rates[1]:.6g}"
+            self.out.derived[f"learning_rate of update {update} ({name})"] = (*shown, equal)
+            if not equal:
+                differ.append((update, *shown))
+        if differ and not self.reported & schedule.TERMS:
+            update, x, y = differ[0]
+            term = self.terms["learning_rate"]
+            why = f"the schedules are set alike and computed otherwise, by the rules of each framework; {term.why}"
+            self._row(f"rate of update {update}", f"rate of update {update}", x, y, term.severity, why, term, BY_DERIVATION)
+
     def _follows(self, term: Term, a: Quantity, b: Quantity) -> bool:
         """A quantity made of settings whose differences are reported themselves, as no less, on both sides by the same names."""
         least = (CHANGES, term.severity)
@@ -254,7 +275,8 @@ class _Comparison:
         severity, why = self._judged(name, term, one, None)
         if term is not None and term.feeds and all(self._quantity(term.feeds)):
             return
-        if severity != HARMLESS and one.origin == "default" and term is None:
+        unknown = term is None or (term.group and term.severity == MAY)
+        if severity != HARMLESS and one.origin == "default" and unknown:
             severity, why = HARMLESS, "it is at its framework's default, and the other side has no setting of this name"
         elif severity != HARMLESS:
             severity, why = MAY, _NOT_SET + why

@@ -73,7 +73,7 @@ class Difference:
     @property
     def name(self) -> str:
         """What it is called, on the side that has it."""
-        return self.bench_name or self.cmp_name
+        return self.cmp_name if self.bench_name in ("", ONLY_CMP) else self.bench_name
 
     @property
     def verdict(self) -> str:
@@ -105,11 +105,8 @@ class Difference:
 
     def sentence(self) -> str:
         """One line for a console."""
-        name = (
-            self.name
-            if self.bench_name == self.cmp_name or not (self.bench_name and self.cmp_name)
-            else f"{self.bench_name} / {self.cmp_name}"
-        )
+        alone = self.bench_name in (self.cmp_name, "", ONLY_CMP) or self.cmp_name in ("", ONLY_BENCH)
+        name = self.name if alone else f"{self.bench_name} / {self.cmp_name}"
         at = "".join((f", step {listed(self.steps)}" if self.steps else "", f", rank {listed(self.ranks)}" if self.ranks else ""))
         return f"{self.sheet}: {name}{at}{': ' if self.bench or self.cmp else '; '}{self.reason()}"
 

@@ -136,6 +136,6 @@ def shown(value: Any) -> str:
 
 
 def is_unset(value: Any) -> bool:
-    """Nothing was asked for: None, False, or an empty text, list or dict."""
+    """Nothing was asked for: None, False, ``no``, ``off``, or an empty text, list or dict."""
     value = plain(value)
-    return value is None or value is False or value == () or value == {}
+    return value is None or value is False or value in ((), {}) or (isinstance(value, str) and value.lower() in ("no", "off"))
