@@ -23,6 +23,7 @@ from msprobe_engine.config_check.terms import Term
 PURE, MAPPING, BY_DEFAULT, BY_DERIVATION = "pure name", "mapping", "default", "derived"
 """``matched_with``; the existing tool has the first two and ``similarity:0.9``."""
 _NOT_SET = "only one side says it, and what the other one takes is not known; "
+_LOSS_SCALE = "loss_scale"
 _PATH = re.compile(r"\s*(?:[0-9.]+\s+)?(?:~|\.{0,2})/\S.*", re.DOTALL)
 
 
@@ -145,8 +146,8 @@ class _Comparison:
 
     def _one_term(self, term: Term) -> bool:
         """Compare a term that the sides call differently; False: one side knows nothing of it."""
-        if term.feeds and all(self._quantity(term.feeds)):
-            return True  # the quantity it is a part of is compared
+        if (term.feeds and all(self._quantity(term.feeds))) or self._is_idle(term):
+            return True  # the quantity it is a part of is compared, or nobody reads it
         a, b = self._quantity(term.name)
         if a is None and b is None:
             return True  # "auto", or nothing: neither says anything
@@ -227,9 +228,13 @@ class _Comparison:
 
     def _counts(self, term: Term) -> bool:
         """Loss scales count in float16 only, of both: else the data type is the difference."""
-        if "loss_scale" not in term.name:
+        if _LOSS_SCALE not in term.name:
             return True
         return all(q is not None and q.value == "float16" for q in self._quantity("compute_dtype"))
+
+    def _is_idle(self, term: Term) -> bool:
+        """Loss scales where neither side computes in float16."""
+        return _LOSS_SCALE in term.name and all(q is not None and q.value != "float16" for q in self._quantity("compute_dtype"))
 
     # -- 4: what is left -----------------------------------------------------------------------------------------------------------------
 
@@ -299,6 +304,8 @@ class _Comparison:
             if row.severity != HARMLESS and b is not None and _only_moved(a.value, b.value):
                 return HARMLESS, "it is the same file or directory at another place"
             return row.severity, row.why
+        if self._is_idle(term):
+            return HARMLESS, "neither side computes in float16, which alone needs a scale of the loss"
         if term.content and term.content in self.content:
             what = "the samples" if term.content == "data" else "the weights"
             return HARMLESS, f"only the name differs; {what} themselves were compared"

@@ -131,6 +131,7 @@ class _Comparison:
         self.column, self.bench, self.cmp, self.other_ranks = column, bench, cmp, other_ranks
         self.digests = bool(bench.ours) and bool(cmp.ours)
         self.unequal: dict[tuple[str, int], dict[int, tuple[Any, Any]]] = {}
+        self.shared = False
         self.everyone = tuple({rank for _, rank in bench.places & cmp.places})
 
     def compared(self) -> Sheet:
@@ -141,6 +142,11 @@ class _Comparison:
             else:
                 self._missing(place)
         self._absent_places()
+        if one_sided and not self.shared:
+            what = "weights" if self.column == "weight_name" else "inputs"
+            why = f"no name of the {what} is on both sides; of two frameworks compare checkpoints (msprobe ckpt diff)"
+            self.sheet.differences.append(Difference(self.sheet.name, what, what, "", "", MAY, why, level=ERROR))
+            return self.sheet
         for (name, side), at in one_sided.items():
             names = (name, "") if side == "bench" else ("", name)
             what = "this parameter or buffer" if self.column == "weight_name" else "this input"
@@ -163,6 +169,7 @@ class _Comparison:
                 at["steps"].add(step)
                 at["ranks"].add(rank)
                 continue
+            self.shared = True
             equal = same_tensor(a[name], b[name])
             if not equal:
                 self.unequal.setdefault((name, rank), {})[step] = (a[name], b[name])
@@ -227,9 +234,9 @@ def relative(a: Any, b: Any) -> float | None:
 
 def _why_weights(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, str]:
     if a.get("shape") != b.get("shape") and "shape" in a and "shape" in b:
-        return f"it has another shape: {a['shape']} against {b['shape']}", CHANGES
+        return "it has another shape: another model, or another cut by tensor parallelism", CHANGES
     if a.get("dtype") != b.get("dtype") and "dtype" in a and "dtype" in b:
-        return f"it is kept in another data type: {a['dtype']} against {b['dtype']}", CHANGES
+        return "it is kept in another data type", CHANGES
     if a.get("digest") and b.get("digest") and all(key in a and key in b and _same_number(a[key], b[key]) for key in STATISTICS):
         return "its bits differ, though max, min, mean and norm agree: few elements, or the same ones in another order", CHANGES
     return "the training begins with other numbers in it", CHANGES
@@ -239,9 +246,9 @@ def _why_samples(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, str]:
     if "value" in a or "value" in b or "class" in a or "class" in b:
         return CHANGES, "the model is called with another value"
     if a.get("shape") != b.get("shape") and "shape" in a and "shape" in b:
-        return CHANGES, f"it has another shape: {a['shape']} against {b['shape']}"
+        return CHANGES, "it has another shape"
     if a.get("dtype") != b.get("dtype") and "dtype" in a and "dtype" in b:
-        return CHANGES, f"it has another data type: {a['dtype']} against {b['dtype']}"
+        return CHANGES, "it has another data type"
     x, y = a.get("samples") or [], b.get("samples") or []
     if x and len(x) == len(y) and None not in x and None not in y:
         if Counter(x) == Counter(y):

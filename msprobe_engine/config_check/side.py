@@ -150,6 +150,8 @@ class Side:
         for framework in frameworks or self.frameworks:
             if framework not in term.default:
                 continue
+            if term.needs and framework not in self.terms[term.needs].default and self.said(term.needs) is None:
+                continue
             version = next((self.versions[name] for name in _PACKAGES.get(framework, ()) if name in self.versions), "")
             try:
                 value = plain.plain(default_of(term, framework, version))

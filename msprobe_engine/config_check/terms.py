@@ -32,6 +32,7 @@ class Term:
     feeds: str = ""
     content: str = ""
     nothing: Any = None
+    needs: str = ""
     default: Mapping[str, Any] = field(default_factory=dict)
     words: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 

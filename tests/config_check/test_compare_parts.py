@@ -248,3 +248,19 @@ def test_flags_drivers_and_the_commit_are_compared() -> None:
     found = {one.name: one.severity for one in compare_system(a, b).differences}
     assert found == {"flags.matmul.allow_tf32": CHANGES, "drivers.nvidia": MAY, "program.git.commit": MAY}
     assert not compare_system(a, {0: {"host": "c"}}).differences
+
+
+def test_models_without_a_common_name_are_one_difference() -> None:
+    """Weights of two frameworks are not listed as missing one by one: what compares them is named."""
+    a, b = ({(0, 0): {f"{prefix}.{i}": _stats(i) for i in range(5)}} for prefix in ("decoder", "model"))
+    (one,) = compare_weights(Tensors(a), Tensors(b)).differences
+    assert (one.severity, "ckpt diff" in one.why) == (MAY, True)
+
+
+def test_another_shape_or_type_is_said() -> None:
+    """The sentence says what differs, the values show it."""
+    a, b = (Tensors(ours={(0, 0): {"w": _tensor("aa") | more}}) for more in ({}, {"shape": [2, 2]}))
+    (one,) = compare_weights(a, b).differences
+    assert ("another shape" in one.why, one.bench[:14], one.cmp[:14]) == (True, "float32 [4, 2]", "float32 [2, 2]")
+    (one,) = compare_weights(a, Tensors(ours={(0, 0): {"w": _tensor("aa", dtype="bfloat16")}})).differences
+    assert "another data type" in one.why

@@ -257,3 +257,15 @@ def test_two_names_of_one_side_that_disagree_are_said() -> None:
     """When a side says a term twice, differently, the reader is told which one was taken."""
     found = _compare(TRANSFORMERS, DEEPSPEED | {"learning_rate": 5e-4})
     assert any("learning_rate" in note and "optimizer.params.lr" in note for note in found.notes)
+
+
+def test_defaults_that_hold_only_with_something_else() -> None:
+    """DeepSpeed's warm-up of 1000 updates is there with a scheduler only; loss scales are read in float16 only."""
+    plain = _side(DEEPSPEED | {"fp16.loss_scale_window": 500}, world_size=2)
+    found = compare_settings(plain, _side(TRANSFORMERS, world_size=2), "file")
+    assert not {"warmup_type", "loss_scale_window", "initial_loss_scale"} & {one.term for one in found.differences}
+    scheduled = _side(DEEPSPEED | {"scheduler.type": "WarmupLR"}, world_size=2)
+    found = compare_settings(scheduled, _side(TRANSFORMERS | {"lr_scheduler_type": "constant_with_warmup"}, world_size=2), "file")
+    assert {"warmup_type", "warmup_steps"} <= {one.term for one in found.differences}
+    one = _compare(DEEPSPEED | {"fp16.hysteresis": 2}, DEEPSPEED | {"fp16.hysteresis": 3}).differences
+    assert [d.severity for d in one] == [HARMLESS]
