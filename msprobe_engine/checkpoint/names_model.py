@@ -21,6 +21,11 @@ _AFTER, _BEFORE = "post_attention_layernorm.weight", "pre_feedforward_layernorm.
 class Model:
     """Facts of one side.
 
+    Attributes:
+        interleaved: Megatron ran with ``--rotary-interleaved``: rows of q and k are in pairs, not in halves.
+        is_mindspore: names are those of MindSpore Transformers.
+        slots: of all that the checkpoint has.
+
     Args:
         checkpoint: whose facts and shapes are looked at.
         other: asked when the checkpoint says nothing.
@@ -37,6 +42,8 @@ class Model:
         self.slots: set[str] = set()
         self._plain = {bare(tensor.name) for tensor in checkpoint.tensors.values() if tensor.group in (MODEL, OPTIMIZER)}
         self.is_mindspore = checkpoint.format.startswith("MindSpore") or any(name.endswith(_MINDSPORE) for name in self._plain)
+        whole = checkpoint.values.get("args.rotary_percent", 1.0) == 1.0
+        self.interleaved = checkpoint.values.get("args.rotary_interleaved") is True and whole
         self._roots = _roots(self._plain)
         self._two = all(any(name.startswith(f"{part}.layers.") for name in self._plain) for part in ("encoder", "decoder"))
         for tensor in checkpoint.tensors.values():

@@ -8,7 +8,7 @@ from functools import partial
 
 from msprobe_engine.checkpoint import cuts
 from msprobe_engine.checkpoint import names_rules as rules
-from msprobe_engine.checkpoint.cuts import Cut
+from msprobe_engine.checkpoint.cuts import Cut, Heads
 from msprobe_engine.checkpoint.names_model import Model
 from msprobe_engine.checkpoint.names_prefixes import bare, state_of
 from msprobe_engine.checkpoint.names_rules import Spot
@@ -67,6 +67,8 @@ def _placed(tensor: StoredTensor, spot: Spot, model: Model) -> Placed:
         return Placed(tensor, (slot,))
     if slot == "attention.k_norm" and model.has(f"{spot.layer}attention.kv_up.weight"):
         return Placed(tensor, ("attention.kv_norm",))  # latent attention of older releases of MindSpeed-LLM
+    if slot in ("attention.q_norm", "attention.k_norm") and model.interleaved and shape == (model.head_dim(spot.layer),):
+        return Placed(tensor, (slot,), rules.ROTARY, lambda t: [cuts.half_rotation(t, shape[0])])
     if form in (rules.GROUPED_QKV, rules.BLOCK_QKV, rules.CONV_QKV):
         return _qkv(tensor, spot, model)
     if form == rules.CONV and len(shape) == 2 and _is_conv(spot, model):
@@ -110,12 +112,19 @@ def _qkv(tensor: StoredTensor, spot: Spot, model: Model) -> Placed:
     if isinstance(heads, str):
         return _refused(tensor, spot, heads, *slots)
     if form == rules.GROUPED_QKV:
-        return Placed(tensor, slots, f"{form} {heads}", partial(cuts.grouped_qkv, heads=heads))
+        size = model.head_dim(layer) if model.interleaved and not heads.gated else None
+        return Placed(tensor, slots, f"{form} {heads} {size}", partial(_groups, heads=heads, interleaved=size))
 
     def blocks(t: StoredTensor) -> list[StoredTensor]:
         return cuts.blocks(cuts.turned(t) if turn else t, heads.sizes, "qkv")
 
     return Placed(tensor, slots, f"{form} {heads} {turn}", blocks)
+
+
+def _groups(tensor: StoredTensor, heads: Heads, interleaved: int | None) -> list[StoredTensor]:
+    """q, k and v; rows of q and k in halves of each head."""
+    q, k, v = cuts.grouped_qkv(tensor, heads)
+    return [q, k, v] if interleaved is None else [cuts.half_rotation(q, interleaved), cuts.half_rotation(k, interleaved), v]
 
 
 def _latent(tensor: StoredTensor, spot: Spot, model: Model) -> Placed:

@@ -72,6 +72,7 @@ def run(name: str, directory: Path) -> dict[str, Any]:
     facts = {"heads": config.num_attention_heads, "kv_heads": getattr(config, "num_key_value_heads", config.num_attention_heads)}
     tensors = {key: value.detach().numpy() for key, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
     mine = checkpoint_of(tensors, directory / "megatron", facts)
+    mine.values["args.rotary_interleaved"] = model.config.rotary_interleaved
     theirs = checkpoint_of(saved(directory / "hf"), directory / "transformers", facts)
     found = aligned(mine, theirs)
     for pair in found.pairs:
@@ -113,6 +114,7 @@ def gradients(source: Any, model: Any, tokens: Any, directory: Path, facts: dict
         outputs.square().mean().backward()
         found = {f"exp_avg|{key}": p.grad.numpy() for key, p in side.named_parameters() if p.grad is not None}
         sides.append(checkpoint_of(found, directory / f"gradients{len(sides)}", facts))
+    sides[0].values["args.rotary_interleaved"] = model.config.rotary_interleaved
     found = aligned(*sides)
     values = [(array_of(pair.a), array_of(pair.b)) for pair in found.pairs]
     noise = 1e-3 * max(float(np.abs(b).max()) for _, b in values)  # the gradient of a bias of keys is 0 but for rounding
@@ -252,11 +254,11 @@ def qwen2() -> tuple[Any, Any]:
     return Qwen2ForCausalLM(config), megatron(config, add_qkv_bias=True)
 
 
-def qwen3() -> tuple[Any, Any]:
+def qwen3(interleaved: bool = False) -> tuple[Any, Any]:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config(**COMMON, head_dim=16)
-    return Qwen3ForCausalLM(config), megatron(config, qk_layernorm=True, kv_channels=16)
+    return Qwen3ForCausalLM(config), megatron(config, qk_layernorm=True, kv_channels=16, rotary_interleaved=interleaved)
 
 
 def phi3() -> tuple[Any, Any]:
@@ -365,6 +367,7 @@ MODELS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "gpt2": gpt2,
     "qwen2": qwen2,
     "qwen3": qwen3,
+    "qwen3-interleaved": partial(qwen3, interleaved=True),
     "phi3": phi3,
     "gpt-neox": neox,
     "starcoder2": starcoder2,

@@ -20,8 +20,8 @@ from msprobe_engine.checkpoint.names import aligned
 
 JOB = Path(__file__).with_name("gpt_pairs_job.py")
 MODELS = (
-    "llama", "llama-tied", "gpt2", "qwen2", "qwen3", "phi3", "gpt-neox", "starcoder2", "mixtral", "qwen2-moe", "qwen3-moe", "qwen3-next",
-    "deepseek", "deepseek-full-rank",
+    "llama", "llama-tied", "gpt2", "qwen2", "qwen3", "qwen3-interleaved", "phi3", "gpt-neox", "starcoder2", "mixtral",
+    "qwen2-moe", "qwen3-moe", "qwen3-next", "deepseek", "deepseek-full-rank",
 )  # fmt: skip
 
 
