@@ -133,7 +133,7 @@ def _is_cut_down_projection(name: str, shapes: Mapping[str, Index]) -> bool:
     projection behind one takes in the whole rank of it."""
     up = _weight(name).replace("_down_proj.", "_up_proj.")
     down = _weight(name)
-    return up in shapes and down in shapes and shapes[down][0] < shapes[up][1]
+    return len(shapes.get(up, ())) > 1 and len(shapes.get(down, ())) > 0 and shapes[down][0] < shapes[up][1]
 
 
 def _has_up_projection(name: str, shapes: Mapping[str, Index]) -> bool:

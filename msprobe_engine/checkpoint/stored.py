@@ -226,14 +226,14 @@ def joined(parts: Sequence[StoredTensor], dim: int = 0) -> StoredTensor:
     """The tensors one behind the other along `dim`, with the name of the first.
 
     Raises:
-        DumpFormatError: their dtypes or other dimensions differ.
+        DumpFormatError: their dtypes or other dimensions differ, or they have no dimension `dim`.
     """
     head = parts[0]
     boxes: list[Box] = []
     copies: list[Box] = []
     at = 0
     for part in parts:
-        if part.dtype != head.dtype or _without(part.shape, dim) != _without(head.shape, dim):
+        if part.dtype != head.dtype or len(part.shape) <= dim or _without(part.shape, dim) != _without(head.shape, dim):
             raise DumpFormatError(
                 f"{head.key}: pieces of {head.dtype} {list(head.shape)} and {part.dtype} {list(part.shape)} cannot be put together along "
                 f"dimension {dim}; the ranks' files do not belong together"
