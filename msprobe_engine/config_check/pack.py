@@ -38,9 +38,9 @@ _OWN = ("env", "pip", "hyperparameters/", "dataset/", "weights/", "random/", "ms
 class PackWriter:
     """Adds entries to a pack; all ranks of a run may name the same path.
 
-    A pack that an earlier run left at the path is replaced, which is said. An earlier run is told by `run`, and by this rank having
-    written there in another process. A file that is no pack is left alone. Where the file system has no locks, every node writes a pack
-    of its own beside the path (``pack@HOST.zip``), and `read_pack` reads them together.
+    A pack that an earlier run left at the path is replaced, which is said. An earlier run is told by `run`, without one by what launchers
+    say, and by this rank having written there in another process. A file that is no pack is left alone. Where the file system has no
+    locks, every node writes a pack of its own beside the path (``pack@HOST.zip``), and `read_pack` reads them together.
 
     Args:
         path: ends in ``.zip``; directories are made.
@@ -73,7 +73,7 @@ class PackWriter:
         self.rank = job.rank() if rank is None else rank
         self.world_size = job.world_size() if world_size is None else world_size
         self._framework, self._step_unit = framework, step_unit
-        self._run = job.launch() if run is None else run
+        self._run, self._known_run = job.launch() if run is None else run, run is not None
         self._lock: Path | None = None
         self._keep_previous = keep_previous
         make_directory(self.path.absolute().parent, "config check")
@@ -163,7 +163,8 @@ class PackWriter:
             other = json.loads(before.read(who)).get("process") if who in names else job.process()
         except (ValueError, AttributeError, zipfile.BadZipFile):
             return "there was a pack that cannot be read"
-        return "" if run == self._run and other == job.process() else "there was the pack of an earlier run"
+        same = run == self._run and (self._known_run or other == job.process())
+        return "" if same else "there was the pack of an earlier run"
 
     def _leave_shared(self, refused: pack_file.Refused) -> None:
         if self._lock is not None:

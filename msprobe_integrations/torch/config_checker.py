@@ -18,6 +18,7 @@ from msprobe_engine.log import error, info, one_line, warn_once, warning
 from msprobe_integrations.torch import at_exit, config_start, exits
 from msprobe_integrations.torch.config_random import TorchRandomCalls, states
 from msprobe_integrations.torch.config_tensors import TensorCollector
+from msprobe_integrations.torch.devices import in_use
 from msprobe_integrations.torch.module_hooks import ModuleHooks
 from msprobe_integrations.torch.targets import Named
 
@@ -115,7 +116,7 @@ class TorchConfigChecker:
     def _before_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Hook of the (first) model: one forward pass begins."""
         try:
-            if self._hooks is None or not (self._evaluation or model.training or torch.is_grad_enabled()):
+            if self._hooks is None or not (self._evaluation or model.training or torch.is_grad_enabled()) or _only_looked_at(args, kwargs):
                 return
             step, self._step = self._step, self._step + 1
             if step in self._micro_steps:
@@ -162,6 +163,15 @@ class TorchConfigChecker:
         if set(start.settings) - self._names:
             made.update(start.of_settings())
         return made
+
+
+def _only_looked_at(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Is the pass made for a tracer, an exporter or a graph of the device, and not to compute anything now?"""
+    if torch._C._get_tracing_state() is not None or torch.compiler.is_compiling():
+        return True
+    if any(isinstance(one, torch._subclasses.FakeTensor) for one in (*args, *kwargs.values())):
+        return True
+    return any(getattr(module, "is_current_stream_capturing", bool)() for _, module in in_use())
 
 
 def models_of(model: Any) -> list[nn.Module]:

@@ -24,8 +24,9 @@ def ranks() -> tuple[int, int]:
     return job.rank(), job.world_size()
 
 
-def run_token() -> str:
-    """Equal on all ranks of this run, and on no other: made by whoever asks first, shared over the job's key-value store. No collective."""
+def run_token() -> str | None:
+    """Equal on all ranks of this run, and on no other: made by whoever asks first, shared over the job's key-value store. No collective.
+    None: there is none."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         try:
             store: Any = dist.distributed_c10d._get_default_store()
@@ -33,7 +34,7 @@ def run_token() -> str:
             return token.decode()
         except Exception as error:  # a store that cannot compare, or none
             debug(f"config check: no common name for the run ({type(error).__name__}: {error})")
-    return job.launch()
+    return None
 
 
 def pack_writer(path: Any, step_unit: str = "forward pass", *, keep_previous: bool = False) -> PackWriter:

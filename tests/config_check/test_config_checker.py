@@ -75,12 +75,16 @@ def test_digests_are_those_of_the_bits(trained: tuple[Pack, str]) -> None:
     assert data["kwargs.labels"]["digest"] == data["args.0"]["digest"]
 
 
+@pytest.fixture(scope="module")
+def plain(train: Callable[..., str]) -> str:
+    return train("", odd="1")
+
+
 @pytest.mark.parametrize("micro_steps", ["1", "all"])
 def test_the_training_is_bit_for_bit_the_same_without_the_checker(
-    tmp_path: Path, trained: tuple[Pack, str], train: Callable[..., str], micro_steps: str
+    tmp_path: Path, trained: tuple[Pack, str], plain: str, train: Callable[..., str], micro_steps: str
 ) -> None:
     """Losses and weights, dropout included, with patches and hooks and without; odd inputs are no trouble either."""
-    plain = train("", odd="1")
     checked = train(tmp_path / "pack.zip", odd="1", micro_steps=micro_steps)
     assert checked == plain == trained[1]
     pack = read_pack(tmp_path / "pack.zip")
@@ -154,6 +158,19 @@ def test_evaluation_is_not_counted_unless_asked_for(tmp_path: Path) -> None:
     other.flush()
     first, second = (read_pack(tmp_path / name).json(entries.dataset(0, 0))["args"]["0"]["max"] for name in ("a.zip", "b.zip"))
     assert (first, second) == (1.0, 0.0)
+
+
+def test_passes_of_tracers_and_exporters_are_none(tmp_path: Path) -> None:
+    """The graph that they make has nothing of ours, and the first real pass is collected."""
+    model = Dropped()
+    checker = ConfigChecker(model, None, tmp_path / "pack.zip")
+    traced = torch.jit.trace(model.eval(), torch.ones(1, 4))
+    exported = torch.export.export(model.train(), (torch.ones(1, 4),))
+    assert "digest" not in str(traced.inlined_graph) + str(exported.graph)
+    assert len(list(traced.inlined_graph.nodes())) < 20
+    model(torch.full((1, 4), 3.0))
+    checker.flush()
+    assert read_pack(tmp_path / "pack.zip").json(entries.dataset(0, 0))["args"]["0"]["max"] == 3.0
 
 
 def test_a_model_that_never_trained_is_said_at_the_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

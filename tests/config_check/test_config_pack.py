@@ -22,7 +22,7 @@ from msprobe_engine.errors import DumpFormatError, SinkError, UsageError
 RANKS, STEPS = 6, 8
 
 
-def _write(path: Path, rank: int, run: str) -> None:
+def _write(path: Path, rank: int, run: str | None) -> None:
     writer = PackWriter(path, rank=rank, world_size=RANKS, framework="pytorch", run=run)
     for step in range(STEPS):
         writer.add({entries.of_step("weights", step, rank): {"w": {"digest": f"{rank}-{step}"}}})
@@ -63,11 +63,12 @@ def _umask() -> int:
     return mask
 
 
-def test_the_same_rank_in_another_process_is_another_run(tmp_path: Path) -> None:
+def test_the_same_rank_in_another_process_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a common name for the run, a rank that has written before in another process tells that this is a new run."""
     path = tmp_path / "pack.zip"
+    monkeypatch.setenv("WORLD_SIZE", "2")  # by a launcher that says the same every time
     for _ in range(2):
-        process = multiprocessing.get_context("fork").Process(target=_write, args=(path, 0, "same launcher"))
+        process = multiprocessing.get_context("fork").Process(target=_write, args=(path, 0, None))
         process.start()
         process.join(60)
         assert len(zipfile.ZipFile(path).namelist()) == STEPS + 2
