@@ -64,8 +64,8 @@ EXIT_CODES = """\
 exit codes:
   0    done
   1    done, and something was found (nan_analyze, monitor analyze, monitor learn --check, grad_probe compare, config_check,
-       frameworks) or does not fit (estimate)
-  2    wrong usage, settings or input; the message says what to do
+       ckpt diff, frameworks) or does not fit (estimate)
+  2    wrong usage, settings or input; the message says what to do; cannot tell (ckpt diff)
   3    nothing found, but something could not be read (compare, diagnose, nan_analyze); elsewhere a bug in this tool: please
        report it with the output of --debug
   130  interrupted"""
