@@ -31,6 +31,9 @@ from msprobe_engine.checkpoint.result import (
 from msprobe_engine.checkpoint.stored import StoredTensor, permuted
 from msprobe_engine.checkpoint.threads import Job, Plan, Pool
 
+_PIECE = 1 << 16
+"""Elements of which float64 copies are made at a time."""
+
 
 class _Comparing(Job):
     """A pair on its way: sums of the blocks that are done."""
@@ -201,8 +204,12 @@ def _changed(a: npt.NDArray[Any], dtype_a: str, b: npt.NDArray[Any], dtype_b: st
         return np.asarray(a != b)
     if not (values_known(dtype_a) and values_known(dtype_b)):
         return None
-    x, y = values(a, dtype_a), values(b, dtype_b)
-    return np.asarray((x != y) & ~((x != x) & (y != y)))
+    mask = np.empty(a.size, bool)
+    flat_a, flat_b = a.reshape(-1), b.reshape(-1)
+    for first in range(0, a.size, _PIECE):
+        x, y = values(flat_a[first : first + _PIECE], dtype_a), values(flat_b[first : first + _PIECE], dtype_b)
+        mask[first : first + _PIECE] = (x != y) & ~((x != x) & (y != y))
+    return mask.reshape(a.shape)
 
 
 def _by_file(pieces: Sequence[Piece], mask: npt.NDArray[Any] | None, changed: int) -> dict[str, int] | None:
