@@ -30,6 +30,8 @@ _MOST = 2000
 """Differing tensors that are looked at one by one."""
 _FILES = 4
 """Of so many at most is said that all differences lie in them."""
+_SENTENCES = 8
+"""About experts, each of its own."""
 _NORM = 1e-9
 """Norms of the same elements in another order agree to this."""
 _FRACTIONS = {"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7}
@@ -191,17 +193,20 @@ class _Explaining:
                 experts["" if m is None else f"layer {m}: ", e, f] += 1
             elif m is not None and n is not None and m != n:
                 layers[m, n] += 1
+        found = []
         for (where, e, f), count in experts.items():
             if experts.get((where, f, e)):
                 if e < f:
-                    self._notes.append(f"{where}experts {e} and {f} are exchanged ({count + experts[where, f, e]} tensors)")
+                    found.append(f"{where}experts {e} and {f} are exchanged ({count + experts[where, f, e]} tensors)")
             else:
-                self._notes.append(f"{where}expert {e} of A is expert {f} of B ({count} tensors)")
-        for (m, n), count in layers.items():
-            if not layers.get((n, m)):
-                self._notes.append(f"layer {m} of A is layer {n} of B ({count} tensors)")
-            elif m < n:
-                self._notes.append(f"layers {m} and {n} are exchanged ({count + layers[n, m]} tensors)")
+                found.append(f"{where}expert {e} of A is expert {f} of B ({count} tensors)")
+        if len(found) > _SENTENCES:
+            left = len(found) - _SENTENCES
+            found[_SENTENCES:] = [f"{left} more experts lie elsewhere ({sum(experts.values())} tensors of experts in all)"]
+        self._notes += found
+        for m, n in [pair for pair in layers if pair[0] < pair[1] and layers.get((pair[1], pair[0]))]:
+            self._notes.append(f"layers {m} and {n} are exchanged ({layers.pop((m, n)) + layers.pop((n, m))} tensors)")
+        self._notes += _moved_layers(layers)
 
     def _same(self, a: StoredTensor, b: StoredTensor) -> bool:
         try:
@@ -244,6 +249,24 @@ class _Explaining:
         for key, count in counts.items():
             if count > 1 and not key.startswith(("exchanged with", "equal to what")):
                 self._notes.append(f"{count} tensors: {words[key]}" if key == words[key] else f"{count} tensors like: {words[key]}")
+
+
+def _moved_layers(layers: Counter[tuple[int, int]]) -> list[str]:
+    """Layers of A that are others of B: neighbours that moved by the same in one sentence."""
+    found = []
+    runs: list[list[int]] = []  # first layer of A, last, how far it moved, tensors
+    for m, n in sorted(layers):
+        count = layers[m, n]
+        if runs and runs[-1][1] == m - 1 and runs[-1][2] == n - m:
+            runs[-1][1], runs[-1][3] = m, runs[-1][3] + count
+        else:
+            runs.append([m, m, n - m, count])
+    for first, last, by, count in runs:
+        if first == last:
+            found.append(f"layer {first} of A is layer {first + by} of B ({count} tensors)")
+        else:
+            found.append(f"layers {first} to {last} of A are layers {first + by} to {last + by} of B ({count} tensors)")
+    return found
 
 
 def _by_numbers(result: TensorResult) -> str:

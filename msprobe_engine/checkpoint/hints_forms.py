@@ -155,4 +155,4 @@ def _moves(mine: list[bytes], other: list[bytes]) -> str:
         shift = where[mine[first]] - first
         if all((where[digest] - i - shift) % n == 0 for i, digest in enumerate(mine)):
             return f"moved on by {shift % n}"
-    return f"{len(moved)} of them, from {first} to {last}"
+    return "all of them" if len(moved) == n else f"{len(moved)} of them, from {first} to {last}"

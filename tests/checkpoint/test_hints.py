@@ -150,6 +150,17 @@ def test_exchanged_experts_and_layers_are_named_once_for_all_their_tensors(tmp_p
     assert notes == ["layers 1 and 2 are exchanged (24 tensors)"]
 
 
+def test_layers_that_moved_on_are_one_sentence(tmp_path: Path) -> None:
+    """A layer that is missing at the beginning shifts all others: a range, not a line for each."""
+    rng = np.random.default_rng(2)
+    layers = [rng.standard_normal((4, 4)).astype(np.float32) for _ in range(7)]
+    a = {f"decoder.layers.{n}.mlp.linear_fc2.weight": layers[n] for n in range(6)}
+    b = {f"decoder.layers.{n}.mlp.linear_fc2.weight": layers[n + 1] for n in range(6)}
+    alignment = aligned(checkpoint_of(a, tmp_path / "a"), checkpoint_of(b, tmp_path / "b"))
+    results, _ = compare(alignment.pairs, plan(256, 1))
+    assert explain(alignment, results) == ["layers 1 to 5 of A are layers 0 to 4 of B (5 tensors)"]
+
+
 def test_one_file_that_holds_all_differences_is_named(tmp_path: Path) -> None:
     """A shard of another save: each tensor it holds differs, no other does."""
     from dataclasses import replace
