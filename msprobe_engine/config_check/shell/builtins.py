@@ -12,7 +12,7 @@ from msprobe_engine.config_check.shell.expand import WHITESPACE, cut
 from msprobe_engine.config_check.shell.flow import Break, Exit, Return
 from msprobe_engine.config_check.shell.parameters import NotKnown
 from msprobe_engine.config_check.shell.syntax import Literal, Word
-from msprobe_engine.config_check.shell.values import Known, Place, State, Text, Unknown, known, shown
+from msprobe_engine.config_check.shell.values import Known, Place, State, Text, Unknown, certain_before, known, shown
 
 _ASKING = frozenset("grep egrep fgrep which type hash ls find curl wget ping pgrep nvidia-smi npu-smi diff cmp git kill".split())  # noqa: SIM905
 """Commands that are used to ask something; how they end is known only to a run. Others are taken to do what they are there for."""
@@ -38,22 +38,21 @@ def _set(call: Call) -> Status:
             call.state.allexport = word[0] == "-"
         i += 1
     if i < len(words):
-        listed = call.fields[i + (words[i] == "--") :]
-        unsure = any(isinstance(piece, Unknown) and piece.many for text in listed for piece in text)
-        call.state.positional = None if unsure else tuple(listed)
+        call.state.positional = tuple(call.fields[i + (words[i] == "--") :])
     return True
 
 
 def _shift(call: Call) -> Status:
     count = known(call.fields[1]) if len(call.fields) > 1 else "1"
-    if call.state.positional is None:
+    positional = call.state.positional
+    if positional is None:
         return True
-    if count is None or not count.isdigit():
-        call.state.positional = None
+    if count is None or not count.isdigit() or not certain_before(positional, int(count[:9]) - 1):
+        call.state.positional = ((Unknown("$@", "is what is left of arguments that are not known", call.at, many=True),),)
         return None
-    if int(count) > len(call.state.positional):
+    if int(count[:9]) > len(positional):
         return False
-    call.state.positional = call.state.positional[int(count) :]
+    call.state.positional = positional[int(count[:9]) :]
     return True
 
 

@@ -153,7 +153,7 @@ class Evaluator(Control):
         positional, before = state.positional, self.expander.file
         state.scopes.append({key: Variable(value, exported=True) for key, value in prefix.items()})
         depth = len(state.scopes)
-        state.positional = _arguments(arguments)
+        state.positional = self._arguments(arguments)
         self.expander.file = file
         try:
             return self.run(body, state)  # type: ignore[arg-type]
@@ -191,14 +191,14 @@ class Evaluator(Control):
     def _inner_shell(self, inner: Unwrapped, fields: list[Text], state: State, at: Place) -> bool:
         """Walk the script or text that a command gives to a shell; False where that is not at hand."""
         name = known(inner.argv[0]) if inner.argv else None
-        arguments = _arguments(list(inner.argv[1:]))
+        arguments = self._arguments(list(inner.argv[1:]))
         self._outer.append(tuple(fields))
         try:
             if inner.kind == "text":
                 if name is None:
                     self.context.note(at, f"a command line that is not known ({short(shown(inner.argv[0]))}) is not read")
                     return True
-                self.child(name, at.file, state, "bash", arguments and arguments[1:], inner.env, at.line)
+                self.child(name, at.file, state, "bash", arguments[1:], inner.env, at.line)
                 return True
             if inner.kind == "input":
                 text = known(self.input) if self.input is not None else None
@@ -212,6 +212,16 @@ class Evaluator(Control):
             return True
         finally:
             self._outer.pop()
+
+    def _arguments(self, fields: list[Text]) -> tuple[Text, ...]:
+        """Arguments of a function or script, without those that nothing sets and that may be none, which is said."""
+        out = []
+        for text in fields:
+            if all(isinstance(piece, Unknown) and piece.many and piece.absent for piece in text):
+                self.expander.assumed(text)
+            else:
+                out.append(text)
+        return tuple(out)
 
     def emit(self, text: Text) -> None:
         """Output of a command that the reader knows."""
@@ -239,13 +249,6 @@ class Evaluator(Control):
         if value is None:
             return unknown
         return (Known(value.rstrip("\n"), at),)
-
-
-def _arguments(fields: list[Text]) -> tuple[Text, ...] | None:
-    """Arguments of a function or script; None where their number is not known."""
-    if any(isinstance(piece, Unknown) and piece.many and not piece.absent for text in fields for piece in text):
-        return None
-    return tuple(text for text in fields if not all(isinstance(piece, Unknown) and piece.many for piece in text))
 
 
 def _braced(argument: Assignment) -> Word | None:

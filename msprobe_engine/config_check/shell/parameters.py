@@ -7,7 +7,19 @@ from dataclasses import replace
 from msprobe_engine.config_check.shell import patterns, sums
 from msprobe_engine.config_check.shell.context import ONLY_A_RUN_KNOWS, Context, short
 from msprobe_engine.config_check.shell.syntax import Literal, Parameter, Word
-from msprobe_engine.config_check.shell.values import Known, Piece, Place, State, Text, Unknown, Variable, known, shown, unknown_of
+from msprobe_engine.config_check.shell.values import (
+    Known,
+    Piece,
+    Place,
+    State,
+    Text,
+    Unknown,
+    Variable,
+    certain_before,
+    known,
+    shown,
+    unknown_of,
+)
 
 Segment = tuple[Piece, bool] | None
 """A piece and whether it is split into words; None: a field ends here."""
@@ -91,11 +103,15 @@ class Parameters:
             if state.positional is None:
                 return (Unknown(part.source, "is an argument of the script, which is not given", at, absent=True),)
             number = int(name[:9])
+            if not certain_before(state.positional, number - 1):
+                return (Unknown(part.source, "is an argument that is not known", at),)
             return state.positional[number - 1] if number <= len(state.positional) else None
         if name == "#":
             if state.positional is None:
                 self.context.assume_absent(Unknown("$#", "is the number of the script's arguments, which are not given", at))
                 return (Known("0", at),)
+            if not certain_before(state.positional, len(state.positional)):
+                return (Unknown(part.source, "is the number of arguments that are not known", at),)
             return (Known(str(len(state.positional)), at),)
         if name == "?" and state.status:
             return (Known("0", at),)

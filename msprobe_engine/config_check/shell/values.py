@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 
@@ -62,6 +63,11 @@ def shown(text: Text) -> str:
     return "".join(piece.text if isinstance(piece, Known) else piece.source for piece in text)
 
 
+def certain_before(texts: Sequence[Text], index: int) -> bool:
+    """None of the texts up to an index stands for an unknown number of words."""
+    return not any(isinstance(piece, Unknown) and piece.many for text in texts[: index + 1] for piece in text)
+
+
 def unknown_of(text: Text) -> Unknown | None:
     """The first piece that is not known."""
     return next((piece for piece in text if isinstance(piece, Unknown)), None)
@@ -102,7 +108,7 @@ class State:
 
     Attributes:
         scopes: the global variables, then those of each function that runs, innermost last. None: unset there.
-        positional: ``$1``, ...; None: not known.
+        positional: ``$1``, ...; a text that is an unknown number of words stands for as many of them. None: those of the script, not given.
         name: ``$0``.
         directory: working directory; None: not known.
         functions: name -> (tree, file).
@@ -173,7 +179,8 @@ def merge(first: State, second: State, why: str, at: Place) -> State:
             if a != b:
                 scope[name] = _merged(name, a, b, why, at)
     if first.positional != second.positional:
-        out.positional = None
+        left, right = (list(one) if one is not None else _not_known("$@", why, at) for one in (first.positional, second.positional))
+        out.positional = tuple(_merged_lists(left, right, "@", why, at))
     out.directory = first.directory if first.directory == second.directory else None
     out.functions = {**second.functions, **first.functions}
     out.status = first.status if first.status == second.status else None
@@ -190,6 +197,11 @@ def _merged(name: str, a: Variable | None, b: Variable | None, why: str, at: Pla
         return replace(like, text=None, items=items, exported=exported, associative=False)  # type: ignore[arg-type]
     left_text, right_text = (a.text if a else None), (b.text if b else None)
     return replace(like, text=_merged_texts(name, left_text, right_text, why, at), exported=exported)
+
+
+def _not_known(source: str, why: str, at: Place) -> list[Text]:
+    """A list of which nothing is known."""
+    return [(Unknown(source, why, at, many=True),)]
 
 
 def _elements(variable: Variable | None) -> list[Text]:
