@@ -10,7 +10,7 @@ _INSIDE = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_m
 """torch.compile; FSDP 1; activation checkpointing; Lightning Fabric; a LoRA layer's own weight (peft)."""
 _ADAPTER = re.compile(r"(\.lora_(?:A|B|embedding_A|embedding_B|magnitude_vector))\.default(?=\.|$)")
 """The name of peft's first adapter, which its own files leave out."""
-_LEADING = ("module.", "base_model.model.", "state_dict.", "_fpdp.")
+_LEADING = re.compile(r"(?:module\.|base_model\.model\.|state_dict\.)+(?=.)", re.DOTALL)
 """DistributedDataParallel, DeepSpeed and Megatron; peft; a dictionary around the dictionary."""
 _STATES = {
     "param": "master",
@@ -58,13 +58,8 @@ def bare(name: str) -> str:
     if len(pieces) > 1 and pieces[-1] in _MINDSPORE:
         pieces[-1] = _MINDSPORE[pieces[-1]]
     text = ".".join(pieces)
-    while True:
-        for prefix in _LEADING:
-            if text.startswith(prefix) and len(text) > len(prefix):
-                text = text[len(prefix) :]
-                break
-        else:
-            return text
+    leading = _LEADING.match(text)
+    return text[leading.end() :] if leading is not None else text
 
 
 def state_of(tensor: StoredTensor) -> str:

@@ -131,7 +131,7 @@ _TOP = {
     **dict.fromkeys(("final_layernorm", "final_norm", "norm", "ln_f", "final_layer_norm", "norm_out"), Rule("final_norm")),
     **dict.fromkeys(("lm_head", "output_layer", "word_embeddings_for_head", "embed_out", "output"), Rule("output")),
 }
-_ROOTS = ("model.", "transformer.", "decoder.", "encoder.", "language_model.", "gpt_neox.", "llm.")
+_ROOTS = re.compile(r"^(?:model\.|transformer\.|decoder\.|encoder\.|language_model\.|gpt_neox\.|llm\.)+")
 _MTP = {
     "enorm": Rule("enorm"),
     "hnorm": Rule("hnorm"),
@@ -169,14 +169,7 @@ def spot_of(name: str) -> Spot | None:
         spot = spot_of(half["name"])
         if spot is not None and spot.rule.form == FC1:
             return spot._replace(rule=Rule(spot.rule.slot if half["half"] == "v" else f"{spot.rule.slot[:-2]}gate"))
-    text = name
-    while True:
-        for root in _ROOTS:
-            if text.startswith(root):
-                text = text[len(root) :]
-                break
-        else:
-            break
+    text = _ROOTS.sub("", name)
     further = _MTP_LAYER.fullmatch(text)
     layer = further or _LAYER.fullmatch(text)
     leaf, kind, expert = _words(layer["rest"] if layer else text)
