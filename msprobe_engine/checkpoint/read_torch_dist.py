@@ -24,7 +24,7 @@ from msprobe_engine.checkpoint.plain import plain
 from msprobe_engine.checkpoint.smallfiles import read_text
 from msprobe_engine.checkpoint.stored import OPTIMIZER, RANDOM, Checkpoint, StoredTensor, value_group, whole
 from msprobe_engine.checkpoint.torch_dist_buffers import BucketKey, Buckets, bucket_key
-from msprobe_engine.checkpoint.torch_dist_names import single
+from msprobe_engine.checkpoint.torch_dist_names import in_model_shape, single
 from msprobe_engine.checkpoint.torch_dist_zarr import read_arrays, read_shards
 from msprobe_engine.checkpoint.torchfile import UnknownNameError, read_torch
 from msprobe_engine.checkpoint.torchpickle import FileTensor
@@ -149,7 +149,9 @@ def _tensors(checkpoint: Checkpoint, raw: Mapping[str, StoredTensor], args: Mapp
             buckets[bucket] = replace(tensor, group=OPTIMIZER)
         elif match is not None:
             state = _STATES.get(match["state"], match["state"])
-            states.append(replace(tensor, name=match["name"], state=state, group=OPTIMIZER, origin=key))
+            like = raw.get(match["name"])
+            shaped = in_model_shape(tensor, like.shape) if like is not None and like.shape != tensor.shape else None
+            states.append(replace(shaped or tensor, name=match["name"], state=state, group=OPTIMIZER, origin=key))
         elif key.startswith(("optimizer.", "chained_")):
             checkpoint.add(replace(tensor, group=OPTIMIZER))
             checkpoint.notes.append(f"{key} is a state of the optimizer in a form that is not known; it is compared as it is")

@@ -8,12 +8,13 @@ core/transformer/transformer_block.py, mlp.py and moe/experts.py (megatron-core 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import replace
 
 from msprobe_engine.checkpoint.cuts import width_of
-from msprobe_engine.checkpoint.stored import Box, StoredTensor, dropped, joined, narrow
+from msprobe_engine.checkpoint.stored import Box, Index, StoredTensor, dropped, flat, joined, narrow
 
 _STACK = re.compile(r"(?P<head>(?:[^.]+\.)*?layers)\.(?![0-9]+\.)(?P<rest>.+)")
 _EXPERTS = re.compile(r"(?P<head>.*\.experts)\.experts\.(?P<rest>(?!\d+\.).+)")
@@ -43,6 +44,36 @@ def single(tensors: Iterable[StoredTensor]) -> list[StoredTensor]:
         else:
             found += pair.values()
     return found
+
+
+def in_model_shape(tensor: StoredTensor, shape: Index) -> StoredTensor | None:
+    """A state that old versions saved as flat stretches of each rank's piece (``fully_sharded_model_space``), in the parameter's shape.
+
+    Its dimensions are those of the parameter, with the number of pieces along each, and one of the elements of a piece
+    (``nd_flattened_tensor_reformulated_global_shape``, strategies/resharding.py of megatron-core 0.7 to 0.15).
+
+    Args:
+        tensor: as it is stored.
+        shape: of the parameter.
+
+    Returns:
+        None: it is no such state of a parameter of this shape.
+    """
+    pieces = tensor.shape[:-1]
+    if len(pieces) != len(shape) or any(count < 1 or size % count for size, count in zip(shape, pieces)):
+        return None
+    piece = tuple(size // count for size, count in zip(shape, pieces))
+    if math.prod(piece) != tensor.shape[-1]:
+        return None
+    width = width_of(tensor)
+    boxes: list[Box] = []
+    for box in tensor.boxes:
+        if any(size != 1 for size in box.sizes[:-1]) or box.strides[-1] != 1:
+            return None
+        origin = tuple(place * size for place, size in zip(box.offsets, piece))
+        for part in flat(piece, box.offsets[-1], box.sizes[-1], box.file, box.start, width):
+            boxes.append(replace(part, offsets=tuple(a + b for a, b in zip(origin, part.offsets))))
+    return replace(tensor, shape=shape, boxes=tuple(boxes))
 
 
 def _layers(tensor: StoredTensor) -> list[StoredTensor]:

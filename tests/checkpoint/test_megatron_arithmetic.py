@@ -18,8 +18,8 @@ from msprobe_engine.checkpoint.megatron_facts import bucket_sizes
 from msprobe_engine.checkpoint.megatron_file import single_experts
 from msprobe_engine.checkpoint.megatron_numbers import expert_number, in_model, layers_in, local_layer, offsets, without
 from msprobe_engine.checkpoint.megatron_ranks import Rank, Sizes, rank_of
-from msprobe_engine.checkpoint.stored import StoredTensor
-from msprobe_engine.checkpoint.torch_dist_names import single
+from msprobe_engine.checkpoint.stored import Box, StoredTensor
+from msprobe_engine.checkpoint.torch_dist_names import in_model_shape, single
 
 SIZES = st.integers(1, 4)
 LAYER = "decoder.layers.0."
@@ -244,6 +244,29 @@ def test_stacks_of_layers_and_experts_become_single_parameters(tmp_path: Path, l
             assert np.array_equal(array_of(found_ones[key]), moe[layer, expert])
     halves = found_ones["decoder.layers.9.mlp.experts.local_experts.2.linear_fc1.weight"]
     assert np.array_equal(array_of(halves), moe[0, 0])
+
+
+@given(pieces=st.lists(SIZES, min_size=1, max_size=3), sizes=st.lists(SIZES, min_size=3, max_size=3), cut=st.integers(0, 5))
+def test_states_in_flat_stretches_of_pieces_get_the_shape_of_the_parameter(
+    tmp_path: Path, pieces: list[int], sizes: list[int], cut: int
+) -> None:
+    """Old checkpoints have, for each piece of a parameter, flat stretches of the data-parallel ranks."""
+    piece = tuple(sizes[: len(pieces)])
+    shape = tuple(count * size for count, size in zip(pieces, piece, strict=True))
+    whole_array, count = numbered(*shape), math.prod(piece)
+    boxes = []
+    for place in itertools.product(*map(range, pieces)):
+        where = tuple(slice(i * n, (i + 1) * n) for i, n in zip(place, piece, strict=True))
+        values = whole_array[where].ravel()
+        for first, last in itertools.pairwise(sorted({0, min(cut, count), count})):
+            lies = stored("", values[first:last], tmp_path / "data").boxes[0]
+            boxes.append(Box((*place, first), (*[1] * len(pieces), last - first), lies.file, lies.start, (*[count] * len(pieces), 1)))
+    flat_one = StoredTensor("x", (*pieces, count), "float32", tuple(boxes))
+    found_one = in_model_shape(flat_one, shape)
+    assert found_one is not None
+    assert np.array_equal(array_of(found_one), whole_array)
+    assert in_model_shape(flat_one, (*shape, 1)) is None
+    assert in_model_shape(flat_one, (*shape[:-1], shape[-1] * 2)) is None
 
 
 def test_a_rank_names_its_directory() -> None:

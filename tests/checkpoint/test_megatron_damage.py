@@ -294,6 +294,16 @@ def test_checkpoints_of_the_zarr_backend_are_read(zarr: Path) -> None:
     assert diff(zarr, zarr).equal
 
 
+def test_states_that_old_versions_saved_as_flat_stretches_are_read() -> None:
+    """Halves of each tensor-parallel piece, by two data-parallel ranks; fixtures/make_megatron_flattened.py says what is in it."""
+    read = open_checkpoint(Path(__file__).parents[1] / "fixtures" / "megatron_flattened" / "iter_0000004")
+    assert read.problems == []
+    for layer in range(2):
+        name, numbers = f"decoder.layers.{layer}.mlp.linear_fc2.weight", np.arange(48).reshape(2, 4, 6)[layer]
+        assert array_of(read.tensors[name]).tolist() == numbers.tolist()
+        assert array_of(read.tensors[f"optimizer.exp_avg.{name}"]).tolist() == (numbers + 0.5).tolist()
+
+
 def test_damaged_checkpoints_of_the_zarr_backend(zarr: Path) -> None:
     """A chunk that is missing or cut off, a description that is none, and one that is compressed: each is named."""
     (zarr / "embedding.word_embeddings.weight" / "1.0").unlink()
