@@ -45,13 +45,13 @@ def existing(settings: Mapping[str, Resolved]) -> dict[str, Any]:
 
 
 def merged(parts: Iterable[Mapping[str, Resolved]]) -> dict[str, Resolved]:
-    """Settings of several frameworks; of a name that two have, the first keeps it, the other's is ``framework:name``."""
+    """Settings of several frameworks; of a name that two have, the first keeps it, and another value is ``framework:name``."""
     found: dict[str, Resolved] = {}
     for part in parts:
         for name, one in part.items():
             if name not in found:
                 found[name] = one
-            elif found[name].framework != one.framework:
+            elif found[name].framework != one.framework and not same(found[name].value, one.value):
                 found[f"{one.framework}:{name}"] = one
     return found
 

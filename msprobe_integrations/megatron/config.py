@@ -54,7 +54,7 @@ def arguments() -> Mapping[str, Any] | None:
         module = sys.modules.get(name)
         held = getattr(module, "_GLOBAL_ARGS", None)
         if held is not None:
-            return dict(vars(held))
+            return {name: value for name, value in vars(held).items() if not name.startswith(("_", "msprobe_"))}
     return None
 
 
