@@ -268,12 +268,10 @@ class _Aligning:
             refused = next((side.refused[slot] for slot in placed.slots if slot in side.refused), placed.why_not)
             refused = refused or next((hidden[slot] for slot in placed.slots if slot in hidden), "")
             refused = refused or next((why for slot in placed.slots for start, why in starts if slot.startswith(start)), "")
-            if tensor.state == "step" and "step" not in other.states:
-                reasons.setdefault(f"counts steps for each parameter; {other.checkpoint.path} does not", []).append(label(tensor))
-            elif tensor.group != MODEL and tensor.group not in other.groups:
+            if tensor.group != MODEL and tensor.group not in other.groups:
                 reasons.setdefault(f"{other.checkpoint.path} holds no {_GROUPS[tensor.group]}", []).append(label(tensor))
-            elif tensor.state and tensor.state not in other.states and side.checkpoint.format != other.checkpoint.format:
-                reasons.setdefault(f"{other.checkpoint.path} holds no state {tensor.state} of any parameter", []).append(label(tensor))
+            elif tensor.state == "step" and "step" not in other.states:
+                reasons.setdefault(f"counts steps for each parameter; {other.checkpoint.path} does not", []).append(label(tensor))
             elif tensor.group == MODEL and is_computed_buffer(tensor.name):
                 reasons.setdefault("a buffer that is computed, not learnt", []).append(label(tensor))
             elif refused:

@@ -28,6 +28,7 @@ _PROGRESS: Mapping[str, tuple[str, ...]] = {
         "train_state.step",
         "step_num",
         "lightning.global_step",
+        "step",
     ),
     "samples": ("args.consumed_train_samples", "global_samples"),
     "epoch": ("epoch", "epoch_num", "trainer_state.epoch"),
