@@ -231,9 +231,9 @@ def _drift(copies: Boxes, block: Block, words: npt.NDArray[Any], room: Room, rea
     for piece in copies.pieces(block):
         to = room.block[: math.prod(piece.sizes) * words.itemsize].view(words.dtype).reshape(piece.sizes)
         read_piece(piece, to, room.stage, reads)
-        mine = words[piece.inside]
+        mine = np.asarray(words[piece.inside])
         bits = "u1" if words.itemsize == 16 else words.dtype
-        if np.array_equal(np.ascontiguousarray(mine).view(bits), to.view(bits)):
+        if np.array_equal(np.ascontiguousarray(mine).reshape(mine.shape).view(bits), to.view(bits)):
             continue
         found.elements += int(np.count_nonzero(mine != to)) or 1
         found.files.add(str(piece.box.file))

@@ -17,7 +17,20 @@ from msprobe_engine.checkpoint.hints import explain
 from msprobe_engine.checkpoint.mapping_file import read_mapping
 from msprobe_engine.checkpoint.names import Alignment, Pair, aligned, label
 from msprobe_engine.checkpoint.open import open_checkpoint
-from msprobe_engine.checkpoint.result import CRC, DIFFERENT, DIGEST, SHAPE, UNREADABLE, LeftOut, Result, SideFacts, TensorResult, strict
+from msprobe_engine.checkpoint.result import (
+    CRC,
+    DIFFERENT,
+    DIGEST,
+    EQUAL,
+    ROUNDED,
+    SHAPE,
+    UNREADABLE,
+    LeftOut,
+    Result,
+    SideFacts,
+    TensorResult,
+    strict,
+)
 from msprobe_engine.checkpoint.resume import Journal, fingerprint, stamps
 from msprobe_engine.checkpoint.stored import MODEL, Checkpoint, StoredTensor
 from msprobe_engine.checkpoint.threads import DEFAULT_MEMORY_MB, Plan, plan
@@ -111,6 +124,7 @@ def diff(path_a: Path | str, path_b: Path | str, options: Options | None = None)
     files = _files(a.checkpoint, b.checkpoint, alignment)
     before = stamps(files)
     _tensors(out, a, b, alignment.pairs, how, options, before)
+    _take_rounded(out.tensors, a.checkpoint, b.checkpoint)
     if a.digests is None and b.digests is None:
         out.hints = explain(alignment, out.tensors)
     after = stamps(files)
@@ -119,6 +133,15 @@ def diff(path_a: Path | str, path_b: Path | str, options: Options | None = None)
         side.problems += [f"{name} was changed while it was read" for name in changed]
     out.seconds = time.monotonic() - begin
     return out
+
+
+def _take_rounded(results: Sequence[TensorResult], a: Checkpoint, b: Checkpoint) -> None:
+    """Where a checkpoint saved only the float32 copies of weights that it trains in 16 bits, these rounded are its weights."""
+    for result in results:
+        sides = ((a, result.dtype_a, result.dtype_b), (b, result.dtype_b, result.dtype_a))
+        meant = any(own == "float32" and side.facts.get("stored_for") == other for side, own, other in sides)
+        if meant and result.rounded and result.group == MODEL and not result.state and result.status == DIFFERENT:
+            result.status, result.by = EQUAL, ROUNDED
 
 
 def _files(a: Checkpoint, b: Checkpoint, alignment: Alignment) -> set[Path]:

@@ -13,8 +13,9 @@ from msprobe_engine.checkpoint.stored import MODEL, OPTIMIZER
 EQUAL, WITHIN, DIFFERENT, SHAPE, INCOMPLETE, UNREADABLE = "equal", "within tolerance", "different", "shape", "incomplete", "unreadable"
 """How a pair of tensors came out. `INCOMPLETE`: what both sides have is the same, but a side has not all of it."""
 
-BITS, VALUES, CRC, DIGEST = "bits", "values", "crc32", "digest"
-"""What two tensors were found equal by: VALUES when their element types differ, CRC with ``--quick``, DIGEST against a manifest."""
+BITS, VALUES, ROUNDED, CRC, DIGEST = "bits", "values", "rounded", "crc32", "digest"
+"""What two tensors were found equal by: VALUES when their element types differ, ROUNDED where one side saved only the float32 copies of
+weights that it trains in 16 bits, CRC with ``--quick``, DIGEST against a manifest."""
 
 SAME, OTHER_VALUES, UNKNOWN = 0, 1, 2
 """Exit codes of a comparison: equal, different, cannot tell."""
@@ -289,6 +290,7 @@ class Result:
         for how, text in (
             (BITS, "same bits"),
             (VALUES, "same values in another element type"),
+            (ROUNDED, "float32 copies rounded to the type they are trained in"),
             (CRC, "same CRC-32, not read"),
             (DIGEST, "same digest"),
         ):
