@@ -183,7 +183,7 @@ def read_manifest(path: Path) -> tuple[Checkpoint, dict[str, Digest]]:
         digests = {str(key): _entry(checkpoint, str(key), entry) for key, entry in data["tensors"].items()}
     except OSError as error:
         raise DumpFormatError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise DumpFormatError(f"{path}: is damaged as a manifest of digests: {type(error).__name__}: {error}") from error
     return checkpoint, digests
 

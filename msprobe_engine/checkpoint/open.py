@@ -147,6 +147,8 @@ def locate(path: Path) -> tuple[Path, list[str]]:
     if not path.exists():
         raise DumpFormatError(f"{path}: there is no such file or directory; give a checkpoint or the directory a run saves them to")
     if not path.is_dir():
+        if not path.is_file():
+            raise DumpFormatError(f"{path}: is no regular file; give a checkpoint or the directory a run saves them to")
         return (path.parent if path.name == ".metadata" or path.suffix == ".distcp" else path), []
     names = entries(path)
     if _MEGATRON_TRACKER in names:

@@ -134,17 +134,14 @@ class Pool(ABC, Generic[J]):
             whatever `finished` does.
         """
         threads = [threading.Thread(target=self._worker, name=f"checkpoint-{i}", daemon=True) for i in range(self._plan.workers)]
+        # the caller's thread only waits: Ctrl-C must not come between the halves of what is done with a lock
+        threads.append(threading.Thread(target=self._producer, args=(jobs,), name="checkpoint-blocks", daemon=True))
         for thread in threads:
             thread.start()
         try:
-            for job in jobs:
-                self._hand_out(job)
-            self._flush()
-            for _ in threads:
-                self._put(None)
             for thread in threads:
                 thread.join()
-        except BaseException as error:  # Ctrl-C too: nothing may be told when this has returned
+        except BaseException as error:  # nothing may be told when this has returned
             self._stop = self._stop or error
             for thread in threads:
                 thread.join()
@@ -152,6 +149,16 @@ class Pool(ABC, Generic[J]):
         if self._stop is not None:
             raise self._stop
         return self._reads.nbytes
+
+    def _producer(self, jobs: Iterator[J]) -> None:
+        try:
+            for job in jobs:
+                self._hand_out(job)
+            self._flush()
+            for _ in range(self._plan.workers):
+                self._put(None)
+        except BaseException as error:  # `run` raises it in the caller's thread
+            self._stop = self._stop or error
 
     def _hand_out(self, job: J) -> None:
         try:

@@ -156,8 +156,9 @@ def test_a_manifest_stands_for_its_checkpoint(stored: Path, tmp_path: Path, caps
     }
     assert diff(manifest, manifest).code == 0
     assert main(["ckpt", "show", str(manifest), "--tensors"]) == 0
-    manifest.write_text(manifest.read_text()[:-200])
-    assert main(["ckpt", "diff", str(manifest), str(stored / "a")]) == 2
+    for damaged in (manifest.read_text()[:-200], '{"kind": "msprobe checkpoint digests", "a":' + "[" * 200_000):
+        manifest.write_text(damaged)
+        assert main(["ckpt", "diff", str(manifest), str(stored / "a")]) == 2
 
 
 def test_quick_reads_only_what_has_another_crc(stored: Path) -> None:
@@ -182,6 +183,9 @@ def test_what_cannot_be_told_is_neither_equal_nor_different(stored: Path, tmp_pa
     """Exit code 2: nothing in common, no checkpoint, a file cut off behind its header."""
     assert main(["ckpt", "diff", str(stored / "a"), str(tmp_path)]) == 2
     assert "no checkpoint is recognised" in capsys.readouterr().err
+    os.mkfifo(tmp_path / "pipe")
+    assert main(["ckpt", "diff", str(stored / "a"), str(tmp_path / "pipe")]) == 2
+    (tmp_path / "pipe").unlink()
     data = (stored / "a" / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(data[: len(data) - 100])
     assert main(["ckpt", "diff", str(stored / "a"), str(tmp_path / "model.safetensors")]) == 2
@@ -196,30 +200,34 @@ def test_the_form_of_the_existing_tool(stored: Path) -> None:
     assert "model.layers.1.input_layernorm.weight" not in found
 
 
-def test_a_killed_run_is_gone_on_with(tmp_path: Path) -> None:
-    """kill -9 in the middle: the next run takes over what was done, reads only the rest, and comes to the same report."""
-    count, numel = 12, 1 << 20
+SLOW = (
+    "import sys, time\nfrom msprobe_engine.checkpoint import resume\nadd = resume.Journal.add\n"
+    "def slowly(self, *args):\n    add(self, *args)\n    time.sleep(0.3)\nresume.Journal.add = slowly\n"
+    "from msprobe_engine.cli.main import main\nsys.exit(main(sys.argv[1:]))\n"
+)
+
+
+@pytest.mark.parametrize(("ended", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
+def test_a_killed_run_is_gone_on_with(tmp_path: Path, ended: signal.Signals, code: int) -> None:
+    """kill -9 or Ctrl-C in the middle: the next run takes over what was done, reads only the rest, and comes to the same report."""
+    count, numel = 12, 1 << 18
     a = {f"layers.{k}.w": torch.full((numel,), float(k)) for k in range(count)}
     torch.save(a, tmp_path / "a.pt")
     a["layers.7.w"][5] = 9
     torch.save(a, tmp_path / "b.pt")
     out = tmp_path / "report"
-    slow = (
-        "import sys, time\nfrom msprobe_engine.checkpoint import resume\nadd = resume.Journal.add\n"
-        "def slowly(self, *args):\n    add(self, *args)\n    time.sleep(0.3)\nresume.Journal.add = slowly\n"
-        "from msprobe_engine.cli.main import main\nsys.exit(main(sys.argv[1:]))\n"
-    )
     words = ["ckpt", "diff", str(tmp_path / "a.pt"), str(tmp_path / "b.pt"), "-o", str(out), "--workers", "1"]
-    process = subprocess.Popen([sys.executable, "-c", slow, *words], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, "-c", SLOW, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     journal = out / "ckpt_diff.progress.jsonl"
-    for _ in range(200):
+    for _ in range(400):
         if journal.exists() and journal.read_bytes().count(b"\n") >= 4:
             break
         time.sleep(0.05)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    process.send_signal(ended)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == code, said
     done = journal.read_bytes().count(b"\n") - 1
-    assert done >= 3
+    assert 3 <= done < count
     with journal.open("ab") as file:
         file.write(b'{"pair": 3, "result": {"na')  # what a line looks like that was not finished
     found = diff(tmp_path / "a.pt", tmp_path / "b.pt", Options(output=out))
