@@ -128,7 +128,6 @@ class _Side:
             self.slots_of[key] = placed.slots
         self.groups = {tensor.group for tensor in checkpoint.tensors.values()}
         self.states = {state_of(tensor) for tensor in checkpoint.tensors.values()}
-        self.states = {tensor.state for tensor in checkpoint.tensors.values()}
 
     def piece(self, slot: str) -> StoredTensor:
         """What lies in a slot."""
@@ -247,7 +246,9 @@ class _Aligning:
         if found is None:
             return
         first, second = found
-        for slot in [slot for slot in self._a.slots if slot not in self._a.done]:
+        for slot, placed in self._a.slots.items():
+            if slot in self._a.done or self._a.model.spot(placed.tensor.name) is not None:
+                continue
             state, _, name = slot.rpartition("|")
             other = f"{state}|{second}{name[len(first) :]}" if state else f"{second}{name[len(first) :]}"
             if name.startswith(first) and other in self._b.slots and other not in self._b.done:
@@ -283,7 +284,8 @@ class _Aligning:
     def _stand_ins(self, side: _Side, other: _Side) -> None:
         """Slots that a checkpoint leaves out because another of its tensors is the same: tied output layers, master copies."""
         missing = [slot for slot in other.slots if slot not in side.slots]
-        untied = side.model.tied() is False or any(slot.endswith("output.weight") for slot in side.slots)
+        tied = side.model.tied()
+        untied = not tied if tied is not None else any(slot.rpartition("|")[2] == "output.weight" for slot in side.slots)
         for slot in missing:
             source = side.slots.get(slot.replace("output.weight", "embedding.weight"))
             if slot.rpartition("|")[2] == "output.weight" and source is not None and not untied:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -221,6 +222,10 @@ def test_an_embedding_stands_for_the_output_layer_that_it_is_tied_to(tmp_path: P
         ("optimizer.exp_avg.output_layer.weight", "model.embed_tokens.weight"),
     ]
     assert any("tied" in note for note in found.notes)
+    b.facts["tied"] = True  # a state dict repeats the table, the optimizer has it once
+    b.tensors["lm_head.weight"] = replace(b.tensors["model.embed_tokens.weight"], name="lm_head.weight")
+    assert [pair.b.name for pair in aligned(a, b).pairs] == ["model.embed_tokens.weight", "lm_head.weight", "model.embed_tokens.weight"]
+    del b.tensors["lm_head.weight"]
     b.facts["tied"] = False
     assert "output_layer.weight" in [t.name for t in aligned(a, b).only_a]
 
