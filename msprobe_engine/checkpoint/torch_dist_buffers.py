@@ -74,10 +74,17 @@ class Buckets:
     def __post_init__(self) -> None:
         self._shapes: dict[str, Index] = {name: tensor.shape for name, tensor in self.model.items()}
         self._apart = any(key.part == 1 for key in self.buckets)
-        self._names = [
-            name for name, tensor in self.model.items() if not name.endswith(_BUFFERS) and tensor.dtype.startswith(("float", "bfloat"))
-        ]
         self._cuts: dict[str, Cut] = {}
+        self._number: dict[str, int] = {}
+        self._held: dict[tuple[bool, str], dict[tuple[str, int], list[str]]] = {}
+        for name, tensor in self.model.items():
+            if not name.endswith(_BUFFERS) and tensor.dtype.startswith(("float", "bfloat")):
+                root, layer, _ = local_layer(name)
+                expert = is_expert(name)
+                self._held.setdefault((expert, tensor.dtype), {}).setdefault((root, layer or 0), []).append(name)
+                if expert:
+                    self._number[name] = expert_number(name) or 0
+        self._experts = 1 + max(self._number.values(), default=-1)
 
     def tensors(self) -> Iterator[StoredTensor]:
         """States of the whole model's parameters.
@@ -162,8 +169,7 @@ class Buckets:
     def _of_part(
         self, part: int, mine: Mapping[BucketKey, StoredTensor], inner: int, chunks: int, kinds: Sequence[tuple[int, int, str]]
     ) -> list[tuple[str, int, bool, dict[str, StoredTensor]]]:
-        roots = sorted({local_layer(name).root for name in self._names} - {""})
-        at = dict.fromkeys(roots, 0)
+        at: dict[str, int] = {}
         found: list[tuple[str, int, bool, dict[str, StoredTensor]]] = []
         for chunk in range(chunks):
             for stage in range(self.sizes.pp):
@@ -179,7 +185,7 @@ class Buckets:
                         taken |= {root: max(taken.get(root, 0), count) for root, count in counts.items()}
                         found += self._cut_out(names, layout, states, place % (self.sizes.tp if part == 0 else self.sizes.etp))
                 for root, count in taken.items():
-                    at[root] += count
+                    at[root] = at.get(root, 0) + count
         return found
 
     def _fit(
@@ -223,30 +229,31 @@ class Buckets:
 
     def _candidates(self, part: int, kind: str, ends: tuple[bool, bool], at: Mapping[str, int], ep: int) -> Iterator[_Candidate]:
         """What a buffer may hold: the next layers of the model, from none of them to all, and what is before and behind them."""
-        wanted = [
-            name for name in self._names if self.model[name].dtype == kind and (is_expert(name) == (part == 1) if self._apart else True)
+        held = [
+            self._held[key] for key in ((False, kind), (True, kind)) if key in self._held and (not self._apart or key[0] == (part == 1))
         ]
-        main = max(at, key=lambda root: sum(local_layer(name).root == root for name in wanted), default="")
-        left = [name for name in wanted if local_layer(name).root == main and (local_layer(name).layer or 0) >= at.get(main, 0)]
-        last = max((local_layer(name).layer or 0 for name in left), default=-1)
-        experts = 1 + max((n for name in self._names if (n := expert_number(name)) is not None), default=-1)
-        local = max(1, experts // self.sizes.ep)
-        edge = [name for name in wanted if local_layer(name).root != main]
+        counts: dict[str, int] = {}
+        for by_layer in held:
+            for (root, _), names in by_layer.items():
+                counts[root] = counts.get(root, 0) + len(names) * bool(root)
+        main = max(counts, key=lambda root: counts[root], default="")
+        edge = [name for by_layer in held for (root, _), names in by_layer.items() if root != main for name in names]
         begin = [name for name in edge if ends[0] and "embedding" in name.split(".")[0]]
         finish = [name for name in edge if ends[1] and "embedding" not in name.split(".")[0]]
-        for count in range(last - at.get(main, 0) + 2):
-            inside = [
-                name
-                for name in left
-                if (local_layer(name).layer or 0) < at.get(main, 0) + count
-                and (part == 0 or not is_expert(name) or (expert_number(name) or 0) // local == ep)
-            ]
-            members = {name: name for name in (*begin, *inside, *finish)}
-            if part == 0 and ends[1] and not ends[0] and self.tied:
-                tables = [name for name in edge if name.endswith("word_embeddings.weight")]
-                members |= dict(zip((_AGAIN,), tables))
+        members = {name: name for name in (*begin, *finish)}
+        if part == 0 and ends[1] and not ends[0] and self.tied:
+            tables = [name for name in edge if name.endswith("word_embeddings.weight")]
+            members |= dict(zip((_AGAIN,), tables))
+        last = max((layer for by_layer in held for root, layer in by_layer if root == main), default=-1)
+        local = max(1, self._experts // self.sizes.ep)
+        first = at.get(main, 0)
+        for layer in range(first - 1, last + 1):
+            for by_layer in held:
+                for name in by_layer.get((main, layer), ()) if layer >= first else ():
+                    if part == 0 or self._number[name] // local == ep:
+                        members[name] = name
             if members:
-                yield _Candidate(members, {main: count} if main else {})
+                yield _Candidate(dict(members), {main: layer - first + 1} if main else {})
 
     def _cut_out(
         self, names: Sequence[tuple[str, bool]], layout: Layout, states: Mapping[BucketKey, StoredTensor], tp: int
