@@ -24,7 +24,7 @@ RULES: tuple[tuple[str, str, str], ...] = (
         "kernels are deterministic or not, so two runs of one configuration may differ",
     ),
     (r"sdp|attention", MAY, "another kernel sums the attention in another order"),
-    (r"^program\.git\.(commit|changed)", MAY, "the program is another one"),
+    (r"^program\.git\.(commit|changed_files)$", MAY, "the program is another one"),
     (
         r"(^|\.)(driver|drivers|cuda|cudnn|nccl|cann|hccl|rocm|hip|miopen|versions?)(\.|$)|_version$",
         MAY,

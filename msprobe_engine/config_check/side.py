@@ -181,7 +181,7 @@ def read(alias: Alias, value: Any) -> Any:
         found = not found
     elif alias.form == "2**":
         found = 2**found if isinstance(found, int) and 0 <= found < 128 else None
-    return meant(alias.term, alias.framework, found)
+    return None if found in alias.term.unsaid else meant(alias.term, alias.framework, found)
 
 
 def meant(term: Term, framework: str, value: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.resources import files
@@ -33,6 +33,7 @@ class Term:
     content: str = ""
     nothing: Any = None
     needs: str = ""
+    unsaid: Sequence[Any] = ()
     default: Mapping[str, Any] = field(default_factory=dict)
     words: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 

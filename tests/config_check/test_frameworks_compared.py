@@ -1,0 +1,67 @@
+"""Packs that real runs of Transformers, DeepSpeed and megatron-core left: planted differences are found.
+
+They were written by tests/fixtures/make_config_runs.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from msprobe_engine.config_check.between_ranks import between_ranks
+from msprobe_engine.config_check.compare_packs import compare_packs
+from msprobe_engine.config_check.pack import read_pack
+from msprobe_engine.config_check.pack_side import DYNAMIC_FILE, PackSide
+
+PACKS = Path(__file__).parents[1] / "fixtures" / "config_packs" / "ours"
+VARIABLE = ("env", "NCCL_ALGO", ())
+PLANTED = {
+    "transformers": {
+        ("hyperparameters", "gradient_accumulation_steps", ()),
+        ("hyperparameters", "max_grad_norm", ()),
+        ("hyperparameters", "model.rms_norm_eps", ()),
+    },
+    "deepspeed": {("hyperparameters", "gradient_clipping", ()), ("hyperparameters", "zero_optimization.stage", ())},
+    "megatron": {
+        ("hyperparameters", "use_distributed_optimizer", ()),
+        ("weights", "decoder.layers.0.self_attention.linear_qkv.weight", (1,)),
+    },
+}
+
+
+@pytest.mark.parametrize("framework", PLANTED)
+def test_planted_differences_of_a_framework(framework: str) -> None:
+    """Each is found, at its rank, and nothing else is."""
+    found = compare_packs(PACKS / f"{framework}_base.zip", PACKS / f"{framework}_planted.zip")
+    assert {(one.sheet, one.name, one.ranks) for one in found.differences} == PLANTED[framework] | {VARIABLE}
+    assert not found.problems
+    assert compare_packs(PACKS / f"{framework}_base.zip", PACKS / f"{framework}_base.zip").equal
+
+
+@pytest.mark.parametrize("framework", PLANTED)
+def test_a_framework_is_told_from_its_settings(framework: str) -> None:
+    """Its defaults hold for what it does not say."""
+    side = PackSide(read_pack(PACKS / f"{framework}_base.zip")).settings(DYNAMIC_FILE, False)
+    (one,) = side.values()
+    assert framework in one.frameworks
+    assert not one.conflicts
+
+
+@pytest.mark.parametrize("framework", PLANTED)
+def test_ranks_of_a_run_differ_in_nothing_that_matters(framework: str) -> None:
+    """What ranks have of their own (numbers, shards, streams) is no difference."""
+    assert between_ranks(PACKS / f"{framework}_base.zip").matter == []
+
+
+def test_two_frameworks_are_compared_by_terms() -> None:
+    """Settings of Transformers and DeepSpeed under their own names; weights without a common name are said once."""
+    found = compare_packs(PACKS / "transformers_base.zip", PACKS / "deepspeed_base.zip")
+    terms = {one.term: one for one in found.differences if one.sheet == "hyperparameters"}
+    assert (terms["learning_rate"].bench_name, terms["learning_rate"].cmp_name) == ("learning_rate", "optimizer.params.lr")
+    assert terms["compute_dtype"].severity == "changes numerics"
+    assert "clip_grad" not in terms  # 1.0 in both, called max_grad_norm and gradient_clipping
+    assert found.derived["global_batch_size"][:2] == ("4 (2 samples x 2 micro batches x 1 data parallel)", "16")
+    assert [one.why for one in found.differences if one.sheet == "weights"] == [
+        "no name of the weights is on both sides; of two frameworks compare checkpoints (msprobe ckpt diff)"
+    ]
