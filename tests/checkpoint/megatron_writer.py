@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 @dataclass(frozen=True)
 class Case:
     """A layout of a model, and how it is saved. `vpp`: chunks per stage; `first`: layers of the first stage where stages are uneven;
-    `embedding_rate`: embeddings have a learning rate of their own."""
+    `embedding_rate`: embeddings have a learning rate of their own; `singleton`: layers and experts are not stacked."""
 
     kind: str = "torch"
     tp: int = 1
@@ -48,6 +48,7 @@ class Case:
     optimizer: str = "none"
     bucket: int = 0
     embedding_rate: float = 0.0
+    singleton: bool = False
     names: str = "local"
     release: bool = False
     seed: int = 0
@@ -124,6 +125,7 @@ CASES: dict[str, Case] = {
     "dist-moe-ep2": replace(MOE, **DIST, optimizer="plain", ep=2, dp=2),
     "dist-moe-dp-reshardable-ep2pp2": replace(MOE, **DIST, optimizer="distributed", ep=2, dp=2, pp=2),
     "dist-moe-fully-reshardable-ep2": replace(MOE, **DIST, optimizer="fully", ep=2, dp=2),
+    "dist-moe-singleton-ep2": replace(MOE, **DIST, optimizer="fully", ep=2, dp=2, singleton=True),
     "dist-mla-tp2": replace(MLA, **DIST, tp=2),
     "qwen": QWEN,
     "qwen-tp2pp2": replace(QWEN, tp=2, pp=2, table=64),
@@ -453,7 +455,7 @@ def save(case: Case, path: Path, chunks: list[Any], optimizer: Any) -> None:
     base = path / ("release" if case.release else "iter_0000005")
     many = len(models) > 1
     state: dict[str, Any] = {"args": namespace(case), "checkpoint_version": 3.0, "iteration": 5}
-    metadata: dict[str, Any] = {"singleton_local_shards": False, "chained_optim_avoid_prefix": True}
+    metadata: dict[str, Any] = {"singleton_local_shards": case.singleton, "chained_optim_avoid_prefix": True}
     if case.optimizer == "distributed":
         metadata["distrib_optim_sharding_type"] = "dp_reshardable"
     elif case.optimizer == "fully":

@@ -78,6 +78,7 @@ STATES_TOO = [
     ("dist-moe-ep2", "moe"),
     ("dist-moe-dp-reshardable-ep2pp2", "moe-sharded-ep2"),
     ("dist-moe-fully-reshardable-ep2", "moe"),
+    ("dist-moe-singleton-ep2", "dist-moe"),
 ]
 
 
