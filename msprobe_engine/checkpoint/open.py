@@ -115,7 +115,15 @@ def open_checkpoint(path: Path | str, trust: Collection[str] = ()) -> Checkpoint
     root = Path(path)
     chosen, notes = locate(root)
     found = reader_of(chosen)
-    checkpoint: Checkpoint = import_module(f"msprobe_engine.checkpoint.{found.module}").read(chosen, trust)
+    try:
+        checkpoint: Checkpoint = import_module(f"msprobe_engine.checkpoint.{found.module}").read(chosen, trust)
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, AssertionError) as error:
+        # Files may hold anything anywhere: what no reader has thought of is the file's fault, too.
+        text = f"{type(error).__name__}: {error}"[:120]
+        raise DumpFormatError(
+            f"{chosen}: cannot be read as a checkpoint of the format '{found.name}' ({one_line(text)}); its files are damaged, do not "
+            "belong together, or are of a version that is not known. --debug shows where it was noticed"
+        ) from error
     checkpoint.notes[:0] = notes
     if found.module != "read_files" and chosen.is_dir():
         from msprobe_engine.checkpoint.trainer_files import add_trainer_files

@@ -70,10 +70,7 @@ def optimizer_parts(
     """
     out = OptimizerParts()
     groups = [group if isinstance(group, dict) else {} for group in tree["param_groups"]]
-    members = [
-        [n for n in group["params"] if isinstance(n, (int, str))] if isinstance(group.get("params"), (list, tuple)) else []
-        for group in groups
-    ]
+    members = [[number for number in _listed(group.get("params")) if isinstance(number, (int, str))] for group in groups]
     states: dict[Any, Any] = tree["state"]
     names = _names(groups, members, states, [parameters, *others], ordered, prefix, out.notes)
     for number, state in states.items():
@@ -109,6 +106,10 @@ def optimizer_parts(
             StoredTensor(path, tensor.shape, tensor.dtype, whole(tensor.shape, tensor.file, tensor.start, tensor.strides), group=OPTIMIZER)
         )
     return out
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (list, tuple)) else ()
 
 
 def _names(

@@ -412,3 +412,34 @@ def test_inert_objects_never_print_what_they_hold() -> None:
     value.state = {"self": value}
     assert repr(value) == "<a.B>"
     assert plain({"x": value})
+
+
+def test_an_optimizer_whose_parts_are_something_else(tmp_path: Path) -> None:
+    """Groups without lists, numbers that are lists, states that are text: what can be read is read."""
+    for groups, states in (
+        ([3], {}),
+        ([{"params": 3}], {0: "x"}),
+        ([{"params": [[0], 0]}], {0: {"exp_avg": torch.ones(2)}}),
+        ([], {(1, 2): None}),
+    ):
+        torch.save({"model": {"w": torch.ones(2)}, "optimizer": {"state": states, "param_groups": groups}}, tmp_path / "x.pt")
+        assert "w" in open_checkpoint(tmp_path / "x.pt").tensors
+
+
+def test_what_no_reader_has_thought_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error inside a reader is an error of the files, with the path and the format; the cause is kept for --debug."""
+    small(tmp_path / "x.pt")
+    monkeypatch.setattr("msprobe_engine.checkpoint.read_files.read", lambda path, _: path["x"])
+    with pytest.raises(DumpFormatError, match=r"x\.pt: cannot be read as .*TypeError") as caught:
+        open_checkpoint(tmp_path / "x.pt")
+    assert isinstance(caught.value.__cause__, TypeError)
+
+
+def test_a_snapshot_of_links(tmp_path: Path) -> None:
+    """The cache of Hugging Face: files are links to blobs, three directories below the name of the model."""
+    blobs, snapshot = tmp_path / "models--a--b" / "blobs", tmp_path / "models--a--b" / "snapshots" / "0123"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    (blobs / "77").write_bytes(safetensors(entry()))
+    (snapshot / "model.safetensors").symlink_to("../../blobs/77")
+    assert open_checkpoint(tmp_path / "models--a--b").tensors.keys() == {"w"}
