@@ -14,13 +14,14 @@ from pathlib import Path
 
 from msprobe_engine.checkpoint.deepspeed_files import Listing, Reading
 from msprobe_engine.checkpoint.deepspeed_model import ModelFile
-from msprobe_engine.checkpoint.stored import MODEL, Index, StoredTensor
+from msprobe_engine.checkpoint.stored import MODEL, Box, Index, StoredTensor
 from msprobe_engine.checkpoint.torchfile import FileTensor
 from msprobe_engine.checkpoint.trainer_files import stored
 from msprobe_engine.checkpoint.unpartitioned_states import unpartitioned
 from msprobe_engine.checkpoint.zero_rank_file import RankFile
 from msprobe_engine.checkpoint.zero_states import Team
 
+_SINGLE = re.compile(r"(?P<name>.*\.experts\.w[123])\.(?P<number>\d{1,6})")
 _EXPERT = re.compile(r"(?P<before>.*\.deepspeed_experts\.)(?P<number>\d{1,6})(?P<after>\..*)")
 
 
@@ -96,7 +97,8 @@ def _said_teams(
 def _whole_model(shapes: Mapping[str, Index], expert_rank: int) -> dict[str, Index]:
     """Parameters of a rank's experts with the numbers of the whole model.
 
-    Experts that DeepSpeed made of one tensor (AutoEP: ``experts.w1`` of shape [experts, ...]) become one each, as in the experts' files.
+    Of experts that lie in one tensor (AutoEP: ``experts.w1`` of shape [experts, ...]) each becomes one, as in the experts' files; see
+    `stacked`.
     """
     numbers: dict[str, set[int]] = {}
     for name in shapes:
@@ -130,6 +132,32 @@ def expert_optimizers(files: Listing, mp: int, head: ModelFile, weights: list[St
             else:
                 found[tensor.key] = tensor
     return list(found.values())
+
+
+def stacked(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """All tensors, those of AutoEP's experts (``experts.w1.3``) put into the one that the module has of all experts (``experts.w1``)."""
+    found: dict[str, StoredTensor] = {}
+    pieces: dict[tuple[str, str], dict[int, StoredTensor]] = {}
+    for key, tensor in tensors.items():
+        if match := _SINGLE.fullmatch(tensor.name):
+            pieces.setdefault((tensor.state, match["name"]), {})[int(match["number"])] = tensor
+        else:
+            found[key] = tensor
+    for (_, name), experts in pieces.items():
+        some = next(iter(experts.values()))
+        if not some.shape:  # the counter of steps
+            whole = replace(some, name=name)
+        else:
+            fit = {number: tensor for number, tensor in experts.items() if (tensor.shape, tensor.dtype) == (some.shape, some.dtype)}
+            boxes = tuple(_in_stack(box, number) for number, tensor in sorted(fit.items()) for box in tensor.boxes)
+            copies = tuple(_in_stack(box, number) for number, tensor in sorted(fit.items()) for box in tensor.copies)
+            whole = replace(some, name=name, shape=(max(experts) + 1, *some.shape), boxes=boxes, copies=copies)
+        found[whole.key] = whole
+    return found
+
+
+def _in_stack(box: Box, number: int) -> Box:
+    return replace(box, offsets=(number, *box.offsets), sizes=(1, *box.sizes), strides=(box.numel, *box.strides))
 
 
 def _rank_of(name: str, experts: list[StoredTensor], size: int) -> int | None:

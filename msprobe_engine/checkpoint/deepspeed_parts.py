@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from msprobe_engine.checkpoint.deepspeed_experts import expert_optimizers, expert_weights, teams
+from msprobe_engine.checkpoint.deepspeed_experts import expert_optimizers, expert_weights, stacked, teams
 from msprobe_engine.checkpoint.deepspeed_files import Listing, Reading
 from msprobe_engine.checkpoint.deepspeed_model import ModelFile, model_file
 from msprobe_engine.checkpoint.deepspeed_parallel import Cuts, together
@@ -91,6 +91,7 @@ class Part:
         elif head.optimizer is not None:
             for found in unpartitioned(head.optimizer, weights, head.values, reading.notes):
                 self._add(replace(found, name=f"mp_rank_{self.mp:02d}.{found.name}") if layers and found.name.startswith("#") else found)
+        self.tensors = stacked(self.tensors)
         for alias, source in head.aliases.items():
             if alias not in self.tensors and source in self.tensors:
                 self._add(replace(self.tensors[source], name=alias))
