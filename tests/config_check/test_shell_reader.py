@@ -209,3 +209,61 @@ def test_random_scripts_come_out_as_in_bash(seed: int, tmp_path: Path) -> None:
         assert mine == out.split("\0")[:-1], text
         compared += 1
     assert compared > 20
+
+
+class UndecidedScripts(Scripts):
+    """Half of the conditions ask for a file; loops over the output of a command have as many turns as that has lines."""
+
+    def _condition(self) -> str:
+        asked = self._one("[ -f mark ]", "[[ -f mark ]]", "test -e mark", "! [ -f mark ]", "grep -q x mark 2>/dev/null")
+        return self._one(asked, super()._condition())
+
+    def _statement(self, depth: int) -> str:
+        if depth < 2 and self._random.random() < 0.08:
+            name = f"k{depth}"  # a loop in the loop would change its counter
+            count = f"for (({name} = 0; {name} < $(cat mark | wc -l); {name}++))"
+            loop = self._one(f"for {name} in $(cat mark 2>/dev/null)", f"while read {name}", count)
+            tail = " < mark" if loop.startswith("while") else ""
+            return f"{loop}; do A=$B; B=$C; {self._statement(depth + 1)}; C=i; done{tail}"
+        return super()._statement(depth)
+
+    def script(self) -> str:
+        fields = '"$A" "$B" "$C" "${#ARR[@]}" "${ARR[0]}" "${ARR[1]}" "${L[0]}" "${#L[@]}" "$N" "$#" "$1"'
+        return super().script().rpartition("launch end")[0] + f"launch end {fields}\n"
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_what_is_said_to_be_known_is_so_whatever_a_run_finds(seed: int, tmp_path: Path) -> None:
+    """Random scripts with conditions and loops that only a run decides: every value that the reader knows is bash's, with the file there,
+    with three lines in it, and without it."""
+    scripts = UndecidedScripts(seed)
+    texts = [scripts.script() for _ in range(40)]
+    for i, text in enumerate(texts):
+        (tmp_path / f"{i}.sh").write_text(text)
+    prelude = 'launch() { printf "%s\\0" "$@" END; }; for i in $(seq 0 39); do (. ./$i.sh p1 "p 2" 2>>$i.err); printf "\\1"; done'
+    runs = []
+    for content in (None, "x\n", "x\ny z\nx\n"):
+        if content is not None:
+            (tmp_path / "mark").write_text(content)
+        words = [BASH or "", "--norc", "-f", "-c", prelude]
+        done = subprocess.run(words, cwd=tmp_path, env={"PATH": os.defpath}, capture_output=True, timeout=20, check=False)
+        runs.append(done.stdout.decode("utf-8", "replace").split("\1"))
+    compared = known_values = 0
+    for i, (text, *outs) in enumerate(zip(texts, *runs)):
+        complaints = (tmp_path / f"{i}.err").read_text(errors="replace").splitlines()
+        ends = [out.split("\0END\0")[-2].rpartition("END\0")[2].split("\0") for out in outs if out]
+        if len(ends) < len(runs) or any("mark: No such file" not in line for line in complaints):
+            continue
+        context = Context({"PATH": os.defpath, "PWD": str(tmp_path)})
+        read_script(text, f"./{i}.sh", context, lambda *_: None, ("p1", "p 2"))
+        last = next(
+            started.argv for started in reversed(context.started) if [known(word) for word in started.argv[:2]] == ["launch", "end"]
+        )
+        mine = [known(word) for word in last[1:]]
+        for end in ends:
+            assert [value for value in mine if value is not None] == [real for value, real in zip(mine, end) if value is not None], text
+            assert len(end) == len(mine)
+        compared += 1
+        known_values += sum(value is not None for value in mine)
+    assert compared > 20
+    assert known_values > 6 * compared

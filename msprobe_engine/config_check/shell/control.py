@@ -39,6 +39,8 @@ from msprobe_engine.config_check.shell.syntax import (
 from msprobe_engine.config_check.shell.values import Known, State, Text, Unknown, merge, shown
 
 MAX_ITERATIONS = 5_000
+MAX_REPEATED = 8
+"""Turns of a loop whose number is not known; each takes what the one before has changed as not known, so two or three are enough."""
 
 Way = tuple[str, Callable[[State], Status] | None]
 
@@ -261,8 +263,15 @@ class Control:
         return True
 
     def _perhaps(self, body: CommandList, phrase: str, state: State, line: int) -> None:
-        """A turn of a loop that may be there or not."""
-        self.either(state, [(phrase, lambda s: self._loop(body, s) or None), ("", None)], line)
+        """A loop that may have any number of turns: what a turn changes is not known, so turns are read until they change nothing more."""
+        started = len(self.context.started)
+        for _ in range(MAX_REPEATED):
+            before = state.copy()
+            del self.context.started[started:]
+            self.either(state, [(phrase, lambda s: self._loop(body, s) or None), ("", None)], line)
+            if (before.scopes, before.positional, before.directory) == (state.scopes, state.positional, state.directory):
+                return
+        self.context.note(self.expander.place(line), "a loop changes variables in a way that is not followed to its end")
 
     def _while(self, command: While, state: State) -> Status:
         given = self.input

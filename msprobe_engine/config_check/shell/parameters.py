@@ -132,6 +132,8 @@ class Parameters:
             return [] if text is None or part.name in state.names() else [tuple(_many(piece) for piece in text)]
         if variable.items is None:
             text = variable.text
+            if text is not None and unknown_of(text) is not None:  # it may be unset on one of two ways, and is no element then
+                return [tuple(_many(piece) for piece in text)]
             return [] if text is None else [(Known("0", at),) if part.prefix == "!" else text]
         if part.prefix == "!":
             return [(Known(str(key), at),) for key in variable.items]
