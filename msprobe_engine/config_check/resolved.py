@@ -40,8 +40,9 @@ def entry(settings: Mapping[str, Resolved]) -> dict[str, dict[str, Any]]:
 
 
 def existing(settings: Mapping[str, Resolved]) -> dict[str, Any]:
-    """As the existing tool's ``hyperparameters_dynamic.json`` has them: name to value."""
-    return {name: cleaned(name, one.value) for name, one in settings.items()}
+    """As the existing tool's ``hyperparameters_dynamic.json`` has them: name to value. ``optimizer.lr`` is ``optimizer_lr``: 26.2.0 looks
+    at what is behind the last dot only, and takes ``optimizer.class`` and ``model.class`` for one name."""
+    return {name.replace(".", "_").replace(":", "_"): cleaned(name, one.value) for name, one in settings.items()}
 
 
 def merged(parts: Iterable[Mapping[str, Resolved]]) -> dict[str, Resolved]:
