@@ -28,7 +28,9 @@ class Cut(enum.Enum):
     MAMBA_CONV = "rows of each of x, B and C"
 
 
-_NORM = re.compile(r"layer_?norm|(?:^|[._])(?:input_norm|post_attention_norm|final_norm|norm)[._]|rms_?norm", re.IGNORECASE)
+_NORM = re.compile(
+    r"layer_?norm|[.](?:e|h)norm[.]|(?:^|[._])(?:input_norm|post_attention_norm|final_norm|norm)[._]|rms_?norm", re.IGNORECASE
+)
 _ROWS = (
     "word_embeddings",
     "word_embeddings_for_head",
@@ -49,6 +51,7 @@ _ROWS = (
     "linear_qk_rope",
     "linear_kv_nope",
     "linear_v",
+    "eh_proj",
 )
 _COLUMNS = ("linear_proj", "linear_fc2", "dense_4h_to_h", "self_attention.dense", "inter_attention.dense", "mixer.out_proj")
 _FIRST = ("linear_fc1", "dense_h_to_4h")

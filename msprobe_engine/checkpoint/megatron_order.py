@@ -27,6 +27,8 @@ _ATTENTION = (
     "kv_layernorm",
 )
 _MLP = ("router", "linear_fc1", "linear_fc2", "experts", "shared_experts.linear_fc1", "shared_experts.linear_fc2", "shared_experts.gate")
+_AHEAD = ("enorm", "hnorm", "eh_proj", "transformer_layer", "mtp_model_layer", "final_layernorm")
+"""Of a layer that predicts tokens further ahead (core/transformer/multi_token_prediction.py)."""
 _KINDS = ("layer_norm_weight", "layer_norm_bias", "weight", "bias")
 
 
@@ -54,7 +56,9 @@ def _key(parameters: Sequence[Parameter], norm_first: bool, by_layer: bool) -> C
             front = bare.startswith(_FRONT)
             return (0 if front else 2, _find(_FRONT if front else _BACK, bare), _kind(name))
         if name.startswith("mtp."):
-            return (2, _BACK.index("mtp."), layer, *_in_layer(rest, norm_first, by_layer))
+            place = _find(_AHEAD, rest)
+            inside = rest.partition(".")[2] if place in (3, 4) else ""
+            return (2, _BACK.index("mtp."), layer, place, *(_in_layer(inside, norm_first, by_layer) if inside else (_kind(rest),)))
         return (1, layer, *_in_layer(rest, norm_first, by_layer))
 
     return key

@@ -62,7 +62,7 @@ class Buckets:
         sizes: parallel sizes.
         model: single parameters by name.
         buckets: flat tensors by key.
-        tied: the last stage has the embedding again.
+        tied: the last stage has the embedding again, as it has for layers that predict several tokens.
     """
 
     sizes: Sizes
@@ -219,7 +219,7 @@ class Buckets:
                 layout = fitted(numels, buckets)
                 if layout is not None and _on_borders(layout, numels, borders):
                     names = [candidate.members[parameter.name] for parameter in order[::-1]]
-                    again = [parameter.name != name for parameter, name in zip(order[::-1], names)]
+                    again = [parameter.name == candidate.again for parameter in order[::-1]]
                     return list(zip(names, again)), layout, candidate.layers
         whose = f"model rank {next(iter(states)).rank}{' (experts)' if part else ''}"
         raise DumpFormatError(
@@ -241,9 +241,12 @@ class Buckets:
         begin = [name for name in edge if ends[0] and "embedding" in name.split(".")[0]]
         finish = [name for name in edge if ends[1] and "embedding" not in name.split(".")[0]]
         members = {name: name for name in (*begin, *finish)}
-        if part == 0 and ends[1] and not ends[0] and self.tied:
-            tables = [name for name in edge if name.endswith("word_embeddings.weight")]
-            members |= dict(zip((_AGAIN,), tables))
+        again = ""
+        ahead = any(name.startswith("mtp.") for name in finish)
+        table = next((name for name in edge if name.endswith("word_embeddings.weight")), "")
+        if table and part == 0 and ends[1] and not ends[0] and (self.tied or ahead):
+            again = table if ahead else _AGAIN
+            members[again] = table
         last = max((layer for by_layer in held for root, layer in by_layer if root == main), default=-1)
         local = max(1, self._experts // self.sizes.ep)
         first = at.get(main, 0)
@@ -253,7 +256,7 @@ class Buckets:
                     if part == 0 or self._number[name] // local == ep:
                         members[name] = name
             if members:
-                yield _Candidate(dict(members), {main: layer - first + 1} if main else {})
+                yield _Candidate(dict(members), {main: layer - first + 1} if main else {}, again)
 
     def _cut_out(
         self, names: Sequence[tuple[str, bool]], layout: Layout, states: Mapping[BucketKey, StoredTensor], tp: int
@@ -273,10 +276,11 @@ class Buckets:
 
 
 class _Candidate(NamedTuple):
-    """Parameters by their names on the rank, and how many layers they are by root."""
+    """Parameters by their names on the rank, how many layers they are by root, and which of them is there for the second time."""
 
     members: dict[str, str]
     layers: dict[str, int]
+    again: str
 
 
 def _on_borders(layout: Layout, numels: Sequence[int], borders: Sequence[set[int]]) -> bool:

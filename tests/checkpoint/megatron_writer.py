@@ -44,6 +44,7 @@ class Case:
     rms: bool = False
     untie: bool = True
     mla: bool = False
+    ahead: int = 0
     bf16: bool = True
     optimizer: str = "none"
     bucket: int = 0
@@ -106,6 +107,11 @@ CASES: dict[str, Case] = {
     "moe-sharded": replace(MOE, optimizer="distributed"),
     "moe-sharded-ep2": replace(MOE, optimizer="distributed", ep=2, dp=2),
     "moe-sharded-ep2pp2": replace(MOE, optimizer="distributed", ep=2, dp=2, pp=2),
+    "ahead": replace(PLAIN, ahead=1),
+    "ahead-tp2pp2": replace(PLAIN, ahead=1, tp=2, pp=2),
+    "ahead-sharded-pp2": replace(SHARDED, ahead=1, pp=2, dp=1),
+    "dist-ahead-dp-reshardable-tp2": replace(SHARDED, **DIST, ahead=1, tp=2, dp=1),
+    "dist-ahead-dp-reshardable-pp2": replace(SHARDED, **DIST, ahead=1, pp=2, dp=1),
     "mla": MLA,
     "mla-tp2": replace(MLA, tp=2),
     "dist": replace(PLAIN, **DIST),
@@ -188,7 +194,7 @@ def build(case: Case) -> tuple[Any, list[Any]]:
     from megatron.core import tensor_parallel
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.models.gpt import GPTModel
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_mtp_block_spec
     from megatron.core.transformer.module import Float16Module
     from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
@@ -214,6 +220,8 @@ def build(case: Case) -> tuple[Any, list[Any]]:
         "add_bias_linear": case.bias,
         "normalization": "RMSNorm" if case.rms else "LayerNorm",
     }
+    if case.ahead:
+        common |= {"mtp_num_layers": case.ahead, "sequence_parallel": False}
     if case.experts:
         common |= {
             "num_moe_experts": case.experts,
@@ -257,6 +265,7 @@ def build(case: Case) -> tuple[Any, list[Any]]:
             share_embeddings_and_output_weights=not case.untie,
             position_embedding_type="rope",
             vp_stage=stage["vp_stage"],
+            mtp_block_spec=get_gpt_mtp_block_spec(config, spec, use_transformer_engine=False) if case.ahead else None,
         )
         if case.bf16:
             model = Float16Module(config, model)

@@ -89,6 +89,8 @@ def test_parts_of_state_space_layers_are_cut_each_for_itself(tmp_path: Path, ran
         (LAYER + "self_attention.linear_kv_up_proj.weight", Cut.ROWS),
         (LAYER + "self_attention.linear_q_up_proj.layer_norm_weight", Cut.SAME),
         (LAYER + "self_attention.linear_kvb.weight", Cut.ROWS),
+        ("mtp.layers.0.eh_proj.weight", Cut.ROWS),
+        ("mtp.layers.0.enorm.weight", Cut.SAME),
         (LAYER + "mixer.A_log", Cut.ROWS),
         (LAYER + "mixer.in_proj.weight", Cut.MAMBA),
         (LAYER + "mixer.conv1d.bias", Cut.MAMBA_CONV),
