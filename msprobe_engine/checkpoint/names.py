@@ -20,7 +20,7 @@ from msprobe_engine.checkpoint.names_model import Model
 from msprobe_engine.checkpoint.names_prefixes import is_computed_buffer, state_of
 from msprobe_engine.checkpoint.names_slots import Placed, place
 from msprobe_engine.checkpoint.random_states import other_places
-from msprobe_engine.checkpoint.stored import MODEL, OPTIMIZER, OTHER, RANDOM, SCHEDULER, Checkpoint, StoredTensor, rows
+from msprobe_engine.checkpoint.stored import MODEL, OPTIMIZER, OTHER, RANDOM, SCHEDULER, Box, Checkpoint, StoredTensor, rows
 from msprobe_engine.errors import DumpFormatError
 
 _SHARED = re.compile(r"mtp\.[0-9]+\.(?=(?:embedding|output)\.weight$)")
@@ -118,6 +118,7 @@ class _Side:
         self.done: set[str] = set()
         self.refused: dict[str, str] = {}
         self._pieces: dict[str, StoredTensor] = {}
+        self._twins: dict[tuple[Box, ...], str] | None = None
         for key, tensor in checkpoint.tensors.items():
             if key in leave:
                 continue
@@ -149,6 +150,13 @@ class _Side:
             if placed.why_not and slot not in self.done:
                 found.update(dict.fromkeys(placed.hides, f"{label(placed.tensor)} of the other checkpoint: {placed.why_not}"))
         return found
+
+    def twin(self, tensor: StoredTensor) -> str:
+        """A tensor that was paired and lies where `tensor` lies: both are names of one parameter. "" where there is none."""
+        if self._twins is None:
+            paired = (key for key, slots in self.slots_of.items() if self.done.issuperset(slots))
+            self._twins = {self.checkpoint.tensors[key].boxes: key for key in paired}
+        return self._twins.get(tensor.boxes, "") if tensor.boxes and tensor.numel else ""
 
     def unknown(self) -> dict[str, StoredTensor]:
         """What was not paired and is in no table of names, by name; no states of optimizers."""
@@ -273,10 +281,14 @@ class _Aligning:
                 reasons.setdefault(f"{other.checkpoint.path} holds no {_GROUPS[tensor.group]}", []).append(label(tensor))
             elif tensor.state == "step" and "step" not in other.states:
                 reasons.setdefault(f"counts steps for each parameter; {other.checkpoint.path} does not", []).append(label(tensor))
+            elif tensor.state and state_of(tensor) not in other.states and side.checkpoint.format != other.checkpoint.format:
+                reasons.setdefault(f"{other.checkpoint.path} keeps no state {tensor.state!r} of any parameter", []).append(label(tensor))
             elif tensor.group == MODEL and is_computed_buffer(tensor.name):
                 reasons.setdefault("a buffer that is computed, not learnt", []).append(label(tensor))
             elif refused:
                 reasons.setdefault(f"{_REFUSED}: {refused}", []).append(label(tensor))
+            elif twin := side.twin(tensor):
+                reasons.setdefault(f"the same place in the file as {twin}, which is compared (tied)", []).append(label(tensor))
             else:
                 only.append(tensor)
         self._out.left_out += [LeftOut(side.letter, tuple(names), reason, reason.startswith(_REFUSED)) for reason, names in reasons.items()]

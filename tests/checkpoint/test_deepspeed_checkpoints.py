@@ -21,7 +21,7 @@ from deepspeed_runs import RUNS, Truth
 from forkpool import run_ranks
 from stored_arrays import array_of
 
-from msprobe_engine.checkpoint.diff import diff
+from msprobe_engine.checkpoint.diff import Options, diff
 from msprobe_engine.checkpoint.open import open_checkpoint
 from msprobe_engine.checkpoint.result import SAME
 from msprobe_engine.checkpoint.stored import RANDOM, Checkpoint
@@ -180,6 +180,16 @@ def test_tensor_parallel_ranks_are_put_together(runs: tuple[Path, list[dict[str,
     norm = "optimizer.exp_avg.transformer.ln_f.weight"
     assert_holds(after, {norm: runs[1][0]["tensor parallel"][norm]})
     assert after.tensors[norm].copies
+
+
+def test_the_second_name_of_a_tied_parameter_is_no_difference(runs: tuple[Path, list[dict[str, Truth]]], tmp_path: Path) -> None:
+    """A side that stores a tied parameter once lacks nothing."""
+    source = runs[0] / "zero 1 bf16" / "global_step2"
+    module = torch.load(source / "mp_rank_00_model_states.pt", weights_only=False)["module"]
+    torch.save({name: tensor for name, tensor in module.items() if name != "embed.weight"}, tmp_path / "once.pt")
+    result = diff(source, tmp_path / "once.pt", Options(model_only=True))
+    assert (result.different, result.only_in_a, result.only_in_b) == ([], [], [])
+    assert len(result.tensors) >= 10
 
 
 def test_pieces_of_a_tensor_parallel_rank_are_missed(copy: Callable[[str], Path]) -> None:
