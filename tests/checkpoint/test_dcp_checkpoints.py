@@ -1,10 +1,12 @@
 """torch's distributed checkpoints: what two ranks of FSDP2 wrote is one model, bit by bit, however it was saved."""
 
 import argparse
+import dataclasses
 import os
 import pickle
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -342,3 +344,36 @@ def test_safetensors_of_two_ranks(tmp_path: Path) -> None:
     found = open_checkpoint(tmp_path / "pieces")
     assert len(found.problems) == 4
     assert "do not fill" in found.problems[0]
+
+
+def _titan(target: Path) -> Any:
+    """Two steps of torchtitan's own Trainer, and its checkpoint; weights and moments as this rank's model has them."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "integrations" / "torchtitan"))
+    import titan_job
+
+    titan_job.stand_in()
+    from torchtitan.components.checkpointer.dcp import CheckpointManager
+
+    if dist.get_rank() == 0:
+        titan_job.assets(target)
+    dist.barrier()
+    settings = titan_job.config(target, dp=2, steps=2)
+    field = next(name for name in ("checkpointer", "checkpoint") if hasattr(settings, name))
+    manager = CheckpointManager.Config(enable=True, interval=2, last_save_model_only=False)
+    trainer = dataclasses.replace(settings, **{field: manager}).build()
+    trainer.train()
+    return {name: parameter.full_tensor().detach().numpy() for name, parameter in trainer.model_parts[0].named_parameters()}
+
+
+def test_a_checkpoint_of_torchtitan(tmp_path: Path) -> None:
+    """Weights at the top of the state dict, flat names of optimizer states, train state: of its Trainer on two ranks."""
+    weights = run_ranks(2, _titan, tmp_path, timeout=120)[0]
+    found = open_checkpoint(tmp_path / "dump" / "checkpoint")
+    assert (found.path.name, found.problems) == ("step-2", [])
+    mine = {t.name: t for t in found.tensors.values() if t.group == "model"}
+    assert {name for name in weights if "wqkv" not in name} == {name for name in mine if "qkv" not in name}
+    for name in weights.keys() & mine.keys():
+        np.testing.assert_array_equal(array_of(mine[name]), weights[name], err_msg=name)
+    assert {t.name for t in found.tensors.values() if t.state == "exp_avg"} == weights.keys()
+    assert found.values["train_state.step"] == 2
+    assert found.values["optimizer.param_groups.0.params"] == len(weights)
