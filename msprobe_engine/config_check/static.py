@@ -222,7 +222,7 @@ class _Finder:
             self._context.note(at, f"{path} sets up the shell; it is not read")
             return None
         if path in state.written:
-            return shown(state.written[path]), path
+            return self._context.paste(state.written[path]), path
         for candidate in _candidates(path, directories(state.directory, at.file)):
             if candidate.is_file():
                 try:

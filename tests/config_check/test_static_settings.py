@@ -225,6 +225,27 @@ def test_a_training_under_an_undecided_condition_has_its_condition(tmp_path: Pat
     assert found.existing_shape()["lr"] == {"description": "duplicate_value", "values": ["1", "2"]}
 
 
+def test_command_lines_in_texts_are_read_though_parts_are_not_known(tmp_path: Path) -> None:
+    """A command line put together from variables (as in scripts for Slurm) is read in ``bash -c`` and ``eval``; unknown parts stay parts."""
+    found = collected(
+        tmp_path,
+        "ADDR=$(scontrol show hostnames | head -n 1)\n"
+        'LAUNCHER="python -u -m torch.distributed.run \\\n --nproc_per_node 8 --rdzv_endpoint $ADDR:6000 --tee 3"\n'
+        "PROGRAM=\"`pwd`/pretrain_gpt.py --host '$ADDR' --lr 6e-5 $EXTRA_ARGS\"\n"
+        'srun --nodes 2 bash -c "$LAUNCHER --node_rank \\$SLURM_PROCID $PROGRAM" 2>&1 | tee log\n'
+        'eval "torchrun --log-dir $ADDR train.py --seed 1 && echo done"\n'
+        'bash -c "$(cat command)"\n',
+    )
+    known = {key: one.value for key, one in found.values.items() if one.known}
+    assert known == {"nproc_per_node": "8", "tee": "3", "lr": "6e-5", "nodes": "2", "seed": "1"}
+    assert found.values["rdzv_endpoint"].value == "$(scontrol show hostnames | head -n 1):6000"
+    assert found.values["host"].value == "$(scontrol show hostnames | head -n 1)"
+    assert found.values["node_rank"].value == "$SLURM_PROCID"
+    assert [one.program for one in found.launches] == ["`pwd`/pretrain_gpt.py", "train.py"]
+    assert any("line 6: a command line that is not known" in note for note in found.notes)
+    assert any("$EXTRA_ARGS" in note for note in found.notes)
+
+
 def test_sourced_scripts_and_inner_scripts_are_followed(tmp_path: Path) -> None:
     """``source``, ``.`` and ``bash inner.sh`` are read where they are; one that is missing is said, with the line."""
     (tmp_path / "lib").mkdir()

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os.path
-import re
 
 from msprobe_engine.config_check.shell import conditions, printing, sums
 from msprobe_engine.config_check.shell.assignments import declare, unset
 from msprobe_engine.config_check.shell.call import Builtin, Call, Status
-from msprobe_engine.config_check.shell.expand import WHITESPACE, cut
+from msprobe_engine.config_check.shell.context import short
 from msprobe_engine.config_check.shell.flow import Break, Exit, Return
 from msprobe_engine.config_check.shell.parameters import NotKnown
 from msprobe_engine.config_check.shell.syntax import Literal, Word
-from msprobe_engine.config_check.shell.values import Known, Place, State, Text, Unknown, certain_before, known, shown
+from msprobe_engine.config_check.shell.values import Known, Place, State, Text, Unknown, certain_before, known, readable, shown
 
 _ASKING = frozenset("grep egrep fgrep which type hash ls find curl wget ping pgrep nvidia-smi npu-smi diff cmp git kill".split())  # noqa: SIM905
 """Commands that are used to ask something; how they end is known only to a run. Others are taken to do what they are there for."""
@@ -91,36 +90,14 @@ def _command(call: Call) -> Status:
 
 
 def _eval(call: Call) -> Status:
-    texts = [known(field) for field in call.fields[1:]]
-    if any(text is None for text in texts):
-        absent = all(not isinstance(piece, Unknown) or piece.absent for field in call.fields[1:] for piece in field)
-        texts = [call.evaluator.expander.assumed(field) for field in call.fields[1:]] if absent else texts
-    if any(text is None for text in texts):
-        line = _rejoined(call.fields[1:])
-        if line is not None:
-            return call.evaluator.command(line, [], {}, call.state, call.at)
-        call.evaluator.context.note(call.at, "'eval' of a text that is not known is not read")
+    line: list[Known | Unknown] = []
+    for field in call.fields[1:]:
+        line.extend([*([Known(" ", call.at)] if line else []), *field])
+    if not readable(tuple(line)):
+        call.evaluator.context.note(call.at, f"'eval' of a text that is not known ({short(shown(tuple(line)))}) is not read")
         return None
-    call.evaluator.script(" ".join(text or "" for text in texts), call.at.file, call.state, call.at.line)
+    call.evaluator.script(call.evaluator.context.paste(tuple(line)), call.at.file, call.state, call.at.line)
     return call.state.status
-
-
-def _rejoined(fields: list[Text]) -> list[Text] | None:
-    """The words of a command line that is not known in some places: split at the blanks of what is known, if nothing in it is quoted."""
-    pieces = [piece for i, field in enumerate(fields) for piece in ((Known(" ", Place("", 0)), *field) if i else field)]
-    if any(isinstance(piece, Known) and re.search(r"[;&|<>()'\"\\$`\n]", piece.text) for piece in pieces):
-        return None
-    words: list[list[Known | Unknown]] = [[]]
-    for piece in pieces:
-        if isinstance(piece, Unknown):
-            words[-1].append(piece)
-            continue
-        for kind, text in cut(piece.text, WHITESPACE):
-            if kind == "end":
-                words.append([])
-            else:
-                words[-1].append(Known(text, piece.at))
-    return [tuple(word) for word in words if word] or None
 
 
 def _source(call: Call) -> Status:

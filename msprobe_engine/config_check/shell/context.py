@@ -62,6 +62,7 @@ class Context:
     Attributes:
         environment: the variables at the start; None: not known.
         given: variables that something outside the script sets, such as what ``#SBATCH`` lines ask for.
+        pasted: the pieces that stand as marks in texts that are read as scripts.
         conditions: the undecided conditions that the command being read stands under.
     """
 
@@ -71,6 +72,7 @@ class Context:
     files: list[str] = field(default_factory=list)
     started: list[Started] = field(default_factory=list)
     conditions: list[str] = field(default_factory=list)
+    pasted: list[Unknown] = field(default_factory=list)
     nested: int = 0
     capturing: int = 0
     _assumed: dict[str, Place] = field(default_factory=dict)
@@ -101,6 +103,17 @@ class Context:
         for file, names in files.items():
             outside = "no environment and no arguments are given" if self.environment is None else "they are not in the environment"
             self.notes.append(one_line(f"{file}: taken as not set, because {outside}: {', '.join(names)}"))
+
+    def paste(self, text: Text) -> str:
+        """A text as a script of its own; what is not known in it stands as a mark (`words.PASTED`) and is not known there either."""
+        out = []
+        for piece in text:
+            if isinstance(piece, Unknown):
+                self.pasted.append(piece)
+                out.append(f"\ue000{len(self.pasted) - 1}\ue001")
+            else:
+                out.append(piece.text)
+        return "".join(out)
 
     def spend(self, characters: int = 0) -> None:
         """One command or expansion more.

@@ -25,7 +25,7 @@ from msprobe_engine.config_check.shell.syntax import (
     Substitution,
     Word,
 )
-from msprobe_engine.config_check.shell.values import Known, Place, State, Text, Unknown, Variable, known, shown, unknown_of
+from msprobe_engine.config_check.shell.values import Known, Place, State, Text, Unknown, Variable, known, readable, shown, unknown_of
 from msprobe_engine.config_check.shell.wrappers import Unwrapped, unwrap
 
 MAX_SCRIPTS_DEEP = 12
@@ -195,16 +195,16 @@ class Evaluator(Control):
         self._outer.append(tuple(fields))
         try:
             if inner.kind == "text":
-                if name is None:
+                if not readable(inner.argv[0]):
                     self.context.note(at, f"a command line that is not known ({short(shown(inner.argv[0]))}) is not read")
                     return True
-                self.child(name, at.file, state, "bash", arguments[1:], inner.env, at.line)
+                self.child(self.context.paste(inner.argv[0]), at.file, state, "bash", arguments[1:], inner.env, at.line)
                 return True
             if inner.kind == "input":
-                text = known(self.input) if self.input is not None else None
-                if text is not None:
-                    self.child(text, at.file, state, "bash", arguments, inner.env, at.line)
-                return text is not None
+                if self.input is None or not readable(self.input):
+                    return False
+                self.child(self.context.paste(self.input), at.file, state, "bash", arguments, inner.env, at.line)
+                return True
             found = self.find(name, state, at) if name is not None else None
             if found is None or name is None:
                 return False

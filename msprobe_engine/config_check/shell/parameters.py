@@ -20,6 +20,7 @@ from msprobe_engine.config_check.shell.values import (
     shown,
     unknown_of,
 )
+from msprobe_engine.config_check.shell.words import PASTED
 
 Segment = tuple[Piece, bool] | None
 """A piece and whether it is split into words; None: a field ends here."""
@@ -143,6 +144,9 @@ class Parameters:
 
     def _scalar(self, part: Parameter, state: State) -> Text | None:
         at = self.place(part.line)
+        if match := PASTED.fullmatch(part.name):
+            number = int(match[1])
+            return (self.context.pasted[number],) if number < len(self.context.pasted) else (Known(part.name, at),)
         if not (part.name[0].isalpha() or part.name[0] == "_"):
             return self._special(part, state)
         if part.index is None:

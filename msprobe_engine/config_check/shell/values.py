@@ -73,8 +73,9 @@ def unknown_of(text: Text) -> Unknown | None:
     return next((piece for piece in text if isinstance(piece, Unknown)), None)
 
 
-def size(text: Text) -> int:
-    return sum(len(piece.text) if isinstance(piece, Known) else len(piece.source) for piece in text)
+def readable(text: Text) -> bool:
+    """Something of the text is known, so that it can be read as a script."""
+    return not text or any(isinstance(piece, Known) and piece.text.strip() for piece in text)
 
 
 @dataclass(frozen=True, slots=True)

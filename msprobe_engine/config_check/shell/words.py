@@ -32,14 +32,16 @@ _BACKQUOTED = re.compile(r"[^`\\]*(?:\\.[^`\\]*)*`", re.DOTALL)
 _ANSI_QUOTED = re.compile(r"[^'\\]*(?:\\.[^'\\]*)*'", re.DOTALL)
 _OPERATOR = re.compile(r":[-=?+]|[-=?+]|##?|%%?|//|/#|/%|/|\^\^?|,,?|@[A-Za-z]|:")
 _PLAIN = {
-    "bare": re.compile(r"[^\s\\'\"$`|&;()<>\n]+"),
-    "brace": re.compile(r"[^\\'\"$`}/:\n]+\n?|\n"),
-    "subscript": re.compile(r"[^\\'\"$`\]\n]+"),
-    "double": re.compile(r"[^\\\"$`}/:\n]+\n?|\n"),
-    "text": re.compile(r"[^\\$`\n]+\n?|\n"),
-    "sum": re.compile(r"[^\\\"'$`()\n;]+\n?|\n"),
-    "regex": re.compile(r"[^\s\\'\"$`()]+"),
+    "bare": re.compile(r"[^\ue000\s\\'\"$`|&;()<>\n]+"),
+    "brace": re.compile(r"[^\ue000\\'\"$`}/:\n]+\n?|\n"),
+    "subscript": re.compile(r"[^\ue000\\'\"$`\]\n]+"),
+    "double": re.compile(r"[^\ue000\\\"$`}/:\n]+\n?|\n"),
+    "text": re.compile(r"[^\ue000\\$`\n]+\n?|\n"),
+    "sum": re.compile(r"[^\ue000\\\"'$`()\n;]+\n?|\n"),
+    "regex": re.compile(r"[^\ue000\s\\'\"$`()]+"),
 }
+PASTED = re.compile("\ue000([0-9]{1,6})\ue001")
+"""Stands in a text for the n-th piece that is not known (`Context.paste`): command lines are put together from such texts and then read."""
 _ESCAPED = {"a": "\a", "b": "\b", "e": "\x1b", "E": "\x1b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
 _ANSI = re.compile(r"\\(?:x([0-9A-Fa-f]{1,2})|u([0-9A-Fa-f]{1,4})|U([0-9A-Fa-f]{1,8})|([0-7]{1,3})|c(.)|(.))", re.DOTALL)
 _METACHARACTERS = frozenset("|&;()<> \t\n")
@@ -182,7 +184,7 @@ class WordReader:
             if end < 0:
                 raise self.error("a single quote is not closed")
             content, self.pos = text[self.pos + 1 : end], end + 1
-            return [Literal(piece, line + i, True) for i, piece in enumerate(content.splitlines(keepends=True) or [""])]
+            return [part for i, piece in enumerate(content.splitlines(keepends=True) or [""]) for part in _pasted(piece, line + i)]
         if c == '"' and mode == "sum":
             self.pos += 1
             return None
@@ -194,6 +196,9 @@ class WordReader:
                 raise self.error("a double quote is not closed", start)
             self.pos += 1
             return parts or [Literal("", line, True)]
+        if c == "\ue000" and (pasted := PASTED.match(text, self.pos)):
+            self.pos = pasted.end()
+            return [Parameter(pasted[0], line, inside, "")]
         if c == "`":
             return [self._backquotes(inside)]
         if c == "$":
@@ -395,6 +400,13 @@ class WordReader:
 
 
 _BLANKS = re.compile(r"(?:[ \t]+|\\\n)*")
+
+
+def _pasted(text: str, line: int) -> list[Part]:
+    """Text between single quotes, in which only pieces that are not known are no text."""
+    pieces = re.split("(\ue000[0-9]{1,6}\ue001)", text)
+    parts: list[Part] = [Parameter(piece, line, True, "") if i % 2 else Literal(piece, line, True) for i, piece in enumerate(pieces)]
+    return [part for part in parts if not isinstance(part, Literal) or part.text] or [Literal("", line, True)]
 
 
 def _joined(parts: list[Part]) -> list[Part]:
