@@ -226,7 +226,7 @@ def test_a_training_under_an_undecided_condition_has_its_condition(tmp_path: Pat
 
 
 def test_command_lines_in_texts_are_read_though_parts_are_not_known(tmp_path: Path) -> None:
-    """A command line put together from variables (as in scripts for Slurm) is read in ``bash -c`` and ``eval``; unknown parts stay parts."""
+    """A command line put together from variables (as for Slurm) is read in ``bash -c`` and ``eval``; unknown parts stay."""
     found = collected(
         tmp_path,
         "ADDR=$(scontrol show hostnames | head -n 1)\n"
@@ -242,7 +242,7 @@ def test_command_lines_in_texts_are_read_though_parts_are_not_known(tmp_path: Pa
     assert found.values["host"].value == "$(scontrol show hostnames | head -n 1)"
     assert found.values["node_rank"].value == "$SLURM_PROCID"
     assert [one.program for one in found.launches] == ["`pwd`/pretrain_gpt.py", "train.py"]
-    assert any("line 6: a command line that is not known" in note for note in found.notes)
+    assert any("line 7: a command line that is not known" in note for note in found.notes)
     assert any("$EXTRA_ARGS" in note for note in found.notes)
 
 
@@ -283,7 +283,8 @@ def test_sbatch_lines_give_the_variables_of_slurm(tmp_path: Path) -> None:
     found = collected(
         tmp_path,
         "#!/bin/bash\n#SBATCH --job-name=x\n#SBATCH --nodes=4\n#SBATCH --ntasks-per-node 8\n#SBATCH --gres=gpu:8\n"
-        "srun torchrun --nnodes $SLURM_NNODES --nproc_per_node $SLURM_GPUS_ON_NODE train.py --tasks $((SLURM_NNODES * SLURM_NTASKS_PER_NODE))\n",
+        "srun torchrun --nnodes $SLURM_NNODES --nproc_per_node $SLURM_GPUS_ON_NODE train.py "
+        "--tasks $((SLURM_NNODES * SLURM_NTASKS_PER_NODE))\n",
     )
     assert plain(found) == {"nodes": "4", "ntasks-per-node": "8", "gres": "gpu:8", "nnodes": "4", "nproc_per_node": "8", "tasks": "32"}
     assert all(one.known for one in found.values.values())
