@@ -108,11 +108,10 @@ class MindSporeConfigChecker:
 
     def close(self) -> None:
         """Take the hook off and finish the pack; done at the end of the process too."""
-        if self._handle is not None:
-            if self._first:
-                warning("config check: the model has had no forward pass in training, so the pack has no weights, inputs and random calls")
-            self._remove()
-            atexit.unregister(self.close)
+        atexit.unregister(self.close)
+        if self._handle is not None and self._first:
+            warning("config check: the model has had no forward pass in training, so the pack has no weights, inputs and random calls")
+        self._remove()
         self._background.close(_PATIENCE)
 
     def flush(self) -> None:

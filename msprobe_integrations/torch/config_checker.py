@@ -85,16 +85,14 @@ class TorchConfigChecker:
 
     def close(self) -> None:
         """Take the hook off and finish the pack; done at the end of the process too."""
-        if self._hooks is None:
-            return
-        self._remove()
         at_exit.unregister(self.close)
         try:
-            if self._first:
+            if self._hooks is not None and self._first:
                 warning(
                     "config check: the model has had no forward pass in training, so the pack has no weights, inputs and random calls; "
                     "evaluation=True collects forward passes of evaluation too"
                 )
+            self._remove()
             self._background.close(_PATIENCE)
         finally:
             exits.forget(self.close)
@@ -123,7 +121,6 @@ class TorchConfigChecker:
                 self._collect(step, args, kwargs)
             if self._micro_steps.last(step):
                 self._remove()
-                self._background.submit(dict)
         except Exception as fault:
             self._fail(fault)
 

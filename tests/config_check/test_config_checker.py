@@ -179,6 +179,24 @@ def test_a_model_that_never_trained_is_said_at_the_end(tmp_path: Path, capfd: py
     assert "has had no forward pass in training" in capfd.readouterr().err
 
 
+def test_the_end_of_a_process_waits_for_the_pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hook is off after the pass; what it has collected is written all the same before the process ends."""
+    from msprobe_engine.config_check.pack import PackWriter
+
+    model, add = nn.Linear(2, 2), PackWriter.add
+    checker = ConfigChecker(model, None, tmp_path / "pack.zip")
+
+    def slow(self: PackWriter, contents: Any) -> None:
+        time.sleep(0.3)
+        add(self, contents)
+
+    monkeypatch.setattr(PackWriter, "add", slow)
+    model(torch.ones(1, 2))
+    assert model._forward_pre_hooks == {}
+    checker.close()
+    assert read_pack(tmp_path / "pack.zip").by_step("weights")
+
+
 def test_chunks_of_a_virtual_pipeline_are_all_there(tmp_path: Path) -> None:
     """Of a list of modules the first has its own names, the others their number in front; a tuple is fine as well."""
     chunks = nn.Linear(2, 2), nn.Linear(2, 3)
