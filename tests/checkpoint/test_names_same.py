@@ -111,6 +111,17 @@ def test_steps_of_each_parameter_and_master_copies_that_one_side_does_not_keep(t
     assert [pair.name for pair in found.pairs] == ["w", "w (as optimizer.master.w)", "optimizer.exp_avg.w"]
 
 
+def test_states_that_another_format_keeps_of_no_parameter(tmp_path: Path) -> None:
+    """Between formats they are left out; within one they are missing."""
+    a = checkpoint_of({"w": _ramp(3), "exp_avg|w": _ramp(3), "max_exp_avg_sq|w": _ramp(3)}, tmp_path / "a")
+    b = checkpoint_of({"w": _ramp(3), "exp_avg|w": _ramp(3)}, tmp_path / "b")
+    assert [t.key for t in aligned(a, b).only_a] == ["optimizer.max_exp_avg_sq.w"]
+    b.format = "another"
+    found = aligned(a, b)
+    assert found.only_a == []
+    assert [left.names for left in found.left_out] == [("optimizer.max_exp_avg_sq.w",)]
+
+
 def test_the_same_name_of_a_weight_that_lies_the_other_way(tmp_path: Path) -> None:
     """nanoGPT has GPT-2's names with linear layers, outputs first: a square weight too is the other's transposed."""
     h = "transformer.h.0."
