@@ -41,7 +41,7 @@ def one(path, first, last):
             total += int(words[: got // 8].sum(dtype=np.uint64))
             first += got
     os.close(fd)
-begin, nbytes, threads = time.perf_counter(), 0, []
+begin, cpu, nbytes, threads = time.perf_counter(), time.process_time(), 0, []
 for path in sys.argv[2:]:
     size = os.path.getsize(path); nbytes += size
     each = -(-size // int(sys.argv[1]) // 4096) * 4096
@@ -51,28 +51,30 @@ for thread in threads: thread.join()
 seconds = time.perf_counter() - begin
 """
     + _PEAK
-    + "print(json.dumps({'seconds': seconds, 'bytes': nbytes, 'peak': peak}))"
+    + "print(json.dumps({'seconds': seconds, 'cpu': time.process_time() - cpu, 'bytes': nbytes, 'peak': peak}))"
 )
 _DIFF = (
     """
 import json, sys, time
 from msprobe_engine.checkpoint.diff import Options, diff
-begin = time.perf_counter()
+begin, cpu = time.perf_counter(), time.process_time()
 found = diff(sys.argv[2], sys.argv[3], Options(workers=int(sys.argv[1]) or None))
 seconds = time.perf_counter() - begin
 """
     + _PEAK
-    + "print(json.dumps({'seconds': seconds, 'bytes': found.nbytes, 'peak': peak, 'verdict': found.verdict()}))"
+    + "numbers = {'seconds': seconds, 'cpu': time.process_time() - cpu, 'bytes': found.nbytes, 'peak': peak}\n"
+    + "print(json.dumps({**numbers, 'verdict': found.verdict()}))"
 )
 
 
 class Cost(NamedTuple):
-    """Seconds, GB per second, MiB, and what was said."""
+    """Seconds, GB per second, MiB, what was said, and seconds of the processor."""
 
     seconds: float
     speed: float
     peak: float
     verdict: str = ""
+    cpu: float = 0.0
 
 
 def make(root: Path, gigabytes: float) -> None:
@@ -115,7 +117,7 @@ def child(script: str, *words: object) -> Cost:
     """One measured process."""
     command = [sys.executable, "-c", script, *map(str, words)]
     data = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    return Cost(data["seconds"], data["bytes"] / data["seconds"] / 1e9, data["peak"], data.get("verdict", ""))
+    return Cost(data["seconds"], data["bytes"] / data["seconds"] / 1e9, data["peak"], data.get("verdict", ""), data["cpu"])
 
 
 def existing(venv: Path, a: Path, b: Path, root: Path) -> Cost:
@@ -154,7 +156,8 @@ def existing(venv: Path, a: Path, b: Path, root: Path) -> Cost:
 
 def pairs(root: Path, rounds: int, workers: int, venv: Path | None) -> None:
     """The table of the three pairs."""
-    print("| pair | read and reduce once | this tool | ratio | peak | existing tool | its peak |\n|---|---|---|---|---|---|---|")
+    print("| pair | read and reduce once | this tool | ratio of speed | of CPU time | peak | existing tool | its peak |")
+    print("|---|---|---|---|---|---|---|---|")
     for other in ("same", "bit", "step"):
         files = [root / side / "iter_0000100" / "mp_rank_00" / "model_optim_rng.pt" for side in ("a", other)]
         child(_REDUCE, workers, *files)
@@ -167,10 +170,11 @@ def pairs(root: Path, rounds: int, workers: int, venv: Path | None) -> None:
                 theirs = existing(venv, root / "a", root / other, root)
         median = [statistics.median(cost.speed for cost in costs) for costs in (bound, ours)]
         seconds, peak = statistics.median(cost.seconds for cost in ours), max(cost.peak for cost in ours)
+        processor = statistics.median(b.cpu / o.cpu for b, o in zip(bound, ours))
         their = f"{theirs.seconds:.1f} s: {theirs.verdict} | {theirs.peak:.0f} MiB" if theirs is not None else "- | -"
         print(
             f"| {other}: {ours[0].verdict.split(';')[0]} | {median[0]:.2f} GB/s | {median[1]:.2f} GB/s, {seconds:.1f} s | "
-            f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) | {peak:.0f} MiB | {their} |",
+            f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) | {processor:.2f} | {peak:.0f} MiB | {their} |",
             flush=True,
         )
 
