@@ -79,7 +79,8 @@ Call = tuple[Stack, int, Sequence[str]]
 
 
 def _call(one: Any) -> Call:
-    lines = [str(line) for line in one.get("stack", ())] if isinstance(one, Mapping) else []
+    stack = one.get("stack") if isinstance(one, Mapping) else None
+    lines = [str(line) for line in stack] if isinstance(stack, list) else []
     count = one.get("count", 0) if isinstance(one, Mapping) else 0
     return tuple(_frame(line) for line in lines), count if isinstance(count, int) else 0, lines
 
@@ -165,7 +166,8 @@ def _base(where: str) -> str:
 def _seeds(entry: Mapping[str, Any]) -> Arguments:
     """(function, place) to the arguments a function was called with there; of seeding functions those of all calls."""
     found: dict[tuple[str, str], Any] = {}
-    for one in entry.get("calls", ()):
+    calls = entry.get("calls")
+    for one in calls if isinstance(calls, list) else ():
         if isinstance(one, Mapping) and "where" in one:
             found.setdefault((str(one.get("name")), _base(str(one["where"]))), one.get("seeds") or one.get("arguments"))
     return found
@@ -190,12 +192,13 @@ def _states(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
     if not (isinstance(mine, Mapping) and isinstance(theirs, Mapping)):
         return out
     seen: dict[str, list[str]] = {}
-    for point in [point for point in mine if point in theirs]:
+    both = [point for point in mine if isinstance(mine[point], Mapping) and isinstance(theirs.get(point), Mapping)]
+    for point in both:
         for name in sorted(set(mine[point]) & set(theirs[point])):
             if mine[point][name] != theirs[point][name]:
                 seen.setdefault(name, []).append(str(point))
     for name, points in seen.items():
-        before = [str(point) for point in mine if point in theirs and str(point) not in points]
+        before = [str(point) for point in both if str(point) not in points]
         since = f"equal {before[-1]}, another one {points[0]}" if before else f"another one from the first look on ({points[0]})"
         out.append(Difference(RANDOM, f"state of {name}", f"state of {name}", "", "", CHANGES, f"the stream of random numbers is {since}"))
     return out

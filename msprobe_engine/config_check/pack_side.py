@@ -12,8 +12,10 @@ from msprobe_engine.config_check.compare_tensors import Place, Tensors, flat_tag
 from msprobe_engine.config_check.pack import Pack
 from msprobe_engine.config_check.side import NOT_KNOWN, Setting, Side
 from msprobe_engine.errors import DumpFormatError
+from msprobe_engine.log import one_line
 
 STATIC_FILE = entries.STATIC.rpartition("/")[2]
+MOST_LEVELS = 100
 OF_RANK = ("rank", "local_rank", "node_rank", "device", "pid", "hostname")
 """Last parts of the names of settings that every rank has its own of."""
 DYNAMIC_FILE = entries.DYNAMIC.rpartition("/")[2]
@@ -113,7 +115,10 @@ class PackSide:
 
     def random(self) -> tuple[dict[int, Any], dict[int, Any]]:
         """The existing tool's entries by rank, and ours."""
-        existing = {rank: self._mapping(name) for (_, rank), name in self.pack.existing("random").items()}
+        existing = {
+            rank: {function: calls for function, calls in self._mapping(name).items() if isinstance(calls, list)}
+            for (_, rank), name in self.pack.existing("random").items()
+        }
         return existing, {rank: self._mapping(name) for rank, name in self.pack.by_rank("random").items()}
 
     def system(self) -> dict[int, Mapping[str, Any]]:
@@ -133,10 +138,16 @@ class PackSide:
 
     def _mapping(self, name: str) -> dict[str, Any]:
         try:
-            return self.pack.mapping(name)
+            found = self.pack.mapping(name)
         except DumpFormatError as error:
             self._say(str(error))
             return {}
+        if _is_deep(found):
+            self._say(
+                f"{self.pack.path}: entry {one_line(name)} is nested more than {MOST_LEVELS} levels deep, which no pack's is; left out"
+            )
+            return {}
+        return found
 
     def _say(self, problem: str) -> None:
         if problem not in self.problems:
@@ -157,6 +168,15 @@ class _Entries(Mapping[Place, Mapping[str, Any]]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(MOST_LEVELS):
+        level = [child for one in level if isinstance(one, (dict, list)) for child in (one.values() if isinstance(one, dict) else one)]
+        if not level:
+            return False
+    return True
 
 
 def _tensors_of(entry: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
