@@ -6,7 +6,7 @@ Its keys are those of ``_common_checkpoint_state`` in ``deepspeed/runtime/engine
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,11 @@ class ModelFile:
         """A value that is a whole number."""
         value = self.values.get(key)
         return value if type(value) is int else None
+
+    def of_another_rank(self) -> ModelFile:
+        """What is a rank's own in stage 3. The rest is the same on all ranks, and there may be thousands."""
+        weights = {name: tensor for name, tensor in self.weights.items() if name in self.buffers}
+        return replace(self, weights=weights, shapes=[], aliases={}, optimizer=None, parallel={}, extra={})
 
 
 def model_file(tree: Mapping[str, Any], path: Path) -> ModelFile:

@@ -220,7 +220,8 @@ def parts_of(files: Listing, reading: Reading) -> dict[int, Part]:
         for rank in ranks:
             path_of = files.model.get((mp, rank))
             if path_of is not None and (tree := reading.tree(path_of)) is not None:
-                part.models[rank or 0] = model_file(tree, path_of)
+                found = model_file(tree, path_of)
+                part.models[rank or 0] = found.of_another_rank() if part.models else found
     return parts
 
 

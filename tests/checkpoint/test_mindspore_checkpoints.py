@@ -272,6 +272,22 @@ def test_hostile_bytes_are_an_error_and_never_more(tmp_path_factory: pytest.Temp
                 assert 0 <= box.start <= len(content)
 
 
+@given(data=st.binary(max_size=200), at=st.integers(0, 320), text=st.booleans())
+def test_hostile_strategies_are_an_error_and_never_more(tmp_path_factory: pytest.TempPathFactory, data: bytes, at: int, text: bool) -> None:
+    """A strategy file with any bytes in it is read, or refused with its name."""
+    source = FILES / "ranks" / ("strategy.json" if text else "strategy/rank_0.ckpt")
+    file = tmp_path_factory.mktemp("strategy") / source.name
+    good = source.read_bytes()
+    file.write_bytes(good[:at] + data + good[at + len(data) :])
+    refused = ""
+    try:
+        for layout in read_strategy(file).values():
+            assert len(layout.piece(3)) == len(layout.cuts())
+    except DumpFormatError as error:
+        refused = str(error)
+    assert not refused or str(file) in refused
+
+
 @st.composite
 def layouts(draw: Any) -> Layout:
     devices = tuple(draw(st.lists(st.sampled_from([1, 2, 3, 4]), min_size=1, max_size=3)))
