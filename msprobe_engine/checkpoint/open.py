@@ -20,6 +20,8 @@ _MEGATRON_TRACKER, _DEEPSPEED_TRACKER = "latest_checkpointed_iteration.txt", "la
 _ZIP, _PROTOBUF = b"PK\x03\x04", b"\x0a"
 _ENCRYPTED, _OF_MINDSPORE = b"\x5e\x3a\x7f", b'"format":"ms"'
 """Of MindSpore: bytes 1 to 4 of a file that was saved with a key; in the header of a safetensors file."""
+_INSIDE = re.compile(r"\.metadata|.*\.distcp|.*\.index(\.[\w-]+)?\.json|latest(_checkpointed_iteration\.txt)?|metadata\.json")
+"""Files that hold nothing by themselves: the directory they are in is meant."""
 _MAX_SHOWN = 8
 _DEPTH = 3  # lightning_logs/version_0/checkpoints/epoch=0-step=8.ckpt
 _MOST_ENTRIES = 1000
@@ -157,7 +159,9 @@ def locate(path: Path) -> tuple[Path, list[str]]:
     if not path.is_dir():
         if not path.is_file():
             raise DumpFormatError(f"{path}: is no regular file; give a checkpoint or the directory a run saves them to")
-        return (path.parent if path.name == ".metadata" or path.suffix == ".distcp" else path), []
+        if _INSIDE.fullmatch(path.name):
+            return locate(path.parent)
+        return path, []
     names = entries(path)
     if _MEGATRON_TRACKER in names:
         return _megatron(path), []

@@ -38,6 +38,7 @@ _WEIGHTS = (
 _SHARD = re.compile(r"(.+)-(\d{5,6})-of-(\d{5,6})(\..+)")
 _MORE_MODELS = re.compile(r"(?:model|pytorch_model|pytorch_model_fsdp)_(\d+)\.(?:safetensors|bin)")
 _OPTIMIZERS = re.compile(r"optimizer(?:_(\d+))?\.(?:pt|bin)")
+_RANK_FILE = re.compile(r"model_optim_rng\.pt|distrib_optim\.pt|.*_(model|optim)_states\.pt")
 _MOST_MODULES = 100_000
 _FSDP = re.compile(r"(pytorch_model_fsdp|optimizer)_(\d+)")
 
@@ -60,6 +61,8 @@ def _read_file(path: Path, trust: Collection[str]) -> Checkpoint:
     else:
         out = Checkpoint(path, "torch file", files=[path])
     add_training_state(out, _unwrapped(tree))
+    if _RANK_FILE.fullmatch(path.name):
+        out.notes.append(f"{path}: is the file of one rank; give its directory to have the whole model, with states by parameter")
     if not out.tensors:
         out.notes.append(f"{path}: holds no tensors; only its {len(out.values)} values can be compared")
     return out

@@ -54,10 +54,10 @@ def nothing_ran() -> Iterator[None]:
 def bounded() -> Iterator[None]:
     """No file of this module may take 2 GB or 20 seconds."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    start = time.perf_counter()
+    start = time.process_time()
     yield
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2_000_000
-    assert time.perf_counter() - start < 20
+    assert time.process_time() - start < 20
 
 
 def archive(data: bytes, extra: dict[str, bytes] | None = None, compress: int = zipfile.ZIP_STORED) -> bytes:

@@ -159,7 +159,18 @@ def snapshots(llama: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.mark.parametrize(
-    "name", ["one", "shards", "bin", "bins", "file", "file/weights.safetensors", "one/model.safetensors", "bin/pytorch_model.bin"]
+    "name",
+    [
+        "one",
+        "shards",
+        "bin",
+        "bins",
+        "file",
+        "file/weights.safetensors",
+        "one/model.safetensors",
+        "bin/pytorch_model.bin",
+        "shards/model.safetensors.index.json",
+    ],
 )
 def test_snapshots(snapshots: Path, llama: nn.Module, name: str) -> None:
     """One file, shards with an index, safetensors and bin, a directory and a file."""
