@@ -136,6 +136,12 @@ def declare(call: Call) -> Status:
     options = "".join(shown(field)[1:] for field in call.fields[1:] if shown(field).startswith("-"))
     if "f" in options or "p" in options or "F" in options:
         return True
+    if "n" in options and name != "export":
+        call.evaluator.context.note(call.at, f"{name} -n: variables that stand for others are not followed")
+        for assignment in call.assignments:
+            unknown = Unknown(f"${assignment.name}", "stands for another variable", call.at)
+            call.state.put(assignment.name, Variable((unknown,), readonly=True))
+        return True
     declared: dict[str, bool] = {}
     if name == "export" or "x" in options:
         declared["exported"] = "n" not in options

@@ -6,7 +6,8 @@ that stands under it is marked with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 from msprobe_engine.config_check.shell import patterns, sums
 from msprobe_engine.config_check.shell.call import Status
@@ -15,6 +16,7 @@ from msprobe_engine.config_check.shell.context import Context, short
 from msprobe_engine.config_check.shell.expand import Expander
 from msprobe_engine.config_check.shell.flow import Break, Leave, Return
 from msprobe_engine.config_check.shell.parameters import NotKnown
+from msprobe_engine.config_check.shell.printing import write
 from msprobe_engine.config_check.shell.syntax import (
     AndOr,
     Assignment,
@@ -36,7 +38,7 @@ from msprobe_engine.config_check.shell.syntax import (
     While,
     Word,
 )
-from msprobe_engine.config_check.shell.values import Known, State, Text, Unknown, merge, shown
+from msprobe_engine.config_check.shell.values import Known, State, Text, Unknown, known, merge, shown
 
 MAX_ITERATIONS = 5_000
 MAX_REPEATED = 8
@@ -113,7 +115,8 @@ class Control:
         given = self.input
         self.input = self.redirections(group.redirections, state, given)
         try:
-            return self.aside(group.body, state) if group.subshell else self.run(group.body, state)
+            with self.diverted(group.redirections, state):
+                return self.aside(group.body, state) if group.subshell else self.run(group.body, state)
         finally:
             if group.redirections:
                 self.input = given
@@ -277,7 +280,8 @@ class Control:
         given = self.input
         self.input = self.redirections(command.redirections, state, given)
         try:
-            return self._turns(command, state)
+            with self.diverted(command.redirections, state):
+                return self._turns(command, state)
         finally:
             if command.redirections:
                 self.input = given
@@ -360,6 +364,35 @@ class Control:
         if redirection.operator == "<<<":
             return (*self.expander.text(redirection.target, state), Known("\n", self.expander.place(redirection.line)))
         return None
+
+    @contextlib.contextmanager
+    def diverted(self, redirections: tuple[Redirection, ...], state: State) -> Iterator[None]:
+        """While output goes elsewhere; what goes into a file of a known name is kept (`State.written`), other output is nobody's."""
+        target = self._target(redirections, state)
+        if target is None:
+            yield
+            return
+        path, append = target
+        output, self.output = self.output, []
+        try:
+            yield
+        finally:
+            if path:
+                write(state, path, append, joined(self.output))
+            self.output = output
+
+    def _target(self, redirections: tuple[Redirection, ...], state: State) -> tuple[str, bool] | None:
+        """The file that the output goes to (empty: one that is not kept) and whether it is appended; None: it stays."""
+        target = None
+        for redirection in redirections:
+            if redirection.operator.startswith("<") or redirection.descriptor not in ("", "1"):
+                continue
+            path = known(self.expander.text(redirection.target, state))
+            if redirection.operator == ">&" and path in ("1", "-"):
+                continue
+            plain = redirection.operator in (">", ">>", ">|", "&>", "&>>") and path and path != "/dev/null"
+            target = (path or "" if plain else "", redirection.operator.endswith(">>"))
+        return target
 
 
 def joined(output: list[Text]) -> Text:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
-from msprobe_engine.config_check.shell import braces, builtins, printing
+from msprobe_engine.config_check.shell import braces, builtins
 from msprobe_engine.config_check.shell.assignments import assign
 from msprobe_engine.config_check.shell.call import Call, Status
 from msprobe_engine.config_check.shell.context import Context, Exhausted, Started, short
@@ -19,7 +19,6 @@ from msprobe_engine.config_check.shell.grammar import ScriptReader
 from msprobe_engine.config_check.shell.syntax import (
     Assignment,
     Literal,
-    Redirection,
     ShellSyntaxError,
     Simple,
     Substitution,
@@ -91,7 +90,10 @@ class Evaluator(Control):
         if not command.words or not fields:
             for assignment in command.assignments:
                 assign(self, assignment, state)
-            self.redirections(command.redirections, state, None)
+            if self.output is not None and any(redirection.operator.startswith("<") for redirection in command.redirections):
+                self.unknown_output("<", self.expander.place(command.line))  # $(<file)
+            with self.diverted(command.redirections, state):
+                pass
             return None if any(_captures(assignment) for assignment in command.assignments) else True
         prefix = {}
         for assignment in command.assignments:
@@ -100,27 +102,12 @@ class Evaluator(Control):
         reads = any(redirection.operator.startswith("<") for redirection in command.redirections)
         given = self.input
         self.input = self.redirections(command.redirections, state, given)
-        written = self._file_written(command.redirections, state)
-        output = self.output
-        if written is not None:
-            self.output = []
         try:
-            return self.command(fields, arguments, prefix, state, self.expander.place(command.line))
+            with self.diverted(command.redirections, state):
+                return self.command(fields, arguments, prefix, state, self.expander.place(command.line))
         finally:
-            if written is not None:
-                printing.write(state, written[0], written[1], joined(self.output or []))
-                self.output = output
             if reads:
                 self.input = given
-
-    def _file_written(self, redirections: tuple[Redirection, ...], state: State) -> tuple[str, bool] | None:
-        """The file that the output goes to and whether it is appended; None: none that is known."""
-        for redirection in redirections:
-            if redirection.operator in (">", ">>", ">|") and redirection.descriptor in ("", "1"):
-                path = known(self.expander.text(redirection.target, state))
-                if path and path != "/dev/null":
-                    return path, redirection.operator == ">>"
-        return None
 
     def command(self, fields: list[Text], arguments: list[Assignment], prefix: dict[str, Text], state: State, at: Place) -> Status:
         """A command with its words expanded: a function, a part of the shell, or one that is started."""

@@ -17,6 +17,7 @@ from msprobe_engine.config_check.shell.syntax import (
     Function,
     Group,
     If,
+    Parameter,
     PendingHereDocument,
     Pipeline,
     Redirection,
@@ -158,7 +159,7 @@ class ScriptReader(WordReader):
             command = While(condition, body, word == "until", line, self._redirections())
         elif word in ("for", "select"):
             self.pos += len(word)
-            command = self._for(line)
+            command = self._for(line, word == "select")
         elif word == "case":
             command = self._case(line)
         elif word == "[[":
@@ -220,7 +221,7 @@ class ScriptReader(WordReader):
             self._redirections()
             return If(tuple(branches), otherwise, line)
 
-    def _for(self, line: int) -> For | CountingFor:
+    def _for(self, line: int, asks: bool) -> For | CountingFor:
         self.blanks()
         if self.peek("(("):
             self.pos += 2
@@ -241,6 +242,8 @@ class ScriptReader(WordReader):
         if self._reserved() == "in":
             self.pos += 2
             words = tuple(self._words())
+        if asks:  # the word that is chosen
+            words = (Word((Parameter("REPLY", line, False, "$REPLY"),), line),)
         self.blanks()
         if self.peek(";"):
             self.pos += 1
