@@ -240,10 +240,12 @@ class Result:
 
     @property
     def code(self) -> int:
-        """The exit code."""
+        """The exit code. Checkpoints without a tensor in common say nothing of each other: likely names that are not known."""
+        if not self.tensors:
+            return UNKNOWN
         if self.different or self.only_in_a or self.only_in_b or self.values_that_matter:
             return OTHER_VALUES
-        return UNKNOWN if self.unknown or self.problems or not self.tensors or self._open else SAME
+        return UNKNOWN if self.unknown or self.problems or self._open else SAME
 
     @property
     def _open(self) -> int:
@@ -257,7 +259,8 @@ class Result:
             return f"equal: {_count(n, 'tensor')} ({self._ground()})" + self._beside()
         if self.code == UNKNOWN:
             if not n and not self._open:
-                return "cannot tell: the checkpoints hold no tensor that is called alike"
+                alone = f"{len(self.only_in_a)} only in A, {len(self.only_in_b)} only in B"
+                return f"cannot tell: the checkpoints hold no tensor that is called alike ({alone}); --map takes names that belong together"
             unread = len(self.unknown)
             if self._open and not unread:
                 return f"cannot tell: {_count(self._open, 'tensor')} could not be compared; no difference in the rest{self._beside()}"

@@ -186,6 +186,11 @@ def test_what_cannot_be_told_is_neither_equal_nor_different(stored: Path, tmp_pa
     os.mkfifo(tmp_path / "pipe")
     assert main(["ckpt", "diff", str(stored / "a"), str(tmp_path / "pipe")]) == 2
     (tmp_path / "pipe").unlink()
+    torch.save({"other": torch.zeros(3)}, tmp_path / "other.pt")
+    capsys.readouterr()
+    assert main(["ckpt", "diff", str(stored / "a"), str(tmp_path / "other.pt")]) == 2
+    assert "no tensor that is called alike (9 only in A, 1 only in B)" in capsys.readouterr().out
+    (tmp_path / "other.pt").unlink()
     data = (stored / "a" / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(data[: len(data) - 100])
     assert main(["ckpt", "diff", str(stored / "a"), str(tmp_path / "model.safetensors")]) == 2
