@@ -52,6 +52,7 @@ class NamedFiles:
     def of(self, settings: Mapping[str, Found], positionals: Iterable[str], deep: int = 0) -> dict[str, Found]:
         """The settings in the files that these settings name."""
         out: dict[str, Found] = {}
+        self._of_hydra(settings, deep, out)
         for path in positionals:
             if Path(path).suffix.lower() in tree_files.SUFFIXES:
                 self._add(path, Found(path, "flag", "", 0), deep, out)
@@ -69,6 +70,23 @@ class NamedFiles:
             elif _NAMES_MODEL.search(last):
                 self._add(os.path.join(found.value, "config.json"), found, deep, out, quiet=True)
         return out
+
+    def _of_hydra(self, settings: Mapping[str, Found], deep: int, out: dict[str, Found]) -> None:
+        """``--config-path`` and ``--config-name`` name one file together; lists of defaults in it are not put together."""
+        found = {
+            key.replace("_", "-"): one for key, one in settings.items() if one.where == "flag" and isinstance(one.value, str) and one.known
+        }
+        name = found.get("config-name") or found.get("cn")
+        folder = found.get("config-path") or found.get("config-dir") or found.get("cp")
+        if name is None or folder is None or Path(str(name.value)).is_absolute():
+            return
+        file = str(name.value) if Path(str(name.value)).suffix.lower() in tree_files.SUFFIXES else f"{name.value}.yaml"
+        self._seen.add(str(name.value))
+        self._add(os.path.join(str(folder.value), file), name, deep, out)
+        if "defaults" in out or any(key.startswith("defaults.") for key in out):
+            self.notes.append(
+                f"{name.file}, line {name.line}: the list 'defaults' of {one_line(file)} names more files, which are not put together"
+            )
 
     def _add(self, path: str, named: Found, deep: int, out: dict[str, Found], hosts: bool = False, quiet: bool = False) -> None:
         """Read one file into `out`; what is there stays."""

@@ -23,6 +23,7 @@ SCRIPTS = (".sh", ".bash", ".sbatch", ".slurm", ".job")
 _NOT_SOURCED = frozenset({"activate", "conda.sh", ".bashrc", ".bash_profile", ".profile", "profile", "modules.sh", "init.sh", "bash"})
 """Files that set up an interactive shell or a package manager: long, and without settings of a training."""
 _MAX_LAUNCHES = 200
+_MAX_ITEMS = 10_000
 
 
 def collect_static(
@@ -109,7 +110,7 @@ class _Collector:
         for key, one in found.items():
             if secret_setting(key, one.value):
                 self._secrets.add(key)
-            one = _replaced(one, cleaned(key, one.value))
+            one = _replaced(one, _bounded(cleaned(key, one.value)))
             before = out.values.setdefault(key, one)
             if before is not one and (before.value, type(before.value)) != (one.value, type(one.value)):
                 conflicts = out.conflicts.setdefault(key, [before])
@@ -198,10 +199,19 @@ class _Collector:
                 continue
             at = text[0].at if text else Place("", 0)
             unknown = unknown_of(text)
-            value = masked(shown(text))
+            value = str(_bounded(masked(shown(text))))
             self._out.env.setdefault(name, value)
             found = Found(value, "shell", at.file, at.line, unknown is None, masked(f"{unknown.source} {unknown.why}") if unknown else "")
             self._out.env_found.setdefault(name, found)
+
+
+def _bounded(value: object) -> object:
+    """A value of a size that belongs into a pack."""
+    if isinstance(value, str) and len(value) > tree_files.MAX_TEXT:
+        return f"{value[: tree_files.MAX_TEXT]}... ({len(value)} characters)"
+    if isinstance(value, list) and len(value) > _MAX_ITEMS:
+        return [*(_bounded(item) for item in value[:_MAX_ITEMS]), f"... ({len(value)} values)"]
+    return [_bounded(item) for item in value] if isinstance(value, list) else value
 
 
 def _replaced(one: Found, value: object) -> Found:

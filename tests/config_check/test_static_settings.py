@@ -189,6 +189,25 @@ def test_overrides_of_hydra(tmp_path: Path) -> None:
     assert found.values["data.train_batch_size"].where == "override"
 
 
+def test_the_file_of_hydra(tmp_path: Path) -> None:
+    """``--config-path`` beside the program and ``--config-name`` name a file; overrides count over it."""
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "ppo.yaml").write_text("defaults: [base]\ndata: {train_batch_size: 64, seed: 1}\n")
+    found = collected(tmp_path, "python3 train.py --config-path=conf --config-name ppo data.train_batch_size=128\n")
+    values = plain(found)
+    assert (values["data.train_batch_size"], values["data.seed"]) == ("128", 1)
+    assert any("'defaults' of ppo.yaml" in note for note in found.notes)
+    assert any("'data.train_batch_size' is given on the command line too" in note for note in found.notes)
+
+
+def test_values_are_of_a_size_that_can_be_kept(tmp_path: Path) -> None:
+    """A text of half a megabyte and a list of many words are cut, and say how long they were."""
+    found = collected(tmp_path, f"export BIG={'x' * 500_000}\ntorchrun train.py --text $BIG --list {'1 ' * 20_000}\n")
+    assert found.values["text"].value.endswith("... (500000 characters)")
+    assert found.values["list"].value[-1] == "... (20000 values)"
+    assert len(found.env["BIG"]) < 11_000
+
+
 def test_what_cannot_be_decided_is_said_with_its_line(tmp_path: Path) -> None:
     """Outputs of commands, files, given variables: the value stays as written and is not known; both ways of a condition are read."""
     found = collected(
