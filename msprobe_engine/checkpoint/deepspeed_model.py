@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.checkpoint.megatron_facts import facts_of
 from msprobe_engine.checkpoint.stored import RANDOM, Index, StoredTensor, value_group
 from msprobe_engine.checkpoint.torchfile import FileTensor, attributes, plain
 from msprobe_engine.checkpoint.trainer_files import stored
@@ -61,6 +62,10 @@ class ModelFile:
         """What is a rank's own in stage 3. The rest is the same on all ranks, and there may be thousands."""
         weights = {name: tensor for name, tensor in self.weights.items() if name in self.buffers}
         return replace(self, weights=weights, shapes=[], aliases={}, optimizer=None, parallel={}, extra={})
+
+    def facts(self) -> dict[str, Any]:
+        """Of the model, when the training saved Megatron's arguments with it (Megatron-DeepSpeed does, under ``args``)."""
+        return facts_of({key.removeprefix("args."): value for key, value in self.values.items() if key.startswith("args.")})
 
 
 def model_file(tree: Mapping[str, Any], path: Path) -> ModelFile:

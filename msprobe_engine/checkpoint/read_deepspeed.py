@@ -61,6 +61,7 @@ def read(path: Path, trust: Collection[str] = ()) -> Checkpoint:
     for tensor in (*tensors.values(), *extras(head)):
         found.add(tensor)
     found.values = {**head.values, **(ranks[0].values | counters(ranks[0]) if ranks else {})}
+    found.facts = head.facts()
     if stage == 3 and (dtype := trained_in(head)) is not None:
         reading.notes.append(f"ZeRO 3 saves no weights in {dtype}: the float32 copies of the optimizer stand for them")
         found.facts["stored_for"] = dtype

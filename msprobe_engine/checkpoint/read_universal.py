@@ -51,6 +51,7 @@ def read(path: Path, trust: Collection[str] = ()) -> Checkpoint:
     if parts:
         head = parts[min(parts)].head
         found.values = head.values | found.values
+        found.facts = head.facts()
         for alias, source in head.aliases.items():
             if alias not in tensors and source in tensors:
                 tensors[alias] = replace(tensors[source], name=alias)

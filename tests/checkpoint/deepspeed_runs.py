@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib
 import logging
@@ -166,7 +167,9 @@ def train(directory: str, stage: int, dtype: str, steps: tuple[int, ...] = (2,),
         engine.backward(engine(torch.randint(0, 11, (2, 3), generator=generator)))
         engine.step()
         if step + 1 in steps:
-            engine.save_checkpoint(directory, client_state={"epoch": 3, "note": "kept", "torch_rng_state": torch.get_rng_state()})
+            arguments = argparse.Namespace(num_attention_heads=4, hidden_size=16)  # as Megatron-DeepSpeed saves its own
+            state = {"epoch": 3, "note": "kept", "torch_rng_state": torch.get_rng_state(), "args": arguments}
+            engine.save_checkpoint(directory, client_state=state)
     return truth_of(engine)
 
 

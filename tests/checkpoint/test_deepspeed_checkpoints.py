@@ -113,7 +113,9 @@ def test_round_robin_follows_the_order_of_the_shapes(runs: tuple[Path, list[dict
 
 def test_settings_counters_and_schedule_are_values(runs: tuple[Path, list[dict[str, Truth]]]) -> None:
     """Steps, the scheduler, what the client added, DeepSpeed's configuration and the groups' settings are plain values."""
-    values = open_checkpoint(runs[0] / "zero 2 fp32 groups").values
+    checkpoint = open_checkpoint(runs[0] / "zero 2 fp32 groups")
+    values = checkpoint.values
+    assert (values["args.hidden_size"], checkpoint.facts["heads"], checkpoint.facts["head_dim"]) == (16, 4, 4)
     assert (values["global_steps"], values["lr_scheduler.last_batch_iteration"], values["epoch"], values["note"]) == (2, 1, 3, "kept")
     assert (values["optimizer.param_groups.0.weight_decay"], values["optimizer.param_groups.1.weight_decay"]) == (0.1, 0.0)
     assert values["optimizer.param_groups.0.betas"] == [0.9, 0.95]
