@@ -41,6 +41,7 @@ __all__ = [
 
 _MAX_PICKLE = 4 << 30
 """The description of the largest checkpoints (``.metadata`` of thousands of ranks) is a few hundred MB."""
+_FIRST_READ = 256 << 20
 _END = 4096
 _MAGIC = 0x1950A86A20F9469CFC6C
 _LEGACY_PROTOCOL = 1001
@@ -172,15 +173,20 @@ def _read(file: BinaryIO, path: Path, start: int, length: int, trust: Collection
     head = file.read(min(4, length))
     if head == ZIP_MEMBER:
         return _Zip(file, path, start, length).tree(trust)
-    if length > _MAX_PICKLE:
-        raise Wrong(f"is no zip file and has {length} bytes; old torch files and pickles are read up to {_MAX_PICKLE} bytes")
     if head[:1] not in (b"\x80", b"(", b"}", b"]", b"c"):
         raise Wrong("begins like no file of torch.save and no pickle; was the file cut off or written by something else?")
-    file.seek(start)
-    data = file.read(length)
-    if len(data) < length:
-        raise Wrong(f"ends after {len(data)} of {length} bytes")
-    return _rows_of_pickles(data, path, start, trust)
+    most = _FIRST_READ
+    while True:  # pickles are at the beginning; the data behind them, which old torch files have, need not be read
+        file.seek(start)
+        data = file.read(min(most, length))
+        try:
+            return _rows_of_pickles(data, file, path, start, length, trust)
+        except _Unknown:
+            raise
+        except Wrong:
+            if most >= min(length, _MAX_PICKLE):
+                raise
+        most *= 4
 
 
 def _loaded(data: bytes, hooks: TorchHooks, at: int = 0) -> tuple[Any, int]:
@@ -264,8 +270,8 @@ class _Zip:
             end = max(end, begin + size)
 
 
-def _rows_of_pickles(data: bytes, path: Path, start: int, trust: Collection[str]) -> Any:
-    """The object of a torch file without zip, or of a plain pickle."""
+def _rows_of_pickles(data: bytes, file: BinaryIO, path: Path, start: int, length: int, trust: Collection[str]) -> Any:
+    """The object of a torch file without zip, or of a plain pickle, of which `data` are the first bytes."""
     value, at = _loaded(data, TorchHooks(_no_storage, trust))
     if value != _MAGIC:
         return value
@@ -291,9 +297,10 @@ def _rows_of_pickles(data: bytes, path: Path, start: int, trust: Collection[str]
     for key in keys:
         if not isinstance(key, str):
             raise Wrong("has a list of storages with a key that is no text; it is damaged")
-        count = int.from_bytes(data[behind : behind + 8], "little", signed=True)
+        file.seek(start + behind)
+        count = int.from_bytes(file.read(8), "little", signed=True)
         size = count * widths.get(key, 1)
-        if behind + 8 > len(data) or not is_size(count) or behind + 8 + size > len(data):
+        if not is_size(count) or behind + 8 + size > length:
             raise Wrong(f"ends inside storage {key[:40]}; it was cut off")
         places[key] = behind + 8, size
         behind += 8 + size

@@ -267,9 +267,11 @@ def test_plain_pickles(tmp_path: Path) -> None:
         assert read_torch(tmp_path / "x.pkl").tree == value
 
 
-def test_nothing_of_the_data_is_read(tmp_path: Path) -> None:
-    """A file whose data are a hole of a terabyte is described in no time."""
-    torch.save({"a": torch.zeros(8), "b": torch.zeros(8)}, tmp_path / "x.pt")
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "before 1.6"])
+def test_nothing_of_the_data_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zipped: bool) -> None:
+    """The description is that of before when the data are others; of a file from before 1.6 only the beginning is taken into memory."""
+    monkeypatch.setattr("msprobe_engine.checkpoint.torchfile._FIRST_READ", 64)
+    torch.save({"a": torch.zeros(8), "b": torch.zeros(8)}, tmp_path / "x.pt", _use_new_zipfile_serialization=zipped)
     before = read_torch(tmp_path / "x.pt").tree
     with open(tmp_path / "x.pt", "r+b") as file:
         file.seek(before["a"].start)
