@@ -96,14 +96,14 @@ class NamedFiles:
         by = one_line(f"{named.file}, line {named.line}: " if named.line else f"{named.file}: " if named.file else "")
         if deep >= MAX_DEEP or len(self._seen) > MAX_FILES:
             self.notes.append(
-                f"{by}{one_line(path)} is not read: files that name files more than {MAX_DEEP} deep, or more than {MAX_FILES}"
+                f"{by}{one_line(path[:200])} is not read: files that name files more than {MAX_DEEP} deep, or more than {MAX_FILES}"
             )
             return
         try:
             content = self._content(path)
             if content is None:
                 if not quiet:
-                    self.notes.append(f"{by}{one_line(path)} is not here; what stands in it is not read")
+                    self.notes.append(f"{by}{one_line(path[:200])} is not here; what stands in it is not read")
                 return
             text, file = content
             found = self._settings(text, path, file, hosts)
@@ -128,12 +128,11 @@ class NamedFiles:
         for name in (path, path.removeprefix("./")):
             if name in self._written:
                 return self._written[name], f"{name} (written by the script)"
-        for candidate in [Path(path)] if Path(path).is_absolute() else [place / path for place in self._places]:
-            if candidate.is_file():
-                self._read(str(candidate))
-                kind = tree_files.SUFFIXES.get(candidate.suffix.lower(), "text")
-                return tree_files.read_text(candidate, kind), str(candidate)
-        return None
+        candidate = tree_files.first_file(path, self._places)
+        if candidate is None:
+            return None
+        self._read(str(candidate))
+        return tree_files.read_text(candidate, tree_files.SUFFIXES.get(candidate.suffix.lower(), "text")), str(candidate)
 
 
 def tree_settings(text: str, kind: str, file: str) -> dict[str, Found]:

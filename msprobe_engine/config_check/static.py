@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from msprobe_engine.config_check import tree_files
@@ -12,7 +12,7 @@ from msprobe_engine.config_check.named_files import NamedFiles, directories, tre
 from msprobe_engine.config_check.python_args import read_python
 from msprobe_engine.config_check.sbatch import read_sbatch
 from msprobe_engine.config_check.secrets import cleaned, masked, secret_setting, secret_variable
-from msprobe_engine.config_check.shell.context import Context, Started
+from msprobe_engine.config_check.shell.context import Context, Started, short
 from msprobe_engine.config_check.shell.evaluate import read_script
 from msprobe_engine.config_check.shell.values import Place, State, Text, shown, unknown_of
 from msprobe_engine.errors import DumpFormatError, UsageError
@@ -123,6 +123,9 @@ class _Collector:
                 f"{file}: lines end with CR LF; bash would take the CR as part of the last word of each line. Read without it"
             )
             text = text.replace("\r\n", "\n")
+        if "\0" in text:
+            self._out.notes.append(f"{file}: has zero bytes; bash leaves them out, and so does this")
+            text = text.replace("\0", "")
         slurm, given = read_sbatch(text, file)
         self._settings(slurm)
         context = Context(self._environment, given)
@@ -229,24 +232,18 @@ class _Finder:
     def __call__(self, path: str, state: State, at: Place) -> tuple[str, str] | None:
         name = path.rpartition("/")[2]
         if name in _NOT_SOURCED:
-            self._context.note(at, f"{path} sets up the shell; it is not read")
+            self._context.note(at, f"{short(path)} sets up the shell; it is not read")
             return None
         if path in state.written:
             return self._context.paste(state.written[path]), path
-        for candidate in _candidates(path, directories(state.directory, at.file)):
-            if candidate.is_file():
-                try:
-                    text = tree_files.read_text(candidate).replace("\r\n", "\n")
-                except DumpFormatError as error:
-                    self._context.note(at, str(error))
-                    return None
-                self._read(str(candidate))
-                return text, str(candidate)
-        self._context.note(at, f"{path} is not here; what it sets or starts is not known")
+        candidate = tree_files.first_file(path, directories(state.directory, at.file))
+        if candidate is not None:
+            try:
+                text = tree_files.read_text(candidate).replace("\r\n", "\n").replace("\0", "")
+            except DumpFormatError as error:
+                self._context.note(at, str(error))
+                return None
+            self._read(str(candidate))
+            return text, str(candidate)
+        self._context.note(at, f"{short(path)} is not here; what it sets or starts is not known")
         return None
-
-
-def _candidates(path: str, places: Iterable[Path]) -> list[Path]:
-    if "\0" in path:
-        return []
-    return [Path(path)] if Path(path).is_absolute() else [place / path for place in places]

@@ -7,7 +7,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,18 @@ def read_text(path: Path, kind: str = "text") -> str:
         if b"\0" in raw:
             raise DumpFormatError(f"{path}: is no text file (byte {raw.index(0)} is zero)") from error
         return raw.decode("utf-8", "replace")
+
+
+def first_file(path: str, places: Iterable[Path]) -> Path | None:
+    """The first regular file that a path may lead to from some directories; None: there is none, or the text is no path at all."""
+    candidates = [Path(path)] if Path(path).is_absolute() else [place / path for place in places]
+    for candidate in candidates:
+        try:
+            if candidate.is_file():
+                return candidate
+        except (OSError, ValueError):  # too long, a zero byte
+            continue
+    return None
 
 
 def parse(text: str, kind: str, name: str) -> Any:

@@ -160,6 +160,18 @@ def test_devices_and_pipes_do_not_hold_the_reader_up(tmp_path: Path) -> None:
     assert any("pipe.sh" in note for note in found.notes)
 
 
+def test_names_that_are_no_paths(tmp_path: Path) -> None:
+    """Names that are too long, empty, or have characters of terminals: the rest is read, and notes stay short and printable."""
+    long = "x" * 20_000
+    (tmp_path / "run.sh").write_text(
+        f"source {long}; bash {long}.sh; source ''; . $'a\\0b'; source $'\\e[31mred'; cd {long}; source y.sh\n"
+        f"torchrun {long}.py --lr 1 --config {long}.json --config_file '' --deepspeed $'\\e[31m.json' --hostfile {long}\n"
+    )
+    found = collect_static([tmp_path / "run.sh"])
+    assert found.values["lr"].value == "1"
+    assert all(len(note) < 1000 and note.isprintable() for note in found.notes)
+
+
 def test_files_that_name_each_other_are_read_once(tmp_path: Path) -> None:
     """A circle of settings files ends."""
     (tmp_path / "a.yaml").write_text("config_file: b.yaml\nlr: 1\n")

@@ -200,7 +200,10 @@ def real(path: str, state: State) -> str | None:
         if base is None:
             return None
         path = os.path.join(base, path)
-    return os.path.realpath(path)
+    try:
+        return os.path.realpath(path)
+    except (OSError, ValueError):  # too long, a zero byte
+        return None
 
 
 def seq(call: Call) -> Status:
