@@ -111,9 +111,11 @@ def _options(line: list[str]) -> dict[str, str]:
 
 def _configs(one: Any) -> list[Any]:
     """Configurations that an object of Megatron holds."""
-    found = []
+    found: list[Any] = []
+    if not any(cls.__module__.partition(".")[0] in ("megatron", "torch", "mindspeed", "mindspeed_llm") for cls in type(one).__mro__):
+        return found
     for name in ("config", "ddp_config"):
-        value = getattr(one, name, None) if not isinstance(one, type) else None
+        value = getattr(one, name, None)
         names = {cls.__name__ for cls in type(value).mro()}
         if dataclasses.is_dataclass(value) and not names.isdisjoint(_CONFIGS):
             found.append(value)

@@ -65,7 +65,7 @@ class Reach:
                 if not any(each is known for known in found):
                     found.append(each)
         if not several:  # a loop of one's own: what it holds
-            several = [one for one in found if isinstance(one, torch.optim.Optimizer)]
+            several = [one for one in found if issubclass(type(one), torch.optim.Optimizer)]
         return cls(list(models), several, found)
 
     def instances(self, root: str, *names: str) -> list[Any]:
@@ -85,8 +85,9 @@ def _callers(frame: FrameType | None) -> list[Any]:
         if not frame.f_code.co_filename.startswith(_TORCH):
             local = frame.f_locals
             if frame.f_code.co_argcount:
-                found += [local[name] for name in _NAMES if local.get(name) is not None and not isinstance(local[name], type)]
-            found += [one for one in list(local.values()) if isinstance(one, (torch.optim.Optimizer, LRScheduler))]
+                found += [local[name] for name in _NAMES if local.get(name) is not None and not issubclass(type(local[name]), type)]
+            # by type: isinstance asks the objects themselves, and these are anybody's
+            found += [one for one in list(local.values()) if issubclass(type(one), (torch.optim.Optimizer, LRScheduler))]
             if frame.f_code.co_flags & inspect.CO_OPTIMIZED and sys.version_info < (3, 13):
                 local.clear()  # a copy that the frame would keep, and with it models, until the function returns
         frame = frame.f_back
@@ -135,7 +136,7 @@ def of_torch(reach: Reach, *, optimizers: bool = True) -> dict[str, Resolved]:
     for number, one in enumerate(reach.optimizers if optimizers else ()):
         values.update(_of_optimizer(one, "optimizer." if not number else f"optimizer{number}."))
     for one in reach.objects if optimizers else ():
-        if isinstance(one, LRScheduler) and "lr_scheduler.class" not in values:
+        if issubclass(type(one), LRScheduler) and "lr_scheduler.class" not in values:
             values.update(_of_scheduler(one))
     defaults = {name: value for name, value in _defaults(reach.optimizers).items() if name in values}
     models = [model for model in reach.models if isinstance(model, nn.Module)]

@@ -271,3 +271,24 @@ def test_megatron_arguments_say_where_they_come_from(monkeypatch: pytest.MonkeyP
         "own_option": ("flag", "--own-option"),
     }
     assert found["params_dtype"].value == "torch.bfloat16"
+
+
+def test_objects_that_answer_for_others_are_not_asked() -> None:
+    """Proxies and mocks among the variables of a program raise or say anything when they are asked for their class."""
+
+    class Proxy:
+        @property
+        def __class__(self) -> Any:  # type: ignore[override]
+            raise RuntimeError("not bound")
+
+    class Loop:
+        def run(self) -> dict[str, Any]:
+            proxy, trainer = Proxy(), Proxy()
+            model = nn.Linear(1, 1)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
+            found = collect(Reach.of([model], None, sys._getframe()))
+            assert type(proxy) is type(trainer) is Proxy
+            assert optimizer is not None
+            return dict(found)
+
+    assert Loop().run()["optimizer.lr"].value == 0.25
