@@ -78,7 +78,7 @@ def states_of(path: Path, tree: Any, chunks: Sequence[Mapping[str, FileTensor]])
         out.problems.append(f"{path}: its optimizer is in a form that is not known; optimizer states are not compared")
         return out
     inner = [inner_of(part) for part in parts]
-    groups = [group for part in inner for group in _list(part.get("param_groups")) if isinstance(group, dict)]
+    groups = [group for part in inner for group in groups_of(part)]
     for part in parts:
         _settings(part, out)
     out.experts_apart = any(group.get("is_expert_parallel") for group in groups)
@@ -124,6 +124,11 @@ def inner_of(part: dict[Any, Any]) -> dict[Any, Any]:
     return part
 
 
+def groups_of(optimizer: Mapping[Any, Any]) -> list[dict[Any, Any]]:
+    """The parameter groups in a state dict of torch."""
+    return [group for group in _list(optimizer.get("param_groups")) if isinstance(group, dict)]
+
+
 def _masters(part: dict[Any, Any]) -> list[Any]:
     for key in ("fp32_from_fp16_params", "fp32_from_fp16"):
         if isinstance(part.get(key), (list, tuple)):
@@ -152,10 +157,8 @@ def _numbered(
     out: RankStates,
 ) -> None:
     """States by number: names follow from the groups and the order of the model."""
-    owners = [
-        (part, i) for part, tree in enumerate(inner) for i, group in enumerate(_list(tree.get("param_groups"))) if isinstance(group, dict)
-    ]
-    numbers = [_list(group.get("params")) for group in groups]
+    owners = [(part, i) for part, tree in enumerate(inner) for i, _ in enumerate(groups_of(tree))]
+    numbers = [[n if isinstance(n, (int, str)) else None for n in _list(group.get("params"))] for group in groups]
     shapes: list[list[Index | None]] = [
         [_shape(states[owner].get(number)) for number in some] for (owner, _), some in zip(owners, numbers, strict=True)
     ]
@@ -206,7 +209,7 @@ def _shape(state: Any) -> Index | None:
 def step_of(value: Any) -> Any:
     """A step: a number, or a tensor of one element, which is read (4 or 8 bytes)."""
     if not isinstance(value, FileTensor):
-        return value
+        return value if isinstance(value, (int, float)) else None
     form = {"float32": "<f", "float64": "<d", "int64": "<q", "int32": "<i"}.get(value.dtype)
     if form is None or value.numel != 1:
         return None

@@ -19,7 +19,7 @@ from msprobe_engine.checkpoint.inert import attributes
 from msprobe_engine.checkpoint.megatron_facts import facts_of, number, padding
 from msprobe_engine.checkpoint.megatron_file import values_of
 from msprobe_engine.checkpoint.megatron_ranks import Sizes
-from msprobe_engine.checkpoint.megatron_states import inner_of, parts_of, settings_of, step_of
+from msprobe_engine.checkpoint.megatron_states import groups_of, inner_of, parts_of, settings_of, step_of
 from msprobe_engine.checkpoint.plain import plain
 from msprobe_engine.checkpoint.smallfiles import read_text
 from msprobe_engine.checkpoint.stored import OPTIMIZER, RANDOM, Checkpoint, StoredTensor, value_group, whole
@@ -184,7 +184,7 @@ def _values(checkpoint: Checkpoint, common: Mapping[str, Any], objects: Mapping[
     steps: list[Any] = []
     for part in parts_of(common.get("optimizer")):
         inner = inner_of(part)
-        groups += [group for group in inner.get("param_groups") or () if isinstance(group, dict)]
+        groups += groups_of(inner)
         state = inner.get("state")
         if isinstance(state, dict) and "common_step" in state:
             steps.append(step_of(state["common_step"]))
@@ -199,7 +199,7 @@ def _values(checkpoint: Checkpoint, common: Mapping[str, Any], objects: Mapping[
             checkpoint.values |= {name: item for name, item in values.items() if item is not None}
             _add(checkpoint, tensors, RANDOM)
         elif settings is not None and settings["what"] == "optimizer" and isinstance(value, dict):
-            groups += [group for group in value.get("param_groups") or () if isinstance(group, dict)]
+            groups += groups_of(value)
         else:
             tensors, values = plain(value, "optimizer.grad_scaler" if settings is not None else key.partition("/shard_")[0])
             checkpoint.values |= values
