@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,8 @@ Packs = dict[str, Path]
 def _run(place: Path, name: str, launch: str, what: set[str], variables: tuple[dict[str, str], dict[str, str]]) -> Path:
     """Two ranks, each with variables of its own."""
     script, pack = place / f"{name}.sh", place / f"{name}.zip"
+    program = place / SCRIPT.name
+    shutil.copy(SCRIPT, program)  # outside of a repository, whose commits between two runs would be a difference
     script.write_text(launch, encoding="utf-8")
     packages = place / f"{name}_packages" / "transformer_engine-2.1.dist-info"
     packages.mkdir(parents=True)
@@ -37,7 +40,7 @@ def _run(place: Path, name: str, launch: str, what: set[str], variables: tuple[d
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("NCCL_")}
     job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(29_700 + os.getpid() % 200), "OMP_NUM_THREADS": "1"}
     job["PYTHONPATH"] = str(packages.parent)
-    command = [sys.executable, str(SCRIPT), str(pack), str(script), *sorted(what)]
+    command = [sys.executable, str(program), str(pack), str(script), *sorted(what)]
     ranks = [
         subprocess.Popen(command, env=inherited | job | {"RANK": str(rank)} | variables[rank], stderr=subprocess.PIPE, text=True)
         for rank in range(2)
