@@ -15,7 +15,7 @@ from msprobe_engine.checkpoint.digests import Digest, digests_of, is_manifest, r
 from msprobe_engine.checkpoint.filereads import FileReads
 from msprobe_engine.checkpoint.hints import explain
 from msprobe_engine.checkpoint.mapping_file import read_mapping
-from msprobe_engine.checkpoint.names import Alignment, Pair, aligned, label
+from msprobe_engine.checkpoint.names import Pair, aligned, label
 from msprobe_engine.checkpoint.open import open_checkpoint
 from msprobe_engine.checkpoint.result import (
     CRC,
@@ -121,15 +121,14 @@ def diff(path_a: Path | str, path_b: Path | str, options: Options | None = None)
         values = compare_values(*(replace(side.checkpoint, values=strict(side.checkpoint.values)) for side in (a, b)))
     out.values, out.values_equal = values.different, values.equal
     out.notes += values.notes
-    files = _files(a.checkpoint, b.checkpoint, alignment)
-    before = stamps(files)
+    files_a, files_b = _files(a.checkpoint, [p.a for p in alignment.pairs]), _files(b.checkpoint, [p.b for p in alignment.pairs])
+    before = stamps(files_a | files_b)
     _tensors(out, a, b, alignment.pairs, how, options, before)
     _take_rounded(out.tensors, a.checkpoint, b.checkpoint)
     if a.digests is None and b.digests is None:
         out.hints = explain(alignment, out.tensors)
-    after = stamps(files)
-    for side in (out.a, out.b):
-        changed = [name for name in after if after[name] != before[name] and Path(name).is_relative_to(side.path)]
+    for side, files in ((out.a, files_a), (out.b, files_b)):
+        changed = [name for name, stamp in stamps(files).items() if stamp != before[name]]
         side.problems += [f"{name} was changed while it was read" for name in changed]
     out.seconds = time.monotonic() - begin
     return out
@@ -144,12 +143,8 @@ def _take_rounded(results: Sequence[TensorResult], a: Checkpoint, b: Checkpoint)
             result.status, result.by = EQUAL, ROUNDED
 
 
-def _files(a: Checkpoint, b: Checkpoint, alignment: Alignment) -> set[Path]:
-    found = {*a.files, *b.files}
-    for pair in alignment.pairs:
-        for tensor in (pair.a, pair.b):
-            found.update(box.file for box in tensor.boxes)
-    return found
+def _files(checkpoint: Checkpoint, tensors: Iterable[StoredTensor]) -> set[Path]:
+    return {*checkpoint.files, *(box.file for tensor in tensors for box in (*tensor.boxes, *tensor.copies))}
 
 
 def _tensors(out: Result, a: Side, b: Side, pairs: Sequence[Pair], how: Plan, options: Options, files: dict[str, tuple[int, int]]) -> None:
