@@ -36,7 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of both versions of the existing tool, then ours."""
     do = parser.add_argument_group("what is done")
     do.add_argument("-d", "--dump", nargs="*", metavar="FILE", help="collect a pack; launch scripts, YAML, JSON, TOML, Python files")
-    do.add_argument("-c", "--compare", nargs=2, metavar=("BENCH", "CMP"), help="compare two packs, or two checkpoints")
+    do.add_argument(
+        "-c", "--compare", nargs=2, metavar=("BENCH", "CMP"), help="compare two packs (or output directories with one), or two checkpoints"
+    )
     do.add_argument("--verify", nargs="+", metavar="PACK", help="GOOD [PACK]: a saved pack against another, or against now (scripts: -d)")
     do.add_argument("--ranks", metavar="PACK", help="the ranks of one pack against each other")
     do.add_argument("-vc", "--verl-compare", "--verl_compare", nargs=2, metavar=("LOG", "BENCH"), help="settings in two logs of verl")
@@ -109,9 +111,9 @@ def _collect(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from msprobe_engine.config_check.pack_kind import is_pack
+    from msprobe_engine.config_check.pack_kind import is_pack, pack_of
 
-    bench, cmp = args.compare
+    bench, cmp = map(pack_of, args.compare)
     if not is_pack(bench) and not is_pack(cmp):
         return _checkpoints(args)
     from msprobe_engine.config_check.compare_packs import compare_packs
@@ -120,9 +122,10 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace) -> int:
+    from msprobe_engine.config_check.pack_kind import pack_of
     from msprobe_engine.config_check.verify import verify
 
-    good, *pack = args.verify
+    good, *pack = map(pack_of, args.verify)
     return _report(args, verify(good, args.dump or (), pack[0] if pack else None), args.output)
 
 
@@ -147,13 +150,14 @@ def _report(args: argparse.Namespace, found: Comparison, output: str | None) -> 
 
 def _ranks(args: argparse.Namespace) -> int:
     from msprobe_engine.config_check.between_ranks import between_ranks
+    from msprobe_engine.config_check.pack_kind import pack_of
     from msprobe_engine.config_check.report_files import write_text
     from msprobe_engine.diagnose.findings import finite_json
     from msprobe_engine.errors import UsageError
 
     if args.html is not None or args.output is not None:
         raise UsageError("--ranks prints what it finds; --json FILE writes it, -o and --html belong to -c and --verify")
-    found = between_ranks(args.ranks)
+    found = between_ranks(pack_of(args.ranks))
     text = finite_json(found.as_json()).decode()
     if args.json == "-":
         print(text, end="")

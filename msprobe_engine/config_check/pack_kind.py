@@ -9,6 +9,16 @@ from pathlib import Path
 _OWN = ("env", "pip", "hyperparameters/", "dataset/", "weights/", "random/", "msprobe/")
 
 
+NAME = "config_check_pack.zip"
+"""What a probe calls the pack of its run."""
+
+
+def pack_of(path: str | Path) -> Path:
+    """The pack that a path means: of the output directory of a run the one in it."""
+    inside = Path(path) / NAME
+    return inside if inside.is_file() else Path(path)
+
+
 def is_pack(path: str | Path) -> bool:
     """A path that ends in the letters ``zip``, as the existing tool tells it, or a zip whose entries are those of a pack."""
     if os.fspath(path).endswith("zip") and not os.path.isdir(path):

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from msprobe_engine.config_check.pack_kind import NAME as PACK
 from msprobe_engine.diagnose import findings, kinds
 from msprobe_engine.diagnose.findings import Diagnosis
-from msprobe_engine.diagnose.started import PACK, pack_beside
+from msprobe_engine.diagnose.started import pack_beside
 from msprobe_engine.dump.reader import open_dump
 from msprobe_engine.errors import DumpFormatError, NothingCapturedError, ProbeError, UsageError
 from msprobe_engine.monitor.reader import open_run

@@ -10,12 +10,11 @@ from msprobe_engine.checkpoint.result import TensorResult, ranked
 from msprobe_engine.config_check.between_ranks import between_ranks
 from msprobe_engine.config_check.compare_packs import compare_packs
 from msprobe_engine.config_check.difference import Difference, listed
+from msprobe_engine.config_check.pack_kind import NAME as PACK
 from msprobe_engine.config_check.report_text import headline
 from msprobe_engine.diagnose.findings import CHECKPOINT, CONFIG, NONE, Diagnosis, Suspect
 from msprobe_engine.errors import DumpFormatError
 
-PACK = "config_check_pack.zip"
-"""What a probe writes into its output directory when a training begins."""
 MOST_SUSPECTS, MOST_LINES = 20, 6
 
 

@@ -207,3 +207,14 @@ def test_two_checkpoints_as_the_existing_tool_has_them(tmp_path: Path, capsys: p
     assert main(["config_check", "-c", a, b, "-o", out]) == 2
     assert "exists" in capsys.readouterr().err
     assert main(["config_check", "-c", a, a, "-o", str(tmp_path / "same.json")]) == 0
+
+
+def test_output_directories_mean_the_packs_in_them(tmp_path: Path) -> None:
+    """``-c``, ``--verify`` and ``--ranks`` take what a probe has left in the output directory of a run."""
+    for name, pack in (("a", BASE), ("b", PLANTED)):
+        (tmp_path / name).mkdir()
+        shutil.copy(pack, tmp_path / name / "config_check_pack.zip")
+    a, b = str(tmp_path / "a"), str(tmp_path / "b")
+    assert main(["config_check", "-c", a, b, "-o", str(tmp_path / "out")]) == 1
+    assert main(["config_check", "--verify", a, a]) == 0
+    assert main(["config_check", "--ranks", a]) == 0
