@@ -13,9 +13,9 @@ import stat
 import zipfile
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from msprobe_engine.checkpoint.inert import Inert, Named, attributes
 from msprobe_engine.checkpoint.plain import plain
@@ -140,11 +140,12 @@ def regions(path: Path, spans: Iterable[tuple[int, int]], trust: Collection[str]
     Raises:
         DumpFormatError: as `region`, at the first one that is damaged.
     """
+    known: dict[bytes, _Known] = {}
     with _opened(path) as (file, size):
         for offset, length in spans:
             if offset < 0 or length < 0 or offset + length > size:
                 raise Wrong(f"ends after {size} bytes, and bytes {offset} to {offset + length} should be in it; it was cut off")
-            yield _read(file, path, offset, length, trust)
+            yield _read(file, path, offset, length, trust, known)
 
 
 @contextmanager
@@ -168,11 +169,11 @@ def _opened(path: Path) -> Iterator[tuple[BinaryIO, int]]:
         raise DumpFormatError(f"{path}: is no torch file or is damaged ({text}); was the process killed while it was written?") from None
 
 
-def _read(file: BinaryIO, path: Path, start: int, length: int, trust: Collection[str]) -> Any:
+def _read(file: BinaryIO, path: Path, start: int, length: int, trust: Collection[str], known: dict[bytes, _Known] | None = None) -> Any:
     file.seek(start)
     head = file.read(min(4, length))
     if head == ZIP_MEMBER:
-        return _Zip(file, path, start, length).tree(trust)
+        return _Zip(file, path, start, length).tree(trust, {} if known is None else known)
     if head[:1] not in (b"\x80", b"(", b"}", b"]", b"c"):
         raise Wrong("begins like no file of torch.save and no pickle; was the file cut off or written by something else?")
     most = _FIRST_READ
@@ -203,6 +204,20 @@ def _loaded(data: bytes, hooks: TorchHooks, at: int = 0) -> tuple[Any, int]:
     return value, end
 
 
+class _Known(NamedTuple):
+    """A description of one tensor that was met before: pieces of one shape have the same, and there are very many.
+
+    Attributes:
+        key, elements: of its storage.
+        storage, tensor: as they were then.
+    """
+
+    key: str
+    elements: int
+    storage: Storage
+    tensor: FileTensor
+
+
 class _Zip:
     """The archive of one ``torch.save``."""
 
@@ -212,7 +227,7 @@ class _Zip:
             self.members = {info.filename: info for info in archive.infolist()}
         self.places: dict[str, tuple[int, int]] = {}
 
-    def tree(self, trust: Collection[str]) -> Any:
+    def tree(self, trust: Collection[str], known: dict[bytes, _Known]) -> Any:
         pickles = [name for name in self.members if name.rpartition("/")[2] == "data.pkl" and name.count("/") <= 1]
         if len(pickles) != 1:
             raise Wrong(f"is a zip archive with {len(pickles)} members called data.pkl; a file of torch.save has one")
@@ -225,7 +240,9 @@ class _Zip:
         data = self.bytes_at(place, size)
         order = self.bytes_at(*self.place(f"{top}byteorder")) if f"{top}byteorder" in self.members else b"little"
 
-        def locate(key: str, dtype: str, count: int, _: Any) -> Storage:
+        found: list[tuple[str, int, Storage]] = []
+
+        def locate(key: str, dtype: str, count: int, _: Any = None) -> Storage:
             name = f"{top}data/{key}"
             if name not in self.members:
                 raise Wrong(f"has no member data/{key[:80]}, which its description names; it is damaged")
@@ -235,10 +252,20 @@ class _Zip:
             wanted = count * (item_size(dtype) or 1 if dtype else 1)
             if wanted > nbytes:
                 raise Wrong(f"has a storage data/{key[:80]} of {nbytes} bytes, which should have {wanted}; it is damaged")
-            return Storage(dtype, self.path, self.start + begin, nbytes)
+            storage = Storage(dtype, self.path, self.start + begin, nbytes)
+            found.append((key, count, storage))
+            return storage
 
+        before = known.get(data)
+        if before is not None:
+            storage = locate(before.key, before.storage.dtype, before.elements)
+            if storage.nbytes == before.storage.nbytes:
+                self.check_apart()
+                return replace(before.tensor, start=storage.start + before.tensor.start - before.storage.start)
         tree, _ = _loaded(data, TorchHooks(locate, trust))
         self.check_apart()
+        if isinstance(tree, FileTensor) and len(found) == 1 and len(data) <= _END:
+            known[data] = _Known(*found[0], tree)
         return tree
 
     def bytes_at(self, place: int, size: int) -> bytes:

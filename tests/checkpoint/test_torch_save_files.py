@@ -240,17 +240,17 @@ def test_an_archive_inside_a_file(tmp_path: Path) -> None:
     path, spans = tmp_path / "__0_0.distcp", []
     with open(path, "wb") as file:
         file.write(b"something before")
-        for number in range(3):
+        for number in range(6):
             item = io.BytesIO()
-            torch.save(torch.full((5,), float(number)), item)
+            torch.save(torch.arange(20.0)[5 * number : 5 * number + 5] if number == 2 else torch.full((5,), float(number)), item)
             spans.append((file.tell(), len(item.getvalue())))
             file.write(item.getvalue())
         file.write(b"something behind")
     same(region(path, *spans[1]).tree, torch.ones(5))
-    for number, tree in enumerate(regions(path, spans)):
-        same(tree, torch.full((5,), float(number)))
+    for number, tree in enumerate(regions(path, spans)):  # those of one shape have the same description
+        same(tree, torch.arange(10.0, 15.0) if number == 2 else torch.full((5,), float(number)))
     with pytest.raises(DumpFormatError, match="cut off"):
-        region(path, spans[2][0], 1 << 40)
+        region(path, spans[5][0], 1 << 40)
 
 
 def test_plain_pickles(tmp_path: Path) -> None:
