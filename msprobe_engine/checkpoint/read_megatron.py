@@ -124,11 +124,10 @@ def _states(tree: RankFile, sizes: Sizes, trust: Collection[str], checkpoint: Ch
     if "optimizer" in tree.tree:
         tree.states = states_of(tree.path, tree.tree["optimizer"], tree.chunks)
     flat = tree.path.with_name(DISTRIBUTED)
-    layered = sorted(tree.path.parent.glob("layer_wise_optimizer_*.pt"))
-    if layered:
-        checkpoint.notes.append(
-            f"{tree.path.parent}: {in_words([file.name for file in layered])} passed over: states of a layer-wise optimizer"
-        )
+    others = sorted(file.name for file in tree.path.parent.iterdir() if file.name not in (WEIGHTS, DISTRIBUTED))
+    if others:
+        what = ": states of a layer-wise optimizer" if any(name.startswith("layer_wise_optimizer_") for name in others) else ""
+        checkpoint.notes.append(f"{tree.path.parent}: {in_words(others)} passed over{what}")
     if flat.exists():
         try:
             buffers = read_torch(flat, trust).tree

@@ -167,6 +167,26 @@ def test_the_second_number_of_a_directory_is_a_stage_or_experts(megatron_checkpo
         open_checkpoint(tmp_path / "none")
 
 
+def test_layers_that_do_nothing_are_not_counted(tmp_path: Path) -> None:
+    """MindSpeed's `noop_layers` have a number and no parameters; the whole model's layers are numbered without them."""
+    args = {"tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 2, "num_layers": 4, "noop_layers": "1"}
+    for stage, layers in enumerate((1, 2)):
+        save(tmp_path / f"mp_rank_00_{stage:03d}" / "model_optim_rng.pt", small(stage == 0, stage == 1, layers, **args))
+    read = open_checkpoint(tmp_path)
+    origins = {
+        t.name.split(".")[2]: (t.boxes[0].file.parent.name, t.origin.split(".")[2:3]) for t in read.tensors.values() if "layers." in t.name
+    }
+    assert origins == {"0": ("mp_rank_00_000", []), "1": ("mp_rank_00_001", ["0"]), "2": ("mp_rank_00_001", ["1"])}
+
+
+def test_other_files_beside_a_rank_are_said(copy: Copy) -> None:
+    """States of data loaders and of layer-wise optimizers are passed over, with their names."""
+    path = copy("dense-tp2")
+    (rank(path, "mp_rank_01").parent / "layer_wise_optimizer_0.pt").touch()
+    read = open_checkpoint(path)
+    assert [note for note in read.notes if "mp_rank_01: layer_wise_optimizer_0.pt passed over: states" in note]
+
+
 def test_release_and_trackers(megatron_checkpoints: Path, copy: Copy) -> None:
     """`release` is followed; a tracker that names what is not there, or nothing, is an error that says so."""
     assert open_checkpoint(megatron_checkpoints / "dense-release").path.name == "release"
