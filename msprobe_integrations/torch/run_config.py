@@ -44,10 +44,12 @@ class RunConfig:
         writer = config_start.pack_writer(self._path, "training step", keep_previous=True)
         start = config_start.Start(writer.rank, models, optimizers, frame)
         self._background = BackgroundWriter(writer)
-        self._background.submit(start.entries)
-        if self._settings.weights and models:
-            found = TensorCollector().weights(models, statistics=False).digests
-            self._background.submit(lambda: {entries.of_step("weights", step, writer.rank): found})
+        made: dict[str, Any] = {}
+        try:
+            if self._settings.weights and models:
+                made[entries.of_step("weights", step, writer.rank)] = TensorCollector().weights(models, statistics=False).digests
+        finally:  # settings are worth having without weights; one turn at the pack for all
+            self._background.submit(lambda: {**start.entries(), **made})
 
     def close(self, left: float) -> None:
         """Finish the pack, within `left` seconds."""
