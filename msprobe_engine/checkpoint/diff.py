@@ -116,9 +116,10 @@ def diff(path_a: Path | str, path_b: Path | str, options: Options | None = None)
         not_compared=[LeftOut(part.side, part.names, part.reason, part.open) for part in alignment.left_out], notes=list(alignment.notes),
         atol=options.atol, rtol=options.rtol, quick=options.quick,
     )  # fmt: skip
-    values = compare_values(a.checkpoint, b.checkpoint)
     if a.digests is not None or b.digests is not None:  # a manifest has values as JSON can hold them
         values = compare_values(*(replace(side.checkpoint, values=strict(side.checkpoint.values)) for side in (a, b)))
+    else:
+        values = compare_values(a.checkpoint, b.checkpoint)
     out.values, out.values_equal = values.different, values.equal
     out.notes += values.notes
     files_a, files_b = _files(a.checkpoint, [p.a for p in alignment.pairs]), _files(b.checkpoint, [p.b for p in alignment.pairs])

@@ -188,6 +188,8 @@ def values(words: Array, dtype: str) -> Array:
 
 def _rounds(x: Array, dtype_a: str, y: Array, dtype_b: str) -> Array:
     """Where rounding the wider of the two to the type of the other makes them equal."""
+    if np.iscomplexobj(x) or np.iscomplexobj(y):
+        return np.zeros(x.shape, bool)
     wide, narrow, name = (y, x, dtype_a) if (item_size(dtype_a) or 0) < (item_size(dtype_b) or 0) else (x, y, dtype_b)
     if name in ("float16", "float32"):
         rounded = wide.astype(np.float32).astype(name).astype(np.float64)

@@ -188,9 +188,16 @@ def _texts(variables: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _resolved(entry: Mapping[str, Any]) -> list[Setting]:
-    """Our entry: name -> ``{"value", "origin", "where", "framework"}``."""
+    """Our entry: name -> ``{"value", "origin", "where", "framework"}``; where two frameworks give a name other values, the second's is
+    ``framework:name``."""
     return [
-        Setting(name, one.get("value"), str(one.get("origin", "")), str(one.get("where", "")), str(one.get("framework", "")))
+        Setting(
+            name.removeprefix(f"{one.get('framework', '')}:"),
+            one.get("value"),
+            str(one.get("origin", "")),
+            str(one.get("where", "")),
+            str(one.get("framework", "")),
+        )
         for name, one in entry.items()
         if isinstance(one, Mapping) and "value" in one
     ]
