@@ -35,6 +35,8 @@ OURS = {
 _NAMES = ("self", "trainer", "engine", "model_engine", "observer")
 _TORCH = torch.__path__[0]
 _MOST_FRAMES = 200
+_OPTIMIZERS = frozenset(("MegatronOptimizer",))
+"""Classes of optimizers that do not derive from torch's."""
 _OPTIMIZER_SAID = frozenset(("megatron", "torchtitan", "transformers", "deepspeed"))
 
 
@@ -86,12 +88,16 @@ def _callers(frame: FrameType | None) -> list[Any]:
             local = frame.f_locals
             if frame.f_code.co_argcount:
                 found += [local[name] for name in _NAMES if local.get(name) is not None and not issubclass(type(local[name]), type)]
-            # by type: isinstance asks the objects themselves, and these are anybody's
-            found += [one for one in list(local.values()) if issubclass(type(one), (torch.optim.Optimizer, LRScheduler))]
+            found += [one for one in list(local.values()) if _moves_weights(type(one))]
             if frame.f_code.co_flags & inspect.CO_OPTIMIZED and sys.version_info < (3, 13):
                 local.clear()  # a copy that the frame would keep, and with it models, until the function returns
         frame = frame.f_back
     return found
+
+
+def _moves_weights(kind: type) -> bool:
+    """Asked of the type: isinstance asks the objects themselves, and these are anybody's."""
+    return issubclass(kind, (torch.optim.Optimizer, LRScheduler)) or any(cls.__name__ in _OPTIMIZERS for cls in kind.__mro__)
 
 
 def _inside(one: Any) -> list[Any]:

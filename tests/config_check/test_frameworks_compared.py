@@ -39,6 +39,48 @@ def test_planted_differences_of_a_framework(framework: str) -> None:
     assert compare_packs(PACKS / f"{framework}_base.zip", PACKS / f"{framework}_base.zip").equal
 
 
+EVERYWHERE = {
+    ("hyperparameters", "lr", "learning_rate", ()),
+    ("hyperparameters", "norm-epsilon", "rms_norm_eps", ()),
+    ("hyperparameters", "global-batch-size", "global-batch-size", ()),
+    ("env", "NCCL_ALGO", "NCCL_ALGO", ()),
+    ("env", "NVIDIA_TF32_OVERRIDE", "NVIDIA_TF32_OVERRIDE", (1,)),
+    ("pip", "transformer-engine", "transformer-engine", ()),
+    ("random", "", "random.random", ()),
+}
+CHECKED = {
+    "transformers": {
+        *(("hyperparameters", name, name, ()) for name in ("adam_beta2", "max_grad_norm", "weight_decay")),
+        ("weights", "model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.q_proj.weight", ()),
+        *(("dataset", name, name, (0,)) for name in ("kwargs.input_ids", "kwargs.labels")),  # one sample, which is its own label
+    },
+    "deepspeed": {
+        *(
+            ("hyperparameters", name, name, ())
+            for name in ("gradient_clipping", "optimizer.params.weight_decay", "zero_optimization.stage")
+        ),
+        ("weights", "a.weight", "a.weight", (1,)),
+        ("dataset", "args.0", "args.0", (0,)),
+    },
+    "megatron": {
+        *(("hyperparameters", name, name, ()) for name in ("clip_grad", "lr", "use_distributed_optimizer")),
+        *(("weights", name, name, (1,)) for name in ("module.decoder.layers.0.self_attention.linear_qkv.weight",)),
+        ("dataset", "args.0", "args.0", (0,)),
+    },
+}
+
+
+@pytest.mark.parametrize("framework", CHECKED)
+def test_twelve_differences_of_a_checked_run(framework: str) -> None:
+    """`ConfigChecker` in a real run on two ranks (tests/fixtures/make_config_planted.py): aliases in the launch script, a batch that makes
+    another accumulation, variables, one of them on one rank, a package, a bit, a sample, a random call and settings of the framework
+    are found, and nothing else is."""
+    base, planted = (PACKS / f"{framework}_checked_{variant}.zip" for variant in ("base", "planted"))
+    found = compare_packs(base, planted)
+    assert {(one.sheet, one.bench_name, one.cmp_name, one.ranks) for one in found.differences} == EVERYWHERE | CHECKED[framework]
+    assert compare_packs(base, base).equal
+
+
 @pytest.mark.parametrize("framework", PLANTED)
 def test_a_framework_is_told_from_its_settings(framework: str) -> None:
     """Its defaults hold for what it does not say."""
