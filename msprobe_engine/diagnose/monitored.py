@@ -31,6 +31,8 @@ FLOOR = 1e-4
 GROWTH = 30.0
 """By how much more than the largest difference so far a number must differ: round-off grows from step to step, and not by so much."""
 MOST_SUSPECTS = 20
+_OF_THE_MACHINE = re.compile(r"seconds|time|per_sec|throughput|t?flops|memory|bytes|elapsed", re.I)
+"""Numbers of the step that say how fast it went: no two runs have the same."""
 
 
 class _Item(NamedTuple):
@@ -148,7 +150,7 @@ def _numbers(run: Run, other: Run) -> list[_Item]:
     items: list[_Item] = []
     for rank in sorted(set(run.ranks) & set(other.ranks)):
         scalars, theirs = run.scalars(rank), other.scalars(rank)
-        for name in (name for name in scalars if name in theirs):
+        for name in (name for name in scalars if name in theirs and not _OF_THE_MACHINE.search(name)):
             items += _paired(rank, "loss" if "loss" in name else "step", 0, Key(0, name), "value", scalars[name], theirs[name])
         families = other.families(rank)
         for family in (family for family in run.families(rank) if family in families):

@@ -170,7 +170,7 @@ def test_rows_are_columns_in_order_and_damage_is_marked(tmp_path: Path) -> None:
     assert [bool(d) for d in found.damaged] == [False, True, False, True, False, True, False, False, False, False]
     assert found.columns[MAX_ABS][7] == pytest.approx(3, rel=1e-6)
     assert all(found.columns[name][1] is None for name in (COSINE, EUCLID, MAX_ABS, MAX_REL, ONE_THOUSANDTH))
-    for at, word in ((1, "not executed"), (3, "there is no tensor"), (5, "link"), (0, ""), (8, "")):
+    for at, word in ((1, "holds a list, no tensor"), (3, "there is no tensor"), (5, "link"), (0, ""), (8, "")):
         assert word in str(found.columns[MESSAGE][at])
     assert found.columns[MESSAGE][0] == ""
 

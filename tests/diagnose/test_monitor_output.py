@@ -46,6 +46,23 @@ def test_two_runs_agree_up_to_round_off(tmp_path: Path) -> None:
     assert (found.first_suspect.step, found.first_suspect.module) == (2, "layers.3.mlp")
 
 
+def test_how_fast_a_step_went_is_no_difference(tmp_path: Path) -> None:
+    """Two equal runs whose steps took another time are equal; a learning rate that differs is named and its step, the time is not."""
+    roots = []
+    for name, seconds, rate in (("good", 0.178, 1e-3), ("slow", 0.437, 1e-3), ("other", 0.9, 2e-3)):
+        root = Monitor(tmp_path / name).write()
+        for place in (root / "monitor").iterdir():
+            rows = [f"{step},{key},{value}" for step in range(3) for key, value in (("step_seconds", seconds), ("learning_rate", rate))]
+            (place / "scalars_0-9.csv").write_text("\n".join(["step,name,value", *rows]) + "\n")
+        roots.append(root)
+    good, slow, other = roots
+    assert diagnose(slow, good).finding == "none"
+    found = diagnose(other, good)
+    assert found.first_suspect is not None
+    assert (found.first_suspect.record, found.first_suspect.step) == ("step/learning_rate", 0)
+    assert not [suspect for suspect in found.suspects if "seconds" in suspect.record]
+
+
 def test_one_run_that_is_fine(tmp_path: Path) -> None:
     """No alert, no NaN, equal copies: none. A column that never holds a number is no NaN."""
     run = Monitor(tmp_path / "run")
