@@ -10,7 +10,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from msprobe_engine.config_check.background import flush_all
-from msprobe_engine.errors import MissingExtraError, UsageError
+from msprobe_engine.errors import MissingExtraError, SinkError, UsageError
+from msprobe_engine.log import one_line, warn_once
 
 if TYPE_CHECKING:
     from msprobe_engine.config_check.comparison import Comparison
@@ -30,7 +31,8 @@ class ConfigChecker:
 
     The pack gets the environment (without secrets), packages, drivers, the settings that the training's framework has resolved, those in
     `shell_path`, and at chosen forward passes digests of all weights and inputs, statistics as the existing tool has them, and the
-    random calls so far. All ranks may name one path. After the constructor nothing raises into the training; what fails is said.
+    random calls so far. All ranks may name one path. Only wrong arguments raise; what fails besides (a full disk, a file there that is
+    no pack) is said once, nothing is collected, and the training goes on.
 
     Args:
         model: a module or cell, a list or tuple of them (chunks of a virtual pipeline), or None: no weights, inputs and random calls.
@@ -45,7 +47,6 @@ class ConfigChecker:
     Raises:
         UsageError: an argument is wrong.
         DumpFormatError: a file of `shell_path` cannot be read.
-        SinkError: the pack cannot be written.
         MissingExtraError: the framework is not installed.
     """
 
@@ -62,22 +63,32 @@ class ConfigChecker:
     ) -> None:
         module = _module_of(fmk)
         checker = getattr(module, _FRAMEWORKS[fmk][2])
-        self._checker = checker(
-            model,
-            _static(shell_path),
-            output_zip_path,
-            micro_steps=micro_steps,
-            evaluation=evaluation,
-            statistics=statistics,
-        )
+        static = _static(shell_path)
+        self._checker: Any = None
+        try:
+            self._checker = checker(
+                model,
+                static,
+                output_zip_path,
+                micro_steps=micro_steps,
+                evaluation=evaluation,
+                statistics=statistics,
+            )
+        except (SinkError, OSError) as fault:
+            module.undo_patches()
+            warn_once(
+                f"config check {output_zip_path}", f"config check: nothing is collected, the training goes on: {one_line(str(fault))}"
+            )
 
     def flush(self) -> None:
         """Wait until all that was collected so far is in the pack."""
-        self._checker.flush()
+        if self._checker is not None:
+            self._checker.flush()
 
     def close(self) -> None:
         """Collect no more, and finish the pack; done at the end of the process too."""
-        self._checker.close()
+        if self._checker is not None:
+            self._checker.close()
 
     @staticmethod
     def apply_patches(fmk: str = "pytorch") -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -15,10 +17,10 @@ import torch
 from torch import nn
 
 from msprobe.core.config_check import ConfigChecker
-from msprobe_engine.config_check import entries
+from msprobe_engine.config_check import entries, pack_file
 from msprobe_engine.config_check.pack import Pack, read_pack
 from msprobe_engine.digest import digest_array
-from msprobe_engine.errors import DumpFormatError, MissingExtraError, SinkError, UsageError
+from msprobe_engine.errors import DumpFormatError, MissingExtraError, UsageError
 from msprobe_integrations.torch import config_checker
 from msprobe_integrations.torch.config_random import TorchRandomCalls
 
@@ -261,9 +263,30 @@ def test_arguments_are_checked_before_anything_is_written(tmp_path: Path) -> Non
     with pytest.raises(UsageError, match="fmk is"):
         ConfigChecker.apply_patches("tf")
     assert not pack.exists()
+
+
+def test_a_pack_that_cannot_be_written_at_the_start_does_not_end_the_training(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk, a directory that cannot be made, a file that is no pack (kept as it is): one warning each, and no hook."""
+    model = nn.Linear(2, 2)
     (tmp_path / "file").write_text("")
-    with pytest.raises(SinkError):
-        ConfigChecker(None, None, tmp_path / "file" / "pack.zip")
+    (tmp_path / "notes.zip").write_text("mine")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for path in (tmp_path / "file" / "pack.zip", tmp_path / "notes.zip", tmp_path / "full.zip"):
+        if path.name == "full.zip":
+            monkeypatch.setattr(pack_file, "append", full)
+        ConfigChecker.apply_patches()
+        checker = ConfigChecker(model, None, path)
+        model(torch.ones(1, 2))
+        checker.flush()
+        checker.close()
+        assert capfd.readouterr().err.count("the training goes on") == 1
+        assert model._forward_pre_hooks == {}
+    assert (tmp_path / "notes.zip").read_text() == "mine"
 
 
 def test_without_the_framework_the_error_says_what_to_install(tmp_path: Path) -> None:
