@@ -12,15 +12,15 @@ from collections.abc import Mapping as Mapping_
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from msprobe_engine.checkpoint.cuts import width_of
 from msprobe_engine.checkpoint.mapping_file import Mapping
 from msprobe_engine.checkpoint.names_leftover import prefixes
 from msprobe_engine.checkpoint.names_mapped import mapped
 from msprobe_engine.checkpoint.names_model import Model
 from msprobe_engine.checkpoint.names_prefixes import is_computed_buffer, state_of
 from msprobe_engine.checkpoint.names_slots import Placed, place
+from msprobe_engine.checkpoint.names_vocab import TABLES, Vocabulary, other_rows
 from msprobe_engine.checkpoint.random_states import other_places
-from msprobe_engine.checkpoint.stored import MODEL, OPTIMIZER, OTHER, RANDOM, SCHEDULER, Box, Checkpoint, StoredTensor, rows
+from msprobe_engine.checkpoint.stored import MODEL, OPTIMIZER, OTHER, RANDOM, SCHEDULER, Box, Checkpoint, StoredTensor
 from msprobe_engine.errors import DumpFormatError
 
 _SHARED = re.compile(r"mtp\.[0-9]+\.(?=(?:embedding|output)\.weight$)")
@@ -96,7 +96,7 @@ def aligned(a: Checkpoint, b: Checkpoint, facts: dict[str, Any] | None = None, m
     """The pairs of two checkpoints, whatever they call their tensors.
 
     Args:
-        a, b: as read; nothing of their tensors is read here.
+        a, b: as read; of their tensors only rows that may fill up a vocabulary are read here.
         facts: of the model, where the checkpoints do not say them (``heads``, ``kv_heads``, ``head_dim``, ``experts``, ``gated``,
             ``vocab``); they go before those of the checkpoints.
         mapping: of a mapping file: names, facts and what is to be ignored.
@@ -189,10 +189,7 @@ class _Aligning:
         self._mapping = mapping
         self._named: set[str] = set()
         self._out = Alignment(models=(self._a.model, self._b.model))
-        self._vocab = {
-            side: size if isinstance(size := known.get("vocab"), int) else 0
-            for side, known in (("", facts), ("a", a.facts), ("b", b.facts))
-        }
+        self._vocabulary = Vocabulary(*(s if isinstance(s := known.get("vocab"), int) else 0 for known in (facts, a.facts, b.facts)))
 
     def run(self) -> Alignment:
         for name, first, second in mapped(self._a.checkpoint, self._b.checkpoint, self._mapping, self._out.notes):
@@ -326,43 +323,19 @@ class _Aligning:
     def _pair(self, a: StoredTensor, b: StoredTensor, slot: str = "") -> None:
         note = ""
         where = slot.rpartition("|")[2]
-        if where in ("embedding.weight", "output.weight", "output.bias") and _other_rows(a, b):
-            a, b, note = self._same_rows(a, b)
         name = label(a)
+        if where in TABLES and other_rows(a, b):
+            a, b, note = self._vocabulary.common(a, b)
+            if note:
+                self._note(f"{name}: {note}")
         if name in self._named:  # it stands for another tensor too
             name = f"{name} (as {label(b)})"
         self._named.add(name)
         self._out.pairs.append(Pair(name, a, b, note))
 
-    def _same_rows(self, a: StoredTensor, b: StoredTensor) -> tuple[StoredTensor, StoredTensor, str]:
-        """Both without the rows that fill up the vocabulary of one of them; as they are where that is not what the rows look like."""
-        short, long = ((a, "a"), (b, "b")) if a.shape[0] < b.shape[0] else ((b, "b"), (a, "a"))
-        n, longer = short[0].shape[0], long[0].shape[0]
-        given = self._vocab[""]
-        of_short, of_long = (given or self._vocab[side] or tensor.padding or 0 for tensor, side in (short, long))
-        known = of_short or of_long
-        if of_long > n or (not known and (longer % 8 or longer >= 2 * n + 1024)):
-            return a, b, ""
-        n = min(n, known or n)  # the shorter one may be filled up too
-        sides = " and ".join(f"{t.shape[0] - n} of {side}" for t, side in ((a, "A"), (b, "B")) if t.shape[0] > n)
-        note = f"rows from {n} on fill up the vocabulary and were not compared ({sides})"
-        try:
-            return _first(a, n), _first(b, n), note
-        except DumpFormatError:
-            return a, b, ""
-
     def _note(self, text: str) -> None:
         if text not in self._out.notes:
             self._out.notes.append(text)
-
-
-def _other_rows(a: StoredTensor, b: StoredTensor) -> bool:
-    """Whether two tensors have the same rows, but not as many."""
-    return len(a.shape) == len(b.shape) > 0 and a.shape[0] != b.shape[0] and a.shape[1:] == b.shape[1:]
-
-
-def _first(tensor: StoredTensor, n: int) -> StoredTensor:
-    return tensor if tensor.shape[0] == n else rows(tensor, 0, n, width_of(tensor))
 
 
 def _left(checkpoint: Checkpoint, random: bool, mapping: Mapping) -> dict[str, str]:

@@ -85,6 +85,23 @@ def test_rows_that_fill_up_a_vocabulary_are_not_compared(tmp_path: Path) -> None
     assert "rows from 50 on" in pair.note
 
 
+def test_rows_beyond_the_common_ones_are_a_difference_unless_they_only_fill_up(tmp_path: Path) -> None:
+    """Of a vocabulary of unknown size, rows that one table lacks fill up only when they are zeros or all the same."""
+    name = "model.embed_tokens.weight"
+    words = _ramp(64, 4, start=1)
+    short = checkpoint_of({name: words[:60]}, tmp_path / "short")
+    whole = checkpoint_of({name: words}, tmp_path / "whole")
+    for a, b in ((whole, short), (short, whole)):
+        assert [pair.a.shape == pair.b.shape for pair in aligned(a, b).pairs] == [False]
+    lost = checkpoint_of({name: words[:60]}, tmp_path / "lost", {"vocab": 64})
+    assert [(p.a.shape, p.b.shape) for p in aligned(whole, lost).pairs] == [((64, 4), (60, 4))]
+    for number, filled in enumerate((np.zeros((16, 4), np.float32), np.repeat(words[-1:], 16, axis=0))):
+        padded = checkpoint_of({name: np.concatenate([words, filled])}, tmp_path / f"padded{number}")
+        found = aligned(padded, whole)
+        assert [pair.b.shape for pair in found.pairs] == [(64, 4)]
+        assert any(note.startswith(f"{name}: rows from 64 on fill up the vocabulary") and "16 of A" in note for note in found.notes)
+
+
 def test_rows_of_a_vocabulary_that_both_have_are_compared_whatever_the_tokenizer_has(tmp_path: Path) -> None:
     """A table of 60 rows for a tokenizer of 50 is padded to 64: 60 rows are compared. A vocabulary that one side lacks is a difference."""
     name = "embedding.word_embeddings.weight"
