@@ -51,6 +51,8 @@ def collect(paths: Sequence[str | Path], output: str | Path) -> tuple[Path, list
 def static_entries(found: StaticSettings) -> dict[str, Any]:
     """The entries of settings that were read from files: the existing tool's, and ours with file and line of each."""
     values = {name: {**asdict(one), "value": cleaned(name, one.value)} for name, one in found.values.items()}
+    for name, places in found.conflicts.items():
+        values[name]["several"] = [cleaned(name, one.value) for one in places]
     ours = {
         "values": values,
         "env": {name: cleaned(name, value) for name, value in found.env.items()},

@@ -294,6 +294,8 @@ class _Comparison:
 
     def _judged(self, name: str, term: Term | None, a: Setting, b: Setting | None) -> tuple[str, str]:
         severity, why = self._by_table(name, term, a, b)
+        if any(isinstance(one.value, plain.Several) for one in (a, b) if one is not None):
+            why = f"several commands or files of one side give it other values; {why}"
         if severity == CHANGES and NOT_KNOWN in (a.origin, b.origin if b is not None else ""):
             return MAY, f"what it is depends on the run of the script, which was only read; {why}"
         return severity, why

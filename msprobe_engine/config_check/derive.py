@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from msprobe_engine.config_check.plain import Several
 from msprobe_engine.config_check.side import DERIVED, Quantity, Side
 
 _OF_FLAGS = ("megatron", "transformers", "deepspeed")
@@ -17,7 +18,13 @@ _OF_FLAGS = ("megatron", "transformers", "deepspeed")
 def quantity(side: Side, name: str) -> Quantity | None:
     """A term of one side: said, or computed of other settings. Defaults of the framework count in what is computed, not by themselves."""
     made = _RULES.get(name)
-    return made(side) if made is not None else side.said(name)
+    if made is None:
+        return side.said(name)
+    side.unsettled.clear()
+    found = made(side)
+    if found is not None and not isinstance(found.value, Several) and side.unsettled:
+        return None  # made of a setting that has several values: it has several too
+    return found
 
 
 def derived_terms() -> tuple[str, ...]:
@@ -138,7 +145,7 @@ def _warmup_steps(side: Side) -> Quantity | None:
     if share is None and isinstance(steps, float) and 0 < steps < 1:  # Transformers 5: warmup_steps below one is a share
         share = steps
     whole = _decay_steps(side) if "megatron" in side.frameworks else _train_steps(side)
-    if share is not None and whole is not None:
+    if share is not None and whole is not None and isinstance(whole.value, (int, float)):
         made = math.ceil(round(share * whole.value, 6))
         return _computed(made, f"{share} x {whole.value} steps", (*_names(side, "warmup_fraction", "warmup_steps"), *whole.names))
     return said if share is None else None

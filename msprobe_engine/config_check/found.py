@@ -60,8 +60,8 @@ class StaticSettings:
 
     Attributes:
         values: option or dotted key -> value, in the order of the files. Options keep their spelling without the leading dashes.
-        conflicts: keys that stand at several places with different values -> all of them; ``values`` has the one that counts (the last of
-            one command line, else the first).
+        conflicts: keys to which several commands or files give different values -> all of them (value None: a command of the same program
+            does not give it); ``values`` has the first. Such a key is like the same values only, see `plain.Several`.
         env: variables that the scripts set for the training (exported, or before the command); secrets are left out and counted in `notes`.
         env_found: the same with their places.
         launches: the commands that start a training.
@@ -90,9 +90,9 @@ class StaticSettings:
             if key in self.conflicts:
                 values: list[Any] = []
                 for other in self.conflicts[key]:
-                    if other.value not in values:
+                    if other.value is not None and other.value not in values:
                         values.append(other.value)
-                shape[key] = {"description": "duplicate_value", "values": values}
+                shape[key] = {"description": "duplicate_value", "values": values} if len(values) > 1 else found.value
             else:
                 shape[key] = found.value
         return shape

@@ -10,6 +10,8 @@ from msprobe_engine.config_check import entries
 from msprobe_engine.config_check.by_rank import NO_RANK
 from msprobe_engine.config_check.compare_tensors import Place, Tensors, flat_tags
 from msprobe_engine.config_check.pack import Pack
+from msprobe_engine.config_check.plain import Several
+from msprobe_engine.config_check.secrets import cleaned
 from msprobe_engine.config_check.side import NOT_KNOWN, Setting, Side
 from msprobe_engine.errors import DumpFormatError
 from msprobe_engine.log import one_line
@@ -105,7 +107,7 @@ class PackSide:
         values = self.static.get("values")
         if isinstance(values, dict) and values:
             return [_found(name, one) for name, one in values.items()]
-        return [Setting(name, _each(value)) for name, value in self._mapping(entries.STATIC).items()]
+        return [Setting(name, _each(cleaned(name, value))) for name, value in self._mapping(entries.STATIC).items()]
 
     def tensors(self, part: str) -> Tensors:
         """``weights`` or ``dataset``, of the existing tool and ours."""
@@ -208,12 +210,15 @@ def _found(name: str, one: Any) -> Setting:
     if not isinstance(one, Mapping):
         return Setting(name, one)
     line = one.get("line")
+    several = one.get("several")
     place = str(one.get("file", ""))
-    return Setting(
-        name, one.get("value"), str(one.get("where", "")) if one.get("known", True) else NOT_KNOWN, f"{place}:{line}" if line else place
-    )
+    value = Several.of(cleaned(name, several)) if isinstance(several, list) and several else one.get("value")
+    return Setting(name, value, str(one.get("where", "")) if one.get("known", True) else NOT_KNOWN, f"{place}:{line}" if line else place)
 
 
 def _each(value: Any) -> Any:
     """Of a key to which several files gave other values all of them."""
-    return value.get("values") if isinstance(value, dict) and value.get("description") == "duplicate_value" else value
+    if not isinstance(value, dict) or value.get("description") != "duplicate_value":
+        return value
+    values = value.get("values")
+    return Several.of(values) if isinstance(values, list) and len(values) > 1 else values

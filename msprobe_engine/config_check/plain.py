@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 _NUMBER = re.compile(r"[+-]?(?:0|[1-9][0-9]*|[0-9]*\.[0-9]+|0?[0-9]+\.[0-9]*)(?:[eE][+-]?[0-9]+)?")
@@ -42,13 +43,35 @@ _DTYPES = {
 """Short names of torch, DeepSpeed, Transformers and Lightning."""
 
 
+@dataclass(frozen=True)
+class Several:
+    """What a setting is to which several commands or files of one collection give other values: equal only to the same values.
+
+    Attributes:
+        meant: the plain values, written out.
+        written: the values for a table.
+    """
+
+    meant: frozenset[str]
+    written: str = field(compare=False)
+
+    @classmethod
+    def of(cls, values: Iterable[Any]) -> Several:
+        """Of the values in their order; None: one of the commands does not give it."""
+        by_meaning = {repr(plain(value)).lower(): "not given" if value is None else shown(value) for value in values}
+        return cls(frozenset(by_meaning), " or ".join(by_meaning.values()))
+
+    def __repr__(self) -> str:
+        return self.written
+
+
 def plain(value: Any) -> Any:
     """A value as it is meant: None, bool, int, float, str, or a tuple or dict of these.
 
     Texts in quotes lose them; texts that are a number, a truth value or nothing become it; ``torch.float16`` loses its module; a list is
     a tuple, whether it was written ``[0.9, 0.95]``, ``0.9,0.95`` or ``0.9 0.95``.
     """
-    if value is None or isinstance(value, (bool, int)):
+    if value is None or isinstance(value, (bool, int, Several)):
         return value
     if isinstance(value, float):
         return int(value) if value.is_integer() and abs(value) < 2**53 else value

@@ -88,6 +88,7 @@ class Side:
         self.no_floats = no_floats
         self.frameworks = self._frameworks()
         self.conflicts: dict[str, str] = {}
+        self.unsettled: set[str] = set()  # terms that were asked for and have several values, see `derive.quantity`
         self._terms: dict[str, list[tuple[Alias, Setting]]] = {}
         for name, one in self.settings.items():
             for alias in self.aliases(name):
@@ -140,6 +141,8 @@ class Side:
             return None
         found.sort(key=lambda row: row[:2], reverse=True)
         value, one = found[0][2:]
+        if isinstance(value, plain.Several):
+            self.unsettled.add(name)
         others = [other for _, _, v, other in found[1:] if not plain.same(v, value)]
         if others:
             self.conflicts[name] = f"{one.name} is {plain.shown(one.value)}, {others[0].name} is {plain.shown(others[0].value)}"
@@ -173,6 +176,8 @@ def read(alias: Alias, value: Any) -> Any:
     found = plain.plain(value)
     if found is None or found == "auto":
         return None
+    if isinstance(found, plain.Several):
+        return found
     if alias.index is not None:
         if not isinstance(found, tuple) or alias.index >= len(found):
             return None

@@ -24,6 +24,8 @@ _NOT_SOURCED = frozenset({"activate", "conda.sh", ".bashrc", ".bash_profile", ".
 """Files that set up an interactive shell or a package manager: long, and without settings of a training."""
 _MAX_LAUNCHES = 200
 _MAX_ITEMS = 10_000
+_MAX_CONFLICTS = 20
+"""Settings with several values that are noted one by one."""
 
 
 def collect_static(
@@ -72,6 +74,7 @@ class _Collector:
         self._environment, self._arguments = environment, arguments
         self._out = StaticSettings()
         self._secrets: set[str] = set()
+        self._variables_seen: dict[str, list[str]] = {}
 
     def add(self, path: Path, kind: str) -> None:
         """One given file."""
@@ -97,6 +100,16 @@ class _Collector:
             out.notes.append(
                 f"{len(self._secrets)} values are left out, because they look like secrets: {', '.join(sorted(self._secrets))}"
             )
+        for key, places in list(out.conflicts.items())[:_MAX_CONFLICTS]:
+            seen = [f"{'not given' if one.value is None else repr(one.value)} ({one.file}, line {one.line})" for one in places]
+            more = f" and {len(seen) - 5} more" if len(seen) > 5 else ""
+            out.notes.append(f"'{key}' has several values: {', '.join(seen[:5])}{more}; it is equal to no single one of them")
+        if len(out.conflicts) > _MAX_CONFLICTS:
+            out.notes.append(f"{len(out.conflicts) - _MAX_CONFLICTS} more settings have several values")
+        for name, values in self._variables_seen.items():
+            if len(values) > 1:
+                shown_values = ", ".join(repr(value) for value in values[:5])
+                out.notes.append(f"commands get several values of {name}: {shown_values}; it is equal to no single one of them")
         out.notes = [masked(note) for note in dict.fromkeys(out.notes)]
         return out
 
@@ -113,9 +126,12 @@ class _Collector:
             one = _replaced(one, _bounded(cleaned(key, one.value)))
             before = out.values.setdefault(key, one)
             if before is not one and (before.value, type(before.value)) != (one.value, type(one.value)):
-                conflicts = out.conflicts.setdefault(key, [before])
-                if one not in conflicts:
-                    conflicts.append(one)
+                self._conflict(key, one)
+
+    def _conflict(self, key: str, one: Found) -> None:
+        places = self._out.conflicts.setdefault(key, [self._out.values[key]])
+        if all((one.value, type(one.value)) != (other.value, type(other.value)) for other in places):
+            places.append(one)
 
     def _script(self, text: str, file: str) -> None:
         if "\r\n" in text:
@@ -134,8 +150,13 @@ class _Collector:
         state = read_script(text, file, context, finder, arguments)
         parsed = [one for one in (parse(started, context.note) for started in context.started if not started.captured) if one is not None]
         launches = self._chosen(parsed, context.started, file)
+        programs: dict[str, list[tuple[Place, set[str]]]] = {}
         for one in launches[:_MAX_LAUNCHES]:
-            self._launch(one, file)
+            programs.setdefault(masked(one.program), []).append((one.started.at, self._launch(one, file)))
+        for of_program in programs.values():
+            for key in dict.fromkeys(key for _, keys in of_program for key in keys):
+                for at in [at for at, keys in of_program if key not in keys][:1]:
+                    self._conflict(key, Found(None, "flag", at.file, at.line))
         if not launches:
             self._variables(state.exported())
         if len(launches) > _MAX_LAUNCHES:
@@ -160,7 +181,8 @@ class _Collector:
                 self._out.notes.append(f"{one.at.file}, line {one.at.line}: {shown(one.argv[0])} {said}")
         return ranks or others
 
-    def _launch(self, one: Parsed, script: str) -> None:
+    def _launch(self, one: Parsed, script: str) -> set[str]:
+        """Take one command over; the keys that it gives."""
         started = one.started
         argv = tuple(shown(word) for word in started.argv)
         env = {name: masked(shown(text)) for name, text in started.env.items() if not secret_variable(name)}
@@ -178,8 +200,10 @@ class _Collector:
             if options[key].value != from_files[key].value:
                 place = f"{from_files[key].file}, line {from_files[key].line}"
                 self._out.notes.append(f"{place}: '{key}' is given on the command line too, and that counts")
-        self._settings({**options, **{key: found for key, found in from_files.items() if key not in options}})
+        together = {**options, **{key: found for key, found in from_files.items() if key not in options}}
+        self._settings(together)
         self._out.notes += named.notes
+        return set(together)
 
     def _hidden(self, argv: Sequence[str]) -> tuple[str, ...]:
         """The words of a command without secrets: values of options that hold them, and what has the shape of one."""
@@ -195,7 +219,7 @@ class _Collector:
         return tuple(out)
 
     def _variables(self, env: Mapping[str, Text]) -> None:
-        """Variables that the script sets; the first launch counts where several differ."""
+        """Variables that the script sets for a command; where several commands get other values, all of them."""
         for name, text in env.items():
             if secret_variable(name):
                 self._secrets.add(name)
@@ -203,7 +227,10 @@ class _Collector:
             at = text[0].at if text else Place("", 0)
             unknown = unknown_of(text)
             value = str(_bounded(masked(shown(text))))
-            self._out.env.setdefault(name, value)
+            values = self._variables_seen.setdefault(name, [])
+            if value not in values:
+                values.append(value)
+            self._out.env[name] = " or ".join(values)  # of several commands: equal to no single one of them
             found = Found(value, "shell", at.file, at.line, unknown is None, masked(f"{unknown.source} {unknown.why}") if unknown else "")
             self._out.env_found.setdefault(name, found)
 
