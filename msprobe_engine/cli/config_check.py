@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-vv", "--verl-verify", "--verl_verify", nargs="+", metavar="FILE", help="[YAML] LOG: settings of a log of verl against wanted ones"
     )
     do.add_argument("-sc", "--slime-compare", "--slime_compare", nargs=2, metavar=("LOG", "BENCH"), help="arguments in two logs of slime")
+    do.add_argument("--script-args", metavar="WORDS", help="what the scripts of -d are called with, as one text: '4 8'")
     out = parser.add_argument_group("what comes out")
     out.add_argument(
         "-o", "--output", metavar="PATH", help=f"pack (default {PACK}), directory ({RESULT}), or JSON of checkpoints ({CHECKPOINT})"
@@ -97,6 +98,8 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError(f"--verify takes a good pack and at most one other, not {len(args.verify)}")
     if args.verify and len(args.verify) == 2 and args.dump is not None:
         raise UsageError("--verify GOOD PACK compares two packs; -d collects what is there now: leave one of them out")
+    if args.script_args is not None and not args.dump:
+        raise UsageError("--script-args are arguments of the scripts behind -d; name a script there")
     if args.top < 0:
         raise UsageError(f"--top {args.top}: 0 or more is allowed")
 
@@ -104,7 +107,7 @@ def _check(args: argparse.Namespace) -> None:
 def _collect(args: argparse.Namespace) -> int:
     from msprobe_engine.config_check.collect_pack import collect
 
-    path, notes = collect(args.dump, args.output or PACK)
+    path, notes = collect(args.dump, args.output or PACK, _script_arguments(args))
     print(f"Pack: {path}")
     _say("note", notes)
     return 0
@@ -126,7 +129,20 @@ def _verify(args: argparse.Namespace) -> int:
     from msprobe_engine.config_check.verify import verify
 
     good, *pack = map(pack_of, args.verify)
-    return _report(args, verify(good, args.dump or (), pack[0] if pack else None), args.output)
+    return _report(args, verify(good, args.dump or (), pack[0] if pack else None, _script_arguments(args)), args.output)
+
+
+def _script_arguments(args: argparse.Namespace) -> list[str] | None:
+    import shlex
+
+    from msprobe_engine.errors import UsageError
+
+    if args.script_args is None:
+        return None
+    try:
+        return shlex.split(args.script_args)
+    except ValueError as error:
+        raise UsageError(f"--script-args {args.script_args!r}: {error}; words as a shell takes them are allowed") from error
 
 
 def _report(args: argparse.Namespace, found: Comparison, output: str | None) -> int:

@@ -11,15 +11,20 @@ from msprobe_engine.config_check import entries, environment, packages, system
 from msprobe_engine.config_check.found import StaticSettings
 from msprobe_engine.config_check.pack import PackWriter
 from msprobe_engine.config_check.secrets import cleaned
+from msprobe_engine.config_check.shell.context import ONLY_A_RUN_KNOWS
 from msprobe_engine.config_check.static import collect_static
 
+_MOST_NAMES = 10
 
-def collect(paths: Sequence[str | Path], output: str | Path) -> tuple[Path, list[str]]:
-    """Write a pack of this environment and of the settings in `paths`.
+
+def collect(paths: Sequence[str | Path], output: str | Path, arguments: Sequence[str] | None = None) -> tuple[Path, list[str]]:
+    """Write a pack of this environment and of the settings in `paths`. Scripts are read as they would start here: with the variables of
+    this environment, but those that look like secrets or are others in every shell.
 
     Args:
         paths: launch scripts and settings files, see `collect_static`; none: environment, packages and machine only.
         output: the pack, ends in ``.zip``.
+        arguments: what the scripts would be called with; None: not known.
 
     Returns:
         where the pack is, and what should be known of it.
@@ -29,15 +34,17 @@ def collect(paths: Sequence[str | Path], output: str | Path) -> tuple[Path, list
         DumpFormatError: a given file cannot be read.
         SinkError: the pack cannot be written.
     """
-    found = collect_static(paths) if paths else None
-    contents: dict[str, Any] = {}
     about = environment.collect()
+    found = collect_static(paths, arguments=arguments, inherited=_inherited(about)) if paths else None
+    contents: dict[str, Any] = {}
     contents[entries.ENV] = about.values
     contents[entries.PIP] = packages.text()
     contents[entries.of_rank("system", 0)] = system.collect()
     notes = []
     if about.left_out:
-        notes.append(f"{about.left_out} variables of the environment are left out: their names say that they are secrets")
+        notes.append(f"left out of the environment, because their names say that they are secrets: {_listed(about.left_out)}")
+    if about.hidden:
+        notes.append(f"masked in the environment, because their values look like secrets: {_listed(about.hidden)}")
     if found is not None:
         contents |= static_entries(found)
         notes += found.notes
@@ -46,6 +53,16 @@ def collect(paths: Sequence[str | Path], output: str | Path) -> tuple[Path, list
     writer = PackWriter(output)
     writer.add(contents)
     return writer.path, notes
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _inherited(about: environment.Environment) -> dict[str, str]:
+    hidden = {*about.hidden, *ONLY_A_RUN_KNOWS}
+    return {name: value for name, value in about.values.items() if name not in hidden and len(value) <= environment.LONGEST}
 
 
 def static_entries(found: StaticSettings) -> dict[str, Any]:

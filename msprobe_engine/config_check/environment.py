@@ -17,22 +17,23 @@ class Environment(NamedTuple):
     """What is collected.
 
     Attributes:
-        left_out: number of variables that are not in `values` because their name says that they are secrets.
+        left_out: names of variables that are not in `values` because their name says that they are secrets.
         hidden: names of variables that had a secret somewhere in their value, which is masked.
     """
 
     values: dict[str, str]
-    left_out: int
+    left_out: tuple[str, ...]
     hidden: tuple[str, ...]
 
 
 def collect(environ: Mapping[str, str] | None = None) -> Environment:
     """The environment of this process (or `environ`), sorted by name."""
     values: dict[str, str] = {}
-    left_out, hidden = 0, []
+    left_out: list[str] = []
+    hidden: list[str] = []
     for name, value in sorted((os.environ if environ is None else environ).items()):
         if secret_variable(name):
-            left_out += 1
+            left_out.append(name)
             continue
         if name in _NOISE or name.startswith("BASH_FUNC_"):  # functions of a shell, not settings
             continue
@@ -42,4 +43,4 @@ def collect(environ: Mapping[str, str] | None = None) -> Environment:
             if HIDDEN in shown:
                 shown = HIDDEN
         values[name] = shown if len(shown) <= LONGEST else f"{shown[:LONGEST]}... ({len(shown)} characters)"
-    return Environment(values, left_out, tuple(hidden))
+    return Environment(values, tuple(left_out), tuple(hidden))

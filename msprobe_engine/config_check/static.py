@@ -29,7 +29,11 @@ _MAX_CONFLICTS = 20
 
 
 def collect_static(
-    paths: Sequence[str | Path], environment: Mapping[str, str] | None = None, arguments: Sequence[str] | None = None
+    paths: Sequence[str | Path],
+    environment: Mapping[str, str] | None = None,
+    arguments: Sequence[str] | None = None,
+    *,
+    inherited: Mapping[str, str] | None = None,
 ) -> StaticSettings:
     """Read launch scripts (``.sh``), Python argument files (``.py``, read as text), YAML, JSON and TOML files.
 
@@ -37,6 +41,8 @@ def collect_static(
         paths: the files; those that they name (sourced scripts, ``--deepspeed x.json``, ``--config_file``) are read too.
         environment: the variables the script would start with; None: not known, so a variable without a default in the script is not known.
         arguments: what would stand behind the script on its command line; None: not known.
+        inherited: some of the variables the script would start with, such as those of this process without secrets; of a variable that is
+            not among them nothing is known, as without `environment`.
 
     Raises:
         UsageError: `paths` is one text, not a list, or a path is no file of these kinds.
@@ -45,7 +51,7 @@ def collect_static(
     if isinstance(paths, (str, Path)) or not all(isinstance(path, (str, Path)) for path in paths):
         raise UsageError(f"a list of files is expected, not {paths!r}")
     kinds = [_kind(Path(path)) for path in paths]
-    collector = _Collector(environment, arguments)
+    collector = _Collector(environment, arguments, inherited)
     for path, kind in zip(paths, kinds):
         collector.add(Path(path), kind)
     return collector.result()
@@ -70,8 +76,10 @@ def _kind(path: Path) -> str:
 
 
 class _Collector:
-    def __init__(self, environment: Mapping[str, str] | None, arguments: Sequence[str] | None) -> None:
-        self._environment, self._arguments = environment, arguments
+    def __init__(
+        self, environment: Mapping[str, str] | None, arguments: Sequence[str] | None, inherited: Mapping[str, str] | None
+    ) -> None:
+        self._environment, self._arguments, self._inherited = environment, arguments, inherited
         self._out = StaticSettings()
         self._secrets: set[str] = set()
         self._variables_seen: dict[str, list[str]] = {}
@@ -144,7 +152,7 @@ class _Collector:
             text = text.replace("\0", "")
         slurm, given = read_sbatch(text, file)
         self._settings(slurm)
-        context = Context(self._environment, given)
+        context = Context(self._environment, {**(self._inherited or {}), **given}, inherits=self._inherited is not None)
         finder = _Finder(context, self._read)
         arguments = None if self._arguments is None else tuple(self._arguments)
         state = read_script(text, file, context, finder, arguments)

@@ -17,7 +17,9 @@ STARTED = (d.ENV, d.PIP, d.SETTINGS, d.SYSTEM)
 """What is there before a training runs."""
 
 
-def verify(good: str | Path, paths: Sequence[str | Path] = (), pack: str | Path | None = None) -> Comparison:
+def verify(
+    good: str | Path, paths: Sequence[str | Path] = (), pack: str | Path | None = None, arguments: Sequence[str] | None = None
+) -> Comparison:
     """Compare a good pack with another one, or with this environment and these scripts as they are now.
 
     What the good pack has and cannot be there before the training runs (weights, samples, random calls) is not compared, which is said
@@ -27,6 +29,7 @@ def verify(good: str | Path, paths: Sequence[str | Path] = (), pack: str | Path 
         good: a saved pack.
         paths: launch scripts and settings files; used when there is no `pack`.
         pack: a pack to be verified.
+        arguments: what the scripts would be called with; None: not known.
 
     Raises:
         DumpFormatError: a path is no pack, or a script cannot be read.
@@ -35,7 +38,7 @@ def verify(good: str | Path, paths: Sequence[str | Path] = (), pack: str | Path 
     if pack is not None:
         return compare_packs(first, read_pack(pack))
     with tempfile.TemporaryDirectory(prefix="msprobe_verify_") as place:
-        now, notes = collect(paths, Path(place) / "now.zip")
+        now, notes = collect(paths, Path(place) / "now.zip", arguments)
         found = compare_packs(first, read_pack(now), only=STARTED)
         found.cmp = "now"
         found.sides["cmp"] = {**found.sides.get("cmp", {}), "path": "this environment, now"}

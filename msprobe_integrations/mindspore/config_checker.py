@@ -121,7 +121,7 @@ class MindSporeConfigChecker:
     def _start(self) -> dict[str, Any]:
         about = environment.collect()
         facts = {**system.collect(), "versions": {"mindspore": mindspore.__version__}, "flags": _context()}
-        facts["environment"] = {"left_out": about.left_out, "masked": list(about.hidden)}
+        facts["environment"] = {"left_out": len(about.left_out), "masked": list(about.hidden)}
         made: dict[str, Any] = {entries.of_rank("env", self.rank): about.values, entries.of_rank("system", self.rank): facts}
         settings = _settings(self._cells)
         made[entries.of_rank("hyperparameters", self.rank)] = entry(settings)

@@ -70,7 +70,7 @@ class Start:
     def entries(self, *, packages_too: bool = True) -> dict[str, Any]:
         """For the pack: of every rank its own; of rank 0 those of the existing tool as well."""
         about = {**system.collect(), **self._system}
-        about["environment"] = {"left_out": self._environment.left_out, "masked": list(self._environment.hidden)}
+        about["environment"] = {"left_out": len(self._environment.left_out), "masked": list(self._environment.hidden)}
         found: dict[str, Any] = {
             entries.of_rank("env", self.rank): self._environment.values,
             entries.of_rank("system", self.rank): about,

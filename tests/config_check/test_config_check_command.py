@@ -12,6 +12,7 @@ import pytest
 
 from msprobe_engine.cli.main import main
 from msprobe_engine.config_check import report_xlsx
+from msprobe_engine.config_check.pack import read_pack
 from msprobe_engine.config_check.report_tables import Table
 
 PACKS = Path(__file__).parents[1] / "fixtures" / "config_packs" / "26.2.0"
@@ -99,6 +100,35 @@ def test_collect_and_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
     assert "NCCL_ALGO: Ring against Tree" in said
     assert main(["config_check", "--verify", BASE, PLANTED]) == 1
     assert not (tmp_path / "config_check_result").exists()
+
+
+def test_scripts_are_read_with_the_environment_and_arguments_they_would_start_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Variables of this environment are known, secrets and what is not set here are not; `--script-args` are the script's arguments."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LR", raising=False)
+    monkeypatch.setenv("MY_TOKEN", "of-a-service-1")
+    script = (
+        '[ -v LR ] && X=set\ntorchrun --nproc_per_node 8 --nnodes $SLURM_NNODES a.py --lr ${LR:-3e-4} --seed "$1" --auth $MY_TOKEN --x $X\n'
+    )
+    Path("run.sh").write_text(script, encoding="utf-8")
+    collect = ["config_check", "-d", "run.sh", "-o", "good.zip", "--script-args"]
+    verify = ["config_check", "--verify", "good.zip", "-d", "run.sh", "--script-args"]
+    assert main([*collect, "'1 2'"]) == 0
+    said = capsys.readouterr()
+    assert "MY_TOKEN" in said.err  # names are no secrets
+    values = read_pack("good.zip").json("msprobe/static.json")["values"]
+    assert {name: values[name]["value"] for name in ("lr", "seed", "nnodes")} == {"lr": "3e-4", "seed": "1 2", "nnodes": "$SLURM_NNODES"}
+    assert not any(b"of-a-service-1" in read_pack("good.zip").raw(name) for name in read_pack("good.zip").names)
+    assert main([*verify, "'1 2'"]) == 0
+    assert main([*verify, "3"]) == 1
+    monkeypatch.setenv("LR", "1e-3")
+    capsys.readouterr()
+    assert main([*verify, "'1 2'"]) == 1
+    assert "lr: 3e-4 against 1e-3" in capsys.readouterr().out
+    assert main([*verify, "'1 2"]) == 2
+    assert main(["config_check", "--verify", "good.zip", "--script-args", "1"]) == 2
 
 
 def test_secrets_are_in_no_pack_and_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

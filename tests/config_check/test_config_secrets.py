@@ -90,7 +90,7 @@ def test_the_environment_keeps_what_decides_numbers_and_counts_what_is_left_out(
             "LONG": "x" * 100_000,
         }
     )
-    assert found.left_out == 1
+    assert len(found.left_out) == 1
     assert set(found.values) == {"NCCL_ALGO", "HTTPS_PROXY", "EXTRA", "LONG"}
     assert found.values["HTTPS_PROXY"] == "http://***@proxy:3128"
     assert found.values["EXTRA"] == HIDDEN

@@ -138,7 +138,8 @@ def unary(operator: str, operand: Text, expander: Expander, state: State) -> boo
         variable = state.lookup(value)
         return (
             True
-            if variable is not None and (variable.items or variable.text is not None)
+            if (variable is not None and (variable.items or variable.text is not None))
+            or (variable is None and value in expander.context.given)
             else False
             if expander.context.environment is not None
             else None

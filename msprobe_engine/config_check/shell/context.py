@@ -61,13 +61,16 @@ class Context:
 
     Attributes:
         environment: the variables at the start; None: not known.
-        given: variables that something outside the script sets, such as what ``#SBATCH`` lines ask for.
+        given: variables that something outside the script sets: the environment it is read in, as far as it may be shown, and what
+            ``#SBATCH`` lines ask for. Others may be set too.
+        inherits: `given` has an environment.
         pasted: the pieces that stand as marks in texts that are read as scripts.
         conditions: the undecided conditions that the command being read stands under.
     """
 
     environment: Mapping[str, str] | None = None
     given: dict[str, str] = field(default_factory=dict)
+    inherits: bool = False
     notes: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
     started: list[Started] = field(default_factory=list)
@@ -101,8 +104,18 @@ class Context:
         for name, at in self._assumed.items():
             files.setdefault(at.file, []).append(f"{name} (line {at.line})")
         for file, names in files.items():
-            outside = "no environment and no arguments are given" if self.environment is None else "they are not in the environment"
-            self.notes.append(one_line(f"{file}: taken as not set, because {outside}: {', '.join(names)}"))
+            self.notes.append(one_line(f"{file}: taken as not set, because {self._outside(names)}: {', '.join(names)}"))
+
+    def _outside(self, names: list[str]) -> str:
+        if self.environment is None and not self.inherits:
+            return "no environment and no arguments are given"
+        arguments = [name for name in names if name.startswith("arguments ")]
+        return " and ".join(
+            [
+                *(["they are not in the environment"] if len(arguments) < len(names) else []),
+                *(["no arguments are given"] if arguments else []),
+            ]
+        )
 
     def paste(self, text: Text) -> str:
         """A text as a script of its own; what is not known in it stands as a mark (`words.PASTED`) and is not known there either."""

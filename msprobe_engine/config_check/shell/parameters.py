@@ -86,9 +86,11 @@ class Parameters:
         variable = state.lookup(name)
         if variable is not None and not (variable.exported and variable.text is None and variable.items is None):
             return variable.value()
+        if variable is None and state.is_set_in_script(name):
+            return None
         if name in self.context.given:
             return (Known(self.context.given[name], at),)
-        if (variable is None and state.is_set_in_script(name)) or (self.context.environment is not None and name not in ONLY_A_RUN_KNOWS):
+        if self.context.environment is not None and name not in ONLY_A_RUN_KNOWS:
             return None
         if name == "PWD" and state.directory is not None:
             return (Known(state.directory, at),)
