@@ -31,7 +31,7 @@ from msprobe_engine.checkpoint.result import (
     TensorResult,
     strict,
 )
-from msprobe_engine.checkpoint.resume import Journal, fingerprint, stamps
+from msprobe_engine.checkpoint.resume import Journal, Stamp, fingerprint, stamps
 from msprobe_engine.checkpoint.stored import MODEL, Checkpoint, StoredTensor
 from msprobe_engine.checkpoint.threads import DEFAULT_MEMORY_MB, Plan, plan
 from msprobe_engine.checkpoint.values import compare_values
@@ -148,7 +148,7 @@ def _files(checkpoint: Checkpoint, tensors: Iterable[StoredTensor]) -> set[Path]
     return {*checkpoint.files, *(box.file for tensor in tensors for box in (*tensor.boxes, *tensor.copies))}
 
 
-def _tensors(out: Result, a: Side, b: Side, pairs: Sequence[Pair], how: Plan, options: Options, files: dict[str, tuple[int, int]]) -> None:
+def _tensors(out: Result, a: Side, b: Side, pairs: Sequence[Pair], how: Plan, options: Options, files: dict[str, Stamp]) -> None:
     """Fill in the results of all pairs."""
     known: dict[int, TensorResult] = {}
     if options.quick:

@@ -22,6 +22,8 @@ _ENCRYPTED, _OF_MINDSPORE = b"\x5e\x3a\x7f", b'"format":"ms"'
 """Of MindSpore: bytes 1 to 4 of a file that was saved with a key; in the header of a safetensors file."""
 _INSIDE = re.compile(r"\.metadata|.*\.distcp|.*\.index(\.[\w-]+)?\.json|latest(_checkpointed_iteration\.txt)?|metadata\.json")
 """Files that hold nothing by themselves: the directory they are in is meant."""
+_SAVE = re.compile(r"checkpoint[-_]([0-9]{1,12})")
+"""``checkpoint-500`` (``transformers/trainer.py``), ``checkpoint_3`` (Accelerate); they leave no file that names the newest."""
 _MAX_SHOWN = 8
 _DEPTH = 3  # lightning_logs/version_0/checkpoints/epoch=0-step=8.ckpt
 _MOST_ENTRIES = 1000
@@ -173,10 +175,27 @@ def locate(path: Path) -> tuple[Path, list[str]]:
     if len(inside) == 1:
         chosen, notes = locate(inside[0])
         return chosen, [f"{path} holds one checkpoint, {one_line(str(inside[0].relative_to(path)))}, which is taken", *notes]
+    if newest := _newest_of(inside):
+        chosen, notes = locate(newest)
+        name = one_line(str(newest.relative_to(path)))
+        return chosen, [f"{path} holds {len(inside)} checkpoints; the newest by its number, {name}, is taken", *notes]
     if inside:
         shown = ", ".join(one_line(str(found.relative_to(path))) for found in inside[:_MAX_SHOWN]) + (" ..." if inside[_MAX_SHOWN:] else "")
         raise DumpFormatError(f"{path}: holds {len(inside)} checkpoints ({shown}) and no file that names one; give one of them")
     raise DumpFormatError(_nothing(path))
+
+
+def meant(path: Path) -> list[Path]:
+    """What a path stands for as files: itself, and the directory of a file that holds nothing by itself."""
+    return [path, path.parent] if path.is_file() and _INSIDE.fullmatch(path.name) else [path]
+
+
+def _newest_of(found: list[Path]) -> Path | None:
+    """Of the saves of one run, as Trainer and Accelerate call them, that of the highest number; None: they are something else."""
+    numbers = {int(name[1]): path for path in found if (name := _SAVE.fullmatch(path.name))}
+    if len(numbers) < len(found) or len({path.parent for path in found}) > 1:
+        return None
+    return numbers[max(numbers)] if numbers else None
 
 
 def _checkpoints_in(path: Path, depth: int) -> list[Path]:

@@ -26,11 +26,12 @@ EXISTING_FORM = "ckpt_similarity.json"
 
 
 def json_text(result: Result, only_different: bool = False, top: int | None = None) -> str:
-    """The report as JSON: `Result.to_json`, and ``tensors``, all pairs by name."""
+    """The report as JSON: `Result.to_json`, and ``tensors``, all pairs by name, unless `only_different`."""
     head = json.dumps(result.to_json(top), indent=1, allow_nan=False)
-    listed = [] if only_different else result.tensors
+    if only_different:
+        return f"{head}\n"
     # text by text: of 100,000 tensors the dictionaries would take more memory than the comparison
-    lines = ",\n".join(f"  {json.dumps(t.name)}: {json.dumps(t.to_json(), allow_nan=False)}" for t in listed)
+    lines = ",\n".join(f"  {json.dumps(t.name)}: {json.dumps(t.to_json(), allow_nan=False)}" for t in result.tensors)
     return f'{head[:-2]},\n "tensors": {{\n{lines}\n }}\n}}\n'
 
 
@@ -68,9 +69,14 @@ def write(path: Path, text: str) -> Path:
     Raises:
         SinkError: it cannot be written.
     """
+    data = text.encode("utf-8", "backslashreplace")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, [text.encode("utf-8", "backslashreplace")])
+        if path.exists() and not path.is_file():  # a pipe, /dev/stdout: written to, not replaced
+            with path.open("wb") as file:
+                file.write(data)
+        else:
+            write_file(path, [data])
     except OSError as error:
         raise SinkError(f"cannot write {path}: {error.strerror or error}; name another file") from error
     return path
@@ -82,8 +88,13 @@ def write_all(result: Result, directory: Path, only_different: bool = False, top
     Raises:
         SinkError: one of them cannot be written.
     """
-    makers: tuple[tuple[str, Callable[..., str]], ...] = (("json", json_text), ("csv", csv_text), ("html", page))
-    return [write(directory / f"{NAME}.{suffix}", make(result, only_different, top)) for suffix, make in makers]
+    makers: tuple[Callable[..., str], ...] = (json_text, csv_text, page)
+    return [write(path, make(result, only_different, top)) for path, make in zip(paths(directory), makers)]
+
+
+def paths(directory: Path) -> list[Path]:
+    """The files that `write_all` writes."""
+    return [directory / f"{NAME}.{suffix}" for suffix in ("json", "csv", "html")]
 
 
 def existing_form(result: Result) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from msprobe_engine.checkpoint.result import Result, SideFacts, TensorResult, ranked
+from msprobe_engine.checkpoint.result import Result, SideFacts, TensorResult, counted, ranked
 from msprobe_engine.log import one_line
 
 TOP = 20
@@ -28,8 +28,9 @@ def text(result: Result, top: int = TOP) -> str:
     lines += _names("only in A", result.only_in_a) + _names("only in B", result.only_in_b)
     if result.values:
         expected = sum(not value.matters for value in result.values)
-        lines += ["", f"values: {len(result.values) - expected} differ, {expected} more as expected, {result.values_equal} the same"]
-        lines += [f"  {one_line(v.name)}: {_value(v.a)} -> {_value(v.b)}" for v in result.values_that_matter[:top]]
+        lines += ["", f"values: {_differ(len(result.values) - expected)}, {expected} more as expected, {result.values_equal} the same"]
+        lines += [f"  {one_line(v.name)}: {_value(v.a)} -> {_value(v.b)}" for v in result.values_that_matter[:TOP]]
+        lines += _more(len(result.values_that_matter), TOP)
     if result.unknown:
         lines += ["", "not compared whole:"]
         lines += [f"  {one_line(t.name)}: {one_line(t.note)}" for t in result.unknown[:_NAMES]] + _more(len(result.unknown))
@@ -38,12 +39,12 @@ def text(result: Result, top: int = TOP) -> str:
     lines += _summary(result)
     bad = [t for t in result.tensors if t.nan_a or t.nan_b or t.inf_a or t.inf_b]
     if bad:
-        lines += ["", f"NaN or Inf in {len(bad)} tensors:"]
+        lines += ["", f"NaN or Inf in {counted(len(bad), 'tensor')}:"]
         lines += [f"  {one_line(t.name)}: A {t.nan_a} NaN {t.inf_a} Inf, B {t.nan_b} NaN {t.inf_b} Inf" for t in bad[:_NAMES]]
         lines += _more(len(bad))
     drifted = [t for t in result.tensors if t.drift_a or t.drift_b]
     if drifted:
-        lines += ["", f"replicas on other ranks that are not the same ({len(drifted)} tensors):"]
+        lines += ["", f"replicas on other ranks that are not the same ({counted(len(drifted), 'tensor')}):"]
         lines += [f"  {one_line(t.name)}: A {t.drift_a}, B {t.drift_b} elements, {_some(t.drift_files)}" for t in drifted[:_NAMES]]
         lines += _more(len(drifted))
     for title, items in (("problems", result.problems), ("notes", _notes(result))):
@@ -122,8 +123,12 @@ def _some(names: Sequence[str], most: int = _NAMES) -> str:
     return ", ".join(one_line(name) for name in names[:most]) + more
 
 
-def _more(total: int) -> list[str]:
-    return [f"  and {total - _NAMES} more"] if total > _NAMES else []
+def _differ(n: int) -> str:
+    return "1 differs" if n == 1 else f"{n} differ"
+
+
+def _more(total: int, most: int = _NAMES) -> list[str]:
+    return [f"  and {total - most} more"] if total > most else []
 
 
 def _value(value: object) -> str:
@@ -164,7 +169,8 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def _side(letter: str, side: SideFacts) -> str:
-    return f"  {letter}: {one_line(side.path)}: {side.format}, {side.tensors} tensors, {size(side.nbytes)}, {side.files} files"
+    held = f"{counted(side.tensors, 'tensor')}, {size(side.nbytes)}, {counted(side.files, 'file')}"
+    return f"  {letter}: {one_line(side.path)}: {side.format}, {held}"
 
 
 def _notes(result: Result) -> list[str]:

@@ -256,26 +256,27 @@ class Result:
         """The first line of every report."""
         n = len(self.tensors)
         if self.code == SAME:
-            return f"equal: {_count(n, 'tensor')} ({self._ground()})" + self._beside()
+            return f"equal: {counted(n, 'tensor')} ({self._ground()})" + self._beside()
         if self.code == UNKNOWN:
             if not n and not self._open:
                 alone = f"{len(self.only_in_a)} only in A, {len(self.only_in_b)} only in B"
                 return f"cannot tell: the checkpoints hold no tensor that is called alike ({alone}); --map takes names that belong together"
             unread = len(self.unknown)
             if self._open and not unread:
-                return f"cannot tell: {_count(self._open, 'tensor')} could not be compared; no difference in the rest{self._beside()}"
-            what = f"{_count(unread, 'tensor')} of {n} could not be compared whole" if unread else "a checkpoint is damaged"
+                return f"cannot tell: {counted(self._open, 'tensor')} could not be compared; no difference in the rest{self._beside()}"
+            what = f"{counted(unread, 'tensor')} of {n} could not be compared whole" if unread else "a checkpoint is damaged"
             return f"cannot tell: {what}; no difference in the rest" + self._beside()
         parts = []
         if self.different:
-            parts.append(f"{len(self.different)} of {_count(n, 'tensor')} differ{'s' if n == 1 else ''}{self._beyond_weights()}")
+            parts.append(f"{len(self.different)} of {counted(n, 'tensor')} differ{'s' if n == 1 else ''}{self._beyond_weights()}")
         for side, names in (("A", self.only_in_a), ("B", self.only_in_b)):
             if names:
-                parts.append(f"{_count(len(names), 'tensor')} only in {side}")
+                parts.append(f"{counted(len(names), 'tensor')} only in {side}")
         if self.values_that_matter:
-            parts.append(f"{_count(len(self.values_that_matter), 'value')} that matter differ")
+            one = "s" if len(self.values_that_matter) == 1 else ""
+            parts.append(f"{counted(len(self.values_that_matter), 'value')} that matter{one} differ{one}")
         if self.unknown:
-            parts.append(f"{_count(len(self.unknown), 'tensor')} could not be compared whole")
+            parts.append(f"{counted(len(self.unknown), 'tensor')} could not be compared whole")
         return f"different: {', '.join(parts)}" + self._beside()
 
     def _beyond_weights(self) -> str:
@@ -306,7 +307,7 @@ class Result:
 
     def _beside(self) -> str:
         left = sum(len(part.names) for part in self.not_compared)
-        return f"; not compared: {_count(left, 'tensor')}" if left else ""
+        return f"; not compared: {counted(left, 'tensor')}" if left else ""
 
     def summary(self) -> list[dict[str, Any]]:
         """A row per layer, kind and state: pairs, how many differ, the largest relative norm and the name it is of."""
@@ -370,5 +371,6 @@ def ranked(tensors: Iterable[TensorResult], top: int | None = None) -> list[Tens
     return order if top is None else order[:top]
 
 
-def _count(n: int, word: str) -> str:
+def counted(n: int, word: str) -> str:
+    """``1 tensor``, ``2 tensors``."""
     return f"{n} {word}" + ("" if n == 1 else "s")

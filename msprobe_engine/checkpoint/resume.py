@@ -17,25 +17,30 @@ from typing import Any
 from msprobe_engine.checkpoint.names import Pair
 from msprobe_engine.checkpoint.result import TensorResult
 from msprobe_engine.errors import SinkError, UsageError
+from msprobe_engine.log import one_line, warning
 
 FILE = "ckpt_diff.progress.jsonl"
-_VERSION = 1
+_VERSION = 2
 _MODE = 0o640
 
 
-def stamps(files: Iterable[Path]) -> dict[str, tuple[int, int]]:
-    """Size and time of the last change, by path; (-1, 0) of a file that is not there."""
+Stamp = tuple[int, int, int, int]
+"""Size, times of the last change of the content and of the file (which no program can set back), number of the file."""
+
+
+def stamps(files: Iterable[Path]) -> dict[str, Stamp]:
+    """`Stamp` by path; a size of -1 of a file that is not there."""
     found = {}
     for path in sorted(set(files)):
         try:
             state = os.stat(path)
-            found[str(path)] = (state.st_size, state.st_mtime_ns)
+            found[str(path)] = (state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino)
         except OSError:
-            found[str(path)] = (-1, 0)
+            found[str(path)] = (-1, 0, 0, 0)
     return found
 
 
-def fingerprint(files: Mapping[str, tuple[int, int]], pairs: Sequence[Pair], options: Mapping[str, Any]) -> str:
+def fingerprint(files: Mapping[str, Stamp], pairs: Sequence[Pair], options: Mapping[str, Any]) -> str:
     """Of what is compared and how."""
     hashed = hashlib.sha256(json.dumps([_VERSION, sorted(files.items()), sorted(options.items())]).encode())
     for pair in pairs:
@@ -73,9 +78,13 @@ class Journal:
     def __init__(self, directory: Path, mark: str, go_on: bool = True) -> None:
         self.path = directory / FILE
         self._mark = mark
+        self._ended = False
         self.known: dict[int, TensorResult] = {}
         try:
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _MODE)
+        except OSError as error:
+            raise SinkError(f"cannot write {self.path}: {error.strerror or error}; name another directory with -o") from error
+        try:
             _lock(self._fd, self.path)
             end = self._load() if go_on else 0
             os.ftruncate(self._fd, end)
@@ -83,7 +92,7 @@ class Journal:
             if end == 0:
                 self._append({"comparison": mark})
         except OSError as error:
-            raise SinkError(f"cannot write {self.path}: {error.strerror or error}; name another directory with -o") from error
+            self._end(error)
 
     def __enter__(self) -> Journal:
         return self
@@ -92,15 +101,20 @@ class Journal:
         os.close(self._fd)
 
     def add(self, number: int, result: TensorResult) -> None:
-        """Take a result in.
-
-        Raises:
-            SinkError: the disk is full.
-        """
+        """Take a result in; once the disk is full no more are: the comparison itself needs no journal."""
+        if self._ended:
+            return
         try:
             self._append({"pair": number, "result": result.to_json()})
         except OSError as error:
-            raise SinkError(f"cannot write {self.path}: {error.strerror or error}") from error
+            self._end(error)
+
+    def _end(self, error: OSError) -> None:
+        self._ended = True
+        warning(
+            f"{one_line(str(self.path))} cannot be written ({error.strerror or error}); the comparison goes on without it, and begins "
+            "anew if it is interrupted"
+        )
 
     def _append(self, entry: Mapping[str, Any]) -> None:
         line = memoryview(json.dumps(entry, ensure_ascii=True).encode() + b"\n")

@@ -98,6 +98,8 @@ class Checkpoint:
         files: all that was read, for sizes and for stale checks.
         notes: what was passed over or assumed; one sentence each.
         problems: what is missing or damaged; the comparison goes on and cannot say "equal".
+        lost: tensors of the model that lie in a file that is missing or damaged, by name, and why they are not read; under ``""`` when
+            not even the names are known.
     """
 
     path: Path
@@ -109,17 +111,35 @@ class Checkpoint:
     files: list[Path] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    _alike: dict[str, int] = field(default_factory=dict, repr=False)
 
     def add(self, tensor: StoredTensor) -> None:
-        """Take a tensor in.
+        """Take a tensor in; a second one of a name is called ``NAME#2``, with a note."""
+        first, free = _key(tensor), tensor
+        while _key(free) in self.tensors:
+            free = replace(tensor, name=f"{tensor.name}#{self._next(first)}")
+        self.tensors[_key(free)] = free
 
-        Raises:
-            DumpFormatError: there is one of that name already.
-        """
-        key = tensor.key + (f"[{tensor.part}]" if tensor.part else "")
-        if key in self.tensors:
-            raise DumpFormatError(f"{self.path}: holds two tensors called {key!r}")
-        self.tensors[key] = tensor
+    def add_values(self, values: Mapping[str, Any]) -> None:
+        """Take plain values in; another value of a name that is taken is called ``NAME#2``, with a note."""
+        for name, value in values.items():
+            free = name
+            while free in self.values and repr(self.values[free]) != repr(value):
+                free = f"{name}#{self._next(name)}"
+            self.values[free] = value
+
+    def _next(self, name: str) -> int:
+        if not self._alike:
+            self.notes.append(
+                f"{self.path}: holds several entries of one name, such as {name[:200]}; the second is called NAME#2, and so on. Keys that "
+                "hold dots look like nested ones"
+            )
+        self._alike[name] = self._alike.get(name, 1) + 1
+        return self._alike[name]
+
+
+def _key(tensor: StoredTensor) -> str:
+    return tensor.key + (f"[{tensor.part}]" if tensor.part else "")
 
 
 def strides_of(shape: Sequence[int]) -> Index:

@@ -39,7 +39,7 @@ def add_training_state(out: Checkpoint, tree: Any) -> None:
     parts = attributes(tree)
     if not parts:
         tensors, values = plain(tree, "data")
-        out.values |= values
+        out.add_values(values)
         for name, tensor in tensors.items():
             out.add(stored(name, tensor, MODEL))
         return
@@ -77,7 +77,7 @@ def add_state_dict(out: Checkpoint, tree: Any, prefix: str = "", values_at: str 
     tensors, values = plain(tree)
     for name, tensor in tensors.items():
         out.add(stored(prefix + name, tensor, MODEL))
-    out.values |= {f"{values_at}{prefix}{name}": value for name, value in values.items()}
+    out.add_values({f"{values_at}{prefix}{name}": value for name, value in values.items()})
 
 
 def add_optimizer(out: Checkpoint, tree: dict[Any, Any], path: str, ordered: bool, number: int = 0) -> None:
@@ -146,7 +146,7 @@ def _add_rest(out: Checkpoint, tree: Any, path: str) -> None:
     if path == "lr_scheduler" and isinstance(tree, list) and len(tree) == 1:  # Lightning has a list of them
         tree = tree[0]
     tensors, values = plain(tree, path)
-    out.values |= values
+    out.add_values(values)
     group = SCHEDULER if path == "lr_scheduler" else RANDOM if _RANDOM.fullmatch(path) else value_group(path)
     for name, tensor in tensors.items():
         out.add(stored(name, tensor, group if group != OTHER or not _is_weight(path) else MODEL))

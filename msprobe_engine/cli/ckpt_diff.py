@@ -54,18 +54,26 @@ def run(args: argparse.Namespace) -> int:
     """0 equal, 1 different, 2 cannot tell; errors are raised as `ProbeError`, which the entry point turns into 2."""
     from msprobe_engine.checkpoint import report_files, resume
     from msprobe_engine.checkpoint.diff import Options, diff
+    from msprobe_engine.checkpoint.open import meant
     from msprobe_engine.checkpoint.report_html import page
     from msprobe_engine.checkpoint.report_text import TOP, text
+    from msprobe_engine.cli.outputs import refuse_overwriting
     from msprobe_engine.errors import UsageError
 
     if args.top is not None and args.top < 0:
         raise UsageError(f"--top: {args.top} must not be below 0")
+    outputs: list[tuple[str, str | Path | None]] = [("--json", args.json), ("--csv", args.csv), ("--html", args.html)]
+    if args.output_path is not None:
+        outputs += [("-o", path) for path in report_files.paths(args.output_path)]
+    refuse_overwriting(outputs, [*meant(args.a), *meant(args.b), *([args.map] if args.map else [])])
     options = Options(
         atol=args.atol, rtol=args.rtol, memory_mb=args.memory_mb, workers=args.workers, trust=args.trust, quick=args.quick,
         model_only=args.model_only, mapping=args.map, output=args.output_path, resume=args.resume,
     )  # fmt: skip
     found = diff(args.a, args.b, options)
     shown = {"only_different": args.only_different, "top": args.top}
+    # The verdict first: it is not lost when a report cannot be written.
+    print(report_files.json_text(found, **shown).rstrip() if args.json == "-" else text(found, TOP if args.top is None else args.top))
     written = []
     if args.json not in (None, "-"):
         written.append(report_files.write(Path(args.json), report_files.json_text(found, **shown)))
@@ -76,10 +84,6 @@ def run(args: argparse.Namespace) -> int:
     if args.output_path is not None:
         written += report_files.write_all(found, args.output_path, **shown)
         resume.forget(args.output_path)
-    if args.json == "-":
-        print(report_files.json_text(found, **shown), end="")
-        return found.code
-    print(text(found, TOP if args.top is None else args.top))
-    for path in written:
+    for path in written if args.json != "-" else ():
         print(f"written: {path}")
     return found.code

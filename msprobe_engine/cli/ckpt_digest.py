@@ -30,9 +30,13 @@ def run(args: argparse.Namespace) -> int:
 
     from msprobe_engine.checkpoint.diff import Options, digest_checkpoint
     from msprobe_engine.checkpoint.digests import write_manifest
+    from msprobe_engine.checkpoint.open import meant
     from msprobe_engine.checkpoint.report_text import size
+    from msprobe_engine.checkpoint.result import counted
+    from msprobe_engine.cli.outputs import refuse_overwriting
     from msprobe_engine.log import one_line, warning
 
+    refuse_overwriting([("-o", args.output_path)], meant(args.path))
     begin = time.monotonic()
     checkpoint, found, nbytes = digest_checkpoint(args.path, Options(trust=args.trust, workers=args.workers, memory_mb=args.memory_mb))
     write_manifest(args.output_path, checkpoint, found)
@@ -42,5 +46,5 @@ def run(args: argparse.Namespace) -> int:
     for problem in checkpoint.problems:
         warning(one_line(problem))
     seconds = time.monotonic() - begin
-    print(f"{len(found)} tensors, {size(nbytes)} in {seconds:.1f} s: {args.output_path}")
+    print(f"{counted(len(found), 'tensor')}, {size(nbytes)} in {seconds:.1f} s: {args.output_path}")
     return 2 if bad or checkpoint.problems else 0

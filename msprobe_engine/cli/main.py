@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import errno
 import importlib
 import os
 import sys
@@ -18,6 +19,8 @@ from msprobe_engine.errors import ProbeError
 from msprobe_engine.log import printable
 
 DONE, FOUND, WRONG, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 130
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Of a disk; the standard output may be a file on it."""
 
 
 class Command(NamedTuple):
@@ -208,6 +211,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
+        if isinstance(error, OSError) and error.errno in _FULL:
+            said = f"msprobe {name}: cannot write all of the output ({error.strerror}); make room, or write it elsewhere"
+            print(printable(said), file=sys.stderr)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return WRONG
         print(
             printable(
                 f"msprobe {name}: unexpected {type(error).__name__}: {error}. This is a bug; run again with --debug for the traceback"

@@ -108,7 +108,8 @@ def test_lists_are_cut_on_request(stored: Path, capsys: pytest.CaptureFixture[st
     data = json.loads(capsys.readouterr().out)
     assert code == 1
     assert [entry["status"] for entry in data["different"]] == ["shape", "different"]
-    assert (data["different_count"], data["tensors"]) == (4, {})
+    assert data["different_count"] == 4
+    assert "tensors" not in data
 
 
 def test_the_gate_lets_small_differences_pass(tmp_path: Path) -> None:

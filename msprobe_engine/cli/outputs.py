@@ -1,0 +1,52 @@
+"""Where commands write to: never over what they read, nor one report over another."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from msprobe_engine.errors import UsageError
+from msprobe_engine.log import one_line
+
+_OWN = "ckpt_diff."
+"""How the reports that ``-o`` names begin; they may lie in a checkpoint's directory and be written again."""
+
+
+def refuse_overwriting(outputs: Iterable[tuple[str, str | Path | None]], inputs: Iterable[str | Path]) -> None:
+    """To be asked before anything is read.
+
+    Args:
+        outputs: options and the files they name; None and ``-`` (the standard output) are passed over.
+        inputs: files and directories that are read.
+
+    Raises:
+        UsageError: two options name one file; a file that is there already is one of `inputs` or lies in a directory of them.
+    """
+    read = [os.path.realpath(path) for path in inputs]
+    taken: dict[str, str] = {}
+    for option, path in outputs:
+        if path is None or str(path) == "-":
+            continue
+        place = os.path.realpath(path)
+        shown = one_line(str(path))
+        if place in taken and (os.path.isfile(place) or not os.path.exists(place)):
+            raise UsageError(f"{option} and {taken[place]} both name {shown}; the one would be written over the other: name another file")
+        taken[place] = option
+        if not os.path.isfile(place):
+            continue
+        for source in read:
+            if _same(place, source):
+                raise UsageError(f"{option}: {shown} is what is to be read and would be written over; name another file")
+            if os.path.isdir(source) and place.startswith(os.path.join(source, "")) and not os.path.basename(place).startswith(_OWN):
+                raise UsageError(
+                    f"{option}: {shown} is there already and lies in {one_line(source)}, which is to be read; name another file, "
+                    "outside of it"
+                )
+
+
+def _same(one: str, other: str) -> bool:
+    try:
+        return os.path.samefile(one, other)
+    except OSError:
+        return False
