@@ -14,6 +14,7 @@ from typing import Any
 
 from msprobe_engine.checkpoint.mapping_file import Mapping
 from msprobe_engine.checkpoint.names_leftover import prefixes
+from msprobe_engine.checkpoint.names_lost import lost_slots
 from msprobe_engine.checkpoint.names_mapped import mapped
 from msprobe_engine.checkpoint.names_model import Model
 from msprobe_engine.checkpoint.names_prefixes import is_computed_buffer, state_of
@@ -24,6 +25,8 @@ from msprobe_engine.checkpoint.stored import MODEL, OPTIMIZER, OTHER, RANDOM, SC
 from msprobe_engine.errors import DumpFormatError
 
 _SHARED = re.compile(r"mtp\.[0-9]+\.(?=(?:embedding|output)\.weight$)")
+_ONE_EXPERT = re.compile(r"experts\.[0-9]+\.")
+_LOST = "the other checkpoint is not whole"
 _REFUSED = "cannot be taken apart"
 _GROUPS = {
     OPTIMIZER: "states of an optimizer",
@@ -117,6 +120,7 @@ class _Side:
         self.slots_of: dict[str, tuple[str, ...]] = {}
         self.done: set[str] = set()
         self.refused: dict[str, str] = {}
+        self._lost = lost_slots(checkpoint.lost, model)
         self._pieces: dict[str, StoredTensor] = {}
         self._twins: dict[tuple[Box, ...], str] | None = None
         for key, tensor in checkpoint.tensors.items():
@@ -150,6 +154,12 @@ class _Side:
             if placed.why_not and slot not in self.done:
                 found.update(dict.fromkeys(placed.hides, f"{label(placed.tensor)} of the other checkpoint: {placed.why_not}"))
         return found
+
+    def lost(self, slot: str) -> str:
+        """Why what would lie in a slot of the model was not read; "" where nothing says that it was lost."""
+        if "|" in slot or not self._lost:
+            return ""
+        return self._lost.get(slot) or self._lost.get(_ONE_EXPERT.sub("experts.", slot)) or self._lost.get("", "")
 
     def twin(self, tensor: StoredTensor) -> str:
         """A tensor that was paired and lies where `tensor` lies: both are names of one parameter. "" where there is none."""
@@ -282,17 +292,20 @@ class _Aligning:
                 reasons.setdefault(f"{other.checkpoint.path} keeps no state {tensor.state!r} of any parameter", []).append(label(tensor))
             elif tensor.group == MODEL and is_computed_buffer(tensor.name):
                 reasons.setdefault("a buffer that is computed, not learnt", []).append(label(tensor))
+            elif lost := next((why for slot in placed.slots if (why := other.lost(slot))), ""):
+                reasons.setdefault(f"{_LOST}: {lost}", []).append(label(tensor))
             elif refused:
                 reasons.setdefault(f"{_REFUSED}: {refused}", []).append(label(tensor))
             elif twin := side.twin(tensor):
                 reasons.setdefault(f"the same place in the file as {twin}, which is compared (tied)", []).append(label(tensor))
             else:
                 only.append(tensor)
-        self._out.left_out += [LeftOut(side.letter, tuple(names), reason, reason.startswith(_REFUSED)) for reason, names in reasons.items()]
+        for reason, names in reasons.items():
+            self._out.left_out.append(LeftOut(side.letter, tuple(names), reason, reason.startswith((_REFUSED, _LOST))))
 
     def _stand_ins(self, side: _Side, other: _Side) -> None:
         """Slots that a checkpoint leaves out because another of its tensors is the same: tied output layers, master copies."""
-        missing = [slot for slot in other.slots if slot not in side.slots]
+        missing = [slot for slot in other.slots if slot not in side.slots and not side.lost(slot)]
         tied = side.model.tied()
         untied = not tied if tied is not None else any(slot.rpartition("|")[2] == "output.weight" for slot in side.slots)
         for slot in missing:

@@ -148,19 +148,20 @@ def _files_of(path: Path, names: Collection[str], pattern: str) -> list[str] | N
 def _add_weights(out: Checkpoint, path: Path, names: Collection[str], weights: list[str], trust: Collection[str]) -> None:
     index = next((name for name in weights if name.endswith(".json")), None)
     shards = [name for name in weights if _SHARD.fullmatch(name)]
+    used: set[str] = set()
     if index is not None and (shards or len(weights) == 1):
-        _add_indexed(out, path, index, trust)
+        used = _add_indexed(out, path, index, trust)
     elif shards:
         _add_shards(out, path, shards, trust)
     else:
         _add_file(out, path / weights[0], trust)
-    used = {file.name for file in out.files}
+    used |= {file.name for file in out.files}
     others = sorted(
         name for name in names if name not in used and any(re.fullmatch(pattern, name) or _SHARD.fullmatch(name) for pattern in _WEIGHTS)
     )
     if others:
         shown = ", ".join(map(one_line, others[:4])) + (" ..." if len(others) > 4 else "")
-        out.notes.append(f"{path}: {len(others)} more files of weights ({shown}) are not read; {weights[0]} is")
+        out.notes.append(f"{path}: more files of weights ({shown}) are not read; {weights[0]} is")
 
 
 def _add_all_files(out: Checkpoint, path: Path, names: Collection[str]) -> None:
@@ -174,8 +175,8 @@ def _add_all_files(out: Checkpoint, path: Path, names: Collection[str]) -> None:
     add_pieces(out, pieces)
 
 
-def _add_indexed(out: Checkpoint, path: Path, index: str, trust: Collection[str]) -> None:
-    """The tensors that an index names, each from the file that it names."""
+def _add_indexed(out: Checkpoint, path: Path, index: str, trust: Collection[str]) -> set[str]:
+    """The tensors that an index names, each from the file that it names; gives the names of these files, read or not."""
     found = read_json(path / index).get("weight_map")
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found.values()):
         raise DumpFormatError(f"{path / index}: has no 'weight_map' of names to files; it is damaged or no index of weights")
@@ -193,11 +194,13 @@ def _add_indexed(out: Checkpoint, path: Path, index: str, trust: Collection[str]
             tensors = _tensors_of(out, path / inside, trust)
         except DumpFormatError as error:
             out.problems.append(f"{error} ({len(wanted)} tensors, among them {wanted[0]})")
+            out.lost |= dict.fromkeys(wanted, f"{path / inside} is missing or damaged")
             continue
         out.files.append(path / inside)
         missing = [tensor for tensor in wanted if tensor not in tensors]
         if missing:
             out.problems.append(f"{path / inside}: lacks {len(missing)} tensors that {index} says are in it, among them {missing[0]}")
+            out.lost |= dict.fromkeys(missing, f"{path / inside} lacks what {index} says is in it")
         named = set(wanted)
         for tensor in tensors:  # in the order of the file, which for .bin is that of the module
             if tensor in named:
@@ -205,6 +208,7 @@ def _add_indexed(out: Checkpoint, path: Path, index: str, trust: Collection[str]
         more = len(tensors) - (len(wanted) - len(missing))
         if more:
             out.notes.append(f"{path / inside}: holds {more} tensors that {index} does not name; they are not read")
+    return set(by_file)
 
 
 def _add_shards(out: Checkpoint, path: Path, shards: list[str], trust: Collection[str]) -> None:
@@ -214,6 +218,7 @@ def _add_shards(out: Checkpoint, path: Path, shards: list[str], trust: Collectio
     missing = sorted(set(range(1, total + 1)) - numbers) if total < 100_000 else []
     if missing:
         out.problems.append(f"{path}: {len(missing)} of {total} shards are missing, the first is number {missing[0]}")
+        out.lost[""] = f"{path} lacks {len(missing)} of {total} shards, and no index says what is in them"
     for name in shards:
         _add_file(out, path / name, trust)
 

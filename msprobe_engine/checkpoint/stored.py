@@ -111,6 +111,7 @@ class Checkpoint:
     files: list[Path] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    lost: dict[str, str] = field(default_factory=dict)
     _alike: dict[str, int] = field(default_factory=dict, repr=False)
 
     def add(self, tensor: StoredTensor) -> None:

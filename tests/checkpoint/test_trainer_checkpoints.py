@@ -17,6 +17,7 @@ from stored_arrays import array_of
 from torch import nn
 from transformers import Trainer, TrainingArguments
 
+from msprobe_engine.checkpoint.diff import diff
 from msprobe_engine.checkpoint.open import open_checkpoint
 from msprobe_engine.checkpoint.stored import Checkpoint
 from msprobe_engine.errors import DumpFormatError
@@ -203,6 +204,29 @@ def test_shards_that_are_missing_or_damaged(snapshots: Path, tmp_path: Path) -> 
     shards[1].unlink()
     found = open_checkpoint(path)
     assert f"2 of {len(shards)} shards are missing" in found.problems[0]
+
+
+@pytest.mark.parametrize("how", ["missing", "cut off", "no index"])
+def test_tensors_of_a_lost_shard_are_no_difference(snapshots: Path, tmp_path: Path, how: str) -> None:
+    """While all that both hold is equal nothing can be told; a difference in the rest is one all the same."""
+    path = copied(snapshots / "shards", tmp_path)
+    shards = sorted(path.glob("*.safetensors"))
+    if how == "cut off":
+        with open(shards[0], "r+b") as file:
+            file.truncate(shards[0].stat().st_size - 8)
+    else:
+        shards[0].unlink()
+    if how == "no index":
+        (path / "model.safetensors.index.json").unlink()
+    for sides in ((snapshots / "shards", path), (snapshots / "one", path), (path, snapshots / "one")):
+        found = diff(*sides)
+        assert (found.code, found.only_in_a, found.only_in_b) == (2, [], []), found.verdict()
+        assert any("not whole" in part.reason and part.open for part in found.not_compared)
+        assert not any("more files" in note for note in found.a.notes + found.b.notes)
+    with open(shards[-1], "r+b") as file:
+        file.seek(-2, 2)
+        file.write(b"\x11\x22")
+    assert diff(snapshots / "shards", path).code == 1
 
 
 def test_an_index_that_is_of_another_save(snapshots: Path, tmp_path: Path) -> None:
