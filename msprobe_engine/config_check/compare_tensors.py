@@ -13,6 +13,8 @@ from msprobe_engine.config_check.severity import CHANGES, ERROR, MAY
 
 STATISTICS = ("max", "min", "mean", "norm")
 MOST_NAMES = 4
+_WRAPPERS = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
+"""Attributes under which torch.compile, FSDP and checkpoint_wrapper keep the module they wrap; DDP's is ``module``."""
 MOST_EQUAL_ROWS = 500_000
 """In a longer sheet only what is not equal has a row."""
 Place = tuple[int, int]
@@ -160,6 +162,8 @@ class _Comparison:
     def _place(self, place: Place, one_sided: dict[tuple[str, str], dict[str, set[int]]]) -> None:
         step, rank = place
         a, b = self.bench.at(place, self.digests), self.cmp.at(place, self.digests)
+        if self.sheet.name == WEIGHTS:
+            b = named_alike(a, b)
         for name in sorted(a.keys() | b.keys()):
             self.sheet.compared += 1
             if name not in a or name not in b:
@@ -208,6 +212,24 @@ class _Comparison:
         for key in STATISTICS:
             row[f"{key}_relative_diff"] = None if a is None or b is None else relative(a.get(key), b.get(key))
         self.sheet.rows.append(row)
+
+
+def named_alike(a: Mapping[str, Any], b: dict[str, Any]) -> dict[str, Any]:
+    """`b` with the names of `a` for what a wrapper (DDP, FSDP, torch.compile) has renamed: ``module.0.weight`` is ``0.weight``. Only names
+    that are on one side, and one to one."""
+    plain: tuple[dict[str, list[str]], dict[str, list[str]]] = {}, {}
+    for names, mine, theirs in zip(plain, (a, b), (b, a)):
+        for name in mine.keys() - theirs.keys():
+            names.setdefault(_unwrapped(name), []).append(name)
+    renamed = {plain[1][name][0]: plain[0][name][0] for name in plain[0] if len(plain[0][name]) == len(plain[1].get(name, ())) == 1}
+    return {renamed.get(name, name): one for name, one in b.items()} if renamed else b
+
+
+def _unwrapped(name: str) -> str:
+    parts = [part for part in name.split(".") if part not in _WRAPPERS]
+    while len(parts) > 1 and parts[0] == "module":
+        parts.pop(0)
+    return ".".join(parts)
 
 
 def same_tensor(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:

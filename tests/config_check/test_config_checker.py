@@ -18,6 +18,7 @@ from torch import nn
 
 from msprobe.core.config_check import ConfigChecker
 from msprobe_engine.config_check import entries, pack_file
+from msprobe_engine.config_check.compare_packs import compare_packs
 from msprobe_engine.config_check.pack import Pack, read_pack
 from msprobe_engine.digest import digest_array
 from msprobe_engine.errors import DumpFormatError, MissingExtraError, UsageError
@@ -421,3 +422,32 @@ def test_nested_modules_hold_no_reference_to_the_checker(tmp_path: Path) -> None
     loaded(torch.ones(1, 2))
     checker.close()
     assert json.dumps(sorted(config_checker._points)) is not None
+
+
+def test_weights_of_a_wrapped_model_meet_those_of_the_model_itself(tmp_path: Path) -> None:
+    """DDP and torch.compile put words before the names of parameters; one process is held against several all the same."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        for name, model in (
+            ("plain", plain),
+            ("ddp", nn.parallel.DistributedDataParallel(plain)),
+            ("compiled", torch.compile(plain, backend="eager")),
+        ):
+            checker = ConfigChecker(model, None, tmp_path / f"{name}.zip")
+            checker._checker._before_forward(model, (torch.ones(2, 2),), {})
+            checker.close()
+        with torch.no_grad():
+            plain[0].weight[0, 0] += 1
+        changed = ConfigChecker(nn.parallel.DistributedDataParallel(plain), None, tmp_path / "changed.zip")
+        changed._checker._before_forward(plain, (torch.ones(2, 2),), {})
+        changed.close()
+    finally:
+        torch.distributed.destroy_process_group()
+    for name in ("ddp", "compiled"):
+        sheet = compare_packs(tmp_path / "plain.zip", tmp_path / f"{name}.zip", only=("weights",)).sheets["weights"]
+        assert (sheet.differences, sheet.compared) == ([], 7)
+        assert [row["equal"] for row in sheet.rows] == [True] * 7
+    (one,) = compare_packs(tmp_path / "plain.zip", tmp_path / "changed.zip", only=("weights",)).differences
+    assert one.name == "0.weight"
