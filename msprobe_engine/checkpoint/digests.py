@@ -24,7 +24,7 @@ from msprobe_engine.checkpoint.stored import Checkpoint, StoredTensor
 from msprobe_engine.checkpoint.threads import Job, Plan, Pool
 from msprobe_engine.digest import digest_array, words_per_element
 from msprobe_engine.dump.dtypes import plain_name
-from msprobe_engine.dump.layout import write_file
+from msprobe_engine.dump.layout import write_named
 from msprobe_engine.errors import DumpFormatError, SinkError
 
 KIND = "msprobe checkpoint digests"
@@ -149,7 +149,7 @@ def write_manifest(path: Path, checkpoint: Checkpoint, found: Sequence[Digest]) 
         "problems": checkpoint.problems,
     }  # fmt: skip
     try:
-        write_file(path, [json.dumps(data, indent=1, allow_nan=False).encode()])
+        write_named(path, [json.dumps(data, indent=1, allow_nan=False).encode()])
     except OSError as error:
         raise SinkError(f"cannot write {path}: {error.strerror or error}") from error
 

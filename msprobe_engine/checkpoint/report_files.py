@@ -10,7 +10,7 @@ from typing import Any
 
 from msprobe_engine.checkpoint.report_html import page
 from msprobe_engine.checkpoint.result import Result, TensorResult, ranked
-from msprobe_engine.dump.layout import write_file
+from msprobe_engine.dump.layout import write_named
 from msprobe_engine.errors import SinkError, UsageError
 from msprobe_engine.log import one_line
 from msprobe_engine.sinks.names import safe_cell
@@ -69,14 +69,9 @@ def write(path: Path, text: str) -> Path:
     Raises:
         SinkError: it cannot be written.
     """
-    data = text.encode("utf-8", "backslashreplace")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists() and not path.is_file():  # a pipe, /dev/stdout: written to, not replaced
-            with path.open("wb") as file:
-                file.write(data)
-        else:
-            write_file(path, [data])
+        write_named(path, [text.encode("utf-8", "backslashreplace")])
     except OSError as error:
         raise SinkError(f"cannot write {path}: {error.strerror or error}; name another file") from error
     return path

@@ -63,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Exit codes: see the epilog; errors are raised as `ProbeError`, which the entry point turns into 2."""
     _check(args)
+    _outputs(args)
     if args.verify:
         return _verify(args)
     if args.ranks:
@@ -102,6 +103,16 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError("--script-args are arguments of the scripts behind -d; name a script there")
     if args.top < 0:
         raise UsageError(f"--top {args.top}: 0 or more is allowed")
+
+
+def _outputs(args: argparse.Namespace) -> None:
+    """Nothing is written over what is read."""
+    from msprobe_engine.cli.outputs import refuse_overwriting
+    from msprobe_engine.config_check.pack_kind import pack_of
+
+    packs = [*(args.compare or ()), *(args.verify or ()), *([args.ranks] if args.ranks else ())]
+    read = [*map(pack_of, packs), *map(Path, (*(args.dump or ()), *(args.verl_compare or args.verl_verify or args.slime_compare or ())))]
+    refuse_overwriting([("--json", args.json), ("--html", args.html), ("-o", args.output)], read)
 
 
 def _collect(args: argparse.Namespace) -> int:
@@ -194,7 +205,9 @@ def _say_ranks(found: Ranks, top: int) -> None:
         print(f"  ... and {len(found.matter) - top} more")
     harmless = len(found.deviations) - len(found.matter)
     if harmless:
-        print(f"  {harmless} harmless differences")
+        print(f"  {harmless} harmless difference{'' if harmless == 1 else 's'}")
+    if found.matter:
+        _say("cannot tell", found.missing)
     _say("note", found.notes)
 
 

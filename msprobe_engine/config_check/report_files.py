@@ -12,7 +12,7 @@ from pathlib import Path
 from msprobe_engine.config_check import report_html, report_tables, report_xlsx
 from msprobe_engine.config_check.comparison import Comparison
 from msprobe_engine.diagnose.findings import finite_json
-from msprobe_engine.dump.layout import make_directories, write_file
+from msprobe_engine.dump.layout import make_directories, write_named
 from msprobe_engine.errors import SinkError
 from msprobe_engine.log import one_line
 
@@ -64,7 +64,7 @@ def write_text(path: Path, text: str) -> Path:
         SinkError: it cannot be written.
     """
     try:
-        write_file(path, [text.encode("utf-8", "backslashreplace")])
+        write_named(path, [text.encode("utf-8", "backslashreplace")])
     except OSError as error:
         raise SinkError(f"cannot write {one_line(str(path))}: {error.strerror or error}; name another place") from error
     return path

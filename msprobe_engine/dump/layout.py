@@ -173,6 +173,19 @@ def write_file(path: Path | str, parts: list[bytes | memoryview]) -> None:
         raise
 
 
+def write_named(path: Path | str, parts: list[bytes | memoryview]) -> None:
+    """`write_file` for a file that the user named: a device or a pipe (``/dev/stdout``) is written to, not replaced.
+
+    Raises:
+        OSError: as the system says.
+    """
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+        with open(path, "wb", buffering=0) as file:
+            write_all(file.fileno(), parts)
+    else:
+        write_file(path, parts)
+
+
 def write_plain(path: Path | str, parts: list[bytes | memoryview]) -> None:
     """Write a file in place. A link in its place is not followed."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
