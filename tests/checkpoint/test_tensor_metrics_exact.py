@@ -108,3 +108,19 @@ def test_zeros_have_the_cosine_of_the_existing_tool() -> None:
     assert differences(zero, "float32", zero, "float32").cos == 1.0
     assert differences(zero, "float32", one, "float32").cos is None
     assert differences(zero, "float32", one, "float32").rel_norm is None
+
+
+@given(st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(-3, 3)), min_size=1, max_size=20))
+def test_integers_of_64_bits_are_compared_exactly(numbers: list[tuple[int, int]]) -> None:
+    """Neighbours beyond 2^53 are not equal, within one type, of two types, and against float64; nor do they pass a tolerance below 1."""
+    x = [a for a, _ in numbers]
+    y = [min(max(a + d, -(2**63)), 2**63 - 1) for a, d in numbers]
+    apart = [abs(a - b) for a, b in zip(x, y)]
+    words = [np.array(v, np.int64).view(np.uint64) for v in (x, y)]
+    found = differences(words[0], "int64", words[1], "int64", atol=0.5)
+    assert (found.changed, found.beyond, found.max) == (sum(map(bool, apart)), sum(map(bool, apart)), max(apart))
+    floats = np.array(x, np.int64).astype(np.float64)
+    other = sum(int(f) != a for f, a in zip(floats.tolist(), x))
+    assert differences(words[0], "int64", floats.view(np.uint64), "float64", atol=0.5).beyond == other
+    wide = np.array([v % 2**64 for v in x], np.uint64)
+    assert differences(words[0], "int64", wide, "uint64").changed == sum(v < 0 for v in x)
