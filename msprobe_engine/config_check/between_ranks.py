@@ -11,7 +11,7 @@ from typing import Any
 from msprobe_engine.config_check import plain
 from msprobe_engine.config_check.compare_env import of_job
 from msprobe_engine.config_check.compare_system import facts, judged
-from msprobe_engine.config_check.difference import ENV, SETTINGS, SYSTEM, WEIGHTS, listed, short
+from msprobe_engine.config_check.difference import DATASET, ENV, SETTINGS, SYSTEM, WEIGHTS, listed, short
 from msprobe_engine.config_check.env_rules import environment_rules
 from msprobe_engine.config_check.pack import Pack, read_pack
 from msprobe_engine.config_check.pack_side import DYNAMIC_FILE, PackSide
@@ -19,6 +19,9 @@ from msprobe_engine.config_check.severity import CHANGES, HARMLESS, MAY, SEVERIT
 from msprobe_engine.config_check.terms import known_terms
 
 NOT_THERE = "not there"
+MOST_RANKS = 2**20
+"""A job of more is a number that somebody made up."""
+_PARTS = {"env": "environment", "hyperparameters": "settings", "system": "system"}
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,7 @@ class Ranks:
         ranks: that have written.
         hosts: rank to host.
         deviations: the worst first.
+        missing: what ranks of the job should have written and have not; whether they are as the others cannot be told.
         notes: what could not be told.
     """
 
@@ -62,6 +66,7 @@ class Ranks:
     ranks: tuple[int, ...] = ()
     hosts: Mapping[int, str] = field(default_factory=dict)
     deviations: list[Deviation] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -71,13 +76,15 @@ class Ranks:
 
     @property
     def exit_code(self) -> int:
-        """0: all ranks have the same of what matters, 1: not."""
-        return 1 if self.matter else 0
+        """0: all ranks have the same of what matters, 1: not, 2: those that have written have, and others have not written."""
+        return 1 if self.matter else 2 if self.missing else 0
 
     def headline(self) -> str:
         """The first line."""
         hosts = len(set(self.hosts.values()))
-        where = f"{len(self.ranks)} ranks{f' on {hosts} nodes' if hosts > 1 else ''}"
+        where = f"{len(self.ranks)} rank{'' if len(self.ranks) == 1 else 's'}{f' on {hosts} nodes' if hosts > 1 else ''}"
+        if not self.matter and self.missing:
+            return f"Cannot tell: {'; '.join(self.missing)}. No difference that matters in what {where} wrote."
         if not self.matter:
             return f"No difference that matters between {where}."
         odd = sorted({rank for one in self.matter for rank in one.ranks})
@@ -86,7 +93,7 @@ class Ranks:
     def as_json(self) -> dict[str, Any]:
         """JSON-ready."""
         return {
-            "equal": not self.matter,
+            "equal": self.exit_code == 0,
             "pack": self.path,
             "ranks": list(self.ranks),
             "hosts": {str(rank): host for rank, host in self.hosts.items()},
@@ -94,6 +101,7 @@ class Ranks:
             "harmless": [
                 vars(one) | {"ranks": list(one.ranks), "nodes": list(one.nodes)} for one in self.deviations if one not in self.matter
             ],
+            "missing": self.missing,
             "notes": self.notes,
         }
 
@@ -109,13 +117,10 @@ def between_ranks(pack: str | Path | Pack) -> Ranks:
     hosts = {rank: str(place.get("host", "")) for rank, place in places.items()}
     out = Ranks(str(side.pack.path), tuple(sorted(set(side.pack.ranks) | set(places))), hosts)
     out.notes += side.problems
+    out.missing += _missing(side, out.ranks)
     if len(out.ranks) < 2:
         out.notes.append("the pack has what one rank wrote; there is nothing to hold against it")
         return out
-    expected = side.world_size
-    if expected is not None and len(places) not in (0, expected):
-        absent = sorted(set(range(expected)) - set(places))
-        out.notes.append(f"the job has {expected} ranks; rank {listed(absent)} has written nothing")
     rules, terms = environment_rules(), known_terms()
     if side.pack.by_rank("env"):
         variables = {rank: of_job(one) for rank, one in side.env(True).items()}
@@ -134,6 +139,22 @@ def between_ranks(pack: str | Path | Pack) -> Ranks:
     _hold(out, SYSTEM, {rank: facts(one) for rank, one in side.system().items()}, judged)
     _weights(out, side)
     out.deviations.sort(key=lambda one: (SEVERITIES.index(one.severity), one.sheet, one.name))
+    return out
+
+
+def _missing(side: PackSide, ranks: tuple[int, ...]) -> list[str]:
+    """Ranks of the job that have written nothing, or not what others have."""
+    expected = side.world_size
+    absent = [] if expected is None else sorted(set(range(min(expected, MOST_RANKS))) - set(ranks))
+    out = [f"the job has {expected} ranks, and rank {listed(absent)} has written nothing"] if absent else []
+    parts = {word: set(side.pack.by_rank(part)) for part, word in _PARTS.items()}
+    for part in (WEIGHTS, DATASET):
+        wrote = [{rank for _, rank in found} for found in (side.pack.existing(part), side.pack.by_step(part))]
+        parts[part] = set().union(*wrote)
+    for word, having in parts.items():
+        without = sorted(set(ranks) - having)
+        if having and without:
+            out.append(f"rank {listed(without)} has written no {word}, which others have")
     return out
 
 

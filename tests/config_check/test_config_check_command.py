@@ -12,7 +12,7 @@ import pytest
 
 from msprobe_engine.cli.main import main
 from msprobe_engine.config_check import report_xlsx
-from msprobe_engine.config_check.pack import read_pack
+from msprobe_engine.config_check.pack import PackWriter, read_pack
 from msprobe_engine.config_check.report_tables import Table
 
 PACKS = Path(__file__).parents[1] / "fixtures" / "config_packs" / "26.2.0"
@@ -148,6 +148,28 @@ def test_secrets_are_in_no_pack_and_no_result(tmp_path: Path, monkeypatch: pytes
     for path in (tmp_path / "out").iterdir():
         content = "".join(_sheets(path).values()) if path.suffix == ".xlsx" else path.read_text(encoding="utf-8")
         assert secret not in content, path.name
+
+
+def test_ranks_that_have_not_written_are_not_taken_for_equal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A rank of the job without anything, or without what the others have, is exit code 2 in the first line; a difference is still 1."""
+
+    def written(name: str, *ranks: dict[str, object]) -> str:
+        path = tmp_path / f"{name}.zip"
+        for rank, one in enumerate(ranks):
+            of_rank = {f"msprobe/{part}/rank{rank}.json": content for part, content in one.items()}
+            PackWriter(path, rank=rank, world_size=2, framework="pytorch", run="r").add(of_rank)
+        return str(path)
+
+    whole: dict[str, object] = {"env": {"A": "1"}, "weights/step0": {"w": {"digest": "aa", "shape": [1], "dtype": "float32"}}}
+    assert main(["config_check", "--ranks", written("whole", whole, whole)]) == 0
+    capsys.readouterr()
+    assert main(["config_check", "--ranks", written("one", whole)]) == 2
+    assert capsys.readouterr().out.startswith("Cannot tell: the job has 2 ranks, and rank 1 has written nothing.")
+    assert main(["config_check", "--ranks", written("less", whole, {"env": {"A": "1"}})]) == 2
+    assert capsys.readouterr().out.startswith("Cannot tell: rank 1 has written no weights, which others have.")
+    assert main(["config_check", "--ranks", written("other", whole, {"env": {"NCCL_ALGO": "Tree"}}), "--json", "-"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["equal"], len(found["missing"])) == (False, 1)
 
 
 def test_hostile_text_in_a_pack_is_only_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
