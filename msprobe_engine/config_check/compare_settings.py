@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 
 from msprobe_engine.config_check import derive, plain, schedule
@@ -67,7 +67,7 @@ class _Comparison:
 
     def settled(self) -> Settled:
         mine, theirs = dict(self.bench.settings), dict(self.cmp.settings)
-        for name in [name for name in mine if name in theirs]:
+        for name in [name for name in mine if name in theirs and not self._is_filled_in(name)]:
             self._pair(name, mine.pop(name), theirs.pop(name))
         self._drop_floats(mine, self.cmp)
         self._drop_floats(theirs, self.bench)
@@ -110,6 +110,12 @@ class _Comparison:
         term = self._moved_item(name, a, b) or (terms[0] if terms else None)
         severity, why = self._judged(name, term, a, b)
         self._row(a.name, b.name, plain.shown(a.value), plain.shown(b.value), severity, why, term, PURE, _places(a, b))
+
+    def _is_filled_in(self, name: str) -> bool:
+        """``auto`` on one side stands for what other settings of that side say; it is compared by its term."""
+        autos = [plain.plain(side.settings[name].value) == "auto" for side in (self.bench, self.cmp)]
+        terms = [alias.term for alias in self.bench.aliases(name)]
+        return autos[0] != autos[1] and bool(terms) and not any(term.group for term in terms)
 
     def _moved_item(self, name: str, a: Setting, b: Setting) -> Term | None:
         """Of a list with several terms (betas) the one whose item differs."""
@@ -189,7 +195,15 @@ class _Comparison:
             if equal or ({name} | parts | parents[name]) & self.reported:
                 continue
             if DERIVED in (a.how, b.how) and not self._follows(self.terms[name], a, b):
-                self._difference(self.terms[name], a, b)
+                self._difference(self._of_equal_whole(self.terms[name]), a, b)
+
+    def _of_equal_whole(self, term: Term) -> Term:
+        """A computed part of a quantity that is equal (micro batches of the same global batch) is only another order of the same sums."""
+        whole = self._quantity(term.feeds) if term.feeds else (None, None)
+        if whole[0] is None or whole[1] is None or not plain.same(whole[0].value, whole[1].value):
+            return term
+        why = f"the {term.feeds.replace('_', ' ')} is {whole[0].value} on both sides, and its sums are made in other parts"
+        return replace(term, severity=MAY, why=why)
 
     def _rates(self) -> None:
         """The learning rate itself, at updates that tell schedules apart: of other classes and parameters it may still be the same."""

@@ -14,9 +14,13 @@ from msprobe_engine.config_check.terms import ANY, FRAMEWORKS, Alias, Term, defa
 SET, DERIVED, DEFAULT = "set", "derived", "default"
 NOT_KNOWN = "unknown"
 """Origin of a value that depends on what only a run of the script knows; the value is the text of the script."""
+_OF_DEEPSPEED_FILE = re.compile(r"^deepspeed$|(?:^|\.)(?:zero_optimization\.|train_micro_batch_size_per_gpu$)")
 ENOUGH = 3
 """Names that only one framework has, before its defaults are taken for what is not said."""
 MOST_LEVELS = 16
+_OF_ENGINE = frozenset({"clip_grad"})
+"""Terms of which a DeepSpeed file alone decides: Transformers' own setting only counts where the file says ``auto`` (fill_match of
+transformers/integrations/deepspeed.py); where the file says nothing, DeepSpeed's default holds."""
 _PACKAGES = {"deepspeed": ("deepspeed",), "transformers": ("transformers",), "megatron": ("megatron-core",), "torchtitan": ("torchtitan",)}
 
 
@@ -87,6 +91,7 @@ class Side:
         self.opaque = opaque
         self.no_floats = no_floats
         self.frameworks = self._frameworks()
+        self.deepspeed_file = any(_OF_DEEPSPEED_FILE.search(name) and not plain.is_unset(one.value) for name, one in self.settings.items())
         self.conflicts: dict[str, str] = {}
         self.unsettled: set[str] = set()  # terms that were asked for and have several values, see `derive.quantity`
         self._terms: dict[str, list[tuple[Alias, Setting]]] = {}
@@ -101,6 +106,8 @@ class Side:
                 votes[one.framework] += ENOUGH
                 continue
             found = {alias.framework for alias in self.terms.aliases(name)} - {ANY}
+            if "deepspeed" in found and plain.plain(one.value) == "auto":  # only Transformers and Accelerate fill that in
+                votes["transformers"] += ENOUGH
             if len(found) == 1:
                 votes[found.pop()] += 1
         return tuple(name for name in FRAMEWORKS if votes[name] >= ENOUGH)
@@ -134,6 +141,8 @@ class Side:
         """A term that a setting says; of several the one with the longest name, and a note in `conflicts` when they differ."""
         found = []
         for alias, one in self._terms.get(name, ()):
+            if self._by_engine(name) and alias.framework != "deepspeed":
+                continue
             value = self.read(alias, one)
             if value is not None:
                 found.append((alias.length, -_order(alias.framework), value, one))
@@ -148,9 +157,15 @@ class Side:
             self.conflicts[name] = f"{one.name} is {plain.shown(one.value)}, {others[0].name} is {plain.shown(others[0].value)}"
         return Quantity(value, plain.shown(one.value), (one.name,))
 
+    def _by_engine(self, name: str) -> bool:
+        """Does a DeepSpeed file alone decide on a term?"""
+        if name not in _OF_ENGINE or not self.deepspeed_file:
+            return False
+        return all(plain.plain(one.value) != "auto" for alias, one in self._terms.get(name, ()) if alias.framework == "deepspeed")
+
     def default(self, term: Term, frameworks: Iterable[str] = ()) -> Quantity | None:
         """What this side's framework takes when nothing is said; None: not known."""
-        for framework in frameworks or self.frameworks:
+        for framework in ("deepspeed",) if self._by_engine(term.name) else frameworks or self.frameworks:
             if framework not in term.default:
                 continue
             if term.needs and framework not in self.terms[term.needs].default and self.said(term.needs) is None:

@@ -76,9 +76,7 @@ def _kind(path: Path) -> str:
 
 
 class _Collector:
-    def __init__(
-        self, environment: Mapping[str, str] | None, arguments: Sequence[str] | None, inherited: Mapping[str, str] | None
-    ) -> None:
+    def __init__(self, environment: Mapping[str, str] | None, arguments: Sequence[str] | None, inherited: Mapping[str, str] | None) -> None:
         self._environment, self._arguments, self._inherited = environment, arguments, inherited
         self._out = StaticSettings()
         self._secrets: set[str] = set()

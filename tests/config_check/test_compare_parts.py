@@ -34,6 +34,8 @@ def _env(a: dict[str, str], b: dict[str, str]) -> Sheet:
         ({"NCCL_ALGO": ""}, {}),
         ({"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "1.0"}),
         ({"RANK": "0", "HOSTNAME": "a"}, {"RANK": "1", "HOSTNAME": "b"}),
+        ({}, {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_DYNAMO_BACKEND": "NO", "ACCELERATE_DYNAMO_MODE": "default"}),
+        ({}, {"ACCELERATE_DYNAMO_USE_FULLGRAPH": "False", "ACCELERATE_USE_CPU": "False"}),
     ],
 )
 def test_variables_that_mean_the_same_are_equal(a: dict[str, str], b: dict[str, str]) -> None:
@@ -53,6 +55,8 @@ def test_variables_that_mean_the_same_are_equal(a: dict[str, str], b: dict[str, 
         ({}, {"CUDA_LAUNCH_BLOCKING": "1"}, HARMLESS),
         ({}, {"NCCL_DETERMINISTIC": "1"}, HARMLESS),
         ({"HOME": "/a"}, {"HOME": "/b"}, HARMLESS),
+        ({}, {"ACCELERATE_MIXED_PRECISION": "bf16"}, CHANGES),
+        ({}, {"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, MAY),
     ],
 )
 def test_variables_have_a_severity(a: dict[str, str], b: dict[str, str], severity: str) -> None:

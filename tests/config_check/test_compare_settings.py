@@ -191,6 +191,38 @@ def test_a_default_that_changed_between_releases_is_a_difference() -> None:
     assert not _matter(compare_settings(b, _side(DEEPSPEED | {"gradient_clipping": 1.0}, versions={"deepspeed": "0.19.4"}), "file"))
 
 
+def test_a_deepspeed_file_of_the_trainer_decides_on_clipping() -> None:
+    """Without ``gradient_clipping`` DeepSpeed's own default holds, whatever Transformers' is; ``auto`` takes that of Transformers."""
+    trainer = TRANSFORMERS | {"deepspeed": "ds.json", "zero_optimization.stage": 2}
+    del trainer["max_grad_norm"]
+    one = _one(_compare(trainer, trainer | {"gradient_clipping": 1.0}, versions={"deepspeed": "0.19.2"}))
+    assert (one.term, one.bench, one.cmp, one.severity) == ("clip_grad", "0", "1.0", CHANGES)
+    assert not _matter(_compare(trainer, trainer | {"gradient_clipping": 1.0}, versions={"deepspeed": "0.19.3"}))
+    assert not _matter(
+        _compare(trainer | {"gradient_clipping": "auto"}, trainer | {"gradient_clipping": 1.0}, versions={"deepspeed": "0.19.2"})
+    )
+    half = trainer | {"gradient_clipping": "auto", "max_grad_norm": 0.5}
+    assert _one(_compare(half, trainer | {"gradient_clipping": 1.0, "max_grad_norm": 0.5})).term == "clip_grad"
+    without = {name: value for name, value in TRANSFORMERS.items() if name != "max_grad_norm"}
+    assert "clip_grad" in {row.term for row in _matter(_compare(trainer, without, versions={"deepspeed": "0.19.2"}))}
+
+
+def test_auto_of_a_deepspeed_file_is_what_the_trainer_says() -> None:
+    """``auto`` for the micro batch is the flag's number: equal to it written out, and another one than another."""
+    auto = TRANSFORMERS | {"zero_optimization.stage": 2, "train_micro_batch_size_per_gpu": "auto"}
+    assert not _matter(_compare(auto, auto | {"train_micro_batch_size_per_gpu": 2}, world_size=2))
+    other = auto | {"train_micro_batch_size_per_gpu": 4, "per_device_train_batch_size": 4}
+    assert _matter(_compare(auto, other, world_size=2))
+
+
+@pytest.mark.parametrize("changed", [{"micro-batch-size": "4"}, {"tensor-model-parallel-size": "4"}])
+def test_other_micro_batches_of_one_global_batch_only_round_otherwise(changed: dict[str, str]) -> None:
+    """Megatron's number of micro batches is computed: while the global batch stays, another one changes no more than the order of sums."""
+    found = _matter(_compare(MEGATRON, MEGATRON | changed))
+    assert found
+    assert {one.severity for one in found} == {MAY}
+
+
 def test_an_item_of_a_list_names_its_term() -> None:
     """Of betas the one that differs is named."""
     one = _one(_compare(DEEPSPEED, DEEPSPEED | {"optimizer.params.betas": "[0.9, 0.999]"}))
