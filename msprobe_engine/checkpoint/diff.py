@@ -32,6 +32,7 @@ from msprobe_engine.checkpoint.result import (
     strict,
 )
 from msprobe_engine.checkpoint.resume import Journal, Stamp, fingerprint, stamps
+from msprobe_engine.checkpoint.single_numbers import as_the_other
 from msprobe_engine.checkpoint.stored import MODEL, Checkpoint, StoredTensor
 from msprobe_engine.checkpoint.threads import DEFAULT_MEMORY_MB, Plan, plan
 from msprobe_engine.checkpoint.values import compare_values
@@ -109,6 +110,8 @@ def diff(path_a: Path | str, path_b: Path | str, options: Options | None = None)
     begin = time.monotonic()
     how = plan(options.memory_mb, options.workers, options.atol, options.rtol)
     a, b = Side(Path(path_a), options), Side(Path(path_b), options)
+    if a.digests is None and b.digests is None:
+        a.checkpoint, b.checkpoint = as_the_other(a.checkpoint, b.checkpoint), as_the_other(b.checkpoint, a.checkpoint)
     mapping = read_mapping(options.mapping) if options.mapping is not None else None
     alignment = aligned(a.checkpoint, b.checkpoint, options.facts, mapping)
     out = Result(

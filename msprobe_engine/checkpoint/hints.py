@@ -110,8 +110,14 @@ class _Explaining:
         return ""
 
     def _few(self, pair: Pair, result: TensorResult) -> str:
-        """One changed element: which bits."""
-        if result.changed != 1 or result.max_at is None or result.dtype_a != result.dtype_b:
+        """One changed element: which bits; of a counter or another single number the two numbers."""
+        if result.changed != 1 or result.max_at is None:
+            return ""
+        if not result.shape_a or (result.state == "step" and result.numel == 1):
+            numbers = [values.reshape(-1)[0].item() for values in map(self._contents.sample, (pair.a, pair.b)) if values.size == 1]
+            what = "optimizer steps" if result.state == "step" else "the numbers"
+            return f"{what} {numbers[0]:.10g} and {numbers[1]:.10g}" if len(numbers) == 2 else ""
+        if result.dtype_a != result.dtype_b:
             return ""
         block = Block(tuple(result.max_at), (1,) * len(result.max_at))
         a, b = (int(self._contents.words(t, block).reshape(-1).view(f"u{item_size(t.dtype)}")[0]) for t in (pair.a, pair.b))

@@ -26,6 +26,8 @@ from msprobe_engine.errors import DumpFormatError
 
 _SHARED = re.compile(r"mtp\.[0-9]+\.(?=(?:embedding|output)\.weight$)")
 _ONE_EXPERT = re.compile(r"experts\.[0-9]+\.")
+_MEMBERS = re.compile(r"optimizer\w*\.param_groups\.[0-9]+\.params")
+"""How many parameters a group of an optimizer's own state dict has: where it is, the optimizer was saved, be it without states."""
 _LOST = "the other checkpoint is not whole"
 _REFUSED = "cannot be taken apart"
 _GROUPS = {
@@ -198,6 +200,10 @@ class _Aligning:
         )
         self._mapping = mapping
         self._named: set[str] = set()
+        # Within one format, an optimizer without states beside one with states has lost them.
+        self._lost_states = a.format == b.format and all(
+            any(_MEMBERS.fullmatch(key) and value for key, value in side.values.items()) for side in (a, b)
+        )
         self._out = Alignment(models=(self._a.model, self._b.model))
         self._vocabulary = Vocabulary(*(s if isinstance(s := known.get("vocab"), int) else 0 for known in (facts, a.facts, b.facts)))
 
@@ -284,7 +290,9 @@ class _Aligning:
             refused = next((side.refused[slot] for slot in placed.slots if slot in side.refused), placed.why_not)
             refused = refused or next((hidden[slot] for slot in placed.slots if slot in hidden), "")
             refused = refused or next((why for slot in placed.slots for start, why in starts if slot.startswith(start)), "")
-            if tensor.group != MODEL and tensor.group not in other.groups:
+            if tensor.group == OPTIMIZER and OPTIMIZER not in other.groups and self._lost_states:
+                only.append(tensor)
+            elif tensor.group != MODEL and tensor.group not in other.groups:
                 reasons.setdefault(f"{other.checkpoint.path} holds no {_GROUPS[tensor.group]}", []).append(label(tensor))
             elif tensor.state == "step" and "step" not in other.states:
                 reasons.setdefault(f"counts steps for each parameter; {other.checkpoint.path} does not", []).append(label(tensor))

@@ -98,7 +98,7 @@ def compare_values(a: Checkpoint, b: Checkpoint) -> ValuesCompared:
     for key in [key for key in rest_a if key in rest_b]:
         _one(out, key, rest_a.pop(key), rest_b.pop(key))
     _by_meaning(out, rest_a, rest_b)
-    _one_sided(out, rest_a, rest_b)
+    _one_sided(out, rest_a, rest_b, a.format == b.format)
     out.different.sort(key=lambda d: not d.matters)
     return out
 
@@ -195,17 +195,20 @@ def _model_terms(values: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
     return found
 
 
-def _one_sided(out: ValuesCompared, rest_a: Mapping[str, Any], rest_b: Mapping[str, Any]) -> None:
+def _one_sided(out: ValuesCompared, rest_a: Mapping[str, Any], rest_b: Mapping[str, Any], alike: bool) -> None:
+    """Values that one side lacks: settings of a section that both have, and, of one format, what stands at the top (a step) are listed."""
     sections_a, sections_b = ({key.split(".", 1)[0] for key in rest} for rest in (rest_a, rest_b))
     both = sections_a & sections_b
     for side, rest in (("A", rest_a), ("B", rest_b)):
         alone: Counter[str] = Counter()
         for key, value in rest.items():
             section = key.split(".", 1)[0]
-            if section in both and section in _SETTINGS:
+            at_top = alike and section == key and isinstance(value, bool | int | float | str)
+            setting = section in both and section in _SETTINGS
+            if at_top or setting:
                 first, second = (_short(value), None) if side == "A" else (None, _short(value))
                 out.different.append(ValueDifference(key, first, second, value_group(key), False, f"only {side} has it"))
-            else:
+            if not setting:
                 alone[section] += 1
         if alone:
             found = ", ".join(f"{section} ({count})" if count > 1 else section for section, count in sorted(alone.items())[:20])

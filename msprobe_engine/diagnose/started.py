@@ -110,10 +110,11 @@ def diagnose_checkpoints(target: Path, golden: Path) -> Diagnosis:
     found = Diagnosis(CHECKPOINT if different or others else NONE, problems=list(compared.problems))
     found.differences = len(different) + len(others)
     found.suspects = [_tensor(one) for one in ranked(different, MOST_SUSPECTS)]
-    found.evidence = [f"{compared.verdict()}.", *compared.hints]
+    found.evidence = [f"{compared.verdict()}."]
     found.evidence += [
         f"{value.name}: {value.b!r} here, {value.a!r} in the golden one." for value in compared.values_that_matter[:MOST_LINES]
     ]
+    found.evidence += compared.hints
     found.unmatched = {"golden": compared.only_in_a, "target": compared.only_in_b} if compared.only_in_a or compared.only_in_b else {}
     found.problems += [f"{one.name}: {one.note}" for one in compared.unknown[:MOST_LINES]]
     if found.finding == NONE and not compared.equal and not found.problems:
@@ -125,9 +126,12 @@ def diagnose_checkpoints(target: Path, golden: Path) -> Diagnosis:
 
 
 def _tensor(one: TensorResult) -> Suspect:
-    why = one.hint or one.note or "its elements are others"
+    why = one.hint or one.note or ("" if one.changed is not None or one.shape_a != one.shape_b else "its elements are others")
     golden: dict[str, Any] = {"type": one.dtype_a, "shape": list(one.shape_a), "norm": one.norm_a, "NaN": one.nan_a, "Inf": one.inf_a}
     target: dict[str, Any] = {"type": one.dtype_b, "shape": list(one.shape_b), "norm": one.norm_b, "NaN": one.nan_b, "Inf": one.inf_b}
-    if one.changed is not None:
-        why = f"{one.changed} of {one.numel} elements differ, by {one.max_abs or 0.0:.3g} at most; {why}"
+    if one.shape_a != one.shape_b:
+        shapes = f"its shape is {list(one.shape_b)} here, {list(one.shape_a)} in the golden one"
+        why = shapes + (f"; {why}" if why else "")
+    elif one.changed is not None:
+        why = f"{one.changed} of {one.numel} elements differ, by {one.max_abs or 0.0:.3g} at most" + (f"; {why}" if why else "")
     return Suspect(one.name, "", 0, 0, kind=CHECKPOINT, why=why, numbers={"target": target, "golden": golden}, distance=one.rel_norm)

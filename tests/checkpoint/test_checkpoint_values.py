@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from msprobe_engine.checkpoint.diff import diff
 from msprobe_engine.checkpoint.open import open_checkpoint
 from msprobe_engine.checkpoint.stored import Checkpoint
 from msprobe_engine.checkpoint.values import compare_values
+from msprobe_engine.diagnose.started import diagnose_checkpoints
 
 
 def _checkpoint(path: str, **values: Any) -> Checkpoint:
@@ -122,3 +126,59 @@ def test_values_of_one_side_are_counted() -> None:
     found = compare_values(a, _checkpoint("b", args__lr=0.1, args__new=2))
     assert {(d.name, d.a, d.b, d.matters) for d in found.different} == {("args.old", 1, None, False), ("args.new", None, 2, False)}
     assert found.notes == ["values that only A has were not compared: trainer_state (2)"]
+
+
+def test_what_an_optimizer_holds_is_compared_whether_tensor_or_number(tmp_path: Path) -> None:
+    """Steps as tensors (newer torch) against numbers; states that one file lost; a step that one file lacks; and how it is said."""
+    import torch
+
+    model = torch.nn.Linear(3, 3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    for _ in range(2):
+        model(torch.ones(3)).sum().backward()
+        optimizer.step()
+
+    def saved(name: str, change: Callable[[dict[str, Any]], object] = lambda _: None) -> Path:
+        tree = copy.deepcopy({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 2})
+        change(tree)
+        torch.save(tree, tmp_path / name)
+        return tmp_path / name
+
+    def steps(value: Any) -> Callable[[dict[str, Any]], object]:
+        return lambda tree: [state.update(step=value) for state in tree["optimizer"]["state"].values()]
+
+    a = saved("a.pt")
+    for sides in ((a, saved("three.pt", steps(3))), (tmp_path / "three.pt", a)):
+        found = diff(*sides)
+        assert (found.code, [value.name for value in found.values_that_matter]) == (
+            1,
+            ["optimizer.state.weight.step", "optimizer.state.bias.step"],
+        )
+    same = diff(a, saved("two.pt", steps(2)))
+    assert (same.code, same.not_compared) == (0, [])
+
+    found = diff(a, saved("four.pt", steps(torch.tensor(4.0))))
+    assert [t.hint for t in found.different] == ["optimizer steps 2 and 4"] * 2
+
+    lost = diff(a, saved("lost.pt", lambda tree: tree["optimizer"]["state"].clear()))
+    assert (lost.code, len(lost.only_in_a), lost.not_compared) == (1, 6, [])
+    weights = diff(a, saved("weights.pt", lambda tree: tree.pop("optimizer")))
+    assert (weights.code, weights.only_in_a) == (0, [])
+
+    late = diff(a, saved("late.pt", lambda tree: tree.pop("step")))
+    assert [(v.name, v.a, v.b, v.matters) for v in late.values] == [("step", 2, None, False)]
+    assert any("only A has were not compared: step" in note for note in late.notes)
+
+
+def test_diagnose_leads_with_the_values_that_matter(tmp_path: Path) -> None:
+    """Learning rate and step come before what the tensors look like, and no sentence is empty."""
+    import torch
+
+    for name, lr in (("golden", 0.1), ("target", 0.2)):
+        weights = {"w": torch.arange(6.0) * lr + torch.tensor([0.0, 1.0, 0.0, 0.0, 0.0, lr])}
+        groups = [{"lr": lr, "params": [0]}]
+        torch.save({"model": weights, "optimizer": {"state": {}, "param_groups": groups}}, tmp_path / f"{name}.pt")
+    found = diagnose_checkpoints(tmp_path / "target.pt", tmp_path / "golden.pt")
+    assert found.evidence[1] == "optimizer.param_groups.0.lr: 0.2 here, 0.1 in the golden one."
+    assert found.suspects[0].why.startswith("5 of 6 elements differ, by ")
+    assert "its elements are others" not in found.text()
