@@ -44,7 +44,17 @@ _SHAPES: tuple[tuple[tuple[str, ...], str], ...] = (
     (("npm_", "pypi-", "dop_v1_"), r"\b(?:npm_[A-Za-z0-9]{30,}|pypi-[A-Za-z0-9_-]{30,}|dop_v1_[a-f0-9]{40,})"),
     (("eyj",), r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{4,}\.[A-Za-z0-9_-]*"),
     (("private key",), r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY-----[\s\S]{0,20000}"),
-    (("bearer", "basic"), r"(?i:\b(?:bearer|basic)\s+[A-Za-z0-9+/_.=-]{16,})"),
+    (("authorization",), r"(?i:\bauthorization\\?[\"']?\s*[:=]\s*\\?[\"']?(?:(?:bearer|basic|token|digest)\s+)?[^\s\"'\\,;}]{4,})"),
+    (
+        ("bearer", "basic"),
+        r"(?i:\b(?:bearer|basic)\s+[A-Za-z0-9+/_.=-]{16,}|\bbearer\s+(?=[A-Za-z+/_.=-]{0,40}[0-9])[A-Za-z0-9+/_.=-]{8,})",
+    ),
+    (
+        ("pass", "secret", "credential", "key", "token", "cookie"),
+        r"(?i:[\"'](?:[\w-]{0,40}(?:password|passwd|passphrase|secret|credential|cookie|(?:api|access|account|secret|private)[_-]?key)[\w-]{0,20}|"
+        r"(?:[\w-]{0,40}(?:access|auth|refresh|api|hub|session|hf|bearer|user|bot|login|registry)[_-]?)?token)\\?[\"']\s*:\s*"
+        r"\\?[\"'](?!(?:true|false|none|null)\\?[\"'])(?![<\[])[^\"'\\]{4,}\\?[\"'])",
+    ),
     (
         ("pass", "pwd", "secret", "key", "token", "sig"),
         r"(?i:\b(?:password|passwd|pwd|passphrase|secret|api_?key|access_?key(?:_?id)?|account_?key|secret_?key|shared_?access_?key|"
@@ -88,7 +98,8 @@ def masked(text: str) -> str:
 
 def _masked(found: re.Match[str]) -> str:
     name, sign, _ = found[0].partition("=") if "=" in found[0] else found[0].partition(":")
-    return f"{name}{sign}{HIDDEN}" if sign and len(name) < 24 and name.replace("_", "").isalpha() else HIDDEN
+    plain = name.strip("\"'\\ ")
+    return f"{name}{sign}{HIDDEN}" if sign and len(name) < 24 and plain.replace("_", "").isalpha() else HIDDEN
 
 
 def masked_tree(value: Any) -> Any:

@@ -44,6 +44,35 @@ def test_known_shapes_are_masked_under_any_name(secret: str) -> None:
         assert not any(part in masked(text) for part in parts if "://" not in part and "Server" not in part)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        *('{"token":"8f14e45fceea167a5a36dedd4bea2543deadbeef"}', "{'auth': {'token': 'zzzz9999'}}", '{"hub_token": "abcdef"}'),
+        *(json.dumps(json.dumps({"password": "tr0ub4dor"})), '{"secret-key":"q1w2e3"}', "Authorization: Bearer SECRETbearer6"),
+        *('{"Authorization":"Bearer ab12"}', "curl -H 'authorization: zz12345'", "Bearer SECRETbearer6"),
+    ],
+)
+def test_pairs_of_json_and_headers_are_masked(text: str) -> None:
+    """In a variable of any name: a value under a key that says it is a secret, and a short one in a header."""
+    shown = masked(text)
+    assert HIDDEN in shown
+    assert not any(secret in shown for secret in ("8f14", "9999", "abcdef", "tr0ub", "q1w2", "SECRET", "ab12", "zz12"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"eos_token": "</s>", "pad_token": "[PAD]", "token": "<unk>"}',
+        '{"use_auth_token": "true"}',
+        '{"key": "value"}',
+        "Bearer of bad news",
+    ],
+)
+def test_words_of_models_are_not_taken_for_secrets(text: str) -> None:
+    """Tokens of a tokenizer, switches and plain words stay."""
+    assert masked(text) == text
+
+
 def test_user_and_password_of_urls_are_masked_and_the_rest_stays() -> None:
     """Proxies and package indexes keep their host."""
     assert masked("https://me:pw@pypi.example.com/simple,http://a.b/c@d") == "https://***@pypi.example.com/simple,http://a.b/c@d"
