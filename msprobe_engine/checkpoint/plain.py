@@ -35,6 +35,7 @@ def plain(tree: Any, at: str = "") -> tuple[dict[str, FileTensor], dict[str, Any
     """
     tensors: dict[str, FileTensor] = {}
     values: dict[str, Any] = {}
+    alike: dict[str, int] = {}
     count = 0
     # Children are put on the stack in reverse, so that the tables have the order of the file. A path above a node finds cycles.
     waiting: list[tuple[str, Any, tuple[int, ...]]] = [(at, tree, ())]
@@ -46,13 +47,13 @@ def plain(tree: Any, at: str = "") -> tuple[dict[str, FileTensor], dict[str, Any
                 f"{path[:200]}: the checkpoint holds more than {_MAX_NODES} values; it is damaged or made to take for ever"
             )
         if isinstance(value, FileTensor):
-            tensors[_free(path, tensors)] = value
+            tensors[_free(path, tensors, alike)] = value
             continue
         children = None if isinstance(value, _SCALARS) else _children(value)
         if children is None:
-            values[_free(path, values)] = value if isinstance(value, _SCALARS) else text_of(value)
+            values[_free(path, values, alike)] = value if isinstance(value, _SCALARS) else text_of(value)
         elif id(value) in above or len(above) >= _MAX_DEPTH:
-            values[_free(path, values)] = "(an object that holds itself)" if id(value) in above else "(nested too deep)"
+            values[_free(path, values, alike)] = "(an object that holds itself)" if id(value) in above else "(nested too deep)"
         else:
             inside = (*above, id(value))
             found = [(f"{path}.{name}" if path else str(name), child, inside) for name, child in children]
@@ -62,14 +63,13 @@ def plain(tree: Any, at: str = "") -> tuple[dict[str, FileTensor], dict[str, Any
     return tensors, values
 
 
-def _free(path: str, taken: dict[str, Any]) -> str:
-    """A path that nothing has yet: keys 0 and ``"0"`` of one dict look the same."""
-    if path not in taken:
-        return path
-    number = 2
-    while f"{path}#{number}" in taken:
-        number += 1
-    return f"{path}#{number}"
+def _free(path: str, taken: dict[str, Any], alike: dict[str, int]) -> str:
+    """A path that nothing has yet: keys 0 and ``"0"`` of one dict look the same. `alike`: numbers given so far, by path."""
+    free = path
+    while free in taken:
+        alike[path] = alike.get(path, 1) + 1  # counted on, not from 2 again: there may be very many
+        free = f"{path}#{alike[path]}"
+    return free
 
 
 def _children(value: Any) -> list[tuple[str, Any]] | None:

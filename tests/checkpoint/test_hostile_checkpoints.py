@@ -183,6 +183,17 @@ def test_bombs_take_no_memory_and_no_time(tmp_path: Path, monkeypatch: pytest.Mo
             assert all(len(str(value)) < 2000 for value in values.values())
 
 
+def test_very_many_entries_of_one_name(tmp_path: Path) -> None:
+    """Keys 0 and "0" at 18 levels, each dict stored once: 262,144 values called 0.0...0 are numbered at once, not each from 2 on."""
+    tree: Any = 1
+    for _ in range(18):
+        tree = {0: tree, "0": tree}
+    torch.save({"w": torch.ones(2), "kept": tree}, tmp_path / "a.pt")
+    begin = time.process_time()
+    assert len(open_checkpoint(tmp_path / "a.pt").values) == 1 << 18
+    assert time.process_time() - begin < 30
+
+
 def test_a_key_that_takes_for_ever_to_hash(tmp_path: Path) -> None:
     """Tuples that share their parts, as a key of a dict and as an element of a set."""
     (tmp_path / "x.pkl").write_bytes(b"\x80\x02}N" + b"2\x86" * 60 + b"Ns.")
