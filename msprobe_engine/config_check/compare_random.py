@@ -192,13 +192,21 @@ def _states(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
     if not (isinstance(mine, Mapping) and isinstance(theirs, Mapping)):
         return out
     seen: dict[str, list[str]] = {}
-    both = [point for point in mine if isinstance(mine[point], Mapping) and isinstance(theirs.get(point), Mapping)]
+    both = [str(point) for point in mine if isinstance(mine[point], Mapping) and isinstance(theirs.get(point), Mapping)]
     for point in both:
         for name in sorted(set(mine[point]) & set(theirs[point])):
             if mine[point][name] != theirs[point][name]:
                 seen.setdefault(name, []).append(str(point))
     for name, points in seen.items():
-        before = [str(point) for point in both if str(point) not in points]
-        since = f"equal {before[-1]}, another one {points[0]}" if before else f"another one from the first look on ({points[0]})"
+        earlier = both[: both.index(points[0])]
+        equal = [point for point in earlier if name in mine[point] and name in theirs[point]]
+        untouched = [point for point in earlier if name not in mine[point] and name not in theirs[point]]
+        if equal:
+            since = f"equal {equal[-1]}, another one {points[0]}"
+        elif untouched:  # a stream is recorded when it has left the state that the system's entropy gave it
+            nothing = f"neither run had seeded or used it before ({untouched[-1]})"
+            since = f"another one {points[0]}; {nothing}, so it began with the entropy of the system"
+        else:
+            since = f"another one from the first look on ({points[0]})"
         out.append(Difference(RANDOM, f"state of {name}", f"state of {name}", "", "", CHANGES, f"the stream of random numbers is {since}"))
     return out

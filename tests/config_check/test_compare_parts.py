@@ -231,6 +231,15 @@ def test_states_of_generators_say_where_streams_part() -> None:
     assert "equal start, another one step0" in one.why
 
 
+def test_a_stream_that_nobody_has_seeded_is_not_said_to_have_been_equal() -> None:
+    """Python's and numpy's streams are recorded when they have moved; before, nothing is known of them."""
+    ours = [{0: {"states": {"constructed": {"torch": "a"}, "step0": {"torch": "a", "python": state}}}} for state in ("b", "c")]
+    (one,) = compare_random({0: {}}, {0: {}}, (ours[0], ours[1])).differences
+    assert one.name == "state of python"
+    assert "equal constructed" not in one.why
+    assert "neither run had seeded or used it before (constructed)" in one.why
+
+
 def test_flags_drivers_and_the_commit_are_compared() -> None:
     """TF32 changes numbers, a driver or commit may, a host name does not; what one side did not collect says nothing."""
     a = {
