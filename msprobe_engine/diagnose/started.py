@@ -6,7 +6,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from msprobe_engine.checkpoint.result import TensorResult, ranked
+from msprobe_engine.checkpoint.result import TensorResult, ValueDifference, ranked
+from msprobe_engine.checkpoint.stored import RANDOM
 from msprobe_engine.config_check.between_ranks import between_ranks
 from msprobe_engine.config_check.compare_packs import compare_packs
 from msprobe_engine.config_check.difference import Difference, listed
@@ -16,6 +17,8 @@ from msprobe_engine.diagnose.findings import CHECKPOINT, CONFIG, NONE, Diagnosis
 from msprobe_engine.errors import DumpFormatError
 
 MOST_SUSPECTS, MOST_LINES = 20, 6
+_MOST_VALUES = 3
+"""Of two checkpoints, values (a step, a learning rate) that are named before tensors."""
 
 
 def diagnose_packs(target: Path, golden: Path) -> Diagnosis:
@@ -97,7 +100,7 @@ def started_otherwise(target: Path | None, golden: Path | None) -> tuple[list[st
 
 
 def diagnose_checkpoints(target: Path, golden: Path) -> Diagnosis:
-    """Two checkpoints: every tensor that differs is a suspect, the furthest apart first.
+    """Two checkpoints: suspects are values that matter, then every tensor that differs, the furthest apart first.
 
     Raises:
         DumpFormatError: one of them is no checkpoint.
@@ -109,12 +112,11 @@ def diagnose_checkpoints(target: Path, golden: Path) -> Diagnosis:
     others = [*compared.only_in_a, *compared.only_in_b, *(value.name for value in compared.values_that_matter)]
     found = Diagnosis(CHECKPOINT if different or others else NONE, problems=list(compared.problems))
     found.differences = len(different) + len(others)
-    found.suspects = [_tensor(one) for one in ranked(different, MOST_SUSPECTS)]
-    found.evidence = [f"{compared.verdict()}."]
-    found.evidence += [
-        f"{value.name}: {value.b!r} here, {value.a!r} in the golden one." for value in compared.values_that_matter[:MOST_LINES]
-    ]
-    found.evidence += compared.hints
+    # Another learning rate or step says why elements differ; the elements do not say more.
+    values = [_value(one) for one in sorted(compared.values_that_matter, key=lambda one: one.group == RANDOM)]
+    found.suspects = values[:_MOST_VALUES] + [_tensor(one) for one in ranked(different, MOST_SUSPECTS)]
+    found.evidence = [f"{compared.verdict()}.", *compared.hints]
+    found.evidence += [f"{one.record}: {one.why}." for one in values[_MOST_VALUES:][:MOST_LINES]]
     found.unmatched = {"golden": compared.only_in_a, "target": compared.only_in_b} if compared.only_in_a or compared.only_in_b else {}
     found.problems += [f"{one.name}: {one.note}" for one in compared.unknown[:MOST_LINES]]
     if found.finding == NONE and not compared.equal and not found.problems:
@@ -123,6 +125,11 @@ def diagnose_checkpoints(target: Path, golden: Path) -> Diagnosis:
     found.looked_at = {"checkpoint": str(target), "golden": str(golden), "tensors": len(compared.tensors)}
     found.nothing = "The checkpoints hold the same"
     return found
+
+
+def _value(one: ValueDifference) -> Suspect:
+    why = f"{one.b!r} here, {one.a!r} in the golden one" + (f"; {one.why}" if one.why else "")
+    return Suspect(one.name, "", 0, 0, kind=CHECKPOINT, why=why, numbers={"target": {"value": one.b}, "golden": {"value": one.a}})
 
 
 def _tensor(one: TensorResult) -> Suspect:
