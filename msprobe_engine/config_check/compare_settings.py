@@ -61,6 +61,7 @@ class _Comparison:
         self.terms = bench.terms
         self.out = Settled()
         self.reported: set[str] = set()
+        self.said_first: dict[tuple[str, str, str], str] = {}
         self.lost = 0
         self.dropped: list[str] = []
         self.quantities: dict[str, tuple[Quantity | None, Quantity | None]] = {}
@@ -109,7 +110,21 @@ class _Comparison:
         terms = [one.term for one in self.bench.aliases(name)]
         term = self._moved_item(name, a, b) or (terms[0] if terms else None)
         severity, why = self._judged(name, term, a, b)
+        first = self._said_before(name, term, a, b) if severity != HARMLESS else ""
+        if first:
+            severity, why = HARMLESS, f"it says again what '{first}' says"
         self._row(a.name, b.name, plain.shown(a.value), plain.shown(b.value), severity, why, term, PURE, _places(a, b))
+
+    def _said_before(self, name: str, term: Term | None, a: Setting, b: Setting) -> str:
+        """The name of a setting of the same term with the same two values (``lr`` and ``optimizer.lr``); empty: none."""
+        if term is None or term.group:
+            return ""
+        sides = ((self.bench, a), (self.cmp, b))
+        values = [next((side.read(alias, one) for alias in side.aliases(name) if alias.term is term), None) for side, one in sides]
+        if None in values:
+            return ""
+        first = self.said_first.setdefault((term.name, repr(values[0]), repr(values[1])), a.name)
+        return "" if first == a.name else first
 
     def _is_filled_in(self, name: str) -> bool:
         """``auto`` on one side stands for what other settings of that side say; it is compared by its term."""
@@ -172,8 +187,17 @@ class _Comparison:
         return self.quantities[name]
 
     def _default(self, term: Term, side: Side, other: Side) -> Quantity | None:
-        """What a side takes that says nothing; where its framework is not known, but it is the other's, what that one takes."""
-        return side.default(term) or (side.default(term, other.frameworks) if not side.frameworks and side.settings else None)
+        """What a side takes that says nothing; where its framework is not known, but it is the other's, what that one takes; where
+        neither is known, the other's value if all frameworks that have its name for it take that."""
+        found = side.default(term)
+        if found is not None or side.frameworks or not side.settings:
+            return found
+        if other.frameworks:
+            return side.default(term, other.frameworks)
+        said = self._quantity(term.name)[1 if other is self.cmp else 0]
+        shared = [side.default(term, (framework,)) for framework in other.possible(term)]
+        equal = said is not None and all(one is not None and plain.same(one.value, said.value) for one in shared)
+        return shared[0] if shared and equal else None
 
     def _difference(self, term: Term, a: Quantity, b: Quantity) -> None:
         how = BY_DERIVATION if DERIVED in (a.how, b.how) else BY_DEFAULT if DEFAULT in (a.how, b.how) else MAPPING

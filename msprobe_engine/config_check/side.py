@@ -157,6 +157,13 @@ class Side:
             self.conflicts[name] = f"{one.name} is {plain.shown(one.value)}, {others[0].name} is {plain.shown(others[0].value)}"
         return Quantity(value, plain.shown(one.value), (one.name,))
 
+    def possible(self, term: Term) -> tuple[str, ...]:
+        """Frameworks that have the names by which this side says a term."""
+        found = {
+            alias.framework for _, one in self._terms.get(term.name, ()) for alias in self.terms.aliases(one.name) if alias.term is term
+        }
+        return tuple(name for name in FRAMEWORKS if name in found)
+
     def _by_engine(self, name: str) -> bool:
         """Does a DeepSpeed file alone decide on a term?"""
         if name not in _OF_ENGINE or not self.deepspeed_file:

@@ -223,6 +223,22 @@ def test_other_micro_batches_of_one_global_batch_only_round_otherwise(changed: d
     assert {one.severity for one in found} == {MAY}
 
 
+def test_two_sources_of_one_setting_count_once() -> None:
+    """``lr`` of the arguments and ``optimizer.lr`` of the optimizer with the same two values are one difference, with others two."""
+    a, b = ({"learning_rate": rate, "optimizer.lr": rate, "seed": 1} for rate in (1e-4, 2e-4))
+    found = _compare(a, b)
+    assert _one(found).name == "learning_rate"
+    assert [row.why for row in found.differences if not row.matters] == ["it says again what 'learning_rate' says"]
+    assert len(_matter(_compare(a, b | {"optimizer.lr": 3e-4}))) == 2
+
+
+def test_a_default_that_all_frameworks_share_needs_no_framework() -> None:
+    """``--adam_beta2 0.999`` alone is what every framework with that name takes; ``--seed 42`` is not what all of them take."""
+    assert not _matter(_compare({"script": "train.py", "adam_beta2": "0.999"}, {"script": "train.py"}))
+    assert _matter(_compare({"script": "train.py", "adam_beta2": "0.95"}, {"script": "train.py"}))
+    assert _matter(_compare({"script": "train.py", "seed": "42"}, {"script": "train.py"}))
+
+
 def test_an_item_of_a_list_names_its_term() -> None:
     """Of betas the one that differs is named."""
     one = _one(_compare(DEEPSPEED, DEEPSPEED | {"optimizer.params.betas": "[0.9, 0.999]"}))
