@@ -130,13 +130,15 @@ def test_a_checkpoint_of_the_trainer(tmp_path: Path, name: str) -> None:
 
 
 def test_the_directory_of_a_run(tmp_path: Path) -> None:
-    """With one checkpoint that is meant, with several they are named."""
+    """With one checkpoint that is meant, of several saves the newest by its number; others are named and refused."""
     trained(MODELS["Llama"](), tmp_path, save_steps=2)
     found = open_checkpoint(tmp_path)
     assert found.path == tmp_path / "checkpoint-2"
     assert "is taken" in found.notes[0]
     shutil.copytree(tmp_path / "checkpoint-2", tmp_path / "checkpoint-4")
-    with pytest.raises(DumpFormatError, match=r"2 checkpoints \(checkpoint-2, checkpoint-4\)"):
+    assert open_checkpoint(tmp_path).path == tmp_path / "checkpoint-4"
+    (tmp_path / "checkpoint-2").rename(tmp_path / "best")
+    with pytest.raises(DumpFormatError, match=r"2 checkpoints \(best, checkpoint-4\)"):
         open_checkpoint(tmp_path)
 
 
