@@ -15,10 +15,16 @@ from msprobe_engine.config_check.compare_settings import compare_settings
 from msprobe_engine.config_check.compare_system import compare_system
 from msprobe_engine.config_check.compare_tensors import LATER, compare_dataset, compare_weights
 from msprobe_engine.config_check.comparison import Comparison
-from msprobe_engine.config_check.difference import Difference, Sheet, listed, merged
+from msprobe_engine.config_check.difference import ONLY_BENCH, ONLY_CMP, Difference, Sheet, listed, merged
 from msprobe_engine.config_check.pack import Pack, read_pack
 from msprobe_engine.config_check.pack_side import DYNAMIC_FILE, STATIC_FILE, PackSide
+from msprobe_engine.config_check.resolved import CODE, DEFAULT
 from msprobe_engine.config_check.severity import ERROR, MAY, WARNING
+from msprobe_engine.config_check.side import Side
+
+_PLAIN = ("torch", "mindspore")
+"""Origins of settings that are read from the objects of a program, not from the arguments it was started with."""
+_MOST_NAMES = 6
 
 
 def compare_packs(bench: str | Path | Pack, cmp: str | Path | Pack, *, only: tuple[str, ...] | None = None) -> Comparison:
@@ -109,12 +115,38 @@ class _Work:
                 done.setdefault((id(sides[0][rank]), id(sides[1][rank])), []).append(rank)
             for ranks in done.values():
                 settled = compare_settings(sides[0][ranks[0]], sides[1][ranks[0]], a if a == b else f"{a} / {b}", content)
-                found += [(tuple(ranks), one) for one in settled.differences]
+                differences = (
+                    settled.differences if a == b else self._comparable(settled.differences, a, sides[0][ranks[0]], sides[1][ranks[0]])
+                )
+                found += [(tuple(ranks), one) for one in differences]
                 sheet.compared = max(sheet.compared, settled.compared)
                 self.out.derived.update(settled.derived)
                 self.out.notes += [note for note in settled.notes if note not in self.out.notes]
             sheet.differences += merged(found, tuple(both))
         return sheet
+
+    def _comparable(self, differences: list[Difference], file: str, bench: Side, cmp: Side) -> list[Difference]:
+        """Of a run's settings against a script's: without those that no script says, because the program sets them.
+
+        Args:
+            file: which file of the bench pack was compared.
+        """
+        run, which, word = (cmp, 1, ONLY_CMP) if file == STATIC_FILE else (bench, 0, ONLY_BENCH)
+        inside = {one.name for one in run.settings.values() if one.origin == CODE or (one.origin == DEFAULT and one.framework in _PLAIN)}
+        out, names = [], []
+        for one in differences:
+            name, other = (one.bench_name, one.cmp_name)[:: -1 if which else 1]
+            if one.matters and other == word and name in inside:
+                names.append(name)
+            else:
+                out.append(one)
+        if names:
+            shown = ", ".join(names[:_MOST_NAMES]) + (f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else "")
+            run_side, script_side = ("cmp", "bench") if which else ("bench", "cmp")
+            self.out.not_compared[d.SETTINGS] = (
+                f"settings that the program of the {run_side} side sets and the scripts of the {script_side} side do not say: {shown}"
+            )
+        return out
 
     def _content(self, name: str) -> bool:
         return name in self.found and self.found[name].compared > 0

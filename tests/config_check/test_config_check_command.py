@@ -172,6 +172,21 @@ def test_ranks_that_have_not_written_are_not_taken_for_equal(tmp_path: Path, cap
     assert (found["equal"], len(found["missing"])) == (False, 1)
 
 
+def test_what_only_a_run_knows_is_not_asked_of_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Settings that a program sets in its code stand under "not compared"; those that the script says are compared."""
+    code = {"optimizer.lr": 3e-4, "optimizer.class": "AdamW", "model.class": "Net"}
+    entry = {name: {"value": value, "origin": "code", "where": "", "framework": "torch"} for name, value in code.items()}
+    good, script = tmp_path / "good.zip", tmp_path / "run.sh"
+    PackWriter(good, rank=0, world_size=1, framework="pytorch").add({"msprobe/hyperparameters/rank0.json": entry})
+    script.write_text("python train.py --lr 3e-4\n", encoding="utf-8")
+    assert main(["config_check", "--verify", str(good), "-d", str(script)]) == 0
+    said = capsys.readouterr().out
+    assert "do not say: optimizer.class, model.class" in said
+    script.write_text("python train.py --lr 1e-4\n", encoding="utf-8")
+    assert main(["config_check", "--verify", str(good), "-d", str(script)]) == 1
+    assert "optimizer.lr / lr" in capsys.readouterr().out
+
+
 def test_hostile_text_in_a_pack_is_only_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Formulas, markup and what a terminal obeys are shown, not obeyed."""
     for name, value in (("a", "=cmd|'/c calc'!A1"), ("b", "<script>alert(1)</script>\x1b[2J")):
