@@ -25,6 +25,7 @@ from msprobe_engine.config_check.side import Side
 _PLAIN = ("torch", "mindspore")
 """Origins of settings that are read from the objects of a program, not from the arguments it was started with."""
 _MOST_NAMES = 6
+_CONTENT = {d.DATASET: "samples", d.RANDOM: "random calls"}
 
 
 def compare_packs(bench: str | Path | Pack, cmp: str | Path | Pack, *, only: tuple[str, ...] | None = None) -> Comparison:
@@ -67,6 +68,11 @@ class _Work:
         self.out.sheets = {name: found[name] for name in d.CHECKERS if name in found}
         self._later_weights()
         self._ranks()
+        neither = [name for name in (d.DATASET, d.RANDOM) if not self.bench.has(name) and not self.cmp.has(name)]
+        if neither and self.only is None and None not in (self.bench.world_size, self.cmp.world_size):
+            self.out.notes.append(
+                f"neither pack has {' and '.join(_CONTENT[name] for name in neither)}; ConfigChecker in the program collects them"
+            )
         for who, side in (("bench", self.bench), ("cmp", self.cmp)):
             self.out.problems += [f"{who}: {problem}" for problem in side.problems]
             self.out.sides[who] = {"path": os.fspath(side.pack.path), "ours": side.pack.ours, **_described(side)}

@@ -26,6 +26,7 @@ COLUMNS = {
     RANDOM: ("op", "rank", "bench_stack", "cmp_stack", "bench_count", "cmp_count", "check_result"),
     SYSTEM: ("name", "bench_value", "cmp_value", "level"),
 }
+_NOT_INSTALLED = "not installed"
 ONLY_BENCH, ONLY_CMP = "Only in benchmark", "Only in comparison"
 """In the name column of the side that does not have a setting."""
 HAS_BENCH, HAS_CMP = "only bench have", "only cmp have"
@@ -112,7 +113,10 @@ class Difference:
 
     def reason(self) -> str:
         """The two values, and what they do."""
-        return f"{short(self.bench)} against {short(self.cmp)}; {self.why}" if self.bench or self.cmp else self.why
+        if not (self.bench or self.cmp):
+            return self.why
+        values = (_NOT_INSTALLED if self.sheet == PIP and one == "None" else short(one) for one in (self.bench, self.cmp))
+        return f"{' against '.join(values)}; {self.why}"
 
 
 @dataclass

@@ -12,6 +12,8 @@ from msprobe_engine.log import one_line
 TOP = 20
 MANY = 4
 """So many differences of one kind are told in one line."""
+MOST_HARMLESS = 5
+"""Names of harmless differences that are told."""
 _WIDTH = 16
 
 
@@ -45,6 +47,10 @@ def text(found: Comparison, top: int = TOP) -> str:
             sentences[top:] = [f"... and {len(sentences) - top} more, see the report"]
         lines += _named(severity.replace(" numerics", ""), sentences)
     lines += _named("computed", [f"{name}: {a} against {b}" for name, (a, b, equal) in found.derived.items() if not equal])
+    if found.harmless:
+        names = list(dict.fromkeys(f"{one.sheet} {one.name}" for one in found.harmless))
+        more = f" and {len(names) - MOST_HARMLESS} more" if len(names) > MOST_HARMLESS else ""
+        lines += _named("harmless", [", ".join(names[:MOST_HARMLESS]) + more])
     lines += _named("not compared", list(found.not_compared.values()))
     lines += _named("problem", found.problems)
     lines += _named("note", found.notes)
