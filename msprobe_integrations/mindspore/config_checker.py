@@ -15,10 +15,10 @@ from msprobe_engine.config_check.background import BackgroundWriter
 from msprobe_engine.config_check.micro_steps import MicroSteps
 from msprobe_engine.config_check.pack import PackWriter
 from msprobe_engine.config_check.random_calls import RandomCalls
-from msprobe_engine.config_check.replaced import Replaced
 from msprobe_engine.config_check.resolved import CODE, Resolved, entry, existing, told
 from msprobe_engine.errors import ProbeError, UsageError
 from msprobe_engine.log import error, info, one_line, warning
+from msprobe_engine.replaced import Replaced
 from msprobe_integrations.mindspore import config_tensors
 
 _PATIENCE = 30.0

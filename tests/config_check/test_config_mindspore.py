@@ -93,7 +93,7 @@ def test_functions_are_put_back_as_they_were() -> None:
     import sys
     from types import ModuleType
 
-    from msprobe_engine.config_check.replaced import Replaced
+    from msprobe_engine.replaced import Replaced
 
     class Base:
         def f(self) -> int:

@@ -11,7 +11,10 @@ _OWN = ("msprobe", "msprobe_engine", "msprobe_integrations")
 
 
 class Replaced:
-    """Wrappers in place of functions, also in modules that imported them by name before.
+    """Wrappers in place of functions.
+
+    A function is replaced where it is defined (``torch.rand``) and, by `early_imports`, in every module that took it by
+    ``from torch import rand`` before. `undo` puts back what still is as this object left it.
 
     Args:
         packages: root modules that look functions up where they are replaced anyway; their modules are not searched.
@@ -26,15 +29,23 @@ class Replaced:
         return bool(self._changed)
 
     def replace(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
-        """Put ``wrap(function)`` in place of ``owner.name``; nothing happens where there is no such name."""
+        """Put ``wrap(function)`` in place of ``owner.name``; nothing happens where there is no such name.
+
+        Args:
+            owner: module or class.
+        """
         original = getattr(owner, name, None)
         if original is None:
             return
         wrapper = wrap(original)
-        before = vars(owner).get(name, _ABSENT)
+        before = vars(owner).get(name, _ABSENT)  # absent: inherited, or made by the owner's __getattr__
         setattr(owner, name, wrapper)
         self._changed.append((owner, name, before, wrapper))
         self._wrappers[id(original)] = (original, wrapper)
+        self.replaced(original, wrapper)
+
+    def replaced(self, original: Any, wrapper: Any) -> None:
+        """`wrapper` stands in place of `original` now; for classes that have more to do then."""
 
     def early_imports(self) -> None:
         """Replace the same functions in modules that imported them by name."""
