@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from html import escape
 from typing import Any
 
 from msprobe_engine.checkpoint.report_text import changed_of, number, ranges, shape_of, size, type_of
 from msprobe_engine.checkpoint.result import SAME, UNKNOWN, Result, TensorResult, ranked
-from msprobe_engine.log import printable
+from msprobe_engine.htmlpage import document, section, text
 
 MOST_ROWS = 5000
 """Tensors in the table of one page; the CSV file has all."""
@@ -36,45 +35,33 @@ def page(result: Result, only_different: bool = False, top: int | None = None) -
         top: of those that differ, only so many.
     """
     mark = {SAME: "#2da44e", UNKNOWN: "#bf8700"}.get(result.code, "#cf222e")
-    parts = [f"<h1>{_text(result.verdict())}</h1>"]
-    parts += [f"<p>{_text(hint)}</p>" for hint in result.hints]
+    parts = [f"<h1>{text(result.verdict())}</h1>"]
+    parts += [f"<p>{text(hint)}</p>" for hint in result.hints]
     parts.append(_sides(result))
     different = ranked(result.different, top)
     title = f"Different tensors ({len(result.different)})" + (f", the {len(different)} furthest apart" if top is not None else "")
-    parts += _section(title, _tensors(different[:MOST_ROWS]))
-    parts += _section("Largest relative norm by layer and kind", _map(result))
+    parts += section(title, _tensors(different[:MOST_ROWS]))
+    parts += section("Largest relative norm by layer and kind", _map(result))
     for letter, names in (("A", result.only_in_a), ("B", result.only_in_b)):
-        parts += _section(f"Only in {letter} ({len(names)})", _list(names))
+        parts += section(f"Only in {letter} ({len(names)})", _list(names))
     matter = [(v.name, repr(v.a), repr(v.b), v.why) for v in result.values_that_matter]
     expected = [(v.name, repr(v.a), repr(v.b), v.why) for v in result.values if not v.matters]
-    parts += _section(f"Values that differ ({len(matter)}; {result.values_equal} are the same)", _table(("value", "A", "B", ""), matter))
-    parts += _section(f"Values that are expected to differ ({len(expected)})", _folded(_table(("value", "A", "B", ""), expected)))
-    parts += _section("Could not be compared whole", _table(("tensor", "why"), [(t.name, t.note) for t in result.unknown]))
+    parts += section(f"Values that differ ({len(matter)}; {result.values_equal} are the same)", _table(("value", "A", "B", ""), matter))
+    parts += section(f"Values that are expected to differ ({len(expected)})", _folded(_table(("value", "A", "B", ""), expected)))
+    parts += section("Could not be compared whole", _table(("tensor", "why"), [(t.name, t.note) for t in result.unknown]))
     for part in result.not_compared:
-        parts += _section(f"Not compared, of {part.side.upper()}: {part.reason} ({len(part.names)})", _folded(_list(part.names)))
-    parts += _section("NaN and Inf", _nonfinite(result.tensors))
-    parts += _section("Problems", _list(result.problems))
-    parts += _section("Notes", _list([*result.a.notes, *result.b.notes, *result.notes]))
+        parts += section(f"Not compared, of {part.side.upper()}: {part.reason} ({len(part.names)})", _folded(_list(part.names)))
+    parts += section("NaN and Inf", _nonfinite(result.tensors))
+    parts += section("Problems", _list(result.problems))
+    parts += section("Notes", _list([*result.a.notes, *result.b.notes, *result.notes]))
     if not only_different and top is None:
         equal = [t for t in result.tensors if t.equal]
-        parts += _section(f"Equal tensors ({len(equal)})", _folded(_equal(equal[:MOST_ROWS])))
+        parts += section(f"Equal tensors ({len(equal)})", _folded(_equal(equal[:MOST_ROWS])))
         if len(equal) > MOST_ROWS:
             parts.append(f"<p><small>The first {MOST_ROWS} are listed.</small></p>")
     parts.append(f"<p><small>Read {size(result.nbytes)} in {result.seconds:.1f} s.</small></p>")
     body = "\n".join(parts)
-    return (
-        "<!doctype html>\n<html lang=en><head><meta charset=utf-8><meta name=viewport content='width=device-width'>"
-        "<meta http-equiv=Content-Security-Policy content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        f"<title>{_text(result.verdict())}</title><style>:root{{--mark:{mark}}}{_STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
-    )
-
-
-def _text(value: object) -> str:
-    return escape(printable(str(value)))
-
-
-def _section(title: str, content: str) -> list[str]:
-    return [f"<h2>{_text(title)}</h2>", content] if content else []
+    return document(result.verdict(), mark, _STYLE, body)
 
 
 def _folded(content: str) -> str:
@@ -85,15 +72,15 @@ def _list(items: Sequence[str]) -> str:
     if not items:
         return ""
     more = f"<li>and {len(items) - _MOST_NAMES} more" if len(items) > _MOST_NAMES else ""
-    return f"<ul>{''.join(f'<li>{_text(item)}' for item in items[:_MOST_NAMES])}{more}</ul>"
+    return f"<ul>{''.join(f'<li>{text(item)}' for item in items[:_MOST_NAMES])}{more}</ul>"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[object]], numbers: frozenset[int] = frozenset()) -> str:
     lines = []
     for row in rows:
-        cells = (f"<td class={'name' if i == 0 else 'n' if i in numbers else 't'}>{_text(cell)}" for i, cell in enumerate(row))
+        cells = (f"<td class={'name' if i == 0 else 'n' if i in numbers else 't'}>{text(cell)}" for i, cell in enumerate(row))
         lines.append(f"<tr>{''.join(cells)}")
-    return f"<table><tr>{''.join(f'<th>{_text(cell)}' for cell in head)}{''.join(lines)}</table>" if lines else ""
+    return f"<table><tr>{''.join(f'<th>{text(cell)}' for cell in head)}{''.join(lines)}</table>" if lines else ""
 
 
 def _sides(result: Result) -> str:
@@ -143,7 +130,7 @@ def _map(result: Result) -> str:
             alike, last = [layer], line
         name = "outside" if layer < 0 else ranges(alike)
         lines.append(f"<tr><td class=l>{name}{line}")
-    head = "".join(f"<th>{_text(kind)}<br><small>{_text(state)}</small>" for _, state, kind in columns)
+    head = "".join(f"<th>{text(kind)}<br><small>{text(state)}</small>" for _, state, kind in columns)
     return f"<table class=map><tr><th>layer{head}{''.join(lines)}</table>"
 
 
@@ -157,4 +144,4 @@ def _cell(row: dict[str, Any] | None) -> str:
     depth = 0.0 if rel <= 0 else min(1.0, max(0.0, (math.log10(rel) + 8) / 8))
     colour = f"hsl({45 - 45 * depth:.0f} 90% {78 - 18 * depth:.0f}%)"
     title = f"{row['different']} of {row['tensors']} differ; furthest: {row['worst']}"
-    return f"<td style='background:{colour}' title='{_text(title)}'>{number(rel)}"
+    return f"<td style='background:{colour}' title='{text(title)}'>{number(rel)}"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from html import escape
 
 from msprobe_engine.config_check.comparison import Comparison
 from msprobe_engine.config_check.difference import Difference, listed, short
 from msprobe_engine.config_check.report_text import headline
 from msprobe_engine.config_check.severity import CHANGES, MAY
-from msprobe_engine.log import printable
+from msprobe_engine.htmlpage import document, section, text
 
 MOST_ROWS = 5_000
 _LONGEST = 300
@@ -28,7 +27,7 @@ _CLASSES = {CHANGES: "c", MAY: "m"}
 
 def page(found: Comparison) -> str:
     """The whole document."""
-    parts = [f"<h1>{_text(headline(found))}</h1>"]
+    parts = [f"<h1>{text(headline(found))}</h1>"]
     sides = (
         (who, *(str(side.get(key, "-")) for key in ("path", "framework", "world_size", "host", "created")))
         for who, side in found.sides.items()
@@ -38,21 +37,17 @@ def page(found: Comparison) -> str:
         (name, verdict, found.sheets[name].compared, sum(o.matters for o in found.sheets[name].differences))
         for name, verdict in found.summary().items()
     ]
-    parts += _section("Checkers", _table(("checker", "verdict", "compared", "differences"), checkers))
-    parts += _section("Differences, the worst first", _differences(found.differences))
+    parts += section("Checkers", _table(("checker", "verdict", "compared", "differences"), checkers))
+    parts += section("Differences, the worst first", _differences(found.differences))
     derived = ((name.replace("_", " "), a, b, "equal" if equal else "differs") for name, (a, b, equal) in found.derived.items())
-    parts += _section("Computed of several settings", _table(("quantity", "bench", "cmp", ""), derived))
-    parts += _section("Not compared", _list(found.not_compared.values()))
-    parts += _section("Problems", _list(found.problems))
-    parts += _section("Notes", _list(found.notes))
+    parts += section("Computed of several settings", _table(("quantity", "bench", "cmp", ""), derived))
+    parts += section("Not compared", _list(found.not_compared.values()))
+    parts += section("Problems", _list(found.problems))
+    parts += section("Notes", _list(found.notes))
     if found.harmless:
         parts.append(f"<details><summary>{len(found.harmless)} harmless differences</summary>{_differences(found.harmless)}</details>")
     body = "\n".join(part for part in parts if part)
-    return (
-        "<!doctype html>\n<html lang=en><head><meta charset=utf-8><meta name=viewport content='width=device-width'>"
-        "<meta http-equiv=Content-Security-Policy content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        f"<title>{_text(headline(found))}</title><style>:root{{--mark:{_MARKS[found.verdict]}}}{_STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
-    )
+    return document(headline(found), _MARKS[found.verdict], _STYLE, body)
 
 
 def _differences(items: Sequence[Difference]) -> str:
@@ -62,27 +57,19 @@ def _differences(items: Sequence[Difference]) -> str:
             part for part in (f"step {listed(one.steps)}" if one.steps else "", f"rank {listed(one.ranks)}" if one.ranks else "") if part
         )
         cells = (one.sheet, one.bench_name, one.cmp_name, one.bench, one.cmp, one.severity, one.why, at, one.where)
-        shown = "".join(f"<td>{_text(short(cell, _LONGEST) if cell else '')}</td>" for cell in cells)
+        shown = "".join(f"<td>{text(short(cell, _LONGEST) if cell else '')}</td>" for cell in cells)
         rows.append(f"<tr class={_CLASSES.get(one.severity, 'h')}>{shown}</tr>")
     if not rows:
         return ""
     more = f"<p>{len(items) - MOST_ROWS} more are in result.json.</p>" if len(items) > MOST_ROWS else ""
-    return f"<table><tr>{''.join(f'<th>{_text(cell)}</th>' for cell in _HEAD)}</tr>{''.join(rows)}</table>{more}"
-
-
-def _text(value: object) -> str:
-    return escape(printable(str(value)))
-
-
-def _section(title: str, content: str) -> list[str]:
-    return [f"<h2>{_text(title)}</h2>", content] if content else []
+    return f"<table><tr>{''.join(f'<th>{text(cell)}</th>' for cell in _HEAD)}</tr>{''.join(rows)}</table>{more}"
 
 
 def _list(items: Iterable[str]) -> str:
-    rows = "".join(f"<li>{_text(item)}</li>" for item in items)
+    rows = "".join(f"<li>{text(item)}</li>" for item in items)
     return f"<ul>{rows}</ul>" if rows else ""
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    lines = "".join(f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<table><tr>{''.join(f'<th>{_text(cell)}</th>' for cell in head)}</tr>{lines}</table>" if lines else ""
+    lines = "".join(f"<tr>{''.join(f'<td>{text(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<table><tr>{''.join(f'<th>{text(cell)}</th>' for cell in head)}</tr>{lines}</table>" if lines else ""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from typing import Any
 
 from msprobe_engine.diagnose.findings import NONE, Diagnosis, Suspect
-from msprobe_engine.log import printable
+from msprobe_engine.htmlpage import document, section, text
 
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:64rem;margin:2rem auto;padding:0 1rem;color:#1b1f24;background:#fff}
@@ -24,45 +23,33 @@ def page(found: Diagnosis) -> str:
     """The whole document."""
     mark = "#2da44e" if found.finding == NONE else "#cf222e"
     first = found.first_suspect
-    parts = [f"<h1>{_text(found.headline())}</h1>"]
+    parts = [f"<h1>{text(found.headline())}</h1>"]
     if first is not None:
-        parts += [f"<p>{_text(first.why)}.</p>", _where(first), _numbers(first.numbers)]
-    parts += _section("Evidence", _list(found.evidence))
-    parts += _section("Further suspects, in order of execution", _suspects(found.suspects[1:]))
+        parts += [f"<p>{text(first.why)}.</p>", _where(first), _numbers(first.numbers)]
+    parts += section("Evidence", _list(found.evidence))
+    parts += section("Further suspects, in order of execution", _suspects(found.suspects[1:]))
     for side, names in found.unmatched.items():
-        parts += _section(f"Calls of the {side} side only", _list(names[:200], code=True))
-    parts += _section("Modules that the other side calls otherwise", _pairs(found.renamed))
-    parts += _section("What could not be read or compared", _list(found.problems))
-    parts += _section("Next", _list(found.next, code=True))
+        parts += section(f"Calls of the {side} side only", _list(names[:200], code=True))
+    parts += section("Modules that the other side calls otherwise", _pairs(found.renamed))
+    parts += section("What could not be read or compared", _list(found.problems))
+    parts += section("Next", _list(found.next, code=True))
     if first is not None and first.stack:
-        parts += _section("Call stack of the first suspect, innermost first", f"<pre>{_text(chr(10).join(first.stack))}</pre>")
-    parts += _section("Looked at", _pairs({key: str(value) for key, value in found.looked_at.items()}))
+        parts += section("Call stack of the first suspect, innermost first", f"<pre>{text(chr(10).join(first.stack))}</pre>")
+    parts += section("Looked at", _pairs({key: str(value) for key, value in found.looked_at.items()}))
     body = "\n".join(parts)
-    return (
-        "<!doctype html>\n<html lang=en><head><meta charset=utf-8><meta name=viewport content='width=device-width'>"
-        "<meta http-equiv=Content-Security-Policy content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        f"<title>{_text(found.headline())}</title><style>:root{{--mark:{mark}}}{_STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
-    )
-
-
-def _text(value: object) -> str:
-    return escape(printable(str(value)))
-
-
-def _section(title: str, content: str) -> list[str]:
-    return [f"<h2>{_text(title)}</h2>", content] if content else []
+    return document(found.headline(), mark, _STYLE, body)
 
 
 def _list(items: Sequence[str], code: bool = False) -> str:
     if not items:
         return ""
-    rows = (f"<li>{f'<code>{_text(item)}</code>' if code else _text(item)}</li>" for item in items)
+    rows = (f"<li>{f'<code>{text(item)}</code>' if code else text(item)}</li>" for item in items)
     return f"<ul>{''.join(rows)}</ul>"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    lines = "".join(f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<table><tr>{''.join(f'<th>{_text(cell)}</th>' for cell in head)}</tr>{lines}</table>" if lines else ""
+    lines = "".join(f"<tr>{''.join(f'<td>{text(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<table><tr>{''.join(f'<th>{text(cell)}</th>' for cell in head)}</tr>{lines}</table>" if lines else ""
 
 
 def _pairs(items: Mapping[str, str]) -> str:
