@@ -22,7 +22,6 @@ COLUMNS = (
     "missing_a", "missing_b", "drift_a", "drift_b", "name_a", "name_b", "hint", "note",
 )  # fmt: skip
 """Of the CSV file. Tensors of one side only have status ``only in A`` or ``only in B``; what was left out ``not compared``."""
-EXISTING_FORM = "ckpt_similarity.json"
 
 
 def json_text(result: Result, only_different: bool = False, top: int | None = None) -> str:
