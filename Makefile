@@ -47,7 +47,7 @@ $(VENV)/.torch-$(TORCH): $(VENV)/.created
 	$(BIN)/python -m pip install --quiet '$(TORCH)'
 	@rm -f $(VENV)/.torch-*; touch '$@'
 
-$(VENV)/.installed: $(VENV)/.torch-$(TORCH) pyproject.toml $(wildcard msprobe_engine/*.[ch] msprobe_integrations/torch/*.c)
+$(VENV)/.installed: $(VENV)/.torch-$(TORCH) pyproject.toml $(wildcard msprobe_engine/*.[ch] msprobe_integrations/common/*.c)
 	$(BIN)/python -m pip install --quiet '$(TORCH)' -e '.[test]'
 	@touch $@
 
@@ -72,7 +72,7 @@ system-packages:
 	done
 
 # What the tests need on top (Trainers, DeepSpeed, ...) would make the demo wait.
-$(VENV)/.demo: $(VENV)/.torch-$(TORCH) pyproject.toml $(wildcard msprobe_engine/*.[ch] msprobe_integrations/torch/*.c)
+$(VENV)/.demo: $(VENV)/.torch-$(TORCH) pyproject.toml $(wildcard msprobe_engine/*.[ch] msprobe_integrations/common/*.c)
 	@[ -e $(VENV)/.installed ] || $(BIN)/python -m pip install --quiet '$(TORCH)' '$(MCORE)' -e '.[megatron,tensorboard,prometheus,cli]'
 	@touch $@
 

@@ -18,13 +18,13 @@ from msprobe_engine import rows as _rows
 from msprobe_engine.errors import DumpFormatError
 from msprobe_engine.records import TensorDescription, TensorRef
 from msprobe_engine.rows import Rows
+from msprobe_integrations.common.wanted import CHECKSUMS, Wanted
 from msprobe_integrations.torch import describe as _describe
 from msprobe_integrations.torch.checksums import Staging, xor_into
 from msprobe_integrations.torch.derived import PairRows
 from msprobe_integrations.torch.job import Job
 from msprobe_integrations.torch.pending import Step, TorchPendingRows, quiet
 from msprobe_integrations.torch.statistics import CODES, DeviceRows, MemoryPool, host_flags, reduce_cpu, reduce_device
-from msprobe_integrations.torch.wanted import CHECKSUMS, Wanted
 
 _function_modes = torch._C._len_torch_function_stack
 _NoFunction = torch._C.DisableTorchFunction

@@ -13,11 +13,11 @@ from msprobe_engine.collector import StepCollection
 from msprobe_engine.errors import UsageError
 from msprobe_engine.pipeline import Pipeline
 from msprobe_engine.records import Entry
+from msprobe_integrations.common.filters import RecordFilter
 from msprobe_integrations.torch import node_hooks, placements
 from msprobe_integrations.torch.api import ApiCapture
 from msprobe_integrations.torch.closures import around_closure
 from msprobe_integrations.torch.compiled import CompiledCode
-from msprobe_integrations.torch.filters import RecordFilter
 from msprobe_integrations.torch.keep import Keeper
 from msprobe_integrations.torch.modules import ModuleCapture, ModuleInfo
 from msprobe_integrations.torch.origins import Origins

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from msprobe_integrations.torch.calls import current_graph_task
 from msprobe_integrations.torch.collective_work import Open, Operation
 from msprobe_integrations.torch.distributed_calls import from_engine
+from msprobe_integrations.torch.graph_tasks import current_graph_task
 
 if TYPE_CHECKING:
     from msprobe_integrations.torch.collectives import CollectiveObserver

@@ -15,7 +15,8 @@ from msprobe_engine.config_check.background import BackgroundWriter
 from msprobe_engine.config_check.micro_steps import MicroSteps
 from msprobe_engine.errors import ProbeError, UsageError
 from msprobe_engine.log import error, info, one_line, warn_once, warning
-from msprobe_integrations.torch import at_exit, config_start, exits
+from msprobe_integrations.common import at_exit, exits
+from msprobe_integrations.torch import config_start
 from msprobe_integrations.torch.config_random import TorchRandomCalls, states
 from msprobe_integrations.torch.config_tensors import TensorCollector
 from msprobe_integrations.torch.devices import in_use

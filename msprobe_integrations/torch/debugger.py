@@ -28,10 +28,11 @@ from msprobe_engine.settings.load import load_settings, read_settings
 from msprobe_engine.settings.places import check_directory
 from msprobe_engine.settings.schema import DumpSettings, ProbeSettings
 from msprobe_engine.writer import Writer
-from msprobe_integrations.torch import at_exit, exits, focus, owner
+from msprobe_integrations.common import at_exit, exits
+from msprobe_integrations.common.dump_end import differences
+from msprobe_integrations.torch import focus, owner
 from msprobe_integrations.torch.capture import Capture
 from msprobe_integrations.torch.dump_checks import check, model_or_steps
-from msprobe_integrations.torch.dump_end import differences
 from msprobe_integrations.torch.dump_run import DumpRun
 from msprobe_integrations.torch.grad_probe import GradientProbe, root_of
 

@@ -18,18 +18,20 @@ from msprobe_engine.records import Entry
 from msprobe_engine.settings.hot import HotSwitch
 from msprobe_engine.settings.schema import DumpSettings, ProbeSettings
 from msprobe_engine.window import Window
-from msprobe_integrations.torch import exits, modestack, saved
+from msprobe_integrations.common import exits
+from msprobe_integrations.common.dump_end import Story, asked, differences, why_nothing
+from msprobe_integrations.common.dump_files import DumpFiles
+from msprobe_integrations.common.filters import record_filter
+from msprobe_integrations.common.patience import Patience, raised
+from msprobe_integrations.torch import modestack, saved
 from msprobe_integrations.torch.backend import CHECKSUMS, TorchBackend
 from msprobe_integrations.torch.capture import Capture
 from msprobe_integrations.torch.custom_api import CustomApis
 from msprobe_integrations.torch.dump_checks import Models, check_model, check_rank, root_of
-from msprobe_integrations.torch.dump_end import Story, asked, differences, why_nothing
-from msprobe_integrations.torch.dump_files import DumpFiles
 from msprobe_integrations.torch.extras import Extras
-from msprobe_integrations.torch.filters import record_filter
 from msprobe_integrations.torch.focus import Focus
+from msprobe_integrations.torch.graph_tasks import current_graph_task
 from msprobe_integrations.torch.keep import Keeper
-from msprobe_integrations.torch.patience import Patience, raised
 from msprobe_integrations.torch.perturb import perturb
 from msprobe_integrations.torch.saved import SavedVariables
 from msprobe_integrations.torch.slices import Slices
@@ -116,7 +118,7 @@ class DumpRun:
             dump.level,
             stacks=dump.extra_info,
             data_mode=dump.data_mode,
-            kept=record_filter(dump),
+            kept=record_filter(dump, current_graph_task),
             slices=self.slices,
             keeper=self.keeper,
         )
@@ -323,7 +325,11 @@ class DumpRun:
         self._open = False
         self.story.records += len(self.pipeline.entries)
         if not self.pipeline.entries:
-            _log.warning("step %d: nothing was captured; %s", self.step_number, why_nothing(self.story, self.dump, self.backend.rank()))
+            _log.warning(
+                "step %d: nothing was captured; %s",
+                self.step_number,
+                why_nothing(self.story, self.dump, self.backend.rank(), self.backend.name),
+            )
         self.pipeline.end_step(self.step_number, stacks, complete)
 
     def _saved(self, entry: Entry) -> None:
@@ -384,7 +390,9 @@ class DumpRun:
         elif not self._said_empty and asked(self.dump, rank, self.backend.world_size()):
             self._said_empty = True
             off = "" if self.faults.enabled("dump") else "a fault switched it off, see the message above"
-            error = NothingCapturedError(f"the dump in {self.files.root} is empty: {off or why_nothing(self.story, self.dump, rank)}")
+            error = NothingCapturedError(
+                f"the dump in {self.files.root} is empty: {off or why_nothing(self.story, self.dump, rank, self.backend.name)}"
+            )
             _log.error("%s", error)
             if self.faults.strict:
                 raise error

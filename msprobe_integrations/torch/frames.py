@@ -67,6 +67,11 @@ def _classify(path: str) -> int:
     return INTERNAL if path.startswith(_INTERNAL) else PLAIN
 
 
+def hides(code: CodeType) -> bool:
+    """Is code left out of stacks?"""
+    return kind_of(code) == PLUMBING
+
+
 def called_internally(frame: FrameType | None) -> bool:
     """Is a call made at `frame` one of torch's machinery?"""
     while frame is not None:

@@ -24,10 +24,11 @@ from msprobe_engine.guard import Faults
 from msprobe_engine.log import get_logger
 from msprobe_engine.pipeline import Pipeline
 from msprobe_engine.writer import Writer
+from msprobe_integrations.common.calls import Call
+from msprobe_integrations.common.filters import RecordFilter
 from msprobe_integrations.torch.api import ApiCapture
 from msprobe_integrations.torch.backend import TorchBackend
-from msprobe_integrations.torch.calls import Call
-from msprobe_integrations.torch.filters import RecordFilter
+from msprobe_integrations.torch.graph_tasks import current_graph_task
 from msprobe_integrations.torch.recorder import Recorder
 
 _log = get_logger()
@@ -197,7 +198,9 @@ class _Calls(ApiCapture):
 
     def __init__(self, forward: str, dump: KernelDump, faults: Faults) -> None:
         pipeline = Pipeline(TorchBackend(), [], Writer([], faults), faults)
-        recorder = Recorder(pipeline, stacks=False, data_mode=("forward",), kept=RecordFilter((), (forward,), "L1"))
+        recorder = Recorder(
+            pipeline, stacks=False, data_mode=("forward",), kept=RecordFilter((), (forward,), "L1", graph_task=current_graph_task)
+        )
         super().__init__(recorder, lambda: True)
         self._forward = forward
         self._dump = dump

@@ -16,7 +16,7 @@ from torch import nn
 from msprobe_engine.log import get_logger
 from msprobe_engine.settings.schema import ProbeSettings
 from msprobe_integrations.autoload import request
-from msprobe_integrations.torch import at_exit, exits
+from msprobe_integrations.common import at_exit, exits
 from msprobe_integrations.torch.loop_gradients import LoopGradients
 from msprobe_integrations.torch.probe import TorchProbe
 

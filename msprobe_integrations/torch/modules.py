@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from msprobe_engine.records import Entry, TensorRef
+from msprobe_integrations.common.calls import Call
+from msprobe_integrations.common.filters import ALWAYS, RecordFilter
 from msprobe_integrations.torch.backward import is_stand_in
-from msprobe_integrations.torch.calls import Call
 from msprobe_integrations.torch.compiled import ORIGINAL, CallBoundary, class_name, has_call_boundary, is_wrapper, shown_path
-from msprobe_integrations.torch.filters import ALWAYS, RecordFilter
 from msprobe_integrations.torch.module_hooks import OwnHook
 from msprobe_integrations.torch.recorder import Recorder
 from msprobe_integrations.torch.unchanged import Parts

@@ -18,13 +18,14 @@ from msprobe_engine.settings.schema import DumpSettings
 from msprobe_engine.settings.selection import selection
 from msprobe_engine.sinks.select import SelectSink
 from msprobe_engine.window import Window
+from msprobe_integrations.common.filters import record_filter
+from msprobe_integrations.common.wants import Wants
 from msprobe_integrations.torch.backend import CHECKSUMS
 from msprobe_integrations.torch.capture import Capture
-from msprobe_integrations.torch.filters import record_filter
+from msprobe_integrations.torch.graph_tasks import current_graph_task
 from msprobe_integrations.torch.keep import Keeper
 from msprobe_integrations.torch.slices import Slices
 from msprobe_integrations.torch.tensor_dump import build_keeper
-from msprobe_integrations.torch.wants import Wants
 
 
 class Plans:
@@ -79,7 +80,7 @@ class Plans:
             dump.level,
             stacks=dump.extra_info,
             data_mode=dump.data_mode,
-            kept=record_filter(dump),
+            kept=record_filter(dump, current_graph_task),
             slices=slices,
             keeper=self._keeper,
         )

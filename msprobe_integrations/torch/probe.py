@@ -29,7 +29,9 @@ from msprobe_engine.settings.schema import MonitorSettings, ProbeSettings
 from msprobe_engine.sinks.base import Sink
 from msprobe_engine.window import Window
 from msprobe_integrations.autoload import request
-from msprobe_integrations.torch import at_exit, exits
+from msprobe_integrations.common import at_exit, exits
+from msprobe_integrations.common.patience import Patience
+from msprobe_integrations.common.wants import Wants
 from msprobe_integrations.torch.advice import Advice, chunks_of
 from msprobe_integrations.torch.attempts import Attempts
 from msprobe_integrations.torch.backend import TorchBackend
@@ -39,12 +41,10 @@ from msprobe_integrations.torch.module_side import ModuleSide
 from msprobe_integrations.torch.notify import find_notifier
 from msprobe_integrations.torch.overflow import NpuOverflow
 from msprobe_integrations.torch.parameter_side import Attached, Find, ParameterSide
-from msprobe_integrations.torch.patience import Patience
 from msprobe_integrations.torch.perturb import perturb
 from msprobe_integrations.torch.pipelining import StagePreparation
 from msprobe_integrations.torch.plans import Plans
 from msprobe_integrations.torch.run_config import RunConfig
-from msprobe_integrations.torch.wants import Wants
 
 
 class TorchProbe:

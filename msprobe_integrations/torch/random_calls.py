@@ -24,9 +24,10 @@ from msprobe_engine.errors import SinkError
 from msprobe_engine.log import get_logger
 from msprobe_engine.sinks.files import AppendFile, make_directory
 from msprobe_engine.sinks.names import safe_cell
+from msprobe_integrations.common.stacks import Stacks
+from msprobe_integrations.torch import frames
 from msprobe_integrations.torch.devices import in_use
 from msprobe_integrations.torch.rebind import Rebinding
-from msprobe_integrations.torch.stacks import Stacks
 
 _log = get_logger()
 
@@ -90,7 +91,7 @@ class RandomLog:
         self._file = AppendFile(self.path)
         self._file.append(b"\xef\xbb\xbfapi_name,stack\r\n")
         self._counts: dict[str, int] = {}
-        self._stacks = Stacks()
+        self._stacks = Stacks(frames.hides)
         self._pid = os.getpid()
 
     def add(self, name: str, depth: int) -> None:

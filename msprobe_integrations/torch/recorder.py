@@ -14,14 +14,16 @@ import torch
 
 from msprobe_engine.pipeline import Pipeline
 from msprobe_engine.records import Entry, TensorRef
+from msprobe_integrations.common.calls import Call, CallStack, Numbering, again, pass_of
+from msprobe_integrations.common.filters import BACKWARD, FORWARD, RecordFilter
+from msprobe_integrations.common.stacks import Stacks
+from msprobe_integrations.torch import frames
 from msprobe_integrations.torch.backward import Edge, GradientWatch, sequence_number
-from msprobe_integrations.torch.calls import Call, CallStack, Numbering, again, current_graph_task, pass_of
-from msprobe_integrations.torch.filters import BACKWARD, FORWARD, RecordFilter
+from msprobe_integrations.torch.graph_tasks import current_graph_task
 from msprobe_integrations.torch.keep import Keeper
 from msprobe_integrations.torch.raw import RawMemory
 from msprobe_integrations.torch.slices import Slices
 from msprobe_integrations.torch.slots import differentiable, edges_of
-from msprobe_integrations.torch.stacks import Stacks
 from msprobe_integrations.torch.structure import convert
 from msprobe_integrations.torch.tree import CallTree
 from msprobe_integrations.torch.unsettled import Unsettled
@@ -79,7 +81,7 @@ class Recorder:
             self.reduce_gradient = self._reduce = slices.reduce
         self.stack = CallStack()
         self.numbers = Numbering()
-        self.stacks = Stacks() if stacks else None
+        self.stacks = Stacks(frames.hides) if stacks else None
         self.micro_step = -1
         self.kept = kept
         self.range = kept.range if kept is not None else None

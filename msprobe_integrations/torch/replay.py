@@ -24,7 +24,7 @@ from msprobe_engine.log import get_logger
 from msprobe_engine.settings.schema import LoadSettings
 from msprobe_engine.window import Window
 from msprobe_integrations.torch.backend import TorchBackend
-from msprobe_integrations.torch.calls import current_graph_task
+from msprobe_integrations.torch.graph_tasks import current_graph_task
 from msprobe_integrations.torch.module_hooks import OwnHook
 from msprobe_integrations.torch.modules import ModuleInfo, named_infos
 from msprobe_integrations.torch.structure import MAX_DEPTH

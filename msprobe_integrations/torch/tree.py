@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msprobe_engine.pipeline import Pipeline
 from msprobe_engine.records import NODE_ONLY, Entry
+from msprobe_integrations.common.calls import Call, again, pass_of
 from msprobe_integrations.torch.backward import GradientWatch
-from msprobe_integrations.torch.calls import Call, again, pass_of
 
 _NEAR = 24
 """So many records from the end a record is looked for."""

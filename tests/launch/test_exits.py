@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from msprobe_engine.dump.reader import open_dump
 from msprobe_engine.settings.schema import DumpSettings, IncidentSettings, MonitorSettings, ProbeSettings
-from msprobe_integrations.torch import exits
+from msprobe_integrations.common import exits
 from msprobe_integrations.torch.debugger import PrecisionDebugger
 from msprobe_integrations.torch.loop import LoopObserver
 

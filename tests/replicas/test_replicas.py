@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from msprobe_engine import log
 from msprobe_engine.settings.schema import ReplicaCheckSettings, RuleSettings
-from msprobe_integrations.torch import exits
+from msprobe_integrations.common import exits
 from msprobe_integrations.torch.probe import TorchProbe
 from msprobe_integrations.torch.replica_channel import Channel
 

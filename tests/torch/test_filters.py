@@ -15,10 +15,11 @@ from torch import nn
 
 from msprobe_engine.dump.writer import DumpSink
 from msprobe_engine.records import Frame
+from msprobe_integrations.common.filters import RecordFilter
+from msprobe_integrations.common.stacks import Stacks
 from msprobe_integrations.torch.backend import TorchBackend
-from msprobe_integrations.torch.filters import RecordFilter
+from msprobe_integrations.torch.graph_tasks import current_graph_task
 from msprobe_integrations.torch.modules import ModuleCapture
-from msprobe_integrations.torch.stacks import Stacks
 
 
 class Net(nn.Module):
@@ -36,7 +37,9 @@ class Net(nn.Module):
 def frame_of(level: str, blocks: int = 3, **asked: Any) -> Frame:
     model = Net(blocks)
     x = torch.ones(3, 4, requires_grad=True)
-    return capture(model, lambda: model(x).sum().backward(), level, kept=RecordFilter(level=level, **asked))[0]
+    return capture(model, lambda: model(x).sum().backward(), level, kept=RecordFilter(level=level, graph_task=current_graph_task, **asked))[
+        0
+    ]
 
 
 def kept(frame: Frame) -> list[str]:
@@ -157,7 +160,9 @@ def test_range_starts_anew_in_every_step() -> None:
     """A range whose end does not come closes with its step."""
     model = Net(1)
     scope = ["Torch.relu.0.forward", "Torch.relu.7.forward"]
-    frames = capture(model, lambda: model(torch.ones(1, 4)), "L1", steps=2, kept=RecordFilter(scope, level="L1"))
+    frames = capture(
+        model, lambda: model(torch.ones(1, 4)), "L1", steps=2, kept=RecordFilter(scope, level="L1", graph_task=current_graph_task)
+    )
     assert [kept(f)[0] for f in frames] == ["Torch.relu.0.forward"] * 2
 
 

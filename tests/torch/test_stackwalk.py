@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from msprobe_integrations.torch.stacks import walk_python
+from msprobe_integrations.common.stacks import walk_python
 
-compiled = pytest.importorskip("msprobe_integrations.torch._stackwalk", reason="built without a C compiler")
+compiled = pytest.importorskip("msprobe_integrations.common._stackwalk", reason="built without a C compiler")
 
 
 def deep(n: int, then: Callable[[FrameType], Any]) -> Any:

@@ -12,8 +12,8 @@ from torch import nn
 
 from msprobe_engine.pipeline import CLOSE_PATIENCE
 from msprobe_engine.settings.schema import CsvSettings, MonitorSettings, ProbeSettings, SinkSettings
+from msprobe_integrations.common.patience import CUT_PATIENCE, LEAST
 from msprobe_integrations.torch.loop import LoopObserver
-from msprobe_integrations.torch.patience import CUT_PATIENCE, LEAST
 
 
 class Clock:

@@ -6,9 +6,9 @@ import threading
 from types import FrameType
 from typing import Any
 
-from msprobe_integrations.torch.filters import ALWAYS, Base, current_graph_task
+from msprobe_integrations.common.filters import ALWAYS, Base
 
-__all__ = ["PASS", "Call", "CallStack", "Numbering", "again", "current_graph_task", "pass_of"]
+__all__ = ["PASS", "Call", "CallStack", "Numbering", "again", "pass_of"]
 
 
 class Call:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
-
-import torch
 
 from msprobe_engine.dump import risk
 from msprobe_engine.dump.patterns import NamePatterns
 from msprobe_engine.settings.schema import DumpSettings
 
 if TYPE_CHECKING:
-    from msprobe_integrations.torch.calls import Call
+    from msprobe_integrations.common.calls import Call
 
-current_graph_task = torch._C._current_graph_task_id
-"""-1 outside a backward pass."""
 FORWARD, BACKWARD = 1, 2
 BOTH = FORWARD | BACKWARD
 
@@ -44,10 +40,19 @@ class RecordFilter:
         names: elements of ``list``, see `msprobe_engine.dump.patterns`.
         level: at ``mix`` everything inside the call of a listed module is kept too.
         risk_level: class of APIs, when there is neither scope nor list.
+        graph_task: number of the backward pass in progress, -1 outside of one. Gradients of weights belong to the pass whose record
+            closes the range.
     """
 
-    def __init__(self, scope: Sequence[str] = (), names: Sequence[str] = (), level: str = "mix", risk_level: str = "ALL") -> None:
-        self.range = Range(*scope) if scope else None
+    def __init__(
+        self,
+        scope: Sequence[str] = (),
+        names: Sequence[str] = (),
+        level: str = "mix",
+        risk_level: str = "ALL",
+        graph_task: Callable[[], int] = lambda: -1,
+    ) -> None:
+        self.range = Range(scope[0], scope[1], graph_task) if scope else None
         self.names = NamePatterns(names) if names else None
         self.expands = level == "mix" and bool(names)
         self.risk_level = risk_level if not scope and not names else "ALL"
@@ -117,8 +122,9 @@ class RecordFilter:
 class Range:
     """Open from the start of the record `first` to the end of the record `last`; both may be the same, or lie inside each other."""
 
-    def __init__(self, first: str, last: str) -> None:
+    def __init__(self, first: str, last: str, graph_task: Callable[[], int] = lambda: -1) -> None:
         self._first, self._last = first, last
+        self._graph_task = graph_task
         self.open = False
         self._closed_by: tuple[Call, int] | None = None
 
@@ -142,14 +148,14 @@ class Range:
         was = self.open
         if was and name == self._last:
             self.open = False
-            self._closed_by = None if call is None else (call, current_graph_task())
+            self._closed_by = None if call is None else (call, self._graph_task())
         return was
 
     def holds(self, call: Call | None, path: str = "") -> bool:
         """Is a gradient in the range that arrives now, for something inside `call`, or for a parameter of the module `path`?
 
         Gradients of weights arrive after those of inputs: after the backward record that closes the range, and belong to it."""
-        if self.open or self._closed_by is None or self._closed_by[1] != current_graph_task():
+        if self.open or self._closed_by is None or self._closed_by[1] != self._graph_task():
             return self.open
         last = self._closed_by[0]
         if path:
@@ -159,8 +165,8 @@ class Range:
         return call is last
 
 
-def record_filter(dump: DumpSettings) -> RecordFilter | None:
+def record_filter(dump: DumpSettings, graph_task: Callable[[], int]) -> RecordFilter | None:
     """The filter of dump settings; None when everything is kept."""
     if not dump.scope and not dump.list and dump.risk_level == "ALL":
         return None
-    return RecordFilter(dump.scope, dump.list, dump.level, dump.risk_level)
+    return RecordFilter(dump.scope, dump.list, dump.level, dump.risk_level, graph_task)

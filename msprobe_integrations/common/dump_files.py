@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from msprobe_engine.backend import Backend
 from msprobe_engine.dump import early
 from msprobe_engine.dump.summary import Tally
 from msprobe_engine.dump.tensors import TensorStore
@@ -20,7 +21,13 @@ from msprobe_engine.settings.selection import selection
 from msprobe_engine.sinks.base import Sink
 from msprobe_engine.sinks.reported import ReportedSink
 from msprobe_engine.writer import Writer
-from msprobe_integrations.torch.backend import TorchBackend
+
+
+class RankedBackend(Backend, Protocol):
+    """A backend whose rank somebody may set by hand."""
+
+    assigned_rank: int | None
+
 
 _log = get_logger()
 Front = Callable[[Sink, DumpSink, "TensorStore | None", Callable[[], "int | None"]], Sink]
@@ -39,7 +46,7 @@ class DumpFiles:
         tensors: where tensors of the dump are saved, None when they are not; to be set before a step begins.
     """
 
-    def __init__(self, backend: TorchBackend, faults: Faults) -> None:
+    def __init__(self, backend: RankedBackend, faults: Faults) -> None:
         self.backend = backend
         self.writer = Writer([], faults)
         self.pipeline = Pipeline(backend, [], self.writer, faults, [self._log_frame])

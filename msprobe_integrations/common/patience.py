@@ -12,7 +12,7 @@ import sys
 import time
 
 from msprobe_engine.pipeline import CLOSE_PATIENCE
-from msprobe_integrations.torch import exits
+from msprobe_integrations.common import exits
 
 CUT_PATIENCE = 0.5
 """Seconds, in all, for the other ranks after the training has raised: for those that were interrupted a moment later."""

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from msprobe_engine.rows import underflow_limit
 from msprobe_engine.settings.schema import ProbeSettings
-
-if TYPE_CHECKING:
-    from msprobe_integrations.torch.backend import TorchBackend
+from msprobe_integrations.common.wanted import Wanted
 
 
 @dataclass(frozen=True)
@@ -41,7 +38,7 @@ class Wants:
         eps = monitor.eps if "zeros" in ops and not below else 0.0
         return cls(monitor.digest or "digest" in ops, "kurtosis" in ops, below, eps)
 
-    def apply(self, backend: TorchBackend, *, digest: bool = False, checksum: str = "") -> None:
+    def apply(self, backend: Wanted, *, digest: bool = False, checksum: str = "") -> None:
         """Tell the backend, from the next row on.
 
         Args:

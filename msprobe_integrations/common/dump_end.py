@@ -39,7 +39,7 @@ def asked(dump: DumpSettings, rank: int | None, world: int) -> bool:
     return not dump.rank or (rank or 0) in dump.rank or (world <= 1 and not any(r < world for r in dump.rank))
 
 
-def why_nothing(story: Story, dump: DumpSettings, rank: int | None) -> str:
+def why_nothing(story: Story, dump: DumpSettings, rank: int | None, framework: str) -> str:
     """Why a dump can be empty, most likely reason first, with what to do."""
     ran = f"steps {story.steps} ran" if story.steps.count else "no step was ended with step()"
     if dump.level == "debug" and not story.saves:
@@ -65,7 +65,7 @@ def why_nothing(story: Story, dump: DumpSettings, rank: int | None) -> str:
             "no module inside the model given to start() was called between start() and stop() (the model itself is no record, only "
             "what it holds: give start() a module around it)"
         )
-    return "no torch function was called on this thread between start() and stop()"
+    return f"no {framework} function was called on this thread between start() and stop()"
 
 
 def differences(before: DumpSettings, after: DumpSettings) -> list[str]:

@@ -8,13 +8,7 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
-from msprobe_integrations.torch.frames import PLUMBING, kind_of
-
 Walk = Callable[[FrameType | None, FrameType | None, dict[CodeType, bool], Callable[[CodeType], bool], int], tuple[tuple[Any, ...], bool]]
-
-
-def _hides(code: CodeType) -> bool:
-    return kind_of(code) == PLUMBING
 
 
 def walk_python(
@@ -47,7 +41,7 @@ def walk_python(
 
 walk: Walk
 try:
-    walk = importlib.import_module("msprobe_integrations.torch._stackwalk").stack_key
+    walk = importlib.import_module("msprobe_integrations.common._stackwalk").stack_key
 except ImportError:
     walk = walk_python
 
@@ -56,10 +50,14 @@ class Stacks:
     """Interns the call stacks of one process.
 
     A stack's text has the form of the existing ``stack.json``: ``File {path}, line {n}, in {function}, \\n {source}``, innermost
-    frame first. Frames of this package and of torch's plumbing (`frames`) are left out, so the first line is whose call it is.
+    frame first. Frames of this package and of the framework's plumbing are left out, so the first line is whose call it is.
+
+    Args:
+        hides: is code left out?
     """
 
-    def __init__(self) -> None:
+    def __init__(self, hides: Callable[[CodeType], bool]) -> None:
+        self._hides = hides
         self._ids: dict[tuple[Any, ...], int] = {}
         self._keys: list[tuple[tuple[CodeType, int], ...]] = []
         self._hidden: dict[CodeType, bool] = {}
@@ -73,7 +71,7 @@ class Stacks:
             outer: a frame further out whose own stack is known (that of the enclosing call): the walk may end there.
             outer_stack: its number, -1 when it is not known.
         """
-        found, known = walk(frame, outer if outer_stack >= 0 else None, self._hidden, _hides, outer_stack)
+        found, known = walk(frame, outer if outer_stack >= 0 else None, self._hidden, self._hides, outer_stack)
         number = self._ids.get(found)
         if number is None:
             parts = (*found[:-1], *self._keys[outer_stack]) if known else found

@@ -32,7 +32,7 @@ AGAIN = 0.005
 """Seconds between two tries to stop the main thread outside of the probe's own code."""
 _STOP = b"\0"
 _OURS = ("msprobe", "msprobe_engine", "msprobe_integrations")
-_THROUGH = frozenset({*sys.stdlib_module_names, "torch"})
+_THROUGH = frozenset({*sys.stdlib_module_names, "torch", "mindspore"})
 """What our code calls: below a frame of these it is still our code that runs."""
 _log = get_logger()
 Finish = Callable[[], None]

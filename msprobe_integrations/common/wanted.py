@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msprobe_engine import hostkernel
 from msprobe_engine.errors import UsageError
-from msprobe_integrations.torch.pending import Step
 
 CHECKSUMS = {"md5": "crc32", "xor": "xor"}
 """What `Wanted.want_checksum` has to be for a ``summary_mode``; other modes need none."""
@@ -12,11 +13,11 @@ _CHECKSUMS = {"": 0, "crc32": hostkernel.WANT_CRC, "xor": hostkernel.WANT_XOR}
 
 
 class Wanted:
-    """The part of `TorchBackend` that chooses the words of its rows. Setting what is set already costs nothing; a change holds for
+    """The part of a backend that chooses the words of its rows. Setting what is set already costs nothing; a change holds for
     the rows that are made from then on."""
 
     _want: int
-    _step: Step
+    _step: Any
 
     @property
     def want_digest(self) -> bool:
