@@ -1,5 +1,5 @@
 # Everything a clean machine needs is installed here, into .venv; only python3 >= 3.10 has to be there.
-# Targets: demo, test, lint, bench, integrations-table, test-matrix, clean. Stamp files in .venv make repeated calls quick.
+# Targets: demo, test, test-mindspore, lint, bench, integrations-table, test-matrix, clean. Stamp files in .venv make repeated calls quick.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -13,16 +13,20 @@ MCORE19 ?= megatron-core==0.19.2
 VENV := .venv
 BIN := $(VENV)/bin
 MCORE19_DIR := .venvs/mcore19
+MINDSPORE ?= mindspore==2.10.0
+MINDSPORE_PYTHON ?= $(BIN)/python
+MINDSPORE_DIR := .venvs/mindspore
 PYTEST_ARGS ?=
 
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test lint bench venv venv-mcore19 system-packages integrations-table test-matrix clean
+.PHONY: help demo test test-mindspore lint bench venv venv-mcore19 venv-mindspore system-packages integrations-table test-matrix clean
 
 help:
 	@echo "make demo   a real Megatron run with a planted fault, found by the probe"
 	@echo "make test   lint, types, import contracts and all tests"
+	@echo "make test-mindspore      of these the tests inside MindSpore's own environment"
 	@echo "make lint   lint, types and import contracts only"
 	@echo "make bench  cost of the probe, side by side with no tool"
 	@echo "make integrations-table  docs/integrations.md, from the tests that prove its cells"
@@ -60,6 +64,20 @@ $(MCORE19_DIR)/.installed: $(VENV)/.installed
 	$(BIN)/python -c 'import typing_extensions, packaging' || $(BIN)/python -m pip install --quiet typing_extensions packaging
 	@touch $@
 
+# MindSpore in an environment of its own: its compiled part needs numpy < 2, other frameworks do not want that (docs/mindspore.md). Where
+# it has no wheel the environment stays empty, and what needs it is skipped with that reason.
+venv-mindspore: $(MINDSPORE_DIR)/.installed
+
+$(MINDSPORE_DIR)/.installed: $(VENV)/.created pyproject.toml $(wildcard msprobe_engine/*.[ch] msprobe_integrations/common/*.c)
+	@mkdir -p $(MINDSPORE_DIR)
+	@if $(MINDSPORE_PYTHON) -c 'import sys; sys.exit(not (3, 9) < sys.version_info[:2] < (3, 13))'; then \
+	  [ -x $(MINDSPORE_DIR)/bin/python ] || $(MINDSPORE_PYTHON) -m venv $(MINDSPORE_DIR); \
+	  $(MINDSPORE_DIR)/bin/python -m pip install --quiet '$(MINDSPORE)' -e '.[test-mindspore]'; \
+	else \
+	  echo "$(MINDSPORE) has no wheel for this Python, its tests will be skipped; to name another one: make MINDSPORE_PYTHON=python3.11 ..." >&2; \
+	fi
+	@touch $@
+
 # The real prometheus and promtool, and a browser, where they can be installed; without them the tests that need them are skipped with
 # that reason.
 system-packages:
@@ -89,13 +107,21 @@ lint: $(VENV)/.installed
 # train on a CPU, which wraps functions of torch for good; what the second lane prints comes last.
 SHIMMED := tests/megatron tests/monitor_faults
 SECOND := tests/deepspeed tests/diagnose tests/checkpoint tests/integrations/isolation
-test: system-packages venv-mcore19 lint
+MINDSPORE_TESTS = if [ -x $(MINDSPORE_DIR)/bin/python ]; then $(MINDSPORE_DIR)/bin/python -m pytest tests/mindspore $(PYTEST_ARGS); \
+  else echo "tests/mindspore skipped: no environment with $(MINDSPORE)"; fi
+test: system-packages venv-mcore19 venv-mindspore lint
 	@set +e; log='$(VENV)/second-lane.log'; \
-	( MSPROBE_MCORE19='$(CURDIR)/$(MCORE19_DIR)' $(BIN)/python -m pytest $(SHIMMED) $(PYTEST_ARGS); shimmed=$$?; \
-	  $(BIN)/python -m pytest $(SECOND) $(PYTEST_ARGS) && [ $$shimmed -eq 0 ] ) >"$$log" 2>&1 & lane=$$!; \
+	mindspore='$(CURDIR)/$(MINDSPORE_DIR)'; [ ! -x "$$mindspore/bin/python" ] || export MSPROBE_MINDSPORE="$$mindspore"; \
+	( $(MINDSPORE_TESTS); inside=$$?; \
+	  MSPROBE_MCORE19='$(CURDIR)/$(MCORE19_DIR)' $(BIN)/python -m pytest $(SHIMMED) $(PYTEST_ARGS); shimmed=$$?; \
+	  $(BIN)/python -m pytest $(SECOND) $(PYTEST_ARGS) && [ $$shimmed -eq 0 ] && [ $$inside -eq 0 ] ) >"$$log" 2>&1 & lane=$$!; \
 	$(BIN)/python -m pytest $(addprefix --ignore=,$(SHIMMED) $(SECOND)) $(PYTEST_ARGS); others=$$?; \
 	wait $$lane; lane=$$?; cat "$$log"; \
 	[ $$others -eq 0 ] && [ $$lane -eq 0 ]
+
+# Tests in the main environment that start MindSpore programs find this environment by MSPROBE_MINDSPORE, which `test` sets.
+test-mindspore: venv-mindspore
+	@$(MINDSPORE_TESTS)
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/overhead.py

@@ -3,6 +3,7 @@ their own, and the cells of docs/integrations.md that a test proves."""
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import shutil
@@ -22,6 +23,22 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's background jo
 
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 settings.load_profile("shared")
+
+
+class _NeedsMindSpore(pytest.Dir):
+    """A directory whose tests run in an environment with mindspore; in any other it is one skipped line."""
+
+    def collect(self) -> list[pytest.Item | pytest.Collector]:
+        pytest.skip("mindspore is not installed in this environment; make test-mindspore has one with it")
+
+
+def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """tests/mindspore is not even imported where there is no mindspore."""
+    installed = importlib.util.find_spec("mindspore")  # a folder of that name on the path is none: it has no origin
+    if path == Path(__file__).parent / "mindspore" and (installed is None or installed.origin is None):
+        collector: pytest.Collector = _NeedsMindSpore.from_parent(parent, path=path)
+        return collector
+    return None
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,40 @@
+"""Tests inside MindSpore's own environment: each in a directory of its own (MindSpore litters), seeded, in PyNative mode, on the CPU.
+
+Without mindspore the directory is skipped as a whole (`tests/conftest.py`), so nothing here imports it before a test runs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("GLOG_v", "3")  # errors only; read once, when mindspore is imported
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+HERE = Path(__file__).parent
+if str(HERE) not in sys.path:  # programs and helpers that several tests share
+    sys.path.insert(0, str(HERE))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _litter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What fixtures of a module or of the session run leaves its files here."""
+    before = Path.cwd()
+    os.chdir(tmp_path_factory.mktemp("litter"))
+    yield
+    os.chdir(before)
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Own directory, seed 1234, PyNative mode before and after."""
+    import mindspore
+
+    monkeypatch.chdir(tmp_path)
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE, device_target="CPU")
+    mindspore.set_seed(1234)
+    yield
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
