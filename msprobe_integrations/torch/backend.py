@@ -18,13 +18,15 @@ from msprobe_engine import rows as _rows
 from msprobe_engine.errors import DumpFormatError
 from msprobe_engine.records import TensorDescription, TensorRef
 from msprobe_engine.rows import Rows
+from msprobe_integrations.common.descriptions import intern
+from msprobe_integrations.common.row_memory import MemoryPool
 from msprobe_integrations.common.wanted import CHECKSUMS, Wanted
 from msprobe_integrations.torch import describe as _describe
 from msprobe_integrations.torch.checksums import Staging, xor_into
 from msprobe_integrations.torch.derived import PairRows
 from msprobe_integrations.torch.job import Job
 from msprobe_integrations.torch.pending import Step, TorchPendingRows, quiet
-from msprobe_integrations.torch.statistics import CODES, DeviceRows, MemoryPool, host_flags, reduce_cpu, reduce_device
+from msprobe_integrations.torch.statistics import CODES, DeviceRows, host_flags, reduce_cpu, reduce_device
 
 _function_modes = torch._C._len_torch_function_stack
 _NoFunction = torch._C.DisableTorchFunction
@@ -130,7 +132,7 @@ class TorchBackend(PairRows, Wanted, Job):
     def _marked(self, step: Step, key: int, tensor: Any) -> TensorRef:
         """The row of a tensor that is known, described with what ``requires_grad`` is by now."""
         weakly, version, (row, description) = step.seen[key]
-        made = TensorRef(row, _describe.intern(*description._replace(requires_grad=tensor.requires_grad)))
+        made = TensorRef(row, intern(*description._replace(requires_grad=tensor.requires_grad)))
         step.seen[key] = (weakly, version, made)
         return made
 
@@ -212,7 +214,7 @@ class TorchBackend(PairRows, Wanted, Job):
     def _reduce_any(self, step: Step, tensor: Any) -> TensorRef:
         """Every tensor that is not plain, contiguous and known; and the first of each kind that is."""
         if tensor is None:
-            return TensorRef(-1, _describe.intern("NoneType", "", (), None, ""))
+            return TensorRef(-1, intern("NoneType", "", (), None, ""))
         row = -1
         try:
             with quiet():

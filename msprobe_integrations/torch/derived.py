@@ -14,6 +14,7 @@ import torch
 from msprobe_engine import histograms, hostkernel, pairs
 from msprobe_engine import rows as _rows
 from msprobe_engine.records import TensorDescription, TensorRef
+from msprobe_integrations.common.descriptions import intern
 from msprobe_integrations.torch import describe as _describe
 from msprobe_integrations.torch import pairkernels
 from msprobe_integrations.torch.pairkernels import Factor, Factors
@@ -244,7 +245,7 @@ class PairRows:
                 if why:
                     return self._without(description, why)
                 made = str(pairkernels.pair_type(a, b))
-                description = _describe.intern(*description._replace(dtype=made, requires_grad=False))
+                description = intern(*description._replace(dtype=made, requires_grad=False))
                 row = next(step.numbers)
                 want = pairkernels.pair_want(self._want)
                 if on_host(a) and on_host(b):
@@ -299,6 +300,14 @@ class PairRows:
                 step.host.clear(row)
             return self._without(self._described(tensor), f"histogram: {type(error).__name__}: {str(error)[:80]}").row
 
+    def histogram_of_update(self, states: Mapping[str, Any], hyper: Mapping[str, Any], eps: float, kind: str) -> int:
+        """`histogram` of Adam's m_hat / (sqrt(v_hat) + eps), whose values exist for this only; -1 where the states are others."""
+        moments = _moments(states, hyper)
+        if moments is None:
+            return -1
+        first, root = moments
+        return self.histogram(torch.where(root == 0, 0.0, first / (root + eps)), kind)
+
 
 def _look(a: Any, b: Any) -> tuple[Any, ...]:
     """What tells whether a pair is as one before."""
@@ -330,3 +339,18 @@ def _consecutive(step: Step, n: int) -> int:
             taken = []
         taken.append(number)
     return taken[0]
+
+
+def _moments(states: Mapping[str, Any], hyper: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Adam's m_hat and sqrt(v_hat), float32; copies, made only for histograms. None without such states."""
+    first, second = states.get("exp_avg"), states.get("exp_avg_sq")
+    if first is None or second is None or first.shape != second.shape:
+        return None
+    if hyper.get("amsgrad"):
+        second = states.get("max_exp_avg_sq", second)
+    first, second = first.detach().float(), second.detach().float()
+    if hyper.get("bias_correction", True):
+        one, two = hyper["betas"]
+        step = hyper["step"]
+        first, second = first / (1 - one**step), second / (1 - two**step)
+    return first, second.sqrt()

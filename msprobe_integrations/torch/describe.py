@@ -16,22 +16,20 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
 from torch._C import _functorch
 
 from msprobe_engine.records import TensorDescription
+from msprobe_integrations.common.descriptions import LIMIT, intern
 
 Tensor = torch.Tensor
 Key = tuple[Any, ...]
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _no_dispatch = torch._C._disabled_torch_dispatch_impl
-_interned: dict[Key, TensorDescription] = {}
 _fast: dict[Key, TensorDescription] = {}
 _parts: dict[tuple[int, tuple[int, ...]], tuple[TensorDescription, TensorDescription]] = {}
-_LIMIT = 100_000  # shapes that never repeat (packed sequences) must not fill the memory
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
@@ -111,7 +109,7 @@ def _plain(tensor: Tensor, cls: type) -> tuple[Tensor | None, TensorDescription,
     if tensor.numel() and tensor.untyped_storage().nbytes() == 0:
         return None, of(tensor, text, (("freed", True),)), "freed"
     description = of(tensor, text)
-    if len(_fast) > _LIMIT:
+    if len(_fast) > LIMIT:
         _fast.clear()
     _fast[(cls, tensor.dtype, tensor.shape, tensor.requires_grad, tensor.device)] = description
     if tensor.is_neg() or tensor.is_conj():
@@ -202,21 +200,7 @@ def of_part(whole: TensorDescription, shape: tuple[int, ...]) -> TensorDescripti
     if found is None or found[0] is not whole:
         extra = (*whole.extra, ("full_shape", list(whole.shape)))
         made = intern(whole.type, whole.dtype, shape, whole.requires_grad, whole.device, extra)
-        if len(_parts) > _LIMIT:
+        if len(_parts) > LIMIT:
             _parts.clear()
         found = _parts[(id(whole), shape)] = (whole, made)
     return found[1]
-
-
-def intern(
-    text: str, dtype: str, shape: tuple[int, ...], requires_grad: bool | None, device: str, extra: tuple[tuple[str, Any], ...] = ()
-) -> TensorDescription:
-    """The one description with these fields."""
-    text = sys.intern(text)
-    key = (text, dtype, shape, requires_grad, device, repr(extra) if extra else "")
-    found = _interned.get(key)
-    if found is None:
-        if len(_interned) > _LIMIT:
-            _interned.clear()
-        found = _interned[key] = TensorDescription(text, sys.intern(dtype), shape, requires_grad, device, extra)
-    return found

@@ -14,8 +14,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from msprobe_engine import rows as _rows
 from msprobe_engine.records import TensorRef
 from msprobe_engine.rows import Rows
+from msprobe_integrations.common.row_memory import MemoryPool, RowBuffer
 from msprobe_integrations.torch.checksums import Staging
-from msprobe_integrations.torch.statistics import DeviceRows, MemoryPool, RowBuffer
+from msprobe_integrations.torch.statistics import DeviceRows
 from msprobe_integrations.torch.streams import host_memory, side_stream
 
 _dispatch_modes = torch._C._len_torch_dispatch_stack

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from msprobe_engine.records import Opaque, TensorRef
-from msprobe_integrations.torch import describe
+from msprobe_integrations.common.descriptions import intern
 from msprobe_integrations.torch.containers import CLASS_KEY, class_text, opened
 from msprobe_integrations.torch.pending import quiet
 
@@ -164,4 +164,4 @@ def _array(value: np.ndarray[Any, Any], reduce: Reduce) -> TensorRef | Opaque:
         return Opaque({"type": "numpy.ndarray", "dtype": str(value.dtype), "shape": list(value.shape), **nothing})
     ref = reduce(tensor)
     shown = ref.description
-    return TensorRef(ref.row, describe.intern("numpy.ndarray", str(value.dtype), shown.shape, None, "cpu", shown.extra))
+    return TensorRef(ref.row, intern("numpy.ndarray", str(value.dtype), shown.shape, None, "cpu", shown.extra))

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msprobe_engine import hostkernel, rows
+from msprobe_integrations.common.row_memory import MemoryPool, RowBuffer
 from msprobe_integrations.torch import statistics
-from msprobe_integrations.torch.statistics import CODES, DeviceRows, MemoryPool, RowBuffer, host_flags, reduce_device
+from msprobe_integrations.torch.statistics import CODES, DeviceRows, host_flags, reduce_device
 
 INTEGER_WORDS = [0, 1, 2, 3, 4, 5, 10, 11, 12]
 
