@@ -25,18 +25,19 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from msprobe_integrations.common.gradients import ACCUMULATED, CLIPPED, LOCAL, UNSCALED, Piece, layer_numbers, layer_of
+from msprobe_integrations.common.parameters import Replicas
+from msprobe_integrations.common.targets import matches
 from msprobe_integrations.deepspeed import reliance
 from msprobe_integrations.deepspeed.places import rank_info
 from msprobe_integrations.deepspeed.replicas import replicas
 from msprobe_integrations.deepspeed.shards import Shards, Zero3Shards, ZeroShards, kind_of, shards_of
 from msprobe_integrations.torch.algorithms import algorithm_of
-from msprobe_integrations.torch.gradients import ACCUMULATED, CLIPPED, LOCAL, UNSCALED, Piece, layer_numbers, layer_of
 from msprobe_integrations.torch.methods import MethodHooks
-from msprobe_integrations.torch.parameters import Engine, Replicas
-from msprobe_integrations.torch.targets import matches
+from msprobe_integrations.torch.parameters import Engine
 
 if TYPE_CHECKING:
-    from msprobe_integrations.torch.parameter_watch import ParameterWatch
+    from msprobe_integrations.common.parameter_watch import ParameterWatch
     from msprobe_integrations.torch.probe import TorchProbe
 
 PART = "parameter monitor"

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from msprobe_integrations.common.gradients import Piece, layer_numbers, layer_of
+from msprobe_integrations.common.targets import matches
 from msprobe_integrations.megatron import fsdp
 from msprobe_integrations.torch import dtensors
-from msprobe_integrations.torch.gradients import Piece, layer_numbers, layer_of
-from msprobe_integrations.torch.targets import matches
 
 if TYPE_CHECKING:
     from msprobe_engine.settings.schema import MonitorSettings
-    from msprobe_integrations.torch.exchanges import Exchanges
-    from msprobe_integrations.torch.merge import RowExchange
+    from msprobe_integrations.common.exchanges import Exchanges
+    from msprobe_integrations.common.gradients import Exchange
 
 
 def as_list(model: Any) -> list[Any]:
@@ -157,7 +157,8 @@ class Layout:
     def local(self, piece: Piece) -> torch.Tensor | None:
         """The whole accumulation buffer of this rank; unreduced numbers before the reduction."""
         found = getattr(piece.parameter, "main_grad", None)
-        return piece.parameter.grad if found is None else found
+        gradient: torch.Tensor | None = piece.parameter.grad if found is None else found
+        return gradient
 
     def members(self, piece: Piece) -> Any:
         """The group that reduces the piece's gradient; None when it is in no bucket, or the bucket's group is a part of it (several
@@ -171,7 +172,7 @@ class Layout:
         parameter: torch.Tensor,
         vpp_stage: int,
         numbers: dict[str, int],
-        exchanges: dict[tuple[int, ...], RowExchange | None],
+        exchanges: dict[tuple[int, ...], Exchange | None],
     ) -> Piece:
         facts: dict[str, Any] = {}
         marks = getattr(parameter, "orig_param", parameter)  # Megatron-FSDP copies some of them only

@@ -15,7 +15,7 @@ from msprobe_integrations.torch import dtensors
 from msprobe_integrations.torch.algorithms import algorithm_of
 
 if TYPE_CHECKING:
-    from msprobe_integrations.torch.gradients import Piece
+    from msprobe_integrations.common.gradients import Piece
 
 
 def is_megatron(optimizer: Any) -> bool:

@@ -23,16 +23,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from msprobe_integrations.common.gradients import ACCUMULATED, CLIPPED, LOCAL, UNSCALED, Piece
+from msprobe_integrations.common.parameters import Replicas
 from msprobe_integrations.megatron.layout import Layout, as_list, bucket_groups, buckets_of
 from msprobe_integrations.megatron.optimizers import MainParameters, clips, gathers_late, is_megatron, learning_rate, loss_scale
 from msprobe_integrations.megatron.replicas import replicas
 from msprobe_integrations.torch import dtensors
-from msprobe_integrations.torch.gradients import ACCUMULATED, CLIPPED, LOCAL, UNSCALED, Piece
 from msprobe_integrations.torch.methods import MethodHooks
-from msprobe_integrations.torch.parameters import Replicas
 
 if TYPE_CHECKING:
-    from msprobe_integrations.torch.parameter_watch import ParameterWatch
+    from msprobe_integrations.common.parameter_watch import ParameterWatch
     from msprobe_integrations.torch.probe import TorchProbe
 
 PART = "parameter monitor"

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from msprobe_integrations.torch.gradients import Piece
+from msprobe_integrations.common.gradients import Piece
 
 if TYPE_CHECKING:
-    from msprobe_integrations.torch.exchanges import Exchanges
+    from msprobe_integrations.common.exchanges import Exchanges
 
 
 def is_dtensor(tensor: Any) -> bool:

@@ -13,11 +13,11 @@ from msprobe_engine.errors import UsageError
 from msprobe_engine.log import warn_once
 from msprobe_engine.records import Sample
 from msprobe_engine.settings.schema import LayerFeatureSettings
+from msprobe_integrations.common.targets import Named, is_named, matches
 from msprobe_integrations.torch import feature_math
 from msprobe_integrations.torch.describe import resolve
 from msprobe_integrations.torch.module_hooks import ModuleHooks, Post, Pre
 from msprobe_integrations.torch.pending import quiet
-from msprobe_integrations.torch.targets import Named, is_named, matches
 
 if TYPE_CHECKING:
     from msprobe_integrations.torch.module_side import ModuleSide

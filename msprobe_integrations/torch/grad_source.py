@@ -14,8 +14,9 @@ from torch import nn
 from msprobe_engine.errors import UsageError
 from msprobe_engine.guard import Faults, Guard
 from msprobe_engine.settings.schema import MonitorSettings
-from msprobe_integrations.torch.gradients import Piece
-from msprobe_integrations.torch.parameters import ParameterSource, find_source
+from msprobe_integrations.common.gradients import Piece
+from msprobe_integrations.common.parameters import ParameterSource
+from msprobe_integrations.torch.parameters import find_source
 
 if TYPE_CHECKING:
     from msprobe_integrations.torch.grad_probe import GradientProbe

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from msprobe_engine.log import get_logger
+from msprobe_integrations.common.targets import Named
 from msprobe_integrations.torch.compiled import CallBoundary, CompiledCode, has_call_boundary
-from msprobe_integrations.torch.targets import Named
 
 Pre = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
 Post = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], None]

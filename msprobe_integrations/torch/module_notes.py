@@ -22,13 +22,13 @@ from torch import nn
 from msprobe_engine.records import TensorDescription, TensorRef
 from msprobe_engine.sinks.files import make_directory, replace_file
 from msprobe_engine.sinks.names import safe_cell
+from msprobe_integrations.common.monitor_files import monitor_root, rank_directory
 from msprobe_integrations.common.stacks import Stacks
+from msprobe_integrations.common.targets import Named
 from msprobe_integrations.torch import frames
 from msprobe_integrations.torch.backward import GradientWatch, edge, sequence_number
 from msprobe_integrations.torch.module_hooks import ModuleHooks, Post, Pre
-from msprobe_integrations.torch.monitor_files import monitor_root, rank_directory
 from msprobe_integrations.torch.recorder import no_torch_function
-from msprobe_integrations.torch.targets import Named
 
 if TYPE_CHECKING:
     from msprobe_integrations.torch.module_side import ModuleSide

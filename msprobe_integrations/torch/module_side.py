@@ -12,9 +12,10 @@ from msprobe_engine.collector import StepCollection
 from msprobe_engine.errors import SettingsError
 from msprobe_engine.log import warn_once
 from msprobe_engine.settings.schema import MonitorSettings
+from msprobe_integrations.common.targets import Named, is_named, matches, plain, unmatched
 from msprobe_integrations.torch import node_hooks
 from msprobe_integrations.torch.module_hooks import ModuleHooks, Pre, say_sealed
-from msprobe_integrations.torch.targets import Named, is_named, matches, named_modules, plain, unmatched, unwrapped
+from msprobe_integrations.torch.targets import named_modules, unwrapped
 from msprobe_integrations.torch.watch import TensorWatch
 
 if TYPE_CHECKING:

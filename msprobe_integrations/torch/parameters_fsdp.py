@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from msprobe_integrations.common.gradients import ACCUMULATED, LOCAL, Piece
 from msprobe_integrations.torch.doors import Doors
-from msprobe_integrations.torch.gradients import ACCUMULATED, LOCAL, Piece
 
 if TYPE_CHECKING:
-    from msprobe_integrations.torch.parameter_watch import ParameterWatch
+    from msprobe_integrations.common.parameter_watch import ParameterWatch
 
 
 class UnshardedGradients:

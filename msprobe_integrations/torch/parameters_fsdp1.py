@@ -17,14 +17,15 @@ import torch.distributed as dist
 from torch import nn
 
 from msprobe_engine.log import warn_once
+from msprobe_integrations.common.gradients import ACCUMULATED, CLIPPED, LOCAL, Piece, layer_numbers, layer_of
+from msprobe_integrations.common.parameters import Replicas
+from msprobe_integrations.common.targets import matches, plain
 from msprobe_integrations.torch.doors import Doors
-from msprobe_integrations.torch.gradients import ACCUMULATED, CLIPPED, LOCAL, Piece, layer_numbers, layer_of
-from msprobe_integrations.torch.parameters import Replicas
 from msprobe_integrations.torch.parameters_plain import PlainSource
-from msprobe_integrations.torch.targets import matches, plain, unwrapped
+from msprobe_integrations.torch.targets import unwrapped
 
 if TYPE_CHECKING:
-    from msprobe_integrations.torch.parameter_watch import ParameterWatch
+    from msprobe_integrations.common.parameter_watch import ParameterWatch
     from msprobe_integrations.torch.probe import TorchProbe
 
 _FSDP = "FullyShardedDataParallel"

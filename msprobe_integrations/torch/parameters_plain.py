@@ -11,19 +11,20 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from msprobe_engine.log import get_logger
+from msprobe_integrations.common.gradients import ACCUMULATED, LOCAL, Piece, layer_numbers, layer_of
+from msprobe_integrations.common.parameter_watch import MICRO, UNREDUCED
+from msprobe_integrations.common.parameters import Replicas
+from msprobe_integrations.common.targets import matches, plain
 from msprobe_integrations.torch import dtensors
 from msprobe_integrations.torch.algorithms import algorithm_of
 from msprobe_integrations.torch.closures import after_closure
-from msprobe_integrations.torch.gradients import ACCUMULATED, LOCAL, Piece, layer_numbers, layer_of
 from msprobe_integrations.torch.methods import MethodHooks
-from msprobe_integrations.torch.parameter_watch import MICRO, UNREDUCED
-from msprobe_integrations.torch.parameters import Replicas
 from msprobe_integrations.torch.parameters_fsdp import UnshardedGradients
 from msprobe_integrations.torch.parameters_scaler import UpdateDoors, inner_optimizer
-from msprobe_integrations.torch.targets import matches, plain, unwrapped
+from msprobe_integrations.torch.targets import unwrapped
 
 if TYPE_CHECKING:
-    from msprobe_integrations.torch.parameter_watch import ParameterWatch
+    from msprobe_integrations.common.parameter_watch import ParameterWatch
     from msprobe_integrations.torch.probe import TorchProbe
 
 _log = get_logger()

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.utils import clip_grad
 
+from msprobe_integrations.common.gradients import CLIPPED, UNSCALED
 from msprobe_integrations.torch import dtensors
 from msprobe_integrations.torch.doors import Doors
-from msprobe_integrations.torch.gradients import CLIPPED, UNSCALED
 
 if TYPE_CHECKING:
-    from msprobe_integrations.torch.parameter_watch import ParameterWatch
+    from msprobe_integrations.common.parameter_watch import ParameterWatch
 
 _PART = "gradient phases"
 _Scaler: Any = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler

@@ -11,257 +11,118 @@ probe.close()
 
 from __future__ import annotations
 
-import os
-import sys
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from msprobe_engine.guard import Guard
-from msprobe_engine.records import Entry, Frame, Sample, TensorRef
-from msprobe_engine.session import Session
+from msprobe_engine.errors import UsageError
+from msprobe_engine.incident.notify import Notifier
 from msprobe_engine.settings.schema import MonitorSettings, ProbeSettings
 from msprobe_engine.sinks.base import Sink
-from msprobe_engine.window import Window
-from msprobe_integrations.autoload import request
-from msprobe_integrations.common import at_exit, exits
-from msprobe_integrations.common.patience import Patience
-from msprobe_integrations.common.wants import Wants
-from msprobe_integrations.torch.advice import Advice, chunks_of
+from msprobe_integrations.common.exchanges import Exchanges
+from msprobe_integrations.common.parameter_side import ParameterSide
+from msprobe_integrations.common.probe import Probe
 from msprobe_integrations.torch.attempts import Attempts
 from msprobe_integrations.torch.backend import TorchBackend
-from msprobe_integrations.torch.hot import FollowedFile
+from msprobe_integrations.torch.derived import on_host
 from msprobe_integrations.torch.membership import Membership
+from msprobe_integrations.torch.merge import RowExchange
 from msprobe_integrations.torch.module_side import ModuleSide
 from msprobe_integrations.torch.notify import find_notifier
 from msprobe_integrations.torch.overflow import NpuOverflow
-from msprobe_integrations.torch.parameter_side import Attached, Find, ParameterSide
+from msprobe_integrations.torch.parameters import find_source
 from msprobe_integrations.torch.perturb import perturb
 from msprobe_integrations.torch.pipelining import StagePreparation
 from msprobe_integrations.torch.plans import Plans
+from msprobe_integrations.torch.replica_channel import Channel
 from msprobe_integrations.torch.run_config import RunConfig
 
 
-class TorchProbe:
+class TorchProbe(Probe):
     """Monitor, rules, sinks and incidents around a training loop.
 
     All methods are safe to call at any time: a fault inside disables the part it happened in and the training goes on.
     """
 
-    def __init__(self, settings: ProbeSettings, *, extra_sinks: Sequence[Sink] = ()) -> None:
-        self.settings = settings
-        self.backend = TorchBackend()
-        Wants.of(settings).apply(self.backend)
-        self.session = Session(
-            settings,
-            self.backend,
-            local_rank=int(os.environ.get("LOCAL_RANK", 0)),
-            local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", 1)),
-            notifier=find_notifier(Path(settings.output_dir)),
-            extra_sinks=extra_sinks,
-        )
-        self.pipeline = self.session.pipeline
-        self.faults = self.session.faults
-        self.step = 0
-        self._micro_step = -1
-        self._paused = 0
-        self._closed = False
-        self._said = False
-        self._in_step = False
-        self._patience = Patience()
-        self._membership = Membership(self)
-        m = settings.monitor if settings.monitor is not None and settings.monitor.enabled else None
-        self._window = _window_of(m)
-        self._due = False
-        self._models: list[nn.Module] = []
-        self._optimizer: Any = None
-        self._perturbed = False
-        self._file: FollowedFile | None = None
-        self.parameters = ParameterSide(self)
-        self._advice = Advice(self)
-        self._overflow = NpuOverflow()
-        self._run_config = RunConfig(settings)
-        self.pipeline.listeners.append(self._advice.on_frame)
-        self.plans = Plans(self.session)
-        self._attempts: Attempts | None = None
-        self._watch = ModuleSide.build(self, m)
-        self._stages = StagePreparation(self)
-        at_exit.register(self.close)
-        exits.at_signal(self.close, settings.exit_patience)
-        this = weakref.ref(self)
-        os.register_at_fork(after_in_child=lambda: _forked(this()))
+    backend: TorchBackend
+    plans: Plans
+    _watch: ModuleSide | None
 
-    @classmethod
-    def from_config(cls, path: str | Path, **arguments: Any) -> TorchProbe:
-        """Build from a settings file; raises `SettingsError` when it is wrong. With ``monitor.hot`` the file is followed."""
+    unseen = torch._C.DisableTorchFunction
+
+    def __init__(self, settings: ProbeSettings, *, extra_sinks: Sequence[Sink] = ()) -> None:
+        super().__init__(settings, extra_sinks=extra_sinks)
+        self._perturbed = False
+        self._overflow = NpuOverflow()
+        self._attempts: Attempts | None = None
+        self._stages = StagePreparation(self)
+
+    def _make_backend(self) -> TorchBackend:
+        return TorchBackend()
+
+    def _make_parameters(self) -> ParameterSide:
+        return ParameterSide(self, find_source, Exchanges(lambda ranks: RowExchange(ranks=ranks)), TorchRanks())
+
+    def _make_membership(self) -> Membership:
+        return Membership(self)
+
+    def _make_run_config(self) -> RunConfig:
+        return RunConfig(self.settings)
+
+    def _make_plans(self) -> Plans:
+        return Plans(self.session)
+
+    def _make_watch(self, monitor: MonitorSettings | None) -> ModuleSide | None:
+        return ModuleSide.build(self, monitor)
+
+    def make_notifier(self, about: str = "") -> Notifier | None:
+        """What tells other ranks of incidents, or of what `about` names; None for one process."""
+        return find_notifier(Path(self.settings.output_dir), about)
+
+    def chunks_of(self, models: Any, optimizer: Any) -> list[nn.Module]:
+        """The model, or its virtual pipeline chunks, as a list.
+
+        Raises:
+            UsageError: `models` is something else, or `optimizer` is a module.
+        """
+        chunks = [models] if isinstance(models, nn.Module) else list(models) if isinstance(models, (list, tuple)) else []
+        if not chunks or not all(isinstance(chunk, nn.Module) for chunk in chunks):
+            raise UsageError(f"attach: the model is of type {type(models).__name__}; give the module, or the list of its pipeline chunks")
+        if isinstance(optimizer, nn.Module):
+            raise UsageError(f"attach: the optimizer is a module ({type(optimizer).__name__}); expected attach(model, optimizer)")
+        return chunks
+
+    @contextmanager
+    def shield(self) -> Iterator[None]:
+        """Operations inside are neither recorded for gradients nor shown to function modes."""
+        with torch.no_grad(), torch._C.DisableTorchFunction():
+            yield
+
+    def at_hand(self, value: Any) -> bool:
+        """Is this a tensor on the host?"""
+        return isinstance(value, torch.Tensor) and on_host(value)
+
+    def finer(self, main: torch.Tensor, parameter: torch.Tensor) -> bool:
+        """Has the optimizer's copy of a parameter more bits than the parameter itself?"""
+        return parameter.dtype.is_floating_point and main.dtype.itemsize > parameter.dtype.itemsize
+
+    def _of_user(self) -> None:
         from msprobe_integrations.torch import owner  # which imports this module
 
-        probe = cls(request.of_script(path), **arguments)
         owner.of_user()
-        if probe.monitor is not None and probe.monitor.hot:
-            probe.follow_file(path)
-        return probe
 
-    @property
-    def closed(self) -> bool:
-        """True after `close`."""
-        return self._closed
-
-    @property
-    def monitor(self) -> MonitorSettings | None:
-        """The monitor section, None when nothing is monitored."""
-        return self.settings.monitor
-
-    @property
-    def frames(self) -> list[Frame]:
-        """One frame per step, oldest first, with ``sinks: {memory: true}``; empty without."""
-        return self.session.frames
-
-    def count_micro_steps_again(self) -> None:
-        """The step runs once more: its first pass of the model is micro batch 0 again."""
-        if self._watch is not None:
-            self._watch.count_again()
-
-    @property
-    def told_micro_step(self) -> int:
-        """The micro batch that was set, -1 when none was."""
-        return self._micro_step
-
-    @property
-    def micro_step(self) -> int:
-        """Current micro batch, -1 outside. When nobody sets it: how many training passes of the model came before in this step, counted
-        in steps in which modules are watched."""
-        return self._micro_step if self._watch is None else self._watch.micro_step()
-
-    @micro_step.setter
-    def micro_step(self, value: int) -> None:
-        self._micro_step = value
-        if self.plans.current is not None:
-            self.plans.current.recorder.micro_step = value
-
-    def attach(
-        self,
-        models: nn.Module | Sequence[nn.Module],
-        optimizer: Any = None,
-        on_update: Callable[[bool], None] | None = None,
-        find: Find | None = None,
-    ) -> None:
-        """Name the modules of the model (or of a list: virtual pipeline chunks) and, with an optimizer, watch its parameters. A collective
-        call of all ranks where parameters are sharded. Called again, the newest objects count.
-
-        Args:
-            optimizer: an optimizer, or a list of optimizers that have different parameters.
-            on_update: called after every update of an optimizer, with True when it was skipped; from inside its hooks.
-            find: what finds the `ParameterSource` of an optimizer; None: `find_source`.
-        """
-        with self.guard("attach"):
-            self._models, self._optimizer = chunks_of(models, optimizer), optimizer
-            self._perturb()
-            self._stages.install()
-            one = self._models if len(self._models) > 1 else self._models[0]
-            self.plans.attach(one)
-            if self._watch is not None:
-                self._watch.attach(self._models)
-            self.parameters.attach(Attached(self._models, optimizer, on_update, find))
-
-    def _perturb(self) -> None:
-        """A calibration run moves the weights before the first step, once."""
+    def _attached(self) -> None:
+        """A calibration run moves the weights before the first step, once; pipeline stages make their buffers under our eyes."""
         dump = self.settings.dump
         if dump is not None and dump.perturb and not self._perturbed:
             self._perturbed = True
             perturb(self._models, dump.perturb, dump.perturb_seed)
-
-    def detach(self) -> None:
-        """Let go of models and optimizers, between two steps: until the next `attach` nothing here holds them."""
-        with self.guard("attach"):
-            self._models, self._optimizer = [], None
-            self.plans.attach([])
-            if self._watch is not None:
-                self._watch.detach()
-            self.parameters.detach()
-
-    def follow(self, monitor: MonitorSettings, *, in_update: bool = False) -> None:
-        """Other monitor settings hold from now on: between two steps, or in a step before its first forward pass. Rules, sinks and
-        incidents stay as they are.
-
-        Args:
-            in_update: called from inside a hook of the optimizer, where none may come or go: `settle` does what is left.
-        """
-        before, self.settings = self.settings.monitor, replace(self.settings, monitor=monitor)
-        self.session.follow(self.settings)
-        same = before is not None and replace(before, ops=monitor.ops, eps=monitor.eps) == monitor
-        if self._closed:
-            return
-        self.plans.always = Wants.of(self.settings)
-        self.plans.always.apply(self.backend)
-        if same:
-            return
-        active = monitor if monitor.enabled else None
-        if self._watch is not None:
-            self._watch.remove()
-        self._watch = None
-        with self.guard("attach"):
-            self._window = _window_of(active)
-            self._watch = ModuleSide.build(self, active)
-            if self._watch is not None and self._models:
-                self._watch.attach(self._models)
-        self.parameters.stale = True
-        if self._in_step:
-            self._due = self._window is not None and self._window.wanted(self.step, self._membership.rank)
-            with self.guard("capture"):
-                self._begin_monitor()
-        if not in_update:
-            self.settle()
-
-    def settle(self) -> None:
-        """After `follow` inside of an update, outside of it and before the next backward pass: parameters are watched anew."""
-        if self.parameters.stale and not self._closed:
-            with self.guard("attach"):
-                self.parameters.attach()
-            if self._in_step:
-                self.parameters.begin_step(self._due)
-
-    def follow_file(self, path: str | Path) -> None:
-        """Look at the settings file after every step and follow its monitor section (``monitor.hot``); not with `follow` by hand."""
-        self._file = FollowedFile(self, path)
-
-    def begin_step(self, step: int) -> None:
-        """A step begins; hooks are put on where they are wanted. One that nobody has ended is over with it, without numbers of the loop."""
-        if self._closed:
-            return
-        exits.look()
-        self._patience.renew()
-        if self._in_step and not self.pipeline.empty:
-            self._finish_step()
-        self.step = step
-        self._in_step = True
-        self._due = False
-        with self.guard("step begin"):
-            self._begin(step)
-
-    def _begin(self, step: int) -> None:
-        if not self._said:
-            self._said = True
-            self.session.say_what_is_on()
-        self._membership.look()
-        with self.guard("config check"):
-            self._run_config.begin(self._models, self._optimizer, step, sys._getframe(1))
-        self._due = self._window is not None and self._window.wanted(step, self._membership.rank)
-        self.parameters.begin_step(self._due)
-        if self._paused or not self.faults.enabled("capture"):
-            return
-        with self.guard("capture"):
-            self.plans.open(step)
-            self._begin_monitor()
-
-    def _begin_monitor(self) -> None:
-        if self._watch is not None:
-            self._watch.begin() if self._due else self._watch.remove()
+        self._stages.install()
 
     def attempts(self, step: int, reset: Callable[[], Any] | None = None) -> Iterator[int]:
         """Begin a step whose forward and backward pass may run a second time, with everything captured, when a critical alert of a
@@ -283,146 +144,29 @@ class TorchProbe:
         else:
             yield from self._attempts.run(reset)
 
-    def end_step(self, scalars: Mapping[str, Any] | None = None, *, complete: bool = True) -> None:
-        """A step is over: everything seen becomes a frame; `complete` False: it was cut off."""
-        if self._closed:
-            return
-        if not self._in_step:
-            self._advice.no_begin()
-        scalars = self._advice.numbers(scalars)
+    def _numbers(self, scalars: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
         if self._due and self.faults.enabled("overflow flag"):
             with self.guard("overflow flag"):
-                scalars = self._overflow.add(scalars)
-        self._finish_step(scalars, complete)
-        if self._file is not None and self.faults.enabled("monitor.hot"):
-            with self.guard("monitor.hot"):
-                self._file.end_step(self.step)
+                return self._overflow.add(scalars)
+        return scalars
 
-    def _finish_step(self, scalars: Mapping[str, Any] | None = None, complete: bool = True) -> None:
-        self._in_step = False
-        self.micro_step = -1
-        stacks: list[list[str]] | None = None
-        again = False
-        with self.guard("capture"):
-            stacks = self.plans.end_step(self.step)
-            if self._watch is not None:
-                self._watch.end_step()
-            if self._due and self._window is not None:
-                self._window.take()
-            again = self._window is not None and self._window.wanted(self.step + 1, self._membership.rank)
-            if self._watch is not None and not again:
-                self._watch.remove()
-        if self._due:
-            self.parameters.end_step(scalars or {}, again)
-        self.parameters.replicas.end_step(self.step)
-        self.session.end_step(self.step, scalars, stacks, complete)
-        self._due = False
-
-    def sample(
-        self,
-        family: str,
-        name: str,
-        tensor: Any,
-        *,
-        phase: str = "",
-        micro_step: int = -1,
-        vpp_stage: int = 0,
-        extra: Mapping[str, Any] | None = None,
-    ) -> TensorRef:
-        """Start the reduction of one tensor and note it as a sample of this step; no wait."""
-        with torch._C.DisableTorchFunction():
-            return self.pipeline.sample(family, name, tensor, phase=phase, micro_step=micro_step, vpp_stage=vpp_stage, extra=extra)
-
-    def add_sample(self, family: str, name: str, ref: TensorRef, *, micro_step: int | None = None, vpp_stage: int = 0) -> None:
-        """Note a tensor that was reduced already."""
-        at = self.micro_step if micro_step is None else micro_step
-        self.pipeline.samples.append(Sample(family, name, ref, "", at, vpp_stage))
-
-    def add_entry(self, entry: Entry) -> None:
-        """Add a call to this step."""
-        self.pipeline.entries.append(entry)
-
-    def wanted(self, part: str) -> bool:
-        """Is ``monitor.<switch>`` on and due in this step? (``monitor.gradients``, ``monitor.parameters``, ...)"""
-        section, _, switch = part.partition(".")
-        if section != "monitor" or not self._due or self._paused:
-            return False
-        return bool(getattr(self.monitor, switch)) and self.faults.enabled(part)
-
-    def guard(self, part: str) -> Guard:
-        """Context manager: an exception inside switches `part` off with one message; strict settings re-raise."""
-        return self.faults.guard(part)
-
-    def pause(self) -> None:
-        """Evaluation begins: nothing is seen until `resume`."""
-        self._paused += 1
-        self.session.hold(True)
-        self.plans.pause()
-        if self._watch is not None:
-            self._watch.pause()
-
-    def resume(self) -> None:
-        """Evaluation is over."""
-        self._paused = max(0, self._paused - 1)
-        if not self._paused:
-            self.session.hold(False)
-            with self.guard("capture"):
-                if self._in_step:  # between two steps nothing was seen before, either
-                    self.plans.resume()
-                    if self._watch is not None and self._due:
-                        self._watch.begin()
-
-    def drain(self, *, cut: bool = False) -> None:
-        """Hand on what was seen; other ranks are waited for, and only briefly when the training has raised (`cut`, or so it looks)."""
-        if cut:
-            self._patience.cut()
-        self.pipeline.patience = self._patience.left()
-        self.pipeline.advance(wait=True)
-
-    def close(self) -> None:
-        """Finish, flush, take all hooks off. Called at interpreter exit too."""
-        if self._closed:
-            return
-        self._closed = True
-        at_exit.unregister(self.close)
-        try:
-            self.pipeline.patience = self._patience.left()
-            for end in self._ends():
-                with self.guard("closing"):
-                    end()
-        finally:
-            exits.forget(self.close)
-
-    def _ends(self) -> Iterator[Callable[[], Any]]:
-        """What is done at the end, in this order, whatever becomes of the others."""
-        if self._in_step and not self.pipeline.empty:  # cut off by an exception: what was seen may say why
-            yield lambda: self._finish_step(complete=False)
-        if self._file is not None:
-            yield self._file.close
-        yield self.plans.close
-        if self._watch is not None:
-            yield self._watch.remove
-        yield from (self.parameters.remove, self._stages.remove)
+    def _further_ends(self) -> Iterator[Callable[[], Any]]:
+        yield self._stages.remove
         if self._attempts is not None:
             yield self._attempts.close
-        yield lambda: self._run_config.close(exits.left() / 4)
-        yield self.drain
-        yield lambda: self.parameters.finish(self._patience.left())
-        yield from (self.session.close, self._membership.close, self.parameters.close)
 
 
-def _window_of(m: MonitorSettings | None) -> Window | None:
-    return Window(m.rank, (), start=m.start_step, interval=m.interval, times=m.collect_times) if m else None
+class TorchRanks:
+    """The ranks of the default process group."""
 
+    def rank(self) -> int | None:
+        """This one, None without a group."""
+        return dist.get_rank() if dist.is_available() and dist.is_initialized() else None
 
-def _forked(probe: TorchProbe | None) -> None:
-    """In a forked child (a worker of a data loader): it is not the training, nothing is seen or written there."""
-    if probe is not None and not probe._closed:
-        probe._closed = True
-        probe._due = False
-        at_exit.unregister(probe.close)
-        if probe.plans.current is not None:
-            probe.plans.current.on = False
-        if probe._watch is not None:
-            probe._watch.remove()
-        probe.parameters.remove()
+    def members(self, group: Any) -> Sequence[int]:
+        """Global ranks of a group."""
+        return dist.get_process_group_ranks(group)
+
+    def channel(self, ranks: Sequence[int], contents: Sequence[str]) -> Channel:
+        """Connect these ranks over a group of our own."""
+        return Channel(ranks, contents)

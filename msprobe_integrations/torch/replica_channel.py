@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 
 from msprobe_engine.errors import UsageError
+from msprobe_integrations.common.replica_channel import Difference, Done, Mask, Words
 from msprobe_integrations.torch.own_group import OwnGroup
 
 DETAILED = 64
@@ -38,25 +39,6 @@ LIMIT = 16
 """Checks that may wait in line."""
 
 _UNKNOWN = np.iinfo(np.int64).max
-Words = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
-
-
-class Difference(NamedTuple):
-    """A tensor that is not the same on all ranks.
-
-    Attributes:
-        place: which one.
-        digests: of every rank of the channel, [ranks] int64; None where it was not asked, or on other ranks than the lowest.
-        known: which of them are there, [ranks].
-    """
-
-    place: int
-    digests: Words | None = None
-    known: Mask | None = None
-
-
-Done = Callable[[list[Difference]], None]
 
 
 class _Check(NamedTuple):

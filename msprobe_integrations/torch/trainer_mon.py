@@ -28,9 +28,9 @@ from msprobe_engine.settings import text
 from msprobe_engine.settings.load import load_settings, recognise
 from msprobe_engine.settings.schema import OPS, ProbeSettings
 from msprobe_engine.sinks.anomaly import AnomalySink
+from msprobe_integrations.common.hot import hot_monitor
 from msprobe_integrations.torch import owner
 from msprobe_integrations.torch.duplicates import Duplicates
-from msprobe_integrations.torch.hot import hot_monitor
 from msprobe_integrations.torch.module_hooks import OwnHook
 from msprobe_integrations.torch.probe import TorchProbe
 from msprobe_integrations.torch.trainer_mon_values import Values, note_entry, note_first_agreement, values_of, values_of_tensors

@@ -11,8 +11,8 @@ from msprobe_engine import columns
 from msprobe_engine.records import Sample
 from msprobe_engine.rows import Rows
 from msprobe_engine.sinks.tensorboard import tag_of
+from msprobe_integrations.common.gradients import CLIPPED, UNSCALED
 from msprobe_integrations.torch.backend import TorchBackend
-from msprobe_integrations.torch.gradients import CLIPPED, UNSCALED
 
 if TYPE_CHECKING:
     from msprobe_integrations.torch.probe import TorchProbe

@@ -10,12 +10,12 @@ import torch
 
 from msprobe_engine import histograms
 from msprobe_engine.records import Sample, TensorRef
+from msprobe_integrations.common.targets import Named, matches
 from msprobe_integrations.torch.backward import Edge, GradientWatch, edge, sequence_number
 from msprobe_integrations.torch.late_samples import LateSamples
 from msprobe_integrations.torch.module_hooks import ModuleHooks, Post, Pre
 from msprobe_integrations.torch.module_tensors import Found, inputs_of, outputs_of
 from msprobe_integrations.torch.recorder import MOST_OPEN, no_torch_function
-from msprobe_integrations.torch.targets import Named, matches
 
 if TYPE_CHECKING:
     from msprobe_integrations.torch.module_side import ModuleSide

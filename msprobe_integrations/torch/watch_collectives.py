@@ -27,11 +27,11 @@ from msprobe_engine.records import Sample
 from msprobe_engine.settings.sites import problem
 from msprobe_engine.sinks.files import AppendFile
 from msprobe_engine.sinks.names import safe_cell
+from msprobe_integrations.common.monitor_files import rank_directory
 from msprobe_integrations.common.stacks import line_number, walk
 from msprobe_integrations.torch.collective_work import Open, Operation
 from msprobe_integrations.torch.collectives import CollectiveObserver
 from msprobe_integrations.torch.distributed_calls import DistributedCall
-from msprobe_integrations.torch.monitor_files import rank_directory
 
 if TYPE_CHECKING:
     from msprobe_integrations.torch.module_side import ModuleSide

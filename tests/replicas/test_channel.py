@@ -12,8 +12,9 @@ import torch.distributed as dist
 from forkpool import run_ranks
 
 from msprobe_engine.errors import UsageError
+from msprobe_integrations.common.replica_channel import Difference
 from msprobe_integrations.torch import replica_channel
-from msprobe_integrations.torch.replica_channel import Channel, Difference
+from msprobe_integrations.torch.replica_channel import Channel
 
 Check = dict[int, tuple[list[int], list[bool]]]
 Answer = list[tuple[int, list[int] | None, list[bool] | None]]

@@ -25,20 +25,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-import torch.distributed as dist
 
 from msprobe_engine import rows as _rows
 from msprobe_engine.log import get_logger
 from msprobe_engine.rules.replica_mismatch import Mismatch, replica_rule, short_ranks
-from msprobe_integrations.torch.replica_channel import Channel, Difference, Mask, Words
+from msprobe_integrations.common.replica_channel import Channel, Difference, Mask, Ranks, Words
 
 if TYPE_CHECKING:
     from msprobe_engine.settings.schema import ReplicaCheckSettings
-    from msprobe_integrations.torch.gradients import Piece
-    from msprobe_integrations.torch.parameter_watch import ParameterWatch
-    from msprobe_integrations.torch.parameters import Replicas
-    from msprobe_integrations.torch.probe import TorchProbe
+    from msprobe_integrations.common.gradients import Piece
+    from msprobe_integrations.common.parameter_watch import ParameterWatch
+    from msprobe_integrations.common.parameters import Replicas
+    from msprobe_integrations.common.probe import Probe
 
 PART = "monitor.replica_check"
 PARAM, GRAD = "param", "grad"
@@ -47,7 +45,6 @@ SHOWN = 8
 
 _FACTS = {PARAM: {"family": "param_updated"}, GRAD: {"family": "grad_reduced", "phase": "reduced"}}
 _NOT_TAKEN, _NONE = -1, -2
-_no_function = torch._C.DisableTorchFunction
 _log = get_logger()
 
 
@@ -62,7 +59,7 @@ class _Take:
     part: bool
     before: bool
 
-    def tensor(self) -> torch.Tensor | None:
+    def tensor(self) -> Any:
         """What it is of, now."""
         source = self.watch.source
         if self.kind == GRAD:
@@ -93,10 +90,12 @@ class ReplicaCheck:
 
     Args:
         probe: its settings say what is compared; alerts go to its pipeline.
+        ranks: of the job.
     """
 
-    def __init__(self, probe: TorchProbe) -> None:
+    def __init__(self, probe: Probe, ranks: Ranks) -> None:
         self._probe = probe
+        self._ranks = ranks
         self._settings: ReplicaCheckSettings | None = None
         self._start = 0
         self._first = True
@@ -121,7 +120,8 @@ class ReplicaCheck:
         self._pending.clear()
         self._taken.clear()
         self._settings = settings if settings is not None and settings.interval and (settings.parameters or settings.gradients) else None
-        if self._settings is None or monitor is None or not dist.is_available() or not dist.is_initialized():
+        rank = self._ranks.rank()
+        if self._settings is None or monitor is None or rank is None:
             self._keep({})
             return
         self._start = monitor.start_step
@@ -129,12 +129,11 @@ class ReplicaCheck:
         self._count = 0
         self._takes = {}
         groups: dict[tuple[int, ...], _Group] = {}
-        rank = dist.get_rank()
         for watch in watches:
             for piece in watch.source.pieces:
                 takes: dict[tuple[str, bool, bool], _Take] = {}
                 for replicas in watch.source.replicated(piece):
-                    ranks = tuple(sorted(dist.get_process_group_ranks(replicas.group)))
+                    ranks = tuple(sorted(self._ranks.members(replicas.group)))
                     if monitor.rank:
                         ranks = tuple(r for r in ranks if r in monitor.rank)
                     if len(ranks) < 2 or rank not in ranks or (monitor.targets and replicas.label == "embedding"):
@@ -169,7 +168,7 @@ class ReplicaCheck:
         for ranks in sorted(groups):  # the same order everywhere: no two ranks wait for each other
             if ranks not in self._channels:
                 try:
-                    self._channels[ranks] = Channel(ranks, groups[ranks].contents())
+                    self._channels[ranks] = self._ranks.channel(ranks, groups[ranks].contents())
                 except Exception as error:
                     self._say(ranks, str(error))
 
@@ -206,7 +205,7 @@ class ReplicaCheck:
             return
         backend = probe.backend
         had = backend.want_digest
-        with probe.guard(PART), torch.no_grad(), _no_function():
+        with probe.guard(PART), probe.shield():
             try:
                 if not had or not watch.active:
                     backend.want_digest = True

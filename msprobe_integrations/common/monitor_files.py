@@ -10,16 +10,16 @@ from msprobe_engine.sinks.csv import CsvSink
 from msprobe_engine.sinks.files import make_directory
 
 if TYPE_CHECKING:
-    from msprobe_integrations.torch.probe import TorchProbe
+    from msprobe_integrations.common.probe import Probe
 
 
-def monitor_root(probe: TorchProbe) -> Path:
+def monitor_root(probe: Probe) -> Path:
     """The directory that holds one directory per rank."""
     csv = probe.settings.sinks.csv
     return Path(csv.path or os.environ.get("MONITOR_OUTPUT_DIR") or probe.session.output_dir / "monitor")
 
 
-def rank_directory(probe: TorchProbe) -> Path:
+def rank_directory(probe: Probe) -> Path:
     """That of the CSV files of this rank; without CSV files ``rank{R}`` in the monitor's directory, made here.
 
     Raises:

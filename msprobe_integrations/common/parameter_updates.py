@@ -6,15 +6,13 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from msprobe_engine.log import get_logger
 from msprobe_engine.records import TensorDescription, TensorRef
-from msprobe_integrations.torch.gradients import Piece, Pieces
+from msprobe_integrations.common.gradients import Piece, Pieces
 
 if TYPE_CHECKING:
-    from msprobe_integrations.torch.parameters import ParameterSource
-    from msprobe_integrations.torch.probe import TorchProbe
+    from msprobe_integrations.common.parameters import ParameterSource
+    from msprobe_integrations.common.probe import Probe
 
 _log = get_logger()
 KNOWN = ("adam", "adamw", "sgd", "lion", "rmsprop", "adagrad")
@@ -23,13 +21,13 @@ AGREEMENT_TAG = "mg_direction"
 
 @functools.cache
 def _number(device: str) -> TensorDescription:
-    return TensorDescription("torch.Tensor", "torch.float32", (), False, device)
+    return TensorDescription("number", "float32", (), False, device)
 
 
 class Updates:
     """Families ``update``, ``ratio`` and momentum agreement of one source."""
 
-    def __init__(self, probe: TorchProbe, pieces: Pieces, source: ParameterSource) -> None:
+    def __init__(self, probe: Probe, pieces: Pieces, source: ParameterSource) -> None:
         self._probe = probe
         self._pieces = pieces
         self._source = source
@@ -73,21 +71,15 @@ class Updates:
             if update is None:
                 self._without(algorithm, hyper)
                 continue
-            drawn = self._pieces.drawn
-            moments = _moments(states, hyper) if "update" in drawn or "ratio" in drawn else None
-            self._add("update", piece, update, moments, float(hyper.get("eps", 0.0)))
+            self._add("update", piece, update, states, hyper, float(hyper.get("eps", 0.0)))
             ratio = backend.reduce_ratio(algorithm, main, gradient, states, hyper)
             if ratio is not None:
-                self._add("ratio", piece, ratio, moments, 0.0)
+                self._add("ratio", piece, ratio, states, hyper, 0.0)
 
-    def _add(self, family: str, piece: Piece, ref: TensorRef, moments: tuple[torch.Tensor, torch.Tensor] | None, eps: float) -> None:
-        histogram = (-1, "")
-        if moments is not None and family in self._pieces.drawn:
-            first, root = moments
-            drawn = torch.where(root == 0, 0.0, first / (root + eps))
-            kind = self._pieces.drawn[family]
-            histogram = self._probe.backend.histogram(drawn, kind), kind
-        self._pieces.add(family, piece, ref, part=True, histogram=histogram)
+    def _add(self, family: str, piece: Piece, ref: TensorRef, states: Mapping[str, Any], hyper: Mapping[str, Any], eps: float) -> None:
+        kind = self._pieces.drawn.get(family)
+        first = self._probe.backend.histogram_of_update(states, hyper, eps, kind) if kind is not None else -1
+        self._pieces.add(family, piece, ref, part=True, histogram=(first, kind or ""))
 
     def _without(self, algorithm: str, hyper: Mapping[str, Any]) -> None:
         name = algorithm or str(hyper.get("optimizer", "of unknown kind"))
@@ -100,18 +92,3 @@ class Updates:
                 name,
                 ", ".join(KNOWN),
             )
-
-
-def _moments(states: Mapping[str, torch.Tensor], hyper: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Adam's m_hat and sqrt(v_hat), float32; copies, made only for histograms. None without such states."""
-    first, second = states.get("exp_avg"), states.get("exp_avg_sq")
-    if first is None or second is None or first.shape != second.shape:
-        return None
-    if hyper.get("amsgrad"):
-        second = states.get("max_exp_avg_sq", second)
-    first, second = first.detach().float(), second.detach().float()
-    if hyper.get("bias_correction", True):
-        one, two = hyper["betas"]
-        step = hyper["step"]
-        first, second = first / (1 - one**step), second / (1 - two**step)
-    return first, second.sqrt()

@@ -16,18 +16,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from msprobe_engine.guard import Guard
 from msprobe_engine.records import FINER_COPY, Sample
-from msprobe_integrations.torch.derived import on_host
-from msprobe_integrations.torch.gradients import ACCUMULATED, LOCAL, REDUCED, Get, Piece, Pieces, Row
-from msprobe_integrations.torch.parameter_updates import Updates
+from msprobe_integrations.common.gradients import ACCUMULATED, LOCAL, REDUCED, Get, Piece, Pieces, Row
+from msprobe_integrations.common.parameter_updates import Updates
 
 if TYPE_CHECKING:
-    from msprobe_integrations.torch.parameters import ParameterSource
-    from msprobe_integrations.torch.probe import TorchProbe
-    from msprobe_integrations.torch.replicas import ReplicaCheck
+    from msprobe_integrations.common.parameters import ParameterSource
+    from msprobe_integrations.common.probe import Probe
+    from msprobe_integrations.common.replicas import ReplicaCheck
 
 GRADIENTS, UNREDUCED, MICRO = "monitor.gradients", "monitor.unreduced_gradients", "monitor.micro_batch_gradients"
 PARAMETERS, STATES, UPDATES = "monitor.parameters", "monitor.optimizer_states", "monitor.updates"
@@ -35,7 +32,6 @@ AGREEMENT = "monitor.momentum_agreement"
 OWN_FAMILIES = frozenset(("exp_avg", "exp_avg_sq"))
 """States that are a family of their own; all others are ``opt_state``."""
 _ALL: set[Piece] = set()
-_no_function = torch._C.DisableTorchFunction
 _OF_AN_ATTEMPT = ("phase", "_taken", "_noted", "_micro", "_micro_seen", "_changed", "_readied", "_samples")
 
 
@@ -54,7 +50,7 @@ class ParameterWatch:
         in_place: between the backward pass and the update gradients change without a new version (a reduction over ranks).
     """
 
-    def __init__(self, probe: TorchProbe, source: ParameterSource) -> None:
+    def __init__(self, probe: Probe, source: ParameterSource) -> None:
         monitor = probe.monitor
         assert monitor is not None
         self.on_update: Callable[[bool], None] | None = None
@@ -134,10 +130,10 @@ class ParameterWatch:
         return self.active or (self.replicas is not None and self.replicas.due(self))
 
     def guard(self, part: str) -> Guard:
-        """As `TorchProbe.guard`."""
+        """As `Probe.guard`."""
         return self._probe.guard(part)
 
-    def micro_gradient(self, piece: Piece, gradient: torch.Tensor, phase: str = LOCAL, micro_step: int = -1, part: bool = False) -> None:
+    def micro_gradient(self, piece: Piece, gradient: Any, phase: str = LOCAL, micro_step: int = -1, part: bool = False) -> None:
         """The gradient of one micro batch (``micro_batch_gradients``). -1: numbered by the probe, or by how often it came.
 
         Args:
@@ -145,7 +141,7 @@ class ParameterWatch:
         """
         if self._micro_on and self.active:  # called for every parameter: nothing here but what it takes
             try:
-                with _no_function():
+                with self._probe.unseen():
                     number = self._number(piece) if micro_step < 0 else micro_step
                     ref, histogram = self._pieces.reduce("grad_unreduced", piece, gradient, part)
                     self._pieces.add("grad_unreduced", piece, ref, phase=phase, micro_step=number, part=part, histogram=histogram)
@@ -157,7 +153,7 @@ class ParameterWatch:
         """For the rest of this step."""
         self._micro_on = False
 
-    def unreduced(self, piece: Piece, gradient: torch.Tensor, phase: str = ACCUMULATED, micro_step: int = -1, part: bool = False) -> None:
+    def unreduced(self, piece: Piece, gradient: Any, phase: str = ACCUMULATED, micro_step: int = -1, part: bool = False) -> None:
         """This rank's gradient before the reduction (``unreduced_gradients``). The last one of a step counts.
 
         Args:
@@ -165,7 +161,7 @@ class ParameterWatch:
         """
         if self._unreduced_on and self.active:
             try:
-                with _no_function():
+                with self._probe.unseen():
                     if self.in_place:
                         self._changed = True
                     self._noted[piece] = self._pieces.reduce("grad_unreduced", piece, gradient, part), phase, micro_step, part
@@ -212,20 +208,20 @@ class ParameterWatch:
         if self._states_before:
             self._take_states(chosen)
         if self._probe.wanted(AGREEMENT):
-            with self._probe.guard(AGREEMENT), torch.no_grad(), _no_function():
+            with self._probe.guard(AGREEMENT), self._probe.shield():
                 self._updates.agreement(chosen)
 
     def updated(self, pieces: Sequence[Piece] | None = None) -> None:
         """The inner update of these pieces (None: all that have not been named in this step) is done, gradients are still there:
         update and ratio."""
         if self.active and self._probe.wanted(UPDATES):
-            with self._probe.guard(UPDATES), torch.no_grad(), _no_function():
+            with self._probe.guard(UPDATES), self._probe.shield():
                 self._updates.take(pieces)
 
-    def after_step(self, skipped: bool | torch.Tensor = False) -> None:
+    def after_step(self, skipped: bool | Any = False) -> None:
         """The update is done, or was skipped (a tensor: 0 or 1, read at once only where that waits for nothing): parameters, states,
         update and ratio. Calls `on_update`."""
-        if isinstance(skipped, torch.Tensor) and on_host(skipped):
+        if not isinstance(skipped, bool) and self._probe.at_hand(skipped):
             skipped = bool(skipped)
         sure = skipped is True
         self.idle = 0
@@ -250,7 +246,7 @@ class ParameterWatch:
         only, other numbers are known for nothing and noted in all."""
         probe = self._probe
         if self.active or (probe._in_step and not probe._paused and getattr(getattr(value, "device", None), "type", "cpu") == "cpu"):
-            with probe.guard(f"scalar {name}"), torch.no_grad(), _no_function():
+            with probe.guard(f"scalar {name}"), probe.shield():
                 probe.pipeline.scalar(name, value)
 
     def end_step(self, again: bool = True) -> None:
@@ -278,10 +274,10 @@ class ParameterWatch:
 
     def _note_copies(self) -> None:
         """Where the optimizer updates a finer copy the parameter itself may stay the same for many steps: rules have to know."""
-        with self._probe.guard(PARAMETERS), _no_function():
+        with self._probe.guard(PARAMETERS), self._probe.unseen():
             for piece in self.source.pieces:
                 main, parameter = self.source.main(piece), piece.parameter
-                if main is not None and parameter.dtype.is_floating_point and main.dtype.itemsize > parameter.dtype.itemsize:
+                if main is not None and self._probe.finer(main, parameter):
                     piece.note(FINER_COPY, str(main.dtype))
 
     def _emit_unreduced(self) -> None:
@@ -311,18 +307,18 @@ class ParameterWatch:
             done = self._taken.setdefault(phase, set())
             chosen = [piece for piece in (self.source.pieces if pieces is None else pieces) if piece not in done]
             done.update(chosen)
-        with self._probe.guard(GRADIENTS), torch.no_grad(), _no_function():
+        with self._probe.guard(GRADIENTS), self._probe.shield():
             self._pieces.take_all("grad_reduced", chosen, self.source.gradient, phase=phase)
 
     def _take(self, part: str, family: str, pieces: Sequence[Piece], get: Get) -> None:
         if self._probe.wanted(part):
-            with self._probe.guard(part), torch.no_grad(), _no_function():
+            with self._probe.guard(part), self._probe.shield():
                 self._pieces.take_all(family, pieces, get)
 
     def _take_states(self, pieces: Sequence[Piece]) -> None:
         if not self._probe.wanted(STATES):
             return
-        with self._probe.guard(STATES), torch.no_grad(), _no_function():
+        with self._probe.guard(STATES), self._probe.shield():
             for piece in pieces:
                 for name, tensor in self.source.states(piece).items():
                     row = self._pieces.reduce(name if name in OWN_FAMILIES else "opt_state", piece, tensor, True)

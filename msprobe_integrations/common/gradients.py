@@ -10,19 +10,38 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from msprobe_engine import histograms
 from msprobe_engine import rows as _rows
 from msprobe_engine.records import Sample, TensorDescription, TensorRef
 
 if TYPE_CHECKING:
-    from msprobe_integrations.torch.merge import RowExchange
-    from msprobe_integrations.torch.probe import TorchProbe
+    from msprobe_integrations.common.probe import Probe
+
+
+class Exchange(Protocol):
+    """Merges rows of shards over the ranks that hold them."""
+
+    def merge(
+        self, step: int, names: Sequence[str], places: Sequence[int], extras: Sequence[dict[str, Any]]
+    ) -> Callable[[_rows.Rows], None]:
+        """What puts the merged rows in place of this rank's: an edit of the step's rows.
+
+        Args:
+            names: the same on all ranks that have the row.
+            places: rows of this rank.
+            extras: facts of their samples.
+        """
+        ...
+
+    def close(self) -> None:
+        """Take the connection apart."""
+        ...
+
 
 LOCAL, ACCUMULATED, REDUCED, UNSCALED, CLIPPED = "local", "accumulated", "reduced", "unscaled", "clipped"
 HISTOGRAM_KINDS = {"update": "linear", "ratio": "linear"}
@@ -49,12 +68,12 @@ class Piece:
     """
 
     name: str
-    parameter: torch.Tensor
+    parameter: Any
     vpp_stage: int
     lo: int
     hi: int
     facts: Mapping[str, Any] = field(default_factory=dict)
-    exchange: RowExchange | None = None
+    exchange: Exchange | None = None
     whole: tuple[int, ...] | None = None
     positions: bool = True
     sharded: bool = field(init=False)
@@ -74,7 +93,7 @@ class Piece:
         """Shape of the whole parameter."""
         return tuple(self.parameter.shape) if self.whole is None else self.whole
 
-    def part(self, whole: torch.Tensor) -> torch.Tensor:
+    def part(self, whole: Any) -> Any:
         """This rank's range of a tensor of the parameter's shape, as a view."""
         return whole.detach().view(-1)[self.lo : self.hi] if self.sharded else whole.detach()
 
@@ -89,7 +108,7 @@ class Piece:
 
 Row = tuple[TensorRef, tuple[int, str]]
 """Statistics row, and first row and kind of a histogram (-1: there is none)."""
-Get = Callable[[Piece], "torch.Tensor | None"]
+Get = Callable[[Piece], Any]
 
 
 class Pieces:
@@ -99,10 +118,10 @@ class Pieces:
         drawn: families that get a histogram of each tensor, and its kind.
     """
 
-    def __init__(self, probe: TorchProbe) -> None:
+    def __init__(self, probe: Probe) -> None:
         self._probe = probe
         self._shapes: dict[tuple[Piece, TensorDescription], TensorDescription] = {}
-        self._merges: dict[RowExchange, tuple[list[str], list[int], list[dict[str, Any]]]] = {}
+        self._merges: dict[Exchange, tuple[list[str], list[int], list[dict[str, Any]]]] = {}
         self._without_digest: list[int] = []
         self._values: list[int] = []
         self._unless: tuple[int, list[int]] | None = None
@@ -123,9 +142,7 @@ class Pieces:
             else:
                 append(_new(Sample, (family, piece.name, reduce(tensor), phase, -1, piece.vpp_stage, piece.plain)))
 
-    def take(
-        self, family: str, piece: Piece, tensor: torch.Tensor | None, *, phase: str = "", micro_step: int = -1, part: bool = False
-    ) -> None:
+    def take(self, family: str, piece: Piece, tensor: Any, *, phase: str = "", micro_step: int = -1, part: bool = False) -> None:
         """Sample one tensor. No wait.
 
         Args:
@@ -141,7 +158,7 @@ class Pieces:
         ref, histogram = self.reduce(family, piece, tensor, part)
         self.add(family, piece, ref, phase=phase, micro_step=micro_step, part=part, histogram=histogram)
 
-    def reduce(self, family: str, piece: Piece, tensor: torch.Tensor, part: bool) -> Row:
+    def reduce(self, family: str, piece: Piece, tensor: Any, part: bool) -> Row:
         """The row of a tensor of `piece`, and where the family is drawn its histogram; both for `add`."""
         backend = self._probe.backend
         if part and piece.sharded and piece.positions:
@@ -297,7 +314,7 @@ def set_values(rows: _rows.Rows, places: npt.NDArray[np.int64], values: npt.NDAr
     rows[places] = made
 
 
-def layer_numbers(modules: Sequence[tuple[str, torch.nn.Module]]) -> dict[str, int]:
+def layer_numbers(modules: Sequence[tuple[str, Any]]) -> dict[str, int]:
     """Module path -> global layer index (from 0), for modules that know it: local numbering restarts in every pipeline stage."""
     return {name: number - 1 for name, m in modules if isinstance(number := getattr(m, "layer_number", None), int)}
 

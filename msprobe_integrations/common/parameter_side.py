@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch import nn
-
 from msprobe_engine.log import get_logger
-from msprobe_integrations.torch.exchanges import Exchanges
-from msprobe_integrations.torch.parameter_norms import note_norms
-from msprobe_integrations.torch.parameter_watch import ParameterWatch
-from msprobe_integrations.torch.parameters import ParameterSource, find_source
-from msprobe_integrations.torch.replicas import PART as REPLICAS
-from msprobe_integrations.torch.replicas import ReplicaCheck
+from msprobe_integrations.common.exchanges import Exchanges
+from msprobe_integrations.common.parameter_norms import note_norms
+from msprobe_integrations.common.parameter_watch import ParameterWatch
+from msprobe_integrations.common.parameters import ParameterSource
+from msprobe_integrations.common.replica_channel import Ranks
+from msprobe_integrations.common.replicas import PART as REPLICAS
+from msprobe_integrations.common.replicas import ReplicaCheck
 
 if TYPE_CHECKING:
-    from msprobe_integrations.torch.probe import TorchProbe
+    from msprobe_integrations.common.probe import Probe
 
-Find = Callable[["TorchProbe", Sequence[nn.Module], Any], "ParameterSource | None"]
+Find = Callable[[Any, Sequence[Any], Any], "ParameterSource | None"]
 _PART = "parameter monitor"
 _log = get_logger()
 IDLE = 10
@@ -30,9 +29,9 @@ _GONE = (
 
 
 class Attached(NamedTuple):
-    """What `TorchProbe.attach` was given."""
+    """What `Probe.attach` was given."""
 
-    models: list[nn.Module]
+    models: list[Any]
     optimizer: Any
     on_update: Callable[[bool], None] | None
     find: Find | None
@@ -40,6 +39,12 @@ class Attached(NamedTuple):
 
 class ParameterSide:
     """Makes, drives and closes the watches of a probe.
+
+    Args:
+        probe: owner.
+        find: what finds the `ParameterSource` of an optimizer, unless `attach` is given another one.
+        exchanges: merge rows of shards.
+        ranks: of the job.
 
     Attributes:
         watches: one per optimizer; none where nothing is monitored.
@@ -49,13 +54,14 @@ class ParameterSide:
         stale: settings have changed since the watches were made.
     """
 
-    def __init__(self, probe: TorchProbe) -> None:
+    def __init__(self, probe: Probe, find: Find, exchanges: Exchanges, ranks: Ranks) -> None:
         self.watches: list[ParameterWatch] = []
         self.optimizers: list[Any] = []
-        self.exchanges = Exchanges()
-        self.replicas = ReplicaCheck(probe)
+        self.exchanges = exchanges
+        self.replicas = ReplicaCheck(probe, ranks)
         self.stale = False
         self._probe = probe
+        self._find = find
         self._attached: Attached | None = None
 
     def attach(self, attached: Attached | None = None) -> None:
@@ -70,7 +76,7 @@ class ParameterSide:
         self.optimizers = list(optimizer) if isinstance(optimizer, (list, tuple)) else [] if optimizer is None else [optimizer]
         self.exchanges.follow(monitor)
         for each in self.optimizers or [None]:
-            source = (attached.find or find_source)(self._probe, attached.models, each)
+            source = (attached.find or self._find)(self._probe, attached.models, each)
             if source is not None:
                 watch = ParameterWatch(self._probe, source)
                 watch.on_update = attached.on_update

@@ -6,14 +6,12 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
 from msprobe_engine.errors import UsageError
 from msprobe_engine.log import get_logger
 from msprobe_engine.records import Frame
 
 if TYPE_CHECKING:
-    from msprobe_integrations.torch.probe import TorchProbe
+    from msprobe_integrations.common.probe import Probe
 
 _log = get_logger()
 _STEPS = 3
@@ -25,20 +23,6 @@ _SWITCHES = (
 """What needs an optimizer."""
 
 
-def chunks_of(models: Any, optimizer: Any) -> list[nn.Module]:
-    """The model, or its virtual pipeline chunks, as a list.
-
-    Raises:
-        UsageError: `models` is something else, or `optimizer` is a module.
-    """
-    chunks = [models] if isinstance(models, nn.Module) else list(models) if isinstance(models, (list, tuple)) else []
-    if not chunks or not all(isinstance(chunk, nn.Module) for chunk in chunks):
-        raise UsageError(f"attach: the model is of type {type(models).__name__}; give the module, or the list of its pipeline chunks")
-    if isinstance(optimizer, nn.Module):
-        raise UsageError(f"attach: the optimizer is a module ({type(optimizer).__name__}); expected attach(model, optimizer)")
-    return chunks
-
-
 class Advice:
     """Looks at the first frames of a probe, as a listener of its pipeline.
 
@@ -46,7 +30,7 @@ class Advice:
         probe: whose frames they are; not kept alive.
     """
 
-    def __init__(self, probe: TorchProbe) -> None:
+    def __init__(self, probe: Probe) -> None:
         self._probe = weakref.ref(probe)
         self._left = _STEPS
         self._began = True
@@ -81,7 +65,7 @@ class Advice:
             self._left = 0
             _log.warning(text)
 
-    def _missing(self, probe: TorchProbe, frame: Frame) -> str:
+    def _missing(self, probe: Probe, frame: Frame) -> str:
         if not probe._models:
             return "" if frame.samples else "no model is watched: call attach(model, optimizer) before the first step"
         wanted = _wanted(probe)
@@ -95,6 +79,6 @@ class Advice:
         return ""
 
 
-def _wanted(probe: TorchProbe) -> Sequence[str]:
+def _wanted(probe: Probe) -> Sequence[str]:
     monitor = probe.monitor
     return [f"monitor.{name}" for name in _SWITCHES if monitor is not None and monitor.enabled and getattr(monitor, name)]

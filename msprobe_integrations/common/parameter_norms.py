@@ -11,15 +11,15 @@ import numpy as np
 
 from msprobe_engine import rows as _rows
 from msprobe_engine.records import TensorDescription, TensorRef
-from msprobe_integrations.torch.gradients import REDUCED, UNSCALED, set_values
+from msprobe_integrations.common.gradients import REDUCED, UNSCALED, set_values
 
 if TYPE_CHECKING:
-    from msprobe_integrations.torch.probe import TorchProbe
+    from msprobe_integrations.common.probe import Probe
 
-_NUMBER = TensorDescription("torch.Tensor", "torch.float64", (), False)
+_NUMBER = TensorDescription("number", "float64", (), False)
 
 
-def note_norms(probe: TorchProbe, given: Mapping[str, Any]) -> None:
+def note_norms(probe: Probe, given: Mapping[str, Any]) -> None:
     """Note ``update_norm``, ``param_norm`` and ``grad_norm`` of the step that ends, over the parameters of this rank: whole ones where
     the rows of shards are merged. Numbers that are there already stay, and those that are `given` come. To be called behind all other
     edits of the step.

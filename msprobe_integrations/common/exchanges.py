@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from msprobe_engine.log import get_logger
-from msprobe_integrations.torch.merge import RowExchange
+from msprobe_integrations.common.gradients import Exchange
 
 if TYPE_CHECKING:
     from msprobe_engine.settings.schema import MonitorSettings
@@ -16,18 +16,22 @@ _log = get_logger()
 
 
 class Exchanges:
-    """Makes and keeps `RowExchange` objects.
+    """Makes and keeps `Exchange` objects.
+
+    Args:
+        make: connects some ranks: a collective call of theirs. Raises what goes wrong.
 
     Attributes:
         watched: ranks that monitor, empty is all: rows of sets that have others among them cannot be merged.
         wanted: something is monitored that may lie in shards; else none is made.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[[tuple[int, ...]], Exchange]) -> None:
+        self._connect = make
         self.watched: Sequence[int] = ()
         self.wanted = True
         self._at_once = False
-        self._made: dict[tuple[int, ...], RowExchange | None] = {}
+        self._made: dict[tuple[int, ...], Exchange | None] = {}
         self._said: set[tuple[int, ...]] = set()
 
     def follow(self, monitor: MonitorSettings) -> None:
@@ -37,7 +41,7 @@ class Exchanges:
         self.wanted = monitor.hot or (monitor.enabled and any(getattr(monitor, family) for family in _SHARDED))
         self._at_once = monitor.hot
 
-    def of(self, ranks: Sequence[int]) -> RowExchange | None:
+    def of(self, ranks: Sequence[int]) -> Exchange | None:
         """The exchange of these global ranks. A collective call of theirs the first time; None (said once) when there can be none.
 
         Ranks that are in several sets ask for them in the same order on all ranks: sorted.
@@ -67,10 +71,9 @@ class Exchanges:
             if exchange is not None:
                 exchange.close()
 
-    @staticmethod
-    def _make(ranks: tuple[int, ...]) -> RowExchange | None:
+    def _make(self, ranks: tuple[int, ...]) -> Exchange | None:
         try:
-            return RowExchange(ranks=ranks)
+            return self._connect(ranks)
         except Exception as error:
             _log.error("statistics of sharded tensors stay those of this rank's shard (marked scope: shard): %s", error)
             return None

@@ -1,0 +1,88 @@
+"""What the replica check needs of a transport between ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Words = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+
+class Difference(NamedTuple):
+    """A tensor that is not the same on all ranks.
+
+    Attributes:
+        place: which one.
+        digests: of every rank of the channel, [ranks] int64; None where it was not asked, or on other ranks than the lowest.
+        known: which of them are there, [ranks].
+    """
+
+    place: int
+    digests: Words | None = None
+    known: Mask | None = None
+
+
+Done = Callable[[list[Difference]], None]
+
+
+class Channel(Protocol):
+    """Compares numbers among some ranks, in the background. No call waits.
+
+    Attributes:
+        ranks: global ranks, ascending, this one among them.
+        contents: what is compared, in order, the same on all ranks.
+        leader: this is the lowest rank, the one that learns who has what.
+        failed: why nothing is compared any more; empty as long as it is.
+    """
+
+    ranks: list[int]
+    contents: tuple[str, ...]
+    leader: bool
+    failed: str
+
+    @property
+    def under_way(self) -> int:
+        """Checks that have begun and have no result yet; none of a channel that has failed."""
+        ...
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is under way."""
+        ...
+
+    def submit(self, step: int, digests: Words, known: Mask, done: Done) -> None:
+        """Compare; `done` is called by a later `poll` with what differs.
+
+        Args:
+            step: the same on all ranks.
+            digests, known: one for each of the contents, [n]; what is not known is not compared.
+        """
+        ...
+
+    def poll(self) -> None:
+        """Go on with what has arrived. Never waits; a fault of the transport is in `failed` afterwards."""
+        ...
+
+    def close(self) -> None:
+        """Take it apart; does not wait for ranks that do not answer."""
+        ...
+
+
+class Ranks(Protocol):
+    """The ranks of a job, as a framework knows them."""
+
+    def rank(self) -> int | None:
+        """This one; None where no ranks are joined."""
+        ...
+
+    def members(self, group: Any) -> Sequence[int]:
+        """Global ranks of a group."""
+        ...
+
+    def channel(self, ranks: Sequence[int], contents: Sequence[str]) -> Channel:
+        """Connect these ranks: a collective call of theirs. Raises what goes wrong."""
+        ...
