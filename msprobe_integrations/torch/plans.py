@@ -1,26 +1,12 @@
-"""Which capture is on in a step: an armed dump, the configured dump, or the ring's level. One at a time."""
+"""The captures of a torch probe."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
-from torch import nn
-
-from msprobe_engine import log
-from msprobe_engine.dump import early
-from msprobe_engine.dump.writer import DumpSink
-from msprobe_engine.records import Frame
-from msprobe_engine.rules.base import Alert
-from msprobe_engine.session import Session
 from msprobe_engine.settings.schema import DumpSettings
-from msprobe_engine.settings.selection import selection
-from msprobe_engine.sinks.select import SelectSink
-from msprobe_engine.window import Window
+from msprobe_integrations.common import plans
 from msprobe_integrations.common.filters import record_filter
-from msprobe_integrations.common.wants import Wants
-from msprobe_integrations.torch.backend import CHECKSUMS
 from msprobe_integrations.torch.capture import Capture
 from msprobe_integrations.torch.graph_tasks import current_graph_task
 from msprobe_integrations.torch.keep import Keeper
@@ -28,179 +14,23 @@ from msprobe_integrations.torch.slices import Slices
 from msprobe_integrations.torch.tensor_dump import build_keeper
 
 
-class Plans:
-    """The captures of one probe.
+class Plans(plans.Plans):
+    """See `msprobe_integrations.common.plans.Plans`."""
 
-    Args:
-        session: settings, pipeline and writer.
-    """
+    def _make_capture(self, level: str, **options: Any) -> Capture:
+        return Capture(self._session.pipeline, level, **options)
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._models: nn.Module | Sequence[nn.Module] | None = None
-        self._armed: Capture | None = None
-        self._armed_until = -1
-        self._ring: Capture | None = None
-        self._dump: Capture | None = None
-        self._window: Window | None = None
-        self._keeper: Keeper | None = None
-        self._backend: Any = session.backend
-        self.always = Wants.of(session.settings)
-        """What rows have in every step, whatever is captured."""
-        self._summary_mode = "statistics"
-        self.current: Capture | None = None
-        self._kept: Capture | None = None
-        self._sinks: list[tuple[DumpSink, Callable[[int], bool]]] = []
-        session.pipeline.listeners.append(self._log_frame)
-        settings = session.settings
-        if settings.incident.enabled and settings.incident.level:
-            self._ring = Capture(session.pipeline, settings.incident.level, record_collectives=True, optimizer_calls=False)
-        if settings.dump is not None:
-            self._say_unused(settings.dump)
-            if settings.dump.level in ("L0", "L1", "mix"):
-                self._plan_dump(settings.dump)
-
-    @staticmethod
-    def _say_unused(dump: DumpSettings) -> None:
-        """Keys that only `PrecisionDebugger` follows."""
-        unused = [key for key, given in (("load", dump.load), ("bench_path", dump.bench_path)) if given is not None]
-        if dump.level in ("L2", "debug"):
-            unused.append(f"level '{dump.level}'")
-        if unused:
-            log.warn_once("dump keys of the probe", f"dump: {' and '.join(unused)} have no effect here; PrecisionDebugger follows them")
-
-    def _plan_dump(self, dump: DumpSettings) -> None:
-        window = self._window = Window(dump.rank, dump.step)
-        self._summary_mode = dump.summary_mode
-        slices = Slices(self._backend, dump.slice) if dump.slice else None
+    def _make_dump(self, dump: DumpSettings) -> tuple[Capture, Keeper | None]:
         session = self._session
-        self._keeper = build_keeper(dump, self._backend, session.pipeline, session.writer, session.faults, slices)
-        self._dump = Capture(
+        slices = Slices(self._backend, dump.slice) if dump.slice else None
+        keeper = build_keeper(dump, self._backend, session.pipeline, session.writer, session.faults, slices)
+        capture = Capture(
             session.pipeline,
             dump.level,
             stacks=dump.extra_info,
             data_mode=dump.data_mode,
             kept=record_filter(dump, current_graph_task),
             slices=slices,
-            keeper=self._keeper,
+            keeper=keeper,
         )
-        root = Path(dump.dump_path) if dump.dump_path else self._session.output_dir / "dump"
-        rank = self._session.rank
-        if window.wanted(min(dump.step, default=0), rank):
-            self._add_sink(root, dump.level, lambda step: window.wanted(step, rank), dump)
-
-    def attach(self, models: nn.Module | Sequence[nn.Module]) -> None:
-        """Name the modules in every capture."""
-        self._models = models
-        for capture in (self._ring, self._dump):
-            if capture is not None:
-                capture.attach(models, anew=True)
-
-    def open(self, step: int) -> None:
-        """Put the step's capture on; captures that are not wanted in this step are taken off."""
-        self._arm(step)
-        chosen: Capture | None = None
-        dumped = self._dump is not None and self._window is not None and self._window.wanted(step, self._session.rank)
-        if self._armed is not None:
-            chosen = self._armed
-            chosen.recorder.keeper = self._keeper if dumped else None  # the configured dump of this step sees what this one sees
-        elif dumped:
-            chosen = self._dump
-        elif self._ring is not None:
-            chosen = self._ring
-        if self.current is not None and self.current is not chosen:
-            self.current.close()
-        self.current = chosen
-        mode = self._summary_mode if chosen is not None and chosen is self._dump else "statistics"
-        self.always.apply(self._backend, digest=mode == "digest", checksum=CHECKSUMS.get(mode, ""))
-        if chosen is not None:
-            for sink in self._sinks_of(step):
-                early.begin(sink, step)
-            if dumped and self._keeper is not None:
-                self._keeper.begin_step(step)
-            chosen.open()
-        else:
-            self._session.pipeline.level = ""
-
-    def end_step(self, step: int) -> list[list[str]] | None:
-        """Close the step; returns the texts of its call stacks."""
-        stacks = None
-        if self.current is not None:
-            self.current.pause()
-            stacks = self.current.end_step()
-        if self._armed is not None and step + 1 >= self._armed_until:
-            self._armed.close()
-            if self.current is self._armed:
-                self.current = None
-            self._armed = None
-            self._session.armed = None
-        return stacks
-
-    def begin_again(self, level: str) -> None:
-        """A second run of the step begins: a capture of its own, of this level, in place of the step's."""
-        self._kept = self.current
-        if self._kept is not None:
-            self._kept.close()  # its numbering stays
-        self.current = Capture(self._session.pipeline, level)
-        if self._models is not None:
-            self.current.attach(self._models)
-        self.current.open()
-
-    def end_again(self) -> list[list[str]]:
-        """The second run is over; the step's own capture is on again after `resume`. Returns the texts of the call stacks."""
-        capture = self.current
-        self.current, self._kept = self._kept, None
-        if capture is None:
-            return []
-        capture.pause()
-        stacks = capture.end_step()
-        capture.close()
-        return stacks
-
-    def pause(self) -> None:
-        """See nothing until the next `resume`."""
-        if self.current is not None:
-            self.current.pause()
-
-    def resume(self) -> None:
-        """See again what the step's capture sees."""
-        if self.current is not None:
-            self.current.open()
-
-    def close(self) -> None:
-        """Take everything off."""
-        for capture in (self._armed, self._dump, self._ring):
-            if capture is not None:
-                capture.close()
-        self.current = None
-
-    def _arm(self, step: int) -> None:
-        request = self._session.armed
-        if request is None or self._armed is not None or step < request.first_step or self._models is None:
-            return
-        self._armed = Capture(self._session.pipeline, request.level, record_collectives=True)
-        self._armed.attach(self._models)
-        first, until = step, step + request.steps
-        self._armed_until = until
-        self._add_sink(request.directory, request.level, lambda s: first <= s < until)
-
-    def _add_sink(self, root: Path, level: str, wanted: Callable[[int], bool], dump: DumpSettings | None = None) -> None:
-        rank = self._session.rank
-        if dump is None and rank is None:
-            rank = 0  # an incident directory has ranks, also in a run of one process
-        options: dict[str, Any] = {}
-        if dump is not None:
-            options = {name: getattr(dump, name) for name in ("task", "extra_info", "data_mode", "summary_mode")}
-            options["selection"] = selection(dump)
-            options["tensors"] = self._keeper.store if self._keeper is not None else None
-        sink = DumpSink(root, level=level, framework=self._session.backend.framework, rank=rank, **options)
-        self._sinks.append((sink, wanted))
-        self._session.writer.sinks.append(SelectSink(sink, wanted))
-
-    def _sinks_of(self, step: int) -> list[DumpSink]:
-        return [sink for sink, wanted in self._sinks if wanted(step)]
-
-    def _log_frame(self, frame: Frame, _alerts: Sequence[Alert]) -> None:
-        if frame.entries:
-            for sink in self._sinks_of(frame.step):
-                early.log(sink, frame)
+        return capture, keeper

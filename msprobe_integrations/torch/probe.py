@@ -25,12 +25,12 @@ from msprobe_engine.incident.notify import Notifier
 from msprobe_engine.settings.schema import MonitorSettings, ProbeSettings
 from msprobe_engine.sinks.base import Sink
 from msprobe_integrations.common.exchanges import Exchanges
+from msprobe_integrations.common.membership import Membership
 from msprobe_integrations.common.parameter_side import ParameterSide
 from msprobe_integrations.common.probe import Probe
 from msprobe_integrations.torch.attempts import Attempts
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.derived import on_host
-from msprobe_integrations.torch.membership import Membership
 from msprobe_integrations.torch.merge import RowExchange
 from msprobe_integrations.torch.module_side import ModuleSide
 from msprobe_integrations.torch.notify import find_notifier
@@ -39,6 +39,7 @@ from msprobe_integrations.torch.parameters import find_source
 from msprobe_integrations.torch.perturb import perturb
 from msprobe_integrations.torch.pipelining import StagePreparation
 from msprobe_integrations.torch.plans import Plans
+from msprobe_integrations.torch.rank_watch import watch_ranks
 from msprobe_integrations.torch.replica_channel import Channel
 from msprobe_integrations.torch.run_config import RunConfig
 
@@ -69,7 +70,7 @@ class TorchProbe(Probe):
         return ParameterSide(self, find_source, Exchanges(lambda ranks: RowExchange(ranks=ranks)), TorchRanks())
 
     def _make_membership(self) -> Membership:
-        return Membership(self)
+        return Membership(self, lambda: dist.is_available() and dist.is_initialized(), watch_ranks)
 
     def _make_run_config(self) -> RunConfig:
         return RunConfig(self.settings)

@@ -1,40 +1,39 @@
-"""Which rank the probe is, also when the process group came up after it, and what is set up once the ranks know each other."""
+"""Which rank the probe is, also when the ranks were joined after it was made, and what is set up once they know each other."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-import torch
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from msprobe_engine.log import get_logger, set_rank
-from msprobe_integrations.torch.notify import find_notifier
-from msprobe_integrations.torch.rank_watch import RankWatch, watch_ranks
+from msprobe_engine.rules.base import Rule
 
 if TYPE_CHECKING:
-    from msprobe_integrations.torch.probe import TorchProbe
+    from msprobe_integrations.common.probe import Probe
 
 _log = get_logger()
-
-
-def grouped() -> bool:
-    """True when there is a process group."""
-    return bool(torch.distributed.is_available() and torch.distributed.is_initialized())
 
 
 class Membership:
     """The probe's place among the ranks.
 
+    Args:
+        probe: owner.
+        grouped: are the ranks joined by now?
+        watch: connects them for the rules that want the numbers of all ranks beside each other (of the ranks that are monitored, empty:
+            all): a collective call. None where no rule wants that.
+
     Attributes:
         rank: global rank, None outside of a distributed run.
     """
 
-    def __init__(self, probe: TorchProbe) -> None:
+    def __init__(self, probe: Probe, grouped: Callable[[], bool], watch: Callable[[Sequence[Rule], Sequence[int]], Any]) -> None:
         self._probe = probe
         self.rank: int | None = probe.backend.rank()
+        self._grouped, self._watch = grouped, watch
         self._alone = not grouped()
         self._compared = False
-        self._numbers: RankWatch | None = None
+        self._numbers: Any = None
 
     def look(self) -> None:
         """At the begin of every step."""
@@ -44,9 +43,9 @@ class Membership:
             set_rank(rank)
             if rank:
                 _log.warning(
-                    "the process group came up after the probe: this rank's files are named as if it had none; build the probe after it"
+                    "the ranks were joined after the probe was made: this rank's files are named as if there were no others; build it later"
                 )
-        if self._alone and grouped():
+        if self._alone and self._grouped():
             self._alone = False
             with probe.guard("incidents"):
                 self._meet()
@@ -63,7 +62,7 @@ class Membership:
     def _meet(self) -> None:
         """From now on incidents are announced between the ranks."""
         incidents = self._probe.session.incidents
-        notifier = find_notifier(Path(self._probe.settings.output_dir)) if incidents is not None else None
+        notifier = self._probe.make_notifier() if incidents is not None else None
         if incidents is not None and notifier is not None:
             incidents.notifier.close()
             incidents.notifier = notifier
@@ -72,6 +71,6 @@ class Membership:
     def _compare(self) -> None:
         """Where a rule wants the numbers of the ranks beside each other: a collective call in the first step."""
         monitor = self._probe.monitor
-        self._numbers = watch_ranks(self._probe.pipeline.rules, monitor.rank if monitor is not None else ())
+        self._numbers = self._watch(self._probe.pipeline.rules, monitor.rank if monitor is not None else ())
         if self._numbers is not None:
             self._probe.pipeline.listeners.append(self._numbers.on_frame)
