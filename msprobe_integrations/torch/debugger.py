@@ -10,9 +10,7 @@ for batch in data:
 
 from __future__ import annotations
 
-import os
-import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,27 +18,19 @@ import torch
 from torch import nn
 
 from msprobe_engine import log
-from msprobe_engine.errors import SettingsError, UsageError
-from msprobe_engine.guard import Faults
-from msprobe_engine.pipeline import Pipeline
 from msprobe_engine.settings.hot import HotSwitch
-from msprobe_engine.settings.load import load_settings, read_settings
 from msprobe_engine.settings.places import check_directory
-from msprobe_engine.settings.schema import DumpSettings, ProbeSettings
-from msprobe_engine.writer import Writer
-from msprobe_integrations.common import at_exit, exits
-from msprobe_integrations.common.dump_end import differences
-from msprobe_integrations.torch import focus, owner
+from msprobe_engine.settings.schema import ProbeSettings
+from msprobe_integrations.common import focus
+from msprobe_integrations.common.debugger import Debugger
+from msprobe_integrations.torch import owner
 from msprobe_integrations.torch.capture import Capture
-from msprobe_integrations.torch.dump_checks import check, model_or_steps
-from msprobe_integrations.torch.dump_run import DumpRun
+from msprobe_integrations.torch.dump_checks import MODELS
+from msprobe_integrations.torch.dump_run import TorchDumpRun
 from msprobe_integrations.torch.grad_probe import GradientProbe, root_of
 
-_log = log.get_logger()
-_PART = "dump"
 
-
-class PrecisionDebugger:
+class PrecisionDebugger(Debugger):
     """One per process: a second construction returns the first object. All methods but the constructor are class methods, so any
     file of a program may call ``PrecisionDebugger.start()``.
 
@@ -56,18 +46,8 @@ class PrecisionDebugger:
 
     _instance: ClassVar[PrecisionDebugger | None] = None
     _compiled_saves: ClassVar[dict[str, bool]] = {}
-    _built = False
-    _foreign = False
-    """This is a forked child of the process that built the object."""
-    _run: DumpRun | None
+    _run: TorchDumpRun | None
     gradients: GradientProbe | None
-    """The gradient probe, with task grad_probe."""
-    _started = False
-
-    def __new__(cls, *_: Any, **__: Any) -> PrecisionDebugger:
-        if cls._instance is None or cls._instance._foreign:
-            cls._instance = super().__new__(cls)
-        return cls._instance
 
     def __init__(
         self,
@@ -80,47 +60,36 @@ class PrecisionDebugger:
         rank: Sequence[int | str] | None = None,
     ) -> None:
         try:
-            model, step = model_or_steps(model, step)
-            arguments = {"task": task, "dump_path": dump_path, "level": level, "step": step, "rank": rank}
-            given: dict[str, Any] = {k: v for k, v in arguments.items() if v is not None}
-            source: Any = config_path if config_path is not None else {"dump": {}}
-            if self._built:
-                self._say_ignored(source, given, config_path is not None)
-                return
-            settings = load_settings(source, **given)
-            owner.of_user()
-            self.gradients = self._run = None
-            if settings.grad_probe is not None:
-                check_directory(root_of(settings), _name(config_path), "dump_path" if settings.grad_probe.dump_path else "output_dir")
-                self.gradients = GradientProbe(settings)
-            if settings.grad_probe is None or settings.dump is not None:
-                check(settings, _name(config_path))
-                self._run = DumpRun(settings, model, _hot_switch(config_path, given, settings))
+            model, step = MODELS.or_steps(model, step)
         except BaseException:
             if not self._built:
                 type(self)._instance = None
             raise
-        at_exit.register(self._at_exit)
-        exits.at_signal(self._at_exit, settings.exit_patience)
-        this = weakref.ref(self)
-        os.register_at_fork(after_in_child=lambda: _forked(this()))
-        self._built = True
+        super().__init__(config_path, task, dump_path, level, step, rank, model)
+
+    @staticmethod
+    def make_run(settings: ProbeSettings, model: Any, hot: HotSwitch | None) -> TorchDumpRun:
+        return TorchDumpRun(settings, model, hot)
+
+    @staticmethod
+    def make_gradients(settings: ProbeSettings, source: str) -> GradientProbe:
+        assert settings.grad_probe is not None
+        check_directory(root_of(settings), source, "dump_path" if settings.grad_probe.dump_path else "output_dir")
+        return GradientProbe(settings)
+
+    @staticmethod
+    def claim() -> None:
+        owner.of_user()
 
     @property
-    def run(self) -> DumpRun:
+    def run(self) -> TorchDumpRun:
         """The dump behind this object.
 
         Raises:
             UsageError: there is none, the task is grad_probe.
         """
-        if self._run is None:
-            raise UsageError("the task is grad_probe: there is no dump")
-        return self._run
-
-    @property
-    def dump(self) -> DumpSettings:
-        """The settings in use."""
-        return self.run.dump
+        made: TorchDumpRun = super().run
+        return made
 
     @property
     def capture(self) -> Capture:
@@ -129,71 +98,17 @@ class PrecisionDebugger:
         Raises:
             UsageError: at level debug nothing does.
         """
-        if self.run.capture is None:
-            raise UsageError(f"level {self.run.dump.level} has no capture")
-        return self.run.capture
-
-    @property
-    def pipeline(self) -> Pipeline:
-        """What a step has shown so far."""
-        return self.run.pipeline
-
-    @property
-    def writer(self) -> Writer:
-        """The background thread that writes finished steps."""
-        return self.run.files.writer
-
-    @property
-    def faults(self) -> Faults:
-        """What failed inside the probe."""
-        return self.run.faults
-
-    @classmethod
-    def start(
-        cls,
-        model: nn.Module | Sequence[nn.Module] | None = None,
-        token_range: Sequence[int] | None = None,
-        rank_id: int | None = None,
-        scheduled_tokens: Mapping[str, int] | None = None,
-    ) -> None:
-        """Begin (or go on with) the dump of the current step, when it is wanted.
-
-        Args:
-            model: the model, or a list of models; needed once for levels L0 and mix.
-            token_range: [first, last]: record only these forward calls of the model, counted from 0 at each ``start``.
-            rank_id: rank of this process from now on, in file names and for ``rank``, instead of that of the process group.
-            scheduled_tokens: inference serving: how many tokens of each request are in this batch, in their order. With
-                ``request_id`` in the settings, batches without that request are left out, and tensors are cut to its tokens.
-
-        Raises:
-            UsageError: no model at level L0 or mix or with `token_range`, or an argument that cannot work.
-        """
-        if (run := cls._get("start")) is not None:
-            with run.faults.outward(_PART):
-                run.start(model, token_range, rank_id, scheduled_tokens)
-
-    @classmethod
-    def stop(cls) -> None:
-        """End collection; gradients of calls that were seen still come until `step`."""
-        if (run := cls._get("stop")) is not None:
-            with run.faults.outward(_PART):
-                run.stop()
-
-    @classmethod
-    def forward_backward_dump_end(cls) -> None:
-        """The old name of `stop`."""
-        cls.stop()
+        made: Capture = super().capture
+        return made
 
     @classmethod
     def step(cls) -> None:
         """The training step is over: write it, count on. Once per step, also for steps that are not dumped."""
-        if (run := cls._get("step")) is not None:
-            if cls._compiled_saves:
-                names = ", ".join(sorted(cls._compiled_saves)[:5])
-                log.warn_once("save compiled", f"PrecisionDebugger.save has no effect inside torch.compile: {names}")
-                cls._compiled_saves.clear()
-            with run.faults.outward(_PART):
-                run.step()
+        if cls._compiled_saves:
+            names = ", ".join(sorted(cls._compiled_saves)[:5])
+            log.warn_once("save compiled", f"PrecisionDebugger.save has no effect inside torch.compile: {names}")
+            cls._compiled_saves.clear()
+        super().step()
 
     @classmethod
     def save(cls, variable: Any, name: str, save_backward: bool = True) -> None:
@@ -207,48 +122,8 @@ class PrecisionDebugger:
         """
         if torch.compiler.is_compiling():
             cls._compiled_saves[str(name)] = True
-        elif (run := cls._get("save")) is not None:
-            with run.faults.outward(_PART):
-                run.save(variable, name, save_backward)
-
-    @classmethod
-    def set_init_step(cls, step: int) -> None:
-        """Set the step counter; call it before the loop.
-
-        Raises:
-            UsageError: `step` is no int or negative.
-        """
-        if type(step) is not int or step < 0:
-            raise UsageError(f"set_init_step: step is {step!r}; allowed: an int >= 0")
-        if (run := cls._get("set_init_step")) is not None:
-            with run.faults.outward(_PART):
-                run.set_step(step)
-
-    @classmethod
-    def register_custom_api(cls, module: Any, api: str, api_prefix: str | None = None) -> None:
-        """Make records of the calls of ``module.api``, at levels L1 and mix: ``{api_prefix}.{api}.{N}.forward`` and ``.backward``.
-
-        Args:
-            module: a module, class or object.
-            api: name of a function in it.
-            api_prefix: dots are allowed; None: the name of the module.
-
-        Raises:
-            UsageError: there is no such function, or it cannot be replaced.
-        """
-        if (run := cls._get("register_custom_api")) is not None:
-            with run.faults.outward(_PART):
-                run.custom.register(module, api, api_prefix)
-
-    @classmethod
-    def restore_custom_api(cls, module: Any, api: str) -> None:
-        """Put the original of a registered function back.
-
-        Raises:
-            UsageError: there is no such function.
-        """
-        if (run := cls._get("restore_custom_api")) is not None and not run.custom.restore(module, api):
-            _log.warning("restore_custom_api: %s was not registered", api)
+        else:
+            super().save(variable, name, save_backward)
 
     @classmethod
     def monitor(cls, model: nn.Module | Sequence[nn.Module], optimizer: Any = None) -> None:
@@ -263,64 +138,9 @@ class PrecisionDebugger:
         Raises:
             UsageError: there is no debugger, or an argument cannot work.
         """
-        this = cls._existing()
-        if this._foreign:
-            log.warn_once("debugger in a fork", "monitor() has no effect in a forked process")
-        elif this.gradients is None:
-            log.warn_once("monitor task", "PrecisionDebugger.monitor has no effect: the task is not grad_probe")
-        else:
-            this.gradients.monitor(model, optimizer)
-
-    @classmethod
-    def _existing(cls) -> PrecisionDebugger:
-        if cls._instance is None or not cls._instance._built:
-            raise UsageError("PrecisionDebugger instance is not created: construct it first, PrecisionDebugger('config.json')")
-        return cls._instance
-
-    @classmethod
-    def _get(cls, what: str) -> DumpRun | None:
-        this = cls._existing()
-        if this._foreign:
-            log.warn_once("debugger in a fork", f"{what}() has no effect in a forked process; construct PrecisionDebugger in it to dump it")
-            return None
-        this._started |= what == "start"
-        if this._run is None and this.gradients is not None:
-            if what == "stop" and not this._started:
-                this.gradients.close()
-            else:
-                log.warn_once(f"{what} of grad_probe", f"{what}() has no effect: the task is grad_probe, which begins with monitor(model)")
-        return this._run
-
-    def _say_ignored(self, source: Any, given: Mapping[str, Any], whole: bool) -> None:
-        """A second construction: what of its arguments is not what is in use?"""
-        if not whole and not given:
-            return
-        try:
-            other = read_settings(source, **given)[0].dump or DumpSettings()
-        except SettingsError as error:
-            _log.warning("PrecisionDebugger exists already: this second construction is not used, and is wrong: %s", error)
-            return
-        if self._run is None:
-            _log.warning("PrecisionDebugger exists already, with task grad_probe: this second construction is not used")
-            return
-        different = [d for d in differences(self.dump, other) if whole or d.split()[0] in given]
-        if different:
-            _log.warning(
-                "PrecisionDebugger exists already: the arguments of this second construction are not used. They would change: %s",
-                "; ".join(different),
-            )
-        else:
-            _log.info("PrecisionDebugger exists already, with the same settings: this second construction is not used")
-
-    def _at_exit(self) -> None:
-        try:
-            if self._run is not None:
-                with self._run.faults.outward(_PART):
-                    self._run.at_exit()
-            if self.gradients is not None:
-                self.gradients.close()
-        finally:
-            exits.forget(self._at_exit)
+        gradients: GradientProbe | None = cls._watch()
+        if gradients is not None:
+            gradients.monitor(model, optimizer)
 
 
 def module_dump(module: nn.Module, dump_name: str) -> None:
@@ -329,9 +149,8 @@ def module_dump(module: nn.Module, dump_name: str) -> None:
     Raises:
         UsageError: there is no debugger, or an argument is of the wrong type.
     """
-    focus.check(module, dump_name)
-    if (run := PrecisionDebugger._get("module_dump")) is not None:
-        run.module_dump(module, dump_name)
+    focus.check(MODELS, module, dump_name)
+    PrecisionDebugger._begin_module_dump(module, dump_name)
 
 
 def module_dump_end() -> None:
@@ -340,34 +159,9 @@ def module_dump_end() -> None:
     Raises:
         UsageError: there is no debugger.
     """
-    if (run := PrecisionDebugger._get("module_dump_end")) is not None:
-        run.module_dump_end()
+    PrecisionDebugger._end_module_dump()
 
 
 def save(variable: Any, name: str, save_backward: bool = True) -> None:
     """`PrecisionDebugger.save`."""
     PrecisionDebugger.save(variable, name, save_backward)
-
-
-def _name(config_path: Any) -> str:
-    return "arguments" if config_path is None else str(config_path) if isinstance(config_path, (str, Path)) else "settings"
-
-
-def _hot_switch(config_path: Any, given: Mapping[str, Any], settings: ProbeSettings) -> HotSwitch | None:
-    if settings.dump is None or settings.dump.dump_enable is None:
-        return None
-    if not isinstance(config_path, (str, Path)):
-        if not settings.dump.dump_enable:
-            _log.warning("dump_enable is false and there is no file to watch: nothing is dumped in this run")
-        return None
-    return HotSwitch(Path(config_path).absolute(), given, settings, lambda read: check(read, str(config_path)))
-
-
-def _forked(debugger: PrecisionDebugger | None) -> None:
-    if debugger is not None and not debugger._foreign:
-        debugger._foreign = True
-        if debugger._run is not None:
-            debugger._run.forked()
-        if debugger.gradients is not None:
-            debugger.gradients.forked()
-        at_exit.unregister(debugger._at_exit)

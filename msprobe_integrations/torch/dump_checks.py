@@ -1,75 +1,12 @@
-"""What `PrecisionDebugger` refuses before anything runs: settings that cannot work and wrong arguments."""
+"""What `PrecisionDebugger` takes for a model of torch."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 from torch import nn
 
-from msprobe_engine.errors import SettingsError, UsageError
-from msprobe_engine.log import get_logger
-from msprobe_engine.settings.places import check_directory
-from msprobe_engine.settings.schema import ProbeSettings
+from msprobe_integrations.common.dump_checks import ModelKind
 
-_log = get_logger()
 Models = nn.Module | Sequence[nn.Module]
-
-
-def root_of(settings: ProbeSettings) -> Path:
-    """Where the step directories are."""
-    assert settings.dump is not None
-    root = settings.dump.dump_path or os.path.join(settings.output_dir, "dump")
-    return Path(os.path.abspath(os.path.expanduser(root)))  # the program may change its working directory
-
-
-def check(settings: ProbeSettings, source: str) -> None:
-    """Can these settings be dumped with?
-
-    Raises:
-        SettingsError: they cannot; `source` says where they come from.
-    """
-    dump = settings.dump
-    if dump is None:
-        raise SettingsError(f"{source}: has no 'dump' section, so PrecisionDebugger has nothing to do")
-    if dump.tensor_list and (dump.task != "statistics" or dump.level == "debug"):
-        _log.warning("tensor_list has no effect with task %s and level %s; it adds tensors to task statistics", dump.task, dump.level)
-    check_directory(root_of(settings), source, "dump_path" if dump.dump_path else "output_dir")
-
-
-def check_rank(rank_id: Any) -> None:
-    """Raises:
-    UsageError: `rank_id` of ``start()`` is no int >= 0.
-    """
-    if rank_id is not None and (type(rank_id) is not int or rank_id < 0):
-        raise UsageError(f"start(): rank_id is {rank_id!r}; allowed: an int >= 0")
-
-
-def check_model(model: Any) -> None:
-    """Raises:
-    UsageError: `model` is no module and no list of modules.
-    """
-    many = isinstance(model, (list, tuple))
-    if many and not model:
-        raise UsageError("model is an empty list; allowed: torch.nn.Module or a list of them")
-    for one in model if many else [model]:
-        if not isinstance(one, nn.Module):
-            raise UsageError(f"model is a {type(one).__name__}; allowed: torch.nn.Module or a list of them")
-
-
-def model_or_steps(model: Any, step: Any) -> tuple[Models | None, Any]:
-    """The fifth argument of the constructor is the model in 8.1.1 and the list of steps in 26.2.0: which one it is here.
-
-    Raises:
-        UsageError: it is neither, or steps are given twice.
-    """
-    if model is None:
-        return None, step
-    if isinstance(model, (list, tuple)) and all(isinstance(s, (int, str)) for s in model):
-        if step is not None:
-            raise UsageError(f"PrecisionDebugger: model is {model!r}; allowed: torch.nn.Module or a list of them")
-        return None, model
-    check_model(model)
-    return model, step
+MODELS = ModelKind(nn.Module, "torch.nn.Module")

@@ -28,7 +28,7 @@ from msprobe_engine.settings.tree import nearest
 from msprobe_engine.window import Window
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.closures import after_closure
-from msprobe_integrations.torch.dump_checks import Models, check_model
+from msprobe_integrations.torch.dump_checks import MODELS, Models
 from msprobe_integrations.torch.grad_step import GradientStep
 
 PART = "grad_probe"
@@ -84,7 +84,7 @@ class GradientProbe:
         Raises:
             UsageError: an argument of the wrong kind, two parameters of one name, or no parameter of ``param_list``.
         """
-        check_model(model)
+        MODELS.check(model)
         models: list[nn.Module] = [model] if isinstance(model, nn.Module) else list(model)
         self._models += [(f"chunk{i}." if len(models) > 1 else "", weakref.ref(m)) for i, m in enumerate(models)]
         self._resolve()

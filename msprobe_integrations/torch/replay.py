@@ -71,6 +71,11 @@ class Replay:
         self._dump: DumpDirectory | None = None
 
     @property
+    def alone(self) -> bool:
+        """True unless the settings want a dump too."""
+        return not self._settings.dump_after_load
+
+    @property
     def installed(self) -> bool:
         """True while hooks are on modules."""
         return bool(self._hooks)

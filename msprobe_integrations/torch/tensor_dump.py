@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from msprobe_engine.dump.patterns import NamePatterns
-from msprobe_engine.dump.template import Options
-from msprobe_engine.dump.tensors import TensorStore
 from msprobe_engine.guard import Faults
 from msprobe_engine.pipeline import Pipeline
 from msprobe_engine.settings.schema import DumpSettings
 from msprobe_engine.writer import Writer
+from msprobe_integrations.common.tensor_dump import build_store
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.keep import Keeper, sample
 from msprobe_integrations.torch.slices import Slices
@@ -28,28 +24,7 @@ def build_keeper(
     """What saves tensors as `dump` asks for; None when it does not.
 
     Args:
-        before: what the same run used until now, under other settings: the disk it took counts on.
+        before: what the same run used until now, see `build_store`.
     """
-    saves = _saves(dump)
-    if saves is None:
-        return None
-    store = TensorStore(
-        Options(dump.data_mode, saves),
-        sample,
-        faults,
-        packed=dump.tensor_format == "packed",
-        budget=dump.memory_budget_mb << 20,
-        quota=int(dump.max_disk_gb * 1e9),
-        count=writer.lose,
-    )
-    if before is not None:
-        store.quota.used = before.store.quota.used
-    return Keeper(backend, store, faults, pipeline.lose, slices)
-
-
-def _saves(dump: DumpSettings) -> Callable[[str], bool] | None:
-    if dump.task in ("tensor", "overflow_check"):
-        return lambda _: True
-    if dump.task == "statistics" and dump.tensor_list and dump.level != "debug":
-        return NamePatterns(dump.tensor_list)
-    return None
+    store = build_store(dump, sample, faults, writer.lose, None if before is None else before.store)
+    return None if store is None else Keeper(backend, store, faults, pipeline.lose, slices)

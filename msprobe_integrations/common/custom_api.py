@@ -9,17 +9,27 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple
-
-import torch
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
 
 from msprobe_engine.errors import UsageError
 from msprobe_engine.log import get_logger
-from msprobe_integrations.torch.api import ApiCapture
+from msprobe_integrations.common.calls import Call
 
 _log = get_logger()
-_compiling = torch.compiler.is_compiling
 _FORBIDDEN = "/\\\0\n"
+
+
+class ApiRecords(Protocol):
+    """What makes records of API calls."""
+
+    def sees(self) -> bool: ...
+
+    def begin(self, prefix: str, api: str, args: Any, kwargs: dict[str, Any], /) -> Call | None: ...
+
+    def end(self, call: Call | None, result: Any, /, failed: bool = False) -> None: ...
+
+    def aside(self) -> AbstractContextManager[None]: ...
 
 
 class _Registered(NamedTuple):
@@ -38,10 +48,12 @@ class CustomApis:
 
     Args:
         capture: the API capture of the moment, None when the level has none.
+        compiling: is the framework making a program of the code that calls? Then the function is itself.
     """
 
-    def __init__(self, capture: Callable[[], ApiCapture | None]) -> None:
+    def __init__(self, capture: Callable[[], ApiRecords | None], compiling: Callable[[], bool] = lambda: False) -> None:
         self._capture = capture
+        self._compiling = compiling
         self._registered: dict[tuple[int, str], _Registered] = {}
 
     def register(self, owner: Any, name: Any, prefix: Any = None) -> None:
@@ -95,11 +107,11 @@ class CustomApis:
         return True
 
     def _wrap(self, function: Callable[..., Any], prefix: str, name: str, skip: int = 0) -> Callable[..., Any]:
-        find = self._capture
+        find, compiling = self._capture, self._compiling
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if _compiling():  # first: what is looked at in a compiled region is guarded, and compiled again when it changes
+            if compiling():  # first: what is looked at in a compiled region is guarded, and compiled again when it changes
                 return function(*args, **kwargs)
             capture = find()
             if capture is None or not capture.sees():

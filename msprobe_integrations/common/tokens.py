@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
-
-from torch import nn
 
 from msprobe_engine.errors import UsageError
 from msprobe_engine.log import get_logger
 from msprobe_engine.settings.schema import SliceSettings
-from msprobe_integrations.torch.module_hooks import OwnHook
 
 _log = get_logger()
 
@@ -35,11 +32,19 @@ class TokenWindow:
     A forward call counts from its start to the start of the next one, so what follows a call (sampling) belongs to it.
 
     Args:
+        hook: has a function called before each forward call of a model, with whatever arguments; what it returns has a ``remove()``.
         open, close: put the capture on and off.
         broken: told of an error inside.
     """
 
-    def __init__(self, open: Callable[[], None], close: Callable[[], None], broken: Callable[[Exception], None]) -> None:
+    def __init__(
+        self,
+        hook: Callable[[Any, Callable[..., None]], Any],
+        open: Callable[[], None],
+        close: Callable[[], None],
+        broken: Callable[[Exception], None],
+    ) -> None:
+        self._put_on = hook
         self._open = open
         self._close = close
         self._broken = broken
@@ -52,12 +57,12 @@ class TokenWindow:
         """True between `begin` and `end`."""
         return self._hook is not None
 
-    def begin(self, models: nn.Module | Sequence[nn.Module], first: int, last: int) -> None:
+    def begin(self, models: Any, first: int, last: int) -> None:
         """Count forward calls from now on; of a list of models the first one is counted."""
         self.end()
         self.calls, self.first, self.last = 0, first, last
-        root = models if isinstance(models, nn.Module) else models[0]
-        self._hook = root.register_forward_pre_hook(OwnHook(self._before))
+        root = models[0] if isinstance(models, (list, tuple)) else models
+        self._hook = self._put_on(root, self._before)
 
     def end(self) -> None:
         """Take the hook off."""
@@ -65,7 +70,7 @@ class TokenWindow:
             self._hook.remove()
             self._hook = None
 
-    def _before(self, _module: nn.Module, _args: Any) -> None:
+    def _before(self, *_: Any) -> None:
         call, self.calls = self.calls, self.calls + 1
         try:
             if call == self.first:

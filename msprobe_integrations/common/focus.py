@@ -2,39 +2,49 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import nn
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from msprobe_engine.errors import UsageError
-from msprobe_integrations.torch.capture import Capture
-from msprobe_integrations.torch.modules import ModuleCapture
+from msprobe_integrations.common.dump_checks import ModelKind
+
+
+class ModuleRecords(Protocol):
+    """Records of some modules, under chosen names."""
+
+    def add(self, module: Any, name: str, /) -> None: ...
+
+    def install(self) -> None: ...
+
+    def remove(self) -> None: ...
+
+    def end_step(self) -> None: ...
 
 
 class Focus:
     """The chosen modules of one capture. Their children, other modules and all APIs are not recorded meanwhile.
 
     Args:
-        capture: whose records, numbers and filters are used.
+        make: records of modules by the numbers and filters of the capture, for as long as the function it is given says so.
     """
 
-    def __init__(self, capture: Capture) -> None:
-        self._capture = capture
+    def __init__(self, make: Callable[[Callable[[], bool]], ModuleRecords]) -> None:
+        self._make = make
         self._on = False
-        self._current: ModuleCapture | None = None
-        self._ended: list[ModuleCapture] = []
-        self.chosen: list[tuple[nn.Module, str]] = []
+        self._current: ModuleRecords | None = None
+        self._ended: list[ModuleRecords] = []
+        self.chosen: list[tuple[Any, str]] = []
 
     @property
     def active(self) -> bool:
         """True between `module_dump` and `module_dump_end`."""
         return bool(self.chosen)
 
-    def add(self, module: nn.Module, name: str) -> None:
+    def add(self, module: Any, name: str) -> None:
         """One more chosen module."""
         self.chosen.append((module, name))
         if self._current is None:
-            self._current = ModuleCapture(self._capture.recorder, lambda: self._on, lambda: True)
+            self._current = self._make(lambda: self._on)
         self._current.add(module, name)
         if self._on:
             self._current.install()
@@ -73,11 +83,11 @@ class Focus:
         self._ended = []
 
 
-def check(module: Any, name: Any) -> None:
+def check(kind: ModelKind, module: Any, name: Any) -> None:
     """Raises:
     UsageError: no module, or no name for it.
     """
-    if not isinstance(module, nn.Module):
-        raise UsageError(f"module_dump: module is a {type(module).__name__}; allowed: torch.nn.Module")
+    if not isinstance(module, kind.type):
+        raise UsageError(f"module_dump: module is a {type(module).__name__}; allowed: {kind.text}")
     if not isinstance(name, str) or not name:
         raise UsageError(f"module_dump: dump_name is {name!r}; allowed: a text that is not empty, it takes the place of the module's path")
