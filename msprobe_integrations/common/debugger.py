@@ -123,8 +123,8 @@ class Debugger(ABC):
         """
         check(settings, source)
 
-    @staticmethod
-    def claim() -> None:  # noqa: B027
+    @staticmethod  # noqa: B027  # a framework need not have such a probe
+    def claim() -> None:
         """The script makes a probe of its own: one that was asked for from outside follows the training no more."""
 
     # ---- what it is made of ----
