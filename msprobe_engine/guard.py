@@ -9,6 +9,19 @@ from msprobe_engine.errors import ProbeError
 from msprobe_engine.log import get_logger
 
 _log = get_logger()
+_MARK = "_msprobe_of_training"
+
+
+def of_training(error: Exception) -> Exception:
+    """Mark an error that is the training's own and came to light while the probe waited (frameworks whose operators run asynchronously
+    report a failure to whoever waits next). It is no fault of the probe: `Faults` raises it, or the training would go on without it."""
+    setattr(error, _MARK, True)
+    return error
+
+
+def is_of_training(error: BaseException) -> bool:
+    """Was the error marked by `of_training`?"""
+    return getattr(error, _MARK, False) is True
 
 
 class Faults:
@@ -38,7 +51,10 @@ class Faults:
         return _Outward(self, part)
 
     def fail(self, part: str, error: BaseException, *, disable: bool = True, hint: str = "") -> None:
-        """Record a failure of `part`; the first one is said aloud. Never raises, except the error itself when strict."""
+        """Record a failure of `part`; the first one is said aloud. Never raises, except the error itself when strict or when it is one
+        of the training (`of_training`)."""
+        if is_of_training(error):
+            raise error
         self.counts[part] = self.counts.get(part, 0) + 1
         if self.strict:
             raise error
@@ -68,7 +84,7 @@ class Guard:
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
-        if error is None or not isinstance(error, Exception):
+        if error is None or not isinstance(error, Exception) or is_of_training(error):
             return False  # KeyboardInterrupt and SystemExit are the user's
         self._faults.fail(self._part, error)
         return True

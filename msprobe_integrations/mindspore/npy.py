@@ -1,0 +1,101 @@
+"""Tensors as ``.npy`` files and as bytes, on the host."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import mindspore
+import numpy as np
+import numpy.typing as npt
+
+from msprobe_engine import hostkernel
+from msprobe_engine.errors import DumpFormatError, UsageError
+from msprobe_integrations.mindspore import dtypes
+
+_TYPES: dict[str, str] = {  # those whose name in mindspore is not the printed one in lower case
+    "Bool": "bool_",
+    "Float8E4M3FN": "float8_e4m3fn",
+    "Float8E5M2": "float8_e5m2",
+    "Int4": "qint4x2",
+}
+
+
+def bytes_of(tensor: Any) -> npt.NDArray[np.uint8]:
+    """A copy of the bytes of the elements, in C order, flat. Waits for the tensor.
+
+    Raises:
+        UsageError: it has none: not initialised, or of a type that is not known.
+    """
+    dtype, shape = str(tensor.dtype), tuple(tensor.shape)
+    size = dtypes.item_size(dtype)
+    if size is None:
+        raise UsageError(f"tensors of type {dtype} cannot be read; known: {', '.join((*dtypes.KERNEL, *dtypes.WITHOUT_KERNEL))}")
+    if str(getattr(tensor, "device", "CPU")) != "CPU":
+        tensor = mindspore.Tensor(tensor.asnumpy(), tensor.dtype)
+    pointer = tensor.data_ptr()
+    if not pointer and 0 not in shape:
+        raise UsageError(f"the tensor of shape {shape} is not initialised, so it has no values: call init_data() first")
+    code = dtypes.KERNEL.get(dtype, hostkernel.CODES["uint8"])
+    raw: npt.NDArray[np.uint8] = hostkernel.bytes_at(pointer, shape, tuple(tensor.stride()), code).copy()
+    return raw
+
+
+def array_of(tensor: Any) -> npt.NDArray[Any]:
+    """A tensor as the array that its ``.npy`` file has (types: `dtypes.file_type`), a copy.
+
+    Raises:
+        UsageError: as `bytes_of`.
+    """
+    raw, dtype = bytes_of(tensor), str(tensor.dtype)
+    values = dtypes.file_values(raw, dtype)
+    flat: npt.NDArray[Any] = raw.view(np.dtype(dtypes.file_type(dtype))) if values is None else values
+    return flat.reshape(tuple(tensor.shape))
+
+
+def write(tensor: Any, path: Path) -> None:
+    """Write a tensor as ``.npy``, mode 0640.
+
+    Raises:
+        UsageError: as `bytes_of`.
+    """
+    array = array_of(tensor)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o640)
+    with os.fdopen(descriptor, "wb") as file:
+        np.save(file, array, allow_pickle=False)
+
+
+def from_bytes(data: bytes | bytearray | memoryview, dtype: str, shape: Sequence[int]) -> Any:
+    """A tensor from its bytes in C order.
+
+    Args:
+        dtype: as dump files have it, ``BFloat16``.
+
+    Raises:
+        DumpFormatError: there is no such type, or the bytes are not those of the shape.
+    """
+    kind = getattr(mindspore, _TYPES.get(dtype, dtype.lower()), None)
+    size = dtypes.item_size(dtype)
+    whole = tuple(shape)
+    if kind is None or size is None:
+        raise DumpFormatError(
+            f"dtype {dtype!r} is unknown to mindspore {mindspore.__version__}; read the dump with the version that wrote it"
+        )
+    if len(data) != size * int(np.prod(whole, dtype=np.int64)):
+        raise DumpFormatError(f"{len(data)} bytes are no tensor of {dtype} and shape {list(whole)}")
+    raw = np.frombuffer(bytearray(data), np.uint8)
+    code = dtypes.KERNEL.get(dtype)
+    if code is None or dtypes.file_values(raw[:0], dtype) is not None or dtype == "Int4":
+        return _of_bits(raw, kind, whole)
+    return mindspore.Tensor(raw.view(np.dtype(hostkernel.NAMES[code])).reshape(whole))
+
+
+def _of_bits(raw: npt.NDArray[np.uint8], kind: Any, shape: tuple[int, ...]) -> Any:
+    """A tensor of a type that numpy does not have: its memory is made, then filled."""
+    made = mindspore.Tensor(np.zeros(shape, np.float32), kind)
+    if raw.size:
+        np.ctypeslib.as_array((ctypes.c_uint8 * raw.size).from_address(made.data_ptr()))[:] = raw
+    return made
