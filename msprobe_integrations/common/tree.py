@@ -5,7 +5,7 @@ from __future__ import annotations
 from msprobe_engine.pipeline import Pipeline
 from msprobe_engine.records import NODE_ONLY, Entry
 from msprobe_integrations.common.calls import Call, again, pass_of
-from msprobe_integrations.torch.backward import GradientWatch
+from msprobe_integrations.common.gradient_watch import GradientWatch
 
 _NEAR = 24
 """So many records from the end a record is looked for."""
