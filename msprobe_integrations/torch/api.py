@@ -20,12 +20,12 @@ from torch.overrides import TorchFunctionMode
 
 from msprobe_engine.records import NODE_ONLY, Entry
 from msprobe_integrations.common.calls import Call
+from msprobe_integrations.common.doors import Door
 from msprobe_integrations.common.filters import ALWAYS
 from msprobe_integrations.torch import modestack
 from msprobe_integrations.torch.apinames import COMPOSED, TWICE, ApiNames
 from msprobe_integrations.torch.callform import as_called
 from msprobe_integrations.torch.containers import tensors_in
-from msprobe_integrations.torch.doors import Door
 from msprobe_integrations.torch.frames import PLAIN, called_internally, kinds
 from msprobe_integrations.torch.origins import Origins
 from msprobe_integrations.torch.raw import ignored_argument, raw_results

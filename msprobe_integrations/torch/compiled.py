@@ -21,9 +21,9 @@ from torch import nn
 from torch.autograd.function import BackwardCFunction
 
 from msprobe_engine.log import get_logger
+from msprobe_integrations.common.doors import Door
 from msprobe_integrations.torch import modestack
 from msprobe_integrations.torch.api import ApiCapture
-from msprobe_integrations.torch.doors import Door
 
 _log = get_logger()
 _is_compiling = torch.compiler.is_compiling

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from msprobe_integrations.common.doors import Doors
 from msprobe_integrations.common.gradients import ACCUMULATED, LOCAL, Piece
-from msprobe_integrations.torch.doors import Doors
 
 if TYPE_CHECKING:
     from msprobe_integrations.common.parameter_watch import ParameterWatch

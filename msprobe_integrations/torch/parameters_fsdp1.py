@@ -17,10 +17,10 @@ import torch.distributed as dist
 from torch import nn
 
 from msprobe_engine.log import warn_once
+from msprobe_integrations.common.doors import Doors
 from msprobe_integrations.common.gradients import ACCUMULATED, CLIPPED, LOCAL, Piece, layer_numbers, layer_of
 from msprobe_integrations.common.parameters import Replicas
 from msprobe_integrations.common.targets import matches, plain
-from msprobe_integrations.torch.doors import Doors
 from msprobe_integrations.torch.parameters_plain import PlainSource
 from msprobe_integrations.torch.targets import unwrapped
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.utils import clip_grad
 
+from msprobe_integrations.common.doors import Doors
 from msprobe_integrations.common.gradients import CLIPPED, UNSCALED
 from msprobe_integrations.torch import dtensors
-from msprobe_integrations.torch.doors import Doors
 
 if TYPE_CHECKING:
     from msprobe_integrations.common.parameter_watch import ParameterWatch

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from msprobe_integrations.torch.doors import Door, shared_door
+from msprobe_integrations.common.doors import Door, shared_door
 
 if TYPE_CHECKING:
     from msprobe_integrations.torch.probe import TorchProbe

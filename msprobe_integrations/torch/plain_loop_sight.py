@@ -20,7 +20,7 @@ from torch import nn
 from torch.optim import optimizer as optim
 
 from msprobe_integrations.autoload.imports import after_import
-from msprobe_integrations.torch.doors import Door, shared_door
+from msprobe_integrations.common.doors import Door, shared_door
 from msprobe_integrations.torch.plain_loop_models import parameters_of, trains
 from msprobe_integrations.torch.ranks_end import before_ranks_end
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from msprobe_integrations.torch.doors import shared_door
+from msprobe_integrations.common.doors import shared_door
 
 
 def before_ranks_end(action: Callable[[], Any]) -> Callable[[], None]:

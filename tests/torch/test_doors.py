@@ -15,10 +15,10 @@ from msprobe_engine.guard import Faults
 from msprobe_engine.pipeline import Pipeline
 from msprobe_engine.records import Frame
 from msprobe_engine.writer import Writer
+from msprobe_integrations.common.doors import Door
 from msprobe_integrations.torch.api import ApiCapture
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.capture import Capture
-from msprobe_integrations.torch.doors import Door
 
 
 def marking(name: str) -> Any:

@@ -16,8 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 from msprobe_engine.settings.schema import ProbeSettings
 from msprobe_integrations.autoload import request
+from msprobe_integrations.common.doors import Door
 from msprobe_integrations.torch import owner
-from msprobe_integrations.torch.doors import Door
 from msprobe_integrations.torch.loop import LoopObserver
 from msprobe_integrations.torch.plain_loop_sight import Sight
 from msprobe_integrations.torch.probe import TorchProbe

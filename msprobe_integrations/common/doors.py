@@ -1,4 +1,4 @@
-"""Functions of torch that several captures look through, put on and taken off in any order.
+"""Functions of a framework that several captures look through, put on and taken off in any order.
 
 Two wrappers of one function that are taken off in the order they were put on would leave the first one's wrapper inside the second, or
 bring it back when it is long over. So a name gets one function of ours, a door, and captures come and go behind it. An interrupt
@@ -39,6 +39,7 @@ class Door:
                 return handlers[0](self._original, *args, **kwargs)
             return self._through(handlers, args, kwargs)
 
+        self._door = door
         self._function = door if kind is None else kind(door)
 
     def add(self, handler: Handler) -> None:
@@ -51,6 +52,7 @@ class Door:
                 return
             if self._inherited is None:
                 self._original = now
+                self._door.__wrapped__ = now  # type: ignore[attr-defined]  # MindSpore's graph compiler looks through what has this
             setattr(self._owner, self._name, self._function)
             self._placed = True
 
