@@ -33,6 +33,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "check-config": Command("check_config", "check a settings file and print what it resolves to"),
     "ckpt": Command("ckpt", "compare checkpoints of any format and parallel layout (diff, digest, show)"),
+    "code_mapping": Command("code_mapping", "say which source lines the tensors of a MindSpore kernel dump come from"),
     "compare": Command("compare", "compare the dumps of two runs: where the difference begins, and a table per rank"),
     "config_check": Command("config_check", "compare what two runs were started with: settings, environment, packages, weights, samples"),
     "data2db": Command("data2db", "put monitor files or dumps into a trend data base (SQLite)"),

@@ -1,0 +1,1 @@
+"""Which source line an operator of a compiled MindSpore graph comes from."""

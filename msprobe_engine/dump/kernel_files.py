@@ -1,0 +1,147 @@
+"""Files of the kernel dump that MindSpore makes of a compiled graph (``MINDSPORE_DUMP_CONFIG``): names, directories, statistics.
+
+A tensor is a file ``{op type}.{op name}.{task}.{stream}.{time}.{input|output}.{index}[.{slot}].{format}[.{dtype}].npy`` (MindSpore,
+"Dump" of its tutorials; 2.x on a CPU has no slot and a dtype). The op name is the full name with scope, with ``_`` for ``/``. A name
+that is too long for the file system is a number, and ``mapping.csv`` beside it has the rest. Statistics are rows of ``statistic.csv``.
+Directories are ``rank_{R}/{net}/{graph}/{iteration}``, or ``step{N}/rank{R}/...`` below the dump path of a debugger.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from msprobe_engine.errors import DumpFormatError
+
+STATISTIC, MAPPING = "statistic.csv", "mapping.csv"
+MAX_BYTES = 1 << 30
+"""Of a csv file; one of gigabytes is none that MindSpore has written."""
+_MAX_CELL = 1 << 20
+_RANK = re.compile(r"(?:rank_?|device_?)(\d{1,9})", re.ASCII)
+_STEP = re.compile(r"step_?(\d{1,9})", re.ASCII)
+
+
+class KernelFile(NamedTuple):
+    """What the name of a tensor file says.
+
+    Attributes:
+        op_type: ``MatMul``; ``Parameter`` of what is no operator.
+        op_name: full name with scope, ``_`` for ``/``: ``Default_fc1-Dense_MatMul-op0``.
+        task, stream: of the device; 0 on a CPU.
+        time: microseconds.
+        place: ``input`` or ``output``.
+        slot: which of the inputs or outputs.
+        dtype: as MindSpore writes it (``Float32``), "" when the name has none.
+        path: of the file.
+    """
+
+    op_type: str
+    op_name: str
+    task: int
+    stream: int
+    time: int
+    place: str
+    slot: int
+    dtype: str
+    path: Path
+
+
+def parse_name(path: Path, name: str | None = None) -> KernelFile | None:
+    """The parts of a file's name (`name`: the whole one, of a file whose name is a number); None when it is no kernel file."""
+    parts = (name or path.name).removesuffix(".npy").split(".")
+    for i in range(len(parts) - 2, 4, -1):
+        # ASCII digits only, and no more than a 64-bit number has
+        if parts[i] in ("input", "output") and all(_is_number(part) for part in (*parts[i - 3 : i], parts[i + 1])):
+            dtype = parts[i + 3] if len(parts) > i + 3 and not _is_number(parts[i + 2]) else parts[i + 4] if len(parts) > i + 4 else ""
+            task, stream, time = (int(part) for part in parts[i - 3 : i])
+            return KernelFile(parts[0], ".".join(parts[1 : i - 3]), task, stream, time, parts[i], int(parts[i + 1]), dtype, path)
+    return None
+
+
+def _is_number(text: str) -> bool:
+    return 0 < len(text) <= 20 and text.isascii() and text.isdecimal()
+
+
+def kernel_files(directory: Path) -> tuple[list[KernelFile], list[str]]:
+    """The tensor files of one directory, in order of execution, and the names of ``.npy`` files that are none.
+
+    Raises:
+        DumpFormatError: ``mapping.csv`` is damaged.
+    """
+    long_names = read_mapping(directory / MAPPING)
+    found: list[KernelFile] = []
+    others: list[str] = []
+    for entry in os.scandir(directory):
+        if entry.name.endswith(".npy") and entry.is_file():
+            name = entry.name.removesuffix(".npy")
+            parsed = parse_name(Path(entry.path), long_names.get(name))
+            if parsed is None:
+                others.append(entry.name)
+            else:
+                found.append(parsed)
+    return sorted(found, key=_execution), sorted(others)
+
+
+def _execution(file: KernelFile) -> tuple[int, int, str, str, int]:
+    """Parameters are written at the end of an iteration, but are there before it."""
+    return (file.op_type != "Parameter", file.time, file.op_name, file.place, file.slot)
+
+
+def read_mapping(path: Path) -> dict[str, str]:
+    """``mapping.csv``: number in place of a name -> name, both without ``.npy``. Empty without the file.
+
+    Raises:
+        DumpFormatError: it is no such file.
+    """
+    if not os.path.lexists(path):
+        return {}
+    return {row[0].strip().removesuffix(".npy"): row[1].strip().removesuffix(".npy") for row in read_rows(path) if len(row) == 2}
+
+
+def read_rows(path: Path) -> Iterator[list[str]]:
+    """Rows of a csv file of MindSpore, one at a time.
+
+    Raises:
+        DumpFormatError: it cannot be read, is larger than `MAX_BYTES`, or is no csv.
+    """
+    try:
+        size = path.stat().st_size
+        if not path.is_file() or size > MAX_BYTES:
+            raise DumpFormatError(f"{path}: is no file of at most {MAX_BYTES >> 30} GiB ({size} bytes); give the file that MindSpore wrote")
+        with open(path, encoding="utf-8-sig", errors="backslashreplace", newline="") as stream:
+            for row in csv.reader(iter(lambda: stream.readline(_MAX_CELL).replace("\0", "\\0"), "")):
+                if row:
+                    yield row
+    except (OSError, csv.Error) as error:
+        raise DumpFormatError(f"{path}: cannot be read as csv ({error}); give the file that MindSpore wrote") from error
+
+
+def rank_and_step(directory: Path, root: Path) -> tuple[int | None, int | None, str]:
+    """Rank, step and graph that a directory of kernel files is of, by the directories from `root` on; None where they do not say it.
+
+    >>> rank_and_step(Path("d/rank_0/Net/1/3"), Path("d"))
+    (0, 3, '1')
+    """
+    parts = directory.relative_to(root).parts
+    if not parts or not _is_number(parts[-1]):  # the root may be inside: rank_0/Net/1/3 itself
+        parts = (*directory.absolute().parts[-4 - len(parts) : len(directory.absolute().parts) - len(parts)], *parts)
+    rank = next((int(match[1]) for part in parts if (match := _RANK.fullmatch(part))), None)
+    step = next((int(match[1]) for part in parts if (match := _STEP.fullmatch(part))), None)
+    numbers = [part for part in parts if _is_number(part)]
+    if step is None and numbers:
+        step = int(numbers[-1])
+    return rank, step, numbers[-2] if len(numbers) > 1 else ""
+
+
+def kernel_directories(root: Path) -> list[Path]:
+    """Directories at or below `root` that hold kernel files or ``statistic.csv``, sorted; links are not followed."""
+    found: list[Path] = []
+    for path, folders, files in os.walk(root):
+        folders[:] = sorted(name for name in folders if name not in ("execution_order", ".dump_metadata"))
+        if STATISTIC in files or any(name.endswith(".npy") for name in files):
+            found.append(Path(path))
+    return found
