@@ -102,8 +102,8 @@ class Probe:
         raise NotImplementedError
 
     def _make_run_config(self) -> Any:
-        """What writes what the run was started with: ``begin(models, optimizer, step, frame)``, ``close(seconds)``."""
-        raise NotImplementedError
+        """What writes what the run was started with: ``begin(models, optimizer, step, frame)``, ``close(seconds)``; None: nothing does."""
+        return None
 
     def _make_plans(self) -> Any:
         """The captures of the probe."""
@@ -290,8 +290,9 @@ class Probe:
             self._said = True
             self.session.say_what_is_on()
         self._membership.look()
-        with self.guard("config check"):
-            self._run_config.begin(self._models, self._optimizer, step, sys._getframe(1))
+        if self._run_config is not None:
+            with self.guard("config check"):
+                self._run_config.begin(self._models, self._optimizer, step, sys._getframe(1))
         self._due = self._window is not None and self._window.wanted(step, self._membership.rank)
         self.parameters.begin_step(self._due)
         if self._paused or not self.faults.enabled("capture"):
@@ -422,7 +423,8 @@ class Probe:
             yield self._watch.remove
         yield self.parameters.remove
         yield from self._further_ends()
-        yield lambda: self._run_config.close(exits.left() / 4)
+        if self._run_config is not None:
+            yield lambda: self._run_config.close(exits.left() / 4)
         yield self.drain
         yield lambda: self.parameters.finish(self._patience.left())
         yield from (self.session.close, self._membership.close, self.parameters.close)

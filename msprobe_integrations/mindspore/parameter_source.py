@@ -1,0 +1,171 @@
+"""Parameters of MindSpore: what an optimizer of `mindspore.nn`, `mindspore.experimental.optim` or `mindspore.mint.optim` updates.
+
+Gradients are what the optimizer is called with: whatever the program has done to them before (reduction over ranks, unscaling, clipping)
+is done. Before that they are seen by hooks on the Parameters, one backward pass at a time; adding up micro batches is the program's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import mindspore
+
+from msprobe_integrations.common.gradients import ACCUMULATED, LOCAL, Piece
+from msprobe_integrations.common.parameter_watch import MICRO, UNREDUCED
+from msprobe_integrations.common.parameters import Replicas
+from msprobe_integrations.common.targets import matches
+from msprobe_integrations.mindspore import hooks
+from msprobe_integrations.mindspore.cell_names import parameter_names
+from msprobe_integrations.mindspore.optimizers import OptimizerView
+
+if TYPE_CHECKING:
+    from msprobe_integrations.common.parameter_watch import ParameterWatch
+    from msprobe_integrations.common.probe import Probe
+
+_PART = "parameter monitor"
+
+
+def find_source(probe: Probe, models: Sequence[Any], optimizer: Any) -> CellSource | None:
+    """The source for an optimizer; None without one."""
+    return None if optimizer is None else CellSource(probe, models, optimizer)
+
+
+class CellSource:
+    """Implements `ParameterSource`.
+
+    Args:
+        probe: owner; its monitor settings say what is watched.
+        models: model chunks, whose paths name the parameters.
+        optimizer: a Cell with ``parameters``.
+    """
+
+    def __init__(self, probe: Probe, models: Sequence[Any], optimizer: Any) -> None:
+        monitor = probe.monitor
+        assert monitor is not None
+        self._probe = probe
+        self._monitor = monitor
+        self._view = OptimizerView(optimizer)
+        self._watch: ParameterWatch | None = None
+        self._lasting: list[Any] = []
+        self._handles: list[Any] = []
+        self._gradients: dict[int, Any] = {}
+        self._passes: dict[int, int] = {}
+        self._order = [id(parameter) for parameter in self._view.parameters]
+        self.updates = 0
+        """Updates that were seen, since the beginning."""
+        self.pieces: list[Piece] = list(self._chosen(models))
+
+    def _chosen(self, models: Sequence[Any]) -> Iterator[Piece]:
+        names = parameter_names(models)
+        for parameter in self._view.parameters:
+            chunk, name = names.get(id(parameter), (0, parameter.name))
+            if matches(name, self._monitor.targets, chunk):
+                yield Piece(name, parameter, chunk, 0, int(parameter.size))
+
+    # what a piece holds
+
+    def gradient(self, piece: Piece) -> Any:
+        """What the optimizer was called with; None outside of an update."""
+        return self._gradients.get(id(piece.parameter))
+
+    def value(self, piece: Piece) -> Any:
+        """The parameter."""
+        return piece.parameter
+
+    main = value
+
+    def states(self, piece: Piece) -> Mapping[str, Any]:
+        """States of the optimizer, by PyTorch's names where they are the same thing."""
+        return self._view.states(piece.parameter)
+
+    def hyper(self, piece: Piece) -> Mapping[str, Any]:
+        """See `OptimizerView.hyper`."""
+        return self._view.hyper(piece.parameter)
+
+    def replicated(self, piece: Piece) -> Sequence[Replicas]:
+        """In data-parallel training (no rank holds a slice of a parameter) all ranks hold all of them."""
+        del piece
+        return [Replicas("dp", "")] if self._probe.backend.world_size() > 1 and not _sliced() else []
+
+    # moments
+
+    def connect(self, watch: ParameterWatch) -> None:
+        """Follow the calls of the optimizer."""
+        self._watch = watch
+        watch.in_place = False
+        optimizer = self._view.optimizer
+        self._lasting.append(hooks.before_call(optimizer, self._before))
+        self._lasting.append(hooks.after_call(optimizer, self._after))
+
+    def open(self) -> None:
+        """Hooks on the Parameters, for gradients as the backward pass has them."""
+        self._passes.clear()
+        monitor, watch = self._monitor, self._watch
+        if self._handles or watch is None or not (monitor.unreduced_gradients or monitor.micro_batch_gradients):
+            return
+        for piece in self.pieces:
+            if piece.parameter.requires_grad:
+                self._handles.append(hooks.at_gradient(piece.parameter, self._arriving(watch, piece)))
+
+    def shut(self) -> None:
+        """Take them off: a hook that is left would fire for ever."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def close(self) -> None:
+        """Take everything off."""
+        self.shut()
+        for handle in self._lasting:
+            handle.remove()
+        self._lasting.clear()
+        self._gradients.clear()
+        self._watch = None
+
+    def _arriving(self, watch: ParameterWatch, piece: Piece) -> Callable[[Any], None]:
+        faults, monitor, passes, key = self._probe.faults, self._monitor, self._passes, id(piece.parameter)
+
+        def hook(gradient: Any) -> None:
+            try:
+                if monitor.micro_batch_gradients:
+                    watch.micro_gradient(piece, gradient, LOCAL)
+            except Exception as error:
+                faults.fail(MICRO, error)
+            try:
+                if monitor.unreduced_gradients and watch.active:
+                    number = passes[key] = passes.get(key, -1) + 1
+                    # the program adds up what several backward passes give; the last one is not their sum
+                    watch.unreduced(piece, gradient, LOCAL if number else ACCUMULATED, number or -1)
+            except Exception as error:
+                faults.fail(UNREDUCED, error)
+
+        return hook
+
+    def _before(self, _cell: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        watch = self._watch
+        if watch is None:
+            return
+        with watch.guard(_PART):
+            watch.scalar("learning_rate", self._view.learning_rate() if watch.active else None)
+            given = args[0] if args else kwargs.get("gradients")
+            gradients = given if isinstance(given, (tuple, list)) else ()
+            self._gradients = {key: g for key, g in zip(self._order, gradients) if isinstance(g, mindspore.Tensor)}
+            if watch.awake:
+                watch.before_step()
+                watch.ready()
+
+    def _after(self, *_: Any) -> None:
+        watch = self._watch
+        if watch is None:
+            return
+        with watch.guard(_PART):
+            self.updates += 1
+            watch.after_step()
+        self._gradients = {}
+
+
+def _sliced() -> bool:
+    """Does the framework cut parameters into slices over the ranks?"""
+    mode = str(mindspore.get_auto_parallel_context("parallel_mode"))
+    return mode in ("semi_auto_parallel", "auto_parallel")
