@@ -91,7 +91,7 @@ class CallRecorder(ABC):
         """Statistics of a tensor."""
 
     @abstractmethod
-    def convert(self, value: Any, reduce: Reduce) -> Any:
+    def convert(self, value: Any, reduce: Reduce, /) -> Any:
         """An argument or a result as a structure of entries; total."""
 
     @abstractmethod
@@ -107,7 +107,7 @@ class CallRecorder(ABC):
         """Sequence number that the next node of the graph can have; asked after `edges`."""
 
     @abstractmethod
-    def edges(self, args: Sequence[Any], kwargs: Mapping[str, Any], every: bool) -> list[Any]:
+    def edges(self, args: Sequence[Any], kwargs: Mapping[str, Any], every: bool, /) -> list[Any]:
         """Where the gradients of the inputs go, one place per tensor, None where it has no gradient.
 
         Args:
@@ -115,7 +115,7 @@ class CallRecorder(ABC):
         """
 
     @abstractmethod
-    def differentiable(self, result: Any) -> list[Any]:
+    def differentiable(self, result: Any, /) -> list[Any]:
         """The tensors of a result that have a gradient."""
 
     def whole(self, result: Any) -> Any:  # noqa: ARG002

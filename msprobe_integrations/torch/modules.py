@@ -3,54 +3,40 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import CodeType
 from typing import Any
 
 import torch
 from torch import nn
 
-from msprobe_engine.records import Entry, TensorRef
-from msprobe_integrations.common.calls import Call
-from msprobe_integrations.common.filters import ALWAYS, RecordFilter
+from msprobe_integrations.common.modules import ModuleInfo as _ModuleInfo
+from msprobe_integrations.common.modules import NamedModules
 from msprobe_integrations.torch.backward import is_stand_in
 from msprobe_integrations.torch.compiled import ORIGINAL, CallBoundary, class_name, has_call_boundary, is_wrapper, shown_path
 from msprobe_integrations.torch.module_hooks import OwnHook
 from msprobe_integrations.torch.recorder import Recorder
-from msprobe_integrations.torch.unchanged import Parts
 
 _PRE, _POST = 4, 1  # frames between recorder.begin and the user's call of the module: hook, _call_impl, ...
 Hook = Callable[..., None]
 _SKIPPED_CLASSES = ("FullyShardedDataParallel",)
 
 
-class ModuleInfo:
+class ModuleInfo(_ModuleInfo):
     """A module and its record names.
 
     Attributes:
-        module: what has the parameters.
         hooked: what is called: a compiled module has its hooks outside of what was compiled.
-        path: in record names.
-        kind: what the filter knows of its calls.
         sealed: inside a compiled or scripted module, where no Python hook runs. Parameter gradients are seen all the same.
-        inside: some call of the step is kept because of an enclosing one.
-        last: the call whose backward record came last.
     """
 
-    __slots__ = ("base", "expected", "hooked", "inside", "kind", "last", "module", "parameters", "path", "sealed", "sharded")
+    __slots__ = ("hooked", "sealed", "sharded")
 
     def __init__(self, module: nn.Module, path: str, hooked: nn.Module | None = None, sealed: bool = False) -> None:
-        self.module = module
+        super().__init__(module, path, f"Module.{path}.{class_name(module)}")
         self.hooked = hooked if hooked is not None else module
-        self.path = path
-        self.base = f"Module.{path}.{class_name(module)}"
-        self.kind = ALWAYS
         self.sealed = sealed
-        self.parameters: dict[str, torch.Tensor] = {}
         self.sharded = False
-        self.expected = 0
-        self.inside = False
-        self.last: Call | None = None
 
 
 def named_infos(models: nn.Module | Sequence[nn.Module]) -> list[ModuleInfo]:
@@ -75,7 +61,7 @@ def named_infos(models: nn.Module | Sequence[nn.Module]) -> list[ModuleInfo]:
     return infos
 
 
-def _put_on(module: nn.Module, pre: Hook, post: Hook) -> list[Any]:
+def _hooks_on(module: nn.Module, pre: Hook, post: Hook) -> list[Any]:
     if has_call_boundary(module):
         return [CallBoundary(module, pre, post)]
     # under ZeRO 3 a hook of DeepSpeed's takes the weights away after the module has run: ours comes before it
@@ -86,7 +72,7 @@ def _put_on(module: nn.Module, pre: Hook, post: Hook) -> list[Any]:
     ]
 
 
-class ModuleCapture:
+class ModuleCapture(NamedModules[ModuleInfo]):
     """Installs and removes the hooks.
 
     Args:
@@ -96,108 +82,50 @@ class ModuleCapture:
     """
 
     def __init__(self, recorder: Recorder, is_on: Callable[[], bool], is_collecting: Callable[[], bool]) -> None:
+        super().__init__(recorder)
         self._recorder = recorder
         self._on = is_on
         self._collecting = is_collecting
-        self._models: dict[int, nn.Module] = {}
-        self._parts = Parts([])
-        self._infos: list[ModuleInfo] = []
         self._hooked: list[tuple[nn.Module, Hook, Hook, list[Any]]] = []
         self._handles: list[Any] = []
-        self._installed = False
         self._sealed: set[int] = set()
-        self._grad_counts: dict[str, int] = {}
-        self._grads: dict[int, tuple[ModuleInfo, dict[str, TensorRef]]] = {}
 
-    def attach(self, models: nn.Module | Sequence[nn.Module], anew: bool = False) -> None:
-        """Name the modules; a second model is added to the first. A model that is known costs nothing.
+    def given(self, models: nn.Module | Sequence[nn.Module]) -> list[nn.Module]:
+        """The argument of `attach` as a list."""
+        return [models] if isinstance(models, nn.Module) else list(models)
 
-        Args:
-            anew: a step begins: a model that was changed is named again, and a new one, or none, takes the place of all others.
-        """
-        given = [models] if isinstance(models, nn.Module) else list(models)
-        fresh = [m for m in given if id(m) not in self._models]
-        was_installed = self.installed
-        if anew and self._models and (fresh or not given or not self._parts.unchanged()):
-            self.remove()
-            self._models, self._parts, self._infos, fresh = {}, Parts([]), [], given
-        if not fresh:
-            return
-        self.remove()
-        self._models |= {id(m): m for m in fresh}
-        self._parts = Parts(list(self._models.values()))
-        known = {id(i.module) for i in self._infos}
-        for info in named_infos(models):
-            if id(info.module) not in known:  # a module has one name, the first
-                known.add(id(info.module))
-                self._infos.append(info)
-        if was_installed:
-            self.install()
+    def named(self, models: nn.Module | Sequence[nn.Module]) -> list[ModuleInfo]:
+        """Every module of the models that has a record name."""
+        return named_infos(models)
 
-    def add(self, module: nn.Module, path: str) -> None:
-        """Name one module by itself, whatever is around and inside it."""
-        was_installed = self.installed
-        self.remove()
-        self._infos.append(ModuleInfo(module, path, None))
-        if was_installed:
-            self.install()
+    def single(self, module: nn.Module, path: str) -> ModuleInfo:
+        """One module by itself."""
+        return ModuleInfo(module, path)
 
-    @property
-    def infos(self) -> list[ModuleInfo]:
-        """The modules that are named; the same list until other models take their place."""
-        return self._infos
+    def dicts(self, models: Sequence[nn.Module]) -> list[Mapping[str, Any]]:
+        """Where the modules of the models keep their modules and parameters."""
+        return [d for model in models for module in model.modules() for d in (module._modules, module._parameters)]
 
-    @property
-    def installed(self) -> bool:
-        """True while hooks are on the modules."""
-        return self._installed
-
-    def install(self) -> None:
-        """Put the hooks on: on modules of which a record can be kept, and on those around them, whose calls are parents."""
-        if self._installed:
-            return
-        self._installed = True
-        kept = self._recorder.kept
-        around, own = self._chosen(kept)
-        for info in self._infos:
-            if kept is not None:
-                info.kind = kept.module(info.base)
-            if id(info) in around and not info.sealed:
+    def _put_on(self, around: Sequence[ModuleInfo], own: Sequence[ModuleInfo]) -> None:
+        for info in around:
+            if not info.sealed:
                 self._hook(info)
-            if id(info) in own:
-                info.parameters = {n: p for n, p in info.module._parameters.items() if p is not None}
-                info.sharded = any(hasattr(p, "device_mesh") for p in info.parameters.values())
-                if self._recorder.backward:
-                    self._watch_parameters(info)
-
-    def _chosen(self, kept: RecordFilter | None) -> tuple[set[int], set[int]]:
-        """Modules that get hooks, and those of which records can be kept."""
-        everything = {id(info) for info in self._infos}
-        if kept is None or kept.names is None:
-            return everything, everything
-        listed = [info for info in self._infos if kept.module(info.base).possible]
-        own = {id(info) for info in listed}
-        if kept.expands:
-            inside = tuple(f"{info.path}." for info in listed)
-            own |= {id(info) for info in self._infos if info.path.startswith(inside)}
-            if kept.keeps_apis:
-                return everything, own
-        paths = [info.path for info in self._infos if id(info) in own or kept.bounds(info.base)]
-        above = {path[:i] for path in paths for i in range(len(path) + 1) if path[i : i + 1] in (".", "")}
-        return {id(info) for info in self._infos if info.path in above}, own
+        for info in own:
+            info.parameters = {n: p for n, p in info.module._parameters.items() if p is not None}
+            info.sharded = any(hasattr(p, "device_mesh") for p in info.parameters.values())
+            if self._recorder.backward:
+                self._watch_parameters(info)
 
     def _hook(self, info: ModuleInfo) -> None:
         pre, post = self._hooks(info)
-        self._hooked.append((info.hooked, pre, post, _put_on(info.hooked, pre, post)))
+        self._hooked.append((info.hooked, pre, post, _hooks_on(info.hooked, pre, post)))
 
-    def remove(self) -> None:
-        """Take all hooks off."""
+    def _take_off(self) -> None:
         self.hide()
         self._hooked.clear()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._installed = False
 
     def hide(self) -> None:
         """Take the hooks off for a while: calls in progress go on, and parameter gradients are seen."""
@@ -210,7 +138,7 @@ class ModuleCapture:
         """Put them on again."""
         for module, pre, post, handles in self._hooked:
             if not handles:
-                handles += _put_on(module, pre, post)
+                handles += _hooks_on(module, pre, post)
 
     def seal(self, module: nn.Module) -> None:
         """`module` is compiled, together with what is inside it: hooks there see nothing, from now on there are none."""
@@ -229,15 +157,6 @@ class ModuleCapture:
                 outside.append(hooked)
         self._hooked = outside
 
-    def end_step(self) -> None:
-        """Emit parameter gradients of modules of which not all parameters got one, restart numbering."""
-        for info, _ in list(self._grads.values()):
-            self._emit_grads(info)
-        self._grad_counts.clear()
-        for info in self._infos:
-            info.inside = False
-            info.last = None
-
     def _hooks(self, info: ModuleInfo) -> tuple[Hook, Hook]:
         recorder, on = self._recorder, self._on
         compiling = torch.compiler.is_compiling
@@ -246,10 +165,7 @@ class ModuleCapture:
             try:
                 if compiling() or not on():
                     return
-                calls = recorder.stack.calls
-                n = recorder.numbers.take(info.base)
-                parent = calls[-1] if calls else None
-                call = Call(f"{info.base}.forward.{n}", f"{info.base}.backward.{n}", info, parent, info.kind, True)
+                call = self.call(info)
                 recorder.begin(call, args, kwargs, _PRE)
                 if call.inside:
                     info.inside = True
@@ -296,39 +212,8 @@ class ModuleCapture:
         gradient = parameter.grad
         if gradient is None or is_stand_in(parameter):  # already in the framework's own buffer
             gradient = getattr(parameter, "main_grad", None)
-        recorder = self._recorder
-        if gradient is None or (recorder.kept is not None and not self._keeps_gradients(info, recorder.kept)):
-            return
-        reduce = recorder.reduce_gradient if recorder.keeper is None else recorder.reduce_gradient_for(self._gradients_name(info))
-        ref = reduce(gradient)
-        grads = self._grads.setdefault(id(info), (info, {}))[1]
-        if name in grads:  # this parameter is a round ahead: shared parameter or a module with unused ones
-            self._emit_grads(info)
-            grads = self._grads.setdefault(id(info), (info, {}))[1]
-        grads[name] = ref
-        if len(grads) == info.expected:
-            self._emit_grads(info)
-
-    def _keeps_gradients(self, info: ModuleInfo, kept: RecordFilter) -> bool:
-        if kept.range is not None and not kept.range.holds(None, info.path):
-            return False
-        if kept.names is None or info.inside or info.kind.certain:
-            return True
-        return kept.names(self._gradients_name(info))
-
-    def _gradients_name(self, info: ModuleInfo) -> str:
-        return f"{info.base}.parameters_grad.{self._grad_counts.get(info.base, 0)}"
-
-    def _emit_grads(self, info: ModuleInfo) -> None:
-        _, grads = self._grads.pop(id(info), (info, {}))
-        if not grads:
-            return
-        recorder = self._recorder
-        name = self._gradients_name(info)
-        self._grad_counts[info.base] = self._grad_counts.get(info.base, 0) + 1
-        sections: dict[str, Any] = {n: [ref] for n, ref in grads.items()}
-        recorder.record(Entry(name, sections, None, -1, recorder.micro_step))
-        recorder.tree.gradients_of(name, info.last)
+        if gradient is not None:
+            self.gradient(info, name, gradient)
 
     @classmethod
     def hook_codes(cls) -> list[CodeType]:

@@ -57,6 +57,7 @@ class Recorder(CallRecorder):
     recording = staticmethod(torch.is_grad_enabled)
     sequence = staticmethod(sequence_number)
     edges = staticmethod(edges_of)
+    differentiable = staticmethod(differentiable)
 
     def __init__(
         self,
@@ -125,12 +126,6 @@ class Recorder(CallRecorder):
         if self.unsettled.seen:
             self.unsettled.await_in(structure, reduce)
         return structure
-
-    def differentiable(self, result: Any) -> list[Any]:
-        """The tensors of a result that have a gradient."""
-        if isinstance(result, torch.Tensor):
-            return [result] if result.requires_grad else []
-        return differentiable(result)
 
     def whole(self, result: Any) -> Any:
         """A size is its own object in the existing format."""

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from operator import is_
 from typing import Any
-
-from torch import nn
 
 
 class Parts:
     """The modules and parameters of some models, by identity. Looking again costs half a microsecond per module.
 
     Args:
-        models: they, and everything in them, live as long as this object.
+        dicts: those in which modules keep their modules and parameters; they, and what is in them, live as long as this object.
     """
 
-    def __init__(self, models: Sequence[nn.Module]) -> None:
-        dicts: list[dict[str, Any]] = [d for model in models for module in model.modules() for d in (module._modules, module._parameters)]
+    def __init__(self, dicts: Sequence[Mapping[str, Any]]) -> None:
         self._values = [d.values() for d in dicts]  # live views
         self._dicts = dicts
         self._then = list(chain.from_iterable(self._values))
