@@ -25,7 +25,7 @@ from msprobe_engine.dump.tensors import TensorStore
 from msprobe_engine.guard import Faults
 from msprobe_engine.records import Entry
 from msprobe_integrations.torch.backend import TorchBackend
-from msprobe_integrations.torch.keep import Keeper, sample
+from msprobe_integrations.torch.keep import Keeper, template
 
 STEPS = {"small": (20_000, 1024), "large": (64, 4 << 20)}
 """Number of tensors and float32 elements of each."""
@@ -33,7 +33,7 @@ STEPS = {"small": (20_000, 1024), "large": (64, 4 << 20)}
 
 def keeper(backend: TorchBackend, packed: bool, budget: int = 2048 << 20) -> Keeper:
     """What saves every tensor."""
-    store = TensorStore(Options(saves=lambda _: True), sample, Faults(strict=True), packed=packed, budget=budget)
+    store = TensorStore(Options(saves=lambda _: True), template, Faults(strict=True), packed=packed, budget=budget)
     return Keeper(backend, store, Faults(strict=True), lambda _: None)
 
 

@@ -28,19 +28,21 @@ class _Small(NamedTuple):
 
 
 _SAME = ("float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8", "bool")
-_PLAIN = {name: name for name in (*_SAME, "complex64", "complex128")} | {"bool_": "bool"}
+_PLAIN = {name: name for name in (*_SAME, "complex64", "complex128")} | {"bool_": "bool", "int4": "int8"}  # MindSpore's int4: a byte each
 _SMALL = {
     "float8_e4m3fn": _Small(4, 3, 7, "fn"),
     "float8_e5m2": _Small(5, 2, 15, "ieee"),
     "float8_e4m3fnuz": _Small(4, 3, 8, "fnuz"),
     "float8_e5m2fnuz": _Small(5, 2, 16, "fnuz"),
 }
-_BYTES = {"bfloat16": 2, "float8_e8m0fnu": 1, "float4_e2m1fn_x2": 1, "qint8": 1, "quint8": 1, "qint32": 4, **dict.fromkeys(_SMALL, 1)}
+_ALIASES = {"float8e4m3fn": "float8_e4m3fn", "float8e5m2": "float8_e5m2"}
+_BYTES = dict.fromkeys((*_SMALL, "float8_e8m0fnu", "hifloat8", "float4_e2m1fn_x2", "qint8", "quint8"), 1) | {"bfloat16": 2, "qint32": 4}
 
 
 def plain_name(dtype: str) -> str:
-    """``float32`` of ``torch.float32``, ``Float32``, ``mindspore.float32`` and ``float32``."""
-    return dtype.rpartition(".")[2].lower()
+    """``float32`` of ``torch.float32``, ``Float32``, ``mindspore.float32`` and ``float32``; ``float8_e5m2`` of ``Float8E5M2``."""
+    name = dtype.rpartition(".")[2].lower()
+    return _ALIASES.get(name, name)
 
 
 def item_size(dtype: str) -> int | None:

@@ -1,20 +1,49 @@
-"""Tensor format ``files``: one ``.pt`` file per tensor, further names of the same tensor are hard links."""
+"""Tensor format ``files``: one ``.pt`` or ``.npy`` file per tensor, further names of the same tensor are hard links."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import numpy.typing as npt
 
 from msprobe_engine import hostkernel
 from msprobe_engine.dump.diskquota import DiskQuota
 from msprobe_engine.dump.filewrite import Job, write_files
-from msprobe_engine.dump.pttemplate import PtTemplate, Sample
 from msprobe_engine.dump.stepfiles import LOST, NOT_WRITTEN, OVER_QUOTA, WRITTEN, Payload, StepFiles
 
-Maker = Callable[[str, tuple[int, ...]], Sample]
-"""Lets the framework write a file for one dtype and shape."""
+
+class Template(Protocol):
+    """Makes files of tensors of one dtype and shape: `msprobe_engine.dump.pttemplate`, `msprobe_engine.dump.npytemplate`."""
+
+    head: bytes
+    overhead: int
+    checksum: bool
+
+    def tail(self, crc: int, /) -> bytes | bytearray:
+        """File content behind the elements; `crc` is their CRC-32 where `checksum` is true, else 0."""
+        ...
+
+    def widened(self, address: int, nbytes: int, /) -> npt.NDArray[Any] | None:
+        """The elements as the file has them where these are not the bytes of the tensor."""
+        ...
+
+
+Maker = Callable[[str, tuple[int, ...]], Template]
+"""The template for one dtype (as dump files have it) and shape."""
 
 _MOST_TEMPLATES = 4096
+
+
+class _Content(NamedTuple):
+    """What a file is made of: `nbytes` bytes at `address` between `head` and `tail`; `owner` holds them where it is not the payload."""
+
+    head: bytes
+    address: int
+    nbytes: int
+    tail: bytes
+    owner: object
 
 
 class Templates:
@@ -26,20 +55,20 @@ class Templates:
 
     def __init__(self, make: Maker) -> None:
         self._make = make
-        self._known: dict[tuple[str, tuple[int, ...]], PtTemplate] = {}
+        self._known: dict[tuple[str, tuple[int, ...]], Template] = {}
 
     def overhead(self, dtype: str, shape: tuple[int, ...]) -> int:
         """Bytes of a file besides the tensor's; while that is not known, more than they can be."""
         found = self._known.get((dtype, shape))
         return found.overhead if found is not None else 4096 + 64 * len(shape)
 
-    def get(self, dtype: str, shape: tuple[int, ...]) -> PtTemplate:
+    def get(self, dtype: str, shape: tuple[int, ...]) -> Template:
         """The template. Whatever the framework raises goes through."""
         found = self._known.get((dtype, shape))
         if found is None:
             if len(self._known) >= _MOST_TEMPLATES:  # shapes that never repeat must not fill the memory
                 self._known.clear()
-            found = self._known[(dtype, shape)] = PtTemplate(self._make(dtype, shape))
+            found = self._known[(dtype, shape)] = self._make(dtype, shape)
         return found
 
 
@@ -71,44 +100,48 @@ class LooseFiles:
     def contents(self, payloads: list[Payload]) -> None:
         """Write the bytes of payloads, and give the files the names that are known."""
         files = self._files
-        made: list[tuple[Payload, bytes, bytes]] = []
+        made: list[tuple[Payload, _Content]] = []
         for payload in payloads:
             try:
-                made.append((payload, *self._around(payload)))
+                made.append((payload, self._content(payload)))
             except Exception as error:
                 self._fail(payload, error)
         with files.lock:
-            names = [payload.names[0] if payload.names else None for payload, _, _ in made]
+            names = [payload.names[0] if payload.names else None for payload, _ in made]
         jobs: list[Job] = []
-        for i, (payload, head, tail) in enumerate(made):
+        for i, (payload, content) in enumerate(made):
             name = _bytes(names[i])
             names[i] = names[i] if name is not None else None
-            jobs.append(Job(b".%d.tmp" % payload.row, name, head, payload.address, payload.nbytes, tail))
+            jobs.append(Job(b".%d.tmp" % payload.row, name, content.head, content.address, content.nbytes, content.tail))
         try:
             errors = write_files(files.directory(), jobs)
         except OSError as error:
-            for payload, _, _ in made:
+            for payload, _ in made:
                 self._fail(payload, error)
             return
-        for (payload, _, _), code in zip(made, errors):
+        for (payload, _), code in zip(made, errors):
             if code:
                 self._fail(payload, OSError(code, os.strerror(code)))
             else:
                 self._release(payload)
         with files.lock:
-            for (payload, _, _), first, code in zip(made, names, errors):
+            for (payload, _), first, code in zip(made, names, errors):
                 if not code:
                     self._written(payload, first)
 
-    def _around(self, payload: Payload) -> tuple[bytes, bytes]:
-        """What stands in the file before and after the bytes of a payload."""
+    def _content(self, payload: Payload) -> _Content:
         template = self._templates.get(payload.dtype, payload.shape)
         size = template.overhead + payload.nbytes
         if size > payload.reserved and not self._quota.take(size - payload.reserved):
             raise OSError(f"{OVER_QUOTA}: file headers are larger than expected")
         self._quota.give(max(0, payload.reserved - size))
         payload.reserved = size
-        return template.head, bytes(template.tail(hostkernel.crc32(payload.address, payload.nbytes)))
+        crc = hostkernel.crc32(payload.address, payload.nbytes) if template.checksum else 0
+        tail = bytes(template.tail(crc))
+        widened = template.widened(payload.address, payload.nbytes)
+        if widened is None:
+            return _Content(template.head, payload.address, payload.nbytes, tail, None)
+        return _Content(template.head, widened.ctypes.data, widened.nbytes, tail, widened)
 
     def _written(self, payload: Payload, name: str | None) -> None:
         payload.where, payload.state = name or f".{payload.row}.tmp", WRITTEN

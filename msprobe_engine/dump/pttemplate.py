@@ -58,10 +58,13 @@ class PtTemplate:
         head: file content before the bytes of the tensor.
         nbytes: bytes of the tensor.
         overhead: bytes of the file besides those.
+        checksum: True: `tail` needs the checksum of the bytes.
 
     Raises:
         DumpFormatError: the sample is no file as torch writes it.
     """
+
+    checksum = True
 
     def __init__(self, sample: Sample) -> None:
         self.nbytes = sample.nbytes
@@ -97,6 +100,9 @@ class PtTemplate:
             for place in self._id_places:
                 _CRC.pack_into(tail, place, own)
         return tail
+
+    def widened(self, _address: int, _nbytes: int) -> None:
+        """The file has the bytes of the tensor as they are."""
 
     def _read(self, head: bytearray, nbytes: int) -> None:
         skipped = len(head) + nbytes  # distance of a place in the tail from the beginning of the file

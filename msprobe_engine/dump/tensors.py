@@ -50,7 +50,7 @@ class TensorStore:
 
     Args:
         options: which sections and records have files, and their suffix.
-        make: lets the framework write a sample file (format ``files``).
+        make: gives the template for one dtype and shape (format ``files``).
         faults: isolation of failures.
         packed: format ``packed`` instead of ``files``.
         budget: bytes of host memory for copies that wait.

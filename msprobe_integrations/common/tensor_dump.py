@@ -13,20 +13,27 @@ from msprobe_engine.settings.schema import DumpSettings
 
 
 def build_store(
-    dump: DumpSettings, make: Maker, faults: Faults, count: Callable[..., None], before: TensorStore | None = None
+    dump: DumpSettings,
+    make: Maker,
+    faults: Faults,
+    count: Callable[..., None],
+    before: TensorStore | None = None,
+    *,
+    suffix: str = ".pt",
 ) -> TensorStore | None:
     """What makes files of tensors as `dump` asks for; None when it asks for none.
 
     Args:
-        make: lets the framework write a sample file, see `TensorStore`.
+        make: templates of files, see `TensorStore`.
         count: told of what is lost.
+        suffix: of the files.
         before: what the same run used until now, under other settings: the disk it took counts on.
     """
     saves = _saves(dump)
     if saves is None:
         return None
     store = TensorStore(
-        Options(dump.data_mode, saves),
+        Options(dump.data_mode, saves, suffix),
         make,
         faults,
         packed=dump.tensor_format == "packed",

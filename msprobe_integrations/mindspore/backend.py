@@ -37,7 +37,7 @@ class Step:
     def __init__(self, pool: MemoryPool, capacity: int) -> None:
         self.numbers: Iterator[int] = itertools.count()
         self.host = RowBuffer(pool, capacity)
-        self.seen: dict[tuple[int, int], TensorRef] = {}
+        self.seen: dict[tuple[int, int, int], TensorRef] = {}
         self.lock = threading.Lock()
 
 
@@ -117,32 +117,31 @@ class MindSporeBackend(Wanted, Job):
             RuntimeError: an operator of the training has failed meanwhile. The framework reports that to whoever waits next, so it is
                 given on as it is (`msprobe_engine.guard.of_training`): kept back here, the training would go on without it.
         """
+        return self.reduce_for(tensor, self._want)
+
+    def reduce_for(self, tensor: Any, want: int) -> TensorRef:
+        """`reduce` with other words than all rows have (`msprobe_engine.hostkernel`)."""
         try:
-            known = self._look(tensor)
-            if known[0].device != "cpu":
-                tensor = Tensor(tensor.asnumpy(), tensor.dtype)
+            description, numel, code = self._look(tensor)
+            if description.device != "cpu":
+                tensor = on_host(tensor)
             pointer = tensor.data_ptr()
         except RuntimeError as error:
             raise of_training(error) from None
         except Exception as error:
             return self._without(self.describe(tensor), f"{type(error).__name__}: {str(error)[:80]}")
-        return self.reduce_at(tensor, pointer, *known)
-
-    def reduce_at(self, tensor: Any, pointer: int, description: TensorDescription, numel: int, code: int) -> TensorRef:
-        """`reduce` for memory whose address and description are known."""
-        step = self._step
-        if code < 0 or not pointer or numel < 0:
+        if code < 0 or numel < 0 or not pointer:
             return self._without(description, _why(description, numel, pointer))
-        row = -1
+        step, row = self._step, -1
         try:
             row = next(step.numbers)
             first, end, base = step.host.window
             address = base + row * ROW_BYTES if first <= row < end else step.host.address(row)
             if tensor.is_contiguous():
-                _kernel_reduce(pointer, numel, code, address, self._want, 0)
+                _kernel_reduce(pointer, numel, code, address, want, 0)
             else:
-                _kernel_reduce_strided(pointer, description.shape, tuple(tensor.stride()), code, address, self._want, 0)
-            key = (pointer, id(description))
+                _kernel_reduce_strided(pointer, description.shape, tuple(tensor.stride()), code, address, want, 0)
+            key = (pointer, want, id(description))
             known = step.seen.get(key)
             if known is not None and string_at(step.host.address(known.row), ROW_BYTES) == string_at(address, ROW_BYTES):
                 return known  # its own row stays behind, and nobody refers to it
@@ -167,11 +166,6 @@ class MindSporeBackend(Wanted, Job):
         row = next(self._step.numbers)
         self._step.host.clear(row)
         return row
-
-    def has_bytes(self, tensor: Any) -> bool:
-        """Can the bytes of a tensor be copied now?"""
-        known = self._look(tensor)
-        return known[1] >= 0 and dtypes.item_size(known[0].dtype) is not None and bool(tensor.data_ptr())
 
     def forget(self, tensor: Any = None) -> None:
         """Nothing to do: no row is taken for the present value of a tensor without reading it."""
@@ -225,6 +219,11 @@ class MindSporeBackend(Wanted, Job):
         from msprobe_integrations.mindspore.npy import from_bytes
 
         return from_bytes(data, dtype, shape)
+
+
+def on_host(tensor: Any) -> Any:
+    """A tensor of a device as one of the host, of the same type. Waits for the device."""
+    return Tensor(tensor.asnumpy(), tensor.dtype)
 
 
 def _why(description: TensorDescription, numel: int, pointer: int) -> str:

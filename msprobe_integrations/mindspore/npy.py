@@ -13,8 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine import hostkernel
+from msprobe_engine.dump.dtypes import decoder, item_size
+from msprobe_engine.dump.npytemplate import NpyTemplate
 from msprobe_engine.errors import DumpFormatError, UsageError
-from msprobe_integrations.mindspore import dtypes
+from msprobe_integrations.mindspore.dtypes import KERNEL, WITHOUT_KERNEL
 
 _TYPES: dict[str, str] = {  # those whose name in mindspore is not the printed one in lower case
     "Bool": "bool_",
@@ -31,29 +33,25 @@ def bytes_of(tensor: Any) -> npt.NDArray[np.uint8]:
         UsageError: it has none: not initialised, or of a type that is not known.
     """
     dtype, shape = str(tensor.dtype), tuple(tensor.shape)
-    size = dtypes.item_size(dtype)
-    if size is None:
-        raise UsageError(f"tensors of type {dtype} cannot be read; known: {', '.join((*dtypes.KERNEL, *dtypes.WITHOUT_KERNEL))}")
+    if item_size(dtype) is None:
+        raise UsageError(f"tensors of type {dtype} cannot be read; known: {', '.join((*KERNEL, *WITHOUT_KERNEL))}")
     if str(getattr(tensor, "device", "CPU")) != "CPU":
         tensor = mindspore.Tensor(tensor.asnumpy(), tensor.dtype)
     pointer = tensor.data_ptr()
     if not pointer and 0 not in shape:
         raise UsageError(f"the tensor of shape {shape} is not initialised, so it has no values: call init_data() first")
-    code = dtypes.KERNEL.get(dtype, hostkernel.CODES["uint8"])
+    code = KERNEL.get(dtype, hostkernel.CODES["uint8"])
     raw: npt.NDArray[np.uint8] = hostkernel.bytes_at(pointer, shape, tuple(tensor.stride()), code).copy()
     return raw
 
 
 def array_of(tensor: Any) -> npt.NDArray[Any]:
-    """A tensor as the array that its ``.npy`` file has (types: `dtypes.file_type`), a copy.
+    """A tensor as the array that its ``.npy`` file has, a copy.
 
     Raises:
         UsageError: as `bytes_of`.
     """
-    raw, dtype = bytes_of(tensor), str(tensor.dtype)
-    values = dtypes.file_values(raw, dtype)
-    flat: npt.NDArray[Any] = raw.view(np.dtype(dtypes.file_type(dtype))) if values is None else values
-    return flat.reshape(tuple(tensor.shape))
+    return NpyTemplate(str(tensor.dtype), tuple(tensor.shape)).array(bytes_of(tensor))
 
 
 def write(tensor: Any, path: Path) -> None:
@@ -78,7 +76,7 @@ def from_bytes(data: bytes | bytearray | memoryview, dtype: str, shape: Sequence
         DumpFormatError: there is no such type, or the bytes are not those of the shape.
     """
     kind = getattr(mindspore, _TYPES.get(dtype, dtype.lower()), None)
-    size = dtypes.item_size(dtype)
+    size = item_size(dtype)
     whole = tuple(shape)
     if kind is None or size is None:
         raise DumpFormatError(
@@ -87,10 +85,10 @@ def from_bytes(data: bytes | bytearray | memoryview, dtype: str, shape: Sequence
     if len(data) != size * int(np.prod(whole, dtype=np.int64)):
         raise DumpFormatError(f"{len(data)} bytes are no tensor of {dtype} and shape {list(whole)}")
     raw = np.frombuffer(bytearray(data), np.uint8)
-    code = dtypes.KERNEL.get(dtype)
-    if code is None or dtypes.file_values(raw[:0], dtype) is not None or dtype == "Int4":
+    found = decoder(dtype)
+    if found is None or found.values is not None or dtype == "Int4":
         return _of_bits(raw, kind, whole)
-    return mindspore.Tensor(raw.view(np.dtype(hostkernel.NAMES[code])).reshape(whole))
+    return mindspore.Tensor(raw.view(found.words).reshape(whole))
 
 
 def _of_bits(raw: npt.NDArray[np.uint8], kind: Any, shape: tuple[int, ...]) -> Any:

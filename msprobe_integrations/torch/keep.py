@@ -11,19 +11,19 @@ changes do not matter, and a writer thread waits for its event.
 
 from __future__ import annotations
 
-import ctypes
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from msprobe_engine.dump.hostmemory import PINNED, PLAIN
-from msprobe_engine.dump.pttemplate import Sample, split
+from msprobe_engine.dump.pttemplate import PtTemplate, Sample, split
 from msprobe_engine.dump.stepfiles import NOT_COPIED, Payload, StepFiles
 from msprobe_engine.dump.tensors import TensorStore
 from msprobe_engine.guard import Faults
-from msprobe_engine.records import Entry, TensorRef
+from msprobe_engine.records import TensorRef
+from msprobe_integrations.common.keep import NO_DIRECTORY, BaseKeeper
 from msprobe_integrations.torch import describe as _describe
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.pending import quiet
@@ -35,14 +35,9 @@ _no_function = torch._C.DisableTorchFunction
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _SMALL_SAMPLE = 4096
-_NO_DIRECTORY = "tensors of a step whose directory cannot be made"
-_GIL_BYTES = 64 << 10  # a smaller copy takes less time than another thread that is let in
-_copy_large = ctypes.memmove  # lets other threads run meanwhile
-_copy = ctypes.PyDLL(None).memmove
-_copy.argtypes, _copy.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t), ctypes.c_void_p
 
 
-class Keeper:
+class Keeper(BaseKeeper):
     """What is saved of one dump.
 
     Args:
@@ -56,27 +51,11 @@ class Keeper:
     def __init__(
         self, backend: TorchBackend, store: TensorStore, faults: Faults, lose: Callable[[str], None], slices: Slices | None = None
     ) -> None:
-        self.store = store
+        super().__init__(store, faults, lose)
         self._backend = backend
-        self._faults = faults
-        self._lose = lose
         self._cut = None if slices is None else slices.cut
         self._reduce = backend.reduce_unshielded if slices is None else slices.reduce
-        self._files: StepFiles | None = None
-        self._step_open = False
         store.memory.allocators[PINNED] = _pinned
-        sections = store.options.sections(Entry("Module.m.M.forward.0", {"parameters": {}}))
-        self.parameters = bool(sections)
-        """Parameters are written, and so saved."""
-
-    def begin_step(self, number: int) -> None:
-        """A step begins whose directory was made by the sink, or could not be made."""
-        self._files, self._step_open = self.store.step(number), True
-
-    def wanted(self, name: str) -> bool:
-        """Are the tensors of this record saved?"""
-        saves = self.store.options.saves
-        return saves is not None and self._step_open and saves(name)
 
     def reduce(self, tensor: torch.Tensor) -> TensorRef:
         """Statistics and a copy of a tensor. A tensor without a kernel for its type has a row without statistics. Never raises but in
@@ -91,7 +70,7 @@ class Keeper:
         files = self._files
         if files is None:
             if self._step_open and ref.row >= 0:
-                self._lose(_NO_DIRECTORY)
+                self._lose(NO_DIRECTORY)
             return ref
         if ref.row in files.kept:
             return ref
@@ -108,23 +87,13 @@ class Keeper:
                 and not tensor.is_neg()
                 and not tensor.is_conj()
             ):
-                self._copy_bytes(files, ref.row, description.dtype, description.shape, tensor)
+                self._copy_bytes(files, ref.row, description.dtype, description.shape, tensor.data_ptr(), tensor.nbytes)
                 return ref
             return self._take_any(files, tensor, ref)
         except Exception as error:
             self._lose(NOT_COPIED)
             self._faults.fail("tensor copies", error, disable=False, hint="the tensor has no file, its statistics are there")
             return ref
-
-    def _copy_bytes(self, files: StepFiles, row: int, dtype: str, shape: tuple[int, ...], data: torch.Tensor) -> None:
-        nbytes = data.nbytes
-        payload = self.store.place(files, row, dtype, shape, nbytes)
-        if payload.slab is None:
-            self._lose(payload.lost)
-            return
-        if nbytes:
-            (_copy if nbytes < _GIL_BYTES else _copy_large)(payload.slab.address + payload.offset, data.data_ptr(), nbytes)
-        self.store.add(files, payload)
 
     def _take_any(self, files: StepFiles, tensor: torch.Tensor, ref: TensorRef) -> TensorRef:
         with quiet():
@@ -137,7 +106,7 @@ class Keeper:
                 ref = TensorRef(self._backend.blank_row(), ref.description)
             host = data.device.type == "cpu" and not getattr(type(data), "probe_device", False)
             if host and data.is_contiguous():
-                self._copy_bytes(files, ref.row, str(data.dtype), tuple(data.shape), data)
+                self._copy_bytes(files, ref.row, str(data.dtype), tuple(data.shape), data.data_ptr(), data.nbytes)
             else:
                 self._copy_elements(files, ref.row, data)
         return ref
@@ -164,22 +133,6 @@ class Keeper:
             self.store.spoil(files, payload, f"{type(error).__name__}: {str(error)[:120]}")
             raise
         self.store.add(files, payload)
-
-    def hand_over(self, entry: Entry) -> None:
-        """A record is complete: its tensors get their file names. Doing so twice is harmless; records that are not handed over get
-        them when the step ends."""
-        if self._files is not None and self.wanted(entry.name):
-            self.store.hand_over(self._files, entry)
-
-    def end_step(self, entries: Sequence[Entry]) -> None:
-        """Everything of the step was seen; `entries` are its records."""
-        files, self._files, self._step_open = self._files, None, False
-        if files is not None:
-            self.store.end_step(files, entries)
-
-    def rest(self) -> None:
-        """The next step is not dumped."""
-        self.store.rest()
 
 
 class _Event:
@@ -209,6 +162,11 @@ def _pinned(nbytes: int) -> tuple[memoryview, int, object]:
     with quiet(), torch.inference_mode(False):
         memory = host_memory((nbytes,), torch.uint8)
     return memory.numpy().data, memory.data_ptr(), memory
+
+
+def template(dtype: str, shape: tuple[int, ...]) -> PtTemplate:
+    """Makes files as ``torch.save`` writes them."""
+    return PtTemplate(sample(dtype, shape))
 
 
 def sample(dtype: str, shape: tuple[int, ...]) -> Sample:

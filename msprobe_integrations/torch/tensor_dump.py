@@ -8,7 +8,7 @@ from msprobe_engine.settings.schema import DumpSettings
 from msprobe_engine.writer import Writer
 from msprobe_integrations.common.tensor_dump import build_store
 from msprobe_integrations.torch.backend import TorchBackend
-from msprobe_integrations.torch.keep import Keeper, sample
+from msprobe_integrations.torch.keep import Keeper, template
 from msprobe_integrations.torch.slices import Slices
 
 
@@ -26,5 +26,5 @@ def build_keeper(
     Args:
         before: what the same run used until now, see `build_store`.
     """
-    store = build_store(dump, sample, faults, writer.lose, None if before is None else before.store)
+    store = build_store(dump, template, faults, writer.lose, None if before is None else before.store)
     return None if store is None else Keeper(backend, store, faults, pipeline.lose, slices)

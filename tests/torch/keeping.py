@@ -16,7 +16,7 @@ from msprobe_engine.dump.tensors import TensorStore
 from msprobe_engine.guard import Faults
 from msprobe_engine.records import Entry, TensorRef
 from msprobe_integrations.torch.backend import TorchBackend
-from msprobe_integrations.torch.keep import Keeper, sample
+from msprobe_integrations.torch.keep import Keeper, template
 
 FORMATS = ("files", "packed")
 
@@ -35,7 +35,7 @@ class Keeping:
         self.backend = TorchBackend()
         self.faults = Faults(strict)
         self.store = TensorStore(
-            Options(saves=saves or (lambda _: True)), sample, self.faults, packed=form == "packed", count=self._count, **options
+            Options(saves=saves or (lambda _: True)), template, self.faults, packed=form == "packed", count=self._count, **options
         )
         self.keeper = Keeper(self.backend, self.store, self.faults, self._lose, slices and slices(self.backend))
         self.entries: list[Entry] = []
