@@ -32,8 +32,11 @@ class Backend(Protocol):
 
     name: str
     """``torch`` or ``mindspore``."""
-    framework: str
-    """As dump files have it: ``pytorch``, ``mindspore``."""
+
+    @property
+    def framework(self) -> str:
+        """As dump files have it: ``pytorch``, ``mindspore``, ``mindtorch``."""
+        ...
 
     def is_tensor(self, value: Any) -> bool: ...
 

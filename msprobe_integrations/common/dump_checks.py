@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from msprobe_engine.errors import SettingsError, UsageError
 from msprobe_engine.log import get_logger
@@ -14,16 +14,21 @@ from msprobe_engine.settings.schema import ProbeSettings
 _log = get_logger()
 
 
-class ModelKind(NamedTuple):
+class ModelKind:
     """What a model is in a framework.
 
-    Attributes:
-        type: its class.
+    Args:
+        kind: its class.
         text: name of the class, for messages.
     """
 
-    type: type
-    text: str
+    def __init__(self, kind: type, text: str) -> None:
+        self._kind = kind
+        self.text = text
+
+    def is_model(self, value: Any) -> bool:
+        """Is `value` one model?"""
+        return isinstance(value, self._kind)
 
     def check(self, model: Any) -> None:
         """Raises:
@@ -33,7 +38,7 @@ class ModelKind(NamedTuple):
         if many and not model:
             raise UsageError(f"model is an empty list; allowed: {self.text} or a list of them")
         for one in model if many else [model]:
-            if not isinstance(one, self.type):
+            if not self.is_model(one):
                 raise UsageError(f"model is a {type(one).__name__}; allowed: {self.text} or a list of them")
 
     def or_steps(self, model: Any, step: Any) -> tuple[Any, Any]:

@@ -87,7 +87,7 @@ def check(kind: ModelKind, module: Any, name: Any) -> None:
     """Raises:
     UsageError: no module, or no name for it.
     """
-    if not isinstance(module, kind.type):
+    if not kind.is_model(module):
         raise UsageError(f"module_dump: module is a {type(module).__name__}; allowed: {kind.text}")
     if not isinstance(name, str) or not name:
         raise UsageError(f"module_dump: dump_name is {name!r}; allowed: a text that is not empty, it takes the place of the module's path")

@@ -1,0 +1,42 @@
+"""What `PrecisionDebugger` takes and refuses with MindSpore."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from mindspore import nn
+
+from msprobe_engine.errors import SettingsError
+from msprobe_engine.settings.schema import ProbeSettings
+from msprobe_integrations.common import dump_checks
+from msprobe_integrations.common.dump_checks import ModelKind
+from msprobe_integrations.mindspore import environment
+
+_ABSENT = ("load", "perturb", "slice", "request_id")
+
+
+class CellKind(ModelKind):
+    """Cells; where torch's names stand for MindSpore (MSAdapter), its modules too."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Cell, "mindspore.nn.Cell")
+
+    def is_model(self, value: Any) -> bool:
+        return super().is_model(value) or (environment.adapter() and isinstance(value, sys.modules["torch"].nn.Module))
+
+
+CELLS = CellKind()
+
+
+def check(settings: ProbeSettings, source: str) -> None:
+    """Can these settings be dumped with MindSpore?
+
+    Raises:
+        SettingsError: they cannot; `source` says where they come from.
+    """
+    dump_checks.check(settings, source)
+    assert settings.dump is not None
+    for key in _ABSENT:
+        if getattr(settings.dump, key):
+            raise SettingsError(f"{source}: '{key}' works with PyTorch only; leave it out of a dump of MindSpore")
