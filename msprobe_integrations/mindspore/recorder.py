@@ -1,0 +1,92 @@
+"""Turns calls of MindSpore into entries: what Cells, APIs, primitives and compiled functions have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mindspore
+
+from msprobe_engine.pipeline import Pipeline
+from msprobe_engine.records import TensorRef
+from msprobe_integrations.common.calls import Call
+from msprobe_integrations.common.filters import RecordFilter
+from msprobe_integrations.common.recorder import CallRecorder, Keeps
+from msprobe_integrations.common.slots import finders
+from msprobe_integrations.common.stacks import Stacks
+from msprobe_integrations.mindspore import autograd, frames
+from msprobe_integrations.mindspore.structure import convert, tensors_in
+
+Tensor: Any = mindspore.Tensor
+_GRADIENT_TYPES = frozenset(
+    kind
+    for name in ("float16", "float32", "float64", "bfloat16", "complex64", "complex128")
+    if (kind := getattr(mindspore, name, None)) is not None
+)
+
+
+def _can(tensor: Any) -> bool:
+    return tensor.dtype in _GRADIENT_TYPES
+
+
+_edges_of, _differentiable = finders(Tensor, tensors_in, autograd.edge, autograd.needs, _can)
+
+
+class Recorder(CallRecorder):
+    """Appends entries to the pipeline's current step.
+
+    Args:
+        stacks: record call stacks.
+        pipeline, data_mode, kept, keeper: see `CallRecorder`.
+    """
+
+    watch = autograd.Watch
+    tensor = Tensor
+    convert = staticmethod(convert)
+    graph_task = staticmethod(autograd.graph_task)
+    recording = staticmethod(autograd.recording)
+    differentiable = staticmethod(_differentiable)
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        stacks: bool = True,
+        data_mode: Sequence[str] = ("all",),
+        kept: RecordFilter | None = None,
+        keeper: Keeps | None = None,
+    ) -> None:
+        super().__init__(pipeline, stacks=Stacks(frames.hides) if stacks else None, data_mode=data_mode, kept=kept, keeper=keeper)
+        self._reduce = pipeline.backend.reduce
+        self._newest = -1
+        self.can_watch = autograd.available
+        self.backward = self.backward and autograd.available
+
+    def reduce(self, tensor: Any) -> TensorRef:
+        """Statistics of a tensor."""
+        return self._reduce(tensor)
+
+    def edges(self, args: Sequence[Any], kwargs: Any, every: bool, /) -> list[Any]:
+        """Where the gradients of the inputs go, see `CallRecorder.edges`."""
+        found = _edges_of(args, kwargs, every)
+        newest = autograd.newest(found)
+        if newest > self._newest:
+            self._newest = newest
+        return found
+
+    def sequence(self) -> int:
+        """A sequence number that no node known so far has. MindSpore does not tell the one that is next."""
+        return self._newest + 1
+
+    def watched(self, watch: Any, outputs: Sequence[Any]) -> None:  # noqa: ARG002
+        """The gradients of a call are waited for; its nodes are known now."""
+        if watch.made > self._newest:
+            self._newest = watch.made
+
+    def pop(self, call: Call) -> None:
+        """The call ends: it and what an exception has left inside it are no longer in progress."""
+        calls = self.stack.calls
+        if calls and calls[-1] is call:
+            calls.pop()
+        elif call in calls:
+            del calls[calls.index(call) :]
