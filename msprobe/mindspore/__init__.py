@@ -1,0 +1,17 @@
+"""MindSpore names of the existing tool. Re-exports only; that MindSpore is missing, or cannot work here, is said by the first import."""
+
+from msprobe_integrations.mindspore.callbacks import MsprobeInitStep, MsprobeStep
+from msprobe_integrations.mindspore.debugger import PrecisionDebugger, module_dump, module_dump_end
+from msprobe_integrations.mindspore.probe import MindSporeProbe
+from msprobe_integrations.mindspore.seeds import seed_all, undo_seed_all
+
+__all__ = [
+    "MindSporeProbe",
+    "MsprobeInitStep",
+    "MsprobeStep",
+    "PrecisionDebugger",
+    "module_dump",
+    "module_dump_end",
+    "seed_all",
+    "undo_seed_all",
+]

@@ -1,0 +1,1 @@
+"""Names that the documents of the existing tool import from here."""

@@ -1,0 +1,1 @@
+"""Comparison functions of the existing tool, where its versions have them."""

@@ -1,0 +1,73 @@
+"""What sees the calls of a step: eager code by hooks and wrappers, compiled code by probes inside of the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mindspore
+
+from msprobe_engine import log
+from msprobe_engine.pipeline import Pipeline
+from msprobe_engine.settings.schema import DumpSettings
+from msprobe_integrations.common.filters import record_filter
+from msprobe_integrations.common.focus import ModuleRecords
+from msprobe_integrations.mindspore import autograd
+from msprobe_integrations.mindspore.capture import Capture
+from msprobe_integrations.mindspore.cells import CellCapture
+from msprobe_integrations.mindspore.keep import Keeper
+
+
+class Captures:
+    """The captures of one dump, as one.
+
+    Args:
+        pipeline: where records go.
+        dump: level and selection.
+        keeper: saves tensors, None: nothing does.
+    """
+
+    def __init__(self, pipeline: Pipeline, dump: DumpSettings, keeper: Keeper | None) -> None:
+        self._dump = dump
+        kept = record_filter(dump, autograd.graph_task)
+        self._eager = Capture(pipeline, dump.level, stacks=dump.extra_info, data_mode=dump.data_mode, kept=kept, keeper=keeper)
+
+    @property
+    def on(self) -> bool:
+        """Are calls seen?"""
+        return self._eager.on
+
+    @on.setter
+    def on(self, seen: bool) -> None:
+        self._eager.on = seen
+
+    @property
+    def api(self) -> Any:
+        """What makes records of API calls, None at a level without."""
+        return getattr(self._eager, "api", None)
+
+    def chosen_cells(self, is_on: Callable[[], bool]) -> ModuleRecords:
+        """Records of some Cells, by the numbers and filters of this capture."""
+        return CellCapture(self._eager.recorder, is_on, lambda: True)
+
+    def attach(self, models: Any, anew: bool = False) -> None:
+        """Name the Cells of the model (or of a list of models)."""
+        if mindspore.get_context("mode") == mindspore.GRAPH_MODE and self._dump.level == "L1":
+            log.warn_once("L1 graph", "level L1 sees calls of Python, and in GRAPH_MODE there are none; use level L0 for the Cells")
+        self._eager.attach(models, anew)
+
+    def open(self) -> None:
+        """Begin to see calls."""
+        self._eager.open()
+
+    def pause(self) -> None:
+        """See no new calls; gradients of those that were seen still come."""
+        self._eager.pause()
+
+    def close(self) -> None:
+        """Take everything off."""
+        self._eager.close()
+
+    def end_step(self) -> list[list[str]]:
+        """Close the step's numbering; returns the texts of all stacks."""
+        return self._eager.end_step()

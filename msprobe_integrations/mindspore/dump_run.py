@@ -1,0 +1,57 @@
+"""The dump of one process that trains with MindSpore."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from msprobe_engine.records import Entry, TensorRef
+from msprobe_engine.settings.schema import DumpSettings
+from msprobe_integrations.common.custom_api import CustomApis
+from msprobe_integrations.common.dump_run import DumpRun
+from msprobe_integrations.common.extras import Extra
+from msprobe_integrations.common.focus import Focus
+from msprobe_integrations.mindspore import hooks
+from msprobe_integrations.mindspore.backend import MindSporeBackend
+from msprobe_integrations.mindspore.captures import Captures
+from msprobe_integrations.mindspore.dump_checks import CELLS
+from msprobe_integrations.mindspore.keep import Keeper
+from msprobe_integrations.mindspore.saved import MindSporeSavedVariables
+from msprobe_integrations.mindspore.tensor_dump import build_keeper
+
+
+class MindSporeDumpRun(DumpRun):
+    """See `DumpRun`."""
+
+    models = CELLS
+    backend: MindSporeBackend
+    capture: Captures | None
+    keeper: Keeper | None
+
+    def make_backend(self) -> MindSporeBackend:
+        return MindSporeBackend()
+
+    def make_keeper(self, dump: DumpSettings, before: Any) -> Keeper | None:
+        return build_keeper(dump, self.backend, self.pipeline, self.files.writer, self.faults, before)
+
+    def make_capture(self, dump: DumpSettings) -> Captures:
+        return Captures(self.pipeline, dump, self.keeper)
+
+    def make_focus(self) -> Focus:
+        assert self.capture is not None
+        return Focus(self.capture.chosen_cells)
+
+    def make_saved(
+        self, reduce: Callable[[Any], TensorRef], complete: Callable[[Entry], None], broken: Callable[[Exception], None]
+    ) -> MindSporeSavedVariables:
+        return MindSporeSavedVariables(self.pipeline, reduce, complete, broken)
+
+    def make_custom_apis(self) -> CustomApis:
+        return CustomApis(lambda: None if self.capture is None else self.capture.api)
+
+    def make_extras(self, dump: DumpSettings, root: Path) -> list[Extra]:  # noqa: ARG002
+        return []
+
+    def before_forward(self, model: Any, call: Callable[..., None]) -> Any:
+        return hooks.before_call(model, call)
