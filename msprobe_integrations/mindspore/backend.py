@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-import math
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from ctypes import string_at
 from pathlib import Path
 from typing import Any
@@ -14,49 +11,24 @@ import mindspore
 import numpy as np
 
 from msprobe_engine import hostkernel, log
-from msprobe_engine.guard import of_training
+from msprobe_engine.dump.savedfile import load_numpy
+from msprobe_engine.guard import is_of_training
 from msprobe_engine.records import TensorDescription, TensorRef
 from msprobe_engine.rows import Rows
-from msprobe_integrations.common.descriptions import LIMIT, intern
-from msprobe_integrations.common.row_memory import ROW_BYTES, MemoryPool, RowBuffer
+from msprobe_integrations.common.row_memory import ROW_BYTES, MemoryPool
 from msprobe_integrations.common.wanted import CHECKSUMS, Wanted
-from msprobe_integrations.mindspore import dtypes, environment
+from msprobe_integrations.mindspore import environment, npy
+from msprobe_integrations.mindspore.derived import PairRows
 from msprobe_integrations.mindspore.job import Job
+from msprobe_integrations.mindspore.memory import address_of, describe, look, on_host
+from msprobe_integrations.mindspore.pending import HostRows, Step
 
-Tensor: Any = mindspore.Tensor
-TYPE = "mindspore.Tensor"
 _new = tuple.__new__
 _kernel_reduce, _kernel_reduce_strided = hostkernel.functions()
 _FIRST_CAPACITY = 1024
-_NO_CODE = -1
 
 
-class Step:
-    """The rows of one step. A late thread that still holds an old step writes where nobody else does."""
-
-    def __init__(self, pool: MemoryPool, capacity: int) -> None:
-        self.numbers: Iterator[int] = itertools.count()
-        self.host = RowBuffer(pool, capacity)
-        self.seen: dict[tuple[int, int, int], TensorRef] = {}
-        self.lock = threading.Lock()
-
-
-class HostRows:
-    """`PendingRows` of rows that are on the host."""
-
-    def __init__(self, step: Step, n: int) -> None:
-        self._step, self._n = step, n
-
-    def ready(self) -> bool:
-        """Always: the rows are here."""
-        return True
-
-    def rows(self) -> Rows:
-        """[n, 16] float64. The memory is not used again while the array, or a view of it, exists."""
-        return self._step.host.rows(self._n)
-
-
-class MindSporeBackend(Wanted, Job):
+class MindSporeBackend(PairRows, Wanted, Job):
     """Statistics, files and ranks for MindSpore. One per process; `reduce` may be called from any thread.
 
     MindSpore counts no versions that tell of all changes (``x[i] = v``, ``ops.assign`` and the optimizers leave ``_version`` as it is), so
@@ -67,13 +39,11 @@ class MindSporeBackend(Wanted, Job):
     """
 
     name = "mindspore"
-    _step: Step
 
     def __init__(self, *, digest: bool = False) -> None:
         self._want = hostkernel.WANT_DIGEST if digest else 0
         self.unsupported: dict[str, int] = {}
         self._said: set[str] = set()
-        self._known: dict[tuple[Any, ...], tuple[TensorDescription, int, int]] = {}
         self._pool = MemoryPool()
         self._capacity = _FIRST_CAPACITY
         self._step = Step(self._pool, self._capacity)
@@ -85,29 +55,11 @@ class MindSporeBackend(Wanted, Job):
 
     def is_tensor(self, value: Any) -> bool:
         """True for MindSpore tensors and parameters; sparse tensors are pairs of them, and no tensors."""
-        return isinstance(value, Tensor)
+        return isinstance(value, mindspore.Tensor)
 
     def describe(self, tensor: Any) -> TensorDescription:
         """Description without touching data; equal descriptions are the same object. Never waits, never raises."""
-        try:
-            return self._look(tensor)[0]
-        except Exception:
-            return intern(TYPE, str(getattr(tensor, "dtype", "")), (), None, "")
-
-    def _look(self, tensor: Any) -> tuple[TensorDescription, int, int]:
-        """Description, number of elements (-1 for a shape that is not known) and code for the kernel (-1: none)."""
-        dtype, shape, device = tensor.dtype, tensor.shape, getattr(tensor, "device", "CPU")
-        key = (dtype, shape, device)
-        found = self._known.get(key)
-        if found is None:
-            if len(self._known) > LIMIT:
-                self._known.clear()
-            text = str(dtype)
-            whole = tuple(int(n) for n in shape)
-            numel = -1 if any(n < 0 for n in whole) else math.prod(whole)
-            found = intern(TYPE, text, whole, None, str(device).lower()), numel, dtypes.KERNEL.get(text, _NO_CODE)
-            self._known[key] = found
-        return found
+        return describe(tensor)
 
     def reduce(self, tensor: Any) -> TensorRef:
         """The statistics of one tensor as it is now; row -1 when it has no data to read. What the framework still computes for this tensor
@@ -122,14 +74,14 @@ class MindSporeBackend(Wanted, Job):
     def reduce_for(self, tensor: Any, want: int) -> TensorRef:
         """`reduce` with other words than all rows have (`msprobe_engine.hostkernel`)."""
         try:
-            description, numel, code = self._look(tensor)
+            description, numel, code = look(tensor)
             if description.device != "cpu":
                 tensor = on_host(tensor)
-            pointer = tensor.data_ptr()
-        except RuntimeError as error:
-            raise of_training(error) from None
+            pointer = address_of(tensor)
         except Exception as error:
-            return self._without(self.describe(tensor), f"{type(error).__name__}: {str(error)[:80]}")
+            if is_of_training(error):
+                raise
+            return self._without(describe(tensor), f"{type(error).__name__}: {str(error)[:80]}")
         if code < 0 or numel < 0 or not pointer:
             return self._without(description, _why(description, numel, pointer))
         step, row = self._step, -1
@@ -192,10 +144,8 @@ class MindSporeBackend(Wanted, Job):
         return old
 
     def save(self, tensor: Any, path: Path) -> None:
-        """Write a tensor as ``.npy``, mode 0640 (types numpy does not have: `dtypes.file_type`). Waits for the device."""
-        from msprobe_integrations.mindspore.npy import write
-
-        write(tensor, path)
+        """Write a tensor as ``.npy``, mode 0640 (types numpy does not have: `msprobe_engine.dump.npytemplate`). Waits for the device."""
+        npy.write(tensor, path)
 
     def load(self, path: Path) -> Any:
         """The tensor in a ``.npy`` file, of numpy's type. Executes nothing of the file.
@@ -203,9 +153,7 @@ class MindSporeBackend(Wanted, Job):
         Raises:
             DumpFormatError: the file is not there or damaged.
         """
-        from msprobe_engine.dump.savedfile import load_numpy
-
-        return Tensor(load_numpy(Path(path)))
+        return mindspore.Tensor(load_numpy(Path(path)))
 
     def from_bytes(self, data: bytes | bytearray | memoryview, dtype: str, shape: Sequence[int]) -> Any:
         """A tensor from its bytes in C order.
@@ -216,14 +164,7 @@ class MindSporeBackend(Wanted, Job):
         Raises:
             DumpFormatError: there is no such type, or the bytes are not those of the shape.
         """
-        from msprobe_integrations.mindspore.npy import from_bytes
-
-        return from_bytes(data, dtype, shape)
-
-
-def on_host(tensor: Any) -> Any:
-    """A tensor of a device as one of the host, of the same type. Waits for the device."""
-    return Tensor(tensor.asnumpy(), tensor.dtype)
+        return npy.from_bytes(data, dtype, shape)
 
 
 def _why(description: TensorDescription, numel: int, pointer: int) -> str:
@@ -234,4 +175,4 @@ def _why(description: TensorDescription, numel: int, pointer: int) -> str:
     return f"no kernel: {description.dtype}"
 
 
-__all__ = ["CHECKSUMS", "HostRows", "MindSporeBackend", "Step"]
+__all__ = ["CHECKSUMS", "MindSporeBackend"]

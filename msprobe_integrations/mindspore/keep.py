@@ -21,7 +21,8 @@ from msprobe_engine.dump.tensors import TensorStore
 from msprobe_engine.guard import Faults, is_of_training
 from msprobe_engine.records import TensorRef
 from msprobe_integrations.common.keep import NO_DIRECTORY, BaseKeeper
-from msprobe_integrations.mindspore.backend import MindSporeBackend, on_host
+from msprobe_integrations.mindspore.backend import MindSporeBackend
+from msprobe_integrations.mindspore.memory import Memory, memory_of
 
 SUFFIX = ".npy"
 template = NpyTemplate
@@ -69,33 +70,29 @@ class Keeper(BaseKeeper):
     def _take(self, files: StepFiles, tensor: Any, ref: TensorRef) -> TensorRef:
         description = ref.description
         size = item_size(description.dtype)
-        if size is None or min(description.shape, default=0) < 0:
+        if size is None:
             return ref
-        if description.device != "cpu":
-            tensor = on_host(tensor)
-        pointer = tensor.data_ptr()
-        if not pointer:
+        memory = memory_of(tensor)
+        if not memory.pointer or memory.numel < 0:
             return ref  # not initialised
         if ref.row < 0:
             ref = TensorRef(self._backend.blank_row(), description)
-        nbytes = size * int(np.prod(description.shape, dtype=np.int64))
-        if nbytes == 0 or tensor.is_contiguous():
-            self._copy_bytes(files, ref.row, description.dtype, description.shape, pointer, nbytes)
+        if memory.contiguous or not memory.numel:
+            self._copy_bytes(files, ref.row, description.dtype, description.shape, memory.pointer, size * memory.numel)
         else:
-            self._copy_elements(files, ref, pointer, tuple(tensor.stride()), nbytes)
+            self._copy_elements(files, ref.row, memory, size)
         return ref
 
-    def _copy_elements(self, files: StepFiles, ref: TensorRef, pointer: int, strides: tuple[int, ...], nbytes: int) -> None:
+    def _copy_elements(self, files: StepFiles, row: int, memory: Memory, size: int) -> None:
         """Views of other tensors, of at least one element."""
-        payload = self.store.place(files, ref.row, ref.description.dtype, ref.description.shape, nbytes)
+        dtype, shape = memory.description.dtype, memory.description.shape
+        payload = self.store.place(files, row, dtype, shape, size * memory.numel)
         if payload.slab is None:
             self._lose(payload.lost)
             return
         try:
-            shape = ref.description.shape
-            word = f"V{nbytes // int(np.prod(shape, dtype=np.int64))}"
-            target = np.frombuffer(payload.view, word).reshape(shape)
-            np.copyto(target, strided(pointer, shape, strides, word))
+            word = f"V{size}"
+            np.copyto(np.frombuffer(payload.view, word).reshape(shape), strided(memory.pointer, shape, memory.strides, word))
         except BaseException as error:
             self.store.spoil(files, payload, f"{type(error).__name__}: {str(error)[:120]}")
             raise

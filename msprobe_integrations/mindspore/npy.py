@@ -12,11 +12,10 @@ import mindspore
 import numpy as np
 import numpy.typing as npt
 
-from msprobe_engine import hostkernel
 from msprobe_engine.dump.dtypes import decoder, item_size
 from msprobe_engine.dump.npytemplate import NpyTemplate
-from msprobe_engine.errors import DumpFormatError, UsageError
-from msprobe_integrations.mindspore.dtypes import KERNEL, WITHOUT_KERNEL
+from msprobe_engine.errors import DumpFormatError
+from msprobe_integrations.mindspore.memory import memory_of
 
 _TYPES: dict[str, str] = {  # those whose name in mindspore is not the printed one in lower case
     "Bool": "bool_",
@@ -31,18 +30,9 @@ def bytes_of(tensor: Any) -> npt.NDArray[np.uint8]:
 
     Raises:
         UsageError: it has none: not initialised, or of a type that is not known.
+        RuntimeError: an operator of the training has failed (`memory.address_of`).
     """
-    dtype, shape = str(tensor.dtype), tuple(tensor.shape)
-    if item_size(dtype) is None:
-        raise UsageError(f"tensors of type {dtype} cannot be read; known: {', '.join((*KERNEL, *WITHOUT_KERNEL))}")
-    if str(getattr(tensor, "device", "CPU")) != "CPU":
-        tensor = mindspore.Tensor(tensor.asnumpy(), tensor.dtype)
-    pointer = tensor.data_ptr()
-    if not pointer and 0 not in shape:
-        raise UsageError(f"the tensor of shape {shape} is not initialised, so it has no values: call init_data() first")
-    code = KERNEL.get(dtype, hostkernel.CODES["uint8"])
-    raw: npt.NDArray[np.uint8] = hostkernel.bytes_at(pointer, shape, tuple(tensor.stride()), code).copy()
-    return raw
+    return memory_of(tensor).raw()
 
 
 def array_of(tensor: Any) -> npt.NDArray[Any]:

@@ -7,7 +7,7 @@ shards merge as any others do.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -15,9 +15,10 @@ from msprobe_engine import histograms, hostkernel, pairs
 from msprobe_engine import rows as _rows
 from msprobe_engine.records import TensorDescription, TensorRef
 from msprobe_integrations.common.descriptions import intern
+from msprobe_integrations.common.update_pairs import Pair, ratio_pair, update_pair
 from msprobe_integrations.torch import describe as _describe
 from msprobe_integrations.torch import pairkernels
-from msprobe_integrations.torch.pairkernels import Factor, Factors
+from msprobe_integrations.torch.pairkernels import Factor
 from msprobe_integrations.torch.pending import Step, quiet
 from msprobe_integrations.torch.statistics import CODES
 
@@ -27,117 +28,35 @@ _FAR = 1 << 40  # addresses of memory lie behind; no offset into freed memory re
 _PAGE = 1 << 16
 
 
-class Pair(NamedTuple):
-    """What makes a value: an operation of `msprobe_engine.pairs` on two tensors. Without `b` the values are those of `a`."""
+class _Torch:
+    """`update_pairs.Tensors` of torch."""
 
-    op: int
-    a: Any
-    b: Any
-    c: Factors
+    @staticmethod
+    def is_tensor(value: Any) -> bool:
+        return isinstance(value, torch.Tensor)
 
+    @staticmethod
+    def numel(tensor: Any) -> int:
+        return int(tensor.numel())
 
-class _Unknown(Exception):
-    """A state or a setting is missing, or has a value that nothing can be made of."""
+    @staticmethod
+    def number(value: Any) -> Factor:
+        if isinstance(value, torch.Tensor) and value.device.type != "cpu":
+            return value.detach().to(torch.float64)
+        return float(value)
 
+    @staticmethod
+    def correction(beta: float, step: Factor) -> Factor:
+        assert isinstance(step, torch.Tensor)
+        return 1.0 - torch.pow(beta, step.clamp(min=1.0))
 
-def update_pair(algorithm: str, param: Any, grad: Any, states: Mapping[str, Any], hyper: Mapping[str, Any]) -> Pair | None:
-    """What makes the update u; see `PairRows.reduce_update`. None: unknown."""
-    make = _UPDATES.get(algorithm)
-    try:
-        return make(param, grad, states, hyper) if make is not None else None
-    except _Unknown:
-        return None
-
-
-def ratio_pair(algorithm: str, states: Mapping[str, Any], hyper: Mapping[str, Any]) -> Pair | None:
-    """What makes the ratio r; see `PairRows.reduce_ratio`. None: unknown."""
-    made = update_pair(algorithm, None, None, states, hyper) if algorithm in ("adam", "adamw") else None
-    return made and made._replace(c=(made.c[0], made.c[1], 0.0))
-
-
-def _tensor(states: Mapping[str, Any], name: str) -> Any:
-    found = states.get(name)
-    if not isinstance(found, torch.Tensor):
-        raise _Unknown(name)
-    return found
-
-
-def _correction(beta: Any, step: Any) -> Factor:
-    """1 - beta**step; on the device where the step is there: reading it would wait."""
-    if isinstance(step, torch.Tensor) and step.device.type != "cpu":
-        return 1.0 - torch.pow(float(beta), step.detach().to(torch.float64).clamp(min=1.0))
-    count = float(step)
-    if not count >= 1.0:
-        raise _Unknown("step")
-    return float(1.0 - float(beta) ** count)
-
-
-def _adam(param: Any, grad: Any, states: Mapping[str, Any], hyper: Mapping[str, Any]) -> Pair:  # noqa: ARG001
-    mean = _tensor(states, "exp_avg")
-    square = _tensor(states, "max_exp_avg_sq" if hyper.get("amsgrad") else "exp_avg_sq")
-    eps, betas, step = hyper.get("eps", 1e-8), hyper.get("betas"), states.get("step", hyper.get("step"))
-    if not hyper.get("bias_correction", True):
-        return Pair(pairs.RATIO, mean, square, (1.0, 1.0, float(eps)))
-    if betas is None or step is None:
-        raise _Unknown("betas")
-    return Pair(pairs.RATIO, mean, square, (_correction(betas[0], step) ** -1, _correction(betas[1], step) ** -0.5, float(eps)))
-
-
-def _sgd(param: Any, grad: Any, states: Mapping[str, Any], hyper: Mapping[str, Any]) -> Pair:
-    momentum = float(hyper.get("momentum", 0.0))
-    if momentum and not hyper.get("nesterov"):
-        return Pair(pairs.LINEAR, _tensor(states, "momentum_buffer"), None, (1.0, 0.0, 0.0))
-    if not isinstance(grad, torch.Tensor):
-        raise _Unknown("gradient")
-    sign = -1.0 if hyper.get("maximize") else 1.0
-    decay = float(hyper.get("weight_decay", 0.0))
-    if decay:
-        return _sgd_decayed(param, grad, states, hyper, sign, momentum, decay)
-    if momentum:
-        return Pair(pairs.LINEAR, grad, _tensor(states, "momentum_buffer"), (sign, momentum, 0.0))
-    return Pair(pairs.LINEAR, grad, None, (1.0, 0.0, 0.0)) if sign > 0 else Pair(pairs.LINEAR, grad, grad, (sign, 0.0, 0.0))
-
-
-def _sgd_decayed(
-    param: Any, grad: torch.Tensor, states: Mapping[str, Any], hyper: Mapping[str, Any], sign: float, momentum: float, decay: float
-) -> Pair:
-    """u = d + decay p' of the parameter p' before the step. It is gone by now, but p' = p + lr u, so u = (d + decay p) / (1 - decay lr)."""
-    rate = hyper.get("lr")
-    if not isinstance(param, torch.Tensor) or param.numel() != grad.numel() or rate is None:
-        raise _Unknown("parameter")
-    rate = rate.detach().to(torch.float64) if isinstance(rate, torch.Tensor) and rate.device.type != "cpu" else float(rate)
-    kept = 1.0 - decay * rate
-    if not isinstance(kept, torch.Tensor) and kept <= 0.0:
-        raise _Unknown("lr")
-    if momentum:
+    @staticmethod
+    def added(a: Any, factor: float, b: Any, other: float) -> Any:
         with quiet():
-            grad, sign = torch.add(_tensor(states, "momentum_buffer") * momentum, grad, alpha=sign), 1.0
-    return Pair(pairs.LINEAR, grad, param, (sign / kept, decay / kept, 0.0))
+            return torch.add(a * factor, b, alpha=other)
 
 
-def _lion(param: Any, grad: Any, states: Mapping[str, Any], hyper: Mapping[str, Any]) -> Pair:  # noqa: ARG001
-    if not isinstance(grad, torch.Tensor) or hyper.get("betas") is None:
-        raise _Unknown("gradient")
-    first, second = (float(beta) for beta in hyper["betas"])
-    if second == 0.0:  # the momentum before the step left no trace
-        raise _Unknown("betas")
-    # b1 m' + (1 - b1) g of the momentum m' before the step, in terms of m = b2 m' + (1 - b2) g
-    return Pair(pairs.SIGN, grad, _tensor(states, "exp_avg"), (1.0 - first / second, first / second, 0.0))
-
-
-def _rooted(state: str) -> Callable[[Any, Any, Mapping[str, Any], Mapping[str, Any]], Pair]:
-    def make(param: Any, grad: Any, states: Mapping[str, Any], hyper: Mapping[str, Any]) -> Pair:  # noqa: ARG001
-        if not isinstance(grad, torch.Tensor) or hyper.get("centered") or hyper.get("momentum") or hyper.get("weight_decay"):
-            raise _Unknown("gradient")
-        sign = -1.0 if hyper.get("maximize") else 1.0
-        return Pair(pairs.RATIO, grad, _tensor(states, state), (sign, 1.0, float(hyper.get("eps", 0.0))))
-
-    return make
-
-
-_UPDATES: dict[str, Callable[[Any, Any, Mapping[str, Any], Mapping[str, Any]], Pair]] = {
-    "adam": _adam, "adamw": _adam, "sgd": _sgd, "lion": _lion, "rmsprop": _rooted("square_avg"), "adagrad": _rooted("sum"),
-}  # fmt: skip
+_TORCH = _Torch()
 
 
 class PairRows:
@@ -164,34 +83,8 @@ class PairRows:
         return self._reduce_pair(Pair(pairs.AGREE, grad, momentum, (0.0, 0.0, 0.0)))
 
     def reduce_update(self, algorithm: str, param: Any, grad: Any, states: Mapping[str, Any], hyper: Mapping[str, Any]) -> TensorRef | None:
-        """Row of u, the direction in which the optimizer moves a parameter: without the learning rate, which schedules change, and
-        without decoupled weight decay, which is no answer to the gradient. Weight decay that an optimizer adds to the gradient is in u.
-
-        ===============  =================================================================================================
-        adam, adamw      m_hat / (sqrt(v_hat) + eps) of exp_avg and exp_avg_sq (amsgrad: max_exp_avg_sq); no gradient needed
-        sgd              the gradient; with momentum momentum_buffer; nesterov: gradient + momentum * momentum_buffer; each with
-                         weight decay (which needs `param`)
-        lion             sign(b1 m' + (1 - b1) g) of the momentum m' before the step, which is computed back from the one after:
-                         where the sum is zero but for rounding the sign is not certain
-        rmsprop          gradient / (sqrt(square_avg) + eps); neither centered nor with momentum nor with weight decay
-        adagrad          gradient / (sqrt(sum) + eps); not with weight decay
-        ===============  =================================================================================================
-
-        Where a divisor is zero u is zero: an element that never had a gradient gives no NaN.
-
-        Args:
-            algorithm: lower case.
-            param: the parameter after ``optimizer.step``, or None; tensors of another number of elements are no states of it.
-            grad: as the optimizer saw it, or None where it is not needed.
-            states: those after ``optimizer.step``, with ``step`` where the optimizer keeps it per parameter. A ``step`` on a device is
-                used there.
-            hyper: the parameter group: ``betas``, ``eps``, ``step``, ``amsgrad``, ``bias_correction``, ``momentum``, ``nesterov``, ...
-
-        Returns:
-            None when the algorithm is none of these (Muon's update takes matrix products that a probe must not repeat), or what
-            it needs is missing: before the first step, or a state that lies elsewhere.
-        """
-        return self._reduce_known(update_pair(algorithm, param, grad, states, hyper), param)
+        """Row of u, the direction in which the optimizer moves a parameter; arguments, and when it is None: `update_pairs.update_pair`."""
+        return self._reduce_known(update_pair(_TORCH, algorithm, param, grad, states, hyper), param)
 
     def reduce_ratio(
         self,
@@ -201,9 +94,8 @@ class PairRows:
         states: Mapping[str, Any],
         hyper: Mapping[str, Any],
     ) -> TensorRef | None:
-        """Row of r = m_hat / sqrt(v_hat), for adam and adamw; arguments and None as in `reduce_update`. Where v_hat is zero (no gradient
-        ever, or one whose square is below the smallest number) r is zero; NaN and Inf of m stay visible as NaN."""
-        return self._reduce_known(ratio_pair(algorithm, states, hyper), param)
+        """Row of r = m_hat / sqrt(v_hat), for adam and adamw; arguments and None as in `reduce_update`."""
+        return self._reduce_known(ratio_pair(_TORCH, algorithm, states, hyper), param)
 
     def _reduce_known(self, pair: Pair | None, param: Any) -> TensorRef | None:
         if pair is None or (isinstance(param, torch.Tensor) and param.numel() != pair.a.numel()):
@@ -227,7 +119,7 @@ class PairRows:
             if min(at_a, at_b) > _FAR and a.is_contiguous() and b.is_contiguous() and not (a.is_neg() or b.is_neg()):
                 row = next(self._step.numbers)
                 want = pairkernels.pair_want(self._want)
-                pairs.reduce(op, at_a, code_a, at_b, code_b, numel, self._step.host.address(row), want, c)  # type: ignore[arg-type]
+                pairs.reduce(op, at_a, code_a, at_b, code_b, numel, self._step.host.address(row), want, c)
                 return TensorRef(row, description)
         except Exception:
             pass

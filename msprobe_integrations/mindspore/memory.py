@@ -1,0 +1,129 @@
+"""Where the elements of a MindSpore tensor are: its description, and its memory on the host."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import mindspore
+import numpy as np
+import numpy.typing as npt
+
+from msprobe_engine import hostkernel
+from msprobe_engine.errors import UsageError
+from msprobe_engine.guard import of_training
+from msprobe_engine.records import TensorDescription
+from msprobe_integrations.common.descriptions import LIMIT, intern
+from msprobe_integrations.mindspore.dtypes import KERNEL, WITHOUT_KERNEL
+
+Tensor: Any = mindspore.Tensor
+TYPE = "mindspore.Tensor"
+NO_CODE = -1
+_BYTE = hostkernel.CODES["uint8"]
+Look = tuple[TensorDescription, int, int]
+_known: dict[tuple[Any, ...], Look] = {}
+
+
+def look(tensor: Any) -> Look:
+    """Description, number of elements (-1 where the shape is not known) and code for the statistics kernel (-1: it has none). Reads no
+    data and waits for nothing; equal descriptions are the same object."""
+    dtype, shape, device = tensor.dtype, tensor.shape, getattr(tensor, "device", "CPU")
+    found = _known.get((dtype, shape, device))
+    if found is None:
+        if len(_known) > LIMIT:
+            _known.clear()
+        text, whole = str(dtype), tuple(int(n) for n in shape)
+        numel = -1 if any(n < 0 for n in whole) else math.prod(whole)
+        place = str(device).lower()
+        found = intern(TYPE, text, whole, None, "cpu" if place in ("", "none") else place), numel, KERNEL.get(text, NO_CODE)
+        _known[(dtype, shape, device)] = found
+    return found
+
+
+def describe(tensor: Any) -> TensorDescription:
+    """The description of a tensor. Never raises."""
+    try:
+        return look(tensor)[0]
+    except Exception:
+        return intern(TYPE, str(getattr(tensor, "dtype", "")), (), None, "")
+
+
+def address_of(tensor: Any) -> int:
+    """Where the first element of a tensor of the host is; 0: it has no memory yet. Waits until its values are there.
+
+    Raises:
+        RuntimeError: an operator of the training has failed. The framework, whose operators run in threads of their own, reports that
+            to whoever waits next; it is given on as it is and marked (`msprobe_engine.guard.of_training`).
+    """
+    try:
+        address: int = tensor.data_ptr()
+    except RuntimeError as error:
+        raise of_training(error) from None
+    return address
+
+
+def on_host(tensor: Any) -> Any:
+    """A tensor of a device as one of the host, of the same type. Waits for the device.
+
+    Raises:
+        RuntimeError: as `address_of`.
+    """
+    try:
+        return Tensor(tensor.asnumpy(), tensor.dtype)
+    except RuntimeError as error:
+        raise of_training(error) from None
+
+
+class Memory(NamedTuple):
+    """Elements on the host.
+
+    Attributes:
+        owner: keeps them alive.
+        description, numel, code: as `look`.
+        pointer: address of the first one, 0 where there is no memory yet.
+        strides: counted in elements.
+        contiguous: they follow each other in C order.
+    """
+
+    owner: Any
+    description: TensorDescription
+    numel: int
+    code: int
+    pointer: int
+    strides: tuple[int, ...]
+    contiguous: bool
+
+    def raw(self) -> npt.NDArray[np.uint8]:
+        """A copy of the bytes in C order, flat.
+
+        Raises:
+            UsageError: there are none: not initialised, a shape or a type that is not known.
+        """
+        dtype, shape = self.description.dtype, self.description.shape
+        if self.code < 0 and dtype not in WITHOUT_KERNEL:
+            raise UsageError(f"tensors of type {dtype} cannot be read; known: {', '.join((*KERNEL, *WITHOUT_KERNEL))}")
+        if self.numel < 0 or (not self.pointer and self.numel):
+            raise UsageError(f"the tensor of shape {list(shape)} is not initialised, so it has no values: call init_data() first")
+        raw: npt.NDArray[np.uint8] = hostkernel.bytes_at(self.pointer, shape, self.strides, self.code if self.code >= 0 else _BYTE)
+        copied: npt.NDArray[np.uint8] = raw.copy()
+        return copied
+
+    def packed(self) -> Memory:
+        """The same elements one after the other."""
+        if self.contiguous:
+            return self
+        raw = self.raw()
+        return self._replace(owner=raw, pointer=raw.ctypes.data, contiguous=True)
+
+
+def memory_of(tensor: Any) -> Memory:
+    """Where the elements of a tensor are; those of a device are copied to the host. Waits for them.
+
+    Raises:
+        RuntimeError: as `address_of`.
+    """
+    description, numel, code = look(tensor)
+    if description.device != "cpu":
+        tensor = on_host(tensor)
+    pointer = address_of(tensor)
+    return Memory(tensor, description, numel, code, pointer, tuple(tensor.stride()), bool(tensor.is_contiguous()))
