@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from msprobe_engine import rows as _rows
-from msprobe_engine.records import TensorDescription, TensorRef
+from msprobe_engine.records import TensorRef
 from msprobe_integrations.common.gradients import REDUCED, UNSCALED, set_values
 
 if TYPE_CHECKING:
     from msprobe_integrations.common.probe import Probe
-
-_NUMBER = TensorDescription("number", "float64", (), False)
 
 
 def note_norms(probe: Probe, given: Mapping[str, Any]) -> None:
@@ -44,7 +42,7 @@ def note_norms(probe: Probe, given: Mapping[str, Any]) -> None:
             row = probe.backend.blank_row()
             divisor = scale if name == "grad_norm" else None
             pipeline.edit_rows(functools.partial(_norm, row, [p for p in places if p >= 0], divisor))
-            pipeline.scalar(name, TensorRef(row, _NUMBER))
+            pipeline.scalar(name, TensorRef(row, probe.number))
 
 
 _FAMILIES = frozenset(("update", "param_updated", "param_origin", "grad_reduced"))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from msprobe_engine.log import get_logger
-from msprobe_engine.records import TensorDescription, TensorRef
+from msprobe_engine.records import TensorRef
 from msprobe_integrations.common.gradients import Piece, Pieces
 
 if TYPE_CHECKING:
@@ -17,11 +16,6 @@ if TYPE_CHECKING:
 _log = get_logger()
 KNOWN = ("adam", "adamw", "sgd", "lion", "rmsprop", "adagrad")
 AGREEMENT_TAG = "mg_direction"
-
-
-@functools.cache
-def _number(device: str) -> TensorDescription:
-    return TensorDescription("number", "float32", (), False, device)
 
 
 class Updates:
@@ -52,7 +46,7 @@ class Updates:
             ref = reduce(gradient, moment)
             if ref.row >= 0:
                 self._pieces.value(ref.row)
-            number = TensorRef(ref.row, _number(ref.description.device))
+            number = TensorRef(ref.row, self._probe.number._replace(device=ref.description.device))
             self._pieces.add("other", piece, number, part=True, extra={"tag": AGREEMENT_TAG}, state=AGREEMENT_TAG)
 
     def take(self, pieces: Sequence[Piece] | None) -> None:

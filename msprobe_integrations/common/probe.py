@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from msprobe_engine.guard import Guard
 from msprobe_engine.incident.notify import Notifier
-from msprobe_engine.records import Entry, Frame, Sample, TensorRef
+from msprobe_engine.records import Entry, Frame, Sample, TensorDescription, TensorRef
 from msprobe_engine.session import Session
 from msprobe_engine.settings.schema import MonitorSettings, ProbeSettings
 from msprobe_engine.sinks.base import Sink
@@ -36,7 +36,12 @@ class Probe:
     """Monitor, rules, sinks and incidents around a training loop.
 
     All methods are safe to call at any time: a fault inside disables the part it happened in and the training goes on.
+
+    Attributes:
+        number: description of a number that the probe works out.
     """
+
+    number: TensorDescription
 
     def __init__(self, settings: ProbeSettings, *, extra_sinks: Sequence[Sink] = ()) -> None:
         self.settings = settings

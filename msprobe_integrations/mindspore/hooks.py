@@ -12,15 +12,15 @@ from collections.abc import Callable
 from typing import Any
 
 
-def _before(cell, args):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001 - the compiler reads this
+def _before(cell, args):  # type: ignore[no-untyped-def]  # noqa: ARG001 - the compiler reads this
     return None
 
 
-def _after(cell, args, output):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
+def _after(cell, args, output):  # type: ignore[no-untyped-def]  # noqa: ARG001
     return None
 
 
-def _gradient(grad):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+def _gradient(grad):  # type: ignore[no-untyped-def]
     return grad
 
 

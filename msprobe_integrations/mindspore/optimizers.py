@@ -1,7 +1,7 @@
 """What an optimizer of MindSpore holds: its parameters, the states of each, and the numbers of its update.
 
-One way for ``mindspore.nn``, ``mindspore.experimental.optim`` and ``mindspore.mint.optim``: each is a Cell with ``parameters``, gradients are
-given to its call in the same order, and states are tuples of Parameters in that order with the name ``{state}.{parameter}``.
+One way for ``mindspore.nn``, ``mindspore.experimental.optim`` and ``mindspore.mint.optim``: each is a Cell with ``parameters``, gradients
+are given to its call in the same order, and states are tuples of Parameters in that order with the name ``{state}.{parameter}``.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ import mindspore
 
 from msprobe_engine.errors import UsageError
 from msprobe_engine.incident.notify import DirectoryNotifier, Notifier
+from msprobe_engine.records import TensorDescription
 from msprobe_engine.settings.schema import MonitorSettings
 from msprobe_integrations.common.exchanges import Exchanges
 from msprobe_integrations.common.gradients import Exchange
@@ -44,6 +45,7 @@ class MindSporeProbe(Probe):
     All methods are safe to call at any time: a fault inside disables the part it happened in and the training goes on.
     """
 
+    number = TensorDescription("mindspore.Tensor", "Float32", (), None)
     backend: MindSporeBackend
     plans: Plans
 

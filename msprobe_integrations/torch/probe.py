@@ -22,6 +22,7 @@ from torch import nn
 
 from msprobe_engine.errors import UsageError
 from msprobe_engine.incident.notify import Notifier
+from msprobe_engine.records import TensorDescription
 from msprobe_engine.settings.schema import MonitorSettings, ProbeSettings
 from msprobe_engine.sinks.base import Sink
 from msprobe_integrations.common.exchanges import Exchanges
@@ -54,6 +55,7 @@ class TorchProbe(Probe):
     plans: Plans
     _watch: ModuleSide | None
 
+    number = TensorDescription("torch.Tensor", "torch.float32", (), False)
     unseen = torch._C.DisableTorchFunction
 
     def __init__(self, settings: ProbeSettings, *, extra_sinks: Sequence[Sink] = ()) -> None:

@@ -1,4 +1,4 @@
-"""`TrainerMon`: the monitor under the name, arguments and configuration file of the existing tool.
+"""`TrainerMon` of PyTorch: the monitor under the name, arguments and configuration file of the existing tool.
 
 monitor = TrainerMon("monitor_config.json")
 monitor.set_monitor(model, optimizer, grad_acc_steps=4)
@@ -9,40 +9,31 @@ monitor.stop()
 
 from __future__ import annotations
 
-import operator
-import weakref
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
-from types import TracebackType
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from msprobe_engine.errors import SettingsError, UsageError
-from msprobe_engine.log import get_logger, warn_once
-from msprobe_engine.monitor.hot import HotMonitor
-from msprobe_engine.records import Frame
-from msprobe_engine.settings import text
-from msprobe_engine.settings.load import load_settings, recognise
-from msprobe_engine.settings.schema import OPS, ProbeSettings
-from msprobe_engine.sinks.anomaly import AnomalySink
-from msprobe_integrations.common.hot import hot_monitor
+from msprobe_engine.settings.schema import ProbeSettings
+from msprobe_integrations.common.trainer_mon import TrainerMonitor
+from msprobe_integrations.common.trainer_mon_values import Shown
 from msprobe_integrations.torch import owner
 from msprobe_integrations.torch.duplicates import Duplicates
 from msprobe_integrations.torch.module_hooks import OwnHook
 from msprobe_integrations.torch.probe import TorchProbe
-from msprobe_integrations.torch.trainer_mon_values import Values, note_entry, note_first_agreement, values_of, values_of_tensors
 
-_log = get_logger()
-ACTIVATIONS, ACTIVATION_GRADIENTS = ("actv",), ("actv_grad",)
-REDUCED, UNREDUCED = ("grad_reduced",), ("grad_unreduced",)
+AGREEMENT = "mg_direction"
+"""Tag of the share of elements whose gradient has the sign of the first moment."""
 
 
-class TrainerMon:
-    """Watches a training through its optimizer: a step begins where the last one ended and ends with the optimizer's update, also with
-    one that a loss scaler skips. Other optimizers, of the same class or not, end no step.
+def _dtype(name: str) -> Any:
+    return getattr(torch, name.removeprefix("torch."), name)
+
+
+class TrainerMon(TrainerMonitor):
+    """Watches a training through its optimizer (of torch, Accelerate, DeepSpeed or Megatron): a step begins where the last one ended and
+    ends with the optimizer's update, also with one that a loss scaler skips. Other optimizers, of the same class or not, end no step.
 
     Args:
         config_file_path: ``monitor_config.json`` or ``probe.yaml``; the directory is that of ``MONITOR_OUTPUT_DIR``, else
@@ -55,271 +46,37 @@ class TrainerMon:
         SettingsError: the file cannot be read or is wrong; all mistakes, one line each.
     """
 
-    def __init__(
-        self, config_file_path: str | Path, process_group: Any = None, params_have_main_grad: bool = True, opt_ty: Any = None
-    ) -> None:
-        del params_have_main_grad, opt_ty
-        self.config_file_path = Path(config_file_path)
-        self._kind = _kind(self.config_file_path)
-        self._given = load_settings(self.config_file_path, kind=self._kind)
-        if self._given.monitor is None:
-            raise SettingsError(f"{self.config_file_path}: has no section 'monitor': there is nothing to watch")
+    _shown = Shown(lambda value: torch.tensor(value, dtype=torch.float64), torch.Size, _dtype)
+
+    def _make_probe(self, settings: ProbeSettings) -> TorchProbe:
+        return TorchProbe(settings)
+
+    def _of_user(self) -> None:
         owner.of_user()
-        self._hot = self._given.monitor.hot
-        self._probe = TorchProbe(_at_first(self._given, self._kind))
-        self._probe.pipeline.listeners.append(self._keep)
-        self._last: Frame | None = None
-        self._optimizer: Any = None
-        self._follower: HotMonitor | None = None
-        self._handles: list[Any] = []
-        self._duplicates: Duplicates | None = None
-        self._step = self._first_step = 0
-        self._models_given = False
-        self._place(process_group)
 
-    def set_monitor(
-        self,
-        model: nn.Module | Sequence[nn.Module],
-        optimizer: Any,
-        grad_acc_steps: int = 1,
-        tp_group: Any = None,
-        dp_group: Any = None,
-        start_iteration: int = 0,
-    ) -> None:
-        """Begin to watch.
+    def _is_model(self, model: Any) -> bool:
+        return isinstance(model, nn.Module)
 
-        Args:
-            model: the model, or the list of its virtual pipeline chunks (their index is `vpp_stage`).
-            optimizer: what updates its parameters: of torch, Accelerate, DeepSpeed or Megatron; or a list of them, then the update of the
-                last one ends the step.
-            grad_acc_steps: micro batches per update; checked, and not needed: they are counted.
-            tp_group, dp_group: where given, reduced gradients are written by one of the ranks that hold the same ones: rank 0 of the
-                data-parallel group, and of the tensor-parallel group for what is not split over it.
-            start_iteration: number of the first step.
+    def _make_duplicates(self, tp_group: Any, dp_group: Any) -> Duplicates:
+        assert isinstance(self._probe, TorchProbe)
+        return Duplicates(self._probe, tp_group, dp_group)
 
-        Raises:
-            UsageError: arguments of another kind, or a monitor that is set or stopped.
-        """
-        models = [model] if isinstance(model, nn.Module) else list(model) if isinstance(model, (list, tuple)) else []
-        if not models or not all(isinstance(m, nn.Module) for m in models):
-            raise UsageError(f"set_monitor: model is a {type(model).__name__}; give the module, or the list of its pipeline chunks")
-        if optimizer is None:
-            raise UsageError("set_monitor: optimizer is None; give the optimizer that updates the model: its updates are the steps")
-        if self._probe.closed:
-            raise UsageError("set_monitor: this monitor was stopped; make a new TrainerMon")
-        if self._models_given:
-            raise UsageError("set_monitor: a model is watched already; stop() this monitor and make a new TrainerMon")
-        self._models_given = True
-        _count("grad_acc_steps", grad_acc_steps, 1)
-        self._step = self._first_step = _count("start_iteration", start_iteration, 0)
+    def _before_forward(self, model: Any, call: Callable[[], None]) -> Any:
+        return model.register_forward_pre_hook(OwnHook(lambda *_: call()))
+
+    def _note_first_agreement(self) -> None:
         probe = self._probe
-        if tp_group is not None or dp_group is not None:
-            self._duplicates = Duplicates(probe, tp_group, dp_group)
-        probe.attach(models, optimizer, on_update=self._updated)
-        self._as_known()
-        if self._hot:
-            first = self._given if self._kind == "monitor" else None
-            self._follower = hot_monitor(probe, self.config_file_path, self._kind, first)
-            this = weakref.ref(self)
-            self._handles += [chunk.register_forward_pre_hook(OwnHook(lambda *_: _forward_begins(this()))) for chunk in models]
-        probe.begin_step(self._step)
-
-    def stop(self) -> None:
-        """Write what is left and take everything off. Of the step in progress, whose update has not come, what was seen so far."""
-        if not (self._models_given or self._probe.closed):
-            _log.warning("TrainerMon: nothing was watched: call set_monitor(model, optimizer) before the training")
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        if self._follower is not None:
-            self._follower.close()
-        self._probe.close()
-
-    close = stop
-
-    def __enter__(self) -> TrainerMon:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.stop()
-
-    def generate_wgrad_metrics(self, post_grad_dict: Mapping[str, Any] | None = None) -> tuple[Values, Values]:
-        """Reduced and unreduced gradients: those of the step in progress where it has any yet, else of the last step. Waits for the device.
-
-        Args:
-            post_grad_dict: tag to gradient; their statistics are taken now and stand for the reduced ones.
-        """
-        reduced, unreduced = self._values(REDUCED), self._values(UNREDUCED)
-        return (reduced if post_grad_dict is None else values_of_tensors(post_grad_dict, self._ops)), unreduced
-
-    def generate_xy_metrics(self) -> tuple[Values, Values]:
-        """Activations and their gradients: those of the step in progress where it has any yet, else of the last step. Waits for the
-        device."""
-        return self._values(ACTIVATIONS), self._values(ACTIVATION_GRADIENTS)
-
-    @property
-    def ops(self) -> list[str]:
-        """Statistics that files show; may be set while the training runs (deprecated: change the file, with DYNAMIC_MONITOR)."""
-        return list(self._ops)
-
-    @ops.setter
-    def ops(self, value: Sequence[str]) -> None:
-        if isinstance(value, str) or not isinstance(value, (list, tuple)) or not value or any(op not in OPS for op in value):
-            raise UsageError(f"ops: {value!r} is not allowed; allowed: a list of some of {', '.join(OPS)}")
-        shown = tuple(dict.fromkeys(value))
-        self._change(ops=(*shown, *(op for op in ("shape", "dtype") if op not in shown)))
-
-    def reload_xy(self, xy_distribution: bool = False) -> None:
-        """Watch activations and their gradients, or no longer (deprecated: change the file, with DYNAMIC_MONITOR)."""
-        given = self._given.monitor
-        assert given is not None
-        neither = not (given.activations or given.activation_gradients)
-        self._change(
-            activations=bool(xy_distribution) and (given.activations or neither),
-            activation_gradients=bool(xy_distribution) and (given.activation_gradients or neither),
-        )
-
-    def adhoc_check(
-        self, target_tensor: torch.Tensor, module_name: str, tensor_name: str, rank_list: Sequence[int] = (), ops_list: Sequence[str] = ()
-    ) -> None:
-        """Note any tensor as a sample of this step (family ``other``). No wait.
-
-        Args:
-            rank_list: ranks that note it, empty is all.
-            ops_list: has no effect: all statistics are taken, files show those of the configuration.
-        """
-        del ops_list
-        if not rank_list or self._rank in rank_list:
-            with self._probe.guard("adhoc_check"):
-                self._probe.sample("other", module_name, target_tensor, extra={"tag": tensor_name})
-
-    def set_wrapped_optimizer(self, optimizer: Any) -> None:
-        """Keep the optimizer for `monitor_gnorm_with_ad` (name of versions before 1.2.2)."""
-        self._optimizer = optimizer
-
-    def monitor_gnorm_with_ad(
-        self,
-        model: nn.Module | Sequence[nn.Module],
-        optimizer: Any = None,
-        grad_acc_steps: int = 1,
-        tp_group: Any = None,
-        dp_group: Any = None,
-        start_iteration: int = 0,
-    ) -> None:
-        """`set_monitor` under its name of versions before 1.2.2; without an optimizer, that of `set_wrapped_optimizer`."""
-        chosen = self._optimizer if optimizer is None else optimizer
-        if chosen is None:
-            raise UsageError("monitor_gnorm_with_ad: no optimizer; give one, or call set_wrapped_optimizer before")
-        self.set_monitor(model, chosen, grad_acc_steps, tp_group, dp_group, start_iteration)
-
-    @property
-    def frames(self) -> list[Frame]:
-        """Everything that ``format: api`` has kept, one frame per step, oldest first; empty with another format."""
-        return self._probe.frames
-
-    @property
-    def step(self) -> int:
-        """Number of the step in progress."""
-        return self._step
-
-    @property
-    def _ops(self) -> tuple[str, ...]:
-        monitor = self._probe.monitor
-        return monitor.ops if monitor is not None else ()
-
-    @property
-    def _rank(self) -> int:
-        return self._probe.backend.rank() or 0
-
-    def _updated(self, skipped: bool) -> None:
-        """The optimizer is done: one step is over. Called from inside its hooks, where none may be put on it or taken off."""
-        del skipped  # the frame says so
-        probe = self._probe
-        if probe.closed:
+        if not probe.wanted("monitor.momentum_agreement"):
             return
-        if self._duplicates is not None:
-            with probe.guard("duplicates"):
-                self._duplicates.leave_out()
-        if self._kind == "monitor":
-            with probe.guard("monitor.trainer"):
-                note_entry(probe.pipeline.samples)
-                if self._step == self._first_step:
-                    note_first_agreement(probe)
-        probe.end_step()
-        if self._follower is not None:
-            with probe.guard("monitor.hot"):
-                changed = self._follower.end_step(self._step)
-                if changed is not None and changed.monitor is not None:
-                    probe.follow(changed.monitor, in_update=True)
-        self._step += 1
-        probe.begin_step(self._step)
+        seen = {(s.vpp_stage, s.name) for s in probe.pipeline.samples if s.extra.get("tag") == AGREEMENT}
+        one = torch.ones(())
+        for watch in probe.parameters.watches:
+            for piece in watch.source.pieces:
+                if (piece.vpp_stage, piece.name) not in seen and watch.source.gradient(piece) is not None:
+                    probe.sample("other", piece.name, one, vpp_stage=piece.vpp_stage, extra={"tag": AGREEMENT})
 
-    def forward_begins(self) -> None:
-        """A chunk of the model is called: outside of the optimizer's hooks, so what new settings want of it is put on here."""
-        self._probe.settle()
-        self._as_known()
-
-    def _as_known(self) -> None:
-        """Of several optimizers the last one ends the steps. Reduced gradients are those at the entry of the optimizer's step, as the
-        existing tool has them."""
-        watches = self._probe.parameters.watches
-        for watch in watches[:-1]:
-            watch.on_update = None
-        for watch in watches if self._kind == "monitor" else ():
-            watch.entry_only = True
-
-    def _change(self, **keys: Any) -> None:
-        warn_once("trainer_mon change", "changing the monitor by call is deprecated; change its file, with DYNAMIC_MONITOR=True")
-        monitor = self._probe.monitor
-        assert monitor is not None
-        self._probe.follow(replace(monitor, **keys))
-        self._as_known()
-
-    def _keep(self, frame: Frame, _alerts: Any) -> None:
-        if frame.samples:
-            self._last = frame
-
-    def _values(self, families: Sequence[str]) -> Values:
-        probe = self._probe
-        if any(sample.family in families for sample in probe.pipeline.samples):
-            return values_of(probe.pipeline.samples, probe.backend.so_far(), self._ops, self._rank, families)
-        probe.pipeline.advance(wait=True)
-        return values_of(self._last.samples, self._last.rows, self._ops, self._rank, families) if self._last is not None else {}
-
-    def _place(self, group: Any) -> None:
-        stage, mates = 0, [self._rank]
-        if group is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
-            with self._probe.guard("process_group"):
-                stage = torch.distributed.get_group_rank(group, torch.distributed.get_rank())
-                mates = list(torch.distributed.get_process_group_ranks(group))
-        for sink in self._probe.session.writer.sinks:
-            if isinstance(sink, AnomalySink):
-                sink.place(stage, mates)
-
-
-def _forward_begins(monitor: TrainerMon | None) -> None:
-    if monitor is not None:
-        monitor.forward_begins()
-
-
-def _kind(path: Path) -> str:
-    """A file without one key of ``probe.yaml`` is a ``monitor_config.json``, however it is spelled."""
-    node = text.read_file(path)
-    return "probe" if isinstance(node, Mapping) and node and recognise(node) == "probe" else "monitor"
-
-
-def _at_first(settings: ProbeSettings, kind: str) -> ProbeSettings:
-    """In the dynamic mode of the existing tool nothing happens before the first step boundary."""
-    monitor = settings.monitor
-    assert monitor is not None
-    return replace(settings, monitor=replace(monitor, enabled=False)) if monitor.hot and kind == "monitor" else settings
-
-
-def _count(name: str, value: Any, least: int) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = least - 1
-    if isinstance(value, bool) or number < least:
-        raise UsageError(f"set_monitor: {name} = {value!r} is not allowed; allowed: an integer >= {least}")
-    return number
+    def _group_of(self, group: Any) -> tuple[int, list[int]]:
+        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            return 0, [self._rank]
+        stage = torch.distributed.get_group_rank(group, torch.distributed.get_rank())
+        return stage, list(torch.distributed.get_process_group_ranks(group))
