@@ -196,9 +196,10 @@ def test_unknown_updates() -> None:
 
 def test_a_step_that_lies_on_the_device_is_used_there() -> None:
     """The bias correction of a step tensor on a device is made by operators, and equals that of the number."""
-    from msprobe_integrations.torch import derived
+    from msprobe_integrations.torch.derived import _TORCH
 
-    number, tensor = derived._correction(0.9, 3), derived._correction(0.9, _Elsewhere(torch.tensor(3.0)))
+    step = _TORCH.number(_Elsewhere(torch.tensor(3.0)))
+    number, tensor = 1.0 - 0.9**3, _TORCH.correction(0.9, step)
     assert isinstance(tensor, torch.Tensor)
     assert float(tensor) == pytest.approx(number)
 
