@@ -50,6 +50,7 @@ class ParameterSide:
         watches: one per optimizer; none where nothing is monitored.
         optimizers: as they were passed.
         exchanges: merge rows of shards.
+        ranks: of the job.
         replicas: compares what has to be equal on several ranks.
         stale: settings have changed since the watches were made.
     """
@@ -62,6 +63,7 @@ class ParameterSide:
         self.stale = False
         self._probe = probe
         self._find = find
+        self.ranks = ranks
         self._attached: Attached | None = None
 
     def attach(self, attached: Attached | None = None) -> None:
