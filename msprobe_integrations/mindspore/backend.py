@@ -12,7 +12,7 @@ import numpy as np
 
 from msprobe_engine import hostkernel, log
 from msprobe_engine.dump.savedfile import load_numpy
-from msprobe_engine.guard import is_of_training
+from msprobe_engine.guard import of_training
 from msprobe_engine.records import TensorDescription, TensorRef
 from msprobe_engine.rows import Rows
 from msprobe_integrations.common.row_memory import ROW_BYTES, MemoryPool
@@ -20,7 +20,7 @@ from msprobe_integrations.common.wanted import CHECKSUMS, Wanted
 from msprobe_integrations.mindspore import environment, npy
 from msprobe_integrations.mindspore.derived import PairRows
 from msprobe_integrations.mindspore.job import Job
-from msprobe_integrations.mindspore.memory import address_of, describe, look, on_host
+from msprobe_integrations.mindspore.memory import describe, look, on_host
 from msprobe_integrations.mindspore.pending import HostRows, Step
 
 _new = tuple.__new__
@@ -58,7 +58,7 @@ class MindSporeBackend(PairRows, Wanted, Job):
         return isinstance(value, mindspore.Tensor)
 
     def describe(self, tensor: Any) -> TensorDescription:
-        """Description without touching data; equal descriptions are the same object. Never waits, never raises."""
+        """Description without touching data; equal descriptions are the same object. Raises what `reduce` raises, and nothing else."""
         return describe(tensor)
 
     def reduce(self, tensor: Any) -> TensorRef:
@@ -77,10 +77,11 @@ class MindSporeBackend(PairRows, Wanted, Job):
             description, numel, code = look(tensor)
             if description.device != "cpu":
                 tensor = on_host(tensor)
-            pointer = address_of(tensor)
+            pointer: int = tensor.data_ptr()
+            strides = None if tensor.is_contiguous() else tuple(tensor.stride())
+        except RuntimeError as error:
+            raise of_training(error) from None
         except Exception as error:
-            if is_of_training(error):
-                raise
             return self._without(describe(tensor), f"{type(error).__name__}: {str(error)[:80]}")
         if code < 0 or numel < 0 or not pointer:
             return self._without(description, _why(description, numel, pointer))
@@ -89,10 +90,10 @@ class MindSporeBackend(PairRows, Wanted, Job):
             row = next(step.numbers)
             first, end, base = step.host.window
             address = base + row * ROW_BYTES if first <= row < end else step.host.address(row)
-            if tensor.is_contiguous():
+            if strides is None:
                 _kernel_reduce(pointer, numel, code, address, want, 0)
             else:
-                _kernel_reduce_strided(pointer, description.shape, tuple(tensor.stride()), code, address, want, 0)
+                _kernel_reduce_strided(pointer, description.shape, strides, code, address, want, 0)
             key = (pointer, want, id(description))
             known = step.seen.get(key)
             if known is not None and string_at(step.host.address(known.row), ROW_BYTES) == string_at(address, ROW_BYTES):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import mindspore
@@ -41,37 +43,33 @@ def look(tensor: Any) -> Look:
 
 
 def describe(tensor: Any) -> TensorDescription:
-    """The description of a tensor. Never raises."""
-    try:
-        return look(tensor)[0]
-    except Exception:
-        return intern(TYPE, str(getattr(tensor, "dtype", "")), (), None, "")
-
-
-def address_of(tensor: Any) -> int:
-    """Where the first element of a tensor of the host is; 0: it has no memory yet. Waits until its values are there.
+    """The description of a tensor.
 
     Raises:
-        RuntimeError: an operator of the training has failed. The framework, whose operators run in threads of their own, reports that
-            to whoever waits next; it is given on as it is and marked (`msprobe_engine.guard.of_training`).
+        RuntimeError: as `training_errors`; nothing else.
     """
+    with training_errors():
+        try:
+            return look(tensor)[0]
+        except RuntimeError:
+            raise
+        except Exception:
+            return intern(TYPE, str(getattr(tensor, "dtype", "")), (), None, "")
+
+
+@contextmanager
+def training_errors() -> Iterator[None]:
+    """Around whatever may wait for the framework. Its operators run in threads of their own, and when one has failed it reports that to
+    whoever waits next: such a ``RuntimeError`` is given on as it is, marked as the training's (`msprobe_engine.guard.of_training`)."""
     try:
-        address: int = tensor.data_ptr()
+        yield
     except RuntimeError as error:
         raise of_training(error) from None
-    return address
 
 
 def on_host(tensor: Any) -> Any:
-    """A tensor of a device as one of the host, of the same type. Waits for the device.
-
-    Raises:
-        RuntimeError: as `address_of`.
-    """
-    try:
-        return Tensor(tensor.asnumpy(), tensor.dtype)
-    except RuntimeError as error:
-        raise of_training(error) from None
+    """A tensor of a device as one of the host, of the same type. Waits for the device."""
+    return Tensor(tensor.asnumpy(), tensor.dtype)
 
 
 class Memory(NamedTuple):
@@ -120,10 +118,10 @@ def memory_of(tensor: Any) -> Memory:
     """Where the elements of a tensor are; those of a device are copied to the host. Waits for them.
 
     Raises:
-        RuntimeError: as `address_of`.
+        RuntimeError: as `training_errors`.
     """
-    description, numel, code = look(tensor)
-    if description.device != "cpu":
-        tensor = on_host(tensor)
-    pointer = address_of(tensor)
-    return Memory(tensor, description, numel, code, pointer, tuple(tensor.stride()), bool(tensor.is_contiguous()))
+    with training_errors():
+        description, numel, code = look(tensor)
+        if description.device != "cpu":
+            tensor = on_host(tensor)
+        return Memory(tensor, description, numel, code, tensor.data_ptr(), tuple(tensor.stride()), bool(tensor.is_contiguous()))
