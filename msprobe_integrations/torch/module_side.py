@@ -1,4 +1,4 @@
-"""The module side of the monitor: activations, features of layers, notes of the first step, collectives. On only in steps that are due."""
+"""The module side of a torch probe."""
 
 from __future__ import annotations
 
@@ -6,212 +6,69 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
-from msprobe_engine.collector import StepCollection
-from msprobe_engine.errors import SettingsError
-from msprobe_engine.log import warn_once
-from msprobe_engine.settings.schema import MonitorSettings
-from msprobe_integrations.common.targets import Named, is_named, matches, plain, unmatched
+from msprobe_engine.settings.schema import LayerFeatureSettings, MonitorSettings
+from msprobe_integrations.common import module_side
+from msprobe_integrations.common.targets import Named
 from msprobe_integrations.torch import node_hooks
-from msprobe_integrations.torch.module_hooks import ModuleHooks, Pre, say_sealed
+from msprobe_integrations.torch.module_hooks import ModuleHooks, say_sealed
 from msprobe_integrations.torch.targets import named_modules, unwrapped
 from msprobe_integrations.torch.watch import TensorWatch
 
 if TYPE_CHECKING:
+    from msprobe_integrations.torch.features import LayerFeatures
+    from msprobe_integrations.torch.module_notes import ModuleNotes
     from msprobe_integrations.torch.probe import TorchProbe
     from msprobe_integrations.torch.watch_collectives import CollectiveWatch
 
-MOST_PASSES = 2000
-"""Passes of a model that are noted in one step."""
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
-_KEYS = (
-    "activations", "activation_gradients", "micro_batch_gradients", "layer_features", "stack_info", "print_struct", "targets",
-    "collectives", "collective_inputs", "collective_stacks",
-)  # fmt: skip
-_WITH_COLLECTIVES = ("activations", "activation_gradients", "collectives", "collective_inputs", "collective_stacks")
-_FEATURES = ("attention", "linear", "router_weights", "router_logits")
 
 
-class ModuleSide:
-    """What `TorchProbe` drives.
+class ModuleSide(module_side.ModuleSide):
+    """See `msprobe_integrations.common.module_side.ModuleSide`."""
 
-    Args:
-        probe: owner.
-        monitor: its monitor section.
+    probe: TorchProbe
 
-    Attributes:
-        on: hooks are on and what they see counts.
-    """
-
-    def __init__(self, probe: TorchProbe, monitor: MonitorSettings) -> None:
-        self.probe = probe
-        self.monitor = monitor
-        self.on = False
-        self._light = False
-        self._collector = StepCollection()
-        self._hooks = ModuleHooks(lambda error: probe.faults.fail("compiled code", error))
-        self._forwards: dict[int, int] = {}
-        self._parts: list[Any] = []
-        self._collectives: CollectiveWatch | None = None
-        # watched beside activations too, because they change tensors without telling
-        if torch.distributed.is_available() and any(getattr(monitor, key) for key in _WITH_COLLECTIVES):
-            with probe.guard("collective monitor"):
-                from msprobe_integrations.torch.watch_collectives import CollectiveWatch
-
-                self._collectives = CollectiveWatch(self)
-
-    @staticmethod
-    def build(probe: TorchProbe, monitor: MonitorSettings | None) -> ModuleSide | None:
+    @classmethod
+    def build(cls, probe: TorchProbe, monitor: MonitorSettings | None) -> ModuleSide | None:
         """None when the settings ask for nothing that is seen here."""
-        return ModuleSide(probe, monitor) if monitor is not None and any(getattr(monitor, key) for key in _KEYS) else None
+        return cls(probe, monitor) if monitor is not None and cls.asked_for(monitor) else None
 
-    def attach(self, models: Sequence[nn.Module]) -> None:
-        """Choose the modules by the settings."""
-        self._hooks.clear()
-        self._parts.clear()
-        monitor = self.monitor
-        everything = list(named_modules(models))
-        self._check_targets(models, everything)
-        open_ = [named for named in everything if not named.sealed]
-        exact = monitor.activation_targets
-        wanted = [n for n in everything if (is_named(n.name, exact, n.chunk) if exact else matches(n.name, monitor.targets, n.chunk))]
-        if monitor.activations or monitor.activation_gradients or monitor.micro_batch_gradients or monitor.layer_features:
-            for named in open_:
-                if named.module is named.root or named.hooked is named.root:
-                    self._hooks.add(named, self._counter(named), None)
-        if monitor.activations or monitor.activation_gradients:
-            say_sealed(sum(named.sealed for named in wanted))
-            watch = TensorWatch(self)
-            self._parts.append(watch)
-            for named in wanted:
-                if not named.sealed:
-                    watch.add(named, self._hooks)
-        if monitor.layer_features is not None:
-            from msprobe_integrations.torch.features import LayerFeatures
+    def _make_hooks(self) -> ModuleHooks:
+        probe = self.probe
+        return ModuleHooks(lambda error: probe.faults.fail("compiled code", error))
 
-            features = LayerFeatures(self, monitor.layer_features)
-            self._parts.append(features)
-            for named in open_:
-                features.add(named, self._hooks)
-        if monitor.stack_info or monitor.print_struct:
-            from msprobe_integrations.torch.module_notes import ModuleNotes
+    def _make_collectives(self) -> CollectiveWatch | None:
+        if not torch.distributed.is_available():
+            return None
+        from msprobe_integrations.torch.watch_collectives import CollectiveWatch
 
-            notes = ModuleNotes(self)
-            self._parts.append(notes)
-            for named in open_:
-                notes.add(named, self._hooks, struct=matches(named.name, monitor.targets, named.chunk))
+        return CollectiveWatch(self)
 
-    def detach(self) -> None:
-        """Let go of the modules."""
-        self.remove()
-        self._hooks.clear()
-        self._parts.clear()
+    def _make_watch(self) -> TensorWatch:
+        return TensorWatch(self)
 
-    def begin(self) -> None:
-        """A step that is due begins, or goes on after a pause."""
-        self.on = True
-        self._hooks.install()
-        if self._parts:
-            self._collector.begin()
-            if not self._light:
-                self._light = True
-                node_hooks.install()
-        if self._collectives is not None:
-            self._collectives.install()
+    def _make_features(self, settings: LayerFeatureSettings) -> LayerFeatures:
+        from msprobe_integrations.torch.features import LayerFeatures
 
-    def pause(self) -> None:
-        """Nothing is seen for a while; gradients of what was seen still come."""
-        self.on = False
-        self._hooks.remove()
+        return LayerFeatures(self, settings)
 
-    def remove(self) -> None:
-        """Take everything off."""
-        self.pause()
-        self._collector.end()
-        if self._light:
-            self._light = False
-            node_hooks.remove()
-        if self._collectives is not None:
-            self._collectives.remove()
+    def _make_notes(self) -> ModuleNotes:
+        from msprobe_integrations.torch.module_notes import ModuleNotes
 
-    def end_step(self) -> None:
-        """The step is over: what came in part is reported. Hooks stay for the next step, until `remove`, and see nothing."""
-        self.on = False
-        for part in list(self._parts):
-            part.end_step()
-        if self._collectives is not None:
-            self._collectives.end_step()
-        self._forwards.clear()
-        self._collector.end()
+        return ModuleNotes(self)
 
-    def count_again(self) -> None:
-        """The next pass of a model is its first in this step."""
-        self._forwards.clear()
+    def _named_modules(self, models: Sequence[Any]) -> list[Named]:
+        return list(named_modules(models))
 
-    def drop(self, part: Any) -> None:
-        """A part has failed: it sees nothing any more."""
-        self._hooks.drop(part)
-        self._parts = [p for p in self._parts if p is not part]
+    def _parameter_names(self, model: Any) -> list[str]:
+        return [name for name, _ in unwrapped(model).named_parameters()]
 
-    def sees(self, root: nn.Module) -> bool:
-        """Does a call of a module of this model count now? Calls in evaluation mode do not."""
-        return self.on and root.training
+    def _counts(self) -> bool:
+        return torch.is_grad_enabled() and _graph_task() == -1 and not torch.compiler.is_compiling()
 
-    def micro_step(self, chunk: int = -1) -> int:
-        """Current micro batch: what the training says, else how often the model was called in this step, from 0; -1 when not known.
+    def _say_sealed(self, count: int) -> None:
+        say_sealed(count)
 
-        Args:
-            chunk: which model; -1: the one that was called most.
-        """
-        told = self.probe.told_micro_step
-        if told >= 0 or not self._forwards:
-            return told
-        return (max(self._forwards.values()) if chunk < 0 else self._forwards.get(chunk, 0)) - 1
-
-    def _counter(self, named: Named) -> Pre:
-        chunk, forwards = named.chunk, self._forwards
-
-        def count(module: nn.Module, args: Any, kwargs: Any) -> None:  # noqa: ARG001
-            if named.root.training and torch.is_grad_enabled() and _graph_task() == -1 and not torch.compiler.is_compiling():
-                forwards[chunk] = number = forwards.get(chunk, 0) + 1
-                if number > MOST_PASSES:
-                    self._no_end()
-
-        return count
-
-    def _no_end(self) -> None:
-        """What a step shows is kept until it ends; one that never ends must not fill the memory."""
-        self.on = False
-        self.probe.pipeline.lose("passes of a step without end")
-        for watch in self.probe.parameters.watches:
-            watch.no_more_micro_batches()
-        warn_once(
-            "monitor: no end of the step",
-            f"monitor: the model was called {MOST_PASSES} times in one step; of further passes until its end nothing is noted. If another "
-            "optimizer than the one that is watched updates the model now, attach that one (TrainerMon: stop() and a new one)",
-        )
-
-    def _check_targets(self, models: Sequence[nn.Module], modules: Sequence[Named]) -> None:
-        """A name that nothing has is a mistake in the settings, said with the names that look most like it."""
-        features = self.monitor.layer_features
-        lists = [("targets", self.monitor.targets)]
-        if self.monitor.activation_targets != self.monitor.targets:
-            lists.append(("activation_targets", self.monitor.activation_targets))
-        lists += [(f"layer_features.{key}", getattr(features, key)) for key in _FEATURES] if features is not None else []
-        if not any(targets for _, targets in lists):
-            return
-        names: list[list[str]] = [[] for _ in models]
-        for named in modules:
-            names[named.chunk].append(named.name)
-        with_parameters = [
-            [*known, *(plain(name) for name, _ in unwrapped(model).named_parameters())] for known, model in zip(names, models)
-        ]
-        for key, targets in lists:
-            for target, close in unmatched(targets, with_parameters if key == "targets" else names).items():
-                text = f"monitor.{key}: nothing in the model is called {target!r}; the nearest names are {', '.join(map(repr, close))}"
-                if self.probe.backend.world_size() > 1:  # it may be on another pipeline stage
-                    warn_once(f"monitor.{key} {target}", f"{text}. Right when it is on another rank")
-                else:
-                    hint = "correct the settings; a target is whole path components, * and ? allowed"
-                    self.probe.faults.fail(f"monitor.{key} {target}", SettingsError(text), disable=False, hint=hint)
+    def _lighten(self, on: bool) -> None:
+        node_hooks.install() if on else node_hooks.remove()

@@ -10,11 +10,12 @@ import torch
 
 from msprobe_engine import histograms
 from msprobe_engine.records import Sample, TensorRef
+from msprobe_integrations.common.module_tensors import Found, tensor_names
 from msprobe_integrations.common.targets import Named, matches
 from msprobe_integrations.torch.backward import Edge, GradientWatch, edge, sequence_number
+from msprobe_integrations.torch.containers import opened
 from msprobe_integrations.torch.late_samples import LateSamples
 from msprobe_integrations.torch.module_hooks import ModuleHooks, Post, Pre
-from msprobe_integrations.torch.module_tensors import Found, inputs_of, outputs_of
 from msprobe_integrations.torch.recorder import MOST_OPEN, no_torch_function
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ _new = tuple.__new__
 _KIND = "log2"
 _NO_EXTRA: dict[str, Any] = {}
 _PART = "activation monitor"
+inputs_of, outputs_of = tensor_names(torch.Tensor, opened, (torch.dtype, torch.device, torch.Size))
 _LOST = "activation gradients, too many calls without a backward pass"
 
 
