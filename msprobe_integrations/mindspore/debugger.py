@@ -21,6 +21,7 @@ from msprobe_integrations.common.debugger import Debugger, GradientWatch
 from msprobe_integrations.mindspore import dump_checks
 from msprobe_integrations.mindspore.dump_checks import CELLS
 from msprobe_integrations.mindspore.dump_run import MindSporeDumpRun
+from msprobe_integrations.mindspore.hooks import outside_of_graphs
 
 
 class PrecisionDebugger(Debugger):
@@ -78,6 +79,10 @@ class PrecisionDebugger(Debugger):
         gradients: Any = cls._watch()
         if gradients is not None:
             gradients.monitor(optimizer)
+
+
+for _name in ("start", "stop", "step", "save"):  # a program may call them inside of what it compiles
+    setattr(PrecisionDebugger, _name, classmethod(outside_of_graphs(getattr(Debugger, _name).__func__)))
 
 
 def module_dump(module: Any, dump_name: str) -> None:

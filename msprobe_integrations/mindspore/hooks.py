@@ -8,6 +8,7 @@ hooks here wrap functions that do nothing. Run on mindspore 2.7 and 2.10.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,22 @@ def _after(cell, args, output):  # type: ignore[no-untyped-def]  # noqa: ARG001
 
 def _gradient(grad):  # type: ignore[no-untyped-def]
     return grad
+
+
+def _nothing(*args, **kwargs):  # type: ignore[no-untyped-def]  # noqa: ARG001
+    return None
+
+
+def outside_of_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` for eager code; where a graph is compiled the call is left out."""
+
+    @functools.wraps(function)
+    def eager(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    eager.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]  # it is looked for behind __wrapped__
+    eager.__wrapped__ = _nothing
+    return eager
 
 
 Pre = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]

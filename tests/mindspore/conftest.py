@@ -38,3 +38,22 @@ def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     mindspore.set_seed(1234)
     yield
     mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+
+
+@pytest.fixture
+def own_debugger() -> Iterator[None]:
+    """A process without a debugger, and no trace of the test's own behind it."""
+    from msprobe_engine import log
+    from msprobe_integrations.common import at_exit
+    from msprobe_integrations.mindspore.debugger import PrecisionDebugger
+
+    PrecisionDebugger._instance = None
+    log.forget_warnings()
+    yield
+    made = PrecisionDebugger._instance
+    if made is not None and made._built:
+        if made._run is not None:
+            made._run.at_exit()
+        at_exit.unregister(made._at_exit)
+    PrecisionDebugger._instance = None
+    log.set_rank(None)
