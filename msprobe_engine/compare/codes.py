@@ -58,11 +58,16 @@ def _numbered(values: Sequence[Any]) -> tuple[Integers, list[Any]]:
 
 def unequal(first: Sequence[Any], second: Sequence[Any], left: Integers, right: Integers) -> Bools:
     """bool (pairs,): where ``first[left] != second[right]``, of dtypes or shapes."""
+    return unequal_by(_key, first, second, left, right)
+
+
+def unequal_by(key: Callable[[Any], Hashable], first: Sequence[Any], second: Sequence[Any], left: Integers, right: Integers) -> Bools:
+    """The same, of what `key` makes of them."""
     known: dict[Hashable, int] = {}
     sides = []
     for values, rows in ((first, left), (second, right)):
         numbers, objects = numbered(values)
-        words = np.array([known.setdefault(_key(item), len(known)) for item in objects] or [0], np.int64)
+        words = np.array([known.setdefault(key(item), len(known)) for item in objects] or [0], np.int64)
         sides.append(words[numbers[rows]])
     return np.asarray(sides[0] != sides[1])
 

@@ -27,6 +27,12 @@ def plain(dtype: str | None) -> str | None:
     return dtype
 
 
+def kind_of(dtype: str | None) -> str | None:
+    """`plain`, with one word for integers of any width: frameworks count tokens in others."""
+    found = plain(dtype)
+    return "int" if found is not None and found.startswith(("int", "uint")) else found
+
+
 def comparable(target: str | None, golden: str | None, cross_framework: bool, with_double: bool) -> bool:
     """The rule of the existing tool, which leaves a row without a partner when its dtype is of another kind.
 

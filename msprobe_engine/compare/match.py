@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.compare import match_exact, match_fuzzy, match_structure
+from msprobe_engine.compare.alignment import align_sides
 from msprobe_engine.compare.dtypes import comparable
 from msprobe_engine.compare.mapping_api import ApiMapping
 from msprobe_engine.compare.mapping_cell import CellMapping
@@ -43,6 +44,7 @@ class Matching:
             `mapping_data.save_mapping` it is a cell mapping, which ``-cm`` and ``-dm`` read.
         rows: the data mapping that a layer mapping came to (row name -> row name or ``N/A``); None without one.
         aligned: the records, when the structure alone said which belong together.
+        common: the rows are of the sides of `aligned`; see `sides`.
     """
 
     target: Integers
@@ -52,9 +54,15 @@ class Matching:
     renamed: dict[str, str] = field(default_factory=dict)
     rows: dict[str, str] | None = None
     aligned: Aligned | None = None
+    common: bool = False
 
     def __len__(self) -> int:
         return len(self.target)
+
+    @property
+    def sides(self) -> tuple[Side, Side] | None:
+        """The sides that the rows are of, when they are not those that were given: two frameworks are compared in common terms."""
+        return (self.aligned.target.side, self.aligned.golden.side) if self.common and self.aligned is not None else None
 
     @cached_property
     def ops(self) -> Integers:
@@ -78,8 +86,8 @@ def match(target: Side, golden: Side, options: CompareOptions) -> Matching:
     if layers is not None:
         data = DataMapping(layers)
     if not options.compat and options.match == "structure":
-        if cross:
-            cell, api = cell or CellMapping({}, options.old), api or ApiMapping([], options.old)
+        if cross and layers is None:
+            return _in_common(target, golden, cell, api, data)
         pairs, renamed, aligned = match_structure.match_rows(target, golden, cell, api, data, layered=layers is not None)
     else:
         keys = keys_of(target, golden, api, cell, data, options)
@@ -89,6 +97,21 @@ def match(target: Side, golden: Side, options: CompareOptions) -> Matching:
         messages.update({at: FUZZY_MESSAGE for at, (i, j) in enumerate(zip(pairs.target, pairs.golden)) if i >= 0 and j >= 0})
     records = np.array(target.op, np.int64), np.array(golden.op, np.int64)
     return Matching(np.array(pairs.target, np.int64), np.array(pairs.golden, np.int64), messages, records, renamed, layers, aligned)
+
+
+def _in_common(target: Side, golden: Side, cell: CellMapping | None, api: ApiMapping | None, data: DataMapping | None) -> Matching:
+    """Of two frameworks."""
+    names, places = match_structure.taken_for(target, golden, cell, api)
+    if names is not None:
+        target.__dict__["known_as"], target.__dict__["places"] = names, places or {}
+    aligned = align_sides(target, golden)
+    pairs = match_structure.aligned_rows(aligned, data)
+    first, second = aligned.target.side, aligned.golden.side
+    records = np.array(first.op, np.int64), np.array(second.op, np.int64)
+    renamed = match_structure.renamed_modules(aligned)
+    return Matching(
+        np.array(pairs.target, np.int64), np.array(pairs.golden, np.int64), pairs.messages, records, renamed, None, aligned, True
+    )
 
 
 def _by_name(target: Side, golden: Side, keys: Keys, mapped: bool, cross: bool, options: CompareOptions) -> Pairs:

@@ -45,14 +45,38 @@ def match_rows(
         partners = np.full(len(order), -1)
         for op, match in structure.pairs:
             partners[op] = match
-            if target.ops[op] == golden.ops[match]:
-                continue
-            mine, its = module_place(target.ops[op]), module_place(golden.ops[match])
-            if mine is not None and its is not None and mine != its:
-                renamed.setdefault(mine, its)
+        renamed = renamed_modules(aligned)
         ops[:, 1] = partners[order]
     pairs = _rows(target, golden, ops, places, _fixed(target, golden, data))
     return pairs.with_rest(_in_order(golden, other)), renamed, aligned
+
+
+def renamed_modules(aligned: Aligned) -> dict[str, str]:
+    """``path.Class`` of modules of the target -> what their partners are called, where that differs."""
+    found: dict[str, str] = {}
+    target, golden = aligned.target.side, aligned.golden.side
+    for op, match in aligned.structure.pairs:
+        if target.ops[op] == golden.ops[match]:
+            continue
+        mine, its = module_place(target.ops[op]), module_place(golden.ops[match])
+        if mine is not None and its is not None and mine != its:
+            found.setdefault(mine, its)
+    return found
+
+
+def aligned_rows(aligned: Aligned, data: DataMapping | None) -> Pairs:
+    """Rows of two sides in common terms, in the order of execution of the target; rows that a data mapping names go where it says."""
+    target, golden = aligned.target.side, aligned.golden.side
+    fixed = _fixed(target, golden, data)
+    taken = {row for row in fixed.values() if row >= 0}
+    partners = dict(aligned.structure.pairs)
+    pairs = Pairs()
+    for op in execution_order(aligned.target):
+        other = partners.get(op, -1)
+        free = {golden.places[row]: row for row in golden.rows(other) if row not in taken} if other >= 0 else {}
+        for row in target.rows(op):
+            pairs.add(row, fixed[row] if row in fixed else free.get(target.places[row], -1))
+    return pairs.with_rest(_in_order(golden, aligned.golden))
 
 
 def _rows(target: Side, golden: Side, ops: codes.Integers, places: dict[int, str] | None, fixed: dict[int, int]) -> Pairs:

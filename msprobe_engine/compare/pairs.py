@@ -17,9 +17,11 @@ from msprobe_engine.compare.options import CompareOptions
 from msprobe_engine.compare.side import DEBUG, DIGEST, INPUT, MD5, STATISTICS, STRUCTURE, TENSOR, Side
 from msprobe_engine.compare.statistics_mode import Shown, Statistics, differences
 from msprobe_engine.compare.tensor_mode import TensorRows, metrics, plugin_names
+from msprobe_engine.diagnose.in_table import Settled
 from msprobe_engine.errors import DumpFormatError
 
 Rows = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 _LEVELS = {True: ("", "Warning", "Warning"), False: ("pass", "warning", "error")}
 _COLOURS = ("", YELLOW, RED)
 
@@ -34,7 +36,12 @@ class Matched(Protocol):
 
 
 def compare_pair(
-    target: Side, golden: Side, matching: Matched, options: CompareOptions, moved: npt.NDArray[np.float64] | None = None
+    target: Side,
+    golden: Side,
+    matching: Matched,
+    options: CompareOptions,
+    moved: Floats | None = None,
+    known: Settled | None = None,
 ) -> Iterator[Block]:
     """Compare one rank of one step.
 
@@ -42,6 +49,7 @@ def compare_pair(
         target, golden: both sides.
         matching: what belongs together, in the order of the table.
         moved: float64 (rows of the golden side), what round-off moves each row (`compare.calibrate.movements`), for our verdicts.
+        known: what the diagnosis says of the rows of the table, where it comes first (two frameworks); for our verdicts.
 
     Yields:
         Blocks of at most `BLOCK_ROWS` rows (more only when one record has more), columns in the order of `columns`.
@@ -50,7 +58,7 @@ def compare_pair(
         DumpFormatError: the sides hold things that cannot be compared.
         UsageError: a metric or mapping of the options cannot be used.
     """
-    return _Table(target, golden, matching, options, moved).blocks()
+    return _Table(target, golden, matching, options, moved, known).blocks()
 
 
 def common_mode(target: Side, golden: Side, compat: bool) -> str:
@@ -79,9 +87,9 @@ def _holds_statistics(side: Side) -> bool:
 
 class _Table:
     def __init__(
-        self, target: Side, golden: Side, matching: Matched, options: CompareOptions, moved: npt.NDArray[np.float64] | None
+        self, target: Side, golden: Side, matching: Matched, options: CompareOptions, moved: Floats | None, known: Settled | None
     ) -> None:
-        self.moved = moved
+        self.moved, self.known = moved, known
         self.target, self.golden, self.options, self.matching = target, golden, options, matching
         self.mode = common_mode(target, golden, options.compat)
         self.old = options.old
@@ -119,7 +127,12 @@ class _Table:
             if self.mode == TENSOR:
                 self._tensors = self._measure(slice(0, n))
             distance = self._tensors.distance if self._tensors is not None else self._bitwise()
-            self._judged = verdict.Judge(self.target, self.golden, self.rows, self.others, self.record, distance, self.moved).run()
+            if self.known is not None:
+                known = self.known.distance
+                distance = known if distance is None else np.where(np.isnan(known), distance, known)
+            begins = None if self.known is None else self.known.begins
+            judge = verdict.Judge(self.target, self.golden, self.rows, self.others, self.record, distance, self.moved, begins)
+            self._judged = judge.run()
             if self._tensors is not None:
                 for at in np.flatnonzero(self._tensors.damaged).tolist():
                     self._judged.set(at, verdict.WARNING, "")  # Err_message has the reason
@@ -133,7 +146,7 @@ class _Table:
             yield self._block(slice(start, end))
             start = end
 
-    def _bitwise(self) -> npt.NDArray[np.float64] | None:
+    def _bitwise(self) -> Floats | None:
         """Checksums know no round-off: 0 or inf, NaN where a side has none."""
         if self.mode not in (MD5, DIGEST):
             return None

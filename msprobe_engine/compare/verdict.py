@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.compare import codes
+from msprobe_engine.compare.frameworks.common import CommonSide
 from msprobe_engine.compare.side import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, Side
 from msprobe_engine.diagnose import facts, measure, recorders
 from msprobe_engine.diagnose.divergence import NOISIEST, PRODUCTS
@@ -61,6 +62,7 @@ class Judge:
         record: int64, which rows belong to one record; equal ones stand together.
         distance: float64, of what was measured otherwise (saved tensors); NaN where nothing was.
         moved: float64 (rows of the golden side), what round-off moves each row (`compare.calibrate`); without it the dtype tells.
+        begins: bool, rows of records where a difference begins; None: that is judged here.
     """
 
     def __init__(
@@ -72,7 +74,9 @@ class Judge:
         record: Rows,
         distance: Floats | None = None,
         moved: Floats | None = None,
+        begins: Bools | None = None,
     ) -> None:
+        self._begins = begins
         self.target, self.golden, self.rows, self.others = target, golden, rows, others
         n = len(rows)
         self.both = (rows >= 0) & (others >= 0)
@@ -146,6 +150,8 @@ class Judge:
             allowed = np.where(gradient, limits.max(initial=0.0) + self._growth * whole, allowed)
             begins = measured & (self.distance > allowed)
         begins &= ~(went_in & np.isinf(before)[self.group])
+        if self._begins is not None:
+            begins = self._begins & measured & (self.distance > limits[self.group])
         self._say(judged, begins, ERROR, feeding, limits)
         self._facts(judged, feeding)
         self._alone(judged)
@@ -252,7 +258,8 @@ class Judge:
         for at in np.flatnonzero(self._argument).tolist():
             i, j = int(self.rows[at]), int(self.others[at])
             text = f"argument {_short(self.target.values.get(i))} against {_short(self.golden.values.get(j))}"
-            judged.set(at, WARNING if np.isinf(feeding[self.group[at]]) else ERROR, text)
+            known = self._begins is not None and not self._begins[at]
+            judged.set(at, WARNING if known or np.isinf(feeding[self.group[at]]) else ERROR, text)
         if not self._coarse:
             entered = np.zeros(len(self.starts), bool)
             entered[self.group[self._dtype & (self.role == INPUT)]] = True
@@ -267,9 +274,20 @@ class Judge:
         for at in np.flatnonzero(self.both & (a != b) & (a >= 0) & (b >= 0)).tolist():
             judged.set(at, WARNING, f"requires_grad {bool(a[at])} against {bool(b[at])}")
 
+    def _told(self, at: int) -> str:
+        """Why a row needs no partner, in dumps of two frameworks."""
+        for side, row in ((self.target, int(self.rows[at])), (self.golden, int(self.others[at]))):
+            if row >= 0:
+                return side.told.get(row, "") if isinstance(side, CommonSide) else ""
+        return ""
+
     def _alone(self, judged: Judged) -> None:
         for at in np.flatnonzero(~self.both).tolist():
             side = "golden side" if self.others[at] >= 0 else "target"
+            why = self._told(at)
+            if why:
+                judged.set(at, PASS, why)
+                continue
             if not self._alien[at]:
                 judged.set(at, WARNING, f"only the {side} has it")
                 continue

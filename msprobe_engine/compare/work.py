@@ -113,13 +113,14 @@ def compare_task(task: Task, options: CompareOptions, output: str, stamp: str, k
         return found
     Mappings.of(options).apply(target, golden)
     aligned: Aligned | None = None
+    begun: Begun | None = None
     try:
-        blocks, aligned = _blocks(task, target, golden, options)
+        blocks, aligned, begun = _blocks(task, target, golden, options)
         _write(found, task, options, Path(output), stamp, blocks)
     except (DumpFormatError, NothingCapturedError) as error:
         found.problems.append(f"{task.place}: {error}")
     if keep and not task.calibration:  # what is begun counts in what the dtypes say
-        found.begun = begin(target, golden, aligned)
+        found.begun = begun or begin(target, golden, aligned)
     found.problems += [*target.problems, *golden.problems]
     return found
 
@@ -137,18 +138,27 @@ def _compare_whole(found: Result, task: Task, options: CompareOptions, output: P
     return found
 
 
-def _blocks(task: Task, target: Side, golden: Side, options: CompareOptions) -> tuple[Iterator[Block], Aligned | None]:
+def _blocks(task: Task, target: Side, golden: Side, options: CompareOptions) -> tuple[Iterator[Block], Aligned | None, Begun | None]:
+    """Blocks of the table, and what else is known by then: how the records are aligned, and a diagnosis."""
     from msprobe_engine.compare.calibrate import movements
+    from msprobe_engine.compare.frameworks.common import in_common
     from msprobe_engine.compare.match import match
     from msprobe_engine.compare.pairs import compare_pair
+    from msprobe_engine.diagnose.in_table import settled
 
     if options.consistent_check:
         from msprobe_engine.compare.consistent import align
 
-        return compare_pair(*align(target, golden, options.backend), options), None
+        return compare_pair(*align(target, golden, options.backend), options), None, None
     matching = match(target, golden, options)
     moved = movements(golden, [read_side(path) for path in task.calibration]) if task.calibration else None
-    return compare_pair(target, golden, matching, options, moved), None if task.calibration else matching.aligned
+    if matching.sides is not None:
+        begun = begin(target, golden, matching.aligned)
+        first, second = matching.sides
+        moved = None if moved is None else in_common(moved, second)
+        known = None if task.calibration else settled(begun, matching.target, matching.golden)
+        return compare_pair(first, second, matching, options, moved, known), matching.aligned, begun
+    return compare_pair(target, golden, matching, options, moved), None if task.calibration else matching.aligned, None
 
 
 def _stacks(path: Path, target: Side) -> dict[str, list[str]]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from msprobe_engine.compare.alignment import align_sides
 from msprobe_engine.compare.side import Side
-from msprobe_engine.compare.structure import Aligned, Matcher
-from msprobe_engine.compare.tree import Tree
+from msprobe_engine.compare.structure import Aligned
 from msprobe_engine.diagnose.origins import Walk, Walker
 
 
@@ -18,24 +18,20 @@ class Begun:
     Attributes:
         walker: of both sides.
         walk: as it is when nothing came before the step, other ranks put in nothing that differs, and the dtypes say what round-off is.
+        sides: target and golden, as they were read.
     """
 
     walker: Walker
     walk: Walk
-
-    @property
-    def sides(self) -> tuple[Side, Side]:
-        """Target and golden."""
-        return self.walker.side, self.walker.golden.side
+    sides: tuple[Side, Side]
 
 
 def begin(target: Side, golden: Side, aligned: Aligned | None = None) -> Begun:
     """Match two sides, unless that was done (`aligned`), and walk them."""
     if aligned is None:
-        trees = Tree(target), Tree(golden)
-        aligned = Aligned(*trees, Matcher(*trees).run())
+        aligned = align_sides(target, golden)
     walker = Walker(aligned.target, aligned.golden, aligned.structure)
-    return Begun(walker, walker.walk())
+    return Begun(walker, walker.walk(), (target, golden))
 
 
 def of_rank(begun: Mapping[int, Begun], rank: int, target: Side, golden: Side) -> Begun | None:

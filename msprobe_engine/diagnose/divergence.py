@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from msprobe_engine.compare.alignment import align_sides
 from msprobe_engine.compare.calibrate import Floats
+from msprobe_engine.compare.frameworks.common import in_common
 from msprobe_engine.compare.layout.outcome import Whole
 from msprobe_engine.compare.side import Side
-from msprobe_engine.compare.structure import Matcher, Structure
-from msprobe_engine.compare.tree import Tree
+from msprobe_engine.compare.structure import Structure
 from msprobe_engine.diagnose import across, measure
 from msprobe_engine.diagnose.begun import Begun, of_rank
 from msprobe_engine.diagnose.links import Links
@@ -67,12 +68,12 @@ def diverge(
         if known is not None:
             found.walkers[rank], walked[rank] = known.walker, known.walk
         else:
-            a, b = Tree(target[rank]), Tree(golden[rank])
-            found.walkers[rank] = Walker(a, b, Matcher(a, b).run())
+            pair = align_sides(target[rank], golden[rank])
+            found.walkers[rank] = Walker(pair.target, pair.golden, pair.structure)
         found.structures[rank] = found.walkers[rank].structure
         if moved and rank in moved:
-            found.walkers[rank].calibrate(moved[rank])
-    found.links = across.linked({rank: target[rank] for rank in found.walkers})
+            found.walkers[rank].calibrate(in_common(moved[rank], found.walkers[rank].golden.side))
+    found.links = across.linked({rank: walker.side for rank, walker in found.walkers.items()})
     for rank, distances in across.foreign(found.walkers, found.links).items():
         found.walkers[rank].foreign = distances
     return settle(found, before, walked)

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.compare import codes
+from msprobe_engine.compare.dtypes import kind_of
 from msprobe_engine.compare.side import Side
 from msprobe_engine.diagnose import infinite, recorders
 
@@ -146,7 +147,9 @@ def distances(target: Side, golden: Side, rows: Sequence[tuple[int, int]] | code
     for at in np.flatnonzero(plain).tolist():
         distance[at], argument[at] = _argument(target, golden, int(left[at]), int(right[at]))
     shape = codes.unequal(target.shape, golden.shape, left, right) & ~plain
-    dtype = codes.unequal(target.dtype, golden.dtype, left, right) & ~plain
+    dtype = _other_dtypes(target, golden, left, right) & ~plain
+    if target.framework != golden.framework:  # a view more or less
+        shape &= codes.of_each(target.shape, elements)[left] != count
     distance[shape] = np.inf
     known |= plain | shape
     compared, same = _same_content(target, golden, left, right)
@@ -157,6 +160,13 @@ def distances(target: Side, golden: Side, rows: Sequence[tuple[int, int]] | code
     apart = recorders.unlike(target, golden, left, right)
     distance[apart], known[apart] = 0.0, False
     return Distances(distance, np.nan_to_num(extremes), np.nan_to_num(norm), bad_a, bad_b, argument, shape, dtype, known)
+
+
+def _other_dtypes(target: Side, golden: Side, left: codes.Integers, right: codes.Integers) -> Bools:
+    """Dtypes differ; those of two frameworks by what they are, and integers of any width are alike there."""
+    if target.framework == golden.framework:
+        return codes.unequal(target.dtype, golden.dtype, left, right)
+    return codes.unequal_by(kind_of, target.dtype, golden.dtype, left, right)
 
 
 def nonfinite(side: Side, rows: Sequence[int] | codes.Integers) -> Bools:
@@ -266,6 +276,6 @@ def paired_rows(target: Side, golden: Side, ops: Iterable[tuple[int, int]]) -> t
 
 def _by_place(target: Side, golden: Side, x: int, y: int) -> list[tuple[int, int]]:
     cut, other = len(target.ops[x]), len(golden.ops[y])
-    places = {(golden.role[j], golden.name[j][other:]): j for j in golden.rows(y)}
+    places = {(golden.role[j], golden.places.get(j, golden.name[j][other:])): j for j in golden.rows(y)}
     found = ((i, places.get((target.role[i], target.places.get(i, target.name[i][cut:])), -1)) for i in target.rows(x))
     return [(i, j) for i, j in found if j >= 0]

@@ -9,6 +9,7 @@ import numpy as np
 
 from msprobe_engine import names
 from msprobe_engine.compare import calibrate
+from msprobe_engine.compare.alignment import crossed
 from msprobe_engine.compare.calibrate import Floats
 from msprobe_engine.compare.layout.together import together
 from msprobe_engine.compare.mapped import Mappings, lost
@@ -222,7 +223,7 @@ class _Way:
         a, b = both_hold(a, b, found.evidence)
         found.unseen = found.unseen or whole is not a
         right, other_layout = b, False
-        if not _one_program(a, b):
+        if not _one_program(a, b) and not _two_frameworks(a, b):
             a, b, other_layout = together(a, b, found.problems, found.evidence)
             other_layout = other_layout or layouts.differ(a, b)
         alone = sorted(a.keys() ^ b.keys())
@@ -337,6 +338,11 @@ def _one_program(target: Mapping[int, Side], golden: Mapping[int, Side]) -> bool
     if target.keys() != golden.keys():
         return False
     return all(side.ops == golden[rank].ops and side.shape == golden[rank].shape for rank, side in target.items())
+
+
+def _two_frameworks(target: Mapping[int, Side], golden: Mapping[int, Side]) -> bool:
+    """The runs are of two frameworks and of as many ranks: their calls differ in shapes, not in how they are cut."""
+    return target.keys() == golden.keys() and any(crossed(side, golden[rank]) for rank, side in target.items())
 
 
 def _nonfinite_alone(target: Mapping[int, Side], divergence: Divergence) -> bool:

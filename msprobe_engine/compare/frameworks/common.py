@@ -1,0 +1,68 @@
+"""A side in the terms that it shares with one of another framework."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from msprobe_engine.compare.side import INPUT, OUTPUT, Side
+from msprobe_engine.compare.tree import Producers, Tree
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass
+class CommonSide(Side):
+    """One record per call or group of calls. Names are those of the file; the places of its rows (`Side.places`) are the same ones on both
+    sides.
+
+    Attributes:
+        told: row -> why it has no partner and needs none.
+        quiet: records that need no partner: they compute nothing, or the other side has them as part of others.
+        rows_before: of each row the rows of the file that it was made of.
+        members: of each record the records of the file that it stands for.
+    """
+
+    told: dict[int, str] = field(default_factory=dict)
+    quiet: set[int] = field(default_factory=set)
+    rows_before: list[tuple[int, ...]] = field(default_factory=list)
+    members: list[tuple[int, ...]] = field(default_factory=list)
+
+
+class CommonTree(Tree):
+    """A quiet call has made no numbers: where what it gives out is taken in, the call counts that it has it from."""
+
+    def __init__(self, side: CommonSide) -> None:
+        super().__init__(side)
+        self._common = side
+
+    @cached_property
+    def producers(self) -> Producers:
+        """As of any tree, looked through quiet calls; views of another shape have the numbers of what they were made of."""
+        side, quiet = self._common, self._common.quiet
+        plain = super().producers
+        source: dict[int, int] = {}  # quiet record -> where its first tensor comes from
+        for op in sorted(quiet):
+            taken = (plain.get(row) for row in side.rows(op) if side.role[row] == INPUT and isinstance(side.shape[row], list))
+            first = next((found for found in taken if found is not None), None)
+            if first is not None:
+                source[op] = source.get(first, first)
+        found = array("q", [-1]) * len(side)
+        for row in range(len(side)):
+            if side.role[row] != OUTPUT:
+                before = plain.get(row)
+                if before is not None:
+                    found[row] = source.get(before, before)
+        return Producers(found)
+
+
+def in_common(values: Floats, side: Side) -> Floats:
+    """float64, one value per row of a file -> one per row of the side: of a row that several make the largest. A side of one framework
+    has the rows of its file."""
+    if not isinstance(side, CommonSide):
+        return values
+    return np.array([values[list(rows)].max() for rows in side.rows_before] or [0.0], np.float64)[: len(side)]
