@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from msprobe_engine.compare.options import CompareOptions
@@ -81,17 +82,20 @@ def run(args: argparse.Namespace) -> int:
     if args.target and not (args.target_path or args.golden_path):
         args.target_path, args.golden_path, args.target = args.target, args.golden, None
     _check(args)
+    given: dict[str, Any] = {}
     target, golden, stack, log = args.target_path, args.golden_path, None, args.is_print_compare_log
     if args.input_path:
         given = from_json(args.input_path)
         target, golden, stack = given["npu_path"], given["bench_path"], given["stack_path"]
         log = log or given["is_print_compare_log"]
+    if given.get("map_dict"):
+        _rename(args, given["map_dict"], target)
     if args.diff_analyze:
         return _first_difference(target, golden, args.output_path)
     from msprobe_engine.compare.api import compare_dumps
     from msprobe_engine.log import printable
 
-    options = _options(args, log, stack is not None)
+    options = _options(args, log, stack is not None, given)
     show = stack if args.stack_mode else None
     found = compare_dumps(target, golden, args.output_path, options, stack=show, scheduler=args.scheduler, diagnose=not args.no_diagnose)
     print(found.text())
@@ -114,12 +118,26 @@ def _first_difference(target: str, golden: str, output: str) -> int:
     return 3 if problems else 0
 
 
-def _options(args: argparse.Namespace, log: bool, own_stack: bool) -> CompareOptions:
+def _rename(args: argparse.Namespace, map_dict: dict[str, str], target: str) -> None:
+    """The ``map_dict`` of 8.1.1 is a data mapping of single points."""
+    from pathlib import Path
+
+    from msprobe_engine.compare.graph_source import renamed_points
+    from msprobe_engine.errors import UsageError
+
+    if args.data_mapping:
+        raise UsageError("map_dict in the json and -dm both say what belongs together; give one of them")
+    args.data_mapping = renamed_points(map_dict, Path(target))
+
+
+def _options(args: argparse.Namespace, log: bool, own_stack: bool, given: Mapping[str, Any]) -> CompareOptions:
+    """`given`: the json of ``-i``, empty without it."""
     from pathlib import Path
 
     from msprobe_engine.compare.options import NEW, OLD, CompareOptions
     from msprobe_engine.compare.source import numbers
 
+    points = bool(given.get("common"))
     old = args.columns == OLD or (args.columns is None and bool(args.input_path))
     formats = tuple(name for name in ("csv", "xlsx", "parquet", "html") if getattr(args, name))
     return CompareOptions(
@@ -133,10 +151,10 @@ def _options(args: argparse.Namespace, log: bool, own_stack: bool) -> CompareOpt
         layer_mapping=args.layer_mapping,
         stack=args.stack_mode if own_stack else None,
         advisor=old and not args.compare_only,
-        formats=formats or (("xlsx",) if args.input_path else ("csv",)),
+        formats=formats or (("xlsx",) if args.input_path and not points else ("csv",)),
         tensor_log=log,
-        ranks=numbers(args.rank, "--rank"),
-        steps=numbers(args.step, "--step"),
+        ranks=numbers(args.rank, "--rank") or frozenset(given.get("rank_id", ())),
+        steps=numbers(args.step, "--step") or frozenset(given.get("step_id", ())),
         memory_mb=args.memory_mb,
         workers=args.workers,
         calibration=tuple(Path(name) for name in args.calibration),

@@ -194,11 +194,16 @@ class Side:
 
 
 def read_side(path: Path | str) -> Side:
-    """Read one ``dump.json`` or ``debug.json`` (or what a killed process left of it).
+    """Read one ``dump.json`` or ``debug.json`` (or what a killed process left of it), or a directory of a MindSpore static graph.
 
     Raises:
         DumpFormatError: the file is damaged, or is none; what and where is said.
     """
+    if Path(path).suffix != ".json":
+        from msprobe_engine.compare.graph_side import is_graph_side, read_graph_side
+
+        if is_graph_side(Path(path)):
+            return read_graph_side(Path(path))
     side = Side(Path(path))
     with collection_paused(), open_records(side.path) as records:
         reader = RowReader(side)

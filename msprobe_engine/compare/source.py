@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.compare import graph_source
 from msprobe_engine.dump import layout
 from msprobe_engine.dump.reader import DumpDirectory, open_dump, parse_json, read_bytes
 from msprobe_engine.errors import DumpFormatError, UsageError
@@ -27,13 +28,14 @@ class Task:
     """One pair of dump files.
 
     Attributes:
-        target, golden: dump.json or debug.json.
+        target, golden: dump.json or debug.json, or directories of static graphs (`compare.graph_source`).
         step, rank: of the target; None when the path does not say it.
         folder: of the results below the output directory; ``.`` when there is one step only.
         stem: name of the results, without time and suffix (``compare_result_rank0``).
         stack: stack.json of the target, where it does not lie beside the dump.
         calibration: the same rank and step of further golden dumps.
         whole: all ranks of the step are put together first (`compare.layout.tasks`); the files are those of one of them.
+        stamped: the name of the result ends with the time.
     """
 
     target: Path
@@ -45,6 +47,7 @@ class Task:
     stack: Path | None = None
     calibration: tuple[Path, ...] = ()
     whole: bool = False
+    stamped: bool = True
 
     @property
     def key(self) -> str:
@@ -103,12 +106,26 @@ def pair_paths(
     if one.is_file():
         return Sources([_of_files(one, two, Path(stack) if stack else None)])
     found = Sources()
+    if (kind := _graph(one)) is not None:
+        graph_source.pair_graphs(found, kind, one, two, frozenset(steps), frozenset(ranks))
+        if not found.tasks:
+            raise UsageError(f"{target} against {golden}: no rank, step and graph in common to compare; name the directories themselves")
+        return found
     mixed = [name for name in MIXED if (one / name).is_dir() and (two / name).is_dir()]
     for folder in mixed or ["."]:
         _add_steps(found, folder, open_dump(one / folder), open_dump(two / folder), frozenset(steps), frozenset(ranks), bool(mixed))
     if not found.tasks:
         raise UsageError(f"{target} against {golden}: nothing in common to compare. {' '.join(found.lost + found.notes)}")
     return found
+
+
+def _graph(root: Path) -> str | None:
+    """What kind of static-graph dump a directory is; None for a dump with dump.json, or none."""
+    try:
+        open_dump(root)
+    except DumpFormatError:
+        return graph_source.kind_of(root)
+    return None
 
 
 def add_calibration(sources: Sources, paths: Sequence[Path]) -> None:
@@ -152,12 +169,13 @@ def from_json(path: str | Path) -> dict[str, Any]:
     """Read the json of version 8.1.1 (``-i``).
 
     Returns:
-        ``npu_path``, ``bench_path``, ``stack_path`` (or None), ``is_print_compare_log``. Paths are as they stand in the file: relative
-        ones count from the working directory, as there.
+        ``npu_path``, ``bench_path``, ``stack_path`` (or None), ``is_print_compare_log``, and of MindSpore's static graphs ``rank_id`` and
+        ``step_id`` (lists, empty: all), ``common`` (single points) and ``map_dict`` (name of a single point -> that of the golden run).
+        Paths are as they stand in the file: relative ones count from the working directory, as there.
 
     Raises:
         DumpFormatError: it is not there or no JSON.
-        UsageError: a key is missing or of the wrong type, or the form is one of MindSpore's static graphs.
+        UsageError: a key is missing or of the wrong type.
     """
     file = Path(path)
     try:
@@ -166,18 +184,22 @@ def from_json(path: str | Path) -> dict[str, Any]:
         raise DumpFormatError(f"{path}: there is no such file or directory; give the json with npu_path and bench_path") from None
     if not isinstance(document, dict):
         raise UsageError(f"{path}: holds a {type(document).__name__}; a JSON object with npu_path and bench_path is needed")
-    for key, what in (("rank_id", "kernel dumps"), ("common", "single-point .npy files")):
-        if document.get(key):
-            raise UsageError(
-                f"{path}: key {key!r} is for {what} of MindSpore static graphs, which are not read; leave it out for dump.json"
-            )
     for key in ("npu_path", "bench_path"):
         if not isinstance(document.get(key), str) or not document[key]:
             raise UsageError(f"{path}: key {key!r} is {document.get(key)!r}; a path is needed")
     stack, log = document.get("stack_path") or None, document.get("is_print_compare_log", True)
     if not isinstance(stack, str | None) or not isinstance(log, bool):
         raise UsageError(f"{path}: stack_path is {stack!r} and is_print_compare_log {log!r}; a path, and true or false, are allowed")
-    return {"npu_path": document["npu_path"], "bench_path": document["bench_path"], "stack_path": stack, "is_print_compare_log": log}
+    found = {"npu_path": document["npu_path"], "bench_path": document["bench_path"], "stack_path": stack, "is_print_compare_log": log}
+    found["common"] = bool(document.get("common"))
+    for key in ("rank_id", "step_id"):
+        chosen = found[key] = document.get(key) or []
+        if not isinstance(chosen, list) or not all(type(number) is int and number >= 0 for number in chosen):
+            raise UsageError(f"{path}: key {key!r} is {str(chosen)[:80]!r}; a list of numbers is allowed, an empty one means all")
+    renamed = found["map_dict"] = document.get("map_dict") or {}
+    if not isinstance(renamed, dict) or not all(isinstance(name, str) for name in renamed.values()):
+        raise UsageError(f'{path}: key \'map_dict\' is {str(renamed)[:80]!r}; an object of names is needed, such as {{"input": "x"}}')
+    return found
 
 
 def numbers(text: str | None, flag: str) -> frozenset[int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,6 +25,9 @@ from msprobe_engine.errors import DumpFormatError
 
 Array = npt.NDArray[Any]
 _LARGEST_NPY_HEADER = 10_000
+_BFLOAT16 = re.compile(
+    rb"\x93NUMPY\x01\x00(..)\{'descr': '<E2', 'fortran_order': False, 'shape': \(((?:\d{1,18},? ?){0,64})\),? ?\}", re.DOTALL
+)
 _MOST_REPEATED = 1 << 32
 """Elements of a view with strides of 0 (``expand``) that are looked at one by one; a few bytes could stand for any number of them."""
 
@@ -221,8 +225,23 @@ def _pt(file: BinaryIO, path: Path, size: int) -> _Place:
     return place._replace(strides=tuple(step * item for step in found.strides), first=found.offset)
 
 
+def _bfloat16_npy(file: BinaryIO) -> tuple[int, tuple[int, ...]] | None:
+    """Start of the data and shape of an ``.npy`` that MindSpore's kernel dump wrote of bfloat16 (``<E2``), which numpy does not know."""
+    file.seek(0)
+    found = _BFLOAT16.match(file.read(1024))
+    file.seek(0)
+    return None if found is None else (10 + int.from_bytes(found[1], "little"), tuple(int(n) for n in found[2].split(b",") if n.strip()))
+
+
 def _npy(file: BinaryIO, path: Path, size: int) -> _Place:
     """Format: numpy's NEP 1."""
+    own = _bfloat16_npy(file)
+    if own is not None:
+        start, sizes = own
+        count = int(np.prod(sizes, dtype=object)) if sizes else 1
+        if start + 2 * count > size:
+            raise DumpFormatError(f"{path}: ends before the tensor does; it was cut off")
+        return _Place(start, *_decoder("bfloat16", path), "bfloat16", sizes, None, 2 * count)
     try:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0

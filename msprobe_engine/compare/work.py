@@ -179,7 +179,7 @@ def _write(found: Result, task: Task, options: CompareOptions, output: Path, sta
         for block in blocks:
             if not tables:
                 columns = [name for name in block if name != COLOUR]
-                path = output / task.folder / f"{task.stem}_{stamp}"
+                path = output / task.folder / (f"{task.stem}_{stamp}" if task.stamped else task.stem)
                 for mode in dict.fromkeys(options.formats):
                     tables.append(open_table(path, columns, mode, options.compat, f"{task.place}: {task.target}"))
             for table in tables:

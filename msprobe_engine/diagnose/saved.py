@@ -54,11 +54,12 @@ def differing(found: Diagnosis, step: int, target: Mapping[int, Side], golden: M
     for rank in sorted(target.keys() & golden.keys()):
         mine, theirs = target[rank], golden[rank]
         places = {name: row for row, name in enumerate(theirs.name)}
-        rows = [(row, places[mine.name[row]]) for row in order(mine) if mine.name[row] in places]
+        called = _called(mine)
+        rows = [(row, places[called[row]]) for row in order(mine) if called[row] in places]
         compared += len(rows)
-        for word, side, other in (("target", mine, theirs), ("golden", theirs, mine)):
+        for word, some, others in (("target", called, set(theirs.name)), ("golden", theirs.name, set(called))):
             known = found.unmatched.setdefault(word, [])
-            known += [name for name in dict.fromkeys(side.name) if name not in set(other.name) and name not in known][:100]
+            known += [name for name in dict.fromkeys(some) if name not in others and name not in known][:100]
         if not rows:
             continue
         m = measure.distances(mine, theirs, rows)
@@ -81,6 +82,17 @@ def differing(found: Diagnosis, step: int, target: Mapping[int, Side], golden: M
             "gradients behind the values. The calls before it are not in the dump: save more variables before it, or dump at level mix."
         )
     return compared
+
+
+def _called(side: Side) -> list[str]:
+    """What the rows are called on the golden side: their names, until a mapping has said others."""
+    if side.known_as is side.ops:
+        return side.name
+    found = []
+    for name, op in zip(side.name, side.op):
+        record = side.ops[op]
+        found.append(side.known_as[op] + name[len(record) :] if name.startswith(record) else name)
+    return found
 
 
 def nonfinite(found: Diagnosis, step: int, sides: Mapping[int, Side]) -> bool:

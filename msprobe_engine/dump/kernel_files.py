@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -83,12 +83,12 @@ def kernel_files(directory: Path) -> tuple[list[KernelFile], list[str]]:
                 others.append(entry.name)
             else:
                 found.append(parsed)
-    return sorted(found, key=_execution), sorted(others)
+    return in_order(found), sorted(others)
 
 
-def _execution(file: KernelFile) -> tuple[int, int, str, str, int]:
-    """Parameters are written at the end of an iteration, but are there before it."""
-    return (file.op_type != "Parameter", file.time, file.op_name, file.place, file.slot)
+def in_order(files: Iterable[KernelFile]) -> list[KernelFile]:
+    """In order of execution. Parameters are read at the end of an iteration, and hold its results."""
+    return sorted(files, key=lambda file: (file.op_type == "Parameter", file.time, file.op_name, file.place, file.slot))
 
 
 def read_mapping(path: Path) -> dict[str, str]:

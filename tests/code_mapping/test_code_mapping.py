@@ -148,13 +148,13 @@ def test_a_dump_of_tensors_becomes_a_table_in_order_of_execution(tmp_path: Path,
     header, *rows = table(path)
     assert header == ["File Path", "Code Stack", "Scope Name"]
     assert [row[2] for row in rows] == [
-        "fc1_weight",
         "Default/fc1-Dense/MatMul-op1",
         "Default/AddExt-op10",
         "Gradients/Default/fc1-Dense/Grad_MatMul/MatMul-op1",
         "",
+        "fc1_weight",
     ]
-    assert rows[1][1].split("\n")[-1].startswith("In file net.py:12, 8~30/")
+    assert rows[0][1].split("\n")[-1].startswith("In file net.py:12, 8~30/")
 
 
 STATISTIC = """\
