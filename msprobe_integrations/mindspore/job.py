@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 from typing import Any
 
 import mindspore
@@ -39,7 +40,9 @@ class Job:
         return _number(_WORLD) or 1
 
     def random_state(self) -> dict[str, Any]:
-        """States of the random streams of Python, numpy and MindSpore (its global seed, and its generator where it has one)."""
+        """States of the random streams of Python, numpy and MindSpore: its global seed, how often each random operator was seeded from it,
+        and its generator where it has one. What CPU kernels count for themselves (`ops.StandardNormal`, `nn.Dropout`) the framework
+        neither shows nor takes; ``mindspore.set_seed`` does not reach it either."""
         return {"python": random.getstate(), "numpy": np.random.get_state(), "mindspore": _get_state()}
 
     def set_random_state(self, state: Any) -> None:
@@ -62,14 +65,28 @@ def _number(names: tuple[str, ...]) -> int | None:
     return None
 
 
+def _seeds() -> Any:
+    """MindSpore's module of seeds. Its name in ``mindspore.common`` is that of a function as well."""
+    return sys.modules.get("mindspore.common.seed")
+
+
 def _get_state() -> dict[str, Any]:
     get = getattr(mindspore, "get_rng_state", None)
     with environment.no_grad():
-        return {"seed": mindspore.get_seed(), "generator": None if get is None else get().asnumpy().copy()}
+        generator = None if get is None else np.array(get().asnumpy())
+    kernels = getattr(_seeds(), "_KERNEL_SEED", None)
+    return {"seed": mindspore.get_seed(), "kernels": None if kernels is None else dict(kernels), "generator": generator}
 
 
 def _set_state(state: dict[str, Any]) -> None:
-    if state["seed"] is not None:
+    seeds = _seeds()
+    if hasattr(seeds, "_GLOBAL_SEED"):
+        seeds._GLOBAL_SEED = state["seed"]  # set_seed() begins all streams anew, and takes no None
+    elif state["seed"] is not None:
         mindspore.set_seed(state["seed"])
+    if state["kernels"] is not None:
+        seeds._KERNEL_SEED.clear()
+        seeds._KERNEL_SEED.update(state["kernels"])
     if state["generator"] is not None:
-        mindspore.set_rng_state(mindspore.Tensor(state["generator"]))
+        with environment.no_grad():
+            mindspore.set_rng_state(mindspore.Tensor(state["generator"]))
