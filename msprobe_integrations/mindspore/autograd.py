@@ -42,9 +42,22 @@ recording: Callable[[], bool] = getattr(executor, "requires_grad", executor.grad
 """Does autograd record what is called now?"""
 
 
+_TYPES = frozenset(
+    kind
+    for name in ("float16", "float32", "float64", "bfloat16", "complex64", "complex128")
+    if (kind := getattr(mindspore, name, None)) is not None
+)
+
+
 def needs(tensor: Any) -> bool:
-    """Does autograd follow this tensor?"""
-    return tensor._requires_grad is True
+    """Can a gradient of this tensor come? Inputs of the differentiated function are marked whatever their type."""
+    return tensor._requires_grad is True and tensor.dtype in _TYPES
+
+
+def place(tensor: Any) -> bool:
+    """Has a tensor of which no gradient comes a place in the backward record of an API? Those that could have one by their type, and,
+    as in the existing format, integers that autograd follows (labels)."""
+    return tensor.dtype in _TYPES or tensor._requires_grad is True
 
 
 def edge(tensor: Any) -> Edge | None:
@@ -67,12 +80,19 @@ def newest(edges: Sequence[Edge | None]) -> int:
 class Watch(GradientWatch):
     """The watch of a call of MindSpore's."""
 
-    __slots__ = ("made",)
+    __slots__ = ("made", "reached")
 
     graph_task = staticmethod(graph_task)
 
     made: int
     """Highest sequence number of the nodes that the call has given."""
+    reached: Callable[[Watch], None]
+    """Told when a backward pass reaches the call."""
+
+    def begin(self) -> None:
+        """A backward pass reaches the call."""
+        super().begin()
+        self.reached(self)
 
     @staticmethod
     def add(a: Any, b: Any) -> Any:

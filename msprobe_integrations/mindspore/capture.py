@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from mindspore import nn
+
 from msprobe_engine.collector import StepCollection
 from msprobe_engine.errors import UsageError
 from msprobe_engine.log import warn_once
@@ -13,7 +15,10 @@ from msprobe_engine.pipeline import Pipeline
 from msprobe_integrations.common.filters import RecordFilter
 from msprobe_integrations.common.recorder import Keeps
 from msprobe_integrations.mindspore import autograd
+from msprobe_integrations.mindspore.api import ApiCapture
 from msprobe_integrations.mindspore.cells import CellCapture
+from msprobe_integrations.mindspore.jit import JitCapture
+from msprobe_integrations.mindspore.primitives import PrimitiveCapture
 from msprobe_integrations.mindspore.recorder import Recorder
 
 
@@ -45,11 +50,27 @@ class Capture:
         self._pipeline = pipeline
         self.recorder = Recorder(pipeline, stacks=stacks, data_mode=data_mode, kept=kept, keeper=keeper)
         self.modules = CellCapture(self.recorder, self._is_on, self._is_collecting) if level in ("L0", "mix") else None
+        self.api = ApiCapture(self.recorder, self._is_on) if level in ("L1", "mix") else None
+        self._primitives = PrimitiveCapture(self.api) if self.api is not None else None
+        self._jit = JitCapture(self.api) if self.api is not None else None
+        self._cells: list[Any] = []
 
     def attach(self, models: Any, anew: bool = False) -> None:
         """Name the Cells of the model (or of a list of models); `anew`: see `NamedModules.attach`."""
         if self.modules is not None:
             self.modules.attach(models, anew)
+        if self.api is not None and (anew or models):
+            self._members(models, anew)
+
+    def _members(self, models: Any, anew: bool) -> None:
+        """Cells whose primitives and functions are looked at: those of the models, and these themselves."""
+        given = [models] if isinstance(models, nn.Cell) else list(models)
+        known = {} if anew else {id(cell): cell for cell in self._cells}
+        known |= {id(cell): cell for model in given for _, cell in model.cells_and_names()}
+        if list(known) != [id(cell) for cell in self._cells]:
+            self._cells = list(known.values())
+            if self._primitives is not None:
+                self._primitives.remove()
 
     def open(self) -> None:
         """Begin to see calls (nothing happens when it has begun)."""
@@ -63,10 +84,20 @@ class Capture:
             )
         if self.modules is not None:
             self.modules.install()
+        if self.api is not None:
+            self.api.install(self._cells)
+        if self._primitives is not None and self._jit is not None:
+            self._primitives.install(self._cells)
+            self._jit.install()
 
     def pause(self) -> None:
         """Stop seeing new calls; gradients of calls already seen still come."""
         self.on = False
+        if self.api is not None:
+            self.api.remove()
+        if self._primitives is not None and self._jit is not None:
+            self._primitives.remove()
+            self._jit.remove()
 
     def close(self) -> None:
         """Take everything off: what is left costs nothing."""

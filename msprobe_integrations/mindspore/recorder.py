@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import mindspore
@@ -18,18 +19,7 @@ from msprobe_integrations.mindspore import autograd, frames
 from msprobe_integrations.mindspore.structure import convert, tensors_in
 
 Tensor: Any = mindspore.Tensor
-_GRADIENT_TYPES = frozenset(
-    kind
-    for name in ("float16", "float32", "float64", "bfloat16", "complex64", "complex128")
-    if (kind := getattr(mindspore, name, None)) is not None
-)
-
-
-def _can(tensor: Any) -> bool:
-    return tensor.dtype in _GRADIENT_TYPES
-
-
-_edges_of, _differentiable = finders(Tensor, tensors_in, autograd.edge, autograd.needs, _can)
+_edges_of, _differentiable = finders(Tensor, tensors_in, autograd.edge, autograd.needs, autograd.place)
 
 
 class Recorder(CallRecorder):
@@ -59,6 +49,7 @@ class Recorder(CallRecorder):
         super().__init__(pipeline, stacks=Stacks(frames.hides) if stacks else None, data_mode=data_mode, kept=kept, keeper=keeper)
         self._reduce = pipeline.backend.reduce
         self._newest = -1
+        self._passes: dict[int, list[Any]] = {}
         self.can_watch = autograd.available
         self.backward = self.backward and autograd.available
 
@@ -80,8 +71,33 @@ class Recorder(CallRecorder):
 
     def watched(self, watch: Any, outputs: Sequence[Any]) -> None:  # noqa: ARG002
         """The gradients of a call are waited for; its nodes are known now."""
+        watch.reached = self._reached
         if watch.made > self._newest:
             self._newest = watch.made
+
+    def _reached(self, watch: Any) -> None:
+        """A backward pass reaches a call. What leads only to inputs of which nobody wants the gradient is left out of the pass, so some
+        calls never have all of theirs: they are reported when the pass ends."""
+        task = watch.task
+        found = self._passes.get(task)
+        if found is None:
+            found = self._passes[task] = []
+            if task != -1:
+                autograd.executor.queue_backward_final_callback(partial(self._pass_ends, task))
+        found.append(watch)
+
+    def _pass_ends(self, task: int) -> None:
+        try:
+            left = [watch for watch in self._passes.pop(task, ()) if watch.active and watch.unfinished and watch.task == task]
+            for watch in sorted(left, key=lambda w: -w.tag.since):  # what is inside a call has begun after it
+                watch.report()
+        except Exception as error:
+            self._broken(error)
+
+    def end_step(self) -> None:
+        """Report gradients that came only in part, forget the step's numbering."""
+        self._passes.clear()
+        super().end_step()
 
     def pop(self, call: Call) -> None:
         """The call ends: it and what an exception has left inside it are no longer in progress."""
