@@ -103,7 +103,7 @@ def neutral(text: str) -> str:
     """The text of a stack.json without the directories of the machine: two environments have the same stacks."""
     text = re.sub(r"File [^ ,]*?/(?:site|dist)-packages/", "File /env/", text)
     text = re.sub(r"File [^ ,]*?/lib/python3\.\d+/", "File /python/", text)
-    return re.sub(r"File [^ ,]*?/tests/compat/", "File /job/", text)
+    return re.sub(r"File [^ ,]*?/tests/(?:mindspore/)?compat/", "File /job/", text)
 
 
 def stacks_of(document: Json) -> dict[str, list[str]]:

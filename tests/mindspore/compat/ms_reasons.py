@@ -1,0 +1,98 @@
+"""Predicates of the rules on MindSpore: does this difference have that reason? What holds on torch alike is taken from there."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+import numpy as np
+from matching import Difference, RankDump, same_number
+from ms_cells import Cell
+
+_LOW = {"BFloat16": 1.6e-2, "Float16": 2e-3}
+_CELL_BACKWARD = re.compile(r"^Cell\..+\.backward\.\d+$")
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where a difference was found."""
+
+    cell: Cell
+    version: str
+    ours: RankDump
+    theirs: RankDump
+
+
+def _last(d: Difference) -> str:
+    return d.place.rpartition(".")[2]
+
+
+def _dtype(d: Difference) -> str:
+    theirs = d.whole[1]
+    return theirs["dtype"] if isinstance(theirs, dict) else ""
+
+
+def no_xor(d: Difference, c: Context) -> bool:
+    return c.cell.mode == "xor" and d.kind in ("checksum", "null") and d.theirs is None and isinstance(d.ours, str)
+
+
+def digest(d: Difference, _: Context) -> bool:
+    return d.kind == "key extra" and _last(d) == "digest" and isinstance(d.whole[0], dict) and "data_name" in d.whole[0]
+
+
+def through_float32(d: Difference, _: Context) -> bool:
+    """Integers and float64 as float32 there."""
+    if d.kind != "value" or not re.match(r"U?Int|Float64", _dtype(d)):
+        return False
+    with np.errstate(over="ignore"):
+        return math.isinf(d.theirs) or same_number(float(np.float32(d.ours)), d.theirs, 1e-5)
+
+
+def without_nan(d: Difference, _: Context) -> bool:
+    """Max and Min pass over NaN there."""
+    return d.kind == "value" and _last(d) in ("Max", "Min") and bool(d.whole[0].get("nan_count")) and d.ours != d.ours
+
+
+def low_precision(d: Difference, _: Context) -> bool:
+    """Rounded to the tensor's own dtype there."""
+    if d.kind != "value" or _last(d) not in ("Mean", "Norm") or _dtype(d) not in _LOW:
+        return False
+    tensor = d.whole[1]
+    scale = abs(tensor["Norm"]) / math.sqrt(max(math.prod(tensor["shape"]), 1)) if _last(d) == "Mean" else 0.0
+    return same_number(d.ours, d.theirs, _LOW[_dtype(d)], scale)
+
+
+def inner_gradient(d: Difference, _: Context) -> bool:
+    return (
+        d.kind == "null"
+        and d.theirs is None
+        and _CELL_BACKWARD.match(d.record) is not None
+        and re.fullmatch(r"input\.\d+", d.place) is not None
+    )
+
+
+_PLUMBING = tuple(
+    f"File /env/{path}"
+    for path in ("msprobe/", "mindspore/nn/cell.py", "mindspore/graph/", "mindspore/common/", "mindspore/ops/", "mindspore/_checkparam.py")
+)
+
+
+def stack_frames(d: Difference, _: Context) -> bool:
+    """Ours are theirs without frames that call on: of the tool, of cell calls, of gradient functions and wrappers."""
+    if d.kind != "stack":
+        return False
+    rest = list(d.ours)
+    left_out = [line for line in d.theirs if not (rest and rest[0] == line and rest.pop(0))]
+    return rest == [] and all(line.startswith(_PLUMBING) for line in left_out)
+
+
+def near(d: Difference, c: Context, most: int = 3) -> bool:
+    """Is the record of an order difference close to its place?"""
+    ours = [n for n in c.ours.data if n in c.theirs.data]
+    theirs = [n for n in c.theirs.data if n in c.ours.data]
+    return d.record in c.theirs.data and abs(ours.index(d.record) - theirs.index(d.record)) <= most
+
+
+def gradient_order(d: Difference, c: Context) -> bool:
+    return d.kind == "order" and (".backward" in d.record or ".parameters_grad" in d.record) and near(d, c)

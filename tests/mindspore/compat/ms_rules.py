@@ -1,0 +1,54 @@
+"""The reasoned differences between our dumps on MindSpore and those of the existing tool.
+
+As on torch: an id, one sentence and a predicate each; docs/compatibility.md lists the same ids with the same sentences. What no rule
+names is a failure of the comparison.
+"""
+
+from __future__ import annotations
+
+import ms_reasons as own
+import reasons as shared
+from matching import Difference
+from ms_reasons import Context
+from rules import Rule
+
+__all__ = ["RULES", "Context", "explain"]
+
+
+def explain(difference: Difference, context: Context) -> Rule | None:
+    """The first rule that applies, None when the difference has no reason."""
+    return next((rule for rule in RULES if rule.applies(difference, context)), None)
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("ms-counts", "Tensors that hold NaN or Inf say how many: `nan_count`, `inf_count`.", shared.counts),
+    Rule("ms-nan", "Max and Min of a tensor with NaN are NaN; those of its other elements there.", own.without_nan),
+    Rule("ms-float32", "Integers and float64 are turned into float32 there: large ones are rounded; here exact.", own.through_float32),
+    Rule(
+        "ms-scalar-norm",
+        "Norm of a tensor without dimensions: its value there, so maybe negative; its absolute value here.",
+        shared.scalar_norm,
+    ),
+    Rule("ms-header", "Further keys before `data`: nonfinite_counts, summary_mode, selection, micro_steps.", shared.header),
+    Rule("ms-low-precision", "Mean and Norm of float16: rounded to float16 there, in double here.", own.low_precision),
+    Rule("ms-xor", "xor checksums are written; `md5` is null there.", own.no_xor),
+    Rule("ms-digest", "Saved tensors say their `digest`: a tensor that comes again unchanged has one file with several names.", own.digest),
+    Rule(
+        "ms-gradient-name",
+        "8.1.1: `parameters_grad` without a number, right after the forward pass; here as in 26.2.0.",
+        shared.gradient_name,
+    ),
+    Rule(
+        "ms-accumulated", "Several backward passes: 8.1.1 has the last increment of a parameter gradient; here the sum.", shared.accumulated
+    ),
+    Rule("ms-rank-directory", "Without communication: directory `proc{pid}`, as in 26.2.0; 8.1.1: `rank`.", shared.rank_directory),
+    Rule("ms-shapes-file", "Task structure writes shapes.json, from which `msprobe estimate` tells sizes.", shared.shapes_file),
+    Rule("ms-inner-gradient", "An output that its Cell itself uses on: its whole gradient here; null there.", own.inner_gradient),
+    Rule("ms-gradient-order", "A backward record comes with its last gradient: it may swap with others of its Cell.", own.gradient_order),
+    Rule(
+        "ms-without-record",
+        "construct.json and stack.json name what was recorded; there also what was filtered out.",
+        shared.without_record,
+    ),
+    Rule("ms-stack-frames", "Stacks have no frames of the tool and of MindSpore's own calling on.", own.stack_frames),
+)
