@@ -133,7 +133,7 @@ class LooseFiles:
         template = self._templates.get(payload.dtype, payload.shape)
         size = template.overhead + payload.nbytes
         if size > payload.reserved and not self._quota.take(size - payload.reserved):
-            raise OSError(f"{OVER_QUOTA}: file headers are larger than expected")
+            raise OSError(f"{OVER_QUOTA}: the file is larger than expected")
         self._quota.give(max(0, payload.reserved - size))
         payload.reserved = size
         crc = hostkernel.crc32(payload.address, payload.nbytes) if template.checksum else 0
