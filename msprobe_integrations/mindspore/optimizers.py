@@ -31,9 +31,9 @@ STATES: Mapping[str, Mapping[str, str]] = {
 }
 """States by class and by the name MindSpore has for them, in the words of PyTorch, which files have. Others keep their name."""
 _ALGORITHMS = {
-    "Adam": "adam", "AdamW": "adamw", "AdamWeightDecay": "adamw", "SGD": "sgd", "Momentum": "sgd", "RMSProp": "rmsprop",
-    "Adagrad": "adagrad", "Lamb": "lamb",
+    "Adam": "adam", "AdamW": "adamw", "AdamWeightDecay": "adamw", "SGD": "sgd", "Momentum": "sgd", "Adagrad": "adagrad",
 }  # fmt: skip
+"""Those whose update is the one that `common.update_pairs` knows. Not RMSProp, which has its epsilon under the root, nor Lamb."""
 
 
 def is_optimizer(value: Any) -> bool:
@@ -87,7 +87,29 @@ class OptimizerView:
                 found = {key: value for key, value in group.items() if key != "params"}
         found["algorithm"] = _ALGORITHMS.get(self.name, "")
         found["optimizer"] = type(self.optimizer).__name__
+        if found.get("betas") is not None:
+            found["step"] = _number(getattr(self.optimizer, "state_step", 0))
+        elif hasattr(self.optimizer, "global_step"):  # of mindspore.nn: settings are attributes
+            self._of_nn(found)
         return found
+
+    def _of_nn(self, found: dict[str, Any]) -> None:
+        optimizer = self.optimizer
+        found["step"] = step = _number(optimizer.global_step)
+        if self.name == "AdamWeightDecay":
+            found.update(bias_correction=False, eps=_number(optimizer.eps))
+        elif self.name == "Adam":
+            betas = _number(optimizer.beta1), _number(optimizer.beta2)
+            # lr sqrt(1 - b2**t) / (1 - b1**t) m / (sqrt(v) + eps), which is Adam with another epsilon
+            eps = _number(optimizer.eps) / max(1.0 - betas[1] ** max(step, 1.0), 1e-30) ** 0.5
+            found.update(betas=betas, eps=eps, amsgrad=bool(getattr(optimizer, "use_amsgrad", False)))
+            if getattr(optimizer, "use_nesterov", False):
+                found["algorithm"] = ""
+        elif self.name in ("SGD", "Momentum"):
+            found.update(momentum=_number(optimizer.momentum), nesterov=bool(getattr(optimizer, "nesterov", False)))
+            found["nesterov"] = found["nesterov"] or bool(getattr(optimizer, "use_nesterov", False))
+            if found["nesterov"] or (not found["momentum"] and getattr(optimizer, "exec_weight_decay", False)):
+                found["algorithm"] = ""
 
     def learning_rate(self) -> Any:
         """Of the first group, a number or a Parameter; None where it would have to be worked out by the program's own code."""
@@ -115,3 +137,7 @@ def _known_class(optimizer: Any) -> str:
         if cls.__module__.startswith("mindspore."):
             return str(cls.__name__)
     return type(optimizer).__name__
+
+
+def _number(value: Any) -> float:
+    return float(value.asnumpy().reshape(-1)[0]) if isinstance(value, mindspore.Tensor) else float(value)

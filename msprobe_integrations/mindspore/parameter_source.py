@@ -17,6 +17,7 @@ from msprobe_integrations.common.parameters import Replicas
 from msprobe_integrations.common.targets import matches
 from msprobe_integrations.mindspore import hooks
 from msprobe_integrations.mindspore.cell_names import parameter_names
+from msprobe_integrations.mindspore.moved import MovedCheck
 from msprobe_integrations.mindspore.optimizers import OptimizerView
 
 if TYPE_CHECKING:
@@ -52,9 +53,8 @@ class CellSource:
         self._gradients: dict[int, Any] = {}
         self._passes: dict[int, int] = {}
         self._order = [id(parameter) for parameter in self._view.parameters]
-        self.updates = 0
-        """Updates that were seen, since the beginning."""
         self.pieces: list[Piece] = list(self._chosen(models))
+        self._moved = MovedCheck(probe, self._view, self.pieces)
 
     def _chosen(self, models: Sequence[Any]) -> Iterator[Piece]:
         names = parameter_names(models)
@@ -151,6 +151,8 @@ class CellSource:
             given = args[0] if args else kwargs.get("gradients")
             gradients = given if isinstance(given, (tuple, list)) else ()
             self._gradients = {key: g for key, g in zip(self._order, gradients) if isinstance(g, mindspore.Tensor)}
+            if not self._moved.over:
+                self._moved.before(self._gradients)
             if watch.awake:
                 watch.before_step()
                 watch.ready()
@@ -160,7 +162,8 @@ class CellSource:
         if watch is None:
             return
         with watch.guard(_PART):
-            self.updates += 1
+            if not self._moved.over:
+                self._moved.after()
             watch.after_step()
         self._gradients = {}
 

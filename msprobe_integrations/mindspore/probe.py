@@ -31,6 +31,7 @@ from msprobe_integrations.common.parameter_side import ParameterSide
 from msprobe_integrations.common.probe import Probe
 from msprobe_integrations.mindspore import job
 from msprobe_integrations.mindspore.backend import MindSporeBackend
+from msprobe_integrations.mindspore.module_side import ModuleSide
 from msprobe_integrations.mindspore.optimizers import is_optimizer
 from msprobe_integrations.mindspore.parameter_source import find_source
 from msprobe_integrations.mindspore.plans import Plans
@@ -48,6 +49,7 @@ class MindSporeProbe(Probe):
     number = TensorDescription("mindspore.Tensor", "Float32", (), None)
     backend: MindSporeBackend
     plans: Plans
+    _watch: ModuleSide | None
 
     def _make_backend(self) -> MindSporeBackend:
         return MindSporeBackend()
@@ -61,8 +63,8 @@ class MindSporeProbe(Probe):
     def _make_plans(self) -> Plans:
         return Plans(self.session)
 
-    def _make_watch(self, monitor: MonitorSettings | None) -> Any:
-        return None
+    def _make_watch(self, monitor: MonitorSettings | None) -> ModuleSide | None:
+        return ModuleSide.build(self, monitor)
 
     def make_notifier(self, about: str = "") -> Notifier | None:
         """What tells other ranks of incidents, or of what `about` names, through a directory that all of them see; None for one process."""

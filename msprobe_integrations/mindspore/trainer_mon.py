@@ -56,8 +56,8 @@ class TrainerMon(TrainerMonitor):
 
     def _make_duplicates(self, tp_group: Any, dp_group: Any) -> Any:
         raise UsageError(
-            f"set_monitor: tp_group={tp_group!r}, dp_group={dp_group!r} are not supported with MindSpore; leave them out: every rank writes "
-            "its own files, and the option 'module_ranks' of the file chooses the ranks that do"
+            f"set_monitor: tp_group={tp_group!r}, dp_group={dp_group!r} are not supported with MindSpore; leave them out: every rank "
+            "writes its own files, and the option 'module_ranks' of the file chooses the ranks that do"
         )
 
     def _before_forward(self, model: Any, call: Callable[[], None]) -> Any:

@@ -1,0 +1,70 @@
+"""The module side of a MindSpore probe: Cells and communication."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import mindspore
+
+from msprobe_engine.log import warn_once
+from msprobe_engine.settings.schema import LayerFeatureSettings, MonitorSettings
+from msprobe_integrations.common import module_side
+from msprobe_integrations.common.targets import Named
+from msprobe_integrations.mindspore import autograd
+from msprobe_integrations.mindspore.cell_hooks import CellHooks
+from msprobe_integrations.mindspore.cell_names import named_cells, unwrapped
+from msprobe_integrations.mindspore.cell_watch import CellWatch
+
+if TYPE_CHECKING:
+    from msprobe_integrations.mindspore.probe import MindSporeProbe
+
+
+class ModuleSide(module_side.ModuleSide):
+    """See `msprobe_integrations.common.module_side.ModuleSide`."""
+
+    probe: MindSporeProbe
+
+    @classmethod
+    def build(cls, probe: MindSporeProbe, monitor: MonitorSettings | None) -> ModuleSide | None:
+        """None when the settings ask for nothing that is seen here."""
+        return cls(probe, monitor) if monitor is not None and cls.asked_for(monitor) else None
+
+    def attach(self, models: Sequence[Any]) -> None:
+        """Choose the Cells by the settings."""
+        if mindspore.get_context("mode") == mindspore.GRAPH_MODE:
+            warn_once(
+                "monitor graph mode",
+                "monitor: in GRAPH_MODE Cells are called inside of a compiled graph: of activations only the inputs and outputs of the "
+                "whole network are seen. Use PYNATIVE_MODE for the Cells inside",
+            )
+        super().attach(models)
+
+    def _make_hooks(self) -> CellHooks:
+        return CellHooks()
+
+    def _make_collectives(self) -> Any:
+        return None
+
+    def _make_watch(self) -> CellWatch:
+        return CellWatch(self)
+
+    def _make_features(self, settings: LayerFeatureSettings) -> Any:
+        del settings
+        warn_once("monitor.layer_features", "monitor.layer_features has no effect with MindSpore: they are made for PyTorch")
+
+    def _make_notes(self) -> Any:
+        warn_once("monitor notes", "monitor.stack_info and monitor.print_struct have no effect with MindSpore: they are made for PyTorch")
+
+    def _named_modules(self, models: Sequence[Any]) -> list[Named]:
+        return list(named_cells(models))
+
+    def _parameter_names(self, model: Any) -> list[str]:
+        return [name for name, _ in unwrapped(model).parameters_and_names()]
+
+    def _counts(self) -> bool:
+        return bool(autograd.recording()) and autograd.graph_task() == -1
+
+    def _is_training(self, root: Any) -> bool:
+        """MindSpore's Cells begin in evaluation mode, and many programs leave them there: what is recorded for gradients is training."""
+        return bool(root.training) or bool(autograd.recording())
