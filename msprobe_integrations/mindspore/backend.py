@@ -20,7 +20,7 @@ from msprobe_integrations.common.wanted import CHECKSUMS, Wanted
 from msprobe_integrations.mindspore import environment, npy
 from msprobe_integrations.mindspore.derived import PairRows
 from msprobe_integrations.mindspore.job import Job
-from msprobe_integrations.mindspore.memory import describe, look, on_host
+from msprobe_integrations.mindspore.memory import describe, look, place_of
 from msprobe_integrations.mindspore.pending import HostRows, Step
 
 _new = tuple.__new__
@@ -75,10 +75,7 @@ class MindSporeBackend(PairRows, Wanted, Job):
         """`reduce` with other words than all rows have (`msprobe_engine.hostkernel`)."""
         try:
             description, numel, code = look(tensor)
-            if description.device != "cpu":
-                tensor = on_host(tensor)
-            pointer: int = tensor.data_ptr()
-            strides = None if tensor.is_contiguous() else tuple(tensor.stride())
+            _owner, pointer, strides = place_of(tensor, description.device)
         except RuntimeError as error:
             raise of_training(error) from None
         except Exception as error:

@@ -133,7 +133,7 @@ class PairRows:
             if memory.code < 0 or not memory.pointer:
                 why = "not initialised" if memory.code >= 0 else f"no kernel: {memory.description.dtype}"
                 return self._without(memory.description, why).row
-            found = histograms.count(memory.pointer, memory.description.shape, memory.strides, memory.code, kind)
+            found = histograms.count(memory.pointer, memory.description.shape, memory.steps(), memory.code, kind)
             return self._put(histograms.to_rows(found, memory.numel))
         except Exception as error:
             if is_of_training(error):

@@ -77,7 +77,7 @@ class Keeper(BaseKeeper):
             return ref  # not initialised
         if ref.row < 0:
             ref = TensorRef(self._backend.blank_row(), description)
-        if memory.contiguous or not memory.numel:
+        if memory.strides is None or not memory.numel:
             self._copy_bytes(files, ref.row, description.dtype, description.shape, memory.pointer, size * memory.numel)
         else:
             self._copy_elements(files, ref.row, memory, size)
@@ -92,7 +92,7 @@ class Keeper(BaseKeeper):
             return
         try:
             word = f"V{size}"
-            np.copyto(np.frombuffer(payload.view, word).reshape(shape), strided(memory.pointer, shape, memory.strides, word))
+            np.copyto(np.frombuffer(payload.view, word).reshape(shape), strided(memory.pointer, shape, memory.steps(), word))
         except BaseException as error:
             self.store.spoil(files, payload, f"{type(error).__name__}: {str(error)[:120]}")
             raise

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-import mindspore
 import numpy as np
 import numpy.typing as npt
 
@@ -16,9 +15,9 @@ from msprobe_engine.errors import UsageError
 from msprobe_engine.guard import of_training
 from msprobe_engine.records import TensorDescription
 from msprobe_integrations.common.descriptions import LIMIT, intern
+from msprobe_integrations.mindspore import environment
 from msprobe_integrations.mindspore.dtypes import KERNEL, WITHOUT_KERNEL
 
-Tensor: Any = mindspore.Tensor
 TYPE = "mindspore.Tensor"
 NO_CODE = -1
 _BYTE = hostkernel.CODES["uint8"]
@@ -67,9 +66,30 @@ def training_errors() -> Iterator[None]:
         raise of_training(error) from None
 
 
-def on_host(tensor: Any) -> Any:
-    """A tensor of a device as one of the host, of the same type. Waits for the device."""
-    return Tensor(tensor.asnumpy(), tensor.dtype)
+Place = tuple[Any, int, "tuple[int, ...] | None"]
+"""What keeps elements alive, the address of the first one (0: there is no memory yet), and strides counted in elements (None: they follow
+each other in C order)."""
+
+
+def _by_address(tensor: Any) -> Place:
+    return tensor, tensor.data_ptr(), None if tensor.is_contiguous() else tuple(tensor.stride())
+
+
+def _by_numpy(tensor: Any) -> Place:
+    """Older versions have no address for a tensor that was not used yet; their arrays share its memory."""
+    if getattr(tensor, "has_init", False):
+        return tensor, 0, None
+    array = tensor.asnumpy()
+    strides = None if array.flags.c_contiguous else tuple(stride // array.itemsize for stride in array.strides)
+    return array, array.__array_interface__["data"][0], strides
+
+
+_on_host: Callable[[Any], Place] = _by_address if environment.version() >= (2, 10) else _by_numpy
+
+
+def place_of(tensor: Any, device: str) -> Place:
+    """Where the elements of a tensor are on the host; those of another device are copied. Waits for them."""
+    return _on_host(tensor) if device == "cpu" else _by_numpy(tensor)
 
 
 class Memory(NamedTuple):
@@ -79,8 +99,7 @@ class Memory(NamedTuple):
         owner: keeps them alive.
         description, numel, code: as `look`.
         pointer: address of the first one, 0 where there is no memory yet.
-        strides: counted in elements.
-        contiguous: they follow each other in C order.
+        strides: counted in elements; None: the elements follow each other in C order.
     """
 
     owner: Any
@@ -88,8 +107,7 @@ class Memory(NamedTuple):
     numel: int
     code: int
     pointer: int
-    strides: tuple[int, ...]
-    contiguous: bool
+    strides: tuple[int, ...] | None
 
     def raw(self) -> npt.NDArray[np.uint8]:
         """A copy of the bytes in C order, flat.
@@ -102,16 +120,23 @@ class Memory(NamedTuple):
             raise UsageError(f"tensors of type {dtype} cannot be read; known: {', '.join((*KERNEL, *WITHOUT_KERNEL))}")
         if self.numel < 0 or (not self.pointer and self.numel):
             raise UsageError(f"the tensor of shape {list(shape)} is not initialised, so it has no values: call init_data() first")
-        raw: npt.NDArray[np.uint8] = hostkernel.bytes_at(self.pointer, shape, self.strides, self.code if self.code >= 0 else _BYTE)
+        raw: npt.NDArray[np.uint8] = hostkernel.bytes_at(self.pointer, shape, self.steps(), self.code if self.code >= 0 else _BYTE)
         copied: npt.NDArray[np.uint8] = raw.copy()
         return copied
 
+    def steps(self) -> tuple[int, ...]:
+        """The strides in any case."""
+        if self.strides is not None:
+            return self.strides
+        shape = self.description.shape
+        return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+
     def packed(self) -> Memory:
         """The same elements one after the other."""
-        if self.contiguous:
+        if self.strides is None:
             return self
         raw = self.raw()
-        return self._replace(owner=raw, pointer=raw.ctypes.data, contiguous=True)
+        return self._replace(owner=raw, pointer=raw.ctypes.data, strides=None)
 
 
 def memory_of(tensor: Any) -> Memory:
@@ -122,6 +147,5 @@ def memory_of(tensor: Any) -> Memory:
     """
     with training_errors():
         description, numel, code = look(tensor)
-        if description.device != "cpu":
-            tensor = on_host(tensor)
-        return Memory(tensor, description, numel, code, tensor.data_ptr(), tuple(tensor.stride()), bool(tensor.is_contiguous()))
+        owner, pointer, strides = place_of(tensor, description.device)
+        return Memory(owner, description, numel, code, pointer, strides)
