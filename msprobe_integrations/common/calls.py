@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
 from msprobe_integrations.common.filters import ALWAYS, Base
 
 __all__ = ["PASS", "Call", "CallStack", "Numbering", "again", "pass_of"]
+
+_NO_TAGS: Mapping[str, Any] = {}
 
 
 class Call:
@@ -24,6 +27,7 @@ class Call:
         watch: its backward record is kept.
         node: something inside it is kept, so that it is a node of construct.json.
         is_module: it is a call of a module.
+        tags: further facts for its forward record.
         tasks: graph tasks of the backward passes through it, see `pass_of`.
         told: which of them have a record.
         running: its backward pass has begun inside the range that is kept.
@@ -51,6 +55,7 @@ class Call:
         "running",
         "since",
         "stack",
+        "tags",
         "tasks",
         "told",
         "wanted",
@@ -75,6 +80,7 @@ class Call:
         self.inside = 0
         self.wanted = self.keep = self.watch = self.node = self.running = self.reported = False
         self.stack = -1
+        self.tags: Mapping[str, Any] = _NO_TAGS
         self.recompute = False
         self.micro_step = -1
         self.tasks: tuple[int, ...] = ()

@@ -303,7 +303,7 @@ class CallRecorder(ABC):
         if parameters is not None and ended:
             take = self.reduce if self.keeper is not None and not self.keeper.parameters else reduce
             sections["parameters"] = {name: take(p) for name, p in parameters.items() if p is not None}
-        tags: Mapping[str, Any] = _RECOMPUTE if call.recompute else _NO_TAGS
+        tags: Mapping[str, Any] = {**call.tags, **_RECOMPUTE} if call.recompute else call.tags
         if failed:
             stopped = getattr(sys.exc_info()[0], "__name__", "") == _STOPPED
             tags = {**tags, "stopped_early" if stopped else "raised": True}

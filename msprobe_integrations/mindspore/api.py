@@ -13,6 +13,8 @@ from typing import Any
 from msprobe_engine.records import NODE_ONLY, Entry
 from msprobe_integrations.common.calls import Call
 from msprobe_integrations.common.filters import ALWAYS
+from msprobe_integrations.mindspore.api_names import COLLECTIVES
+from msprobe_integrations.mindspore.collectives import Waiting, written
 from msprobe_integrations.mindspore.recorder import Recorder
 from msprobe_integrations.mindspore.wrappers import WRAPPERS
 
@@ -24,14 +26,14 @@ class Note:
 
     Attributes:
         call: its record; None where there is none.
-        arguments: args and kwargs that are the output too; None: the result is.
+        collective: (prefix, api, args, kwargs) of communication.
     """
 
-    __slots__ = ("arguments", "call")
+    __slots__ = ("call", "collective")
 
-    def __init__(self, call: Call | None, arguments: Any = None) -> None:
+    def __init__(self, call: Call | None, collective: tuple[str, str, Any, Mapping[str, Any]] | None = None) -> None:
         self.call = call
-        self.arguments = arguments
+        self.collective = collective
 
 
 class ApiCapture:
@@ -48,6 +50,7 @@ class ApiCapture:
         self._thread = -1
         self._inside = False
         self.installed = False
+        self.waiting = Waiting(recorder, self._fail)
 
     def install(self, cells: Iterable[Any] = ()) -> None:
         """Start seeing calls, also of functions that `cells` keep as attributes."""
@@ -97,8 +100,12 @@ class ApiCapture:
                         recorder.pipeline.entries.append(node)
                     return Note(None)
             call = Call(f"{base}.{n}.forward", f"{base}.{n}.backward", self, parent, kind)
-            recorder.begin(call, args, kwargs, _DEPTH)
-            return Note(call)
+            if prefix not in COLLECTIVES:
+                recorder.begin(call, args, kwargs, _DEPTH)
+                return Note(call)
+            recorder.begin(call, args, kwargs, _DEPTH, written(prefix, api, len(args)))
+            call.watch = False
+            return Note(call, (prefix, api, args, kwargs))
         except Exception as error:
             self._inside = False
             self._fail(error)
@@ -110,7 +117,10 @@ class ApiCapture:
         try:
             if note is not None and note.call is not None:
                 self._recorder.pop(note.call)
-                self._recorder.end(note.call, result, None, failed=failed)
+                if note.collective is None or failed:
+                    self._recorder.end(note.call, result, None, failed=failed)
+                else:
+                    self.waiting.finish(note.call, *note.collective, result)
         except Exception as error:
             self._fail(error)
         finally:

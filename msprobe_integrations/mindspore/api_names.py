@@ -62,7 +62,7 @@ _NAMES_TEXT = """
 constexpr add_flags kernel ms_kernel deprecated jit_class jit_forbidden_register jit_view_unsupported vmap cond get_cache_group_rank
 get_cache_group_size get_group_size get_group_rank_from_world_rank get_backend get_global_rank get_group_rank get_process_group_ranks
 get_rank get_world_size init_process_group destroy_process_group is_available is_initialized new_group set_comm_ops_inplace barrier
-all_gather_object broadcast_object_list gather_object scatter_object_list send_object_list recv_object_list
+empty empty_like all_gather_object broadcast_object_list gather_object scatter_object_list send_object_list recv_object_list
 """
 _NAMES = frozenset(_NAMES_TEXT.split())
 _ALIASES = ("_ext", "_op", "_impl", "_func", "_ex")
@@ -107,5 +107,5 @@ def _is_operation(name: str, function: Any, prefix: str, public: set[str]) -> bo
         return False
     home = function.__module__ or ""
     if prefix in COLLECTIVES:
-        return "comm_func" in home
+        return "comm_func" in home or "distributed" in home
     return name == "stop_gradient" or not home.endswith(_NO_OPERATIONS)

@@ -105,12 +105,16 @@ class Capture:
         self._collector.end()
         if self.modules is not None:
             self.modules.remove()
+        if self.api is not None:
+            self.api.waiting.close()
         if self.recorder.keeper is not None:
             self.recorder.keeper.rest()
 
     def end_step(self) -> list[list[str]]:
         """Close the step's numbering; returns the texts of all stacks."""
         self._collecting = False
+        if self.api is not None:
+            self.api.waiting.end_step()
         self.recorder.end_step()
         self._collector.end()
         if self.modules is not None:

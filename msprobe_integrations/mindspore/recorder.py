@@ -9,7 +9,7 @@ from typing import Any
 import mindspore
 
 from msprobe_engine.pipeline import Pipeline
-from msprobe_engine.records import TensorRef
+from msprobe_engine.records import Entry, TensorRef
 from msprobe_integrations.common.calls import Call
 from msprobe_integrations.common.filters import RecordFilter
 from msprobe_integrations.common.recorder import CallRecorder, Keeps
@@ -98,6 +98,28 @@ class Recorder(CallRecorder):
         """Report gradients that came only in part, forget the step's numbering."""
         self._passes.clear()
         super().end_step()
+
+    def started(self, call: Call) -> Entry | None:
+        """An operation that returns before it has an output: its record has its place now. None: it is not kept."""
+        if not call.keep:
+            self.end(call, None, None)
+            return None
+        if self.kept is not None:
+            self.kept.ends(call.name)
+            self.tree.kept(call)
+        sections: dict[str, Any] = {"input_args": call.inputs, "input_kwargs": call.keywords} if self.inputs else {}
+        entry = Entry(call.name, sections, call.parent_name, call.stack, call.micro_step, dict(call.tags))
+        self.pipeline.entries.append(entry)
+        call.inputs = call.keywords = call.frame = None
+        return entry
+
+    def finished(self, entry: Entry, output: Any, why: str = "") -> None:
+        """Its output is there; `why`: it is not, and never will be looked at."""
+        reduce = self.reduce if self.keeper is None else self.reduce_for(entry.name)
+        if self.outputs:
+            entry.sections["output"] = self._output(output, reduce if not why else lambda t: self.without_values(t, why), False)
+        if self.keeper is not None:
+            self.keeper.hand_over(entry)
 
     def pop(self, call: Call) -> None:
         """The call ends: it and what an exception has left inside it are no longer in progress."""
