@@ -13,14 +13,16 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from msprobe_engine.errors import SettingsError
 from msprobe_engine.settings.hot import HotSwitch
+from msprobe_engine.settings.places import check_directory
 from msprobe_engine.settings.schema import ProbeSettings
 from msprobe_integrations.common import focus
-from msprobe_integrations.common.debugger import Debugger, GradientWatch
+from msprobe_integrations.common.debugger import Debugger
+from msprobe_integrations.common.grad_probe import root_of
 from msprobe_integrations.mindspore import dump_checks
 from msprobe_integrations.mindspore.dump_checks import CELLS
 from msprobe_integrations.mindspore.dump_run import MindSporeDumpRun
+from msprobe_integrations.mindspore.grad_probe import GradientProbe
 from msprobe_integrations.mindspore.hooks import outside_of_graphs
 
 
@@ -48,8 +50,10 @@ class PrecisionDebugger(Debugger):
         return MindSporeDumpRun(settings, model, hot)
 
     @staticmethod
-    def make_gradients(settings: ProbeSettings, source: str) -> GradientWatch:  # noqa: ARG004
-        raise SettingsError(f"{source}: task 'grad_probe' works with PyTorch only")
+    def make_gradients(settings: ProbeSettings, source: str) -> GradientProbe:
+        assert settings.grad_probe is not None
+        check_directory(root_of(settings), source, "dump_path" if settings.grad_probe.dump_path else "output_dir")
+        return GradientProbe(settings)
 
     @staticmethod
     def check(settings: ProbeSettings, source: str) -> None:

@@ -23,11 +23,12 @@ from msprobe_engine.settings.places import check_directory
 from msprobe_engine.settings.schema import ProbeSettings
 from msprobe_integrations.common import focus
 from msprobe_integrations.common.debugger import Debugger
+from msprobe_integrations.common.grad_probe import root_of
 from msprobe_integrations.torch import owner
 from msprobe_integrations.torch.capture import Capture
 from msprobe_integrations.torch.dump_checks import MODELS
 from msprobe_integrations.torch.dump_run import TorchDumpRun
-from msprobe_integrations.torch.grad_probe import GradientProbe, root_of
+from msprobe_integrations.torch.grad_probe import GradientProbe
 
 
 class PrecisionDebugger(Debugger):

@@ -7,35 +7,27 @@ nothing is written on the training thread.
 
 from __future__ import annotations
 
-import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
-from msprobe_engine.errors import NothingCapturedError, UsageError
-from msprobe_engine.grad_probe.background import Background
-from msprobe_engine.grad_probe.files import StepFiles
-from msprobe_engine.grad_probe.layout import SUMMARY
-from msprobe_engine.guard import Faults, Guard
-from msprobe_engine.log import get_logger, warn_once
+from msprobe_engine.errors import UsageError
+from msprobe_engine.log import get_logger
 from msprobe_engine.settings.schema import ProbeSettings
-from msprobe_engine.settings.tree import nearest
-from msprobe_engine.window import Window
+from msprobe_integrations.common.grad_probe import PART, GradientUpdates, bare
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.closures import after_closure
 from msprobe_integrations.torch.dump_checks import MODELS, Models
 from msprobe_integrations.torch.grad_step import GradientStep
 
-PART = "grad_probe"
 _log = get_logger()
 
 
-class GradientProbe:
+class GradientProbe(GradientUpdates):
     """One per process.
 
     Args:
@@ -47,31 +39,26 @@ class GradientProbe:
         root: where ``rank{R}`` is.
     """
 
+    backend: TorchBackend
+
     def __init__(self, settings: ProbeSettings, *, at_once: bool = True) -> None:
-        assert settings.grad_probe is not None
-        self.settings = settings.grad_probe
-        self._at_once = at_once
-        self._over = False
-        self.root = root_of(settings)
-        self.faults = Faults(settings.strict, PART)
-        self.backend = TorchBackend()
-        self.backend.want_checksum = "crc32" if self.settings.grad_level == "L0" else ""
-        self.step = -1
-        self._wanted = frozenset(bare(name) for name in self.settings.param_list)
-        self._window = Window(self.settings.rank, self.settings.step)
-        self._background = Background(self.faults, f"{PART} files", self.settings.memory_budget_mb << 20)
+        super().__init__(settings, TorchBackend(), at_once=at_once)
         self._models: list[tuple[str, weakref.ref[nn.Module]]] = []
         self._names: dict[int, tuple[str, weakref.ref[torch.Tensor]]] = {}
         self._holdings: weakref.WeakKeyDictionary[Any, tuple[int, frozenset[int]]] = weakref.WeakKeyDictionary()
-        self._stepped: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._open: GradientStep | None = None
-        self._taken: set[int] = set()
         self._sources: list[Any] = []
-        self._undo: list[Callable[[], Any]] = []
-        self._files: StepFiles | None = None
-        self._begun = self._strangers = self._parts = self._empty = 0
-        self._off = False
-        self._concluded: tuple[int, int, int] | None = None
+        self._strangers = self._parts = 0
+
+    def _make_step(self, signs: bool, bounds: tuple[float, ...]) -> GradientStep:
+        return GradientStep(self.backend, signs, bounds, self._background.reserve)
+
+    @property
+    def _watching(self) -> bool:
+        return bool(self._models)
+
+    def _take_off(self) -> None:
+        super()._take_off()
+        self._sources.clear()
 
     def monitor(self, model: Models, optimizer: Any = None) -> None:
         """Watch the gradients of `model` from the next update on.
@@ -88,7 +75,7 @@ class GradientProbe:
         models: list[nn.Module] = [model] if isinstance(model, nn.Module) else list(model)
         self._models += [(f"chunk{i}." if len(models) > 1 else "", weakref.ref(m)) for i, m in enumerate(models)]
         self._resolve()
-        self._check_names()
+        self._check_names(self._every, self.backend.world_size() > 1, "model.named_parameters()")
         if not self._window.wanted(self.settings.step[0] if self.settings.step else 0, self.backend.rank()):
             _log.info("grad_probe: rank %s is not among the ranks of the settings, nothing is watched here", self.backend.rank())
             return
@@ -103,11 +90,6 @@ class GradientProbe:
                 self._watch(one, models)
         _log.info("grad_probe: gradients of %d parameters are watched, files go to %s", len(self._names), self.root)
 
-    def settle(self) -> None:
-        """Outside of any update: take the hooks off if no update is wanted any more."""
-        if self._over and self._undo:
-            self._take_off()
-
     def forget(self) -> None:
         """Watch nothing, until `monitor` is called with other objects; updates go on being counted."""
         self._take_off()
@@ -115,19 +97,6 @@ class GradientProbe:
         self._names.clear()
         self._holdings.clear()
         self._stepped.clear()
-
-    def close(self) -> None:
-        """Take the hooks off, write what is there, say what was written. Updates after this are not seen until `monitor` is called."""
-        self._take_off()
-        with self.faults.guard(PART):
-            self._finish()
-        self._stepped.clear()
-        self._background.close()
-        self._conclude()
-
-    def forked(self) -> None:
-        """In a forked child: it is not the training."""
-        self._off = True
 
     # ---- parameters ----
 
@@ -145,17 +114,6 @@ class GradientProbe:
                     names[id(parameter)] = (prefix + name, weakref.ref(parameter))
                 every.add(bare(name))
         self._names, self._every = names, every
-
-    def _check_names(self) -> None:
-        """What of ``param_list`` is there?"""
-        missing = [name for name in self.settings.param_list if bare(name) not in self._every]
-        if not missing:
-            return
-        near = nearest(missing[0], self._every)
-        text = f"param_list: the model has no parameter '{missing[0]}'" + (f"; did you mean '{near}'?" if near else "")
-        if not self._names and self.backend.world_size() == 1:
-            raise UsageError(f"monitor(): {text}; none of the list is there. Names are those of model.named_parameters()")
-        _log.warning("grad_probe: %s (%d of %d names are not there on this rank)", text, len(missing), len(self.settings.param_list))
 
     def _parameters(self) -> Iterator[tuple[int, str, torch.Tensor]]:
         for key, (name, ref) in self._names.items():
@@ -262,130 +220,23 @@ class GradientProbe:
         if not waits:
             self._finish()
 
-    def take(self, name: str, gradient: torch.Tensor, shard: str = "") -> bool:
-        """Take one gradient of the open step. False: there is no memory, the step is given up."""
-        step = self._open
-        if step is None:
-            return False
-        try:
-            step.take(name, gradient, shard)
-        except TimeoutError as error:
-            self._open = None
-            self.backend.finish_step()
-            self._background.give_up(step.nbytes, error)
-            return False
-        return True
-
-    def listed(self, name: str) -> bool:
-        """Is this parameter in ``param_list``, or is that empty? The names of wrappers in front make no difference."""
-        return not self._wanted or bare(name) in self._wanted
-
-    @property
-    def wants(self) -> bool:
-        """Are gradients to be taken now?"""
-        return self._open is not None and not self._off and self.faults.enabled(PART)
-
-    def guard(self) -> Guard:
-        """Around what is done in a hook."""
-        return self.faults.guard(PART)
-
     def end_update(self) -> None:
         """A source has ended its update; the step is over when all have."""
         if all(source in self._stepped for source in self._sources):
             self._finish()
 
-    def begin_update(self, optimizer: Any) -> GradientStep | None:
-        """`optimizer` is about to update: the open step, None when it is not wanted (or all of it was taken)."""
-        if optimizer in self._stepped:
-            self._finish()
-            self._stepped.clear()
-        if not self._stepped:
-            self.step += 1
-            self._taken.clear()
-            if self._window.wanted(self.step, self.backend.rank()):
-                self._begin()
-        self._stepped.add(optimizer)
-        return self._open
-
-    def _begin(self) -> None:
-        level = self.settings.grad_level
-        self._begun += 1
-        bounds = self.settings.bounds if level == "L2" else ()
-        self._open = GradientStep(self.backend, level != "L0", bounds, self._background.reserve)
-
-    def _finish(self) -> None:
-        """All of the open step was taken: it goes to the writer."""
-        taken, self._open = self._open, None
-        if taken is None:
-            return
-        if not taken.count:
-            self._empty += 1
-            self.backend.finish_step()
-            return
-        for name, why in taken.left_out.items():
-            warn_once(f"grad_probe {name}", f"grad_probe: the gradient of {name} is left out: {why}")
-        write, files, step = taken.finish(), self._directory(), self.step
-        self._background.submit(lambda: write(files, step), taken.nbytes)
-        self._over = self._window.over(self.step + 1)
-        if self._over and self._at_once:
-            self._take_off()
-
-    def _take_off(self) -> None:
-        """No hook stays."""
-        for undo in self._undo:
-            undo()
-        self._undo.clear()
-        self._sources.clear()
-
-    def _directory(self) -> StepFiles:
-        if self._files is None:
-            directory = self.root / f"rank{self.backend.rank() or 0}"
-            if directory.is_dir() and any(SUMMARY.fullmatch(entry) for entry in os.listdir(directory)):
-                _log.warning("%s holds files of an earlier run: equal steps are replaced, other ones stay", directory)
-            settings = self.settings
-            self._files = StepFiles(directory, settings.grad_level, settings.bounds, settings.direction_format == "files")
-        return self._files
-
-    # ---- the end ----
-
-    def _conclude(self) -> None:
-        """Say what was written, or why nothing was."""
-        written, lost = self._background.done, self._background.lost
-        if not self._models or self._off or self._concluded == (written, lost, self.step):
-            return
-        self._concluded = written, lost, self.step
-        if written or lost:
-            how = f", {lost} are lost" if lost else ""
-            (_log.warning if lost else _log.info)("grad_probe: gradients of %d updates are in %s%s", written, self.root, how)
-        elif self._window.wanted(self.settings.step[0] if self.settings.step else 0, self.backend.rank()):
-            error = NothingCapturedError(f"grad_probe wrote nothing to {self.root}: {self._why()}")
-            _log.error("%s", error)
-            if self.faults.strict:
-                raise error
-
     def _why(self) -> str:
-        if not self.faults.enabled(PART):
-            return "a fault switched it off, see the message above"
         if self._empty:
             return (
                 f"in {self._empty} updates no parameter had a gradient: the framework keeps them elsewhere (DeepSpeed, Megatron); give "
                 "the optimizer too: monitor(model, optimizer)"
             )
-        if self.step >= 0:
-            return f"{self.step + 1} updates were seen, none of them is in 'step' of the settings: {list(self.settings.step)[:5]}"
         if self._strangers:
             return (
                 f"{self._strangers} updates of optimizers were seen that hold none of the model's parameters; give the model that is "
                 "trained, and where the optimizer has copies of its own, the optimizer too: monitor(model, optimizer)"
             )
         return "no optimizer updated after monitor(model); call it before the training loop (torch.optim.Optimizer, or give the optimizer)"
-
-
-def bare(name: str) -> str:
-    """A parameter's name without the names of wrappers in front."""
-    while name.startswith("module."):
-        name = name[len("module.") :]
-    return name
 
 
 def gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:
@@ -398,10 +249,3 @@ def gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:
 def _flat(models: Sequence[nn.Module]) -> bool:
     """Does FSDP1 keep the gradients, of many parameters in one tensor?"""
     return any(type(module).__name__ == "FullyShardedDataParallel" for model in models for module in model.modules())
-
-
-def root_of(settings: ProbeSettings) -> Path:
-    """Where the rank directories are."""
-    assert settings.grad_probe is not None
-    root = settings.grad_probe.dump_path or os.path.join(settings.output_dir, "grad_probe")
-    return Path(os.path.abspath(os.path.expanduser(root)))  # the program may change its working directory

@@ -13,7 +13,7 @@ from msprobe_engine.settings.schema import MonitorSettings, ProbeSettings, SinkS
 from msprobe_integrations.mindspore.probe import MindSporeProbe
 
 
-class Net(nn.Cell):
+class Net(nn.Cell):  # type: ignore[misc]
     """Two layers, the output of the first is used three times."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from mindspore import mint, nn, ops
 
-from msprobe_engine.records import Frame
+from msprobe_engine.records import Frame, Sample
 from msprobe_integrations.mindspore.probe import MindSporeProbe
 
 OPTIMIZERS: dict[str, Any] = {
@@ -46,7 +46,8 @@ def watched(optimizer: Any, steps: int = 3, seen: list[Any] | None = None, **mon
 
 def norms(frame: Frame, family: str) -> dict[str, float]:
     """Norm by name of a family."""
-    return {r.name: r.statistics.norm for r in frame.records() if r.source.family == family}
+    found = {r.name: r.statistics.norm for r in frame.records() if isinstance(r.source, Sample) and r.source.family == family}
+    return {name: norm for name, norm in found.items() if norm is not None}
 
 
 @pytest.fixture(scope="module", params=list(OPTIMIZERS))
@@ -143,7 +144,6 @@ def test_hooks_are_gone_at_the_end() -> None:
     probe = MindSporeProbe(programs.settings(**EVERYTHING))
     probe.attach(net, optimizer)
     programs.train(net, optimizer, probe, 2)
-    assert nn.Cell.__call__ is call or not probe._watch.on  # between steps nothing is seen
     probe.close()
     assert nn.Cell.__call__ is call
     assert not optimizer._forward_pre_hook
@@ -167,7 +167,7 @@ def test_compiled_training_step_goes_on() -> None:
 
         gradient = ms.value_and_grad(forward, None, optimizer.parameters)
 
-        @ms.jit
+        @ms.jit  # type: ignore[untyped-decorator]
         def step(x: Any) -> Any:
             loss, gradients = gradient(x)
             return ops.depend(loss, optimizer(gradients))
