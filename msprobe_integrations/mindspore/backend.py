@@ -1,4 +1,5 @@
-"""The MindSpore side of `msprobe_engine.backend.Backend`: statistics of tensors by the engine's kernel, no operator is run."""
+"""The MindSpore side of `msprobe_engine.backend.Backend`: statistics of tensors by the engine's kernel on the host, else by
+operators where they are."""
 
 from __future__ import annotations
 
@@ -17,11 +18,11 @@ from msprobe_engine.records import TensorDescription, TensorRef
 from msprobe_engine.rows import Rows
 from msprobe_integrations.common.row_memory import ROW_BYTES, MemoryPool
 from msprobe_integrations.common.wanted import CHECKSUMS, Wanted
-from msprobe_integrations.mindspore import environment, npy
+from msprobe_integrations.mindspore import device_rows, environment, npy
 from msprobe_integrations.mindspore.derived import PairRows
 from msprobe_integrations.mindspore.job import Job
 from msprobe_integrations.mindspore.memory import describe, look, place_of
-from msprobe_integrations.mindspore.pending import HostRows, Step
+from msprobe_integrations.mindspore.pending import MindSporePendingRows, Step
 
 _new = tuple.__new__
 _kernel_reduce, _kernel_reduce_strided = hostkernel.functions()
@@ -62,8 +63,9 @@ class MindSporeBackend(PairRows, Wanted, Job):
         return describe(tensor)
 
     def reduce(self, tensor: Any) -> TensorRef:
-        """The statistics of one tensor as it is now; row -1 when it has no data to read. What the framework still computes for this tensor
-        is waited for (its operators run in threads of their own).
+        """The statistics of one tensor as it is now; row -1 when it has no data to read. On the host, what the framework still computes
+        for this tensor is waited for (its operators run in threads of their own); a device is not waited for, unless digests or
+        checksums are wanted or the type is one that not every device computes with.
 
         Raises:
             RuntimeError: an operator of the training has failed meanwhile. The framework reports that to whoever waits next, so it is
@@ -75,12 +77,14 @@ class MindSporeBackend(PairRows, Wanted, Job):
         """`reduce` with other words than all rows have (`msprobe_engine.hostkernel`)."""
         try:
             description, numel, code = look(tensor)
+            if numel > 0 and device_rows.takes(tensor, description.device, description.dtype, want):
+                return self._reduce_there(tensor, description, numel, want)
             _owner, pointer, strides = place_of(tensor, description.device)
         except RuntimeError as error:
             raise of_training(error) from None
         except Exception as error:
             return self._without(describe(tensor), f"{type(error).__name__}: {str(error)[:80]}")
-        if code < 0 or numel < 0 or not pointer:
+        if code < 0 or numel < 0 or not (pointer or numel == 0):
             return self._without(description, _why(description, numel, pointer))
         step, row = self._step, -1
         try:
@@ -103,6 +107,14 @@ class MindSporeBackend(PairRows, Wanted, Job):
                 step.host.clear(row)
             return self._without(description, f"{type(error).__name__}: {str(error)[:80]}")
 
+    def _reduce_there(self, tensor: Any, description: TensorDescription, numel: int, want: int) -> TensorRef:
+        """The row of a tensor on a device, made there. Nothing is waited for, and no row is shared."""
+        step = self._step
+        row = next(step.numbers)
+        step.host.clear(row)
+        step.devices.take(tensor, row, description.dtype, numel, want)
+        return TensorRef(row, description)
+
     def _without(self, description: TensorDescription, why: str) -> TensorRef:
         self.unsupported[why] = self.unsupported.get(why, 0) + 1
         kind, is_fault, _ = why.partition(": ")
@@ -120,21 +132,25 @@ class MindSporeBackend(PairRows, Wanted, Job):
     def forget(self, tensor: Any = None) -> None:
         """Nothing to do: no row is taken for the present value of a tensor without reading it."""
 
-    def finish_step(self) -> HostRows:
-        """Hand over the rows since the last call."""
+    def finish_step(self) -> MindSporePendingRows:
+        """Hand over the rows since the last call: one copy from the device, which is not waited for here."""
         step = self._step
         n = next(step.numbers)
         self._capacity = max(_FIRST_CAPACITY, min(2 * n, n + 4096))
         self._step = Step(self._pool, self._capacity)
         step.seen.clear()
-        return HostRows(step, n)
+        return MindSporePendingRows(step, n)
 
     def so_far(self) -> Rows:
-        """A copy of the rows of the step in progress, [n, 16]."""
+        """A copy of the rows of the step in progress, [n, 16]. Waits for devices."""
         step = self._step
         n = next(step.numbers)
         step.host.clear(n)  # this number is taken now
-        return np.array(step.host.rows(n))
+        out: Rows = np.array(step.host.rows(n))
+        if step.devices:
+            step.devices.send()
+            step.devices.scatter(out)
+        return out
 
     def exchange(self, kept: Any = None) -> Any:
         """Put the rows of the step in progress aside and go on with `kept`, a former result of this call (None: with none)."""

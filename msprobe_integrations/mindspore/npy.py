@@ -85,5 +85,5 @@ def _of_bits(raw: npt.NDArray[np.uint8], kind: Any, shape: tuple[int, ...]) -> A
     """A tensor of a type that numpy does not have: its memory is made, then filled."""
     made = mindspore.Tensor(np.zeros(shape, np.float32), kind)
     if raw.size:
-        np.ctypeslib.as_array((ctypes.c_uint8 * raw.size).from_address(made.data_ptr()))[:] = raw
+        np.ctypeslib.as_array((ctypes.c_uint8 * raw.size).from_address(memory_of(made).pointer))[:] = raw
     return made

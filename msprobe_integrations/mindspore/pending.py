@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from msprobe_engine.records import TensorRef
 from msprobe_engine.rows import Rows
 from msprobe_integrations.common.row_memory import MemoryPool, RowBuffer
+from msprobe_integrations.mindspore.device_rows import DeviceRows
 
 
 class Step:
@@ -16,19 +17,28 @@ class Step:
     def __init__(self, pool: MemoryPool, capacity: int) -> None:
         self.numbers: Iterator[int] = itertools.count()
         self.host = RowBuffer(pool, capacity)
+        self.devices = DeviceRows()
         self.seen: dict[tuple[int, int, int], TensorRef] = {}
 
 
-class HostRows:
-    """`msprobe_engine.backend.PendingRows` of rows that are on the host."""
+class MindSporePendingRows:
+    """`msprobe_engine.backend.PendingRows` of one step."""
 
     def __init__(self, step: Step, n: int) -> None:
         self._step, self._n = step, n
+        self._rows: Rows | None = None
+        if step.devices:
+            step.devices.send()
 
     def ready(self) -> bool:
-        """Always: the rows are here."""
-        return True
+        """True when `rows` will not wait."""
+        return self._rows is not None or self._step.devices.ready()
 
     def rows(self) -> Rows:
         """[n, 16] float64. The memory is not used again while the array, or a view of it, exists."""
-        return self._step.host.rows(self._n)
+        if self._rows is None:
+            out = self._step.host.rows(self._n)
+            if self._step.devices:
+                self._step.devices.scatter(out)
+            self._rows = out
+        return self._rows
