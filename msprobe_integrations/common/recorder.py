@@ -102,6 +102,10 @@ class CallRecorder(ABC):
     def recording(self) -> bool:
         """Does autograd record what is called now?"""
 
+    def recomputes(self, call: Call) -> bool:  # noqa: ARG002
+        """Is a call inside a backward pass made once more, and no code of the pass itself? That runs unrecorded."""
+        return self.recording()
+
     @abstractmethod
     def sequence(self) -> int:
         """Sequence number that the next node of the graph can have; asked after `edges`."""
@@ -154,7 +158,7 @@ class CallRecorder(ABC):
         """
         call.micro_step = self.micro_step
         if self.graph_task() != -1:
-            call.recompute = self.recording()  # the code of a backward pass itself runs without
+            call.recompute = self.recomputes(call)
             if call.parent is None:
                 call.parent_name = self.tree.parent_in_backward(call)
         if self.kept is None:

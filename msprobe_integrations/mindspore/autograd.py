@@ -11,6 +11,7 @@ Node objects are made anew each time they are asked for; ``_unique_id()`` is wha
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,6 +24,9 @@ Tensor: Any = mindspore.Tensor
 executor: Any = environment.api_module()._pynative_executor
 _LEAF = 2**64 - 1
 """Sequence number of nodes of parameters and inputs."""
+
+_CUSTOM = "CellCustomBackward"
+_PLAIN: Any = getattr(importlib.import_module("mindspore._c_expression"), "BackwardNodePy", None)
 
 Edge = tuple[int, int, Any]
 """Identity of a node, which of its outputs, and the node, so that the identity stays its own."""
@@ -142,6 +146,8 @@ class Watch(GradientWatch):
         for key, todo in actions.items():
             node = nodes[key]
             if node._sequence_nr() != _LEAF:  # hooks of leaves are never called
+                if self._begins is not None and todo[0][0] and (type(node) is not _PLAIN or node.name() == _CUSTOM):
+                    node.register_prehook(_Begin(self))  # its code may run what it was made of again, inside this pass
                 node.register_hook(_Hook(self, tuple(todo)))
                 hooked += 1
         self.expect(actions, hooked - len(actions))
@@ -175,6 +181,24 @@ class Watch(GradientWatch):
                             return
                     continue
                 actions.setdefault(key, []).append((False, index, slot))
+
+
+class _Begin:
+    """Hook before a node of a custom function, or of a Cell that is computed again."""
+
+    __slots__ = ("watch",)
+
+    def __init__(self, watch: Watch) -> None:
+        self.watch = watch
+
+    def __call__(self, *_: Any) -> None:
+        watch = self.watch
+        if watch.active:
+            try:
+                watch.begin()
+            except Exception as error:
+                watch.active = False
+                watch.failed(error)
 
 
 class _Hook:

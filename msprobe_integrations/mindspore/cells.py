@@ -15,9 +15,12 @@ from mindspore import nn
 from msprobe_integrations.common.calls import Call
 from msprobe_integrations.common.doors import Doors
 from msprobe_integrations.common.modules import ModuleInfo, NamedModules
+from msprobe_integrations.mindspore.autograd import recording
+from msprobe_integrations.mindspore.hooks import at_gradient
 from msprobe_integrations.mindspore.recorder import Recorder
 
 _DEPTH = 3  # recorder.begin, _begin, the handler, the door: the user's frame is the next
+_RECOMPUTE = "_recompute_cell"
 Models = Any
 
 
@@ -36,12 +39,13 @@ class CellInfo(ModuleInfo):
 
 
 def named_infos(models: Models) -> list[CellInfo]:
-    """Every Cell inside the model (which is no record itself); with several models the index comes first in the path."""
+    """Every Cell inside the model (which is no record itself), without those that MindSpore makes for a recomputation; with several
+    models the index comes first in the path."""
     many = not isinstance(models, nn.Cell)
     infos = []
     for index, model in enumerate(models if many else [models]):
         for path, cell in model.cells_and_names():
-            if path:
+            if path and _RECOMPUTE not in path:
                 infos.append(CellInfo(cell, f"{index}.{path}" if many else path))
     return infos
 
@@ -101,12 +105,15 @@ class CellCapture(NamedModules[CellInfo]):
             info = self._known.get(id(cell))
             if info is None or info.entrance is not entrance or info.module is not cell or not self._on():
                 return following(cell, *args, **kwargs)
+            recorded = recording()
             call = self._begin(info, args, kwargs)
             try:
                 result = following(cell, *args, **kwargs)
             except BaseException:
                 self._end(call, None, failed=True)
                 raise
+            if not recorded and call is not None and call.watch:  # its inputs are followed since it was called
+                call.edges = self._recorder.edges(args, kwargs, False)
             self._end(call, result)
             return result
 
@@ -137,7 +144,7 @@ class CellCapture(NamedModules[CellInfo]):
         for name, parameter in info.parameters.items():
             if parameter.requires_grad:
                 info.expected += 1
-                self._handles.append(parameter.register_hook(self._hook(info, name)))
+                self._handles.append(at_gradient(parameter, self._hook(info, name)))
 
     def _hook(self, info: CellInfo, name: str) -> Callable[[Any], None]:
         def hook(gradient: Any) -> None:

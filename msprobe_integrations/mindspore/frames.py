@@ -26,6 +26,16 @@ _PLUMBING = tuple(
         "mint/nn/functional.py",
     )
 )
+_MACHINERY = tuple(_MINDSPORE + path for path in ("common/recompute.py", "nn/cell.py", "graph/", "ops/composite/"))
+_machinery: dict[CodeType, bool] = {}
+
+
+def is_machinery(code: CodeType) -> bool:
+    """Is it code of MindSpore that calls functions for itself (recomputation, casts of mixed precision)? Those are no calls of the user."""
+    found = _machinery.get(code)
+    if found is None:
+        found = _machinery[code] = code.co_filename.replace("\\", "/").startswith(_MACHINERY)
+    return found
 
 
 def hides(code: CodeType) -> bool:

@@ -8,11 +8,12 @@ from typing import Any
 
 import mindspore
 
+from msprobe_engine.guard import is_of_training
 from msprobe_engine.pipeline import Pipeline
 from msprobe_engine.records import Entry, TensorRef
 from msprobe_integrations.common.calls import Call
 from msprobe_integrations.common.filters import RecordFilter
-from msprobe_integrations.common.recorder import CallRecorder, Keeps
+from msprobe_integrations.common.recorder import CallRecorder, Keeps, Parameters
 from msprobe_integrations.common.slots import finders
 from msprobe_integrations.common.stacks import Stacks
 from msprobe_integrations.mindspore import autograd, frames
@@ -34,7 +35,6 @@ class Recorder(CallRecorder):
     tensor = Tensor
     convert = staticmethod(convert)
     graph_task = staticmethod(autograd.graph_task)
-    recording = staticmethod(autograd.recording)
     differentiable = staticmethod(_differentiable)
 
     def __init__(
@@ -56,6 +56,14 @@ class Recorder(CallRecorder):
     def reduce(self, tensor: Any) -> TensorRef:
         """Statistics of a tensor."""
         return self._reduce(tensor)
+
+    def recording(self) -> bool:
+        """Asked of the tensors themselves: a Cell that is differentiated has its recording switched on inside its call."""
+        return True
+
+    def recomputes(self, call: Call) -> bool:
+        """Is a call inside a backward pass made once more?"""
+        return autograd.recording() or (call.is_module and call.owner.module.requires_grad)
 
     def edges(self, args: Sequence[Any], kwargs: Any, every: bool, /) -> list[Any]:
         """Where the gradients of the inputs go, see `CallRecorder.edges`."""
@@ -98,6 +106,16 @@ class Recorder(CallRecorder):
         """Report gradients that came only in part, forget the step's numbering."""
         self._passes.clear()
         super().end_step()
+
+    def end(self, call: Call, result: Any, parameters: Parameters | None, *, failed: bool = False) -> None:
+        """Note the end of a call and watch its gradients. An operator that has failed meanwhile (they run asynchronously) has its record
+        too, and the error goes on to the training."""
+        try:
+            super().end(call, result, parameters, failed=failed)
+        except Exception as error:
+            if is_of_training(error) and not failed:
+                super().end(call, None, None, failed=True)
+            raise
 
     def started(self, call: Call) -> Entry | None:
         """An operation that returns before it has an output: its record has its place now. None: it is not kept."""

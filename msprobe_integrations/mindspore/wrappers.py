@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from msprobe_integrations.mindspore.api_names import Api, apis
+from msprobe_integrations.mindspore.frames import is_machinery
 
 _ABSENT: Any = object()
+_frame = sys._getframe
 _OWN = ("mindspore", "msprobe", "msprobe_engine", "msprobe_integrations")
 
 
@@ -29,11 +31,20 @@ class Sees(Protocol):
     def end(self, note: Any, result: Any, /, failed: bool = False) -> None: ...
 
 
+class Takes(Protocol):
+    """What makes calls itself."""
+
+    def sees(self) -> bool: ...
+
+    def take(self, api: Api, args: Any, kwargs: Mapping[str, Any], /) -> Any: ...
+
+
 class Wrappers:
     """All wrappers of the process; `users` is who looks."""
 
     def __init__(self) -> None:
         self._users: tuple[Sees, ...] = ()
+        self._taker: Takes | None = None
         self._lock = threading.Lock()
         self._apis: list[tuple[Api, Any, Any]] = []
         """API, what the owner has of its own (`_ABSENT`: it is inherited), wrapper."""
@@ -48,7 +59,7 @@ class Wrappers:
         with self._lock:
             if user in self._users:
                 return
-            if not self._users:
+            if not self._users and self._taker is None:
                 self._put_on()
             self._users = (*self._users, user)
 
@@ -58,8 +69,23 @@ class Wrappers:
             if user not in self._users:
                 return
             self._users = tuple(known for known in self._users if known is not user)
-            if not self._users:
+            if not self._users and self._taker is None:
                 self._take_off()
+
+    def lend(self, taker: Takes) -> None:
+        """`taker` makes the calls that it sees, in the place of the functions; those who look do not see them. One at a time."""
+        with self._lock:
+            if not self._users and self._taker is None:
+                self._put_on()
+            self._taker = taker
+
+    def give_back(self, taker: Takes) -> None:
+        """The functions are called again."""
+        with self._lock:
+            if self._taker is taker:
+                self._taker = None
+                if not self._users:
+                    self._take_off()
 
     def members(self, owners: Iterable[Any]) -> None:
         """Replace functions that these objects keep as attributes, until the last user goes."""
@@ -121,10 +147,12 @@ class Wrappers:
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
+            if self._taker is not None and self._taker.sees():
+                return self._taker.take(api, args, kwargs)
             users = self._users
             if len(users) == 1:
                 user = users[0]
-                if not user.sees():
+                if not user.sees() or is_machinery(_frame(1).f_code):
                     return function(*args, **kwargs)
                 note = user.begin(prefix, name, args, kwargs)
                 try:
@@ -134,6 +162,8 @@ class Wrappers:
                     raise
                 user.end(note, result)
                 return result
+            if is_machinery(_frame(1).f_code):
+                return function(*args, **kwargs)
             return self._through([user for user in users if user.sees()], api, args, kwargs)
 
         return call
