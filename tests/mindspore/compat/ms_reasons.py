@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
-from matching import Difference, RankDump, same_number
+from matching import Difference, RankDump, is_tensor, same_number
 from ms_cells import Cell
 
 _LOW = {"BFloat16": 1.6e-2, "Float16": 2e-3}
+_API_BACKWARD = re.compile(r"^(?!Cell\.).+\.\d+\.backward$")
 _CELL_BACKWARD = re.compile(r"^Cell\..+\.backward\.\d+$")
 
 
@@ -63,6 +65,24 @@ def low_precision(d: Difference, _: Context) -> bool:
     return same_number(d.ours, d.theirs, _LOW[_dtype(d)], scale)
 
 
+def astype(d: Difference, _: Context) -> bool:
+    part = {"missing": "Tensor.to.", "extra": "Tensor.astype."}.get(d.kind.removeprefix("node ").removeprefix("stack "), "?")
+    return d.record.startswith(part)
+
+
+def gradient_places(d: Difference, c: Context) -> bool:
+    """The same gradients at other places: theirs come in the reversed order of the arguments, without places that have none."""
+    found = _API_BACKWARD.match(d.record)
+    section = d.place.partition(".")[0]
+    return found is not None and section in ("input", "output") and _gradients(c.theirs, d, section) == _gradients(c.ours, d, section)
+
+
+def _gradients(dump: RankDump, d: Difference, section: str) -> Counter[str]:
+    """The gradients of a record, each as text that is equal for equal tensors; rounding is cut off. xor: there is nothing but shapes."""
+    tensors = [t for t in dump.data[d.record].get(section, []) if is_tensor(t)]
+    return Counter(repr([t["shape"], [f"{t[k]:.5g}" for k in ("Max", "Min") if k in t]]) for t in tensors)
+
+
 def inner_gradient(d: Difference, _: Context) -> bool:
     return (
         d.kind == "null"
@@ -92,6 +112,17 @@ def near(d: Difference, c: Context, most: int = 3) -> bool:
     ours = [n for n in c.ours.data if n in c.theirs.data]
     theirs = [n for n in c.theirs.data if n in c.ours.data]
     return d.record in c.theirs.data and abs(ours.index(d.record) - theirs.index(d.record)) <= most
+
+
+def no_input_gradient(d: Difference, c: Context) -> bool:
+    """Theirs ends the backward record of a Cell without an input gradient before those inside it."""
+    if d.kind == "order":
+        return _CELL_BACKWARD.match(d.record) is not None and c.theirs.data[d.record].get("output") == []
+    if d.kind != "parent" or d.theirs is not None:
+        return False
+    if c.cell.task == "structure":  # no records: told by the class
+        return re.search(r"\.Embedding\.backward\.\d+$", d.ours) is not None
+    return c.theirs.data.get(d.ours, {"output": None}).get("output") == []
 
 
 def gradient_order(d: Difference, c: Context) -> bool:

@@ -43,6 +43,19 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("ms-rank-directory", "Without communication: directory `proc{pid}`, as in 26.2.0; 8.1.1: `rank`.", shared.rank_directory),
     Rule("ms-shapes-file", "Task structure writes shapes.json, from which `msprobe estimate` tells sizes.", shared.shapes_file),
+    Rule("ms-astype", "`Tensor.astype` is recorded as such; there as the `to` that it calls.", own.astype),
+    Rule(
+        "ms-gradient-places",
+        "Gradients that an API call produces: one place per argument here; reversed, and without empty places there.",
+        own.gradient_places,
+    ),
+    Rule("ms-scope-end", "A range that ends with a Cell has that Cell's output and what runs inside it.", shared.scope_end),
+    Rule("ms-input-only", "data_mode without outputs: 26.2.0 orders records by their start, 8.1.1 keeps `parameters`.", shared.input_only),
+    Rule(
+        "ms-outer-backward",
+        "A Cell without input gradient: its backward record comes after those inside it, as their parent.",
+        own.no_input_gradient,
+    ),
     Rule("ms-inner-gradient", "An output that its Cell itself uses on: its whole gradient here; null there.", own.inner_gradient),
     Rule("ms-gradient-order", "A backward record comes with its last gradient: it may swap with others of its Cell.", own.gradient_order),
     Rule(
