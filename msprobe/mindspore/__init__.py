@@ -2,14 +2,18 @@
 
 from msprobe_integrations.mindspore.callbacks import MsprobeInitStep, MsprobeStep
 from msprobe_integrations.mindspore.debugger import PrecisionDebugger, module_dump, module_dump_end
+from msprobe_integrations.mindspore.model_callback import ProbeCallback
 from msprobe_integrations.mindspore.probe import MindSporeProbe
 from msprobe_integrations.mindspore.seeds import seed_all, undo_seed_all
+from msprobe_integrations.mindspore.trainer_mon import TrainerMon
 
 __all__ = [
     "MindSporeProbe",
     "MsprobeInitStep",
     "MsprobeStep",
     "PrecisionDebugger",
+    "ProbeCallback",
+    "TrainerMon",
     "module_dump",
     "module_dump_end",
     "seed_all",

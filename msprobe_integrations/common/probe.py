@@ -152,6 +152,9 @@ class Probe:
     def _attached(self) -> None:
         """`attach` has got new models, before anything looks at them."""
 
+    def _step_ends(self) -> None:
+        """A monitored step is about to be over."""
+
     def _numbers(self, scalars: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
         """The numbers of a step that ends, with those that the framework knows."""
         return scalars
@@ -317,6 +320,8 @@ class Probe:
         if not self._in_step:
             self._advice.no_begin()
         scalars = self._advice.numbers(scalars)
+        if self._due:
+            self._step_ends()
         self._finish_step(self._numbers(scalars), complete)
         if self._file is not None and self.faults.enabled("monitor.hot"):
             with self.guard("monitor.hot"):

@@ -35,8 +35,8 @@ class ModuleSide(module_side.ModuleSide):
         if mindspore.get_context("mode") == mindspore.GRAPH_MODE:
             warn_once(
                 "monitor graph mode",
-                "monitor: in GRAPH_MODE Cells are called inside of a compiled graph: of activations only the inputs and outputs of the "
-                "whole network are seen. Use PYNATIVE_MODE for the Cells inside",
+                "monitor: in GRAPH_MODE Cells are called inside of a compiled graph, where activations are not seen; use PYNATIVE_MODE, or "
+                "a dump of level L0",
             )
         super().attach(models)
 

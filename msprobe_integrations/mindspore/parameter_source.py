@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import mindspore
+import numpy as np
 
+from msprobe_engine.log import warn_once
 from msprobe_integrations.common.gradients import ACCUMULATED, LOCAL, Piece
 from msprobe_integrations.common.parameter_watch import MICRO, UNREDUCED
 from msprobe_integrations.common.parameters import Replicas
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from msprobe_integrations.common.probe import Probe
 
 _PART = "parameter monitor"
+SAMPLES = 4
+"""Weights that tell whether there was an update that no hook has seen: the smallest ones."""
 
 
 def find_source(probe: Probe, models: Sequence[Any], optimizer: Any) -> CellSource | None:
@@ -52,6 +56,8 @@ class CellSource:
         self._handles: list[Any] = []
         self._gradients: dict[int, Any] = {}
         self._passes: dict[int, int] = {}
+        self._seen = False
+        self._samples: list[tuple[Any, Any]] = []
         self._order = [id(parameter) for parameter in self._view.parameters]
         self.pieces: list[Piece] = list(self._chosen(models))
         self._moved = MovedCheck(probe, self._view, self.pieces)
@@ -101,12 +107,33 @@ class CellSource:
     def open(self) -> None:
         """Hooks on the Parameters, for gradients as the backward pass has them."""
         self._passes.clear()
+        self._samples = [] if self._seen else [(p, p.asnumpy().copy()) for p in self._smallest()]
         monitor, watch = self._monitor, self._watch
         if self._handles or watch is None or not (monitor.unreduced_gradients or monitor.micro_batch_gradients):
             return
         for piece in self.pieces:
             if piece.parameter.requires_grad:
                 self._handles.append(hooks.at_gradient(piece.parameter, self._arriving(watch, piece)))
+
+    def step_ends(self) -> None:
+        """A monitored step is over. An update that is compiled (GRAPH_MODE, or jit around the training step) calls no hook; when weights
+        have changed without one, parameters and states are taken as they are now."""
+        watch, samples = self._watch, self._samples
+        self._samples = []
+        if watch is None or self._seen or not watch.active:
+            return
+        with watch.guard(_PART):
+            if any(not np.array_equal(before, p.asnumpy(), equal_nan=True) for p, before in samples):
+                warn_once(
+                    f"compiled update {self._view.name}",
+                    f"monitor: the update of {self._view.name} is compiled: parameters and states are taken at the end of a step; "
+                    "gradients are inside of the graph and not seen",
+                )
+                watch.scalar("learning_rate", self._view.learning_rate())
+                watch.after_step()
+
+    def _smallest(self) -> list[Any]:
+        return sorted((p for p in self._view.parameters if p.requires_grad), key=lambda p: int(p.size))[:SAMPLES]
 
     def shut(self) -> None:
         """Take them off: a hook that is left would fire for ever."""
@@ -143,6 +170,7 @@ class CellSource:
         return hook
 
     def _before(self, _cell: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self._seen = True
         watch = self._watch
         if watch is None:
             return

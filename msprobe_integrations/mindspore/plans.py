@@ -6,15 +6,20 @@ from typing import Any
 
 from msprobe_engine.settings.schema import DumpSettings
 from msprobe_integrations.common import plans
+from msprobe_integrations.mindspore.capture import Capture
+from msprobe_integrations.mindspore.captures import Captures
+from msprobe_integrations.mindspore.keep import Keeper
+from msprobe_integrations.mindspore.tensor_dump import build_keeper
 
 
 class Plans(plans.Plans):
     """See `msprobe_integrations.common.plans.Plans`."""
 
-    def _make_capture(self, level: str, **options: Any) -> Any:
-        from msprobe_integrations.mindspore.capture import Capture
+    def _make_capture(self, level: str, **options: Any) -> Capture:
+        del options  # communication is recorded with the other APIs, and what an optimizer calls is compiled
+        return Capture(self._session.pipeline, level)
 
-        return Capture(self._session.pipeline, level, **options)
-
-    def _make_dump(self, dump: DumpSettings) -> tuple[Any, Any]:
-        raise NotImplementedError
+    def _make_dump(self, dump: DumpSettings) -> tuple[Captures, Keeper | None]:
+        session = self._session
+        keeper = build_keeper(dump, self._backend, session.pipeline, session.writer, session.faults)
+        return Captures(session.pipeline, dump, keeper), keeper

@@ -33,7 +33,7 @@ from msprobe_integrations.mindspore import job
 from msprobe_integrations.mindspore.backend import MindSporeBackend
 from msprobe_integrations.mindspore.module_side import ModuleSide
 from msprobe_integrations.mindspore.optimizers import is_optimizer
-from msprobe_integrations.mindspore.parameter_source import find_source
+from msprobe_integrations.mindspore.parameter_source import CellSource, find_source
 from msprobe_integrations.mindspore.plans import Plans
 from msprobe_integrations.mindspore.ranks import JobRanks, watch_ranks
 
@@ -103,6 +103,13 @@ class MindSporeProbe(Probe):
         """Optimizers of MindSpore update the parameters themselves."""
         del main, parameter
         return False
+
+    def _step_ends(self) -> None:
+        """Updates that no hook has seen are looked for."""
+        for watch in self.parameters.watches:
+            source = watch.source
+            if isinstance(source, CellSource):
+                source.step_ends()
 
     def _local_place(self) -> tuple[int, int]:
         """As `msrun` tells its workers: the device, and how many there are on this node."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import mindspore
 
+from msprobe_engine import log
 from msprobe_engine.errors import UsageError
 from msprobe_engine.settings.schema import ProbeSettings
 from msprobe_integrations.common.trainer_mon import TrainerMonitor
@@ -50,6 +51,16 @@ class TrainerMon(TrainerMonitor):
 
     def _make_probe(self, settings: ProbeSettings) -> MindSporeProbe:
         return MindSporeProbe(settings)
+
+    def set_monitor(self, model: Any, optimizer: Any, *arguments: Any, **keywords: Any) -> None:
+        """See `TrainerMonitor.set_monitor`. A training step that is compiled as a whole has no updates that are seen, so no steps."""
+        if mindspore.get_context("mode") == mindspore.GRAPH_MODE:
+            log.warn_once(
+                "TrainerMon graph",
+                "TrainerMon: in GRAPH_MODE the optimizer is called inside of a compiled graph and no step is seen; use PYNATIVE_MODE, or "
+                "MindSporeProbe, whose steps the loop tells",
+            )
+        super().set_monitor(model, optimizer, *arguments, **keywords)
 
     def _is_model(self, model: Any) -> bool:
         return isinstance(model, mindspore.nn.Cell)
