@@ -15,7 +15,9 @@ from msprobe_integrations.common.focus import ModuleRecords
 from msprobe_integrations.mindspore import autograd
 from msprobe_integrations.mindspore.capture import Capture
 from msprobe_integrations.mindspore.cells import CellCapture
+from msprobe_integrations.mindspore.graph.dump import GraphCapture
 from msprobe_integrations.mindspore.keep import Keeper
+from msprobe_integrations.mindspore.recorder import Recorder
 
 
 class Captures:
@@ -31,6 +33,7 @@ class Captures:
         self._dump = dump
         kept = record_filter(dump, autograd.graph_task)
         self._eager = Capture(pipeline, dump.level, stacks=dump.extra_info, data_mode=dump.data_mode, kept=kept, keeper=keeper)
+        self._graph = GraphCapture(self._eager.recorder) if dump.level in ("L0", "mix") else None
 
     @property
     def on(self) -> bool:
@@ -40,6 +43,11 @@ class Captures:
     @on.setter
     def on(self, seen: bool) -> None:
         self._eager.on = seen
+
+    @property
+    def recorder(self) -> Recorder:
+        """What makes the records."""
+        return self._eager.recorder
 
     @property
     def api(self) -> Any:
@@ -54,20 +62,34 @@ class Captures:
         """Name the Cells of the model (or of a list of models)."""
         if mindspore.get_context("mode") == mindspore.GRAPH_MODE and self._dump.level == "L1":
             log.warn_once("L1 graph", "level L1 sees calls of Python, and in GRAPH_MODE there are none; use level L0 for the Cells")
+        self.prepare(models)
         self._eager.attach(models, anew)
+
+    def prepare(self, models: Any) -> None:
+        """A step of this model will be captured: graphs that are compiled from now on get probes."""
+        if self._graph is not None:
+            self._graph.prepare(models)
 
     def open(self) -> None:
         """Begin to see calls."""
         self._eager.open()
+        if self._graph is not None:
+            self._graph.open()
 
     def pause(self) -> None:
         """See no new calls; gradients of those that were seen still come."""
+        if self._graph is not None:
+            self._graph.pause()
         self._eager.pause()
 
     def close(self) -> None:
         """Take everything off."""
+        if self._graph is not None:
+            self._graph.close()
         self._eager.close()
 
     def end_step(self) -> list[list[str]]:
         """Close the step's numbering; returns the texts of all stacks."""
+        if self._graph is not None:
+            self._graph.end_step()
         return self._eager.end_step()

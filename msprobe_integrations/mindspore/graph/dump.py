@@ -1,0 +1,164 @@
+"""Capture of Cells inside compiled graphs (``jit``, GRAPH_MODE) at levels L0 and mix: forward and backward records, gradients of
+parameters. On the CPU probes are operators that call Python (`probes`).
+
+Interface (used by `msprobe_integrations.mindspore.captures`): make one `GraphCapture` beside the `Capture` of the dynamic graph, from its
+recorder: numbers, filters, the pipeline and the keeper are common, and records of both go into one dump. `prepare` names the Cells and
+watches the compiler; call it before the first step that is captured, best before the first step at all. `open` and `pause` are a flag that
+the probes look at, `end_step` makes the backward records (before the recorder's own end of the step), `close` lets the compiler alone.
+Probes that are compiled into a graph stay in it; while nothing is captured each of them costs one call of Python.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mindspore import nn
+
+from msprobe_engine import log
+from msprobe_engine.log import get_logger
+from msprobe_integrations.mindspore.cells import CellInfo, named_infos
+from msprobe_integrations.mindspore.environment import api_module
+from msprobe_integrations.mindspore.graph import compiled, probes
+from msprobe_integrations.mindspore.graph.calls import PART, GraphCalls
+from msprobe_integrations.mindspore.graph.compiles import CompileWatch, forget_graphs
+from msprobe_integrations.mindspore.models import is_cell
+from msprobe_integrations.mindspore.recorder import Recorder
+
+_log = get_logger()
+_HOLDERS = (nn.CellList, nn.CellDict) if hasattr(nn, "CellDict") else (nn.CellList,)
+
+
+class GraphCapture:
+    """See the text of the module.
+
+    Args:
+        recorder: of the dynamic graph's capture.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.on = False
+        self._recorder = recorder
+        self._faults = recorder.pipeline.faults
+        self._calls = GraphCalls(recorder, lambda: self.on)
+        self._models: Any = None
+        self._infos: list[CellInfo] = []
+        self._numbers: dict[int, int] = {}
+        self._watch = CompileWatch(self, (True, False) if recorder.backward else (False,))
+        self._restore: list[tuple[Any, Any]] = []
+        self._handles: list[Any] = []
+
+    def prepare(self, models: Any) -> None:
+        """Name the Cells of the model (or of a list of models), and have probes compiled into graphs from now on."""
+        if not self._faults.enabled(PART):
+            return
+        with self._faults.guard(PART):
+            fresh = self._name(models)
+            if not self._watch.installed:
+                self._watch.install()
+                fresh = self._infos
+            probes.listen(self._calls)
+            if fresh and forget_graphs([info.module for info in fresh]):
+                _log.warning(
+                    "graphs were compiled before PrecisionDebugger.start() was given the model: they are compiled again, with probes. "
+                    "Call start(model) before the first training step to save the time"
+                )
+
+    def attach(self, models: Any, anew: bool = False) -> None:  # noqa: ARG002  # one interface
+        """The same; a capture of the dynamic graph has this."""
+        self.prepare(models)
+
+    def open(self) -> None:
+        """Begin to see calls."""
+        self._calls.begin_window()
+        self.on = True
+
+    def pause(self) -> None:
+        """See no new calls; gradients of those that were seen still come."""
+        self.on = False
+
+    def close(self) -> None:
+        """Leave the compiler alone. Probes in graphs that are compiled stay there."""
+        self.pause()
+        self._watch.remove()
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def end_step(self) -> None:
+        """Make the backward records of the step. Called before the records of the step are counted."""
+        with self._faults.guard(PART):
+            self._sync()
+            self._calls.end_step()
+
+    def _name(self, models: Any) -> list[CellInfo]:
+        """Number the Cells that are new; a Cell keeps its number, because compiled graphs hold it."""
+        fresh = []
+        for info in named_infos(models):
+            if not is_cell(info.module) or isinstance(info.module, _HOLDERS) or id(info.module) in self._numbers:
+                continue
+            self._numbers[id(info.module)] = len(self._calls.cells)
+            self._calls.cells.append(info)
+            self._infos.append(info)
+            fresh.append(info)
+        kept = self._recorder.kept
+        for info in fresh:
+            if kept is not None:
+                info.kind = kept.module(info.base)
+            if self._recorder.backward:
+                self._watch_parameters(info)
+        return fresh
+
+    def _watch_parameters(self, info: CellInfo) -> None:
+        for name, parameter in info.module._params.items():
+            if parameter is not None and parameter.requires_grad:
+                number = len(self._calls.parameters)
+                self._calls.parameters.append((info, name))
+                self._handles.append(parameter.register_hook(_in_graphs(compiled.gradient_hook(number, str(parameter.dtype)))))
+
+    # ---- `compiles.Instrument` ----
+
+    def put_on(self, backward: bool) -> None:
+        """Give the Cells a ``construct`` that the compiler reads with probes."""
+        for info in self._infos:
+            cell = info.module
+            if any("bprop" in vars(kind) for kind in type(cell).__mro__ if kind is not nn.Cell):
+                log.warn_once(f"bprop {info.base}", f"{info.base} has a bprop of its own: no probe goes into it in compiled graphs")
+                continue
+            had = vars(cell).get("construct")
+            parameters = {name: p for name, p in cell._params.items() if p is not None}
+            made = compiled.probed(cell.construct, self._numbers[id(cell)], parameters, backward=backward)
+            object.__setattr__(cell, "construct", made.__get__(cell, type(cell)))
+            self._restore.append((cell, had))
+
+    def take_off(self) -> None:
+        """Give them their own back."""
+        for cell, had in self._restore:
+            if had is None:
+                object.__delattr__(cell, "construct")
+            else:
+                object.__setattr__(cell, "construct", had)
+        self._restore = []
+
+    def compiled(self, has: Sequence[str], refused: Exception | None) -> None:
+        """A graph is there."""
+        if refused is not None:
+            hint = f"a graph was compiled with probes for {' and '.join(has) or 'nothing'}; others may have more"
+            self._faults.fail(PART, refused, disable=False, hint=hint)
+
+    def _sync(self) -> None:
+        """Graphs may run on while Python goes ahead."""
+        executor = getattr(api_module(), "_pynative_executor", None)
+        if executor is not None:
+            executor.sync()
+
+
+def _in_graphs(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """A hook that runs in compiled graphs only: the compiler looks through ``__wrapped__``."""
+
+    @functools.wraps(hook)
+    def eager(gradient: Any) -> None:  # noqa: ARG001
+        return None
+
+    return eager
