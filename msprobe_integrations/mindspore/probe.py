@@ -112,9 +112,11 @@ class MindSporeProbe(Probe):
                 source.step_ends()
 
     def _local_place(self) -> tuple[int, int]:
-        """As `msrun` tells its workers: the device, and how many there are on this node."""
+        """As the communication knows, else as `msrun` tells its workers: the device, and how many ranks there are."""
+        if job.initialized():
+            return int(mindspore.communication.get_local_rank()), int(mindspore.communication.get_local_rank_size())
         local = os.environ.get("LOCAL_RANK") or os.environ.get("DEVICE_ID") or "0"
-        world = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("MS_LOCAL_WORKER_NUM") or "1"
+        world = os.environ.get("LOCAL_WORLD_SIZE") or "1"
         return (int(local) if local.isdecimal() else 0), (int(world) if world.isdecimal() else 1)
 
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import mindspore
 
+from msprobe_engine.log import warn_once
 from msprobe_engine.rules.base import Rule
+from msprobe_integrations.common.directory_channel import DirectoryChannel
 from msprobe_integrations.common.replica_channel import Channel
 from msprobe_integrations.mindspore import job
 
@@ -35,11 +37,13 @@ class JobRanks:
         return [int(rank) for rank in found]
 
     def channel(self, ranks: Sequence[int], contents: Sequence[str]) -> Channel:
-        """Connect these ranks."""
-        raise NotImplementedError
+        """Connect these ranks, through the output directory: a collective operation of MindSpore that one rank does not join would hold
+        up the training of all others for good."""
+        return DirectoryChannel(self._output_dir / "replicas", int(mindspore.communication.get_rank()), ranks, contents)
 
 
 def watch_ranks(rules: Sequence[Rule], ranks: Sequence[int]) -> Any:
-    """Nothing is compared between the ranks while the training runs."""
-    del rules, ranks
-    return None
+    """Numbers of the ranks are not put beside each other while the training runs."""
+    del ranks
+    if any(rule.name == "outlier_rank" for rule in rules):
+        warn_once("outlier_rank", "rule outlier_rank has no effect with MindSpore; compare the files of the ranks: msprobe monitor")

@@ -13,7 +13,6 @@ about what they compare find out from the first word, and never by a message tha
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -26,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from msprobe_engine.errors import UsageError
-from msprobe_integrations.common.replica_channel import Difference, Done, Mask, Words
+from msprobe_integrations.common.replica_channel import Difference, Done, Mask, Words, fingerprint
 from msprobe_integrations.torch.own_group import OwnGroup
 
 DETAILED = 64
@@ -46,11 +45,6 @@ class _Check(NamedTuple):
     digests: Words
     known: Mask
     done: Done
-
-
-def fingerprint(*texts: str) -> int:
-    """The same number, 56 bits, for the same texts."""
-    return int.from_bytes(hashlib.blake2b("\0".join(texts).encode(), digest_size=7).digest(), "big")
 
 
 class Channel:

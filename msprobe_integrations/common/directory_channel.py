@@ -1,0 +1,256 @@
+"""A `Channel` over a directory that all ranks see: for frameworks without a second way between ranks that cannot hold up the training.
+
+Per check every rank writes one file, 9 bytes per tensor and 8 more, and the lowest rank reads them all and takes them away, which is how
+the others know. Nothing waits: a rank that never answers costs a message after `patience` seconds.
+
+A run must not read what an earlier one has left: the lowest rank draws a token and puts it into ``leader``, and the names of all other
+files begin with it. A rank that was earlier, and has seen an old token, writes again under the new one.
+
+Files, below a directory of their own per group::
+
+    leader                       the token, 32 hexadecimal digits
+    {token}.{step}.rank{R}       fingerprint of the contents, digests [n] int64, known [n] bool
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from msprobe_engine.sinks.files import make_directory
+from msprobe_integrations.common.replica_channel import Difference, Done, Mask, Words, fingerprint
+
+DETAILED = 64
+"""Tensors of which a check says who has what; the others that differ are only counted."""
+PATIENCE = 1800.0
+"""Seconds after which a check counts as failed; a rank that writes a checkpoint for minutes is no fault."""
+LIMIT = 16
+"""Checks that may wait in line."""
+PAUSE = 0.05
+"""Seconds between two looks at the directory while something is under way."""
+_LEADER = "leader"
+_TOKEN = re.compile(r"[0-9a-f]{32}")
+
+
+class _Check(NamedTuple):
+    step: int
+    digests: Words
+    known: Mask
+    done: Done
+    deadline: float
+
+    def data(self, contents: int) -> bytes:
+        words = np.concatenate([np.array([contents], np.int64), self.digests.astype(np.int64)])
+        return words.tobytes() + self.known.astype(np.bool_).tobytes()
+
+
+class DirectoryChannel:
+    """Compares numbers among some ranks, in the background.
+
+    Args:
+        directory: the same on all ranks; made here.
+        rank: this one.
+        ranks: global ranks, ascending, this one among them.
+        contents: what is compared, in order, the same on all ranks.
+        patience: see `PATIENCE`.
+
+    Attributes:
+        leader: this is the lowest rank, the one that learns who has what.
+        failed: why nothing is compared any more; empty as long as it is.
+
+    Raises:
+        SinkError: the directory cannot be made.
+    """
+
+    def __init__(self, directory: Path, rank: int, ranks: Sequence[int], contents: Sequence[str], *, patience: float = PATIENCE) -> None:
+        self.ranks = list(ranks)
+        self.contents = tuple(contents)
+        self.leader = rank == self.ranks[0]
+        self.failed = ""
+        self._rank = rank
+        self._patience = patience
+        self._fingerprint = fingerprint(*contents)
+        self._directory = directory / f"group{fingerprint(*map(str, self.ranks)):014x}"
+        make_directory(self._directory, "replica check")
+        self._token = ""
+        self._written: set[int] = set()
+        self._waiting: deque[_Check] = deque()
+        self._results: deque[tuple[Done, list[Difference]]] = deque()
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._closed = False
+        if self.leader:
+            self._take_over()
+        self._thread = threading.Thread(target=self._work, name="msprobe-replicas", daemon=True)
+        self._thread.start()
+
+    @property
+    def under_way(self) -> int:
+        """Checks that have begun and have no result yet; none of a channel that has failed."""
+        with self._lock:
+            return 0 if self.failed else len(self._waiting) + len(self._results)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is under way."""
+        return not self.under_way
+
+    def submit(self, step: int, digests: Words, known: Mask, done: Done) -> None:
+        """Compare; `done` is called by a later `poll` with what differs, on the lowest rank only.
+
+        Args:
+            step: the same on all ranks.
+            digests, known: one for each of the contents, [n]; what is not known is not compared.
+        """
+        if self.failed:
+            return
+        with self._lock:
+            if len(self._waiting) < LIMIT:
+                self._waiting.append(_Check(step, digests.copy(), known.copy(), done, time.monotonic() + self._patience))
+                self._wake.set()
+                return
+        self._fail(f"ranks {self.ranks} did not all answer in {LIMIT} checks: {self._where()}")
+
+    def poll(self) -> None:
+        """Hand on what has arrived. Never waits."""
+        while self._results:
+            done, differences = self._results[0]
+            done(differences)
+            with self._lock:
+                self._results.popleft()
+
+    def close(self) -> None:
+        """Take it apart; does not wait for ranks that do not answer."""
+        self._closed = True
+        self._fail("closed")
+        self._wake.set()
+        self._thread.join(timeout=1.0)
+        with contextlib.suppress(OSError):
+            if self.leader:
+                for name in os.listdir(self._directory):
+                    (self._directory / name).unlink()
+                self._directory.rmdir()
+                self._directory.parent.rmdir()  # if no other group is in it
+
+    def _where(self) -> str:
+        return f"is the probe off on one of them, or {self._directory} not the same directory on all?"
+
+    def _fail(self, why: str) -> None:
+        with self._lock:
+            self.failed = self.failed or why
+            self._waiting.clear()
+
+    # the thread
+
+    def _work(self) -> None:
+        while not self._closed:
+            self._wake.wait(None if not self._waiting else PAUSE)
+            self._wake.clear()
+            try:
+                while self._waiting and self._advance():
+                    pass
+            except Exception as error:
+                self._fail(f"{type(error).__name__}: {error}")
+
+    def _advance(self) -> bool:
+        """Go on with the oldest check (the leader) or with all (the others); True when the oldest is over."""
+        with self._lock:
+            checks = list(self._waiting)
+        if not checks:
+            return False
+        if time.monotonic() > checks[0].deadline:
+            self._fail(f"ranks {self.ranks} did not all answer in {self._patience:.0f} s: {self._where()}")
+            return False
+        return self._lead(checks[0]) if self.leader else self._follow(checks)
+
+    def _over(self, check: _Check, differences: list[Difference]) -> bool:
+        with self._lock:
+            if not self._waiting or self._waiting[0] is not check:
+                return False
+            self._waiting.popleft()
+            if self.leader:
+                self._results.append((check.done, differences))
+        return True
+
+    def _follow(self, checks: list[_Check]) -> bool:
+        token = self._read_token()
+        if token != self._token:
+            self._token = token
+            self._written.clear()
+        if not token:
+            return False
+        for check in checks:
+            path = self._directory / f"{token}.{check.step}.rank{self._rank}"
+            if check.step not in self._written:
+                _write(path, check.data(self._fingerprint))
+                self._written.add(check.step)
+            elif check is checks[0] and not path.exists() and self._read_token() == token:
+                self._written.discard(check.step)
+                return self._over(check, [])
+        return False
+
+    def _lead(self, check: _Check) -> bool:
+        others = [self._directory / f"{self._token}.{check.step}.rank{rank}" for rank in self.ranks[1:]]
+        if not all(path.exists() for path in others):
+            return False
+        n = len(check.digests)
+        digests, known = np.empty((len(self.ranks), n), np.int64), np.empty((len(self.ranks), n), np.bool_)
+        digests[0], known[0] = check.digests, check.known
+        for i, path in enumerate(others, 1):
+            data = path.read_bytes()
+            if len(data) != 8 + 9 * n or int(np.frombuffer(data, np.int64, 1)[0]) != self._fingerprint:
+                self._fail(
+                    f"ranks {self.ranks[0]} and {self.ranks[i]} do not hold copies of the same parameters; network, optimizer and monitor "
+                    "settings have to be the same on all ranks"
+                )
+                return False
+            digests[i] = np.frombuffer(data, np.int64, n, 8)
+            known[i] = np.frombuffer(data, np.bool_, n, 8 + 8 * n)
+        differences = differing(digests, known)
+        over = self._over(check, differences)
+        for path in others:
+            path.unlink()
+        return over
+
+    def _take_over(self) -> None:
+        """What is here is of an earlier run, or was written under its token. The new token comes first: a file that is gone while the token
+        stays was read."""
+        self._token = uuid.uuid4().hex
+        _write(self._directory / _LEADER, self._token.encode())
+        for name in os.listdir(self._directory):
+            if not name.startswith((".", _LEADER, self._token)):
+                with contextlib.suppress(OSError):
+                    (self._directory / name).unlink()
+
+    def _read_token(self) -> str:
+        try:
+            text = (self._directory / _LEADER).read_bytes()[:64].decode("ascii", "replace")
+        except OSError:
+            return ""
+        return text if _TOKEN.fullmatch(text) else ""
+
+
+def differing(digests: Words, known: Mask) -> list[Difference]:
+    """What is not the same on all ranks that have it, [ranks, n] each."""
+    first = np.where(known.any(0), digests[known.argmax(0), np.arange(digests.shape[1])], 0)
+    places = np.flatnonzero((known & (digests != first)).any(0))
+    detailed = [Difference(int(p), digests[:, p].copy(), known[:, p].copy()) for p in places[:DETAILED]]
+    return detailed + [Difference(int(p)) for p in places[DETAILED:]]
+
+
+def _write(path: Path, data: bytes) -> None:
+    """The file appears whole."""
+    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640), "wb") as file:
+        file.write(data)
+    os.replace(aside, path)

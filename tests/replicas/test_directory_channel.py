@@ -1,0 +1,94 @@
+"""The replica check between ranks that share a directory only: who has what, old runs, ranks that differ or never come."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+
+from msprobe_integrations.common.directory_channel import DirectoryChannel, differing
+from msprobe_integrations.common.replica_channel import Difference
+
+CONTENTS = ["a", "b", "c"]
+
+
+def pair(directory: Path, ranks: tuple[int, ...] = (0, 1), patience: float = 60.0) -> list[DirectoryChannel]:
+    """One channel per rank."""
+    return [DirectoryChannel(directory, rank, ranks, CONTENTS, patience=patience) for rank in ranks]
+
+
+def wait(channels: list[DirectoryChannel], seconds: float = 10.0) -> None:
+    """Until nothing is under way."""
+    until = time.monotonic() + seconds
+    while any(not c.idle for c in channels) and time.monotonic() < until:
+        for channel in channels:
+            channel.poll()
+        time.sleep(0.01)
+
+
+def send(channel: DirectoryChannel, step: int, digests: list[int], found: list[list[Difference]], known: tuple[bool, ...] = ()) -> None:
+    """One check."""
+    channel.submit(step, np.array(digests, np.int64), np.array(known or (True,) * len(digests)), found.append)
+
+
+def test_the_lowest_rank_learns_who_has_what(tmp_path: Path) -> None:
+    """Equal tensors are no difference; of others the lowest rank gets the digests of all, and nobody else is told."""
+    channels = pair(tmp_path / "replicas", (0, 2, 5))
+    found: list[list[list[Difference]]] = [[], [], []]
+    for step in range(3):
+        for i, channel in enumerate(channels):
+            send(channel, step, [1, 2, 7 if step == 1 and i == 2 else 3], found[i])
+    wait(channels)
+    assert [len(f) for f in found] == [3, 0, 0]
+    assert found[0][0] == found[0][2] == []
+    (difference,) = found[0][1]
+    assert difference.place == 2
+    assert difference.digests is not None
+    assert difference.digests.tolist() == [3, 3, 7]
+    for channel in channels[::-1]:
+        channel.close()
+    assert not (tmp_path / "replicas").exists()
+
+
+def test_what_is_not_known_is_not_compared() -> None:
+    """A rank that has no digest of a tensor makes no difference; two others that have different ones do."""
+    digests = np.array([[1, 5, 0], [2, 5, 4], [1, 6, 4]])
+    known = np.array([[True, True, False], [False, True, True], [True, True, True]])
+    assert [d.place for d in differing(digests, known)] == [1]
+
+
+def test_an_earlier_run_is_not_read(tmp_path: Path) -> None:
+    """What a run that was killed has left, its token and its numbers, is not taken for those of this run: whoever comes first."""
+    old = pair(tmp_path)
+    lost: list[list[Difference]] = []
+    send(old[1], 0, [9, 9, 9], lost)
+    time.sleep(0.2)  # written, and nobody reads it
+    old[1]._closed = old[0]._closed = True
+    follower = DirectoryChannel(tmp_path, 1, (0, 1), CONTENTS)
+    found: list[list[Difference]] = []
+    send(follower, 0, [1, 2, 3], lost)
+    time.sleep(0.2)  # under the old token
+    leader = DirectoryChannel(tmp_path, 0, (0, 1), CONTENTS)
+    send(leader, 0, [1, 2, 3], found)
+    wait([leader, follower])
+    assert found == [[]]
+    assert follower.idle
+    follower.close()
+    leader.close()
+
+
+def test_other_parameters_and_ranks_that_never_come(tmp_path: Path) -> None:
+    """Ranks that compare different things are said; so is one that never answers, after a while, and nothing waits for it."""
+    leader = DirectoryChannel(tmp_path / "one", 0, (0, 1), CONTENTS)
+    other = DirectoryChannel(tmp_path / "one", 1, (0, 1), ["a", "b", "d"])
+    for channel in (leader, other):
+        send(channel, 0, [1, 2, 3], [])
+    wait([leader])
+    assert "do not hold copies of the same parameters" in leader.failed
+    alone = DirectoryChannel(tmp_path / "two", 0, (0, 1), CONTENTS, patience=0.2)
+    send(alone, 0, [1, 2, 3], [])
+    wait([alone])
+    assert "did not all answer" in alone.failed
+    for channel in (leader, other, alone):
+        channel.close()
