@@ -38,7 +38,8 @@ def tensor(seed: int = 0, shape: tuple[int, ...] = (4, 4)) -> Any:
 
 def gradients(model: Any) -> Callable[[Any], Any]:
     """Loss and gradients with respect to the input and all weights."""
-    return ms.value_and_grad(lambda x: model(x).sum(), 0, model.trainable_params())
+    run: Callable[[Any], Any] = ms.value_and_grad(lambda x: model(x).sum(), 0, model.trainable_params())
+    return run
 
 
 def capture(model: Any, work: Callable[[], Any], level: str = "mix", steps: int = 1, **options: Any) -> tuple[list[Frame], list[Any]]:
