@@ -92,7 +92,7 @@ def price(source: SourceStep, dump: DumpSettings, block: int = 4096, like: StepC
     Raises:
         UsageError: the source does not hold what `dump` would record.
     """
-    suffix = ".npy" if source.dump.framework == "mindspore" else ".pt"
+    suffix = ".npy" if source.dump.framework in ("mindspore", "mindtorch") else ".pt"
     saves = _saves(dump)
     options = Options(tuple(dump.data_mode), saves, suffix, dump.summary_mode)
     written = [(_cut(entry, dump.slice), options.sections(entry)) for entry in select(source, dump)]

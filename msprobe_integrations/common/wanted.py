@@ -20,11 +20,6 @@ class Wanted:
     _step: Any
 
     @property
-    def want(self) -> int:
-        """The words of a row, as `msprobe_engine.hostkernel.reduce` has them."""
-        return self._want
-
-    @property
     def want_digest(self) -> bool:
         """Also fill the DIGEST word."""
         return bool(self._want & hostkernel.WANT_DIGEST)

@@ -11,9 +11,12 @@ from __future__ import annotations
 import importlib
 import types
 from collections.abc import Iterator
+from itertools import starmap
 from typing import Any, NamedTuple
 
 import mindspore
+
+from msprobe_integrations.mindspore import adapter_names, environment
 
 Tensor: Any = mindspore.Tensor
 
@@ -85,8 +88,12 @@ _OPERATORS = frozenset(f"__{name}__" for name in _OPERATORS_TEXT.split())
 
 
 def apis() -> Iterator[Api]:
-    """All APIs of the installed MindSpore."""
-    for path, prefix in _MODULES:
+    """All APIs of the installed MindSpore; where torch's names stand for it, those of torch."""
+    adapter = environment.adapter()
+    questions = _QUESTIONS | adapter_names.NO_METHODS if adapter else _QUESTIONS
+    if adapter:
+        yield from starmap(Api, adapter_names.functions())
+    for path, prefix in () if adapter else _MODULES:
         try:
             module = importlib.import_module(path)
         except ImportError:
@@ -96,7 +103,7 @@ def apis() -> Iterator[Api]:
             if not name.startswith("_") and isinstance(function, types.FunctionType) and _is_operation(name, function, prefix, public):
                 yield Api(module, name, prefix, function)
     for name in dir(Tensor):
-        if (not name.startswith("_") and name not in _QUESTIONS) or name in _OPERATORS:
+        if (not name.startswith("_") and name not in questions) or name in _OPERATORS:
             function = getattr(Tensor, name)
             if isinstance(function, (types.FunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)):
                 yield Api(Tensor, name, "Tensor", function)

@@ -4,7 +4,7 @@ operators where they are."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import string_at
+from ctypes import c_uint64, string_at
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from msprobe_engine import hostkernel, log
 from msprobe_engine.dump.savedfile import load_numpy
 from msprobe_engine.guard import of_training
 from msprobe_engine.records import TensorDescription, TensorRef
-from msprobe_engine.rows import Rows
+from msprobe_engine.rows import DIGEST, FLAGS, HAS_DIGEST, Rows
 from msprobe_integrations.common.row_memory import ROW_BYTES, MemoryPool
 from msprobe_integrations.common.wanted import CHECKSUMS, Wanted
 from msprobe_integrations.mindspore import device_rows, environment, npy
@@ -71,10 +71,13 @@ class MindSporeBackend(PairRows, Wanted, Job):
             RuntimeError: an operator of the training has failed meanwhile. The framework reports that to whoever waits next, so it is
                 given on as it is (`msprobe_engine.guard.of_training`): kept back here, the training would go on without it.
         """
-        return self.reduce_for(tensor, self._want)
+        return self._reduce_for(tensor, self._want)
 
-    def reduce_for(self, tensor: Any, want: int) -> TensorRef:
-        """`reduce` with other words than all rows have (`msprobe_engine.hostkernel`)."""
+    def reduce_exactly(self, tensor: Any) -> TensorRef:
+        """`reduce`, where tensors have one row only when their digests are the same too; the row has the digest only when it is wanted."""
+        return self._reduce_for(tensor, self._want | hostkernel.WANT_DIGEST)
+
+    def _reduce_for(self, tensor: Any, want: int) -> TensorRef:
         try:
             description, numel, code = look(tensor)
             if numel > 0 and device_rows.takes(tensor, description.device, description.dtype, want):
@@ -96,11 +99,14 @@ class MindSporeBackend(PairRows, Wanted, Job):
             else:
                 _kernel_reduce_strided(pointer, description.shape, strides, code, address, want, 0)
             key = (pointer, want, id(description))
-            known = step.seen.get(key)
-            if known is not None and string_at(step.host.address(known.row), ROW_BYTES) == string_at(address, ROW_BYTES):
-                return known  # its own row stays behind, and nobody refers to it
+            words, known = string_at(address, ROW_BYTES), step.seen.get(key)
+            if want & ~self._want & hostkernel.WANT_DIGEST:
+                c_uint64.from_address(address + 8 * DIGEST).value = 0
+                c_uint64.from_address(address + 8 * FLAGS).value &= ~HAS_DIGEST
+            if known is not None and known[1] == words:
+                return known[0]  # the new row stays behind, and nobody refers to it
             made: TensorRef = _new(TensorRef, (row, description))
-            step.seen[key] = made
+            step.seen[key] = (made, words)
             return made
         except Exception as error:
             if row >= 0:

@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mindspore import nn
-
 from msprobe_engine.collector import StepCollection
 from msprobe_engine.errors import UsageError
 from msprobe_engine.log import warn_once
@@ -15,6 +13,7 @@ from msprobe_engine.pipeline import Pipeline
 from msprobe_integrations.common.filters import RecordFilter
 from msprobe_integrations.common.recorder import Keeps
 from msprobe_integrations.mindspore import autograd
+from msprobe_integrations.mindspore import models as models_of
 from msprobe_integrations.mindspore.api import ApiCapture
 from msprobe_integrations.mindspore.cells import CellCapture
 from msprobe_integrations.mindspore.jit import JitCapture
@@ -64,9 +63,8 @@ class Capture:
 
     def _members(self, models: Any, anew: bool) -> None:
         """Cells whose primitives and functions are looked at: those of the models, and these themselves."""
-        given = [models] if isinstance(models, nn.Cell) else list(models)
         known = {} if anew else {id(cell): cell for cell in self._cells}
-        known |= {id(cell): cell for model in given for _, cell in model.cells_and_names()}
+        known |= {id(cell): cell for model in models_of.as_list(models) for _, cell in models_of.named(model)}
         if list(known) != [id(cell) for cell in self._cells]:
             self._cells = list(known.values())
             if self._primitives is not None:

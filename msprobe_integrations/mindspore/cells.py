@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mindspore import nn
-
 from msprobe_integrations.common.calls import Call
 from msprobe_integrations.common.doors import Doors
 from msprobe_integrations.common.modules import ModuleInfo, NamedModules
+from msprobe_integrations.mindspore import models as models_of
 from msprobe_integrations.mindspore.autograd import recording
 from msprobe_integrations.mindspore.hooks import at_gradient
 from msprobe_integrations.mindspore.recorder import Recorder
@@ -34,17 +33,17 @@ class CellInfo(ModuleInfo):
     __slots__ = ("entrance",)
 
     def __init__(self, cell: Any, path: str) -> None:
-        super().__init__(cell, path, f"Cell.{path}.{type(cell).__name__}")
+        super().__init__(cell, path, f"{models_of.prefix_of(cell)}.{path}.{type(cell).__name__}")
         self.entrance = next(c for c in type(cell).__mro__ if "__call__" in vars(c))
 
 
 def named_infos(models: Models) -> list[CellInfo]:
     """Every Cell inside the model (which is no record itself), without those that MindSpore makes for a recomputation; with several
     models the index comes first in the path."""
-    many = not isinstance(models, nn.Cell)
+    many = not models_of.is_model(models)
     infos = []
     for index, model in enumerate(models if many else [models]):
-        for path, cell in model.cells_and_names():
+        for path, cell in models_of.named(model):
             if path and _RECOMPUTE not in path:
                 infos.append(CellInfo(cell, f"{index}.{path}" if many else path))
     return infos
@@ -70,7 +69,7 @@ class CellCapture(NamedModules[CellInfo]):
 
     def given(self, models: Models) -> list[Any]:
         """The argument of `attach` as a list."""
-        return [models] if isinstance(models, nn.Cell) else list(models)
+        return models_of.as_list(models)
 
     def named(self, models: Models) -> list[CellInfo]:
         """Every Cell of the models that has a record name."""
@@ -82,14 +81,14 @@ class CellCapture(NamedModules[CellInfo]):
 
     def dicts(self, models: Sequence[Any]) -> list[Mapping[str, Any]]:
         """Where the Cells of the models keep their Cells and parameters."""
-        return [d for model in models for _, cell in model.cells_and_names() for d in (cell._cells, cell._params)]
+        return models_of.parts_of(models)
 
     def _put_on(self, around: Sequence[CellInfo], own: Sequence[CellInfo]) -> None:
         self._known = {id(info.module): info for info in around}
         for entrance in dict.fromkeys(info.entrance for info in around):
             self._doors.add(entrance, "__call__", self._handler(entrance))
         for info in own:
-            info.parameters = {name: p for name, p in info.module._params.items() if p is not None}
+            info.parameters = {name: p for name, p in models_of.parameters_of(info.module).items() if p is not None}
             if self._recorder.backward:
                 self._watch_parameters(info)
 
@@ -135,7 +134,7 @@ class CellCapture(NamedModules[CellInfo]):
             return
         try:
             self._recorder.pop(call)
-            self._recorder.end(call, result, call.owner.module._params, failed=failed)
+            self._recorder.end(call, result, models_of.parameters_of(call.owner.module), failed=failed)
         except Exception as error:
             self._fail(error)
 

@@ -7,6 +7,7 @@ that was started with ``async_op`` has its output when somebody waits for it; no
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
@@ -17,10 +18,10 @@ from mindspore.communication import comm_func
 from msprobe_engine.records import Entry
 from msprobe_integrations.common.calls import Call
 from msprobe_integrations.common.doors import Doors
+from msprobe_integrations.mindspore import environment
 from msprobe_integrations.mindspore.recorder import Recorder
 
-IN_PLACE = "MintDistributed"
-"""Prefix of what writes into its arguments."""
+_MINT = "MintDistributed"
 
 _WRITTEN = {
     **dict.fromkeys(("recv", "irecv", "all_gather", "scatter", "reduce_scatter", "all_to_all", "all_to_all_single"), 0),
@@ -32,9 +33,14 @@ _WRITTEN = {
 """Position of the argument of an in-place operation that is only written: what it holds before is not looked at."""
 
 
+def in_place(prefix: str) -> bool:
+    """Do operations with this prefix write into their arguments? Those of ``mint.distributed`` do, and torch's (MSAdapter)."""
+    return prefix == _MINT or environment.adapter()
+
+
 def written(prefix: str, api: str, count: int) -> int:
     """Position of an argument that is not read, -1 when there is none. `count`: of positional arguments."""
-    place = _WRITTEN.get(api, -1) if prefix == IN_PLACE else -1
+    place = _WRITTEN.get(api, -1) if in_place(prefix) else -1
     return place if place < count else -1
 
 
@@ -57,7 +63,7 @@ class Waiting:
         """The function has returned: note the output, now or when it is waited for."""
         handles = _handles(result)
         call.tags = {**described(prefix, api, args, kwargs), "async": bool(handles)}
-        output = (*args, *kwargs.values()) if prefix == IN_PLACE else _without(result)
+        output = (*args, *kwargs.values()) if in_place(prefix) else _without(result)
         if not handles:
             self._recorder.end(call, output, None)
             return
@@ -104,7 +110,7 @@ def _handles(result: Any) -> list[Any]:
 
 
 def _is_handle(value: Any) -> bool:
-    return any(c.__name__ == "CommHandle" for c in type(value).__mro__)
+    return any(c.__name__ in ("CommHandle", "Work") for c in type(value).__mro__)
 
 
 def _without(result: Any) -> Any:
@@ -117,7 +123,9 @@ def _without(result: Any) -> Any:
 
 @lru_cache(maxsize=256)
 def _signature(prefix: str, api: str) -> inspect.Signature:
-    return inspect.signature(getattr(mint.distributed if prefix == IN_PLACE else comm_func, api))
+    if environment.adapter():
+        return inspect.signature(getattr(sys.modules["torch"].distributed, api))
+    return inspect.signature(getattr(mint.distributed if prefix == _MINT else comm_func, api))
 
 
 def described(prefix: str, api: str, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:

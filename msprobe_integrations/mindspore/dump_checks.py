@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from mindspore import nn
@@ -11,7 +10,7 @@ from msprobe_engine.errors import SettingsError
 from msprobe_engine.settings.schema import ProbeSettings
 from msprobe_integrations.common import dump_checks
 from msprobe_integrations.common.dump_checks import ModelKind
-from msprobe_integrations.mindspore import environment
+from msprobe_integrations.mindspore.models import is_model
 
 _ABSENT = ("load", "perturb", "slice", "request_id")
 
@@ -23,7 +22,7 @@ class CellKind(ModelKind):
         super().__init__(nn.Cell, "mindspore.nn.Cell")
 
     def is_model(self, value: Any) -> bool:
-        return super().is_model(value) or (environment.adapter() and isinstance(value, sys.modules["torch"].nn.Module))
+        return is_model(value)
 
 
 CELLS = CellKind()

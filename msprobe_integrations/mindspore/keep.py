@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from msprobe_engine import hostkernel
 from msprobe_engine.dump.dtypes import item_size
 from msprobe_engine.dump.npytemplate import NpyTemplate
 from msprobe_engine.dump.stepfiles import NOT_COPIED, StepFiles
@@ -55,7 +54,7 @@ class Keeper(BaseKeeper):
             if self._step_open and ref.row >= 0:
                 self._lose(NO_DIRECTORY)
             return ref
-        ref = backend.reduce_for(tensor, backend.want | hostkernel.WANT_DIGEST)
+        ref = backend.reduce_exactly(tensor)
         if ref.row in files.kept:
             return ref
         try:

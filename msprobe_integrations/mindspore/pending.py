@@ -18,7 +18,7 @@ class Step:
         self.numbers: Iterator[int] = itertools.count()
         self.host = RowBuffer(pool, capacity)
         self.devices = DeviceRows()
-        self.seen: dict[tuple[int, int, int], TensorRef] = {}
+        self.seen: dict[tuple[int, int, int], tuple[TensorRef, bytes]] = {}
 
 
 class MindSporePendingRows:

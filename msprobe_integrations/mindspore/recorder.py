@@ -63,7 +63,7 @@ class Recorder(CallRecorder):
 
     def recomputes(self, call: Call) -> bool:
         """Is a call inside a backward pass made once more?"""
-        return autograd.recording() or (call.is_module and call.owner.module.requires_grad)
+        return autograd.recording() or (call.is_module and getattr(call.owner.module, "requires_grad", False) is True)
 
     def edges(self, args: Sequence[Any], kwargs: Any, every: bool, /) -> list[Any]:
         """Where the gradients of the inputs go, see `CallRecorder.edges`."""

@@ -1,0 +1,87 @@
+"""Where torch's names stand for MindSpore (MSAdapter): records have torch's names, tensors are read as MindSpore's. MSAdapter itself cannot
+be installed here; `stand_in` has what a probe depends on, and runs in a process of its own, where it shadows torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from msprobe_engine.dump.reader import load_rank_directory
+
+PROGRAM = Path(__file__).with_name("adapter_training.py")
+FORWARD = [
+    "Functional.linear.0.forward", "Module.linear1.Linear.forward.0", "Functional.linear.1.forward", "Module.linear2.Linear.forward.0",
+    "Functional.relu.0.forward", "Tensor.__mul__.0.forward", "Tensor.__add__.0.forward", "Torch.ones.0.forward",
+    "Tensor.__matmul__.0.forward", "Tensor.__add__.1.forward", "Functional.relu.1.forward", "Module.body.0.ReLU.forward.0",
+    "Functional.linear.2.forward", "Module.body.1.Linear.forward.0", "Module.body.Sequential.forward.0", "Functional.mse_loss.0.forward",
+]  # fmt: skip
+BACKWARD = {
+    "Functional.mse_loss.0.backward", "Functional.linear.2.backward", "Module.body.1.Linear.backward.0", "Functional.relu.1.backward",
+    "Module.body.0.ReLU.backward.0", "Module.body.Sequential.backward.0", "Tensor.__add__.1.backward", "Tensor.__matmul__.0.backward",
+    "Tensor.__add__.0.backward", "Tensor.__mul__.0.backward", "Functional.relu.0.backward", "Functional.linear.1.backward",
+    "Module.linear2.Linear.backward.0", "Functional.linear.0.backward", "Module.linear1.Linear.backward.0",
+}  # fmt: skip
+GRADIENTS = {f"Module.{name}.Linear.parameters_grad.0" for name in ("linear1", "linear2", "body.1")}
+
+
+def run(tmp_path: Path, *arguments: str) -> tuple[dict[str, Any], Path]:
+    """dump.json of step 1, and its directory; the digests of the training are compared."""
+    path = tmp_path / "dump"
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), str(path), *arguments], capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    plain, probed = done.stdout.split()
+    assert plain == probed
+    (directory,) = (path / "step1").iterdir()
+    return json.loads((directory / "dump.json").read_text()), directory
+
+
+@pytest.fixture(scope="module")
+def mix(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    """Level mix, with tensors. The training has the same bits as without the probe."""
+    return run(tmp_path_factory.mktemp("adapter"), "mix", "tensor")
+
+
+def test_records_have_the_names_of_torch(mix: tuple[dict[str, Any], Path]) -> None:
+    """Modules, functions and methods are named as in dumps of PyTorch; what they call of MindSpore has no records; the framework is
+    `mindtorch`."""
+    document, _ = mix
+    assert document["framework"] == "mindtorch"
+    names = list(document["data"])
+    assert [name for name in names if ".forward" in name] == FORWARD
+    assert set(names) == {*FORWARD, *BACKWARD, *GRADIENTS}
+
+
+def test_tensors_are_those_of_mindspore(mix: tuple[dict[str, Any], Path]) -> None:
+    """Type and dtype are MindSpore's, files are numpy's, and their statistics are those of the record."""
+    document, directory = mix
+    record = document["data"]["Module.linear1.Linear.forward.0"]
+    tensor = record["output"][0] if isinstance(record["output"], list) else record["output"]
+    assert (tensor["type"], tensor["dtype"], tensor["shape"]) == ("mindspore.Tensor", "Float32", [3, 4])
+    assert "requires_grad" not in tensor
+    saved = np.load(directory / "dump_tensor_data" / tensor["data_name"])
+    assert saved.max() == pytest.approx(tensor["Max"])
+    assert {"weight", "bias"} <= set(record["parameters"])
+    assert np.load(directory / "dump_tensor_data" / "Module.linear1.Linear.parameters_grad.0.weight.npy").shape == (4, 8)
+
+
+def test_keywords_and_the_tree_are_there(mix: tuple[dict[str, Any], Path]) -> None:
+    """Calls inside of a module have it as their parent, forward and backward; the file is read as any other dump."""
+    _, directory = mix
+    tree = json.loads((directory / "construct.json").read_text())
+    assert tree["Functional.relu.1.forward"] == "Module.body.0.ReLU.forward.0"
+    assert tree["Module.body.0.ReLU.backward.0"] == "Module.body.Sequential.backward.0"
+    assert load_rank_directory(directory).framework == "mindtorch"
+
+
+def test_modules_alone_and_chosen_ones(tmp_path: Path) -> None:
+    """Level L0 with a list: the chosen modules, and nothing of the functions."""
+    document, _ = run(tmp_path, "L0", "statistics", "body")
+    assert set(document["data"]) == {name for name in (*FORWARD, *BACKWARD, *GRADIENTS) if name.startswith("Module.body")}
