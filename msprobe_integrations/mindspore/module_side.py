@@ -15,6 +15,7 @@ from msprobe_integrations.mindspore import autograd
 from msprobe_integrations.mindspore.cell_hooks import CellHooks
 from msprobe_integrations.mindspore.cell_names import named_cells, unwrapped
 from msprobe_integrations.mindspore.cell_watch import CellWatch
+from msprobe_integrations.mindspore.watch_collectives import CollectiveWatch
 
 if TYPE_CHECKING:
     from msprobe_integrations.mindspore.probe import MindSporeProbe
@@ -43,8 +44,9 @@ class ModuleSide(module_side.ModuleSide):
     def _make_hooks(self) -> CellHooks:
         return CellHooks()
 
-    def _make_collectives(self) -> Any:
-        return None
+    def _make_collectives(self) -> CollectiveWatch | None:
+        monitor = self.monitor
+        return CollectiveWatch(self) if monitor.collectives or monitor.collective_inputs or monitor.collective_stacks else None
 
     def _make_watch(self) -> CellWatch:
         return CellWatch(self)
