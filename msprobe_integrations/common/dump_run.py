@@ -182,7 +182,7 @@ class DumpRun(DumpParts):
             self.files.wait()
             self._conclude()
         elif not self.window.wanted(self.step_number, self.backend.rank()) or not self.faults.enabled("dump"):
-            self._take_off()
+            self.rest()
 
     def set_step(self, step: int) -> None:
         """Count from `step` on."""
@@ -308,6 +308,10 @@ class DumpRun(DumpParts):
         """A record of `save` is complete."""
         if self.keeper is not None:
             self.keeper.hand_over(entry)
+
+    def rest(self) -> None:
+        """The next step is not dumped; a later one may be."""
+        self._take_off()
 
     def _take_off(self) -> None:
         """Nothing of the probe stays in the training."""

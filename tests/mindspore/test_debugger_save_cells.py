@@ -118,22 +118,22 @@ def test_values_are_those_of_the_moment(tmp_path: Path) -> None:
         ((1.5, "n", 1), "save_backward is 1; allowed: True or False"),
     ],
 )
-def test_what_cannot_be_saved(tmp_path: Path, capfd: pytest.CaptureFixture[str], arguments: tuple[Any, ...], said: str) -> None:
+def test_what_cannot_be_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[Any, ...], said: str) -> None:
     """A wrong call is left out with a warning that names it; the rest is written."""
     debugger = PrecisionDebugger(config(tmp_path, "debug"))
     debugger.save(*arguments)
     debugger.save(2, "good", False)
     debugger.step()
-    assert said in capfd.readouterr().err
+    assert said in capsys.readouterr().err
     assert list(document(tmp_path)["data"]) == ["good.0.debug"]
 
 
-def test_other_levels_say_that_save_does_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_other_levels_say_that_save_does_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """At other levels save has no effect, and says so once."""
     debugger = PrecisionDebugger(config(tmp_path, "L0"))
     debugger.save(1, "n")
     debugger.save(1, "n")
-    assert capfd.readouterr().err.count("PrecisionDebugger.save has no effect at level L0") == 1
+    assert capsys.readouterr().err.count("PrecisionDebugger.save has no effect at level L0") == 1
 
 
 def test_inside_of_compiled_code(tmp_path: Path) -> None:
