@@ -82,6 +82,12 @@ class Captures:
             self._graph.pause()
         self._eager.pause()
 
+    def rest(self) -> None:
+        """The next step is not captured: what was put on eager code comes off, graphs keep their probes."""
+        if self._graph is not None:
+            self._graph.pause()
+        self._eager.close()
+
     def close(self) -> None:
         """Take everything off."""
         if self._graph is not None:

@@ -42,6 +42,7 @@ class PrecisionDebugger(Debugger):
 
     _instance: ClassVar[PrecisionDebugger | None] = None
     _run: MindSporeDumpRun | None
+    gradients: GradientProbe | None
 
     @staticmethod
     def make_run(settings: ProbeSettings, model: Any, hot: HotSwitch | None) -> MindSporeDumpRun:
@@ -80,7 +81,7 @@ class PrecisionDebugger(Debugger):
         Raises:
             UsageError: there is no debugger, or an argument cannot work.
         """
-        gradients: Any = cls._watch()
+        gradients: GradientProbe | None = cls._watch()
         if gradients is not None:
             gradients.monitor(optimizer)
 
