@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ incident: {severity: warning, level: L0, capture_level: ""}
 
 
 def main() -> None:
-    """Four steps."""
+    """Twelve steps, not too quick for what goes on beside them."""
     init()
     rank, size = get_rank(), get_group_size()
     Path("probe.yaml").write_text(SETTINGS) if rank == 0 else None
@@ -45,7 +46,7 @@ def main() -> None:
     probe.attach(net, optimizer)
     mean = ops.AllReduce()
     gradient = ms.value_and_grad(lambda x: (net(x) ** 2).mean(), None, optimizer.parameters)
-    for step, batch in enumerate(programs.data(4)):
+    for step, batch in enumerate(programs.data(12)):
         probe.begin_step(step)
         loss, gradients = gradient(batch * (1 + rank))
         gradients = tuple(mean(g) / size for g in gradients)
@@ -56,6 +57,7 @@ def main() -> None:
         handle = mint.distributed.all_reduce(total, async_op=True)
         handle.wait()
         probe.end_step({"loss": loss})
+        time.sleep(0.1)
     probe.close()
     print("FINISHED", rank, flush=True)
 
