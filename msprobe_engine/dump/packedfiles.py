@@ -30,8 +30,20 @@ DTYPES: dict[str, tuple[str, int]] = {
     "torch.int32": ("I32", 4), "torch.uint32": ("U32", 4), "torch.int64": ("I64", 8), "torch.uint64": ("U64", 8),
     "torch.float16": ("F16", 2), "torch.bfloat16": ("BF16", 2), "torch.float32": ("F32", 4), "torch.float64": ("F64", 8),
     "torch.float8_e4m3fn": ("F8_E4M3", 1), "torch.float8_e5m2": ("F8_E5M2", 1),
+    "Bool": ("BOOL", 1), "UInt8": ("U8", 1), "Int8": ("I8", 1), "Int16": ("I16", 2), "UInt16": ("U16", 2),
+    "Int32": ("I32", 4), "UInt32": ("U32", 4), "Int64": ("I64", 8), "UInt64": ("U64", 8),
+    "Float16": ("F16", 2), "BFloat16": ("BF16", 2), "Float32": ("F32", 4), "Float64": ("F64", 8),
+    "Float8E4M3FN": ("F8_E4M3", 1), "Float8E5M2": ("F8_E5M2", 1),
 }  # fmt: skip
-"""dtype of dump files to the name safetensors has for it since version 0.4.5, and bytes per element."""
+"""dtype of dump files (PyTorch, MindSpore) to the name safetensors has for it since version 0.4.5, and bytes per element."""
+TORCH, MINDSPORE = "pt", "ms"
+"""``__metadata__["format"]``, as the frameworks' own files have it: whose dtypes the tensors are."""
+
+
+def family(dtype: str) -> str:
+    """Which framework's dtype it is."""
+    return TORCH if dtype.startswith("torch.") else MINDSPORE
+
 
 _quoted = json.encoder.encode_basestring  # json.dumps of a text with ensure_ascii=False, without the way through the encoder
 _LINES = ",\n"
@@ -54,7 +66,7 @@ def header(payloads: list[Payload], step: int) -> bytes:
 
     The bytes begin at a multiple of 64, and with payloads ordered by `alignment` each one at a multiple of its element size.
     """
-    metadata = {"format": "pt", "step": str(step)}
+    metadata = {"format": family(payloads[0].dtype) if payloads else TORCH, "step": str(step)}
     odd = {p.key: [p.dtype, list(p.shape)] for p in payloads if p.dtype not in DTYPES}
     if odd:
         metadata["dtypes"] = json.dumps(odd, ensure_ascii=False, separators=(",", ":"))

@@ -11,19 +11,20 @@ import math
 import os
 import re
 import stat
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from msprobe_engine import names
 from msprobe_engine.dump import layout
-from msprobe_engine.dump.packedfiles import DTYPES, FORMAT, INDEX, VERSION
+from msprobe_engine.dump.packedfiles import DTYPES, FORMAT, INDEX, MINDSPORE, TORCH, VERSION, family
 from msprobe_engine.errors import DumpFormatError, UsageError
 
 PT, NPY, SAFETENSORS = "pt", "npy", "safetensors"
 _SHARD = re.compile(r"pack-[0-9]{5,9}\.safetensors")
 _UNNAMED = re.compile(r"unnamed\.[0-9]+")
-_SAFE_DTYPES = {safe: (name, size) for name, (safe, size) in DTYPES.items()}
+_SAFE_DTYPES = {kind: {safe: (name, size) for name, (safe, size) in DTYPES.items() if family(name) == kind} for kind in (TORCH, MINDSPORE)}
 _LARGEST_HEADER = 100_000_000  # what the safetensors library accepts
 _LARGEST_INDEX = 1 << 30
 _MOST_DIMENSIONS = 64
@@ -247,8 +248,10 @@ def _shard(path: Path) -> dict[str, TensorSource]:
         document = _parse(file.read(length), path)
     if not isinstance(document, dict):
         raise DumpFormatError(f"{path}: its header is no JSON object; it is damaged")
-    odd = _odd_types(document.pop("__metadata__", {}), path)
-    return {key: _tensor(key, field, odd.get(key), path, 8 + length, size) for key, field in document.items()}
+    metadata = document.pop("__metadata__", {})
+    odd, kind = _odd_types(metadata, path), metadata.get("format") if isinstance(metadata, dict) else TORCH
+    known = _SAFE_DTYPES[MINDSPORE if kind == MINDSPORE else TORCH]
+    return {key: _tensor(key, field, known, odd.get(key), path, 8 + length, size) for key, field in document.items()}
 
 
 def _odd_types(metadata: Any, path: Path) -> dict[str, Any]:
@@ -258,13 +261,13 @@ def _odd_types(metadata: Any, path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _tensor(key: str, field: Any, odd: Any, path: Path, start: int, size: int) -> TensorSource:
+def _tensor(key: str, field: Any, known: Mapping[str, tuple[str, int]], odd: Any, path: Path, start: int, size: int) -> TensorSource:
     try:
         safe, shape, (begin, end) = field["dtype"], field["shape"], field["data_offsets"]
         whole = [begin, end, *shape]
         if not all(type(n) is int and n >= 0 for n in whole) or len(shape) > _MOST_DIMENSIONS or not begin <= end <= size - start:
             raise ValueError("numbers")
-        dtype, item = _SAFE_DTYPES[safe]
+        dtype, item = known[safe]
         if math.prod(shape) * item != end - begin:
             raise ValueError("size")
         if odd is not None:

@@ -10,6 +10,7 @@ import mindspore
 import numpy as np
 import pytest
 from mindspore import Tensor, mint
+from safetensors import safe_open
 
 from msprobe_engine import hostkernel, rows
 from msprobe_engine.dump.savedfile import numpy_of
@@ -107,6 +108,17 @@ def test_every_type_is_read_back(tmp_path: Path, form: str) -> None:
         assert found.shape == tuple(tensor.shape)
     modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "dump_tensor_data").iterdir()}
     assert modes == {0o640}
+
+
+def test_packed_tensors_have_their_types_for_other_programs(tmp_path: Path) -> None:
+    """A shard is a safetensors file whose tensors have the types that safetensors knows; the metadata says that they are MindSpore's."""
+    run = Run(tmp_path, "packed")
+    run.take("a", Tensor([1.5, -2.0], mindspore.bfloat16), Tensor(np.arange(6).reshape(2, 3), mindspore.int64))
+    run.end()
+    with safe_open(tmp_path / "dump_tensor_data" / "pack-00000.safetensors", framework="np") as shard:
+        assert shard.metadata()["format"] == "ms"
+        assert shard.get_tensor("Cell.a.X.forward.0.input.1.npy").tolist() == [[0, 1, 2], [3, 4, 5]]
+        assert shard.get_slice("Cell.a.X.forward.0.input.0.npy").get_dtype() == "BF16"
 
 
 def test_what_is_kept_is_what_was_there(tmp_path: Path) -> None:
