@@ -21,6 +21,7 @@ from msprobe_integrations.mindspore.structure import convert, tensors_in
 
 Tensor: Any = mindspore.Tensor
 _edges_of, _differentiable = finders(Tensor, tensors_in, autograd.edge, autograd.needs, autograd.place)
+_edges_of_cell, _ = finders(Tensor, tensors_in, autograd.edge, autograd.needs, lambda _: True)
 
 
 class Recorder(CallRecorder):
@@ -66,8 +67,11 @@ class Recorder(CallRecorder):
         return autograd.recording() or (call.is_module and getattr(call.owner.module, "requires_grad", False) is True)
 
     def edges(self, args: Sequence[Any], kwargs: Any, every: bool, /) -> list[Any]:
-        """Where the gradients of the inputs go, see `CallRecorder.edges`."""
+        """Where the gradients of the inputs go, see `CallRecorder.edges`. As in the existing format a Cell has, as soon as one of its
+        inputs needs a gradient, a place for each of its tensors, whatever their type."""
         found = _edges_of(args, kwargs, every)
+        if found and not every:
+            found = _edges_of_cell(args, kwargs, True)
         newest = autograd.newest(found)
         if newest > self._newest:
             self._newest = newest

@@ -39,10 +39,6 @@ def no_xor(d: Difference, c: Context) -> bool:
     return c.cell.mode == "xor" and d.kind in ("checksum", "null") and d.theirs is None and isinstance(d.ours, str)
 
 
-def digest(d: Difference, _: Context) -> bool:
-    return d.kind == "key extra" and _last(d) == "digest" and isinstance(d.whole[0], dict) and "data_name" in d.whole[0]
-
-
 def through_float32(d: Difference, _: Context) -> bool:
     """Integers and float64 as float32 there."""
     if d.kind != "value" or not re.match(r"U?Int|Float64", _dtype(d)):

@@ -32,7 +32,6 @@ RULES: tuple[Rule, ...] = (
     Rule("ms-header", "Further keys before `data`: nonfinite_counts, summary_mode, selection, micro_steps.", shared.header),
     Rule("ms-low-precision", "Mean and Norm of float16: rounded to float16 there, in double here.", own.low_precision),
     Rule("ms-xor", "xor checksums are written; `md5` is null there.", own.no_xor),
-    Rule("ms-digest", "Saved tensors say their `digest`: a tensor that comes again unchanged has one file with several names.", own.digest),
     Rule(
         "ms-gradient-name",
         "8.1.1: `parameters_grad` without a number, right after the forward pass; here as in 26.2.0.",
