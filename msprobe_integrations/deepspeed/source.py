@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from msprobe_integrations.common.algorithms import algorithm_of
 from msprobe_integrations.common.gradients import ACCUMULATED, CLIPPED, LOCAL, UNSCALED, Piece, layer_numbers, layer_of
 from msprobe_integrations.common.parameters import Replicas
 from msprobe_integrations.common.targets import matches
@@ -32,7 +33,6 @@ from msprobe_integrations.deepspeed import reliance
 from msprobe_integrations.deepspeed.places import rank_info
 from msprobe_integrations.deepspeed.replicas import replicas
 from msprobe_integrations.deepspeed.shards import Shards, Zero3Shards, ZeroShards, kind_of, shards_of
-from msprobe_integrations.torch.algorithms import algorithm_of
 from msprobe_integrations.torch.methods import MethodHooks
 from msprobe_integrations.torch.parameters import Engine
 

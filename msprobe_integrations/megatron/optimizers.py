@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from msprobe_integrations.common.algorithms import algorithm_of
 from msprobe_integrations.megatron.layout import is_empty_shard, nothing
 from msprobe_integrations.torch import dtensors
-from msprobe_integrations.torch.algorithms import algorithm_of
 
 if TYPE_CHECKING:
     from msprobe_integrations.common.gradients import Piece

@@ -11,12 +11,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from msprobe_engine.log import get_logger
+from msprobe_integrations.common.algorithms import algorithm_of
 from msprobe_integrations.common.gradients import ACCUMULATED, LOCAL, Piece, layer_numbers, layer_of
 from msprobe_integrations.common.parameter_watch import MICRO, UNREDUCED
 from msprobe_integrations.common.parameters import Replicas
 from msprobe_integrations.common.targets import matches, plain
 from msprobe_integrations.torch import dtensors
-from msprobe_integrations.torch.algorithms import algorithm_of
 from msprobe_integrations.torch.closures import after_closure
 from msprobe_integrations.torch.methods import MethodHooks
 from msprobe_integrations.torch.parameters_fsdp import UnshardedGradients
