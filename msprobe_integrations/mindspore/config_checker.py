@@ -10,16 +10,16 @@ from typing import Any
 
 import mindspore
 
-from msprobe_engine.config_check import entries, environment, job, packages, system
+from msprobe_engine.config_check import entries
 from msprobe_engine.config_check.background import BackgroundWriter
 from msprobe_engine.config_check.micro_steps import MicroSteps
 from msprobe_engine.config_check.pack import PackWriter
 from msprobe_engine.config_check.random_calls import RandomCalls
-from msprobe_engine.config_check.resolved import CODE, Resolved, entry, existing, told
 from msprobe_engine.errors import ProbeError, UsageError
 from msprobe_engine.log import error, info, one_line, warning
 from msprobe_engine.replaced import Replaced
 from msprobe_integrations.mindspore import config_tensors
+from msprobe_integrations.mindspore.config_start import Start, ranks
 
 _PATIENCE = 30.0
 _OPS = (
@@ -28,7 +28,6 @@ _OPS = (
 )
 _METHODS = ("bernoulli", "bernoulli_", "multinomial", "normal_", "uniform_", "random_", "exponential_")
 _SEEDING = ("set_seed", "manual_seed", "seed", "set_rng_state")
-_CONTEXT = ("mode", "device_target", "deterministic", "jit_level", "max_call_depth")
 
 
 class _Calls:
@@ -89,12 +88,12 @@ class MindSporeConfigChecker:
         self._cells = cells_of(model)
         self._micro_steps = MicroSteps(micro_steps)
         self._evaluation, self._statistics = evaluation, statistics
-        self.rank, world_size = _ranks()
+        self.rank, world_size = ranks()
         self._writer = PackWriter(output_zip_path, rank=self.rank, world_size=world_size, framework="mindspore")
         self._background = BackgroundWriter(self._writer)
         self._step, self._first = 0, True
         self._handle: Any = None
-        self._writer.add({**self._start(), **(static if self.rank == 0 else {})})
+        self._writer.add({**Start(self.rank, self._cells).entries(), **(static if self.rank == 0 else {})})
         if self.rank == 0:
             info(f"config check: the pack is {one_line(str(self._writer.path))}")
         if not self._cells or self._micro_steps.last(-1):
@@ -117,17 +116,6 @@ class MindSporeConfigChecker:
     def flush(self) -> None:
         """Wait until what was collected is in the pack."""
         self._background.flush()
-
-    def _start(self) -> dict[str, Any]:
-        about = environment.collect()
-        facts = {**system.collect(), "versions": {"mindspore": mindspore.__version__}, "flags": _context()}
-        facts["environment"] = {"left_out": len(about.left_out), "masked": list(about.hidden)}
-        made: dict[str, Any] = {entries.of_rank("env", self.rank): about.values, entries.of_rank("system", self.rank): facts}
-        settings = _settings(self._cells)
-        made[entries.of_rank("hyperparameters", self.rank)] = entry(settings)
-        if self.rank == 0:
-            made |= {entries.ENV: about.values, entries.PIP: packages.text(), entries.DYNAMIC: existing(settings)}
-        return made
 
     def _remove(self) -> None:
         handle, self._handle = self._handle, None
@@ -182,29 +170,3 @@ def cells_of(model: Any) -> list[Any]:
             "mindspore.nn.Cell, a list or tuple of cells, or None for a pack without weights and inputs"
         )
     return several
-
-
-def _ranks() -> tuple[int, int]:
-    communication = getattr(mindspore.communication, "GlobalComm", None)
-    if communication is not None and communication.INITED:
-        return mindspore.communication.get_rank(), mindspore.communication.get_group_size()
-    return job.rank(), job.world_size()
-
-
-def _context() -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name in _CONTEXT:
-        try:
-            value = mindspore.get_context(name)
-        except (ValueError, RuntimeError, KeyError, AttributeError):  # not in this version, or not for this device
-            continue
-        found[name] = value if isinstance(value, (bool, int, float, str, type(None))) else str(value)
-    return found
-
-
-def _settings(cells: Sequence[Any]) -> dict[str, Resolved]:
-    values: dict[str, Any] = {"seed": mindspore.get_seed()}
-    if cells:
-        values["model.class"] = type(cells[0]).__name__
-        values["model.parameter_dtypes"] = sorted({str(p.dtype) for cell in cells for p in cell.get_parameters()})
-    return told(values, "mindspore", otherwise=CODE)

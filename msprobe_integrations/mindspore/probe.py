@@ -30,14 +30,15 @@ from msprobe_integrations.common.membership import Membership
 from msprobe_integrations.common.parameter_side import ParameterSide
 from msprobe_integrations.common.probe import Probe
 from msprobe_integrations.mindspore import job
+from msprobe_integrations.mindspore.adapter_source import AdapterSource, is_adapter_optimizer
 from msprobe_integrations.mindspore.backend import MindSporeBackend
+from msprobe_integrations.mindspore.models import is_model
 from msprobe_integrations.mindspore.module_side import ModuleSide
 from msprobe_integrations.mindspore.optimizers import is_optimizer
-from msprobe_integrations.mindspore.parameter_source import CellSource, find_source
+from msprobe_integrations.mindspore.parameter_source import CellSource
 from msprobe_integrations.mindspore.plans import Plans
 from msprobe_integrations.mindspore.ranks import JobRanks, watch_ranks
-
-Cell: Any = mindspore.nn.Cell
+from msprobe_integrations.mindspore.run_config import RunConfig
 
 
 class MindSporeProbe(Probe):
@@ -60,6 +61,9 @@ class MindSporeProbe(Probe):
     def _make_membership(self) -> Membership:
         return Membership(self, job.initialized, watch_ranks)
 
+    def _make_run_config(self) -> RunConfig:
+        return RunConfig(self.settings)
+
     def _make_plans(self) -> Plans:
         return Plans(self.session)
 
@@ -78,11 +82,11 @@ class MindSporeProbe(Probe):
         Raises:
             UsageError: `models` is something else, or `optimizer` updates nothing.
         """
-        chunks = [models] if isinstance(models, Cell) else list(models) if isinstance(models, (list, tuple)) else []
-        if not chunks or not all(isinstance(chunk, Cell) for chunk in chunks):
+        chunks = [models] if is_model(models) else list(models) if isinstance(models, (list, tuple)) else []
+        if not chunks or not all(is_model(chunk) for chunk in chunks):
             raise UsageError(f"attach: the network is of type {type(models).__name__}; give the nn.Cell, or a list of them")
         for one in optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]:
-            if one is not None and not is_optimizer(one):
+            if one is not None and not is_optimizer(one) and not is_adapter_optimizer(one):
                 raise UsageError(
                     f"attach: the optimizer is of type {type(one).__name__}; allowed: an optimizer of mindspore.nn, mint.optim or "
                     "experimental.optim, or a Cell with 'parameters' that is called with their gradients"
@@ -118,6 +122,13 @@ class MindSporeProbe(Probe):
         local = os.environ.get("LOCAL_RANK") or os.environ.get("DEVICE_ID") or "0"
         world = os.environ.get("LOCAL_WORLD_SIZE") or "1"
         return (int(local) if local.isdecimal() else 0), (int(world) if world.isdecimal() else 1)
+
+
+def find_source(probe: Probe, models: Sequence[Any], optimizer: Any) -> CellSource | None:
+    """The source for an optimizer; None without one."""
+    if optimizer is None:
+        return None
+    return (AdapterSource if is_adapter_optimizer(optimizer) else CellSource)(probe, models, optimizer)
 
 
 def _no_exchange(ranks: Sequence[int]) -> Exchange:

@@ -1,65 +1,29 @@
-"""What a run was started with, written by the probe itself when the training begins: ``<output_dir>/config_check_pack.zip``."""
+"""What a run of torch was started with, see `msprobe_integrations.common.run_config`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from msprobe_engine.config_check import entries
-from msprobe_engine.config_check.background import BackgroundWriter
-from msprobe_engine.settings.schema import ProbeSettings
+from msprobe_engine.config_check.pack import PackWriter
+from msprobe_integrations.common import run_config
+from msprobe_integrations.common.run_config import NAME
 from msprobe_integrations.torch import config_start
 from msprobe_integrations.torch.config_tensors import TensorCollector
 
-NAME = "config_check_pack.zip"
-LONGEST = 5.0
-"""Seconds that the end of a process waits for the pack."""
+__all__ = ["NAME", "RunConfig"]
 
 
-class RunConfig:
-    """Of one probe: takes the pack at the first step, once. The training waits for what has to be read at this moment (settings, switches,
-    digests of weights); the rest is done and written by a thread.
-    """
+class RunConfig(run_config.RunConfig):
+    """Of one `TorchProbe`."""
 
-    def __init__(self, settings: ProbeSettings) -> None:
-        self._settings = settings.config_check
-        self._path = Path(self._settings.path or Path(settings.output_dir) / NAME)
-        self._wanted = self._settings.enabled and (bool(self._settings.path) or writes_files(settings))
-        self._background: BackgroundWriter | None = None
+    def _writer(self, path: Path) -> PackWriter:
+        return config_start.pack_writer(path, "training step", keep_previous=True)
 
-    def begin(self, models: list[Any], optimizers: Any, step: int, frame: FrameType | None) -> None:
-        """A step begins.
+    def _start(self, rank: int, models: list[Any], optimizers: Any, frame: FrameType | None) -> Callable[[], dict[str, Any]]:
+        return config_start.Start(rank, models, optimizers, frame).entries
 
-        Args:
-            models, optimizers: of the training.
-            frame: of the caller; Trainers and engines are found in the calls around it.
-
-        Raises:
-            SinkError: the pack cannot be begun.
-        """
-        if not self._wanted:
-            return
-        self._wanted = False
-        writer = config_start.pack_writer(self._path, "training step", keep_previous=True)
-        start = config_start.Start(writer.rank, models, optimizers, frame)
-        self._background = BackgroundWriter(writer)
-        made: dict[str, Any] = {}
-        try:
-            if self._settings.weights and models:
-                made[entries.of_step("weights", step, writer.rank)] = TensorCollector().weights(models, statistics=False).digests
-        finally:  # settings are worth having without weights; one turn at the pack for all
-            self._background.submit(lambda: {**start.entries(), **made})
-
-    def close(self, left: float) -> None:
-        """Finish the pack, within `left` seconds."""
-        if self._background is not None:
-            self._background.close(min(left, LONGEST))
-
-
-def writes_files(settings: ProbeSettings) -> bool:
-    """Does a probe with these settings leave anything in its output directory?"""
-    sinks, monitored = settings.sinks, settings.monitor is not None
-    files = sinks.csv.enabled or sinks.jsonl.enabled or sinks.sqlite.enabled or sinks.tensorboard.enabled or sinks.anomalies
-    incidents = settings.incident.enabled and (monitored or bool(settings.incident.level) or bool(settings.rules))
-    return (monitored and files) or incidents or settings.dump is not None or settings.grad_probe is not None
+    def _weights(self, models: list[Any]) -> dict[str, Any]:
+        return TensorCollector().weights(models, statistics=False).digests

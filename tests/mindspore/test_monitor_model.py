@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 from mindspore import nn
 
+from msprobe_engine.config_check import entries
+from msprobe_engine.config_check.pack import read_pack
 from msprobe_engine.settings.load import load_settings
 from msprobe_engine.settings.schema import PrometheusSettings, SinkSettings
 from msprobe_integrations.mindspore.model_callback import ProbeCallback, _numbers
@@ -124,3 +126,17 @@ def test_files_of_all_sinks() -> None:
     assert (first["step"], second["step"]) == (0, 1)
     for suffix in ("trend/*", "tensorboard/rank0/events.out.tfevents.*"):
         assert list(Path("out").glob(suffix)), suffix
+
+
+def test_pack_of_what_the_run_was_started_with() -> None:
+    """The probe writes environment, settings of the optimizer and digests of the weights beside its other files."""
+    net, optimizer = programs.build(lambda p: nn.Adam(p, 1e-2))
+    probe = MindSporeProbe(programs.settings(SinkSettings(), gradients=True))
+    probe.attach(net, optimizer)
+    programs.train(net, optimizer, probe, 1)
+    probe.close()
+    pack = read_pack(Path("out/config_check_pack.zip"))
+    settings = pack.json(entries.of_rank("hyperparameters", 0))
+    found = {name: settings[name]["value"] for name in ("optimizer.class", "optimizer.lr", "optimizer.betas", "seed")}
+    assert found == {"optimizer.class": "Adam", "optimizer.lr": 0.01, "optimizer.betas": [0.9, 0.999], "seed": 11}
+    assert set(pack.json(entries.of_step("weights", 0, 0))) == {p.name for p in optimizer.parameters}
