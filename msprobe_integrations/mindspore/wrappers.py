@@ -16,9 +16,9 @@ from typing import Any, Protocol
 from msprobe_integrations.mindspore.api_names import Api, apis
 from msprobe_integrations.mindspore.frames import is_machinery
 
-_ABSENT: Any = object()
 _frame = sys._getframe
-_OWN = ("mindspore", "msprobe", "msprobe_engine", "msprobe_integrations")
+_SEARCHED_NOT = {*sys.stdlib_module_names, "mindspore", "msprobe", "msprobe_engine", "msprobe_integrations", "numpy", "scipy"}
+_SEARCHED_NOT.discard("__main__")
 
 
 class Sees(Protocol):
@@ -39,6 +39,23 @@ class Takes(Protocol):
     def take(self, api: Api, args: Any, kwargs: Mapping[str, Any], /) -> Any: ...
 
 
+class _Module:
+    """A module of the program, and where it has functions that are wrapped."""
+
+    __slots__ = ("count", "names", "places")
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        self.names = names
+        self.count = -1
+        self.places: list[tuple[str, Any, Any]] = []
+
+    def search(self, table: Mapping[int, tuple[Any, Any]]) -> None:
+        """Its names have changed."""
+        items = list(self.names.items())
+        self.places = [(name, value, found[1]) for name, value in items if (found := table.get(id(value))) and found[0] is value]
+        self.count = len(items)
+
+
 class Wrappers:
     """All wrappers of the process; `users` is who looks."""
 
@@ -46,12 +63,14 @@ class Wrappers:
         self._users: tuple[Sees, ...] = ()
         self._taker: Takes | None = None
         self._lock = threading.Lock()
-        self._apis: list[tuple[Api, Any, Any]] = []
-        """API, what the owner has of its own (`_ABSENT`: it is inherited), wrapper."""
+        self._places: list[tuple[Any, dict[str, Any] | None, Any, str, Any]] = []
+        """Owner, its dictionary if it is a module, function, name, wrapper."""
+        self._inherited: set[tuple[Any, str]] = set()
+        """What the class of tensors has from its base."""
         self._table: dict[int, tuple[Any, Any]] = {}
         """Identity of a function to the function and its wrapper."""
-        self._modules: dict[str, tuple[Any, int, list[tuple[str, Any, Any]]]] = {}
-        """Module to itself, its size, and the names under which it has functions of the table."""
+        self._loaded = 0
+        self._modules: list[_Module] = []
         self._elsewhere: list[tuple[dict[str, Any], str, Any, Any]] = []
 
     def add(self, user: Sees) -> None:
@@ -101,46 +120,53 @@ class Wrappers:
                     found[name] = wrapper
 
     def _put_on(self) -> None:
-        if not self._apis:
+        if not self._places:
             for api in apis():
                 wrapper = self._wrap(api)
-                own = vars(api.owner).get(api.name, _ABSENT)
-                self._apis.append((api, own, wrapper))
-                if api.prefix != "Tensor":
+                module = vars(api.owner) if not isinstance(api.owner, type) else None
+                if module is None and api.name not in vars(api.owner):
+                    self._inherited.add((api.owner, api.name))
+                self._places.append((api.owner, module, api.function, api.name, wrapper))
+                if module is not None:
                     self._table.setdefault(id(api.function), (api.function, wrapper))
-        for api, _, wrapper in self._apis:
-            if getattr(api.owner, api.name, None) is api.function:  # what somebody else has replaced is theirs
-                setattr(api.owner, api.name, wrapper)
+        for owner, own, function, name, wrapper in self._places:
+            # what somebody else has replaced is theirs
+            if own is None:
+                if getattr(owner, name, None) is function:
+                    setattr(owner, name, wrapper)
+            elif own.get(name) is function:
+                own[name] = wrapper
         self._early_imports()
 
     def _take_off(self) -> None:
-        for api, own, wrapper in self._apis:
-            if vars(api.owner).get(api.name) is wrapper:
-                if own is _ABSENT:
-                    delattr(api.owner, api.name)
+        for owner, own, function, name, wrapper in self._places:
+            if own is not None:
+                if own.get(name) is wrapper:
+                    own[name] = function
+            elif vars(owner).get(name) is wrapper:
+                if (owner, name) in self._inherited:
+                    delattr(owner, name)
                 else:
-                    setattr(api.owner, api.name, own)
+                    setattr(owner, name, function)
         for place, name, original, wrapper in reversed(self._elsewhere):
             if place.get(name) is wrapper:
                 place[name] = original
         self._elsewhere.clear()
 
     def _early_imports(self) -> None:
-        table = self._table
-        for key, module in list(sys.modules.items()):
-            names = getattr(module, "__dict__", None)
-            if type(names) is not dict or key.partition(".")[0] in _OWN:
-                continue
-            known = self._modules.get(key)
-            if known is None or known[0] is not module or known[1] != len(names):
-                places = [
-                    (name, value, found[1]) for name, value in list(names.items()) if (found := table.get(id(value))) and found[0] is value
-                ]
-                known = self._modules[key] = (module, len(names), places)
-            for name, original, wrapper in known[2]:
-                if names.get(name) is original:
-                    names[name] = wrapper
-                    self._elsewhere.append((names, name, original, wrapper))
+        if len(sys.modules) != self._loaded:
+            known = {id(module.names): module for module in self._modules}
+            found = ((key.partition(".")[0], getattr(module, "__dict__", None)) for key, module in list(sys.modules.items()))
+            dicts = {id(names): names for root, names in found if type(names) is dict and root not in _SEARCHED_NOT}
+            self._modules = [known.get(key) or _Module(names) for key, names in dicts.items()]
+            self._loaded = len(sys.modules)
+        for module in self._modules:
+            if len(module.names) != module.count:
+                module.search(self._table)
+            for name, original, wrapper in module.places:
+                if module.names.get(name) is original:
+                    module.names[name] = wrapper
+                    self._elsewhere.append((module.names, name, original, wrapper))
 
     def _wrap(self, api: Api) -> Callable[..., Any]:
         function, prefix, name = api.function, api.prefix, api.name
