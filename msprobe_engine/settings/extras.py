@@ -6,7 +6,7 @@ import os
 from collections import Counter
 
 from msprobe_engine import names
-from msprobe_engine.settings.schema import DumpSettings, LoadSettings
+from msprobe_engine.settings.schema import DumpSettings, FreeBenchmarkSettings, LoadSettings
 from msprobe_engine.settings.tree import Report, join, show
 
 _EXAMPLE = "Module.layers.0.mlp.MLP.forward.0"
@@ -20,6 +20,8 @@ def check(dump: DumpSettings, section: str, report: Report) -> None:
         _bench(dump, section, report)
     if dump.task == "overflow_check":
         _overflow(dump, section, report)
+    elif dump.task == "free_benchmark":
+        _free_benchmark(dump, section, report)
     elif dump.level == "L2":
         _kernels(dump, section, report)
 
@@ -55,6 +57,25 @@ def _bench(dump: DumpSettings, section: str, report: Report) -> None:
         )
     if dump.diff_nums == 0:
         report.error(join(section, "diff_nums"), "0 is not allowed; allowed: -1 (never stop) or an integer >= 1")
+
+
+def _free_benchmark(dump: DumpSettings, section: str, report: Report) -> None:
+    """Combinations that the existing tool refuses too."""
+    free, path = dump.free_benchmark or FreeBenchmarkSettings(), join(section, "free_benchmark")
+    if dump.level != "L1":
+        report.error(join(section, "level"), f"task 'free_benchmark' looks at calls of APIs; allowed: 'L1', not {show(dump.level)}")
+    if (free.pert_mode == "to_cpu") != (free.fuzz_device == "cpu"):
+        report.error(
+            join(path, "fuzz_device"), f"{show(free.fuzz_device)} with pert_mode {show(free.pert_mode)}; 'cpu' belongs to 'to_cpu' alone"
+        )
+    if free.handler_type != "fix":
+        return
+    if free.pert_mode not in ("improve_precision", "to_cpu"):
+        report.error(join(path, "pert_mode"), f"{show(free.pert_mode)} cannot be a fix; allowed: 'improve_precision', 'to_cpu'")
+    if free.fuzz_stage != "forward":
+        report.error(join(path, "fuzz_stage"), f"{show(free.fuzz_stage)} with handler_type 'fix'; allowed: 'forward'")
+    if free.if_preheat:
+        report.error(join(path, "if_preheat"), "true with handler_type 'fix', which has no thresholds to learn; leave it out")
 
 
 def _overflow(dump: DumpSettings, section: str, report: Report) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from msprobe_engine.settings.schema import DumpSettings, ProbeSettings
+from msprobe_engine.settings.schema import DumpSettings, FreeBenchmarkSettings, ProbeSettings
 from msprobe_engine.settings.tree import BAD, Key, Report, convert, join, keys_of, nearest, show
 
 _UNBUILT = "is accepted, but what it asks for is not built yet; it has no effect"
 
-OTHER_TASKS = ("free_benchmark", "run_ut", "grad_probe", "acc_check", "nan_check", "exception_dump", "diff_check")
+OTHER_TASKS = ("run_ut", "grad_probe", "acc_check", "nan_check", "exception_dump", "diff_check")
 """Tasks of the existing tool that are other features; their sections are left alone."""
 
 _INSTEAD = {
@@ -65,7 +65,9 @@ _SECTIONS = {
     "tensor": ("scope", "list", "data_mode", "summary_mode", "slice", "request_id", "bench_path", "diff_nums", *_TENSOR_FILES),
     "structure": ("scope", "list", "data_mode"),
     "overflow_check": ("overflow_nums", "check_mode", "scope", "list", "data_mode", "slice", *_TENSOR_FILES),
+    "free_benchmark": ("scope", "list", *(key.name for key in keys_of(FreeBenchmarkSettings))),
 }
+_FREE_BENCHMARK = frozenset(key.name for key in keys_of(FreeBenchmarkSettings))
 _SECTION_UNBUILT: dict[str, dict[str, tuple[Any, ...]]] = {
     "statistics": {"device": ("host", "device"), "precision": ("low", "high")},
     "tensor": {
@@ -80,6 +82,7 @@ _SECTION_UNBUILT: dict[str, dict[str, tuple[Any, ...]]] = {
     },
     "structure": {"summary_mode": ("statistics", "md5", "xor")},  # there are no numbers to summarise
     "overflow_check": {},
+    "free_benchmark": {},
 }
 DUMP_KEYS = (*_TOP, *_TOP_UNBUILT, *_WITHOUT_EFFECT, *_SECTIONS, *OTHER_TASKS)
 """Top-level keys of ``config.json``."""
@@ -150,12 +153,23 @@ def _dump_section(section: str, node: Any, selected: bool, report: Report) -> di
         return {}
     values: dict[str, Any] = {}
     unbuilt = _SECTION_UNBUILT[section]
+    if section == "free_benchmark" and selected:
+        # an empty value stands for the default there
+        own = {name: value for name, value in node.items() if name in _FREE_BENCHMARK and value not in ("", None)}
+        values["free_benchmark"] = convert(_DUMP["free_benchmark"], own, "free_benchmark", report)
+        node = {name: value for name, value in node.items() if name not in _FREE_BENCHMARK}
     for name, value in node.items():
         if name not in _SECTIONS[section] and name not in unbuilt:
             report.unknown(section, name, (*_SECTIONS[section], *unbuilt))
         elif selected and name in unbuilt:
             if name not in _OLD or convert(_OLD[name], value, join(section, name), report) is not BAD:
                 _unbuilt(join(section, name), value, unbuilt[name], report)
+        elif selected and name == "summary_mode" and _columns(value):
+            report.warning(join(section, name), f"{show(value)} chooses numbers of MindSpore's static graphs; all four are always written")
         elif selected:
             values[name] = convert(_DUMP[name], value, join(section, name), report)
     return values
+
+
+def _columns(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and bool(value) and all(v in ("max", "min", "mean", "l2norm") for v in value)

@@ -18,7 +18,7 @@ def _rule(default: Any, help: str, **rule: Any) -> Any:
 
 
 LEVELS = ("L0", "L1", "mix", "L2", "debug")
-TASKS = ("statistics", "tensor", "structure", "overflow_check")
+TASKS = ("statistics", "tensor", "structure", "overflow_check", "free_benchmark")
 OPS = ("norm", "min", "max", "mean", "zeros", "nans", "infs", "rms", "absmax", "kurtosis", "underflow", "shape", "dtype", "digest")
 RULES = (
     "recommended", "nan_inf", "loss_not_finite", "loss_spike", "update_norm_doubling", "exploding_gradient", "vanishing_gradient",
@@ -48,6 +48,24 @@ class LoadSettings:
     step: tuple[int, ...] = _rule((), "steps in which inputs are replaced, [] is all", ranges=True, minimum=0, maximum=1_000_000)
     rank: tuple[int, ...] = _rule((), "ranks on which inputs are replaced, [] is all", ranges=True, minimum=0, maximum=1_000_000)
     dump_after_load: bool = _rule(False, "dump too; false: only replace")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreeBenchmarkSettings:
+    """Task free_benchmark: every call of an API runs again on changed inputs and is held against itself."""
+
+    fuzz_device: str = _rule("npu", "cpu with to_cpu, else npu: the device of the training", choices=("npu", "cpu"))
+    pert_mode: str = _rule(
+        "improve_precision",
+        "how inputs are changed",
+        choices=("improve_precision", "add_noise", "bit_noise", "change_value", "no_change", "to_cpu"),
+    )
+    handler_type: str = _rule("check", "check: differences are written; fix: the changed result takes its place", choices=("check", "fix"))
+    fuzz_level: str = _rule("L1", "calls of APIs", choices=("L1",))
+    fuzz_stage: str = _rule("forward", "results, or gradients of the inputs", choices=("forward", "backward"))
+    if_preheat: bool = _rule(False, "learn the thresholds of each API first; PyTorch only")
+    preheat_step: int = _rule(15, "steps of that", minimum=1)
+    max_sample: int = _rule(20, "calls of an API and step that it looks at", minimum=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +111,9 @@ class DumpSettings:
         choices=("", "ulp", "bf16"),
     )
     perturb_seed: int = _rule(0, "with perturb ulp: another number moves the weights another way", minimum=0)
+    free_benchmark: FreeBenchmarkSettings | None = _rule(
+        None, "options of task free_benchmark; absent: their defaults", section=FreeBenchmarkSettings
+    )
     load: LoadSettings | None = _rule(None, "replace module inputs by tensors of an earlier dump; absent: do not", section=LoadSettings)
 
 

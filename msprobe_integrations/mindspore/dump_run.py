@@ -16,6 +16,7 @@ from msprobe_integrations.mindspore import hooks
 from msprobe_integrations.mindspore.backend import MindSporeBackend
 from msprobe_integrations.mindspore.captures import Captures
 from msprobe_integrations.mindspore.dump_checks import CELLS
+from msprobe_integrations.mindspore.free_benchmark.run import FreeBenchmark
 from msprobe_integrations.mindspore.keep import Keeper
 from msprobe_integrations.mindspore.saved import MindSporeSavedVariables
 from msprobe_integrations.mindspore.tensor_dump import build_keeper
@@ -50,8 +51,8 @@ class MindSporeDumpRun(DumpRun):
     def make_custom_apis(self) -> CustomApis:
         return CustomApis(lambda: None if self.capture is None else self.capture.api)
 
-    def make_extras(self, dump: DumpSettings, root: Path) -> list[Extra]:  # noqa: ARG002
-        return []
+    def make_extras(self, dump: DumpSettings, root: Path) -> list[Extra]:
+        return [FreeBenchmark(dump, root, self.faults)] if dump.task == "free_benchmark" else []
 
     def before_forward(self, model: Any, call: Callable[..., None]) -> Any:
         return hooks.before_call(model, call)

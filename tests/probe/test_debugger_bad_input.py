@@ -53,7 +53,6 @@ VALUES: list[tuple[str, Any, str]] = [
     ("task", 3, "3 (integer) is not allowed"),
     ("task", "run_ut", "task 'run_ut' of the existing tool is not built; allowed: statistics, tensor, structure, overflow_check"),
     ("task", "acc_check", "task 'acc_check' of the existing tool is not built"),
-    ("task", "free_benchmark", "task 'free_benchmark' of the existing tool is not built"),
     ("task", "nan_check", "NaN and Inf are counted in every dump of task statistics"),
     ("task", "exception_dump", "TorchProbe writes an incident directory"),
     ("task", "diff_check", "use task 'tensor' with tensor.bench_path"),
@@ -89,6 +88,11 @@ VALUES: list[tuple[str, Any, str]] = [
 ]  # fmt: skip
 
 
+def test_tasks_of_another_framework(tmp_path: Path) -> None:
+    """What is right and works elsewhere only is said to."""
+    assert "task 'free_benchmark' works with MindSpore only" in refused(config(tmp_path, task="free_benchmark", level="L1"))
+
+
 @pytest.mark.parametrize(("key", "value", "says"), VALUES)
 def test_common_keys(tmp_path: Path, key: str, value: Any, says: str) -> None:
     """Keys at the top of the file. ``"3"`` as a step is a range of one here, as in 26.2.0."""
@@ -107,7 +111,7 @@ OPTIONS: list[tuple[str, Any, str]] = [
     ("data_mode", ["inputs"], "; did you mean 'input'?"),
     ("data_mode", ["input", "output", "forward", "backward", "all"], "'all' stands alone"),
     ("summary_mode", "md4", "'md4' (string) is not allowed; allowed: one of 'statistics', 'md5', 'xor', 'digest'; did you mean 'md5'?"),
-    ("summary_mode", ["max"], "summary_mode: ['max'] (list) is not allowed; allowed: one of"),
+    ("summary_mode", ["maximum"], "summary_mode: ['maximum'] (list) is not allowed; allowed: one of"),
     ("slice", {"dim": 0}, "slice: {'dim': 0} (mapping) is not allowed; allowed: a list"),
     ("slice", [3], "slice[0]: 3 (integer) is not allowed"),
     ("slice", [{"dim": "0"}], "slice[0].dim: '0' (string) is not allowed; allowed: an integer >= 0"),
@@ -180,6 +184,7 @@ def test_keys_that_belong_together(tmp_path: Path, keys: dict[str, Any], says: s
 @pytest.mark.parametrize(("keys", "says"), [
     ({"task": "structure", "level": "L1"}, "'mix' is used instead of 'L1'"),
     ({"level": "L0", "enable_dataloader": True}, "enable_dataloader: True is accepted"),
+    ({"level": "L0", "section": {"summary_mode": ["max", "l2norm"]}}, "['max', 'l2norm'] chooses numbers of MindSpore's static graphs"),
     ({"level": "L0", "task": "tensor", "section": {"online_run_ut": True}}, "online_run_ut: True is accepted"),
     ({"level": "L0", "task": "tensor", "section": {"file_format": "bin"}}, "file_format: 'bin' is accepted"),
     ({"level": "debug", "section": {"scope": [FUNCTION, "x"]}}, "scope: has no effect at level debug"),

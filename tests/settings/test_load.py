@@ -63,8 +63,8 @@ def test_arguments_override_the_dump_section() -> None:
     assert load_settings(dump_path="c") == ProbeSettings(dump=DumpSettings(dump_path="c"))
     with pytest.raises(SettingsError, match="argument: level: 'L9'"):
         load_settings({"task": "tensor"}, level="L9")
-    with pytest.raises(SettingsError, match="task 'free_benchmark' of the existing tool is not built"):
-        load_settings({}, task="free_benchmark")
+    with pytest.raises(SettingsError, match="task 'run_ut' of the existing tool is not built"):
+        load_settings({}, task="run_ut")
 
 
 def test_the_environment_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
