@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from msprobe_engine.compare.frameworks import meanings
+from msprobe_engine.compare.frameworks.common import several
 from msprobe_engine.compare.mapping_api import ApiMapping
 from msprobe_engine.compare.mapping_cell import CellMapping
 from msprobe_engine.compare.mapping_data import DataMapping, module_place
@@ -14,7 +16,7 @@ from msprobe_engine.compare.match_structure import taken_for
 from msprobe_engine.compare.options import CompareOptions
 from msprobe_engine.compare.side import Side
 from msprobe_engine.compare.structure import Structure
-from msprobe_engine.compare.tree import Tree
+from msprobe_engine.compare.tree import Kind, Tree
 
 _UNMAPPED = "the mapping is not used where pipeline stages or experts are put together: names are taken as they are there"
 
@@ -96,7 +98,7 @@ def proposed(target: Tree, golden: Tree, structure: Structure) -> dict[str, str]
     found: dict[str, str] = {}
     for i, j in structure.pairs:
         a, b = target.kinds[i], golden.kinds[j]
-        if len(a) == len(b) == 4 and a[2:] != b[2:]:
+        if len(a) == len(b) == 4 and a[2:] != b[2:] and not _built_in(a, b) and not several(target.side, i) and not several(golden.side, j):
             mine, its = module_place(target.side.ops[i]), module_place(golden.side.ops[j])
             if mine is not None and its is not None and mine != its:
                 found.setdefault(mine, its)
@@ -107,6 +109,11 @@ def proposed(target: Tree, golden: Tree, structure: Structure) -> dict[str, str]
         if mine is not None and its is not None:
             found.setdefault(mine, its)
     return dict(sorted(found.items(), key=lambda pair: pair[0].count(".")))
+
+
+def _built_in(mine: Kind, its: Kind) -> bool:
+    """One module in two frameworks: at one path, of a class that both have under a name each."""
+    return mine[1] != its[1] and mine[2] == its[2] and meanings.of_class(mine[3]) == meanings.of_class(its[3])
 
 
 def _around(path: str, renamed: Mapping[str, str], theirs: Mapping[str, int]) -> int | None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from msprobe_engine.compare import codes
+from msprobe_engine.compare.frameworks.common import several
 from msprobe_engine.compare.mapping_api import ApiMapping, functions
 from msprobe_engine.compare.mapping_cell import CellMapping
 from msprobe_engine.compare.mapping_data import DataMapping, module_place
@@ -56,7 +57,7 @@ def renamed_modules(aligned: Aligned) -> dict[str, str]:
     found: dict[str, str] = {}
     target, golden = aligned.target.side, aligned.golden.side
     for op, match in aligned.structure.pairs:
-        if target.ops[op] == golden.ops[match]:
+        if target.ops[op] == golden.ops[match] or several(target, op) or several(golden, match):
             continue
         mine, its = module_place(target.ops[op]), module_place(golden.ops[match])
         if mine is not None and its is not None and mine != its:

@@ -7,14 +7,15 @@ and what an optimizer makes of it (Adam divides it by its own size) is no differ
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from msprobe_engine.compare import codes
 from msprobe_engine.compare.side import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD
-from msprobe_engine.diagnose import measure
+from msprobe_engine.diagnose import facts, measure
 from msprobe_engine.diagnose.measure import Floats
 from msprobe_engine.diagnose.origin import GROWTH
 
@@ -30,6 +31,13 @@ _NEAR = 4.0
 _PART = 2.0**-7
 """Part of an update that some elements without a gradient make; a weight decay of 0.01 makes more of the weights of a norm."""
 
+_SOME, _FEW = 0.5, 0.25
+"""Between two frameworks: part of an update that a third of a vector without a gradient makes, when no more than this part of all
+parameters is off by so much."""
+
+_HIDDEN = 2.0**-10
+"""Part of an update that the statistics of a vector do not show and those of a part of what it goes into do."""
+
 _DIVISIONS = ("div", "truediv", "reciprocal", "rsqrt", "addcdiv", "adam")
 _STEEPEST = 1e6
 
@@ -44,10 +52,12 @@ class Cancelled:
     Attributes:
         excused: float64 per pair of rows: its difference comes from a gradient that cancelled; 0: it does not.
         parameters: those whose gradient did.
+        vectors: rows of the golden side that functions take in whose gradient did, by their names.
     """
 
     excused: Floats
     parameters: set[Parameter] = field(default_factory=set)
+    vectors: set[str] = field(default_factory=set)
 
 
 def settle(walker: Walker) -> Cancelled:
@@ -74,6 +84,8 @@ def settle(walker: Walker) -> Cancelled:
             sizes[n] = max(sizes.get(n, 0.0), size)
             if role[k] == PARAMETERS_GRAD:
                 found.parameters.add((walker.target.kinds[op][2], side.name[i][len(side.ops[op]) + 1 :].partition(".")[0]))
+            else:
+                found.vectors.update(_taken_by(walker, golden.op[j], golden.shape[j]))
             found.excused[k] = raw
     for k in np.flatnonzero(off & (role == INPUT)).tolist() if sizes else ():
         i, j = walker.rows[k]
@@ -82,15 +94,17 @@ def settle(walker: Walker) -> Cancelled:
     return found
 
 
-def inherit(walker: Walker, before: set[Parameter]) -> None:
+def inherit(walker: Walker, before: Cancelled) -> None:
     """Parameters whose gradients cancelled in an earlier step are others now: what takes them in is excused."""
     found, m = walker.cancelled, walker.measured
-    numbers = _numbers(walker, before)
-    found.parameters |= before
+    numbers = _numbers(walker, before.parameters)
+    found.parameters |= before.parameters
+    found.vectors |= before.vectors
     left = codes.columns(walker.rows)[0]
     role = np.frombuffer(bytes(walker.side.role), np.uint8)[left]
     for k in np.flatnonzero((m.distance > 0) & np.isfinite(m.distance) & ((role == INPUT) | (role == PARAMETERS))).tolist():
-        if walker.side.stats[walker.rows[k][0]].tobytes() in numbers:
+        i, j = walker.rows[k]
+        if walker.side.stats[i].tobytes() in numbers or walker.golden.side.name[j] in found.vectors:
             found.excused[k] = m.distance[k]
 
 
@@ -104,20 +118,55 @@ def follow(walker: Walker, before: Walker) -> None:
     left = codes.columns(walker.rows)[0]
     vector = codes.of_each(side.shape, lambda shape: isinstance(shape, list) and len(shape) == 1)[left] > 0
     role = np.frombuffer(bytes(side.role), np.uint8)[left]
-    off = vector & (m.distance > 2.0**-20) & np.isfinite(m.distance) & ((role == INPUT) | (role == PARAMETERS))
+    crossed = side.framework != golden.framework
+    off = vector & (crossed | (m.distance > 2.0**-20)) & np.isfinite(m.distance) & ((role == INPUT) | (role == PARAMETERS))
     places = {name: row for row, name in enumerate(earlier.name)} if off.any() else {}
+    few = crossed and _few(walker, before, places)
+    allowed = _SOME if few else _PART
     for k in np.flatnonzero(off).tolist():
         i, j = walker.rows[k]
         was = places.get(golden.name[j])
         if was is None or earlier.shape[was] != golden.shape[j] or i in walker.target.producers:
             continue
-        if role[k] == INPUT and not (side.requires_grad[i] and golden.requires_grad[j]):
+        if role[k] == INPUT and not ((crossed or side.requires_grad[i]) and golden.requires_grad[j]):
             continue
-        units = np.array((1.0, 1.0, np.sqrt(measure.elements(golden.shape[j])), 1.0))
-        moved = np.abs(golden.stats[j] - earlier.stats[was]) * units
-        apart = np.abs(side.stats[i] - golden.stats[j]) * units
-        if apart.max() <= _PART * moved.max():
-            walker.cancelled.excused[k] = m.distance[k]
+        moved, apart = _moved(walker, before, i, j, was)
+        if apart <= allowed * moved:
+            hidden = _HIDDEN * moved / max(float(golden.stats[j][3]), 1e-30) if few else 0.0
+            walker.cancelled.excused[k] = max(m.distance[k], hidden)
+
+
+def _moved(walker: Walker, before: Walker, i: int, j: int, was: int) -> tuple[float, float]:
+    """How far the step before has moved a tensor on the golden side, and how far both sides are apart: the largest of what their extremes,
+    the norm and the mean say."""
+    golden, earlier = walker.golden.side, before.golden.side
+    units = np.array((1.0, 1.0, np.sqrt(measure.elements(golden.shape[j])), 1.0))
+    moved = np.abs(golden.stats[j] - earlier.stats[was]) * units
+    return float(moved.max()), float((np.abs(walker.side.stats[i] - golden.stats[j]) * units).max())
+
+
+def _few(walker: Walker, before: Walker, places: Mapping[str, int]) -> bool:
+    """Hardly a parameter is off by more than a small part of its update: an optimizer that works otherwise moves all of them otherwise."""
+    parts = []
+    for k in np.flatnonzero(walker.measured.known).tolist():
+        i, j = walker.rows[k]
+        was = places.get(walker.golden.side.name[j])
+        held = walker.side.role[i] == PARAMETERS or (walker.side.role[i] == INPUT and walker.golden.side.requires_grad[j])
+        if held and was is not None and i not in walker.target.producers and before.golden.side.shape[was] == walker.golden.side.shape[j]:
+            moved, apart = _moved(walker, before, i, j, was)
+            if moved > 0:
+                parts.append(apart > _PART * moved)
+    return bool(parts) and sum(parts) <= _FEW * len(parts)
+
+
+def _taken_by(walker: Walker, op: int, shape: Any) -> list[str]:
+    """Names of what the forward call of a backward call of the golden side takes in, of this shape and made by no call."""
+    tree, side = walker.golden, walker.golden.side
+    twin = tree.index.get(facts.forward_twin(side.ops[op]), -1)
+    if twin in (-1, op) or len(tree.kinds[op]) == 4:
+        return []
+    rows = (row for row in side.rows(twin) if side.role[row] == INPUT and side.shape[row] == shape)
+    return [side.name[row] for row in rows if row not in tree.producers]
 
 
 def _terms(walker: Walker, op: int) -> tuple[float, float]:

@@ -84,13 +84,14 @@ def settle(found: Divergence, before: Divergence | None, walked: Mapping[int, Wa
     accepted = max((walk.largest for walk in before.walks.values()), default=0.0) if before else 0.0
     for rank, walker in found.walkers.items():
         if before is not None and rank in before.walkers:
-            walker.inherit(before.walkers[rank].cancelled.parameters)
+            walker.inherit(before.walkers[rank].cancelled)
             walker.follow(before.walkers[rank])
     for _ in range(6):
         found.walks = {}
         for rank, walker in found.walkers.items():
             known = (walked or {}).get(rank)
-            untouched = not (found.noise or accepted or walker.calibrated or walker.cancelled.parameters or any(walker.foreign.values()))
+            cancelled = walker.cancelled.parameters or walker.cancelled.vectors
+            untouched = not (found.noise or accepted or walker.calibrated or cancelled or any(walker.foreign.values()))
             found.walks[rank] = known if known is not None and untouched else walker.walk(found.noise, accepted)
         found.origins = across.earliest({rank: walk.origins for rank, walk in found.walks.items()}, found.links)
         level = _noise(found)

@@ -76,7 +76,7 @@ def _around(side: Side, record: str) -> Iterator[str]:
 def why(origin: Origin, walker: Walker, step: int) -> str:
     """One sentence; `step`: where it was found, counted from 0."""
     side, golden = walker.side, walker.golden.side
-    place = side.name[origin.row][len(side.ops[side.op[origin.row]]) + 1 :] or "it" if origin.row >= 0 else "it"
+    place = _place(side, origin.row) if origin.row >= 0 else "it"
     user = side.ops[side.op[origin.row]] if origin.row >= 0 else ""
     size = _size(origin, side, golden)
     if origin.kind == origins.NONFINITE:
@@ -113,6 +113,12 @@ def why(origin: Origin, walker: Walker, step: int) -> str:
         return f"{what} {place} differs by {size}, and no call {since}"
     grown = f"; what goes in differs by {_percent(origin.inside)}" if origin.inside else "; what goes in is the same"
     return f"{place} differs by {size}{grown}"
+
+
+def _place(side: Side, row: int) -> str:
+    """Where in its record a row stands; its whole name where a record stands for several of the file."""
+    name, record = side.name[row], side.ops[side.op[row]]
+    return (name[len(record) + 1 :] if name.startswith(record) else name) or "it"
 
 
 def _size(origin: Origin, side: Side, golden: Side) -> str:

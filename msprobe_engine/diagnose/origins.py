@@ -24,12 +24,13 @@ from typing import Any
 import numpy as np
 
 from msprobe_engine.compare import codes
+from msprobe_engine.compare.alignment import crossed
 from msprobe_engine.compare.codes import Bools, Integers
 from msprobe_engine.compare.side import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, Side
 from msprobe_engine.compare.structure import Structure
 from msprobe_engine.compare.tree import Tree
 from msprobe_engine.diagnose import alike, blame, cancelled, exact, facts, measure
-from msprobe_engine.diagnose.cancelled import Parameter
+from msprobe_engine.diagnose.cancelled import Cancelled
 from msprobe_engine.diagnose.measure import Floats
 from msprobe_engine.diagnose.origin import ARGUMENT, GRADIENT, GROWTH, NONFINITE, PARAMETER, RESULT, TAKEN, Origin
 from msprobe_engine.diagnose.spans import Records, Spans
@@ -92,9 +93,9 @@ class Walker:
             if isinstance(side.shape[row], list) != isinstance(golden.shape[other], list):
                 m.distance[at], m.known[at] = 0.0, False
 
-    def inherit(self, before: set[Parameter]) -> None:
+    def inherit(self, before: Cancelled) -> None:
         """Parameters whose gradients came to nothing in an earlier step may be others now."""
-        if before:
+        if before.parameters or before.vectors:
             cancelled.inherit(self, before)
 
     def follow(self, before: Walker) -> None:
@@ -188,7 +189,7 @@ class Walker:
                 found.differing += 1
             elif found.largest < given < np.inf:
                 found.largest = given
-            made[op] = max(made[op], given)
+            made[op] = max(made[op], given, records.excused[at])
             parent, inside = parents[op], max(given, taken if taken < np.inf else 0.0)
             while parent >= 0:
                 made[parent] = max(made[parent], inside)
@@ -205,6 +206,7 @@ class Walker:
         sums = Spans(self.starts)
         inner, worst_in = sums.largest(np.where(out | m.argument, 0.0, m.distance))
         outer, worst_out = sums.largest(np.where(out, m.distance, 0.0))
+        excused = sums.largest(self.cancelled.excused)[0]
         return Records(
             inner,
             outer,
@@ -217,8 +219,9 @@ class Walker:
             self._counted,
             np.maximum(
                 self._behind(sums.largest(m.distance)[0], sums.largest(np.where(role == INPUT, m.distance, 0.0))[0]),
-                sums.largest(self.cancelled.excused)[0],
+                excused,
             ).tolist(),
+            (excused if crossed(self.side, self.golden.side) else np.zeros(len(excused))).tolist(),
         )
 
     @cached_property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from msprobe_engine.compare.alignment import crossed
 from msprobe_engine.compare.codes import firsts
 from msprobe_engine.compare.side import OUTPUT
 from msprobe_engine.diagnose import recorders
@@ -14,11 +15,11 @@ def on_one_side(walker: Walker) -> tuple[list[str], list[str]]:
     """Names of outputs of forward calls that only the target has, and of those that only the golden side has.
 
     A place without a value (null) is there: the call returns None, or its recorder leaves the value out. Dumps of two tools are not asked,
-    because each has its own rules of what it writes.
+    because each has its own rules of what it writes, nor those of two frameworks, whose functions give other things beside the result.
     """
     found: tuple[list[str], list[str]] = [], []
     sides = walker.side, walker.golden.side
-    if recorders.differ(*sides) or not walker.structure.pairs:
+    if recorders.differ(*sides) or crossed(*sides) or not walker.structure.pairs:
         return found
     pairs = np.array(walker.structure.pairs, np.int64).reshape(-1, 2)
     counts = [np.diff(firsts(side))[pairs[:, k]] for k, side in enumerate(sides)]

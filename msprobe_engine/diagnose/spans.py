@@ -23,6 +23,7 @@ class Records:
         known: something that comes out could be compared.
         counts: the result is defined.
         behind: largest distance of what the result is made of and the record does not say.
+        excused: largest distance that goes in and is excused; statistics of what comes out may not show it, those of parts of it will.
     """
 
     inner: Floats
@@ -35,6 +36,7 @@ class Records:
     known: Bools
     counts: Bools
     behind: list[float]
+    excused: list[float]
 
     @property
     def moved(self) -> Bools:

@@ -33,6 +33,11 @@ class CommonSide(Side):
     members: list[tuple[int, ...]] = field(default_factory=list)
 
 
+def several(side: Side, op: int) -> bool:
+    """A record stands for several of its file."""
+    return isinstance(side, CommonSide) and len(side.members[op]) > 1
+
+
 class CommonTree(Tree):
     """A quiet call has made no numbers: where what it gives out is taken in, the call counts that it has it from."""
 

@@ -8,12 +8,12 @@ Backward calls follow their forward calls.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from msprobe_engine.compare.align import align
 from msprobe_engine.compare.frameworks.terms import Terms, near
-from msprobe_engine.compare.frameworks.units import LEVELS, Key, Unit, moved_by_numbers, moved_by_shape, units
+from msprobe_engine.compare.frameworks.units import LEVELS, Key, Unit, by_name, moved_by_numbers, moved_by_shape, units
 from msprobe_engine.compare.side import OUTPUT
 
 MOVED = "computes nothing; the other side does without it"
@@ -96,11 +96,25 @@ class Grouping:
         spans = [(x, y)]
         for level in LEVELS:
             spans = [cut for span in spans for cut in self._cut(*span, level)]
+        self._elsewhere(x, y)
+        spans = [([u for u in a if u.main not in self._used[0]], [u for u in b if u.main not in self._used[1]]) for a, b in spans]
         for span in spans:
             parts = list(self._cut(*span, moved_by_numbers))
             if nested:
                 parts = [cut for part in parts for cut in self._cut(*part, moved_by_shape)]
             self._rest([unit for part in parts for unit in part[0]], [unit for part in parts for unit in part[1]], nested)
+
+    def _elsewhere(self, x: list[Unit], y: list[Unit]) -> None:
+        """Modules of one name and class that are called in another order."""
+        free: dict[Hashable, list[Unit]] = {}
+        for unit in y:
+            if unit.main not in self._used[1] and self._sides[1].is_module(unit.main):
+                free.setdefault(by_name(self._sides[1], unit), []).append(unit)
+        for unit in x if free else ():
+            if unit.main not in self._used[0] and self._sides[0].is_module(unit.main):
+                others = free.get(by_name(self._sides[0], unit))
+                if others:
+                    self._pair((unit,), (others.pop(0),))
 
     def _cut(self, x: list[Unit], y: list[Unit], level: Key) -> Iterator[tuple[list[Unit], list[Unit]]]:
         """Pair what is the same at a level; what lies between."""

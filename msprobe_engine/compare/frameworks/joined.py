@@ -33,7 +33,8 @@ def rows_of(first: Terms, second: Terms, group: Group) -> list[Joined]:
     for role in (PARAMETERS, PARAMETERS_GRAD):
         found += _by_name(first, second, role, group)
     leaving = [_leaving(side, some) for side, some in zip(sides, ops)]
-    return found + _paired(first, second, OUTPUT, leaving[0], leaving[1])
+    back = first.direction(group.mains[0]) == "backward"
+    return found + _paired(first, second, OUTPUT, leaving[0], leaving[1], sums=back)
 
 
 def _arguments(first: Terms, second: Terms, group: Group) -> list[Joined]:
@@ -94,8 +95,11 @@ def _by_name(first: Terms, second: Terms, role: int, group: Group) -> list[Joine
     return joined + _paired(first, second, role, rest[0], rest[1])
 
 
-def _paired(first: Terms, second: Terms, role: int, mine: list[int], theirs: list[int]) -> list[Joined]:
-    """By size; of one size in order, unless the numbers say another order."""
+def _paired(first: Terms, second: Terms, role: int, mine: list[int], theirs: list[int], sums: bool = False) -> list[Joined]:
+    """By size; of one size in order, unless the numbers say another order.
+
+    `sums`: where one side has more of them, they may be parts of what the other side has as a sum; then the numbers decide.
+    """
     found = []
     left: list[list[int]] = [[], []]
     sizes = [first.size(row) for row in mine] + [second.size(row) for row in theirs]
@@ -103,13 +107,29 @@ def _paired(first: Terms, second: Terms, role: int, mine: list[int], theirs: lis
         a = [row for row in mine if first.size(row) == size]
         b = [row for row in theirs if second.size(row) == size]
         pairs = _ordered(first, second, a, b)
+        if sums and len(a) != len(b):
+            pairs = [pair for pair in pairs if _near(first, second, pair)]
         found += [Joined(role, (x,), (y,)) for x, y in pairs]
         left[0] += [row for row in a if row not in {x for x, _ in pairs}]
         left[1] += [row for row in b if row not in {y for _, y in pairs}]
+    for at, (side, other) in enumerate(((first, second), (second, first))):
+        for row in list(left[at]):
+            parts = _parts(side, other, row, left[1 - at])
+            if parts:
+                left[at].remove(row)
+                left[1 - at] = [one for one in left[1 - at] if one not in parts]
+                found.append(Joined(role, *((row,), parts) if at == 0 else (parts, (row,))))
     whole = [sum(side.size(row) for row in rows) for side, rows in zip((first, second), left)]
     if whole[0] == whole[1] and left[0] and left[1] and min(len(left[0]), len(left[1])) == 1:
         found.append(Joined(role, tuple(left[0]), tuple(left[1])))
     return sorted(found, key=lambda one: one.mine)
+
+
+def _parts(side: Terms, other: Terms, row: int, rows: list[int]) -> tuple[int, ...]:
+    """Rows of the other side that make a tensor when they are put together along the first dimension."""
+    shape = side.side.shape[row]
+    parts = tuple(one for one in rows if len(other.side.shape[one]) == len(shape) and other.side.shape[one][1:] == shape[1:])
+    return parts if len(parts) > 1 and sum(other.size(one) for one in parts) == side.size(row) else ()
 
 
 def _ordered(first: Terms, second: Terms, a: list[int], b: list[int]) -> list[tuple[int, int]]:

@@ -18,6 +18,7 @@ from msprobe_engine.compare.structure import Aligned, Structure
 
 _WORDS = {INPUT: ".input", PARAMETERS: ".parameters", OUTPUT: ".output", PARAMETERS_GRAD: ".gradient"}
 _INNER = "goes from one call to the next within what {} does at once"
+_PART = "a part of what the other side has as one tensor; compared as a whole"
 _ARGUMENT = "an argument; the frameworks write it otherwise"
 _ALONE = "the other framework has no such {}"
 _ROLES = {INPUT: "input", PARAMETERS: "parameter", OUTPUT: "result", PARAMETERS_GRAD: "gradient"}
@@ -64,17 +65,26 @@ def aligned(target: Side, golden: Side) -> Aligned:
 
 
 def _records(terms: Terms, at: int, grouped: Grouped, joined: Sequence[Sequence[Joined]], other: Terms) -> list[_Record]:
-    """All records of one side, in the order in which they ended."""
-    found: dict[int, _Record] = {}
+    """All records of one side, in the order in which they ended; several that stand for one as early as what goes into them is there, so
+    that they come before everything that takes in what one of them gives out."""
+    found: dict[tuple[int, int], _Record] = {}
     for group, rows in zip(grouped.groups, joined):
         ops, partner = (group.mine, group.theirs)[at], other.side.ops[group.mains[1 - at]]
         chosen = [(one.role, (one.mine, one.theirs)[at]) for one in rows]
-        found[max(ops)] = _Record(ops, group.mains[at], chosen, partner)
+        found[_place(terms, ops), min(ops)] = _Record(ops, group.mains[at], chosen, partner)
     known = {op for record in found.values() for op in record.ops}
     for op in range(len(terms.side.ops)):
         if op not in known:
-            found[op] = _Record((op,), op, quiet=grouped.quiet[at].get(op, ""))
+            found[op, op] = _Record((op,), op, quiet=grouped.quiet[at].get(op, ""))
     return [found[op] for op in sorted(found)]
+
+
+def _place(terms: Terms, ops: tuple[int, ...]) -> int:
+    if len(ops) == 1:
+        return ops[0]
+    members = set(ops)
+    sources = {terms.maker(row) for op in ops for row in terms.rows(op, INPUT)}
+    return max([min(ops), *(source for source in sources if source is not None and source not in members and source < max(ops))])
 
 
 def _rebuilt(terms: Terms, at: int, records: Sequence[_Record]) -> CommonSide:
@@ -90,11 +100,12 @@ def _rebuilt(terms: Terms, at: int, records: Sequence[_Record]) -> CommonSide:
         for count, (role, rows) in enumerate(record.joined):
             places[len(made)] = f"{_WORDS.get(role, '')}.{count}"
             _add(made, side, rows)
-        used = {row for _, rows in record.joined for row in rows}
+        used = {row for _, rows in record.joined if len(rows) == 1 for row in rows}
+        parts = {row for _, rows in record.joined if len(rows) > 1 for row in rows}
         for row in [row for op in record.ops for row in side.rows(op) if row not in used]:
             new = len(made)
             places[new] = f".{at}.{side.name[row]}"
-            why = record.quiet or (_why(terms, record, row) if record.partner else "")
+            why = record.quiet or (_PART if row in parts else _why(terms, record, row) if record.partner else "")
             if why:
                 made.told[new] = why
             _add(made, side, (row,))

@@ -110,6 +110,17 @@ class Terms:
         found = tuple(self.mark(row) for row in self.rows(op, OUTPUT))
         return None if not found or None in found else found
 
+    def maker(self, row: int) -> int | None:
+        """The call that has made the numbers of a row, looked through calls that compute nothing."""
+        source = self.tree.producers.get(row)
+        while source is not None and self.moves(source):
+            taken = self.rows(source, INPUT)
+            before = self.tree.producers.get(taken[0]) if taken else None
+            if before is None or before >= source:
+                break
+            source = before
+        return source
+
     @cached_property
     def parameters(self) -> dict[str, int]:
         """Path of a module -> elements of its own parameters, as any record of it shows them."""

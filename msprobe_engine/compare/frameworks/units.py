@@ -95,12 +95,12 @@ def by_sizes(side: Terms, unit: Unit) -> Hashable:
 
 
 def by_form(side: Terms, unit: Unit) -> Hashable:
-    """Modules by sizes of result and parameters; functions by meaning, all products alike."""
+    """Modules by sizes of result and parameters; functions by meaning and size of the first result, all products alike."""
     if side.is_module(unit.main):
         return ("module", side.sizes(unit.last, OUTPUT), side.held.get(side.path(unit.main), 0), _holds_modules(side, unit))
     if side.moves(unit.main):
         return None
-    return ("function", "product" if unit.word in _PRODUCTS else unit.word)
+    return ("function", "product" if unit.word in _PRODUCTS else unit.word, side.sizes(unit.last, OUTPUT)[:1])
 
 
 def moved_by_numbers(side: Terms, unit: Unit) -> Hashable:
