@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from msprobe_engine.config_check.secrets import cleaned
 from msprobe_engine.digest import digest_array
+from msprobe_integrations.mindspore.models import named_parameters
 
 _DEEPEST = 32
 _MOST_SAMPLES = 4096
@@ -22,7 +23,7 @@ def weights(cells: Sequence[Any], *, statistics: bool) -> tuple[dict[str, Any], 
     ours: dict[str, Any] = {}
     for number, cell in enumerate(cells):
         prefix = f"{number}:" if number else ""
-        for name, parameter in cell.parameters_and_names():
+        for name, parameter in named_parameters(cell):
             ours[prefix + name] = {"kind": "parameter", **_described(parameter)}
             if statistics and (made := _statistics(parameter, as_weight=True)) is not None:
                 existing[prefix + name] = made

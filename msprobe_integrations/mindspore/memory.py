@@ -56,6 +56,11 @@ def describe(tensor: Any) -> TensorDescription:
             return intern(TYPE, str(getattr(tensor, "dtype", "")), (), None, "")
 
 
+def numel_of(tensor: Any) -> int:
+    """Number of elements. (``size`` is a number in MindSpore and a method where torch's names stand for it.)"""
+    return math.prod(tensor.shape)
+
+
 @contextmanager
 def training_errors() -> Iterator[None]:
     """Around whatever may wait for the framework. Its operators run in threads of their own, and when one has failed it reports that to

@@ -44,6 +44,12 @@ def named(model: Any) -> Iterable[tuple[str, Any]]:
     return found
 
 
+def named_parameters(model: Any) -> Iterable[tuple[str, Any]]:
+    """Every parameter of a model with its path."""
+    found: Iterable[tuple[str, Any]] = model.parameters_and_names() if is_cell(model) else model.named_parameters()
+    return found
+
+
 def parameters_of(module: Any) -> Mapping[str, Any]:
     """The parameters that a Cell or module has itself, by name; None in the place of one that it could have."""
     found: Mapping[str, Any] = module._params if is_cell(module) else module._parameters

@@ -15,6 +15,7 @@ from msprobe_integrations.mindspore import autograd
 from msprobe_integrations.mindspore.cell_hooks import CellHooks
 from msprobe_integrations.mindspore.cell_names import named_cells, unwrapped
 from msprobe_integrations.mindspore.cell_watch import CellWatch
+from msprobe_integrations.mindspore.models import named_parameters
 from msprobe_integrations.mindspore.watch_collectives import CollectiveWatch
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class ModuleSide(module_side.ModuleSide):
         return list(named_cells(models))
 
     def _parameter_names(self, model: Any) -> list[str]:
-        return [name for name, _ in unwrapped(model).parameters_and_names()]
+        return [name for name, _ in named_parameters(unwrapped(model))]
 
     def _counts(self) -> bool:
         return bool(autograd.recording()) and autograd.graph_task() == -1

@@ -14,6 +14,7 @@ import numpy as np
 
 from msprobe_engine.rules.base import Alert
 from msprobe_integrations.common.gradients import Piece
+from msprobe_integrations.mindspore.memory import numel_of
 from msprobe_integrations.mindspore.optimizers import OptimizerView
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ class MovedCheck:
     def __init__(self, probe: Probe, view: OptimizerView, pieces: Sequence[Piece]) -> None:
         self._probe = probe
         self._view = view
-        usable = [p for p in pieces if p.parameter.dtype in _EXACT and p.parameter.requires_grad and 0 < p.parameter.size <= LARGEST]
-        self._chosen = sorted(usable, key=lambda p: int(p.parameter.size))[:WEIGHTS]
+        usable = [p for p in pieces if p.parameter.dtype in _EXACT and p.parameter.requires_grad and 0 < numel_of(p.parameter) <= LARGEST]
+        self._chosen = sorted(usable, key=lambda p: numel_of(p.parameter))[:WEIGHTS]
         self._before: list[tuple[Piece, Any]] = []
         self._same = 0
 

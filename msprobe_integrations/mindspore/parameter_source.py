@@ -19,6 +19,7 @@ from msprobe_integrations.common.parameters import Replicas
 from msprobe_integrations.common.targets import matches
 from msprobe_integrations.mindspore import hooks
 from msprobe_integrations.mindspore.cell_names import parameter_names
+from msprobe_integrations.mindspore.memory import numel_of
 from msprobe_integrations.mindspore.moved import MovedCheck
 from msprobe_integrations.mindspore.optimizers import OptimizerView
 
@@ -29,11 +30,6 @@ if TYPE_CHECKING:
 _PART = "parameter monitor"
 SAMPLES = 4
 """Weights that tell whether there was an update that no hook has seen: the smallest ones."""
-
-
-def find_source(probe: Probe, models: Sequence[Any], optimizer: Any) -> CellSource | None:
-    """The source for an optimizer; None without one."""
-    return None if optimizer is None else CellSource(probe, models, optimizer)
 
 
 class CellSource:
@@ -50,7 +46,7 @@ class CellSource:
         assert monitor is not None
         self._probe = probe
         self._monitor = monitor
-        self._view = OptimizerView(optimizer)
+        self._view = self.view_of(optimizer)
         self._watch: ParameterWatch | None = None
         self._lasting: list[Any] = []
         self._handles: list[Any] = []
@@ -62,12 +58,17 @@ class CellSource:
         self.pieces: list[Piece] = list(self._chosen(models))
         self._moved = MovedCheck(probe, self._view, self.pieces)
 
+    @staticmethod
+    def view_of(optimizer: Any) -> OptimizerView:
+        """What the optimizer holds."""
+        return OptimizerView(optimizer)
+
     def _chosen(self, models: Sequence[Any]) -> Iterator[Piece]:
         names = parameter_names(models)
         for parameter in self._view.parameters:
             chunk, name = names.get(id(parameter), (0, parameter.name))
             if matches(name, self._monitor.targets, chunk):
-                yield Piece(name, parameter, chunk, 0, int(parameter.size))
+                yield Piece(name, parameter, chunk, 0, numel_of(parameter))
 
     # what a piece holds
 
@@ -133,7 +134,7 @@ class CellSource:
                 watch.after_step()
 
     def _smallest(self) -> list[Any]:
-        return sorted((p for p in self._view.parameters if p.requires_grad), key=lambda p: int(p.size))[:SAMPLES]
+        return sorted((p for p in self._view.parameters if p.requires_grad), key=numel_of)[:SAMPLES]
 
     def shut(self) -> None:
         """Take them off: a hook that is left would fire for ever."""
@@ -169,16 +170,20 @@ class CellSource:
 
         return hook
 
-    def _before(self, _cell: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def given(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[int, Any]:
+        """The gradients of an update, by id of the parameter; `args`, `kwargs`: what the optimizer is called with."""
+        given = args[0] if args else kwargs.get("gradients")
+        gradients = given if isinstance(given, (tuple, list)) else ()
+        return {key: g for key, g in zip(self._order, gradients) if isinstance(g, mindspore.Tensor)}
+
+    def _before(self, _optimizer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self._seen = True
         watch = self._watch
         if watch is None:
             return
         with watch.guard(_PART):
             watch.scalar("learning_rate", self._view.learning_rate() if watch.active else None)
-            given = args[0] if args else kwargs.get("gradients")
-            gradients = given if isinstance(given, (tuple, list)) else ()
-            self._gradients = {key: g for key, g in zip(self._order, gradients) if isinstance(g, mindspore.Tensor)}
+            self._gradients = self.given(args, kwargs)
             if not self._moved.over:
                 self._moved.before(self._gradients)
             if watch.awake:

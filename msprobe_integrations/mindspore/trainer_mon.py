@@ -21,6 +21,7 @@ from msprobe_engine.settings.schema import ProbeSettings
 from msprobe_integrations.common.trainer_mon import TrainerMonitor
 from msprobe_integrations.common.trainer_mon_values import Shown
 from msprobe_integrations.mindspore import hooks
+from msprobe_integrations.mindspore.models import is_model
 from msprobe_integrations.mindspore.probe import MindSporeProbe
 
 
@@ -63,7 +64,7 @@ class TrainerMon(TrainerMonitor):
         super().set_monitor(model, optimizer, *arguments, **keywords)
 
     def _is_model(self, model: Any) -> bool:
-        return isinstance(model, mindspore.nn.Cell)
+        return is_model(model)
 
     def _make_duplicates(self, tp_group: Any, dp_group: Any) -> Any:
         raise UsageError(

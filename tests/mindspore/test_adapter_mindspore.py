@@ -85,3 +85,25 @@ def test_modules_alone_and_chosen_ones(tmp_path: Path) -> None:
     """Level L0 with a list: the chosen modules, and nothing of the functions."""
     document, _ = run(tmp_path, "L0", "statistics", "body")
     assert set(document["data"]) == {name for name in (*FORWARD, *BACKWARD, *GRADIENTS) if name.startswith("Module.body")}
+
+
+def test_the_monitor_watches_modules_and_optimizers_of_torch(tmp_path: Path) -> None:
+    """Gradients are those that the parameters have when `step` is called, states and updates those of the optimizer; `TrainerMon` has the
+    steps of the optimizer; the weights have the same bits with each of them as without."""
+    program = str(PROGRAM.with_name("adapter_monitoring.py"))
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    *digests, seen, squares = done.stdout.splitlines()
+    assert len(digests) == 3
+    assert len(set(digests)) == 1
+    found = json.loads(seen)
+    parameters = [f"{layer}.{kind}" for layer in (0, 2) for kind in ("weight", "bias")]
+    assert {key.split("/")[0] for key in found if key.split("/")[1] in parameters} == {
+        *("grad_unreduced", "grad_reduced", "param_origin", "param_updated", "update", "ratio", "exp_avg", "exp_avg_sq"),
+    }
+    for name, square in json.loads(squares).items():
+        assert found[f"grad_reduced/{name}/reduced"] == pytest.approx(square, rel=1e-12)
+        assert found[f"grad_unreduced/{name}/accumulated"] == pytest.approx(square, rel=1e-12)
+    assert {"actv/0.input/", "actv/2.output/", "actv_grad/0.output/", "actv_grad/2.input/"} <= set(found)
+    tables = sorted(path.name for path in (tmp_path / "trainer_mon").rglob("*.csv"))
+    assert any(name.startswith("grad_reduced") for name in tables), tables
