@@ -30,7 +30,6 @@ class Captures:
     """
 
     def __init__(self, pipeline: Pipeline, dump: DumpSettings, keeper: Keeper | None) -> None:
-        self._dump = dump
         kept = record_filter(dump, autograd.graph_task)
         self._eager = Capture(pipeline, dump.level, stacks=dump.extra_info, data_mode=dump.data_mode, kept=kept, keeper=keeper)
         self._graph = GraphCapture(self._eager.recorder) if dump.level in ("L0", "mix") else None
@@ -60,8 +59,6 @@ class Captures:
 
     def attach(self, models: Any, anew: bool = False) -> None:
         """Name the Cells of the model (or of a list of models)."""
-        if mindspore.get_context("mode") == mindspore.GRAPH_MODE and self._dump.level == "L1":
-            log.warn_once("L1 graph", "level L1 sees calls of Python, and in GRAPH_MODE there are none; use level L0 for the Cells")
         self.prepare(models)
         self._eager.attach(models, anew)
 
@@ -72,6 +69,8 @@ class Captures:
 
     def open(self) -> None:
         """Begin to see calls."""
+        if self._graph is None and mindspore.get_context("mode") == mindspore.GRAPH_MODE:
+            log.warn_once("L1 graph", "level L1 sees calls of Python, and in GRAPH_MODE the network makes none; use level L0 for its Cells")
         self._eager.open()
         if self._graph is not None:
             self._graph.open()

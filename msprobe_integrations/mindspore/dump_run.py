@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,11 @@ from msprobe_integrations.mindspore.saved import MindSporeSavedVariables
 from msprobe_integrations.mindspore.tensor_dump import build_keeper
 
 
+def _scheduler() -> bool:
+    """Is this the process of ``msrun`` that brings the workers together? The program is started in it too, and is none of them."""
+    return os.environ.get("MS_ROLE") == "MS_SCHED"
+
+
 class MindSporeDumpRun(DumpRun):
     """See `DumpRun`."""
 
@@ -29,6 +35,14 @@ class MindSporeDumpRun(DumpRun):
     backend: MindSporeBackend
     capture: Captures | None
     keeper: Keeper | None
+
+    def start(self, model: Any, token_range: Any, rank_id: Any, scheduled_tokens: Any) -> None:
+        if not _scheduler():
+            super().start(model, token_range, rank_id, scheduled_tokens)
+
+    def _conclude(self) -> None:
+        if not _scheduler():
+            super()._conclude()
 
     def make_backend(self) -> MindSporeBackend:
         return MindSporeBackend()
@@ -53,6 +67,13 @@ class MindSporeDumpRun(DumpRun):
 
     def make_extras(self, dump: DumpSettings, root: Path) -> list[Extra]:
         return [FreeBenchmark(dump, root, self.faults)] if dump.task == "free_benchmark" else []
+
+    def rest(self) -> None:
+        """What is compiled keeps its probes for the next step that is dumped."""
+        if self.focus is not None:
+            self.focus.close()
+        if self.capture is not None:
+            self.capture.rest()
 
     def before_forward(self, model: Any, call: Callable[..., None]) -> Any:
         return hooks.before_call(model, call)

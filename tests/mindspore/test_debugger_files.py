@@ -23,7 +23,14 @@ FILES: dict[str, dict[str, Any]] = {
         **COMMON,
         "task": "statistics",
         "level": "L0",
-        "statistics": {"scope": [], "list": [], "device": "host", "precision": "high", "data_mode": ["all"], "summary_mode": "statistics"},
+        "statistics": {
+            "scope": [],
+            "list": [],
+            "device": "host",
+            "precision": "high",
+            "data_mode": ["all"],
+            "summary_mode": ["max", "l2norm"],
+        },
     },
     "8.1.1 tensor": {
         **COMMON,
