@@ -37,9 +37,6 @@ RULES: tuple[Rule, ...] = (
         "8.1.1: `parameters_grad` without a number, right after the forward pass; here as in 26.2.0.",
         shared.gradient_name,
     ),
-    Rule(
-        "ms-accumulated", "Several backward passes: 8.1.1 has the last increment of a parameter gradient; here the sum.", shared.accumulated
-    ),
     Rule("ms-rank-directory", "Without communication: directory `proc{pid}`, as in 26.2.0; 8.1.1: `rank`.", shared.rank_directory),
     Rule("ms-shapes-file", "Task structure writes shapes.json, from which `msprobe estimate` tells sizes.", shared.shapes_file),
     Rule("ms-astype", "`Tensor.astype` is recorded as such; there as the `to` that it calls.", own.astype),

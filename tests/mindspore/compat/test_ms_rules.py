@@ -1,0 +1,55 @@
+"""The page docs/compatibility-mindspore.md and the rules of the comparison say the same."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import ms_cells
+import pytest
+from matching import Difference, RankDump
+from ms_rules import RULES, Context, explain
+
+PAGE = (Path(__file__).parents[3] / "docs" / "compatibility-mindspore.md").read_text(encoding="utf-8")
+
+
+def test_page_lists_the_rules_on_mindspore() -> None:
+    """Every rule has one row with its id, its sentence and a reason, and no row has no rule."""
+    part = PAGE.split("## Every difference")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `([a-z0-9-]+)` \| (.+?) \| (.+?) \|$", part, re.MULTILINE)
+    assert {id: sentence for id, sentence, _ in rows} == {rule.id: rule.sentence for rule in RULES}
+    assert len(rows) == len(RULES)
+    assert all(len(reason) > 3 for _, _, reason in rows)
+
+
+TENSOR = {"dtype": "Float32", "shape": [2], "Max": 1.0, "Min": 0.0, "Mean": 0.5, "Norm": 1.0}
+NOT_EXCUSED = (
+    Difference("missing", "Mint.matmul.0.forward"),
+    Difference("extra", "Mint.matmul.0.forward"),
+    Difference("order", "Mint.matmul.0.forward"),
+    Difference("dtype", "Mint.matmul.0.forward", "output.0.dtype", "Float64", "Float32"),
+    Difference("shape", "Mint.matmul.0.forward", "output.0.shape", [1], [2]),
+    Difference("value", "Cell.a.A.forward.0", "output.0.Max", 1.0, 2.0, (TENSOR, TENSOR)),
+    Difference("value", "Cell.a.A.backward.0", "input.0.Norm", 1.0, 2.0, (TENSOR, TENSOR)),
+    Difference("value", "Mint.matmul.0.backward", "output.0.Max", 1.0, 2.0, (TENSOR, TENSOR)),
+    Difference("checksum", "Cell.a.A.forward.0", "output.0.md5", "0", "1", (TENSOR, TENSOR)),
+    Difference("content", "Mint.matmul.0.forward", "output.0", "[2]", "[2]"),
+    Difference("dangling", "Mint.matmul.0.forward", "x.npy"),
+    Difference("parent", "Mint.matmul.0.forward", "", "Cell.a.A.forward.0", None),
+    Difference("header", "", "task", "tensor", "statistics"),
+    Difference("layout", "", "stack.json", None, True),
+)
+
+
+@pytest.mark.parametrize("difference", NOT_EXCUSED, ids=lambda d: f"{d.kind}-{d.record}")
+@pytest.mark.parametrize("version", ms_cells.VERSIONS)
+def test_rules_on_mindspore_do_not_excuse_what_matters(difference: Difference, version: str) -> None:
+    """Names, order, shapes, dtypes, values, checksums, contents and parents of ordinary records are never explained away."""
+    forward, backward = {"input_args": [], "output": [TENSOR]}, {"input": [TENSOR], "output": [TENSOR]}
+    ours = RankDump(
+        data={"Mint.matmul.0.forward": forward, "Cell.a.A.forward.0": forward, "Cell.a.A.backward.0": backward}
+        | {"Mint.matmul.0.backward": {"input": [TENSOR], "output": [TENSOR | {"Max": 2.0}]}}
+    )
+    theirs = RankDump(data=ours.data | {"Mint.matmul.0.backward": backward})
+    context = Context(ms_cells.Cell("chain", "statistics", "mix", "md5"), version, ours, theirs)
+    assert explain(difference, context) is None
