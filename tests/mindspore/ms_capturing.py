@@ -42,12 +42,16 @@ def gradients(model: Any) -> Callable[[Any], Any]:
     return run
 
 
-def capture(model: Any, work: Callable[[], Any], level: str = "mix", steps: int = 1, **options: Any) -> tuple[list[Frame], list[Any]]:
-    """The frames of `steps` runs of `work` under a capture of `level`, and what `work` has given."""
+def capture(
+    model: Any, work: Callable[[], Any], level: str = "mix", steps: int = 1, *, opened: Any = None, **options: Any
+) -> tuple[list[Frame], list[Any]]:
+    """The frames of `steps` runs of `work` under a capture of `level`, and what `work` has given. `opened` is told of the capture."""
     faults = Faults(strict=True)
     frames: list[Frame] = []
     pipeline = Pipeline(MindSporeBackend(), [], Writer([], faults), faults, [lambda f, _: frames.append(f)])
     session = Capture(pipeline, level, **options)
+    if opened is not None:
+        opened(session)
     if model is not None:
         session.attach(model)
     results = []

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import shutil
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from ms_ranks import run_ranks
 
 PROGRAM = Path(__file__).with_name("monitor_ranks_program.py")
 
@@ -19,19 +15,8 @@ PROGRAM = Path(__file__).with_name("monitor_ranks_program.py")
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two ranks have written."""
-    msrun = shutil.which("msrun", path=str(Path(sys.executable).parent))
-    if msrun is None:
-        pytest.skip("no msrun beside python")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     root = tmp_path_factory.mktemp("ranks")
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    command = [msrun, "--worker_num=2", "--local_worker_num=2", f"--master_port={port}", "--log_dir=log", "--join=True", str(PROGRAM)]
-    subprocess.run(command, cwd=root, env={**os.environ, "PATH": path}, timeout=150, capture_output=True, check=False)
-    logs = [(root / f"log/worker_{rank}.log").read_text(errors="replace") for rank in (0, 1)]
-    for rank, log in enumerate(logs):
-        assert f"FINISHED {rank}" in log, log[-3000:]
+    run_ranks(PROGRAM, root)
     return root / "out"
 
 
