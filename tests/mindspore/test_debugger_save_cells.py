@@ -140,7 +140,7 @@ def test_inside_of_compiled_code(tmp_path: Path) -> None:
     """save in a compiled function is left out of the graph: the function compiles and gives what it gave."""
     debugger = PrecisionDebugger(config(tmp_path, "debug"))
 
-    @mindspore.jit
+    @mindspore.jit  # type: ignore[untyped-decorator]
     def compiled(value: Any) -> Any:
         h = value * 2
         PrecisionDebugger.save(h, "h")

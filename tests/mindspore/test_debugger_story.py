@@ -252,3 +252,32 @@ def test_gradients_after_stop(tmp_path: Path) -> None:
     mindspore.value_and_grad(forward, None, job.optimizer.parameters)(x())
     debugger.step()
     assert {"Cell.a.Dense.backward.0", "Cell.a.Dense.parameters_grad.0"} <= set(names(tmp_path))
+
+
+def test_the_scheduler_of_msrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """msrun starts the program in its scheduler too, which is no rank: it writes nothing and complains of nothing."""
+    monkeypatch.setenv("MS_ROLE", "MS_SCHED")
+    debugger = PrecisionDebugger(config(tmp_path, "L0"))
+    train(debugger, 1)
+    debugger.run.at_exit()
+    assert not (tmp_path / "dump").exists()
+    assert "empty" not in capsys.readouterr().err
+
+
+def test_the_functions_of_graph_mode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Level L1 in GRAPH_MODE says that the network makes no calls there, and what to use."""
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    debugger = PrecisionDebugger(config(tmp_path, "L1"))
+    debugger.start()
+    debugger.stop()
+    assert "in GRAPH_MODE the network makes none; use level L0 for its Cells" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_graph_mode(tmp_path: Path, level: str) -> None:
+    """A training in GRAPH_MODE has the records of its Cells and the bits it has without a dump."""
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    plain = train(None)
+    assert train(PrecisionDebugger(config(tmp_path, level))) == plain
+    assert {"Cell.a.Dense.forward.1", "Cell.pair.Pair.backward.0", "Cell.b.0.Linear.parameters_grad.0"} <= set(names(tmp_path))
+    assert names(tmp_path, 0) == names(tmp_path, 1)

@@ -72,7 +72,10 @@ def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
         (lambda d: d.register_custom_api(mindspore.ops, 3), "api is 3; allowed: the name of a function of the module"),
         (lambda _: module_dump(3, "n"), "module_dump: module is a int; allowed: mindspore.nn.Cell"),
         (lambda _: module_dump(Net(), ""), "module_dump: dump_name is ''"),
-        (lambda _: MsprobeStep("debugger"), "MsprobeStep: debugger is a str; allowed: a PrecisionDebugger"),
+        (
+            lambda _: MsprobeStep("debugger"),  # type: ignore[arg-type]
+            "MsprobeStep: debugger is a str; allowed: a PrecisionDebugger",
+        ),
     ],
 )
 def test_arguments(tmp_path: Path, call: Any, says: str) -> None:
