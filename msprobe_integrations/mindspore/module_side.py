@@ -14,6 +14,7 @@ from msprobe_integrations.common.targets import Named
 from msprobe_integrations.mindspore import autograd
 from msprobe_integrations.mindspore.cell_hooks import CellHooks
 from msprobe_integrations.mindspore.cell_names import named_cells, unwrapped
+from msprobe_integrations.mindspore.cell_notes import CellNotes
 from msprobe_integrations.mindspore.cell_watch import CellWatch
 from msprobe_integrations.mindspore.models import named_parameters
 from msprobe_integrations.mindspore.watch_collectives import CollectiveWatch
@@ -56,8 +57,8 @@ class ModuleSide(module_side.ModuleSide):
         del settings
         warn_once("monitor.layer_features", "monitor.layer_features has no effect with MindSpore: they are made for PyTorch")
 
-    def _make_notes(self) -> Any:
-        warn_once("monitor notes", "monitor.stack_info and monitor.print_struct have no effect with MindSpore: they are made for PyTorch")
+    def _make_notes(self) -> CellNotes:
+        return CellNotes(self)
 
     def _named_modules(self, models: Sequence[Any]) -> list[Named]:
         return list(named_cells(models))

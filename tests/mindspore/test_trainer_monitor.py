@@ -128,6 +128,22 @@ def test_alerts_of_the_existing_file() -> None:
     assert json.loads(path.read_text())
 
 
+def test_notes_of_the_first_step() -> None:
+    """stack_info and print_struct write the existing files, with gradients, and the training goes on."""
+    train({**EVERYTHING, "stack_info": True, "print_struct": True}, lambda p: nn.SGD(p, 1e-2), steps=2)
+    (stacks,) = Path("monitor_output").rglob("stack_info.csv")
+    assert "test_trainer_monitor.py" in stacks.read_text()
+    assert "site-packages/mindspore" not in stacks.read_text()
+    (structure,) = Path("monitor_output").rglob("module_struct.json")
+    first = json.loads(structure.read_text())["0:second"]
+    assert first == {
+        "input": {"config": "list[1]", "0": "size=(5, 8), dtype=Float32"},
+        "output": {"config": "tensor", "tensor": "size=(5, 3), dtype=Float32"},
+        "input_grad": {"config": "tuple[1]", "0": "size=(5, 8), dtype=Float32"},
+        "output_grad": {"config": "tuple[1]", "0": "size=(5, 3), dtype=Float32"},
+    }
+
+
 def test_mistakes() -> None:
     """Wrong arguments and keys are said before the training."""
     net, optimizer = programs.build(lambda p: nn.SGD(p, 1e-2))
