@@ -13,15 +13,16 @@ import numpy as np
 
 from msprobe_engine import hostkernel, log
 from msprobe_engine.dump.savedfile import load_numpy
-from msprobe_engine.guard import of_training
+from msprobe_engine.guard import is_of_training
 from msprobe_engine.records import TensorDescription, TensorRef
 from msprobe_engine.rows import DIGEST, FLAGS, HAS_DIGEST, Rows
+from msprobe_integrations.common.descriptions import intern
 from msprobe_integrations.common.row_memory import ROW_BYTES, MemoryPool
 from msprobe_integrations.common.wanted import CHECKSUMS, Wanted
 from msprobe_integrations.mindspore import device_rows, environment, npy
 from msprobe_integrations.mindspore.derived import PairRows
 from msprobe_integrations.mindspore.job import Job
-from msprobe_integrations.mindspore.memory import describe, look, place_of
+from msprobe_integrations.mindspore.memory import attributed, describe, look, place_of
 from msprobe_integrations.mindspore.pending import MindSporePendingRows, Step
 
 _new = tuple.__new__
@@ -68,8 +69,8 @@ class MindSporeBackend(PairRows, Wanted, Job):
         checksums are wanted or the type is one that not every device computes with.
 
         Raises:
-            RuntimeError: an operator of the training has failed meanwhile. The framework reports that to whoever waits next, so it is
-                given on as it is (`msprobe_engine.guard.of_training`): kept back here, the training would go on without it.
+            Exception: an operator of the training has failed meanwhile. The framework reports that once, to whoever waits next, so it is
+                given on as it is, marked (`memory.training_errors`).
         """
         return self._reduce_for(tensor, self._want)
 
@@ -83,10 +84,8 @@ class MindSporeBackend(PairRows, Wanted, Job):
             if numel > 0 and device_rows.takes(tensor, description.device, description.dtype, want):
                 return self._reduce_there(tensor, description, numel, want)
             _owner, pointer, strides = place_of(tensor, description.device)
-        except RuntimeError as error:
-            raise of_training(error) from None
         except Exception as error:
-            return self._without(describe(tensor), f"{type(error).__name__}: {str(error)[:80]}")
+            return self._failed(tensor, error)
         if code < 0 or numel < 0 or not (pointer or numel == 0):
             return self._without(description, _why(description, numel, pointer))
         step, row = self._step, -1
@@ -120,6 +119,14 @@ class MindSporeBackend(PairRows, Wanted, Job):
         step.host.clear(row)
         step.devices.take(tensor, row, description.dtype, numel, want)
         return TensorRef(row, description)
+
+    def _failed(self, tensor: Any, error: Exception) -> TensorRef:
+        if tensor is None:
+            return TensorRef(-1, intern("NoneType", "", (), None, ""))
+        error = attributed(tensor, error)
+        if is_of_training(error):
+            raise error from None
+        return self._without(describe(tensor), f"not readable: {type(error).__name__}: {str(error).strip()[:80]}")
 
     def _without(self, description: TensorDescription, why: str) -> TensorRef:
         self.unsupported[why] = self.unsupported.get(why, 0) + 1

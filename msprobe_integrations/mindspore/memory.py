@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import mindspore
 import numpy as np
 import numpy.typing as npt
 
@@ -45,15 +46,14 @@ def describe(tensor: Any) -> TensorDescription:
     """The description of a tensor.
 
     Raises:
-        RuntimeError: as `training_errors`; nothing else.
+        Exception: of the training, as `training_errors`; no other.
     """
-    with training_errors():
-        try:
-            return look(tensor)[0]
-        except RuntimeError:
-            raise
-        except Exception:
-            return intern(TYPE, str(getattr(tensor, "dtype", "")), (), None, "")
+    try:
+        return look(tensor)[0]
+    except Exception as error:
+        if isinstance(tensor, mindspore.Tensor):
+            raise of_training(error) from None
+        return intern(TYPE, str(getattr(tensor, "dtype", "")), (), None, "")
 
 
 def numel_of(tensor: Any) -> int:
@@ -62,13 +62,30 @@ def numel_of(tensor: Any) -> int:
 
 
 @contextmanager
-def training_errors() -> Iterator[None]:
-    """Around whatever may wait for the framework. Its operators run in threads of their own, and when one has failed it reports that to
-    whoever waits next: such a ``RuntimeError`` is given on as it is, marked as the training's (`msprobe_engine.guard.of_training`)."""
+def training_errors(tensor: Any) -> Iterator[None]:
+    """Around whatever may wait for the framework. Its operators run in threads of their own, and when one has failed that is reported to
+    whoever waits next, once: such an error is given on as it is, marked as the training's (`msprobe_engine.guard.of_training`). Kept
+    back, the training would go on with memory that nothing was written to."""
     try:
         yield
-    except RuntimeError as error:
-        raise of_training(error) from None
+    except Exception as error:
+        raise attributed(tensor, error) from None
+
+
+def attributed(tensor: Any, error: Exception) -> Exception:
+    """An error that came up when `tensor` was looked at, marked where it is the training's: it is not when the tensor has a shape, and its
+    memory cannot be reached however often one tries (it was moved elsewhere), or when it is no tensor."""
+    if not isinstance(tensor, mindspore.Tensor):
+        return error
+    try:
+        description = look(tensor)[0]
+    except Exception:  # the result of an operator that failed
+        return of_training(error)
+    try:
+        place_of(tensor, description.device)
+    except Exception:
+        return error
+    return of_training(error)
 
 
 Place = tuple[Any, int, "tuple[int, ...] | None"]
@@ -148,9 +165,9 @@ def memory_of(tensor: Any) -> Memory:
     """Where the elements of a tensor are; those of a device are copied to the host. Waits for them.
 
     Raises:
-        RuntimeError: as `training_errors`.
+        Exception: of the training, as `training_errors`, or the memory cannot be reached.
     """
-    with training_errors():
+    with training_errors(tensor):
         description, numel, code = look(tensor)
         owner, pointer, strides = place_of(tensor, description.device)
         return Memory(owner, description, numel, code, pointer, strides)

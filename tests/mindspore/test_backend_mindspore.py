@@ -20,7 +20,7 @@ from msprobe_engine.backend import Backend, load_backend
 from msprobe_engine.errors import DumpFormatError
 from msprobe_engine.guard import Faults, is_of_training
 from msprobe_engine.records import TensorRef
-from msprobe_integrations.mindspore import npy
+from msprobe_integrations.mindspore import memory, npy
 from msprobe_integrations.mindspore.backend import MindSporeBackend
 from msprobe_integrations.mindspore.dtypes import KERNEL
 
@@ -179,6 +179,43 @@ def test_a_tensor_that_failed_raises_what_the_framework_raises() -> None:
     assert is_of_training(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("kind", "fail"),
+    [
+        (RuntimeError, lambda: ops.cholesky(Tensor(-np.eye(3, dtype=np.float32)))),
+        (ValueError, lambda: ops.tensor_scatter_update(Tensor(np.ones(3, np.float32)), Tensor([[7]], mindspore.int32), Tensor([1.0]))),
+    ],
+)
+@pytest.mark.parametrize("look", [lambda b, t: b.reduce(t), lambda b, t: b.describe(t), lambda _, t: npy.bytes_of(t)])
+def test_a_failure_in_the_midst_of_an_operator_is_not_lost(kind: type[Exception], fail: Any, look: Any) -> None:
+    """What an operator says while it runs is told once; its result has a shape and memory that nothing was written to. Whatever type the
+    error has, and whatever the probe asks first, it is raised."""
+    result = fail()
+
+    def goes_on() -> None:
+        try:
+            look(MindSporeBackend(), result)
+        except kind as error:
+            assert is_of_training(error)  # noqa: PT017 - the framework's own, unmarked, may come later
+            raise
+        result.asnumpy()  # a description need not wait
+
+    with pytest.raises(kind):
+        goes_on()
+
+
+def test_memory_that_cannot_be_reached_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor with a shape whose memory is out of reach at every try is no failure of the training."""
+
+    def gone(_tensor: Any) -> Any:
+        raise RuntimeError("Current Tensor has no device!")
+
+    monkeypatch.setattr(memory, "_on_host", gone)
+    backend = MindSporeBackend()
+    assert backend.reduce(Tensor([1.0])).row == -1
+    assert backend.unsupported == {"not readable: RuntimeError: Current Tensor has no device!": 1}
+
+
 def test_what_has_no_values_has_no_row_and_is_counted() -> None:
     """A tensor that is not initialised, of a shape that is not known, or of a type that no kernel reads has row -1 and a reason."""
     backend = MindSporeBackend()
@@ -187,6 +224,7 @@ def test_what_has_no_values_has_no_row_and_is_counted() -> None:
     assert [backend.reduce(x).row for x in (lazy, open_shape, Tensor([1.0, 2.0], mindspore.hifloat8))] == [-1, -1, -1]
     assert backend.unsupported == {"not initialised": 1, "shape is not known": 1, "no kernel: HiFloat8": 1}
     assert backend.reduce("no tensor").row == -1
+    assert backend.reduce(None) == (-1, ("NoneType", "", (), None, "", ()))
 
 
 def test_checksums_are_those_of_the_bytes() -> None:
