@@ -17,6 +17,7 @@ from mindspore import Tensor, mint, nn, ops
 
 from msprobe_engine.errors import SettingsError
 from msprobe_integrations.mindspore.debugger import PrecisionDebugger
+from msprobe_integrations.mindspore.free_benchmark import checker
 from msprobe_integrations.mindspore.wrappers import WRAPPERS
 
 PAGE = Path(__file__).parents[2] / "docs" / "free-benchmark.md"
@@ -198,6 +199,20 @@ def test_failures_of_the_second_run_are_counted(tmp_path: Path) -> None:
     one_step(around, lambda: mint.add(x, x))
     assert not around.faults.disabled
     assert int(operators(around, tmp_path)["Mint.add"]["checked"]) >= 1
+
+
+@pytest.mark.parametrize("handler", ["check", "fix"])
+def test_a_second_run_without_a_kernel_does_not_come_back(handler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MindSpore reports a failure again in later calls; those of the training do not see it. (bfloat16 stands for a missing kernel.)"""
+    monkeypatch.setattr(checker, "_improved", lambda tensor: tensor.astype(mindspore.bfloat16))
+    monkeypatch.setattr(mindspore, "float32", mindspore.bfloat16)
+    around = debugger(tmp_path, handler_type=handler, list=["Functional.softmax", "Functional.erfinv"])
+    x = Tensor(np.linspace(0, 0.5, 16).reshape(4, 4), mindspore.float16)
+    for _ in range(4):
+        result = one_step(around, lambda: (ops.softmax(x, -1), ops.erfinv(x), mint.add(x, x).asnumpy(), ops.exp(x).asnumpy()))
+        assert result[0].asnumpy().dtype == np.float16
+    assert not around.faults.disabled
+    assert "no second run (TypeError): 4" in operators(around, tmp_path)["Functional.erfinv"]["skipped"]
 
 
 @pytest.mark.parametrize("section", [{"pert_mode": "to_cpu", "fuzz_device": "cpu"}, {"if_preheat": True}])

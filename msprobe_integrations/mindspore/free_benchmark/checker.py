@@ -2,7 +2,8 @@
 
 The second run works on copies, outside of autograd, and draws no random numbers, so with handler ``check`` the training computes what it
 would without. Its failures are counted, not raised: higher precision may have no kernel. MindSpore reports them when a result is
-read, so results are read at once; those of the training first, whose failures are the training's.
+read, so results are read at once; those of the training first, whose failures are the training's. A failure that was reported
+may be reported again, in any number of later calls, until somebody waits for all of them (run on 2.10), so that is done too.
 """
 
 from __future__ import annotations
@@ -145,6 +146,7 @@ class Checker:
                 again = [tensor for tensor in tensors_of(api.function(*args, **kwargs)) if kind(tensor)]
                 found = [values_of(tensor) for tensor in again]
             except Exception as error:
+                _forget()
                 raise Unperturbed(f"no second run ({type(error).__name__})") from None
         if len(results) != len(again):
             raise Unperturbed("results of other shapes")
@@ -209,6 +211,7 @@ class Checker:
         except Unperturbed:
             raise
         except Exception as error:
+            _forget()
             raise Unperturbed(f"no second run ({type(error).__name__})") from None
         self._table.looked(f"{api.prefix}.{api.name}").checked += 1
         return replaced
@@ -239,6 +242,7 @@ class Checker:
         except Unperturbed as error:
             looked.skip(str(error))
         except Exception as error:
+            _forget()
             looked.skip(f"no gradients ({type(error).__name__})")
 
 
@@ -246,12 +250,23 @@ def _settled(structure: Any) -> list[Any]:
     """The float tensors of what the training has computed, when they are there. An error is the training's own: it goes on as it
     would have come out of the program's next read."""
     try:
+        autograd.executor.sync()
         found = [tensor for tensor in tensors_of(structure) if kind(tensor)]
         for tensor in found:
             values_of(tensor)
     except Exception as error:
         raise of_training(error) from None
     return found
+
+
+def _forget() -> None:
+    """A failure of a second run is not reported again in calls of the training."""
+    for _ in range(3):
+        try:
+            autograd.executor.sync()
+        except Exception:
+            continue
+        return
 
 
 def _improved(tensor: Any) -> Any:
