@@ -17,7 +17,17 @@ from msprobe_engine.code_mapping.ir import Node, read_nodes
 from msprobe_engine.code_mapping.lookup import Found, Lookup
 from msprobe_engine.compare.tables import unwritable
 from msprobe_engine.compare.tables.wholefile import WholeFile
-from msprobe_engine.dump.kernel_files import MAPPING, STATISTIC, kernel_directories, kernel_files, parse_name, read_mapping, read_rows
+from msprobe_engine.dump.kernel_files import (
+    MAPPING,
+    STATISTIC,
+    KernelFile,
+    in_order,
+    kernel_directories,
+    kernel_files,
+    parse_name,
+    read_mapping,
+    read_rows,
+)
 from msprobe_engine.dump.layout import make_directories
 from msprobe_engine.errors import DumpFormatError, UsageError
 from msprobe_engine.sinks.names import plain_name, safe_cell, utf8
@@ -40,6 +50,7 @@ class Mapped:
         rows: of all tables.
         located: rows with source lines of the operator itself.
         near: rows with lines of something near, which the first line says.
+        without: rows whose operator is in the graph without any line.
         parameters: rows that are no operator's.
         unknown: operators that no graph knows, each once.
         notes: sentences about what was left out.
@@ -50,6 +61,7 @@ class Mapped:
     rows: int = 0
     located: int = 0
     near: int = 0
+    without: int = 0
     parameters: int = 0
     unknown: dict[str, None] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -57,6 +69,8 @@ class Mapped:
     def text(self) -> str:
         """A few lines for the terminal."""
         lines = [f"{self.rows} rows: {self.located} with source lines, {self.near} with those of a neighbour in the graph"]
+        if self.without:
+            lines.append(f"{self.without} rows are of operators that the graph has no line for")
         if self.parameters:
             lines.append(f"{self.parameters} rows are parameters and inputs, which no line makes")
         if self.unknown:
@@ -137,18 +151,27 @@ def _data(dump: Path, found: Mapped) -> tuple[list[tuple[Path, str, str]], list[
         return [(dump, parsed.op_name, parsed.op_type)], []
     if not dump.is_dir():
         raise UsageError(f"{dump}: there is no such file or directory; give a .npy file, a {STATISTIC}, or a directory of a kernel dump")
-    tensors: list[tuple[Path, str, str]] = []
+    iterations: dict[tuple[str, int, str], list[KernelFile]] = {}
     tables: list[Path] = []
     for directory in kernel_directories(dump):
         files, others = kernel_files(directory)
-        tensors += [(file.path, file.op_name, file.op_type) for file in files]
+        iterations.setdefault(_iteration(directory), []).extend(files)
         if others:
             found.notes.append(f"{directory}: {len(others)} .npy files are no kernel's ({others[0]}); left out")
         if (directory / STATISTIC).is_file():
             tables.append(directory / STATISTIC)
+    tensors = [(file.path, file.op_name, file.op_type) for _, files in sorted(iterations.items()) for file in in_order(files)]
     if not tensors and not tables:
         raise UsageError(f"{dump}: has no tensor file of a kernel dump and no {STATISTIC} in it; give what MINDSPORE_DUMP_CONFIG wrote")
     return tensors, tables
+
+
+def _iteration(directory: Path) -> tuple[str, int, str]:
+    """What orders directories: the graphs of one iteration (``Net/{graph}/{iteration}``) run one among the other."""
+    graph, number = directory.parent.name, directory.name
+    if all(name.isascii() and name.isdecimal() and len(name) < 19 for name in (graph, number)):
+        return str(directory.parent.parent), int(number), ""
+    return str(directory.parent), -1, number
 
 
 def _tensor_rows(tensors: Iterable[tuple[Path, str, str]], lookup: Lookup, found: Mapped) -> Iterator[Sequence[str]]:
@@ -185,6 +208,7 @@ def _cells(nodes: Found, name: str, kind: str, found: Mapped) -> tuple[str, str]
     own = any(node.has_source and not node.lines[0].startswith("No line") for node in nodes.nodes)
     found.located += own
     found.near += bool(lines) and not own
+    found.without += not lines
     scopes = "\n".join(dict.fromkeys(node.scope for node in nodes.nodes))
     return "\n".join(lines)[:_LONGEST_CELL], scopes[:_LONGEST_CELL]
 

@@ -180,6 +180,20 @@ def test_a_statistic_table_gets_two_columns(tmp_path: Path) -> None:
         assert table(given) == table(written)
 
 
+def test_graphs_of_an_iteration_are_told_in_one(tmp_path: Path) -> None:
+    """By time over all graphs, iteration after iteration by number; an operator without a line is counted."""
+    graph = ir(tmp_path, NEW.replace("# In file net.py:10~19, 4~16/    def construct(self, x):/\nsubgraph", "subgraph"))
+    name = "AddExt.Default_AddExt-op10.0.0.{}.output.0.DefaultFormat.Float32"
+    for number, (first, second) in {"2": (10, 20), "10": (40, 50)}.items():
+        dump(tmp_path / "d" / "Net" / "1" / number, name.format(second))
+        dump(tmp_path / "d" / "Net" / "0" / number, name.format(first), "Load.Default_Load-op0.0.0.99.output.0.DefaultFormat.Float32")
+    found = map_code([graph], tmp_path / "d", tmp_path / "out")
+    times = [row[0].split(".0.0.")[1].split(".")[0] for row in table(found.files[0])[1:]]
+    assert times == ["10", "20", "99", "40", "50", "99"]
+    assert (found.near, found.without) == (4, 2)
+    assert "2 rows are of operators that the graph has no line for" in found.text()
+
+
 def test_what_is_none_is_said(tmp_path: Path) -> None:
     """No graph, no dump, a graph of another run: each with what to give instead; nothing is written."""
     graph, where = ir(tmp_path), dump(tmp_path / "d" / "rank_0", "Sub.Other_Sub-op3.0.0.40.output.0.DefaultFormat.Float32", "stray")
