@@ -14,8 +14,8 @@ from forkpool import run_ranks
 
 from msprobe_engine import histograms
 from msprobe_engine.settings.schema import MonitorSettings
-from msprobe_integrations.deepspeed.source import DeepSpeedSource
 from msprobe_integrations.common.parameter_watch import ParameterWatch
+from msprobe_integrations.deepspeed.source import DeepSpeedSource
 
 EVERYTHING = replace(EVERY_FAMILY, micro_batch_gradients=True, histograms=("grad_reduced", "update"))
 OFFLOAD = {"zero": {"offload_optimizer": {"device": "cpu"}}, "zero_force_ds_cpu_optimizer": False}
