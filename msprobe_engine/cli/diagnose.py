@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     """0 nothing found, 1 found, 3 nothing found in what could be read; errors are raised as `ProbeError`, which the entry point turns
     into 2."""
     from msprobe_engine.compare.mapped import Mappings
-    from msprobe_engine.diagnose import renames
+    from msprobe_engine.diagnose import renames, two_frameworks
     from msprobe_engine.diagnose.findings import NONE
     from msprobe_engine.diagnose.run import diagnose
     from msprobe_engine.errors import SinkError
@@ -61,11 +61,14 @@ def run(args: argparse.Namespace) -> int:
     try:
         _, page = found.write(args.output_path)
         names = renames.write(found, Path(args.output_path) / renames.FILE)
+        functions = two_frameworks.write(found, Path(args.output_path) / two_frameworks.FILE)
     except OSError as error:
         raise SinkError(f"cannot write {args.output_path}: {error.strerror or error}; name another directory with -o") from error
     print(f"Page: {page}")
     if names is not None:
         print(printable(f"Mapping: {names}; with -cm {names} these names are no difference (msprobe diagnose and compare take it)"))
+    if functions is not None:
+        print(printable(f"Mapping: {functions}; functions that are likely to be the same; look it through and give it back with -am"))
     for problem in found.problems:
         print(printable(f"warning: {problem}"), file=sys.stderr)
     if found.finding != NONE:

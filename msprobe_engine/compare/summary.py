@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine.compare.work import MOST_NAMES, Result
-from msprobe_engine.diagnose import renames
+from msprobe_engine.diagnose import renames, two_frameworks
 from msprobe_engine.diagnose.findings import NONE, Diagnosis, finite_json
 from msprobe_engine.dump.layout import write_file
 from msprobe_engine.errors import SinkError
@@ -38,6 +38,7 @@ class Comparison:
         problems: what could not be read or compared.
         summary: the json file; None before `write`.
         mapping: the names that differ as a cell mapping; None when there are none, and before `write`.
+        functions: functions that are likely to be the same, of two frameworks, as an api mapping; likewise.
     """
 
     target: str
@@ -50,6 +51,7 @@ class Comparison:
     problems: list[str] = field(default_factory=list)
     summary: Path | None = None
     mapping: Path | None = None
+    functions: Path | None = None
 
     @property
     def finding(self) -> str:
@@ -135,6 +137,8 @@ class Comparison:
             lines.append(_line("files", _some(self.files, len(self.files), 4)))
         if self.mapping is not None:
             lines.append(_line("mapping", f"{self.mapping}; with -cm {self.mapping} these names are no difference"))
+        if self.functions is not None:
+            lines.append(_line("mapping", f"{self.functions}; functions that are likely to be the same, for -am"))
         if self.summary is not None:
             lines.append(_line("summary", str(self.summary)))
         return "\n".join(one_line(line) for line in lines)
@@ -149,6 +153,8 @@ class Comparison:
             write_file(path, [finite_json(self.as_json())])
             if self.diagnosis is not None:
                 self.mapping = renames.write(self.diagnosis, path.with_name(f"{path.stem.replace('compare_summary', 'cell_mapping')}.yaml"))
+                place = path.with_name(f"{path.stem.replace('compare_summary', 'api_mapping')}.yaml")
+                self.functions = two_frameworks.write(self.diagnosis, place)
         except OSError as error:
             raise SinkError(f"cannot write {path}: {error.strerror or error}; name another output directory or free some space") from error
         self.summary = path

@@ -75,6 +75,9 @@ class Result:
 WRONG = frozenset(("error", "No", "Different"))
 """Verdicts of rows that are not explained by others."""
 
+EXPLAINED = "pass"
+"""Verdict of a row without a partner, where it needs none."""
+
 OFF = frozenset(("error", "warning", "No", "Warning", "Different", "Unmatched", "unmatched"))
 """Verdicts of rows that are off, in the words of both generations."""
 
@@ -184,7 +187,7 @@ def _write(found: Result, task: Task, options: CompareOptions, output: Path, sta
                     tables.append(open_table(path, columns, mode, options.compat, f"{task.place}: {task.target}"))
             for table in tables:
                 table.write(block)
-            _count(found, block)
+            _count(found, block, not options.compat)
             if advisor is not None:
                 advisor.see(block)
         for table in tables:
@@ -205,7 +208,8 @@ def _write(found: Result, task: Task, options: CompareOptions, output: Path, sta
         found.problems.append(f"{task.place}: no row of {task.target} could be put into a table")
 
 
-def _count(found: Result, block: Block) -> None:
+def _count(found: Result, block: Block, explained: bool) -> None:
+    """`explained`: rows without a partner that pass need none, and are not counted as rows of one side."""
     names, others = block[TARGET_NAME], block[GOLDEN_NAME]
     rows = len(names)
     found.rows += rows
@@ -216,18 +220,19 @@ def _count(found: Result, block: Block) -> None:
         found.verdicts[word] = found.verdicts.get(word, 0) + number
     # the words of 8.1.1 have one level, the colour of the row has both
     found.wrong += list(block[COLOUR]).count(RED) if COLOUR in block else sum(verdict in WRONG for verdict in verdicts)
-    found.only_target += _alone(found.names["target"], names, others)
-    found.only_golden += _alone(found.names["golden"], others, names)
+    known = [verdict == EXPLAINED for verdict in verdicts] if explained else [False] * rows
+    found.only_target += _alone(found.names["target"], names, others, known)
+    found.only_golden += _alone(found.names["golden"], others, names, known)
     if not found.first and OFF & found.verdicts.keys():
         found.first = next((_name(names[i], others[i]) for i, verdict in enumerate(verdicts) if verdict in OFF), "")
 
 
-def _alone(known: list[str], names: Sequence[Any], others: Sequence[Any]) -> int:
-    """Rows of `names` that have no partner; the first few are added to `known`."""
-    number = others.count(UNMATCHED) if isinstance(others, list) else sum(other == UNMATCHED for other in others)
-    if number and len(known) < MOST_NAMES:
-        known += [str(names[i]) for i, other in enumerate(others) if other == UNMATCHED][: MOST_NAMES - len(known)]
-    return number
+def _alone(known: list[str], names: Sequence[Any], others: Sequence[Any], explained: Sequence[bool]) -> int:
+    """Rows of `names` that have no partner and are not explained; the first few are added to `known`."""
+    alone = [i for i, other in enumerate(others) if other == UNMATCHED and not explained[i]]
+    if alone and len(known) < MOST_NAMES:
+        known += [str(names[i]) for i in alone[: MOST_NAMES - len(known)]]
+    return len(alone)
 
 
 def _name(name: Any, other: Any) -> str:

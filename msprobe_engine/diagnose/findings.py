@@ -82,6 +82,8 @@ class Diagnosis:
         unmatched: calls of one side only: ``{"target": [...], "golden": [...]}``.
         renamed: module paths that the other side calls otherwise.
         mapping: the same as ``path.Class``: a cell mapping (``-cm``), with which these names are no difference any more.
+        functions: of two frameworks, functions of the target that are likely to be others of the golden side: an api mapping (``-am``).
+        aligned: of two frameworks, records that have their place on the other side, and all: ``{"target": {"modules": [72, 73], ...}}``.
         unseen: the target has something that is not finite, or may have, where nothing was held against it. Not in the json.
         nothing: the headline when nothing was found: what one run was searched for; "" of two that were compared. Not in the json.
     """
@@ -96,6 +98,8 @@ class Diagnosis:
     unmatched: dict[str, list[str]] = field(default_factory=dict)
     renamed: dict[str, str] = field(default_factory=dict)
     mapping: dict[str, str] = field(default_factory=dict)
+    functions: dict[str, str] = field(default_factory=dict)
+    aligned: dict[str, dict[str, list[int]]] = field(default_factory=dict)
     unseen: bool = False
     nothing: str = ""
 

@@ -27,6 +27,7 @@ from msprobe_engine.diagnose import (
     samples,
     saved,
     started,
+    two_frameworks,
 )
 from msprobe_engine.diagnose.begun import Begun
 from msprobe_engine.diagnose.divergence import Divergence, diverge
@@ -282,6 +283,7 @@ class _Way:
         if before is not None and (found.suspects or not before.origins):
             found.evidence += layouts.said(before)
         renames.say(found)
+        two_frameworks.say(found)
         if before is not None and before.noise:
             found.evidence.append(
                 f"Products carry noise of up to {before.noise / 4:.1e}: one of the runs computes them with fewer bits (TF32); that is "
@@ -331,6 +333,7 @@ def _note_structure(found: Diagnosis, divergence: Divergence) -> None:
             for word, places in zip(("target", "golden"), returns.on_one_side(walker)):
                 found.unmatched[word] += [name for name in places[:100] if name not in found.unmatched[word]]
     renames.note(found, divergence)
+    two_frameworks.note(found, divergence)
 
 
 def _one_program(target: Mapping[int, Side], golden: Mapping[int, Side]) -> bool:
