@@ -11,6 +11,8 @@ from typing import Any
 
 import mindspore
 
+from msprobe_integrations.mindspore import environment
+
 Parameter: Any = mindspore.Parameter
 STATES: Mapping[str, Mapping[str, str]] = {
     "Adam": {"moment1": "exp_avg", "moment2": "exp_avg_sq", "vhat": "max_exp_avg_sq"},
@@ -52,6 +54,7 @@ class OptimizerView:
         self.optimizer = optimizer
         self.name = _known_class(optimizer)
         self._states: dict[int, dict[str, Any]] | None = None
+        self._groups: dict[int, int] = {}
 
     @property
     def parameters(self) -> tuple[Any, ...]:
@@ -82,9 +85,12 @@ class OptimizerView:
     def hyper(self, parameter: Any) -> dict[str, Any]:
         """The parameter's own group, ``algorithm`` (``""``: unknown) and ``optimizer`` (name of the class)."""
         found: dict[str, Any] = {}
-        for group in getattr(self.optimizer, "param_groups", None) or ():
-            if any(one is parameter for one in group["params"]):
-                found = {key: value for key, value in group.items() if key != "params"}
+        groups = getattr(self.optimizer, "param_groups", None)
+        if groups:
+            if id(parameter) not in self._groups:
+                self._groups = {id(one): i for i, group in enumerate(groups) for one in group["params"]}
+            group = groups[self._groups[id(parameter)]] if id(parameter) in self._groups else {}
+            found = {key: value for key, value in group.items() if key != "params"}
         found["algorithm"] = _ALGORITHMS.get(self.name, "")
         found["optimizer"] = type(self.optimizer).__name__
         if found.get("betas") is not None:
@@ -117,8 +123,11 @@ class OptimizerView:
         if groups:
             return groups[0].get("lr")
         rate = getattr(self.optimizer, "learning_rate", None)
+        if isinstance(rate, (tuple, list, mindspore.nn.CellList)):  # one per group of parameters
+            rate = rate[0] if len(rate) else None
         if isinstance(rate, mindspore.nn.Cell):  # a schedule: its value is made by a call of it
-            return rate(self.optimizer.global_step) if type(rate).__module__.startswith("mindspore.") else None
+            with environment.no_grad():
+                return rate(self.optimizer.global_step) if type(rate).__module__.startswith("mindspore.") else None
         return rate if isinstance(rate, (float, int, mindspore.Tensor)) else None
 
     def _setting(self, *names: str) -> Any:

@@ -190,6 +190,33 @@ def test_two_optimizers(probes: list[MindSporeProbe]) -> None:
         assert names(probe.frames[1], family) == ["first.weight", "first.bias", "second.weight", "second.bias"]
 
 
+@pytest.mark.parametrize("kind", ["number", "schedule", "groups", "list", "experimental groups"])
+def test_learning_rate(kind: str, probes: list[MindSporeProbe]) -> None:
+    """The learning rate of a step is that of the first group, also where a schedule makes it; the training has the same bits."""
+    decay = nn.ExponentialDecayLR(0.5, 0.5, 1)
+
+    def groups(p: Any) -> list[dict[str, Any]]:
+        return [{"params": list(p[:2]), "lr": 0.25}, {"params": list(p[2:]), "lr": 0.125}]
+
+    make: dict[str, Any] = {
+        "number": lambda p: nn.SGD(p, 0.25),
+        "schedule": lambda p: nn.SGD(p, decay),
+        "groups": lambda p: nn.SGD(groups(p), 0.5),
+        "list": lambda p: nn.SGD(p, [0.5, 0.25, 0.125]),
+        "experimental groups": lambda p: ms.experimental.optim.SGD(groups(p), 0.5),
+    }
+    probe = MindSporeProbe(programs.settings(gradients=True, updates=True))
+    probes.append(probe)
+    net, optimizer = programs.build(make[kind])
+    probe.attach(net, optimizer)
+    result = programs.train(net, optimizer, probe, 3)
+    probe.close()
+    assert result == programs.train(*programs.build(make[kind]), None)
+    expected = [0.5, 0.25, 0.125] if kind in ("schedule", "list") else [0.25] * 3
+    assert [frame.scalars["learning_rate"] for frame in probe.frames] == pytest.approx(expected)
+    assert len(names(probe.frames[1], "update")) == 6
+
+
 def test_evaluation_and_exceptions(probes: list[MindSporeProbe]) -> None:
     """A pause is not seen; a forward pass that raises leaves nothing behind, and its error is the user's."""
     probe = MindSporeProbe(programs.settings(activations=True, activation_gradients=True, gradients=True))
