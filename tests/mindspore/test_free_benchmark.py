@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 import re
 import runpy
 from collections.abc import Callable
@@ -186,6 +187,20 @@ def test_selections(tmp_path: Path) -> None:
     for _ in range(3):
         one_step(around, lambda: (ops.exp(x), ops.exp2(x * 2), mint.exp(x), mint.exp(x)))
     assert [(row["step"], row["api_name"]) for row in rows(tmp_path)] == [("1", "Functional.exp.0"), ("1", "Mint.exp.1")]
+
+
+def test_nothing_looked_at_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A step that never comes, or a name that nothing has."""
+    around = debugger(tmp_path, step=(7,))
+    monitor = logging.getLogger("msprobe")
+    monitor.addHandler(caplog.handler)
+    try:
+        one_step(around, lambda: mint.add(1, Tensor([1.0])))
+        around.run.extras.close()
+    finally:
+        monitor.removeHandler(caplog.handler)
+    assert "no call of an API was looked at" in caplog.text
+    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
 
 
 def test_failures_of_the_second_run_are_counted(tmp_path: Path) -> None:

@@ -93,7 +93,11 @@ class FreeBenchmark:
         self.end_step(0)
         with self._faults.guard("free benchmark"):
             path = self._table.summary(self._rank)
-            if path is not None:
+            if path is None:
+                log.warning(
+                    "free benchmark: no call of an API was looked at; see that start() is before the forward pass, and at rank, step, list"
+                )
+            else:
                 log.info(f"{self._table.text()}; all operators: {path}")
 
 
