@@ -203,5 +203,6 @@ class CellSource:
 
 def _sliced() -> bool:
     """Does the framework cut parameters into slices over the ranks?"""
-    mode = str(mindspore.get_auto_parallel_context("parallel_mode"))
+    context = getattr(mindspore, "get_auto_parallel_context", None)
+    mode = str(context("parallel_mode")) if context is not None else ""
     return mode in ("semi_auto_parallel", "auto_parallel")

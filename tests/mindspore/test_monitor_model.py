@@ -140,3 +140,23 @@ def test_pack_of_what_the_run_was_started_with() -> None:
     found = {name: settings[name]["value"] for name in ("optimizer.class", "optimizer.lr", "optimizer.betas", "seed")}
     assert found == {"optimizer.class": "Adam", "optimizer.lr": 0.01, "optimizer.betas": [0.9, 0.999], "seed": 11}
     assert set(pack.json(entries.of_step("weights", 0, 0))) == {p.name for p in optimizer.parameters}
+
+
+def test_settings_that_change_while_the_training_runs() -> None:
+    """With hot the file is followed: what is monitored changes at a step, and the hooks with it."""
+    text = "strict: true\noutput_dir: out\nmonitor: {hot: true, gradients: %s, activations: %s}\nsinks: {memory: true}\n"
+    Path("probe.yaml").write_text(text % ("true", "false"))
+    net, optimizer = programs.build(lambda p: nn.SGD(p, 1e-2))
+    probe = MindSporeProbe.from_config("probe.yaml")
+    probe.attach(net, optimizer)
+    gradient = ms.value_and_grad(lambda x: (net(x) ** 2).mean(), None, optimizer.parameters)
+    for step, x in enumerate(programs.data(5)):
+        probe.begin_step(step)
+        _, gradients = gradient(x)
+        optimizer(gradients)
+        if step == 1:
+            Path("probe.yaml").write_text(text % ("false", "true") + "# changed\n")
+        probe.end_step()
+    probe.close()
+    families = [{sample.family for sample in frame.samples} for frame in probe.frames]
+    assert families == [{"grad_reduced"}] * 2 + [{"actv"}] * 3
