@@ -298,8 +298,8 @@ class _Way:
         found = self.found
         largest = max((walk.largest for walk in before.walks.values()), default=0.0)
         same = not largest or any(recorders.differ(walker.side, walker.golden.side) for walker in before.walkers.values())
-        if same and (found.renamed or any(found.unmatched.values())):
-            found.finding = findings.STRUCTURE  # with round-off between them the calls are another way to the same numbers
+        if same and not found.aligned and (found.renamed or any(found.unmatched.values())):
+            found.finding = findings.STRUCTURE  # with round-off between them, or in another framework, the calls are another way to them
         equal = _SAME_BESIDE_NAN if self._hidden else _SAME
         found.evidence.append(f"The largest difference is {_amount(before, largest)}." if largest else equal)
 

@@ -1,30 +1,22 @@
 """The small transformer in MindSpore, dumped by PrecisionDebugger: ``train_mindspore.py OUT LEVEL TASK STYLE STEPS [FAULT]``.
 
-Styles: ``plain`` (nn.Dense, ops), ``mint`` (mint.nn.Linear, mint), ``primitive`` (operators as members of Cells), ``named`` (other names for
-everything), ``fused`` (one layer for queries, keys and values), ``functions`` (activation and normalization without Cells of their own).
-A fault is one of `FAULTS`.
+Styles: ``plain`` (nn.Dense, ops), ``mint`` (mint.nn.Linear, mint), ``primitive`` (operators as members of Cells), ``named`` (other names
+for everything), ``fused`` (one layer for queries, keys and values), ``functions`` (activation as a function, normalization out of its
+parts). A fault is one of `FAULTS`.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-import weights as w
-
-if os.environ.get("MSPROBE_SHIM"):  # the existing tool calls a function that has no kernel on CPU
-    import mindspore
-    from mindspore import mint, ops
-
-    mint.norm = lambda x, *args, **kwargs: ops.sqrt(ops.reduce_sum(ops.square(x.astype(mindspore.float32))))
-
 import mindspore as ms
 import numpy as np
+import weights as w
 from mindspore import Parameter, Tensor, mint, nn, ops
 
 HEAD = w.HIDDEN // w.HEADS
@@ -67,7 +59,8 @@ GOOD: dict[str, Any] = {
     "epsilon": w.EPSILON, "last_epsilon": w.EPSILON, "final_epsilon": w.EPSILON, "mask": -1e9, "diagonal": 1, "scale": HEAD**0.5,
     "transposed": "", "exchanged": (), "gelu": False, "activation": "gelu", "dropout": 0.0, "rate": w.RATE, "beta1": 0.9, "decay": 0.0,
     "order": None, "residual": True, "bias": True, "embedding_scale": 1.0, "norm_after": False, "axis": -1, "half": False,
-    "heads_first": False, "final_norm": True, "smoothing": 0.0, "reduction": "mean", "frozen": "", "cut": False, "clip": 0.0, "shift": False,
+    "heads_first": False, "final_norm": True, "smoothing": 0.0, "reduction": "mean", "frozen": "", "cut": False, "clip": 0.0,
+    "shift": False,
 }  # fmt: skip
 
 OTHER_NAMES = {
