@@ -228,9 +228,16 @@ class CallRecorder(ABC):
         outputs = self.differentiable(result)
         if not outputs:
             return
+        watch = self.watch_of(call, len(edges), len(outputs))
+        if watch is not None and watch.start(edges, outputs, call.since):
+            self._waits(watch)
+            self.watched(watch, outputs)
+
+    def watch_of(self, call: Call, n_inputs: int, n_outputs: int) -> Any:
+        """What collects the gradients of a call; None when too many wait already, which is counted."""
         if self._open >= self.most_open:
             self.pipeline.lose("gradients of calls, too many without a backward pass")
-            return
+            return None
         reduce: Callable[[Any], TensorRef | None] = self.reduce_gradient
         if self.keeper is not None:
             reduce = self.reduce_gradient_for(call.backward_name)
@@ -240,11 +247,11 @@ class CallRecorder(ABC):
         if self.range is not None:
             reduce, arriving = partial(self._reduce_in_range, call, reduce), partial(self._reduce_in_range, call, arriving)
             begun = self._backward_begins
-        watch = self.watch(call, len(edges), len(outputs), reduce, self._gradients, self._broken, begun, arriving)
-        if watch.start(edges, outputs, call.since):
-            self._watches.append(watch)
-            self._open += 1
-            self.watched(watch, outputs)
+        return self.watch(call, n_inputs, n_outputs, reduce, self._gradients, self._broken, begun, arriving)
+
+    def _waits(self, watch: GradientWatch) -> None:
+        self._watches.append(watch)
+        self._open += 1
 
     def without_values(self, tensor: Any, why: str) -> TensorRef:
         """A tensor that is described and whose values are not looked at."""

@@ -46,7 +46,7 @@ recording: Callable[[], bool] = getattr(executor, "requires_grad", executor.grad
 """Does autograd record what is called now?"""
 
 
-_TYPES = frozenset(
+TYPES = frozenset(
     kind
     for name in ("float16", "float32", "float64", "bfloat16", "complex64", "complex128")
     if (kind := getattr(mindspore, name, None)) is not None
@@ -55,13 +55,13 @@ _TYPES = frozenset(
 
 def needs(tensor: Any) -> bool:
     """Can a gradient of this tensor come? Inputs of the differentiated function are marked whatever their type."""
-    return tensor._requires_grad is True and tensor.dtype in _TYPES
+    return tensor._requires_grad is True and tensor.dtype in TYPES
 
 
 def place(tensor: Any) -> bool:
     """Has a tensor of which no gradient comes a place in the backward record of an API? Those that could have one by their type, and,
     as in the existing format, integers that autograd follows (labels)."""
-    return tensor.dtype in _TYPES or tensor._requires_grad is True
+    return tensor.dtype in TYPES or tensor._requires_grad is True
 
 
 def edge(tensor: Any) -> Edge | None:

@@ -78,7 +78,7 @@ class Capture:
         if not autograd.available:
             warn_once(
                 "mindspore backward",
-                "backward records of calls need MindSpore 2.10 or later; forward records and gradients of parameters are complete",
+                "backward records of functions need MindSpore 2.10 or later; this version has those of Cells and of parameters",
             )
         if self.modules is not None:
             self.modules.install()

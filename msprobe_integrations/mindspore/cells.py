@@ -14,6 +14,7 @@ from msprobe_integrations.common.calls import Call
 from msprobe_integrations.common.doors import Doors
 from msprobe_integrations.common.modules import ModuleInfo, NamedModules
 from msprobe_integrations.mindspore import models as models_of
+from msprobe_integrations.mindspore import taps
 from msprobe_integrations.mindspore.autograd import recording
 from msprobe_integrations.mindspore.hooks import at_gradient
 from msprobe_integrations.mindspore.recorder import Recorder
@@ -85,15 +86,18 @@ class CellCapture(NamedModules[CellInfo]):
 
     def _put_on(self, around: Sequence[CellInfo], own: Sequence[CellInfo]) -> None:
         self._known = {id(info.module): info for info in around}
+        if self._recorder.taps:
+            taps.PASSES.install()
         for entrance in dict.fromkeys(info.entrance for info in around):
             self._doors.add(entrance, "__call__", self._handler(entrance))
         for info in own:
             info.parameters = {name: p for name, p in models_of.parameters_of(info.module).items() if p is not None}
-            if self._recorder.backward:
+            if self._recorder.backward or self._recorder.taps:
                 self._watch_parameters(info)
 
     def _take_off(self) -> None:
         self._doors.close()
+        taps.PASSES.remove()
         self._known = {}
         for handle in self._handles:
             handle.remove()
@@ -106,6 +110,8 @@ class CellCapture(NamedModules[CellInfo]):
                 return following(cell, *args, **kwargs)
             recorded = recording()
             call = self._begin(info, args, kwargs)
+            if call is not None and self._recorder.taps:
+                return self._tapped(call, following, cell, args, kwargs)
             try:
                 result = following(cell, *args, **kwargs)
             except BaseException:
@@ -117,6 +123,25 @@ class CellCapture(NamedModules[CellInfo]):
             return result
 
         return called
+
+    def _tapped(self, call: Call, following: Callable[..., Any], cell: Any, args: Any, kwargs: Any) -> Any:
+        """The call of a Cell where gradients come from operators around it."""
+        recorder = self._recorder
+        try:
+            args, kwargs = recorder.tap_inputs(call, args, kwargs)
+        except Exception as error:
+            self._fail(error)
+        try:
+            result = following(cell, *args, **kwargs)
+        except BaseException:
+            self._end(call, None, failed=True)
+            raise
+        self._end(call, result)
+        try:
+            return recorder.tap_output(call, result)
+        except Exception as error:
+            self._fail(error)
+            return result
 
     def _begin(self, info: CellInfo, args: Any, kwargs: Any) -> Call | None:
         try:

@@ -15,11 +15,20 @@ from msprobe_integrations.common.doors import Doors
 from msprobe_integrations.mindspore import environment
 from msprobe_integrations.mindspore.api import ApiCapture, Note
 
-_bytecode: Any
-try:
-    _bytecode = importlib.import_module("mindspore.graph._utils.pijit_context")
-except ImportError:  # before 2.9, or without this mode
-    _bytecode = None
+_PLACES = ("mindspore.graph._utils.pijit_context", "mindspore.common._pijit_context")
+"""Where the mode ``bytecode`` is; the first that exists, from 2.9 on the second is only an alias."""
+
+
+def _module() -> Any:
+    for place in _PLACES:
+        try:
+            return importlib.import_module(place)
+        except ImportError:
+            continue
+    return None
+
+
+_bytecode: Any = _module()
 
 
 class JitCapture:

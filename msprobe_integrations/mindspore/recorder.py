@@ -16,12 +16,19 @@ from msprobe_integrations.common.filters import RecordFilter
 from msprobe_integrations.common.recorder import CallRecorder, Keeps, Parameters
 from msprobe_integrations.common.slots import finders
 from msprobe_integrations.common.stacks import Stacks
-from msprobe_integrations.mindspore import autograd, frames
+from msprobe_integrations.mindspore import autograd, frames, taps
 from msprobe_integrations.mindspore.structure import convert, tensors_in
 
 Tensor: Any = mindspore.Tensor
 _edges_of, _differentiable = finders(Tensor, tensors_in, autograd.edge, autograd.needs, autograd.place)
 _edges_of_cell, _ = finders(Tensor, tensors_in, autograd.edge, autograd.needs, lambda _: True)
+
+
+def _floats(value: Any) -> list[Any]:
+    """The tensors in `value` that can have a gradient, each once; before 2.10 MindSpore does not tell which ones will."""
+    found: list[Any] = []
+    tensors_in(value, found)
+    return [t for t in {id(t): t for t in found}.values() if t.dtype in autograd.TYPES]
 
 
 class Recorder(CallRecorder):
@@ -32,10 +39,10 @@ class Recorder(CallRecorder):
         pipeline, data_mode, kept, keeper: see `CallRecorder`.
     """
 
-    watch = autograd.Watch
+    watch = autograd.Watch if autograd.available else taps.TapWatch
     tensor = Tensor
     convert = staticmethod(convert)
-    graph_task = staticmethod(autograd.graph_task)
+    graph_task = staticmethod(autograd.graph_task if autograd.available else taps.TapWatch.graph_task)
     differentiable = staticmethod(_differentiable)
 
     def __init__(
@@ -52,6 +59,9 @@ class Recorder(CallRecorder):
         self._newest = -1
         self._passes: dict[int, list[Any]] = {}
         self.can_watch = autograd.available
+        self.taps = self.backward and not autograd.available
+        """Gradients of Cells come from operators around them, and those of other calls do not come."""
+        self._tapped: dict[Call, taps.TapWatch] = {}
         self.backward = self.backward and autograd.available
 
     def reduce(self, tensor: Any) -> TensorRef:
@@ -95,7 +105,8 @@ class Recorder(CallRecorder):
         if found is None:
             found = self._passes[task] = []
             if task != -1:
-                autograd.executor.queue_backward_final_callback(partial(self._pass_ends, task))
+                at_end = autograd.executor.queue_backward_final_callback if autograd.available else partial(taps.PASSES.at_end, task)
+                at_end(partial(self._pass_ends, task))
         found.append(watch)
 
     def _pass_ends(self, task: int) -> None:
@@ -109,6 +120,7 @@ class Recorder(CallRecorder):
     def end_step(self) -> None:
         """Report gradients that came only in part, forget the step's numbering."""
         self._passes.clear()
+        self._tapped.clear()
         super().end_step()
 
     def end(self, call: Call, result: Any, parameters: Parameters | None, *, failed: bool = False) -> None:
@@ -142,6 +154,31 @@ class Recorder(CallRecorder):
             entry.sections["output"] = self._output(output, reduce if not why else lambda t: self.without_values(t, why), False)
         if self.keeper is not None:
             self.keeper.hand_over(entry)
+
+    def tap_inputs(self, call: Call, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """The arguments of a call, with operators behind them that show their gradients."""
+        if not autograd.recording():
+            return args, kwargs
+        places = _floats((args, kwargs))
+        watch = self.watch_of(call, len(places), 0)
+        if watch is None:
+            return args, kwargs
+        watch.reached = self._reached
+        self._tapped[call] = watch
+        tapped: tuple[Any, Any] = watch.tap((args, kwargs), places, is_output=False)
+        return tapped
+
+    def tap_output(self, call: Call, result: Any) -> Any:
+        """The result of a call, with operators in front of it that show its gradients."""
+        watch = self._tapped.pop(call, None)
+        if watch is None:
+            return result
+        places = _floats(result)
+        if not places:
+            watch.active = False
+            return result
+        self._waits(watch)
+        return watch.tap(result, places, is_output=True)
 
     def pop(self, call: Call) -> None:
         """The call ends: it and what an exception has left inside it are no longer in progress."""

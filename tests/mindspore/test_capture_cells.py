@@ -11,6 +11,8 @@ from mindspore import Parameter, mint, nn, ops
 from ms_capturing import LEVELS, Layers, capture, entries, gradients, same, stat, tensor
 
 from msprobe_engine.records import TensorRef
+from msprobe_integrations.mindspore import autograd, taps
+from msprobe_integrations.mindspore.recorder import Recorder
 
 
 class Residual(nn.Cell):  # type: ignore[misc]
@@ -362,3 +364,29 @@ def test_data_mode_chooses_sections() -> None:
     assert not any(".forward." in n for n in only)
     forward = entries(capture(model, lambda: run(x), "L0", data_mode=("forward",))[0][0])
     assert all(".forward." in n for n in forward)
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_operators_around_cells_where_the_graph_is_not_shown(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MindSpore before 2.10 does not show its backward graph: Cells have their gradients all the same, and the training its bits."""
+    model, x = Residual(), tensor()
+    run = gradients(model)
+    plain = run(x)
+    shown = entries(capture(model, lambda: run(x), "L0")[0][0])
+    monkeypatch.setattr(autograd, "available", False)
+    monkeypatch.setattr(Recorder, "watch", taps.TapWatch)
+    monkeypatch.setattr(Recorder, "graph_task", staticmethod(taps.TapWatch.graph_task))
+    frames, results = capture(model, lambda: run(x), level)
+    assert same(plain, results[0])
+    assert same(plain, run(x))
+    found = {name: entry for name, entry in entries(frames[0]).items() if name.startswith("Cell.")}
+    assert set(found) == set(shown)
+    for name, entry in found.items():
+        if ".backward." in name:
+            assert entry.parent == shown[name].parent
+            assert [len(section) for section in entry.sections.values()] == [1, 1]
+    into = found["Cell.l.0.e.Dense.backward.0"].sections
+    weight = model.l[0].e.weight.asnumpy()
+    assert (stat(frames[0], into["output"][0]).norm or 0) <= (stat(frames[0], into["input"][0]).norm or 0) * float(
+        np.linalg.norm(weight)
+    ) * 1.001
