@@ -125,9 +125,10 @@ class GraphCalls:
         outer = self._outer[-1] if self._outer else None
         self._last += 1
         parent: Call | None = self._open[-1] if self._open else outer
-        if parent is outer and outer is not None and outer.owner is info:
-            call = GraphCall(self._last, info, 0, outer.parent, arguments)
-            call.name, call.backward_name, call.merged = outer.name, outer.backward_name, True
+        seen = _python_call(outer, info) if parent is outer else None
+        if seen is not None:
+            call = GraphCall(self._last, info, 0, seen.parent, arguments)
+            call.name, call.backward_name, call.merged = seen.name, seen.backward_name, True
         else:
             call = GraphCall(self._last, info, recorder.numbers.take(info.base), parent, arguments)
             self._select(call)
@@ -159,13 +160,13 @@ class GraphCalls:
         if place.part in (notes.GRAD_OF_INPUT, notes.GRAD_OF_OUTPUT):
             is_wanted = recorder.inputs if place.part == notes.GRAD_OF_OUTPUT else recorder.outputs
             if call.watch and is_wanted:
-                call.gradients[place.part, place.path] = self._row(value, place.dtype, call.backward_name)
+                call.gradients[place.part, place.path] = self._row(_shaped(value, place), place.dtype, call.backward_name)
             return
         is_wanted = call.keep and recorder.inputs if place.part == notes.INPUT else call.wanted
         if place.part == notes.OUTPUT:
             is_wanted = is_wanted and recorder.outputs
         if is_wanted and (place.part, place.path) not in call.values:
-            call.values[place.part, place.path] = self._row(value, place.dtype, call.name)
+            call.values[place.part, place.path] = self._row(_shaped(value, place), place.dtype, call.name)
 
     def _end(self, call: GraphCall, result: int) -> None:
         while self._open:
@@ -232,14 +233,16 @@ class GraphCalls:
             calls, self._calls, self._open = self._calls, {}, []
             gradients, self._parameter_gradients = self._parameter_gradients, {}
             self._passes = {}
-        grads: dict[int, list[Entry]] = {}
+        grads = self._eager_gradients({id(call.owner): call.owner for call in calls.values()})
         for (key, passes), (info, found) in gradients.items():
             names = [name for name in info.module._params if name in found]
             sections: dict[str, Any] = {name: [found[name]] for name in names}
             grads.setdefault(key, []).append(Entry(f"{info.base}.parameters_grad.{passes}", sections, None, -1, self._recorder.micro_step))
         range_ = self._recorder.range
-        for call in reversed(calls.values()):
-            entries = grads.pop(id(call.owner), [])
+        first = {id(call.owner): call for call in reversed(list(calls.values()))}
+        for call in reversed(list(calls.values())):
+            # gradients of weights are complete when the backward pass gets to the first call of their Cell
+            entries = grads.pop(id(call.owner), []) if first[id(call.owner)] is call else []
             entry = self._backward(call)
             if entry is not None and (range_ is None or range_.starts(entry.name)):
                 entries.insert(len(entries) if any(part == notes.GRAD_OF_INPUT for part, _ in call.gradients) else 0, entry)
@@ -250,6 +253,21 @@ class GraphCalls:
         for rest in grads.values():
             for entry in rest:
                 self._recorder.record(entry)
+
+    def _eager_gradients(self, infos: dict[int, CellInfo]) -> dict[int, list[Entry]]:
+        """Records of parameters' gradients that came outside of a graph (a ``jit`` function in PyNative mode) before the backward records
+        that they stand beside; they are taken out of the records, to be put in again."""
+        bases = {f"{info.base}.parameters_grad": key for key, info in infos.items()}
+        found: dict[int, list[Entry]] = {}
+        rest = []
+        for entry in self._pipeline.entries:
+            key = bases.get(entry.name.rpartition(".")[0])
+            if key is None:
+                rest.append(entry)
+            else:
+                found.setdefault(key, []).append(entry)
+        self._pipeline.entries[:] = rest
+        return found
 
     def _backward(self, call: GraphCall) -> Entry | None:
         if not call.gradients:
@@ -324,6 +342,18 @@ class HostArray:
     def stride(self) -> tuple[int, ...]:
         """Counted in elements."""
         return tuple(step // self._array.itemsize for step in self._array.strides)
+
+
+def _python_call(outer: Call | None, info: CellInfo) -> Call | None:
+    """The call that Python makes of the same Cell when its ``construct`` is a compiled function, which may have a record of its own."""
+    while outer is not None and outer.name.startswith("Jit."):
+        outer = outer.parent
+    return outer if outer is not None and getattr(outer.owner, "module", None) is info.module else None
+
+
+def _shaped(value: Any, place: notes.Place) -> Any:
+    """The value with the dimensions that the program's tensor has."""
+    return value.reshape(()) if place.scalar and isinstance(value, np.ndarray) else value
 
 
 def _is_container(number: int) -> bool:

@@ -57,9 +57,9 @@ def _see_leaf(value, part, path, token):
     if isinstance(value, Tensor):
         how = way(value.dtype, value.shape)
         if how == 1:
-            SEE(ops.stop_gradient(value), place(part, path, value.dtype), token)
+            SEE(ops.stop_gradient(value), place(part, path, value.dtype, value.ndim == 0), token)
         elif how == 2:
-            SEE(ops.cast(ops.stop_gradient(value), mindspore.float32), place(part, path, value.dtype), token)
+            SEE(ops.cast(ops.stop_gradient(value), mindspore.float32), place(part, path, value.dtype, value.ndim == 0), token)
     return value
 
 
@@ -68,7 +68,7 @@ def _tap_leaf(value, part, path, token):
         return _see_leaf(value, part, path, token)
     if way(value.dtype, value.shape) == 0 or not has_gradient(value.dtype):
         return _see_leaf(value, part, path, token)
-    here = place(part, path, value.dtype)
+    here = place(part, path, value.dtype, value.ndim == 0)
     if value.dtype == mindspore.bfloat16:
         wide = ops.cast(value, mindspore.float32)
         if value.ndim == 0:
@@ -98,9 +98,10 @@ def _seeing(inner):
     return see
 
 
-def _tapping(inner, seen):
-    """The same, and their gradients; gives `value` with its tensors sent through taps. Tuples are built anew, which nobody can tell; lists
-    and dicts may be changed by who gave them, so they stay what they are, and gradients of what they hold are not seen."""
+def _tapping(inner, seen, own):
+    """The same, and their gradients; gives `value` with its tensors sent through taps. Tuples are built anew, which nobody can tell. Lists
+    and dicts may be changed by who gave them: they are built anew when they are the call's `own` ones, else they stay what they are, and
+    gradients of what they hold are not seen."""
 
     def tap(value, part, path, token):
         if isinstance(value, tuple):
@@ -110,38 +111,38 @@ def _tapping(inner, seen):
                 made = made + (inner(member, part, path + (index,), token),)
                 index = index + 1
             return made
-        if isinstance(value, (list, dict)):
+        if isinstance(value, (list, dict)) and not own:
             return seen(value, part, path, token)
+        if isinstance(value, list):
+            listed = []
+            index = 0
+            for member in value:
+                listed = listed + [inner(member, part, path + (index,), token)]
+                index = index + 1
+            return listed
+        if isinstance(value, dict):
+            named = {}
+            for key in value:
+                named[key] = inner(value[key], part, path + (key,), token)
+            return named
         return _tap_leaf(value, part, path, token)
 
     return tap
 
 
-_note_3 = _noting(_noting(_noting(_note_leaf)))
-_see_3 = _seeing(_seeing(_seeing(_see_leaf)))
-_tap_3 = _tapping(_tapping(_tapping(_tap_leaf, _see_leaf), _seeing(_see_leaf)), _see_3)
+# arguments are a container themselves, so there are three levels of the program's own
+_note_4 = _noting(_noting(_noting(_noting(_note_leaf))))
+_see_2 = _seeing(_seeing(_see_leaf))
+_see_4 = _seeing(_seeing(_see_2))
+_tap_2 = _tapping(_tapping(_tap_leaf, _see_leaf, False), _seeing(_see_leaf), False)
+_tap_4 = _tapping(_tapping(_tap_2, _see_2, False), _seeing(_see_2), False)
+_tap_own_2 = _tapping(_tapping(_tap_leaf, _see_leaf, True), _see_leaf, True)
+_tap_own_4 = _tapping(_tapping(_tap_own_2, _see_leaf, True), _see_leaf, True)
 
 
 def _arguments(args, kwargs):
     """The note of all arguments."""
-    return sequence((_note_3(args), _note_3(kwargs)))
-
-
-def _result(value, token):
-    """The result of a call with its tensors sent through taps; lists and dicts are the call's own, so they are built anew too."""
-    if isinstance(value, list):
-        made = []
-        index = 0
-        for member in value:
-            made = made + [_tap_3(member, OUTPUT, (index,), token)]
-            index = index + 1
-        return made
-    if isinstance(value, dict):
-        named = {}
-        for key in value:
-            named[key] = _tap_3(value[key], OUTPUT, (key,), token)
-        return named
-    return _tap_3(value, OUTPUT, (), token)
+    return sequence((_note_4(args), _note_4(kwargs)))
 
 
 def probed(original: Callable[..., Any], cell: int, parameters: Mapping[str, Any], *, backward: bool) -> Callable[..., Any]:
@@ -163,25 +164,25 @@ def probed(original: Callable[..., Any], cell: int, parameters: Mapping[str, Any
 
     def forward_only(self, *args, **kwargs):  # noqa: ARG001
         token = BEGIN(cell, _arguments(args, kwargs))
-        _see_3(args, INPUT, (0,), token)
-        _see_3(kwargs, INPUT, (1,), token)
+        _see_4(args, INPUT, (0,), token)
+        _see_4(kwargs, INPUT, (1,), token)
         for name, value in zip(names, values):
             _see_leaf(value, OWN, (name,), token)
         result = original(*args, **kwargs)
-        _see_3(result, OUTPUT, (), token)
-        END(token, _note_3(result))
+        _see_4(result, OUTPUT, (), token)
+        END(token, _note_4(result))
         return result
 
     def both(self, *args, **kwargs):  # noqa: ARG001
         token = BEGIN(cell, _arguments(args, kwargs))
-        given = _tap_3(args, INPUT, (0,), token)
+        given = _tap_4(args, INPUT, (0,), token)
         for name, value in zip(names, values):
             _see_leaf(value, OWN, (name,), token)
         named = {}
         for key in kwargs:
-            named[key] = _tap_3(kwargs[key], INPUT, (1, key), token)
-        result = _result(original(*given, **named), token)
-        END(token, _note_3(result))
+            named[key] = _tap_4(kwargs[key], INPUT, (1, key), token)
+        result = _tap_own_4(original(*given, **named), OUTPUT, (), token)
+        END(token, _note_4(result))
         return result
 
     def construct(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG001

@@ -116,4 +116,7 @@ def forget_graphs(cells: Sequence[Any]) -> int:
     if functions:
         found += len(functions)
         functions.clear()
+        executor = getattr(api_module(), "_pynative_executor", None)
+        if executor is not None:
+            executor.clear_res()  # it keeps what it has differentiated
     return found

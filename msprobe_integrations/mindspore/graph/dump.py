@@ -18,6 +18,7 @@ from mindspore import nn
 
 from msprobe_engine import log
 from msprobe_engine.log import get_logger
+from msprobe_integrations.common.unchanged import Parts
 from msprobe_integrations.mindspore.cells import CellInfo, named_infos
 from msprobe_integrations.mindspore.environment import api_module
 from msprobe_integrations.mindspore.graph import compiled, probes
@@ -42,9 +43,10 @@ class GraphCapture:
         self._recorder = recorder
         self._faults = recorder.pipeline.faults
         self._calls = GraphCalls(recorder, lambda: self.on)
-        self._models: Any = None
+        self._parts: Parts | None = None
         self._infos: list[CellInfo] = []
         self._numbers: dict[int, int] = {}
+        self._roots: list[int] = []
         self._watch = CompileWatch(self, (True, False) if recorder.backward else (False,))
         self._restore: list[tuple[Any, Any]] = []
         self._handles: list[Any] = []
@@ -94,6 +96,12 @@ class GraphCapture:
 
     def _name(self, models: Any) -> list[CellInfo]:
         """Number the Cells that are new; a Cell keeps its number, because compiled graphs hold it."""
+        given = models if isinstance(models, (list, tuple)) else [models]
+        roots = [model for model in given if isinstance(model, nn.Cell)]
+        if self._parts is not None and list(map(id, roots)) == self._roots and self._parts.unchanged():
+            return []
+        self._roots = list(map(id, roots))
+        self._parts = Parts([part for root in roots for _, cell in root.cells_and_names() for part in (cell._cells, cell._params)])
         fresh = []
         for info in named_infos(models):
             if not is_cell(info.module) or isinstance(info.module, _HOLDERS) or id(info.module) in self._numbers:

@@ -52,11 +52,13 @@ Path = tuple[Any, ...]
 
 
 class Place(NamedTuple):
-    """Where in a call a tensor is: `part` of it, the `path` through nested containers, and its element type."""
+    """Where in a call a tensor is: `part` of it, the `path` through nested containers, its element type, and whether it has no dimensions
+    (it comes with one)."""
 
     part: int
     path: Path
     dtype: str
+    scalar: bool = False
 
 
 _nodes: list[Node] = [None]
@@ -138,9 +140,9 @@ def mapping(keys: Any, members: Any) -> int:
 
 
 @ops.constexpr
-def place(part: int, path: Any, dtype: Any) -> int:
+def place(part: int, path: Any, dtype: Any, scalar: bool) -> int:
     """Number of the place of a tensor; that of its gradient is one more."""
-    made = Place(part, tuple(path), str(dtype))
+    made = Place(part, tuple(path), str(dtype), scalar)
     with _lock:
         found = _known.get(made)
         if found is None:

@@ -1,0 +1,193 @@
+"""``save`` and ``save_grad``: single tensors to files, in code that is compiled (``jit``, GRAPH_MODE) and in code that is not.
+
+Files are ``{save_dir}/step{N}/rank{R}/{name}_{dtype}_{id}.npy``, those of gradients ``{name}_grad_{dtype}_{id}.npy``, as the existing tool
+and ``ops.TensorDump`` name them: the id counts the files of the process, members of containers have ``.{index}`` or ``.{key}`` behind the
+name, bfloat16 is written as float32. `step` counts N up.
+
+Each function is two: Python runs the one, the compiler reads the other (it looks through ``__wrapped__``). In a graph the CPU has operators
+that call Python. An Ascend has none: there ``TensorDump`` and ``DumpGradient`` write the files, and N is that of the compilation.
+"""
+# mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call"
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Mapping
+from typing import Any
+
+import mindspore
+import numpy as np
+from mindspore import Tensor, ops
+from mindspore.ops.operations import _inner_ops
+
+from msprobe_engine import names
+from msprobe_engine.errors import UsageError
+from msprobe_integrations.mindspore.environment import no_grad
+from msprobe_integrations.mindspore.graph import notes, single_files
+from msprobe_integrations.mindspore.graph.probes import operator
+from msprobe_integrations.mindspore.graph.single_files import gradient_name, member, path, step, target
+
+__all__ = ["save", "save_grad", "step"]
+
+
+def save(save_dir: str, name: str, data: Any) -> None:
+    """Write a tensor, or the tensors of nested lists, tuples and dicts (in a graph up to three levels).
+
+    Args:
+        save_dir: made when it is not there.
+        name: begin of the file names; a constant in compiled code.
+        data: what is written. Inside a graph, empty tensors and those of a shape that is not known have no file.
+
+    Raises:
+        UsageError: outside of a graph: `name` cannot be a file name, or `data` has something else in it.
+    """
+    _check("save", save_dir, name)
+    _save_members(save_dir, name, data)
+
+
+def save_grad(save_dir: str, name: str, data: Any) -> Any:
+    """Write the gradient of a tensor when the backward pass gets to it.
+
+    Args:
+        save_dir, name: see `save`; the name gets ``_grad``.
+        data: a tensor.
+
+    Returns:
+        The tensor that must be used in place of `data`: the gradient is that of what is made of it.
+
+    Raises:
+        UsageError: outside of a graph: `name` cannot be a file name, or `data` is no tensor.
+    """
+    _check("save_grad", save_dir, name)
+    if not isinstance(data, Tensor):
+        raise UsageError(f"save_grad: {name} is a {type(data).__name__}; allowed: one tensor")
+
+    def seen(_: Any, gradients: Any) -> None:
+        for gradient in gradients:
+            if isinstance(gradient, Tensor):
+                _save_members(save_dir, f"{name}_grad", gradient)
+
+    hooks = OrderedDict({0: seen})
+    tap = _inner_ops.CellBackwardHook(name, _Owner(), hooks)
+    tap.register_backward_pre_hook()
+    _taps.append((tap, hooks))
+    found = tap((data,))
+    return found[0] if isinstance(found, tuple) else found
+
+
+class _Owner:
+    """Whose gradient it is; the operator wants an object."""
+
+
+_taps: deque[Any] = deque(maxlen=10_000)
+"""Operators hold their hooks weakly: they live until so many others have been made, which is long after the backward pass."""
+
+
+def _check(function: str, save_dir: Any, name: Any) -> None:
+    for argument, value in (("save_dir", save_dir), ("name", name)):
+        if not isinstance(value, str) or not value:
+            raise UsageError(f"{function}: {argument} is {value!r}; allowed: a text that is not empty")
+    names.tensor_file(name, "", "")
+
+
+def _save_members(save_dir: str, name: str, data: Any) -> None:
+    if isinstance(data, Mapping):
+        for key, value in data.items():
+            _save_members(save_dir, f"{name}.{key}", value)
+    elif isinstance(data, (list, tuple)):
+        for i, value in enumerate(data):
+            _save_members(save_dir, f"{name}.{i}", value)
+    elif isinstance(data, Tensor):
+        with no_grad():
+            values = (data.astype(mindspore.float32) if data.dtype == mindspore.bfloat16 else data).asnumpy()
+        single_files.write(save_dir, name, values)
+    else:
+        raise UsageError(f"save: {name} is a {type(data).__name__}; allowed: tensors, and lists, tuples and dicts of them")
+
+
+# From here on: what the compiler reads.
+
+_NOTHING = np.zeros((1,), np.int32)
+
+
+def _arrived(value: Any, number: int) -> Any:
+    single_files.arrived(value, int(number))
+    return _NOTHING
+
+
+def _same(value: Any, *_: Any) -> Any:
+    return value
+
+
+def _back(value, number, out, dout):  # noqa: ARG001
+    _WRITE(dout, number)
+    return dout, 0
+
+
+_WRITE = operator(_arrived)
+_IDENTITY = ops.Custom(_same, _same, _same, "pyfunc", bprop=_back)
+_DUMP = ops.TensorDump()
+_DUMP_GRADIENT = ops.DumpGradient()
+
+
+@ops.constexpr
+def _calls_python() -> bool:
+    """Can a graph on this device call Python?"""
+    return str(mindspore.get_context("device_target")) == "CPU"
+
+
+def _save_leaf(save_dir, name, data):
+    if isinstance(data, Tensor):
+        if not _calls_python():
+            _DUMP(path(save_dir, name), ops.stop_gradient(data))
+        else:
+            how = notes.way(data.dtype, data.shape)
+            if how == 1:
+                _WRITE(ops.stop_gradient(data), target(save_dir, name, data.dtype, data.ndim == 0))
+            elif how == 2:
+                _WRITE(ops.cast(ops.stop_gradient(data), mindspore.float32), target(save_dir, name, data.dtype, data.ndim == 0))
+    return 0
+
+
+def _saving(inner):
+    def level(save_dir, name, data):
+        if isinstance(data, (tuple, list)):
+            index = 0
+            for value in data:
+                inner(save_dir, member(name, index), value)
+                index = index + 1
+        elif isinstance(data, dict):
+            for key in data:
+                inner(save_dir, member(name, key), data[key])
+        else:
+            _save_leaf(save_dir, name, data)
+        return 0
+
+    return level
+
+
+_save_3 = _saving(_saving(_saving(_save_leaf)))
+
+
+def _save_in_graph(save_dir, name, data):
+    _save_3(save_dir, name, data)
+
+
+def _save_grad_in_graph(save_dir, name, data):
+    if not _calls_python():
+        return _DUMP_GRADIENT(path(save_dir, gradient_name(name)), data, "out")
+    if notes.way(data.dtype, data.shape) == 0 or not notes.has_gradient(data.dtype):
+        return data
+    number = target(save_dir, gradient_name(name), data.dtype, data.ndim == 0)
+    if data.dtype == mindspore.bfloat16:
+        wide = ops.cast(data, mindspore.float32)
+        if data.ndim == 0:
+            return ops.cast(_IDENTITY(wide.reshape((1,)), number).reshape(()), mindspore.bfloat16)
+        return ops.cast(_IDENTITY(wide, number), mindspore.bfloat16)
+    if data.ndim == 0:
+        return _IDENTITY(data.reshape((1,)), number).reshape(())
+    return _IDENTITY(data, number)
+
+
+save.__wrapped__ = _save_in_graph  # type: ignore[attr-defined]
+save_grad.__wrapped__ = _save_grad_in_graph  # type: ignore[attr-defined]

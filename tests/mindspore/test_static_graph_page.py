@@ -1,0 +1,25 @@
+"""The examples of docs/mindspore-static-graph.md run as they stand."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).parents[2] / "docs" / "mindspore-static-graph.md"
+
+
+@pytest.mark.usefixtures("own_debugger")
+def test_the_examples_run(tmp_path: Path) -> None:
+    """They leave what the page says."""
+    settings = {"task": "statistics", "level": "L0", "dump_path": "dump", "step": [0]}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    program = tmp_path / "program.py"
+    program.write_text("\n".join(re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)))
+    runpy.run_path(str(program))
+    names = json.loads(next((tmp_path / "dump").glob("step0/*/dump.json")).read_text())["data"]
+    assert {"Cell.fc1.Dense.forward.0", "Cell.fc2.Dense.backward.0", "Cell.fc1.Dense.parameters_grad.0"} <= set(names)
+    assert sorted(p.name for p in (tmp_path / "saved" / "step0" / "rank0").iterdir()) == ["y_float32_0.npy", "y_grad_float32_1.npy"]
