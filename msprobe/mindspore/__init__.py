@@ -2,6 +2,7 @@
 
 from msprobe_integrations.mindspore.callbacks import MsprobeInitStep, MsprobeStep
 from msprobe_integrations.mindspore.debugger import PrecisionDebugger, module_dump, module_dump_end
+from msprobe_integrations.mindspore.graph.single import save, save_grad, step
 from msprobe_integrations.mindspore.model_callback import ProbeCallback
 from msprobe_integrations.mindspore.probe import MindSporeProbe
 from msprobe_integrations.mindspore.seeds import seed_all, undo_seed_all
@@ -16,6 +17,9 @@ __all__ = [
     "TrainerMon",
     "module_dump",
     "module_dump_end",
+    "save",
+    "save_grad",
     "seed_all",
+    "step",
     "undo_seed_all",
 ]
