@@ -152,13 +152,28 @@ class Wrappers:
             if place.get(name) is wrapper:
                 place[name] = original
         self._elsewhere.clear()
+        self._late_imports()
+
+    def _late_imports(self) -> None:
+        """Modules that took a wrapper by name while it was there have the function from now on."""
+        if len(sys.modules) == self._loaded and all(len(module.names) == module.count for module in self._modules):
+            return
+        wrappers = {id(wrapper): (function, wrapper) for _, _, function, _, wrapper in self._places}
+        for names in self._program():
+            for name, value in list(names.items()):
+                found = wrappers.get(id(value))
+                if found is not None and found[1] is value:
+                    names[name] = found[0]
+
+    def _program(self) -> list[dict[str, Any]]:
+        """Names of all modules that may have functions of MindSpore by name."""
+        found = ((key.partition(".")[0], getattr(module, "__dict__", None)) for key, module in list(sys.modules.items()))
+        return list({id(names): names for root, names in found if type(names) is dict and root not in _SEARCHED_NOT}.values())
 
     def _early_imports(self) -> None:
         if len(sys.modules) != self._loaded:
             known = {id(module.names): module for module in self._modules}
-            found = ((key.partition(".")[0], getattr(module, "__dict__", None)) for key, module in list(sys.modules.items()))
-            dicts = {id(names): names for root, names in found if type(names) is dict and root not in _SEARCHED_NOT}
-            self._modules = [known.get(key) or _Module(names) for key, names in dicts.items()]
+            self._modules = [known.get(id(names)) or _Module(names) for names in self._program()]
             self._loaded = len(sys.modules)
         for module in self._modules:
             if len(module.names) != module.count:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import types
 from typing import Any
 
 import mindspore as ms
@@ -91,6 +93,24 @@ def test_early_imports_and_members_are_seen() -> None:
     assert forwards(model, lambda: model(x)) == ["Functional.gelu.0", "Functional.softmax.0"]
     assert model.act is before
     assert early_softmax is ops.softmax
+
+
+def test_imports_in_a_window_keep_no_wrapper() -> None:
+    """A module that takes a function by name while a capture is open has MindSpore's own one afterwards."""
+    late = types.ModuleType("late_module")
+    sys.modules["late_module"] = late
+    x = tensor()
+
+    def work() -> None:
+        exec("from mindspore.ops import tanh", vars(late))
+        late.tanh(x)
+
+    try:
+        assert forwards(None, work) == ["Functional.tanh.0"]
+        assert late.tanh is ops.tanh
+        assert not hasattr(late.tanh, "__wrapped__")
+    finally:
+        del sys.modules["late_module"]
 
 
 def test_nothing_is_left_on() -> None:
