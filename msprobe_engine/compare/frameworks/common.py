@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -47,7 +48,7 @@ class CommonTree(Tree):
 
     @cached_property
     def producers(self) -> Producers:
-        """As of any tree, looked through quiet calls; views of another shape have the numbers of what they were made of."""
+        """As of any tree, looked through quiet calls, and through views that nobody has recorded."""
         side, quiet = self._common, self._common.quiet
         plain = super().producers
         source: dict[int, int] = {}  # quiet record -> where its first tensor comes from
@@ -57,12 +58,23 @@ class CommonTree(Tree):
             if first is not None:
                 source[op] = source.get(first, first)
         found = array("q", [-1]) * len(side)
-        for row in range(len(side)):
-            if side.role[row] != OUTPUT:
-                before = plain.get(row)
-                if before is not None:
-                    found[row] = source.get(before, before)
+        given: dict[Hashable, int] = {}
+        for op in range(len(side.ops)):
+            for row in side.rows(op):
+                if side.role[row] == INPUT and isinstance(side.shape[row], list) and row not in side.values:
+                    before = plain.get(row)
+                    before = given.get(self._mark(row)) if before is None else source.get(before, before)
+                    found[row] = -1 if before is None else before
+            for row in side.rows(op):
+                if side.role[row] == OUTPUT and isinstance(side.shape[row], list) and op not in quiet:
+                    given.setdefault(self._mark(row), op)
         return Producers(found)
+
+    def _mark(self, row: int) -> Hashable:
+        """Size and numbers of a tensor, whatever its shape: a view of it may not have been recorded."""
+        high, low, _, norm = self.side.four(row)
+        known = [f"{value:.5e}" if isinstance(value, (int, float)) else str(value) for value in (high, low, norm)]
+        return (int(np.prod(self.side.shape[row])), *known)
 
 
 def in_common(values: Floats, side: Side) -> Floats:
