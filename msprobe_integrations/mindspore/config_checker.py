@@ -20,6 +20,7 @@ from msprobe_engine.log import error, info, one_line, warning
 from msprobe_engine.replaced import Replaced
 from msprobe_integrations.mindspore import config_tensors
 from msprobe_integrations.mindspore.config_start import Start, ranks
+from msprobe_integrations.mindspore.environment import api_module
 
 _PATIENCE = 30.0
 _OPS = (
@@ -124,7 +125,7 @@ class MindSporeConfigChecker:
 
     def _before_forward(self, cell: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
-            if self._handle is None or not (self._evaluation or cell.training):
+            if self._handle is None or not (self._evaluation or cell.training or _differentiated()):
                 return
             step, self._step = self._step, self._step + 1
             if step in self._micro_steps:
@@ -152,6 +153,12 @@ class MindSporeConfigChecker:
                 made[entries.random(self.rank)] = calls.record.existing()
             calls.stop()
         self._background.submit(lambda: made)
+
+
+def _differentiated() -> bool:
+    """Is a call part of a gradient run? Loops of one's own need no ``set_train()`` for that."""
+    asked = getattr(api_module()._pynative_executor, "grad_flag", None)
+    return asked is not None and bool(asked())
 
 
 def cells_of(model: Any) -> list[Any]:

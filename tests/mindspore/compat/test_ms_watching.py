@@ -1,0 +1,127 @@
+"""Gradient probe, monitor of moments and packs of the config check with MindSpore, file by file against the existing tool's.
+
+What the existing tool wrote is kept in ``tests/fixtures/compat_mindspore/watching_{version}.json``;
+
+    python tests/mindspore/compat/test_ms_watching.py {8.1.1|26.2.0} VENV
+
+makes it again. 26.2.0 has no gradient probe any more.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+HERE = Path(__file__).parent
+FIXTURES = HERE.parents[1] / "fixtures" / "compat_mindspore"
+PARTS = {"8.1.1": ("L0", "L1", "L2", "moments", "pack"), "26.2.0": ("moments", "pack")}
+
+
+def run(python: str | Path, parts: tuple[str, ...], out: Path, existing: bool) -> dict[str, Any]:
+    """Every table, sign file and entry of a pack by its place; the directory of a monitor and its random name left out."""
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1", "GLOG_v": "3"}
+    env |= {"MSPROBE_COMPAT_NORM": "1"} if existing else {}
+    subprocess.run([str(python), str(HERE / "ms_watching.py"), ".", *parts], cwd=out, env=env, check=True, timeout=200)
+    found: dict[str, Any] = {}
+    for part in parts:
+        assert (out / part / "code").read_text() == "0", (out / part / "log").read_text()[-3000:]
+        for path in sorted((out / part).rglob("*.csv")):
+            place = f"{part}/{path.name}" if part == "moments" else str(path.relative_to(out))
+            found[place] = list(csv.reader(io.StringIO(path.read_text("utf-8-sig"))))
+        for path in sorted((out / part).rglob("*.npy")):
+            found[str(path.relative_to(out))] = np.load(path).astype(int).tolist()
+    if "pack" in parts:
+        with zipfile.ZipFile(out / "pack" / "pack.zip") as archive:
+            for name in ("dataset/step0/rank0/dataset.json", "weights/step0/rank0/weight.json"):
+                found[name] = json.loads(archive.read(name))
+    return found
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """All parts by this project."""
+    return run(sys.executable, PARTS["8.1.1"], tmp_path_factory.mktemp("watching"), existing=False)
+
+
+def near(mine: str, theirs: str) -> bool:
+    """The same text, or the same number but for rounding on another processor."""
+    try:
+        return mine == theirs or abs(float(mine) - float(theirs)) <= 1e-6 * max(1.0, abs(float(theirs)))
+    except ValueError:
+        return False
+
+
+def kept(version: str) -> dict[str, Any]:
+    """What the existing tool wrote."""
+    document: dict[str, Any] = json.loads((FIXTURES / f"watching_{version}.json").read_text())
+    return document
+
+
+def test_gradient_probe_files(ours: dict[str, Any]) -> None:
+    """The same files, columns, rows, numbers, checksums and signs; level L2 has one more column, for NaN, at the end."""
+    theirs = {place: table for place, table in kept("8.1.1").items() if place.startswith("L")}
+    assert len(theirs) == 33
+    assert {place for place in ours if place.startswith("L")} == set(theirs)
+    for place, table in theirs.items():
+        if place.endswith(".npy"):
+            assert ours[place] == table
+            continue
+        head = table[0]
+        assert ours[place][0] == [*head, *(["NaN"] if place.startswith("L2") else [])]
+        checksum = head.index("MD5") if "MD5" in head else -1
+        assert len(ours[place]) == len(table)
+        for mine, row in zip(ours[place][1:], table[1:]):
+            assert all(near(a, b) or (i == checksum and len(a) == len(b) == 8) for i, (a, b) in enumerate(zip(mine, row)))
+
+
+@pytest.mark.parametrize("version", PARTS)
+def test_monitor_files(ours: dict[str, Any], version: str) -> None:
+    """The same files and columns. Theirs write moments shifted by a column (the name stands below ``vpp_stage``, prefixed); here every
+    number stands below its own name."""
+    theirs = {place: table for place, table in kept(version).items() if place.startswith("moments/")}
+    assert len(theirs) == 6
+    for place, table in theirs.items():
+        assert ours[place][0] == table[0]
+        assert table[0] == ["vpp_stage", "name", "step", "norm", "min", "max", "mean", "shape", "dtype"]
+        family = place.removeprefix("moments/").rpartition("_")[0]
+        rows = {row[1]: row for row in ours[place][1:]}
+        for name, norm, step, *numbers, _, dtype in table[1:]:
+            mine = rows.pop(name.removeprefix(f"{family}."))
+            assert (mine[0], mine[2], mine[8]) == ("0", step, dtype)
+            assert all(near(a, b) for a, b in zip(mine[3:7], [norm, *numbers]))
+        assert rows == {}
+
+
+@pytest.mark.parametrize("version", PARTS)
+def test_packs(ours: dict[str, Any], version: str) -> None:
+    """Weights and inputs of the first step have the same entries and numbers, without ``set_train`` too."""
+    theirs = {place: entry for place, entry in kept(version).items() if place.endswith(".json")}
+    assert len(theirs) == 2
+    for place, entry in theirs.items():
+        assert flat(ours[place]).keys() == flat(entry).keys()
+        assert all(near(str(value), str(flat(entry)[key])) for key, value in flat(ours[place]).items())
+
+
+def flat(node: Any, at: str = "") -> dict[str, Any]:
+    """Leaves by their path."""
+    if not isinstance(node, dict):
+        return {at: node}
+    return {key: value for name, child in node.items() for key, value in flat(child, f"{at}/{name}").items()}
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as directory:
+        made = run(Path(sys.argv[2]).absolute() / "bin" / "python", PARTS[sys.argv[1]], Path(directory), existing=True)
+    lines = ",\n".join(f"{json.dumps(place)}: {json.dumps(entry)}" for place, entry in made.items())
+    (FIXTURES / f"watching_{sys.argv[1]}.json").write_text("{\n" + lines + "\n}\n")
