@@ -6,7 +6,7 @@ Only the outermost call is a record, as in the existing format: what a function 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ from msprobe_integrations.common.filters import ALWAYS
 from msprobe_integrations.mindspore.api_names import COLLECTIVES
 from msprobe_integrations.mindspore.collectives import Waiting, written
 from msprobe_integrations.mindspore.recorder import Recorder
-from msprobe_integrations.mindspore.wrappers import WRAPPERS
+from msprobe_integrations.mindspore.wrappers import WRAPPERS, Names
 
 _DEPTH = 3  # recorder.begin, begin, the wrapper: the user's frame is the next
 
@@ -49,17 +49,21 @@ class ApiCapture:
         self._on = is_on
         self._thread = -1
         self._inside = False
+        self._cells: Sequence[Any] = ()
+        self._owners: list[Names] = []
         self.installed = False
         self.waiting = Waiting(recorder, self._fail)
 
-    def install(self, cells: Iterable[Any] = ()) -> None:
+    def install(self, cells: Sequence[Any] = ()) -> None:
         """Start seeing calls, also of functions that `cells` keep as attributes."""
         if not self.installed:
             self.installed = True
             self._inside = False
             self._thread = threading.get_ident()
             WRAPPERS.add(self)
-            WRAPPERS.members(cells)
+            if cells is not self._cells:
+                self._cells, self._owners = cells, [Names(vars(cell)) for cell in cells]
+            WRAPPERS.members(self._owners)
 
     def remove(self) -> None:
         """Stop seeing calls."""

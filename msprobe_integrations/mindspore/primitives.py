@@ -33,11 +33,11 @@ class PrimitiveCapture:
             return
         self._known = known = {}
         for cell in cells:
-            for members in (getattr(cell, "_primitives", None) or {}, vars(cell)):
-                for name, member in members.items():
-                    if isinstance(member, Primitive) and id(member) not in known:
-                        entrance = next(c for c in type(member).__mro__ if "__call__" in vars(c))
-                        known[id(member)] = (member, f"Primitive.{name}", type(member).__name__, entrance)
+            own = getattr(cell, "_primitives", None)  # which a Cell keeps; a module of MSAdapter has them among its attributes
+            for name, member in (vars(cell) if own is None else own).items():
+                if isinstance(member, Primitive) and id(member) not in known:
+                    entrance = next(c for c in type(member).__mro__ if "__call__" in vars(c))
+                    known[id(member)] = (member, f"Primitive.{name}", type(member).__name__, entrance)
         for entrance in dict.fromkeys(found[3] for found in known.values()):
             self._doors.add(entrance, "__call__", self._handler(entrance))
 

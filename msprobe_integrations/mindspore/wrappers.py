@@ -39,8 +39,8 @@ class Takes(Protocol):
     def take(self, api: Api, args: Any, kwargs: Mapping[str, Any], /) -> Any: ...
 
 
-class _Module:
-    """A module of the program, and where it has functions that are wrapped."""
+class Names:
+    """The names of a module of the program, or the attributes of a Cell, and which of them are functions that are wrapped."""
 
     __slots__ = ("count", "names", "places")
 
@@ -70,7 +70,7 @@ class Wrappers:
         self._table: dict[int, tuple[Any, Any]] = {}
         """Identity of a function to the function and its wrapper."""
         self._loaded = 0
-        self._modules: list[_Module] = []
+        self._modules: list[Names] = []
         self._elsewhere: list[tuple[dict[str, Any], str, Any, Any]] = []
 
     def add(self, user: Sees) -> None:
@@ -106,18 +106,10 @@ class Wrappers:
                 if not self._users:
                     self._take_off()
 
-    def members(self, owners: Iterable[Any]) -> None:
+    def members(self, owners: Iterable[Names]) -> None:
         """Replace functions that these objects keep as attributes, until the last user goes."""
-        table = self._table
         for owner in owners:
-            found = vars(owner)
-            for name, value in found.items():
-                known = table.get(id(value))
-                if known is not None and known[0] is value:
-                    self._elsewhere.append((found, name, value, known[1]))
-            for place, name, _, wrapper in self._elsewhere[-len(found) :]:
-                if place is found:
-                    found[name] = wrapper
+            self._replace(owner)
 
     def _put_on(self) -> None:
         if not self._places:
@@ -173,15 +165,19 @@ class Wrappers:
     def _early_imports(self) -> None:
         if len(sys.modules) != self._loaded:
             known = {id(module.names): module for module in self._modules}
-            self._modules = [known.get(id(names)) or _Module(names) for names in self._program()]
+            self._modules = [known.get(id(names)) or Names(names) for names in self._program()]
             self._loaded = len(sys.modules)
         for module in self._modules:
-            if len(module.names) != module.count:
-                module.search(self._table)
-            for name, original, wrapper in module.places:
-                if module.names.get(name) is original:
-                    module.names[name] = wrapper
-                    self._elsewhere.append((module.names, name, original, wrapper))
+            self._replace(module)
+
+    def _replace(self, owner: Names) -> None:
+        names = owner.names
+        if len(names) != owner.count:
+            owner.search(self._table)
+        for name, original, wrapper in owner.places:
+            if names.get(name) is original:
+                names[name] = wrapper
+                self._elsewhere.append((names, name, original, wrapper))
 
     def _wrap(self, api: Api) -> Callable[..., Any]:
         function, prefix, name = api.function, api.prefix, api.name

@@ -17,7 +17,7 @@ from msprobe_engine.window import Window
 from msprobe_integrations.common.filters import record_filter
 from msprobe_integrations.mindspore import autograd
 from msprobe_integrations.mindspore.free_benchmark.checker import Checker
-from msprobe_integrations.mindspore.wrappers import WRAPPERS
+from msprobe_integrations.mindspore.wrappers import WRAPPERS, Names
 
 _MODULES = {
     "mindspore.mint.nn.functional.": "MintFunctional.",
@@ -71,7 +71,7 @@ class FreeBenchmark:
         self._checker.open(step, rank)
         WRAPPERS.lend(self._checker)
         models = model if isinstance(model, (list, tuple)) else [model]
-        WRAPPERS.members(cell for one in models if isinstance(one, mindspore.nn.Cell) for _, cell in one.cells_and_names())
+        WRAPPERS.members(Names(vars(cell)) for one in models if isinstance(one, mindspore.nn.Cell) for _, cell in one.cells_and_names())
 
     def pause(self) -> None:
         """``stop()``."""
