@@ -75,5 +75,11 @@ class MindSporeDumpRun(DumpRun):
         if self.capture is not None:
             self.capture.rest()
 
+    def prepare(self, model: Any) -> None:
+        """Graphs that are compiled before the first wanted step get probes too, so that they need not be compiled again."""
+        listed = self.dump.rank
+        if self.capture is not None and not self.ended and (not listed or (self.backend.rank() or 0) in listed):
+            self.capture.prepare(model)
+
     def before_forward(self, model: Any, call: Callable[..., None]) -> Any:
         return hooks.before_call(model, call)

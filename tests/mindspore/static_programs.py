@@ -15,7 +15,7 @@ from msprobe.mindspore import PrecisionDebugger
 MODES = ("pynative", "graph", "one_step", "jit", "jit_all")
 
 
-class Twice(nn.Cell):
+class Twice(nn.Cell):  # type: ignore[misc]
     """Takes a tuple of tensors, a number, a dict and a keyword; gives a tuple with a dict, a tensor without dimensions and bfloat16."""
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Twice(nn.Cell):
         return (y, {"sum": (a * a).sum(), "ids": ids["ids"] + 1}), (b - 1.0).astype(ms.bfloat16)
 
 
-class Part(nn.Cell):
+class Part(nn.Cell):  # type: ignore[misc]
     """Uses its input three times, beside a residual; its result goes on at several places."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Part(nn.Cell):
         return ops.softmax(self.q(x) * self.k(x), -1) * self.v(x) + x * 0.37
 
 
-class Net(nn.Cell):
+class Net(nn.Cell):  # type: ignore[misc]
     """A Cell called twice, members of a CellList, containers, keywords, integers."""
 
     def __init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,17 @@ import pytest
 from mindspore import Tensor, ops
 
 from msprobe_engine.errors import UsageError
+from msprobe_integrations.mindspore.graph import single_files
 from msprobe_integrations.mindspore.graph.single import save, save_grad
 
 X = Tensor(np.arange(4).astype(np.float32))
+
+
+@pytest.fixture(autouse=True)
+def _first_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a new process."""
+    monkeypatch.setattr(single_files, "_step", 0)
+    monkeypatch.setattr(single_files, "_ids", itertools.count())
 
 
 def program(a, where):  # type: ignore[no-untyped-def]
@@ -60,7 +69,7 @@ def lambda_free(where: str) -> Any:
     """`program` with its directory; the compiler wants a function with a name."""
 
     def bound(a):  # type: ignore[no-untyped-def]
-        return program(a, where)
+        return program(a, where)  # type: ignore[no-untyped-call]
 
     return bound
 

@@ -25,9 +25,9 @@ def dumps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, lis
     for mode in MODES:
         Debugger._instance = None
         path = tmp_path_factory.mktemp(mode)
-        made[mode] = path, train(mode, PrecisionDebugger(config(path, task="tensor")))
-        assert Debugger._instance is not None
-        Debugger._instance._run.at_exit()
+        debugger: Any = PrecisionDebugger(config(path, task="tensor"))
+        made[mode] = path, train(mode, debugger)
+        debugger._run.at_exit()
     Debugger._instance = None
     return made
 

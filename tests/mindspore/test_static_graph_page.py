@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import runpy
@@ -9,7 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from msprobe_integrations.mindspore.graph import single_files
+
 PAGE = Path(__file__).parents[2] / "docs" / "mindspore-static-graph.md"
+
+
+@pytest.fixture(autouse=True)
+def _first_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a new process."""
+    monkeypatch.setattr(single_files, "_step", 0)
+    monkeypatch.setattr(single_files, "_ids", itertools.count())
 
 
 @pytest.mark.usefixtures("own_debugger")

@@ -4,8 +4,8 @@ parameters. On the CPU probes are operators that call Python (`probes`).
 Interface (used by `msprobe_integrations.mindspore.captures`): make one `GraphCapture` beside the `Capture` of the dynamic graph, from its
 recorder: numbers, filters, the pipeline and the keeper are common, and records of both go into one dump. `prepare` names the Cells and
 watches the compiler; call it before the first step that is captured, best before the first step at all. `open` and `pause` are a flag that
-the probes look at, `end_step` makes the backward records (before the recorder's own end of the step), `close` lets the compiler alone.
-Probes that are compiled into a graph stay in it; while nothing is captured each of them costs one call of Python.
+the probes look at, `end_step` makes the backward records (before the recorder's own end of the step), `close` has graphs
+compiled again without probes. Until then, while nothing is captured, each probe costs one call of Python.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class GraphCapture:
         self._roots: list[int] = []
         self._watch = CompileWatch(self, (True, False) if recorder.backward else (False,))
         self._restore: list[tuple[Any, Any]] = []
+        self._probed = False
         self._handles: list[Any] = []
 
     def prepare(self, models: Any) -> None:
@@ -81,9 +82,14 @@ class GraphCapture:
         self.on = False
 
     def close(self) -> None:
-        """Leave the compiler alone. Probes in graphs that are compiled stay there."""
+        """Leave the compiler alone; graphs that have probes are compiled again without, when they are called next."""
         self.pause()
         self._watch.remove()
+        if self._probed:
+            self._probed = False
+            with self._faults.guard(PART):
+                forget_graphs([info.module for info in self._infos])
+                _log.info("the dump is over: compiled graphs with probes are compiled again without them when they run next")
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -151,6 +157,7 @@ class GraphCapture:
 
     def compiled(self, has: Sequence[str], refused: Exception | None) -> None:
         """A graph is there."""
+        self._probed = self._probed or bool(has)
         if refused is not None:
             hint = f"a graph was compiled with probes for {' and '.join(has) or 'nothing'}; others may have more"
             self._faults.fail(PART, refused, disable=False, hint=hint)
