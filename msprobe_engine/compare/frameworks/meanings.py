@@ -13,11 +13,11 @@ _FUNCTIONS = """
     matmul: mm bmm batchmatmul matmulext batchmatmulext dot mv inner vdot rmatmul batchdot
     linear: dense
     addmm: addbmm baddbmm
-    add: biasadd addn tensoradd radd iadd addext addscalar accumulaten accumulaten2 accumulatenv2 inplaceadd assignadd
-    sub: subtract tensorsub isub subext inplacesub assignsub
+    add: scalaradd biasadd addn tensoradd radd iadd addext addscalar accumulaten accumulaten2 accumulatenv2 inplaceadd assignadd
+    sub: scalarsub subtract tensorsub isub subext inplacesub assignsub
     rsub: rsubext
-    mul: multiply tensormul rmul imul muls
-    div: divide truediv truedivide itruediv realdiv tensordiv xdivy divs
+    mul: scalarmul multiply tensormul rmul imul muls tensormuls
+    div: scalardiv divide truediv truedivide itruediv realdiv tensordiv xdivy divs
     rdiv: rtruediv rdivide
     floordivide: floordiv ifloordiv tensorfloordiv divfloor
     remainder: floormod mod imod tensormod
@@ -138,6 +138,13 @@ _FUNCTIONS = """
     qr: linalgqr
     linspace: linspaceext
     upsample: interpolate
+    localresponsenorm: lrn
+    i0: besseli0
+    i0e: besseli0e
+    i1: besseli1
+    i1e: besseli1e
+    diagembed: matrixdiag
+    diagonal: matrixdiagpart
     pad: padv3 constantpadnd mirrorpad
     unfold: im2col
     fold: col2im
