@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -39,3 +42,25 @@ def test_signatures() -> None:
     assert first(PrecisionDebugger.register_custom_api, 3) == ["module", "api", "api_prefix"]
     assert first(seed_all, 3) == ["seed", "mode", "rm_dropout"]
     assert first(save, 3) == first(save_grad, 3) == ["save_dir", "name", "data"]
+
+
+def test_an_installed_torch_is_left_alone(tmp_path: Path) -> None:
+    """Importing and dumping does not import a torch that lies beside."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise SystemExit('torch was imported')\n")
+    code = (
+        "import mindspore, sys\n"
+        "from msprobe.mindspore import PrecisionDebugger\n"
+        "debugger = PrecisionDebugger(level='mix', dump_path='out')\n"
+        "net = mindspore.nn.SequentialCell(mindspore.nn.Dense(2, 2))\n"
+        "debugger.start(net)\n"
+        "net(mindspore.ops.ones((2, 2)))\n"
+        "debugger.stop()\n"
+        "debugger.step()\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
