@@ -128,7 +128,8 @@ def follow(walker: Walker, before: Walker) -> None:
         was = places.get(golden.name[j])
         if was is None or earlier.shape[was] != golden.shape[j] or i in walker.target.producers:
             continue
-        if role[k] == INPUT and not ((crossed or side.requires_grad[i]) and golden.requires_grad[j]):
+        both = side.requires_grad[i], golden.requires_grad[j]  # MindSpore does not say
+        if role[k] == INPUT and not (any(both) if crossed else all(both)):
             continue
         moved, apart = _moved(walker, before, i, j, was)
         if apart <= allowed * moved:
@@ -151,7 +152,8 @@ def _few(walker: Walker, before: Walker, places: Mapping[str, int]) -> bool:
     for k in np.flatnonzero(walker.measured.known).tolist():
         i, j = walker.rows[k]
         was = places.get(walker.golden.side.name[j])
-        held = walker.side.role[i] == PARAMETERS or (walker.side.role[i] == INPUT and walker.golden.side.requires_grad[j])
+        trained = walker.golden.side.requires_grad[j] or walker.side.requires_grad[i]
+        held = walker.side.role[i] == PARAMETERS or (walker.side.role[i] == INPUT and trained)
         if held and was is not None and i not in walker.target.producers and before.golden.side.shape[was] == walker.golden.side.shape[j]:
             moved, apart = _moved(walker, before, i, j, was)
             if moved > 0:

@@ -110,6 +110,8 @@ def _rebuilt(terms: Terms, at: int, records: Sequence[_Record]) -> CommonSide:
                 made.told[new] = why
             _add(made, side, (row,))
     made.__dict__["places"] = places
+    if side.known_as is not side.ops:
+        made.__dict__["known_as"] = [side.known_as[record.main] for record in records]
     return made
 
 
