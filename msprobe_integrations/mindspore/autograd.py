@@ -130,6 +130,7 @@ class Watch(GradientWatch):
                 first = targets.setdefault((known[0], known[1]), slot)
                 if first != slot:
                     same.setdefault(first, [first]).append(slot)
+        gaps: dict[int, tuple[bool, ...]] = {}
         roots = list(dict.fromkeys(roots))
         own = [key for key in roots if since <= nodes[key]._sequence_nr() < _LEAF]
         if targets and len(own) < len(roots):
@@ -138,7 +139,7 @@ class Watch(GradientWatch):
             if passed:
                 self._passed = passed
         if targets:
-            self._walk(nodes, roots, own, targets, since, actions)
+            self._walk(nodes, roots, own, targets, since, actions, gaps)
         if same:
             self.shared = share_out(same, actions)
         self.made = max((nodes[key]._sequence_nr() for key in own), default=-1)
@@ -148,7 +149,7 @@ class Watch(GradientWatch):
             if node._sequence_nr() != _LEAF:  # hooks of leaves are never called
                 if self._begins is not None and todo[0][0] and (type(node) is not _PLAIN or node.name() == _CUSTOM):
                     node.register_prehook(_Begin(self))  # its code may run what it was made of again, inside this pass
-                node.register_hook(_Hook(self, tuple(todo)))
+                node.register_hook(_Hook(self, tuple(todo), gaps.get(key)))
                 hooked += 1
         self.expect(actions, hooked - len(actions))
         return hooked > 0
@@ -161,14 +162,19 @@ class Watch(GradientWatch):
         targets: dict[tuple[int, int], int],
         since: int,
         actions: dict[int, list[Action]],
+        gaps: dict[int, tuple[bool, ...]],
     ) -> None:
-        """From the nodes `todo` inward. Other roots are inputs passed through: older than the call, their consumers lie outside."""
+        """From the nodes `todo` inward. Other roots are inputs passed through: older than the call, their consumers lie outside. `gaps`
+        gets, of nodes some of whose inputs have no gradient, which of them have one."""
         seen = set(roots)
         todo = list(todo)
         while todo:
             key = todo.pop()
-            for index, (following, output) in enumerate(nodes[key].next_functions):
+            edges = nodes[key].next_functions
+            for index, (following, output) in enumerate(edges):
                 if following is None:
+                    if key not in gaps:
+                        gaps[key] = tuple(other is not None for other, _ in edges)
                     continue
                 inner = following._unique_id()
                 slot = targets.get((inner, output))
@@ -202,19 +208,31 @@ class _Begin:
 
 
 class _Hook:
-    """Post hook of one node."""
+    """Post hook of one node. `gaps`: which of its inputs can have a gradient, None: all."""
 
-    __slots__ = ("todo", "watch")
+    __slots__ = ("gaps", "todo", "watch")
 
-    def __init__(self, watch: Watch, todo: tuple[Action, ...]) -> None:
+    def __init__(self, watch: Watch, todo: tuple[Action, ...], gaps: tuple[bool, ...] | None) -> None:
         self.watch = watch
         self.todo = todo
+        self.gaps = gaps
 
     def __call__(self, grad_inputs: Any, grad_outputs: Any) -> None:
         watch = self.watch
         if watch.active:
             try:
+                if self.gaps is not None and len(grad_inputs) != len(self.gaps):
+                    grad_inputs = _spread(grad_inputs, self.gaps)
                 watch.arrived(self.todo, grad_inputs, grad_outputs)
             except Exception as error:  # it would come out of the user's backward pass
                 watch.active = False
                 watch.failed(error)
+
+
+def _spread(gradients: Any, gaps: tuple[bool, ...]) -> list[Any]:
+    """The node of a compiled function gives only the gradients that somebody wants: each to the input that it belongs to. Where a tuple
+    among the arguments makes their number another one, nobody can tell which they are: none."""
+    if len(gradients) != sum(gaps):
+        return [None] * len(gaps)
+    following = iter(gradients)
+    return [next(following) if wanted else None for wanted in gaps]
