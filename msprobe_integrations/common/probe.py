@@ -1,6 +1,6 @@
 """What the always-on probe of a training is, whatever the framework: settings, steps, watches and their faults, and the end.
 
-A framework's probe (`Probe`, `MindSporeProbe`) says what it watches with.
+A framework's probe (`TorchProbe`, `MindSporeProbe`) says what it watches with (`probe_parts.py`).
 """
 
 from __future__ import annotations
@@ -9,14 +9,12 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from msprobe_engine.guard import Guard
-from msprobe_engine.incident.notify import Notifier
-from msprobe_engine.records import Entry, Frame, Sample, TensorDescription, TensorRef
+from msprobe_engine.records import Entry, Frame, Sample, TensorRef
 from msprobe_engine.session import Session
 from msprobe_engine.settings.schema import MonitorSettings, ProbeSettings
 from msprobe_engine.sinks.base import Sink
@@ -25,23 +23,19 @@ from msprobe_integrations.autoload import request
 from msprobe_integrations.common import at_exit, exits
 from msprobe_integrations.common.advice import Advice
 from msprobe_integrations.common.hot import FollowedFile
-from msprobe_integrations.common.parameter_side import Attached, Find, ParameterSide
+from msprobe_integrations.common.parameter_side import Attached, Find
 from msprobe_integrations.common.patience import Patience
+from msprobe_integrations.common.probe_parts import OfFramework
 from msprobe_integrations.common.wants import Wants
 
 Self = TypeVar("Self", bound="Probe")
 
 
-class Probe:
+class Probe(OfFramework):
     """Monitor, rules, sinks and incidents around a training loop.
 
     All methods are safe to call at any time: a fault inside disables the part it happened in and the training goes on.
-
-    Attributes:
-        number: description of a number that the probe works out.
     """
-
-    number: TensorDescription
 
     def __init__(self, settings: ProbeSettings, *, extra_sinks: Sequence[Sink] = ()) -> None:
         self.settings = settings
@@ -91,77 +85,6 @@ class Probe:
         if probe.monitor is not None and probe.monitor.hot:
             probe.follow_file(path)
         return probe
-
-    # what a framework brings along
-
-    def _make_backend(self) -> Any:
-        """A `msprobe_engine.backend.Backend` that is a `Wanted`, too."""
-        raise NotImplementedError
-
-    def _make_parameters(self) -> ParameterSide:
-        """The parameter side."""
-        raise NotImplementedError
-
-    def _make_membership(self) -> Any:
-        """What looks at begin of every step where this rank is: ``look()``, ``close()``, ``rank``."""
-        raise NotImplementedError
-
-    def _make_run_config(self) -> Any:
-        """What writes what the run was started with: ``begin(models, optimizer, step, frame)``, ``close(seconds)``; None: nothing does."""
-        return None
-
-    def _make_plans(self) -> Any:
-        """The captures of the probe."""
-        raise NotImplementedError
-
-    def _make_watch(self, monitor: MonitorSettings | None) -> Any:
-        """What watches modules and collectives; None where the settings ask for nothing of that."""
-        raise NotImplementedError
-
-    def make_notifier(self, about: str = "") -> Notifier | None:
-        """What tells other ranks something (empty: of incidents), None for one process."""
-        raise NotImplementedError
-
-    def chunks_of(self, models: Any, optimizer: Any) -> list[Any]:
-        """What `attach` was given as a list of models. Raises `UsageError` for anything else."""
-        raise NotImplementedError
-
-    def unseen(self) -> AbstractContextManager[Any]:
-        """Operations inside are not shown to modes of the user's."""
-        raise NotImplementedError
-
-    def shield(self) -> AbstractContextManager[Any]:
-        """Operations inside are neither recorded for gradients nor shown to modes of the user's."""
-        raise NotImplementedError
-
-    def at_hand(self, value: Any) -> bool:
-        """Is this a tensor whose value can be read without a wait?"""
-        raise NotImplementedError
-
-    def finer(self, main: Any, parameter: Any) -> bool:
-        """Has the optimizer's copy of a parameter more bits than the parameter itself?"""
-        raise NotImplementedError
-
-    def _local_place(self) -> tuple[int, int]:
-        """This process among those of its node, and how many there are."""
-        return int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-
-    def _of_user(self) -> None:
-        """The user has made this probe himself."""
-
-    def _attached(self) -> None:
-        """`attach` has got new models, before anything looks at them."""
-
-    def _step_ends(self) -> None:
-        """A monitored step is about to be over."""
-
-    def _numbers(self, scalars: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-        """The numbers of a step that ends, with those that the framework knows."""
-        return scalars
-
-    def _further_ends(self) -> Iterator[Callable[[], Any]]:
-        """What is left of the framework's at the end, after all hooks are off."""
-        return iter(())
 
     @property
     def closed(self) -> bool:
