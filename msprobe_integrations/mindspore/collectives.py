@@ -61,9 +61,9 @@ class Waiting:
 
     def finish(self, call: Call, prefix: str, api: str, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:
         """The function has returned: note the output, now or when it is waited for."""
-        handles = _handles(result)
+        handles = handles_in(result)
         call.tags = {**described(prefix, api, args, kwargs), "async": bool(handles)}
-        output = (*args, *kwargs.values()) if in_place(prefix) else _without(result)
+        output = (*args, *kwargs.values()) if in_place(prefix) else without_handles(result)
         if not handles:
             self._recorder.end(call, output, None)
             return
@@ -103,7 +103,7 @@ class Waiting:
         return result
 
 
-def _handles(result: Any) -> list[Any]:
+def handles_in(result: Any) -> list[Any]:
     """Handles of what is on its way; synchronous functions give one that stands for nothing."""
     members = result if isinstance(result, (list, tuple)) else [result]
     return [m for m in members if _is_handle(m) and m is not getattr(comm_func, "default_handle", None)]
@@ -113,7 +113,7 @@ def _is_handle(value: Any) -> bool:
     return any(c.__name__ in ("CommHandle", "Work") for c in type(value).__mro__)
 
 
-def _without(result: Any) -> Any:
+def without_handles(result: Any) -> Any:
     """A result without its handle: the tensor of ``(tensor, handle)``."""
     if isinstance(result, tuple):
         kept = tuple(member for member in result if not _is_handle(member))

@@ -14,6 +14,7 @@ import mindspore
 from mindspore.train import Callback
 
 from msprobe_engine import log
+from msprobe_integrations.mindspore.memory import numel_of
 from msprobe_integrations.mindspore.probe import MindSporeProbe
 
 
@@ -74,7 +75,7 @@ def _numbers(outputs: Any) -> Mapping[str, Any]:
     found = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
     numbers: dict[str, Any] = {}
     for name, value in zip(("loss", "skipped", "loss_scale"), found):
-        if isinstance(value, mindspore.Tensor) and int(value.size) == 1:
+        if isinstance(value, mindspore.Tensor) and numel_of(value) == 1:
             numbers[name] = value.astype(mindspore.float32) if value.dtype == mindspore.bool_ else value
         elif isinstance(value, (int, float)):
             numbers[name] = float(value)

@@ -18,7 +18,7 @@ from msprobe_integrations.common.collective_samples import PART, CollectiveSampl
 from msprobe_integrations.common.doors import Doors
 from msprobe_integrations.mindspore import frames, job
 from msprobe_integrations.mindspore.api_names import COLLECTIVES
-from msprobe_integrations.mindspore.collectives import _handles, _without, described, in_place, written
+from msprobe_integrations.mindspore.collectives import described, handles_in, in_place, without_handles, written
 from msprobe_integrations.mindspore.structure import tensors_in
 from msprobe_integrations.mindspore.wrappers import WRAPPERS
 
@@ -178,8 +178,8 @@ class CollectiveWatch(CollectiveSamples):
         try:
             if not self.outputs:
                 return
-            outputs = [*call.args, *call.kwargs.values()] if call.in_place else _without(result)
-            handles = _handles(result)
+            outputs = [*call.args, *call.kwargs.values()] if call.in_place else without_handles(result)
+            handles = handles_in(result)
             if not handles:
                 self._take(call, "post", outputs)
                 return
