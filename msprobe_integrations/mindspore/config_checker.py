@@ -18,7 +18,7 @@ from msprobe_engine.config_check.random_calls import RandomCalls
 from msprobe_engine.errors import ProbeError, UsageError
 from msprobe_engine.log import error, info, one_line, warning
 from msprobe_engine.replaced import Replaced
-from msprobe_integrations.mindspore import config_tensors
+from msprobe_integrations.mindspore import config_tensors, hooks
 from msprobe_integrations.mindspore.config_start import Start, ranks
 from msprobe_integrations.mindspore.environment import api_module
 
@@ -74,7 +74,7 @@ def undo_patches() -> None:
 
 class MindSporeConfigChecker:
     """Arguments and errors: `msprobe_integrations.config_checker.ConfigChecker`. In graph mode no forward pass is seen: weights are
-    collected at once, and inputs not at all, which is said."""
+    collected at once, and inputs not at all, which is said. Calls inside of compiled functions are not seen either."""
 
     def __init__(
         self,
@@ -103,14 +103,17 @@ class MindSporeConfigChecker:
             warning("config check: in graph mode forward passes are not seen: weights are collected now, inputs are not")
             self._collect(0, (), {}, with_inputs=False)
         else:
-            self._handle = self._cells[0].register_forward_pre_hook(self._before_forward, with_kwargs=True)
+            self._handle = hooks.before_call(self._cells[0], self._before_forward)
             atexit.register(self.close)
 
     def close(self) -> None:
         """Take the hook off and finish the pack; done at the end of the process too."""
         atexit.unregister(self.close)
         if self._handle is not None and self._first:
-            warning("config check: the model has had no forward pass in training, so the pack has no weights, inputs and random calls")
+            warning(
+                "config check: the model has had no forward pass in training outside of compiled functions (mindspore.jit), so the pack "
+                "has no weights, inputs and random calls"
+            )
         self._remove()
         self._background.close(_PATIENCE)
 
