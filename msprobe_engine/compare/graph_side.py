@@ -19,7 +19,7 @@ from msprobe_engine import hostkernel, rows
 from msprobe_engine.compare.record_rows import RowReader
 from msprobe_engine.compare.side import Side
 from msprobe_engine.compare.tensor_read import open_file
-from msprobe_engine.dump.kernel_files import STATISTIC, KernelFile, in_order, kernel_files, read_rows
+from msprobe_engine.dump.kernel_files import STATISTIC, KernelFile, in_order, kernel_calls, kernel_files, read_rows
 from msprobe_engine.dump.tensor_reader import NPY, TensorFiles, TensorSource
 from msprobe_engine.errors import DumpFormatError, UsageError
 
@@ -113,22 +113,10 @@ _Record = dict[str, list[Any]]
 
 def _calls(kernels: list[KernelFile]) -> Iterator[tuple[str, _Record, list[Path]]]:
     """Records with the files of their rows, inputs first."""
-    calls: dict[tuple[str, str, int], dict[str, dict[int, Path]]] = {}
-    again: dict[tuple[str, str, str, int], int] = {}
-    for file in kernels:
-        key = (file.op_type, file.op_name, file.place, file.slot)
-        number = again[key] = again.get(key, -1) + 1
-        calls.setdefault((file.op_type, file.op_name, number), {"input": {}, "output": {}})[file.place][file.slot] = file.path
-    for (kind, name, number), places in calls.items():
-        record = {
-            section: [places[place].get(slot) for slot in range(max(places[place], default=-1) + 1)]
-            for section, place in (("input_args", "input"), ("output", "output"))
-            if len(places[place]) and max(places[place]) < _MOST_SLOTS
-        }
-        yield f"{kind}.{name}.{number}.forward", record, [path for paths in record.values() for path in paths if path is not None]
-
-
-_MOST_SLOTS = 10_000
+    for call in kernel_calls(kernels):
+        sections = (("input_args", call.inputs), ("output", call.outputs))
+        record: _Record = {section: [file and file.path for file in files] for section, files in sections if files}
+        yield call.name, record, [path for paths in record.values() for path in paths if path is not None]
 
 
 def _add(side: Side, reader: RowReader, name: str, record: _Record | None, files: list[Path]) -> None:

@@ -91,6 +91,42 @@ def in_order(files: Iterable[KernelFile]) -> list[KernelFile]:
     return sorted(files, key=lambda file: (file.op_type == "Parameter", file.time, file.op_name, file.place, file.slot))
 
 
+class KernelCall(NamedTuple):
+    """One run of a kernel.
+
+    Attributes:
+        name: of its record, ``{op type}.{op name}.{n}.forward``; n counts the runs of a kernel that runs several times.
+        inputs, outputs: the files by slot, None where there is none.
+    """
+
+    name: str
+    inputs: list[KernelFile | None]
+    outputs: list[KernelFile | None]
+
+
+_MOST_SLOTS = 10_000
+
+
+def kernel_calls(kernels: Iterable[KernelFile]) -> list[KernelCall]:
+    """The calls that tensor files in order of execution belong to."""
+    calls: dict[tuple[str, str, int], dict[str, dict[int, KernelFile]]] = {}
+    again: dict[tuple[str, str, str, int], int] = {}
+    for file in kernels:
+        if file.slot >= _MOST_SLOTS:  # no kernel of MindSpore's
+            continue
+        key = (file.op_type, file.op_name, file.place, file.slot)
+        number = again[key] = again.get(key, -1) + 1
+        calls.setdefault((file.op_type, file.op_name, number), {"input": {}, "output": {}})[file.place][file.slot] = file
+    return [
+        KernelCall(f"{kind}.{name}.{number}.forward", _by_slot(places["input"]), _by_slot(places["output"]))
+        for (kind, name, number), places in calls.items()
+    ]
+
+
+def _by_slot(files: dict[int, KernelFile]) -> list[KernelFile | None]:
+    return [files.get(slot) for slot in range(max(files, default=-1) + 1)]
+
+
 def read_mapping(path: Path) -> dict[str, str]:
     """``mapping.csv``: number in place of a name -> name, both without ``.npy``. Empty without the file.
 

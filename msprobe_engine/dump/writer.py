@@ -91,7 +91,7 @@ class DumpSink:
         tensors: TensorStore | None = None,
     ) -> None:
         for value, allowed, what in (
-            (level, ("L0", "L1", "mix", "debug"), "level"),
+            (level, ("L0", "L1", "mix", "L2", "debug"), "level"),
             (task, ("statistics", "tensor", "structure", "overflow_check"), "task"),
         ):
             if value not in allowed:

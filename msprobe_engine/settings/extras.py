@@ -6,6 +6,7 @@ import os
 from collections import Counter
 
 from msprobe_engine import names
+from msprobe_engine.errors import SettingsError
 from msprobe_engine.settings.schema import DumpSettings, FreeBenchmarkSettings, LoadSettings
 from msprobe_engine.settings.tree import Report, join, show
 
@@ -88,12 +89,22 @@ def _overflow(dump: DumpSettings, section: str, report: Report) -> None:
 
 
 def _kernels(dump: DumpSettings, section: str, report: Report) -> None:
-    if dump.task != "tensor":
+    """What holds in every framework; the names that ``list`` takes differ (`kernel_api`, and kernels of a graph with MindSpore)."""
+    if dump.task not in ("statistics", "tensor"):
         report.error(join(section, "task"), f"'{dump.task}' is not possible at level L2, which dumps device kernels; use task 'tensor'")
     if dump.scope:
-        report.error(join(section, "scope"), "is not possible at level L2; name the one API in list")
+        report.error(join(section, "scope"), "is not possible at level L2; name what is dumped in list")
+
+
+def kernel_api(dump: DumpSettings) -> str:
+    """The API call whose kernels PyTorch dumps at level L2.
+
+    Raises:
+        SettingsError: `dump` does not name exactly one, or has another task than ``tensor``.
+    """
+    if dump.task != "tensor":
+        raise SettingsError(f"task '{dump.task}' is not possible at level L2, which dumps device kernels; use task 'tensor'")
     name = dump.list[0] if len(dump.list) == 1 else None
     if name is None or not isinstance(names.parse(name), names.ApiName):
-        report.error(
-            join(section, "list"), f"{show(list(dump.list))}: level L2 needs exactly one full API name, like 'Functional.linear.0.backward'"
-        )
+        raise SettingsError(f"list: {show(list(dump.list))}: level L2 needs exactly one full API name, like 'Functional.linear.0.backward'")
+    return name

@@ -57,6 +57,13 @@ def why_nothing(story: Story, dump: DumpSettings, rank: int | None, framework: s
         return f"'step' is {show(list(dump.step))} and {ran}; the run was too short, or step() was not called once per step"
     if story.forwards >= 0:
         return f"token_range was not reached: the model was called {story.forwards} times between start() and stop()"
+    if dump.level == "L2":
+        return (
+            f"no kernel came that 'list' {show(list(dump.list))} wants: {framework} dumps compiled graphs only (GRAPH_MODE, jit), and "
+            f"{show(list(dump.step))} of 'step' count the runs of each graph, from 0"
+            if dump.step or dump.list
+            else f"no kernel came: {framework} dumps compiled graphs only (GRAPH_MODE, jit)"
+        )
     filters = [f"{key} {show(list(getattr(dump, key)))}" for key in ("scope", "list") if getattr(dump, key)]
     if filters:
         return f"no call between start() and stop() has a name that {' and '.join(filters)} wants; dump once without it to see the names"

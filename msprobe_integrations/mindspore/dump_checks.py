@@ -39,3 +39,6 @@ def check(settings: ProbeSettings, source: str) -> None:
     for key in _ABSENT:
         if getattr(settings.dump, key):
             raise SettingsError(f"{source}: '{key}' works with PyTorch only; leave it out of a dump of MindSpore")
+    if settings.dump.level == "L2" and settings.dump.data_mode not in (("all",), ("input",), ("output",)):
+        seen = list(settings.dump.data_mode)
+        raise SettingsError(f"{source}: data_mode {seen} is not possible at level L2; allowed: ['all'], ['input'] or ['output'] of kernels")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine import log
 from msprobe_engine.records import Entry, TensorRef
 from msprobe_engine.settings.schema import DumpSettings
 from msprobe_integrations.common.custom_api import CustomApis
@@ -18,6 +20,7 @@ from msprobe_integrations.mindspore.backend import MindSporeBackend
 from msprobe_integrations.mindspore.captures import Captures
 from msprobe_integrations.mindspore.dump_checks import CELLS
 from msprobe_integrations.mindspore.free_benchmark.run import FreeBenchmark
+from msprobe_integrations.mindspore.graph.kernel_dump import KernelCapture
 from msprobe_integrations.mindspore.keep import Keeper
 from msprobe_integrations.mindspore.saved import MindSporeSavedVariables
 from msprobe_integrations.mindspore.tensor_dump import build_keeper
@@ -33,7 +36,7 @@ class MindSporeDumpRun(DumpRun):
 
     models = CELLS
     backend: MindSporeBackend
-    capture: Captures | None
+    capture: Captures | KernelCapture | None
     keeper: Keeper | None
 
     def start(self, model: Any, token_range: Any, rank_id: Any, scheduled_tokens: Any) -> None:
@@ -48,9 +51,14 @@ class MindSporeDumpRun(DumpRun):
         return MindSporeBackend()
 
     def make_keeper(self, dump: DumpSettings, before: Any) -> Keeper | None:
+        if dump.level == "L2":  # MindSpore writes the tensors itself, and dump.json has statistics
+            self.files.dump = replace(dump, task="statistics")
+            return None
         return build_keeper(dump, self.backend, self.pipeline, self.files.writer, self.faults, before)
 
-    def make_capture(self, dump: DumpSettings) -> Captures:
+    def make_capture(self, dump: DumpSettings) -> Captures | KernelCapture:
+        if dump.level == "L2":
+            return KernelCapture(self.pipeline, dump, self.files.root)
         return Captures(self.pipeline, dump, self.keeper)
 
     def make_focus(self) -> Focus:
@@ -67,6 +75,12 @@ class MindSporeDumpRun(DumpRun):
 
     def make_extras(self, dump: DumpSettings, root: Path) -> list[Extra]:
         return [FreeBenchmark(dump, root, self.faults)] if dump.task == "free_benchmark" else []
+
+    def module_dump(self, module: Any, name: str) -> None:
+        if self.dump.level == "L2":
+            log.warn_once("module_dump L2", "module_dump has no effect at level L2, which sees kernels")
+        else:
+            super().module_dump(module, name)
 
     def rest(self) -> None:
         """What is compiled keeps its probes for the next step that is dumped."""

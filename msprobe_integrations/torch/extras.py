@@ -7,6 +7,7 @@ from typing import Any
 
 from msprobe_engine.errors import SettingsError
 from msprobe_engine.guard import Faults
+from msprobe_engine.settings.extras import kernel_api
 from msprobe_engine.settings.schema import DumpSettings
 from msprobe_engine.window import Window
 from msprobe_integrations.common.extras import Extra
@@ -18,14 +19,14 @@ def parts_of(dump: DumpSettings, root: Path, faults: Faults) -> list[Extra]:
     """What the settings ask for.
 
     Raises:
-        SettingsError: task free_benchmark.
+        SettingsError: task free_benchmark, or level L2 for something else than one API.
         UsageError: level L2 without an NPU.
     """
     if dump.task == "free_benchmark":
         raise SettingsError("task 'free_benchmark' works with MindSpore only; choose another task")
     parts: list[Extra] = [] if dump.load is None else [Replay(dump.load, faults)]
     if dump.level == "L2":
-        parts.append(_Kernels(KernelDump(dump.list[0], root, faults), Window(dump.rank, dump.step)))
+        parts.append(_Kernels(KernelDump(kernel_api(dump), root, faults), Window(dump.rank, dump.step)))
     return parts
 
 

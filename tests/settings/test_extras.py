@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from msprobe_engine.errors import SettingsError
+from msprobe_engine.settings.extras import kernel_api
 from msprobe_engine.settings.load import load_settings
 
 CALL = "Module.layers.0.mlp.MLP.forward.0"
@@ -95,12 +97,17 @@ def kernels(*names: str, **keys: Any) -> dict[str, Any]:
 
 
 def test_kernel_level() -> None:
-    """Level L2 takes task tensor, no scope, and a list of exactly one full API name."""
+    """Level L2 takes tasks statistics and tensor, and no scope; PyTorch task tensor and a list of exactly one full API name."""
     name = "Functional.linear.0.backward"
     dump = load_settings(kernels(name), kind="dump").dump
     assert dump is not None
-    assert dump.list == (name,)
+    assert kernel_api(dump) == name
     for names in ((), (name, name + "x"), ("linear",), (CALL,)):
-        assert "needs exactly one full API name" in mistakes(**kernels(*names))
-    assert "'statistics' is not possible at level L2" in mistakes(level="L2", statistics={"list": [name]})
+        other = load_settings(kernels(*names), kind="dump").dump
+        assert other is not None
+        with pytest.raises(SettingsError, match="needs exactly one full API name"):
+            kernel_api(other)
+    with pytest.raises(SettingsError, match="'statistics' is not possible at level L2"):
+        kernel_api(replace(dump, task="statistics"))
+    assert "'structure' is not possible at level L2" in mistakes(level="L2", task="structure")
     assert "scope: is not possible at level L2" in mistakes(**kernels(name, scope=[name, name]))

@@ -1,0 +1,213 @@
+"""Level L2: MindSpore's own dump of the kernels of compiled graphs, as records of a step.
+
+MindSpore writes a file per tensor, ``{dump_path}/rank_{R}/Net/{graph}/{run}/...``, as `kernel_config` tells it. When a step ends, its new
+files are awaited and become records ``{op type}.{op name}.{n}.forward`` of the step's dump.json; statistics and checksums are ours. With
+task statistics the files are removed then, with task tensor they stay where MindSpore's users look for them, until ``max_disk_gb``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from mindspore import nn
+
+from msprobe_engine import log
+from msprobe_engine.compare.tensor_read import open_file, whole
+from msprobe_engine.dump.kernel_files import STATISTIC, KernelFile, in_order, kernel_calls, kernel_directories, kernel_files
+from msprobe_engine.errors import DumpFormatError
+from msprobe_engine.log import get_logger
+from msprobe_engine.pipeline import Pipeline
+from msprobe_engine.records import Entry, TensorRef
+from msprobe_engine.settings.schema import DumpSettings
+from msprobe_integrations.common.focus import ModuleRecords
+from msprobe_integrations.mindspore.cells import CellCapture
+from msprobe_integrations.mindspore.environment import api_module
+from msprobe_integrations.mindspore.graph import kernel_config
+from msprobe_integrations.mindspore.graph.calls import HostArray
+from msprobe_integrations.mindspore.job import Job
+from msprobe_integrations.mindspore.models import as_list
+from msprobe_integrations.mindspore.recorder import Recorder
+
+PART = "kernel dump"
+_BFLOAT16 = "BFloat16"
+_log = get_logger()
+_PAUSE, _FIRST, _LONGEST = 0.02, 0.5, 60.0
+"""Seconds: between two looks at the files; to wait for the first one; to wait for files that grow."""
+
+
+class KernelCapture:
+    """In the place of `Captures`, whose interface it has.
+
+    Args:
+        pipeline: where records go.
+        dump: what is wanted.
+        root: the dump path.
+
+    Raises:
+        UsageError: see `kernel_config.install`.
+    """
+
+    api = None
+
+    def __init__(self, pipeline: Pipeline, dump: DumpSettings, root: Path) -> None:
+        kernel_config.install(dump, root)
+        self.on = False
+        self._pipeline = pipeline
+        self._keeps = dump.task == "tensor"
+        self._quota = int(dump.max_disk_gb * 1e9)
+        self._kept = 0
+        self._root = root
+        self._began = time.time_ns() // 1000
+        self._open = False
+        self._done: set[Path] = set()
+        self._named: set[int] = set()
+        self._recorder = Recorder(pipeline, stacks=False)
+
+    def chosen_cells(self, is_on: Callable[[], bool]) -> ModuleRecords:
+        """A dump of kernels has no Cells; `module_dump` says so."""
+        return CellCapture(self._recorder, is_on, lambda: False)
+
+    def attach(self, models: Any, anew: bool = False) -> None:  # noqa: ARG002  # one interface
+        """The same as `prepare`."""
+        self.prepare(models)
+
+    def prepare(self, models: Any) -> None:
+        """Have the names of kernels say the Cell that they belong to, where nothing around the model does so."""
+        for model in as_list(models):
+            if isinstance(model, nn.Cell) and id(model) not in self._named:
+                self._named.add(id(model))
+                if hasattr(model, "generate_scope") and not _is_held(model):
+                    model.generate_scope()
+
+    def open(self) -> None:
+        """A wanted step begins, or goes on."""
+        if not self._open:
+            self._open = True
+            self._take(wanted=False)
+        self.on = True
+        self._pipeline.level = "L2"
+
+    def pause(self) -> None:
+        """Kernels are taken until the step ends."""
+        self.on = False
+
+    def rest(self) -> None:
+        """The next step is not wanted."""
+        self.on = False
+
+    def close(self) -> None:
+        """What came after the last wanted step is nobody's. MindSpore's dump itself cannot be switched off."""
+        self.on = False
+        if self._pipeline.faults.enabled(PART):
+            with self._pipeline.faults.guard(PART):
+                self._take(wanted=False)
+
+    def end_step(self) -> list[list[str]]:
+        """Make the records of the step."""
+        self._open = False
+        with self._pipeline.faults.guard(PART):
+            _sync()
+            self._wait()
+            self._take(wanted=True)
+        return []
+
+    # ---- files ----
+
+    @property
+    def _own(self) -> Path:
+        return self._root / f"rank_{Job().rank() or 0}" / kernel_config.NET
+
+    def _new(self) -> list[Path]:
+        """Directories of runs that were not looked at."""
+        return [path for path in kernel_directories(self._own) if path not in self._done] if self._own.is_dir() else []
+
+    def _files(self, directory: Path) -> list[KernelFile]:
+        """Those of this process: an earlier one may have used the same path."""
+        return [file for file in kernel_files(directory)[0] if file.time >= self._began]
+
+    def _wait(self) -> None:
+        """Until all files are there as a whole: MindSpore writes them in threads of its own."""
+        begin = time.monotonic()
+        before: dict[str, int] = {}
+        while (waited := time.monotonic() - begin) < _LONGEST:
+            now = {entry.path: entry.stat().st_size for path in self._new() for entry in os.scandir(path)}
+            if now == before and (now or waited > _FIRST) and all(map(_whole, now)):
+                return
+            before = now
+            time.sleep(_PAUSE)
+        _log.warning("level L2: files of kernels still grow after %.0f s; what is not whole is left out", _LONGEST)
+
+    def _take(self, *, wanted: bool) -> None:
+        found = {path: self._files(path) for path in self._new()}
+        directories = [path for path, files in found.items() if files or _is_table_of(path, self._began)]
+        self._done.update(directories)
+        files = in_order(file for path in directories for file in found[path])
+        if wanted:
+            for call in kernel_calls(files):
+                sections = {"input_args": [self._row(file) for file in call.inputs], "output": [self._row(file) for file in call.outputs]}
+                self._pipeline.entries.append(Entry(call.name, {key: refs for key, refs in sections.items() if refs}))
+            for path in directories:
+                if (path / STATISTIC).is_file():
+                    _log.info("level L2: statistics of kernels that MindSpore made are in %s", path / STATISTIC)
+        self._settle(files, directories)
+
+    def _row(self, file: KernelFile | None) -> TensorRef | None:
+        if file is None:
+            return None
+        try:
+            with open_file(file.path) as tensor:
+                values = whole(tensor)
+            dtype = _BFLOAT16 if _BFLOAT16 in (file.dtype, tensor.dtype.replace("bf", "BF")) else values.dtype.name.capitalize()
+            return self._pipeline.backend.reduce(HostArray(values, dtype))
+        except (DumpFormatError, ValueError, TypeError) as error:
+            self._pipeline.lose(f"kernel tensors that cannot be read ({type(error).__name__})")
+            log.warn_once(f"kernel file {type(error).__name__}", f"level L2: {file.path} cannot be read, its record has no values: {error}")
+            return None
+
+    def _settle(self, files: Iterable[KernelFile], directories: Iterable[Path]) -> None:
+        """Remove what is not kept."""
+        for file in files:
+            size = file.path.stat().st_size
+            if self._keeps and not (self._quota and self._kept + size > self._quota):
+                self._kept += size
+                continue
+            if self._keeps:
+                self._pipeline.lose("kernel tensors that max_disk_gb has no room for")
+            file.path.unlink(missing_ok=True)
+        if not self._keeps:
+            for path in directories:
+                with contextlib.suppress(OSError):  # something else is in it
+                    path.rmdir()
+
+
+def _whole(path: str) -> bool:
+    """Has the file all elements that its head announces?"""
+    if not path.endswith(".npy"):
+        return True
+    try:
+        open_file(Path(path)).__exit__()
+    except DumpFormatError:
+        return False
+    return True
+
+
+def _is_table_of(directory: Path, began: int) -> bool:
+    """Has MindSpore written statistics there since `began` (microseconds)?"""
+    path = directory / STATISTIC
+    return path.is_file() and path.stat().st_mtime_ns // 1000 >= began
+
+
+def _is_held(model: Any) -> bool:
+    """Is it part of another Cell? MindSpore names its kernels then, with the path in that one."""
+    return any(any(cell is model for cell in made._cells.values()) for made in kernel_config.live_cells())
+
+
+def _sync() -> None:
+    executor = getattr(api_module(), "_pynative_executor", None)
+    if executor is not None:
+        executor.sync()
