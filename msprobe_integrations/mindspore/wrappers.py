@@ -203,6 +203,12 @@ class Wrappers:
                 return function(*args, **kwargs)
             return self._through([user for user in users if user.sees()], api, args, kwargs)
 
+        # pickle keeps a function as the name under which it is found; what was kept in a window is the function itself outside of it
+        owner = api.owner
+        if isinstance(owner, type):
+            call.__module__, call.__qualname__ = owner.__module__, f"{owner.__qualname__}.{name}"
+        else:
+            call.__module__, call.__qualname__ = owner.__name__, name
         return call
 
     def _through(self, users: list[Sees], api: Api, args: Any, kwargs: Any) -> Any:
