@@ -234,17 +234,23 @@ class GraphCalls:
             gradients, self._parameter_gradients = self._parameter_gradients, {}
             self._passes = {}
         grads = self._eager_gradients({id(call.owner): call.owner for call in calls.values()})
+        made: set[str] = set()
         for (key, passes), (info, found) in gradients.items():
             names = [name for name in info.module._params if name in found]
             sections: dict[str, Any] = {name: [found[name]] for name in names}
-            grads.setdefault(key, []).append(Entry(f"{info.base}.parameters_grad.{passes}", sections, None, -1, self._recorder.micro_step))
+            name = f"{info.base}.parameters_grad.{passes}"
+            made.add(name)
+            grads.setdefault(key, []).append(Entry(name, sections, None, -1, self._recorder.micro_step))
         range_ = self._recorder.range
         first = {id(call.owner): call for call in reversed(list(calls.values()))}
         for call in reversed(list(calls.values())):
             # gradients of weights are complete when the backward pass gets to the first call of their Cell
             entries = grads.pop(id(call.owner), []) if first[id(call.owner)] is call else []
             entry = self._backward(call)
-            if entry is not None and (range_ is None or range_.starts(entry.name)):
+            inside = range_ is None or (range_.starts(entry.name) if entry is not None else range_.open)
+            if not inside:
+                entries = [entry for entry in entries if entry.name not in made]
+            if entry is not None and inside:
                 entries.insert(len(entries) if any(part == notes.GRAD_OF_INPUT for part, _ in call.gradients) else 0, entry)
             for entry in entries:
                 self._insert(entry, call)
@@ -252,7 +258,8 @@ class GraphCalls:
                 range_.ends(call.backward_name, call)
         for rest in grads.values():
             for entry in rest:
-                self._recorder.record(entry)
+                if range_ is None or entry.name not in made:
+                    self._recorder.record(entry)
 
     def _eager_gradients(self, infos: dict[int, CellInfo]) -> dict[int, list[Entry]]:
         """Records of parameters' gradients that came outside of a graph (a ``jit`` function in PyNative mode) before the backward records
