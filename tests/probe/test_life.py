@@ -128,7 +128,7 @@ def test_group_after_the_probe(tmp_path: Path) -> None:
     """A process group that comes up later is noticed: messages show the rank, and one of them says what to change."""
     done = pr.run(late_group, tmp_path, tmp_path, ranks=2, group=False, directory=tmp_path)
     assert [o.value for o in done] == [0, 1]
-    assert len(done[1].lines("[rank 1]", "build the probe after it")) == 1
+    assert len(done[1].lines("[rank 1]", "build the probe after joining them")) == 1
 
 
 def evaluation(output: Path) -> None:
