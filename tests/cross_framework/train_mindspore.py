@@ -19,6 +19,8 @@ import numpy as np
 import weights as w
 from mindspore import Parameter, Tensor, mint, nn, ops
 
+from msprobe.mindspore import PrecisionDebugger
+
 HEAD = w.HIDDEN // w.HEADS
 
 FAULTS = {
@@ -238,8 +240,6 @@ def fill(net: Any, style: str, c: SimpleNamespace) -> None:
 
 
 def main(out: str, level: str, task: str, style: str, steps: int, fault: str = "") -> None:
-    from msprobe.mindspore import PrecisionDebugger
-
     c = SimpleNamespace(**(GOOD | FAULTS[fault]))
     ms.set_seed(1)
     net = Net(style, c)

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from msprobe.pytorch import PrecisionDebugger
+
 sys.path.insert(0, str(Path(__file__).parent))
 import weights as w
 
@@ -73,8 +75,6 @@ class Net(nn.Module):
 
 
 def main(out: str, level: str, task: str, style: str, steps: int) -> None:
-    from msprobe.pytorch import PrecisionDebugger
-
     torch.manual_seed(0)
     net = Net(style)
     values = w.fused(w.make()) if style == "fused" else w.make()
