@@ -43,7 +43,8 @@ class Membership:
             set_rank(rank)
             if rank:
                 _log.warning(
-                    "the ranks were joined after the probe was made: this rank's files are named as if it were alone; build the probe after joining them"
+                    "the ranks were joined after the probe was made: this rank's files are named as if it were alone; "
+                    "build the probe after joining them"
                 )
         if self._alone and self._grouped():
             self._alone = False
