@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,12 @@ def dumps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, lis
     return made
 
 
+@cache
+def plain(mode: str) -> list[bytes]:
+    """The bits of two steps without a probe."""
+    return train(mode)
+
+
 def step_of(path: Path, name: str = "dump.json", step: int = 0) -> Any:
     """A file of a step."""
     if Debugger._instance is not None and Debugger._instance._run is not None:
@@ -43,17 +50,16 @@ def step_of(path: Path, name: str = "dump.json", step: int = 0) -> Any:
 @pytest.mark.parametrize("mode", ["graph", "jit"])
 def test_forward_probes_keep_all_bits(tmp_path: Path, mode: str) -> None:
     """Without probes for gradients all losses and weights have the bits of the training without a probe."""
-    plain = train(mode)
-    assert train(mode, PrecisionDebugger(config(tmp_path, section={"data_mode": ["forward"]}))) == plain
+    assert train(mode, PrecisionDebugger(config(tmp_path, section={"data_mode": ["forward"]}))) == plain(mode)
     assert all(".backward." not in name for name in step_of(tmp_path)["data"])
 
 
 @pytest.mark.parametrize("mode", ["graph", "jit"])
 def test_gradient_probes_differ_by_rounding_at_most(dumps: dict[str, tuple[Path, list[bytes]]], mode: str) -> None:
     """The forward pass has all its bits; weights may differ in the last ones, where gradients of several uses come together."""
-    plain, probed = train(mode), dumps[mode][1]
-    assert probed[0] == plain[0]
-    for one, other in zip(plain, probed, strict=True):
+    expected, probed = plain(mode), dumps[mode][1]
+    assert probed[0] == expected[0]
+    for one, other in zip(expected, probed, strict=True):
         np.testing.assert_allclose(np.frombuffer(one, np.float32), np.frombuffer(other, np.float32), rtol=1e-2, atol=1e-3)
 
 
@@ -109,7 +115,7 @@ def test_a_program_that_cannot_be_compiled_with_probes_is_compiled_without(tmp_p
         return construct
 
     monkeypatch.setattr(compiled, "probed", unreadable)
-    assert train("graph", PrecisionDebugger(config(tmp_path))) == train("graph")
+    assert train("graph", PrecisionDebugger(config(tmp_path))) == plain("graph")
 
 
 @pytest.mark.usefixtures("own_debugger")
