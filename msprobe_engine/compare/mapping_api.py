@@ -129,9 +129,16 @@ def _entries(content: Any) -> list[Entry]:
     return [_entry_of(item, at) for at, item in enumerate(content)]
 
 
+def _shown(item: Any) -> str:
+    """Text of an entry that is none; the text of a few nested aliases may be gigabytes."""
+    if isinstance(item, Mapping):
+        item = {key: value if isinstance(value, str) else type(value).__name__ for key, value in list(item.items())[:9]}
+    return repr(str(item)[:120]) if isinstance(item, (Mapping, str, int, float)) else f"a {type(item).__name__}"
+
+
 def _entry_of(item: Any, at: int) -> Entry:
     if not isinstance(item, Mapping) or not all(isinstance(item.get(key), str) for key in ("ms_api", "pt_api")):
-        raise UsageError(f"compare: entry {at} of the api mapping is {str(item)[:120]!r}; it needs the names ms_api and pt_api")
+        raise UsageError(f"compare: entry {at} of the api mapping is {_shown(item)}; it needs the names ms_api and pt_api")
     places = {}
     for kind in _KINDS:
         mine, other = (_positions(item, f"{side}_{kind}", at) for side in ("ms", "pt"))

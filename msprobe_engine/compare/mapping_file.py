@@ -54,7 +54,7 @@ def texts(mapping: Any, what: str) -> dict[str, str]:
         raise UsageError(f"compare: the {what} is a {type(mapping).__name__}; a mapping of names to names is needed")
     for key, value in mapping.items():
         if isinstance(value, (Mapping, list)) or value is None:
-            raise UsageError(f"compare: the {what} maps {str(key)[:120]!r} to {str(value)[:80]!r}; a name is needed")
+            raise UsageError(f"compare: the {what} maps {str(key)[:120]!r} to a {type(value).__name__}; a name is needed")
     return {str(key): str(value) for key, value in mapping.items()}
 
 
