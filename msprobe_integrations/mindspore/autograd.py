@@ -17,6 +17,7 @@ from typing import Any
 
 import mindspore
 
+from msprobe_engine.guard import of_training
 from msprobe_integrations.common.gradient_watch import MAX_NODES, Action, GradientWatch, share_out
 from msprobe_integrations.mindspore import environment
 
@@ -44,6 +45,19 @@ graph_task: Callable[[], int] = getattr(executor, "get_current_autodiff_engine_i
 
 recording: Callable[[], bool] = getattr(executor, "requires_grad", executor.grad_flag)
 """Does autograd record what is called now?"""
+
+
+def settle() -> None:
+    """Wait for all operators that were started, before something is done whose failures are the probe's own.
+
+    Raises:
+        Exception: one of the training has failed (`msprobe_engine.guard.of_training`); the framework tells that once, and whoever reads its
+            result later gets memory that nothing was written to.
+    """
+    try:
+        executor.sync()
+    except Exception as error:
+        raise of_training(error) from None
 
 
 TYPES = frozenset(
@@ -165,7 +179,7 @@ class Watch(GradientWatch):
         gaps: dict[int, tuple[bool, ...]],
     ) -> None:
         """From the nodes `todo` inward. Other roots are inputs passed through: older than the call, their consumers lie outside. `gaps`
-        gets, of nodes some of whose inputs have no gradient, which of them have one."""
+        gets, of nodes that show the gradient of an input, which of their inputs can have one."""
         seen = set(roots)
         todo = list(todo)
         while todo:
@@ -173,8 +187,6 @@ class Watch(GradientWatch):
             edges = nodes[key].next_functions
             for index, (following, output) in enumerate(edges):
                 if following is None:
-                    if key not in gaps:
-                        gaps[key] = tuple(other is not None for other, _ in edges)
                     continue
                 inner = following._unique_id()
                 slot = targets.get((inner, output))
@@ -186,6 +198,8 @@ class Watch(GradientWatch):
                         if len(seen) > MAX_NODES:
                             return
                     continue
+                if key not in gaps:
+                    gaps[key] = tuple(other is not None for other, _ in edges)
                 actions.setdefault(key, []).append((False, index, slot))
 
 
@@ -208,7 +222,7 @@ class _Begin:
 
 
 class _Hook:
-    """Post hook of one node. `gaps`: which of its inputs can have a gradient, None: all."""
+    """Post hook of one node. `gaps`: which of its inputs can have a gradient, None: it is asked for none."""
 
     __slots__ = ("gaps", "todo", "watch")
 
@@ -230,8 +244,8 @@ class _Hook:
 
 
 def _spread(gradients: Any, gaps: tuple[bool, ...]) -> list[Any]:
-    """The node of a compiled function gives only the gradients that somebody wants: each to the input that it belongs to. Where a tuple
-    among the arguments makes their number another one, nobody can tell which they are: none."""
+    """The node of a compiled function gives only the gradients that somebody wants: each to the input that it belongs to. Where there
+    are more or fewer (a tuple among the arguments, a Parameter that is not differentiated), nobody can tell which they are: none."""
     if len(gradients) != sum(gaps):
         return [None] * len(gaps)
     following = iter(gradients)
