@@ -9,7 +9,7 @@ from typing import Any
 
 from msprobe_engine import log
 from msprobe_engine.errors import NothingCapturedError, UsageError
-from msprobe_engine.guard import Faults
+from msprobe_engine.guard import Faults, is_of_training
 from msprobe_engine.log import get_logger
 from msprobe_engine.records import Entry
 from msprobe_engine.settings.hot import HotSwitch
@@ -331,7 +331,13 @@ class DumpRun(DumpParts):
         with self.faults.guard("dump"):
             if self._open:
                 # Not stopped, or ended by an exception: the step is there as far as it came, and says so.
-                self._finish_step(complete=not self._seeing and not broken)
+                try:
+                    self._finish_step(complete=not self._seeing and not broken)
+                except Exception as error:
+                    if not is_of_training(error):
+                        raise
+                    _log.error("an operator of the training has failed, and nobody waited for it: %s", log.one_line(str(error)))
+                    self._finish_step(complete=False)  # a failure is told once
         with self.faults.guard("closing"):
             self._take_off()
             self.extras.close()

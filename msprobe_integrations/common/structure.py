@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from msprobe_engine.guard import is_of_training
 from msprobe_engine.records import Opaque, TensorRef
 from msprobe_integrations.common.containers import CLASS_KEY, Opened, class_text
 
@@ -76,7 +77,9 @@ def converter(tensor: type, opened: Opened, other: Other) -> Callable[[Any, Redu
             if text is not None:
                 opens.setdefault(CLASS_KEY, Opaque(text))
             return opens
-        except Exception:  # the argument's own code
+        except Exception as error:  # the argument's own code
+            if is_of_training(error):
+                raise
             return named(value)
 
     def members(values: Iterable[Any], reduce: Reduce, depth: int, left: list[int]) -> list[Any]:

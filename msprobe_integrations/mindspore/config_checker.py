@@ -16,6 +16,7 @@ from msprobe_engine.config_check.micro_steps import MicroSteps
 from msprobe_engine.config_check.pack import PackWriter
 from msprobe_engine.config_check.random_calls import RandomCalls
 from msprobe_engine.errors import ProbeError, UsageError
+from msprobe_engine.guard import is_of_training
 from msprobe_engine.log import error, info, one_line, warning
 from msprobe_engine.replaced import Replaced
 from msprobe_integrations.mindspore import config_tensors, hooks
@@ -136,6 +137,8 @@ class MindSporeConfigChecker:
             if self._micro_steps.last(step):
                 self._remove()
         except Exception as fault:
+            if is_of_training(fault):
+                raise
             kind = "" if isinstance(fault, ProbeError) else f"{type(fault).__name__}: "
             error(f"config check: nothing more is collected, the training goes on: {kind}{one_line(str(fault)[:500])}")
             self._remove()

@@ -9,6 +9,8 @@ import mindspore
 
 from msprobe_engine.config_check import entries, environment, job, packages, system
 from msprobe_engine.config_check.resolved import CODE, Resolved, entry, existing, told
+from msprobe_integrations.mindspore.job import initialized
+from msprobe_integrations.mindspore.memory import array_at
 from msprobe_integrations.mindspore.models import named_parameters
 
 _CONTEXT = ("mode", "device_target", "deterministic", "jit_level", "max_call_depth")
@@ -46,8 +48,8 @@ class Start:
 
 
 def ranks() -> tuple[int, int]:
-    communication = getattr(mindspore.communication, "GlobalComm", None)
-    if communication is not None and communication.INITED:
+    """Rank of this process and number of ranks: of the communication, else as the launcher's environment says."""
+    if initialized():
         return mindspore.communication.get_rank(), mindspore.communication.get_group_size()
     return job.rank(), job.world_size()
 
@@ -94,7 +96,7 @@ def _of_optimizer(optimizer: Any, prefix: str) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     """Numbers as they are, those of float32 with the digits they were written with, everything else as text."""
     if isinstance(value, mindspore.Tensor):
-        array = value.asnumpy()
+        array = array_at(value)
         return float(str(array.reshape(-1)[0])) if array.size == 1 else str(array.tolist())
     if isinstance(value, (tuple, list)):
         return [_plain(one) for one in value]

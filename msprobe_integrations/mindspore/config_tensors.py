@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from msprobe_engine.config_check.secrets import cleaned
 from msprobe_engine.digest import digest_array
+from msprobe_integrations.mindspore.autograd import settle
 from msprobe_integrations.mindspore.models import named_parameters
 
 _DEEPEST = 32
@@ -18,7 +19,12 @@ _MOST_SAMPLES = 4096
 
 
 def weights(cells: Sequence[Any], *, statistics: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(the existing tool's entry, ours) of the parameters. Those of the first cell have their own names, those of cell i ``{i}:name``."""
+    """(the existing tool's entry, ours) of the parameters. Those of the first cell have their own names, those of cell i ``{i}:name``.
+
+    Raises:
+        Exception: of the training, see `autograd.settle`; no other.
+    """
+    settle()
     existing: dict[str, Any] = {}
     ours: dict[str, Any] = {}
     for number, cell in enumerate(cells):
@@ -31,7 +37,8 @@ def weights(cells: Sequence[Any], *, statistics: bool) -> tuple[dict[str, Any], 
 
 
 def inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(the existing tool's entry, ours) of what a cell is called with."""
+    """(the existing tool's entry, ours) of what a cell is called with. Raises as `weights`."""
+    settle()
     ours: dict[str, Any] = {}
     for tag, value in (*_leaves("args", args, 0), *_leaves("kwargs", kwargs, 0)):
         if isinstance(value, (mindspore.Tensor, np.ndarray)):

@@ -72,6 +72,17 @@ def training_errors(tensor: Any) -> Iterator[None]:
         raise attributed(tensor, error) from None
 
 
+def array_at(tensor: Any) -> npt.NDArray[Any]:
+    """``asnumpy``: the values as they are now, in the tensor's own memory where the host reads it. Do not write.
+
+    Raises:
+        Exception: of the training, as `training_errors`, or the memory cannot be reached.
+    """
+    with training_errors(tensor):
+        values: npt.NDArray[Any] = tensor.asnumpy()
+        return values
+
+
 def attributed(tensor: Any, error: Exception) -> Exception:
     """An error that came up when `tensor` was looked at, marked where it is the training's: it is not when the tensor has a shape, and its
     memory cannot be reached however often one tries (it was moved elsewhere), or when it is no tensor."""

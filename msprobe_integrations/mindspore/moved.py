@@ -14,7 +14,7 @@ import numpy as np
 
 from msprobe_engine.rules.base import Alert
 from msprobe_integrations.common.gradients import Piece
-from msprobe_integrations.mindspore.memory import numel_of
+from msprobe_integrations.mindspore.memory import array_at, numel_of
 from msprobe_integrations.mindspore.optimizers import OptimizerView
 
 if TYPE_CHECKING:
@@ -60,14 +60,14 @@ class MovedCheck:
         for piece in self._chosen:
             gradient = gradients.get(id(piece.parameter))
             if gradient is not None and gradient.dtype in _EXACT and _moves(gradient):
-                self._before.append((piece, piece.parameter.asnumpy().copy()))
+                self._before.append((piece, array_at(piece.parameter).copy()))
 
     def after(self) -> None:
         """The update is over."""
         before, self._before = self._before, []
         if not before:
             return
-        if any(not np.array_equal(old, piece.parameter.asnumpy(), equal_nan=True) for piece, old in before):
+        if any(not np.array_equal(old, array_at(piece.parameter), equal_nan=True) for piece, old in before):
             self._chosen = []
             return
         self._same += 1
@@ -93,9 +93,9 @@ class MovedCheck:
 
 
 def _is_zero(rate: Any) -> bool:
-    return bool(np.all(rate.asnumpy() == 0) if isinstance(rate, mindspore.Tensor) else rate == 0)
+    return bool(np.all(array_at(rate) == 0) if isinstance(rate, mindspore.Tensor) else rate == 0)
 
 
 def _moves(gradient: Any) -> bool:
-    values = gradient.asnumpy()
+    values = array_at(gradient)
     return bool(np.isfinite(values).all() and values.any())

@@ -30,7 +30,7 @@ def bytes_of(tensor: Any) -> npt.NDArray[np.uint8]:
 
     Raises:
         UsageError: it has none: not initialised, or of a type that is not known.
-        RuntimeError: an operator of the training has failed (`memory.address_of`).
+        RuntimeError: an operator of the training has failed (`memory.training_errors`).
     """
     return memory_of(tensor).raw()
 

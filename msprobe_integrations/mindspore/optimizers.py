@@ -12,6 +12,7 @@ from typing import Any
 import mindspore
 
 from msprobe_integrations.mindspore import environment
+from msprobe_integrations.mindspore.memory import array_at
 
 Parameter: Any = mindspore.Parameter
 STATES: Mapping[str, Mapping[str, str]] = {
@@ -149,4 +150,4 @@ def _known_class(optimizer: Any) -> str:
 
 
 def _number(value: Any) -> float:
-    return float(value.asnumpy().reshape(-1)[0]) if isinstance(value, mindspore.Tensor) else float(value)
+    return float(array_at(value).reshape(-1)[0]) if isinstance(value, mindspore.Tensor) else float(value)

@@ -19,7 +19,7 @@ from msprobe_integrations.common.parameters import Replicas
 from msprobe_integrations.common.targets import matches
 from msprobe_integrations.mindspore import hooks
 from msprobe_integrations.mindspore.cell_names import parameter_names
-from msprobe_integrations.mindspore.memory import numel_of
+from msprobe_integrations.mindspore.memory import array_at, numel_of
 from msprobe_integrations.mindspore.moved import MovedCheck
 from msprobe_integrations.mindspore.optimizers import OptimizerView
 
@@ -108,7 +108,7 @@ class CellSource:
     def open(self) -> None:
         """Hooks on the Parameters, for gradients as the backward pass has them."""
         self._passes.clear()
-        self._samples = [] if self._seen else [(p, p.asnumpy().copy()) for p in self._smallest()]
+        self._samples = [] if self._seen else [(p, array_at(p).copy()) for p in self._smallest()]
         monitor, watch = self._monitor, self._watch
         if self._handles or watch is None or not (monitor.unreduced_gradients or monitor.micro_batch_gradients):
             return
@@ -124,7 +124,7 @@ class CellSource:
         if watch is None or self._seen or not watch.active:
             return
         with watch.guard(_PART):
-            if any(not np.array_equal(before, p.asnumpy(), equal_nan=True) for p, before in samples):
+            if any(not np.array_equal(before, array_at(p), equal_nan=True) for p, before in samples):
                 warn_once(
                     f"compiled update {self._view.name}",
                     f"monitor: the update of {self._view.name} is compiled: parameters and states are taken at the end of a step; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -28,3 +29,15 @@ def test_the_training_ends_as_it_would(how: str, error: str) -> None:
     assert watched == plain
     assert seen.startswith("{} [")
     assert "'Cell.first.Dense.forward.0'" in seen
+
+
+@pytest.mark.parametrize("how", ["step", "exit"])
+def test_a_failure_that_nobody_has_waited_for_is_not_kept_back(how: str, tmp_path: Path) -> None:
+    """The framework tells of a failed operator once, and gives empty memory for its result from then on: where the dump waits it goes on to
+    the training, and the step is written all the same."""
+    program = PROGRAM.with_name("failing_late.py")
+    done = subprocess.run([sys.executable, str(program), how], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert "Gather" in (done.stdout if how == "step" else done.stderr)
+    assert "is switched off" not in done.stderr
+    (written,) = tmp_path.glob("dump/step0/*/dump.json")
+    assert list(json.loads(written.read_text())["data"]) == ["Cell.layer.Dense.forward.0"]

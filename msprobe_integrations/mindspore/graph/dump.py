@@ -17,18 +17,25 @@ from typing import Any
 from mindspore import nn
 
 from msprobe_engine import log
+from msprobe_engine.errors import ProbeError
 from msprobe_engine.log import get_logger
 from msprobe_integrations.common.unchanged import Parts
+from msprobe_integrations.mindspore.autograd import settle
 from msprobe_integrations.mindspore.cells import CellInfo, named_infos
-from msprobe_integrations.mindspore.environment import api_module
 from msprobe_integrations.mindspore.graph import compiled, probes
 from msprobe_integrations.mindspore.graph.calls import PART, GraphCalls
-from msprobe_integrations.mindspore.graph.compiles import CompileWatch, forget_graphs
+from msprobe_integrations.mindspore.graph.compiles import GRADIENTS, CompileWatch, forget_graphs
 from msprobe_integrations.mindspore.models import is_cell
 from msprobe_integrations.mindspore.recorder import Recorder
 
 _log = get_logger()
+_RECOMPUTED = "recompute_"
+"""Begin of the scope of Cells after ``Cell.recompute()``. The compiler cannot repeat a forward pass with taps for gradients in it."""
 _HOLDERS = (nn.CellList, nn.CellDict) if hasattr(nn, "CellDict") else (nn.CellList,)
+
+
+class NotCompiled(ProbeError):
+    """MindSpore's compiler refused a graph with probes."""
 
 
 class GraphCapture:
@@ -61,6 +68,9 @@ class GraphCapture:
             if not self._watch.installed:
                 self._watch.install()
                 fresh = self._infos
+            if self._recorder.backward:
+                for info in fresh:
+                    self._watch_parameters(info)
             probes.listen(self._calls)
             if fresh and forget_graphs([info.module for info in fresh]):
                 _log.warning(
@@ -93,11 +103,17 @@ class GraphCapture:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        if probes.listening() is self._calls:  # which keeps the Cells and all records of this dump alive
+            probes.listen(None)
 
     def end_step(self) -> None:
-        """Make the backward records of the step. Called before the records of the step are counted."""
+        """Make the backward records of the step. Called before the records of the step are counted.
+
+        Raises:
+            Exception: of the training, see `autograd.settle`.
+        """
         with self._faults.guard(PART):
-            self._sync()
+            settle()  # graphs may run on while Python goes ahead
             self._calls.end_step()
 
     def _name(self, models: Any) -> list[CellInfo]:
@@ -120,8 +136,6 @@ class GraphCapture:
         for info in fresh:
             if kept is not None:
                 info.kind = kept.module(info.base)
-            if self._recorder.backward:
-                self._watch_parameters(info)
         return fresh
 
     def _watch_parameters(self, info: CellInfo) -> None:
@@ -142,7 +156,13 @@ class GraphCapture:
                 continue
             had = vars(cell).get("construct")
             parameters = {name: p for name, p in cell._params.items() if p is not None}
-            made = compiled.probed(cell.construct, self._numbers[id(cell)], parameters, backward=backward)
+            again = str(getattr(cell, "_scope", None) or "").startswith(_RECOMPUTED)
+            if backward and again:
+                log.warn_once(
+                    "recompute in graphs",
+                    f"{info.base} and others are recomputed in a compiled graph: they have forward records, and no gradients of their own",
+                )
+            made = compiled.probed(cell.construct, self._numbers[id(cell)], parameters, backward=backward and not again)
             object.__setattr__(cell, "construct", made.__get__(cell, type(cell)))
             self._restore.append((cell, had))
 
@@ -158,15 +178,18 @@ class GraphCapture:
     def compiled(self, has: Sequence[str], refused: Exception | None) -> None:
         """A graph is there."""
         self._probed = self._probed or bool(has)
+        if GRADIENTS in has:
+            log.warn_once(
+                "gradient probes in graphs",
+                "a compiled graph has probes for gradients: the forward pass keeps its bits, but where the gradients of several uses of a "
+                "tensor are added the last bits of the sum may differ. With data_mode ['forward'] the whole training keeps its bits",
+            )
         if refused is not None:
             hint = f"a graph was compiled with probes for {' and '.join(has) or 'nothing'}; others may have more"
-            self._faults.fail(PART, refused, disable=False, hint=hint)
-
-    def _sync(self) -> None:
-        """Graphs may run on while Python goes ahead."""
-        executor = getattr(api_module(), "_pynative_executor", None)
-        if executor is not None:
-            executor.sync()
+            said = log.one_line(str(refused).strip().partition("\n")[0])[:300]  # the rest is pages of graph
+            why = NotCompiled(f"the compiler says {type(refused).__name__}: {said}")
+            why.__cause__ = refused
+            self._faults.fail(PART, why, disable=False, hint=hint)
 
 
 def _in_graphs(hook: Callable[..., Any]) -> Callable[..., Any]:
