@@ -118,7 +118,7 @@ class CellCapture(NamedModules[CellInfo]):
                 self._end(call, None, failed=True)
                 raise
             if not recorded and call is not None and call.watch:  # its inputs are followed since it was called
-                call.edges = self._recorder.edges(args, kwargs, False)
+                self._follow(call, args, kwargs)
             self._end(call, result)
             return result
 
@@ -153,6 +153,12 @@ class CellCapture(NamedModules[CellInfo]):
         except Exception as error:
             self._fail(error)
             return None
+
+    def _follow(self, call: Call, args: Any, kwargs: Any) -> None:
+        try:
+            call.edges = self._recorder.edges(args, kwargs, False)
+        except Exception as error:
+            self._fail(error)
 
     def _end(self, call: Call | None, result: Any, failed: bool = False) -> None:
         if call is None:

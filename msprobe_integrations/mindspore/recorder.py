@@ -58,7 +58,6 @@ class Recorder(CallRecorder):
         self._reduce = pipeline.backend.reduce
         self._newest = -1
         self._passes: dict[int, list[Any]] = {}
-        self.can_watch = autograd.available
         self.taps = self.backward and not autograd.available
         """Gradients of Cells come from operators around them, and those of other calls do not come."""
         self._tapped: dict[Call, taps.TapWatch] = {}

@@ -13,8 +13,10 @@ from typing import Any, Protocol
 
 from mindspore import _c_expression, nn
 
+from msprobe_integrations.common.doors import Doors
 from msprobe_integrations.mindspore.environment import api_module
 
+GRADIENTS = "gradients"
 _EXECUTORS = ("GraphExecutor_", "JitExecutor_")
 
 
@@ -45,53 +47,46 @@ class CompileWatch:
     def __init__(self, instrument: Instrument, ways: Sequence[bool]) -> None:
         self._instrument = instrument
         self._ways = list(ways)
-        self._originals: list[tuple[Any, Any]] = []
+        self._doors = Doors()
         self._busy = False
 
     @property
     def installed(self) -> bool:
         """Is the compiler watched?"""
-        return bool(self._originals)
+        return bool(self._doors)
 
     def install(self) -> None:
         """Begin to watch."""
-        if self._originals:
+        if self._doors:
             return
         for name in _EXECUTORS:
             executor = getattr(_c_expression, name, None)
             if executor is not None and "compile" in vars(executor):
-                original = vars(executor)["compile"]
-                executor.compile = self._watching(original)
-                self._originals.append((executor, original))
+                self._doors.add(executor, "compile", self._called)
 
     def remove(self) -> None:
         """Stop watching. Graphs that are compiled stay as they are."""
-        for executor, original in self._originals:
-            executor.compile = original
-        self._originals = []
+        self._doors.close()
 
-    def _watching(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def compile(executor: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._busy:  # a graph inside of another one
-                return original(executor, *args, **kwargs)
-            return self._compile(lambda: original(executor, *args, **kwargs))
-
-        return compile
+    def _called(self, following: Callable[..., Any], executor: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._busy:  # a graph inside of another one
+            return following(executor, *args, **kwargs)
+        return self._compile(lambda: following(executor, *args, **kwargs))
 
     def _compile(self, make: Callable[[], Any]) -> Any:
         self._busy = True
         refused: Exception | None = None
         try:
             for backward in self._ways:
-                self._instrument.put_on(backward)
                 try:
+                    self._instrument.put_on(backward)
                     made = make()
                 except Exception as error:
                     refused = refused or error
                     continue
                 finally:
                     self._instrument.take_off()
-                self._instrument.compiled(["forward calls", "gradients"] if backward else ["forward calls"], refused)
+                self._instrument.compiled(["forward calls", GRADIENTS] if backward else ["forward calls"], refused)
                 return made
             made = make()  # what it raises now is the program's own
             if refused is not None:
