@@ -30,6 +30,8 @@ OPERATORS = (
     *("Reduce", "CollectiveScatter", "CollectiveGather", "NeighborExchange", "NeighborExchangeV2", "Send", "Receive"),
 )
 _WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_UNWANTED = object()
+"""A function of which no sample is wanted: its operators are not looked at either."""
 
 
 class _Call(NamedTuple):
@@ -111,23 +113,25 @@ class CollectiveWatch(CollectiveSamples):
         """Is a call made now to be looked at?"""
         return self._installed and not self._inside and self.on()
 
-    def begin(self, prefix: str, api: str, args: Any, kwargs: Mapping[str, Any], /) -> _Call | None:
-        """A function is called."""
+    def begin(self, prefix: str, api: str, args: Any, kwargs: Mapping[str, Any], /) -> Any:
+        """A function is called. None: it is not looked at, and `end` has nothing to do."""
         if prefix not in COLLECTIVES or not self.sees():
             return None
-        self._inside = True  # functions are made of operators
         try:
-            return self._begin(api, described(prefix, api, args, kwargs), args, kwargs, written(prefix, api, len(args)), in_place(prefix))
+            facts = described(prefix, api, args, kwargs)
+            call = self._begin(api, facts, args, kwargs, written(prefix, api, len(args)), in_place(prefix))
         except Exception as error:
             self._fail(error)
             return None
+        self._inside = True  # functions are made of operators
+        return _UNWANTED if call is None else call
 
-    def end(self, note: _Call | None, result: Any, /, failed: bool = False) -> None:
+    def end(self, note: Any, result: Any, /, failed: bool = False) -> None:
         """It has returned."""
         if note is None:
             return
         self._inside = False
-        if not failed:
+        if not failed and note is not _UNWANTED:
             self._finish(note, result)
 
     # operators
