@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from msprobe_integrations.mindspore.cells import CellCapture
 from msprobe_integrations.mindspore.environment import api_module
 from msprobe_integrations.mindspore.graph import kernel_config
 from msprobe_integrations.mindspore.graph.calls import HostArray
+from msprobe_integrations.mindspore.graph.compiles import CompileWatch
 from msprobe_integrations.mindspore.job import Job
 from msprobe_integrations.mindspore.models import as_list
 from msprobe_integrations.mindspore.recorder import Recorder
@@ -65,7 +66,8 @@ class KernelCapture:
         self._began = time.time_ns() // 1000
         self._open = False
         self._done: set[Path] = set()
-        self._named: set[int] = set()
+        self._models: list[nn.Cell] = []
+        self._watch = CompileWatch(self, (False,))
         self._recorder = Recorder(pipeline, stacks=False)
 
     def chosen_cells(self, is_on: Callable[[], bool]) -> ModuleRecords:
@@ -77,12 +79,9 @@ class KernelCapture:
         self.prepare(models)
 
     def prepare(self, models: Any) -> None:
-        """Have the names of kernels say the Cell that they belong to, where nothing around the model does so."""
-        for model in as_list(models):
-            if isinstance(model, nn.Cell) and id(model) not in self._named:
-                self._named.add(id(model))
-                if hasattr(model, "generate_scope") and not _is_held(model):
-                    model.generate_scope()
+        """Have the names of kernels say the Cell that they belong to, also where nothing is around the model."""
+        self._models = [model for model in as_list(models) if isinstance(model, nn.Cell)]
+        self._watch.install()
 
     def open(self) -> None:
         """A wanted step begins, or goes on."""
@@ -103,6 +102,7 @@ class KernelCapture:
     def close(self) -> None:
         """What came after the last wanted step is nobody's. MindSpore's dump itself cannot be switched off."""
         self.on = False
+        self._watch.remove()
         if self._pipeline.faults.enabled(PART):
             with self._pipeline.faults.guard(PART):
                 self._take(wanted=False)
@@ -115,6 +115,20 @@ class KernelCapture:
             self._wait()
             self._take(wanted=True)
         return []
+
+    # ---- `compiles.Instrument` ----
+
+    def put_on(self, backward: bool) -> None:  # noqa: ARG002  # one interface
+        """A graph is compiled. MindSpore names what is inside of another Cell itself, by the path in that one."""
+        for model in self._models:
+            if hasattr(model, "generate_scope") and not _is_held(model):
+                model.generate_scope()
+
+    def take_off(self) -> None:
+        """Names stay."""
+
+    def compiled(self, has: Sequence[str], refused: Exception | None) -> None:
+        """Nothing is in the graph."""
 
     # ---- files ----
 
@@ -203,7 +217,7 @@ def _is_table_of(directory: Path, began: int) -> bool:
 
 
 def _is_held(model: Any) -> bool:
-    """Is it part of another Cell? MindSpore names its kernels then, with the path in that one."""
+    """Is it part of another Cell?"""
     return any(any(cell is model for cell in made._cells.values()) for made in kernel_config.live_cells())
 
 

@@ -1,0 +1,111 @@
+"""Level L2: the kernels of compiled graphs, dumped by MindSpore itself, as records of a step."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+import pytest
+
+from msprobe.mindspore import PrecisionDebugger
+from msprobe_engine.dump.kernel_files import kernel_directories, kernel_files
+from msprobe_engine.errors import SettingsError, UsageError
+from msprobe_integrations.mindspore.graph import kernel_config
+
+PROGRAM = Path(__file__).parent / "kernel_program.py"
+PRODUCT = "MatMul.Default_network-WithLossCell__backbone-Net"
+MATMUL = f"{PRODUCT}_out-Dense_MatMul-op0.0.forward"
+
+
+def run(mode: str, settings: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    """The program to its end."""
+    return subprocess.run([sys.executable, PROGRAM, mode, json.dumps(settings)], capture_output=True, text=True, timeout=200, check=True)
+
+
+def dump_of(path: Path, step: int) -> dict[str, Any]:
+    """dump.json of a step."""
+    found: dict[str, Any] = json.loads(next(path.glob(f"step{step}/*/dump.json")).read_text())
+    return found
+
+
+def test_a_training_with_model(tmp_path: Path) -> None:
+    """Model.train in GRAPH_MODE, task statistics: records of the wanted steps by kernel, with the path of their Cell, in order; no tensor
+    file stays; the training has its bits."""
+    settings = {"task": "statistics", "level": "L2", "dump_path": str(tmp_path / "d"), "step": [1, 2], "rank": [0]}
+    ran = run("graph", settings)
+    assert ran.stdout.splitlines()[-1] == run("graph", {}).stdout.splitlines()[-1]
+    assert sorted(p.name for p in (tmp_path / "d").glob("step*")) == ["step1", "step2"]
+    config = json.loads((tmp_path / "d" / "kernel_kbyk_dump.json").read_text())
+    assert config["common_dump_settings"]["iteration"] == "1|2"
+    assert config["common_dump_settings"]["support_device"] == [0]
+    first, second = dump_of(tmp_path / "d", 1), dump_of(tmp_path / "d", 2)
+    assert (first["level"], first["framework"], set(first["data"])) == ("L2", "mindspore", set(second["data"]))
+    assert "lost" not in first
+    names = list(first["data"])
+    parts = ("_block-Block_up-Dense_", "_block-Block_down-Dense_", "_out-Dense_")
+    places = [i for part in parts for i, name in enumerate(names) if name.startswith(PRODUCT + part)]
+    assert places == sorted(places)
+    assert len(places) == 3
+    types = {leaf["dtype"] for name in names if name.startswith("Cast.") for leaf in first["data"][name]["output"]}
+    assert types == {"BFloat16", "Float32"}
+    assert first["data"][MATMUL]["output"][0]["Norm"] != second["data"][MATMUL]["output"][0]["Norm"]
+    assert not list((tmp_path / "d").rglob("*.npy"))
+    assert "2 steps (1-2)" in ran.stderr
+
+
+def test_a_jit_function_and_chosen_kernels(tmp_path: Path) -> None:
+    """Task tensor in PyNative mode with jit: forward and backward kernels of the same step, chosen by type and by expression; the files
+    stay in MindSpore's layout, until max_disk_gb; statistics are those of the files."""
+    path = tmp_path / "d"
+    tensor = {"list": ["MatMul", "name-regex(.+/BiasAdd-op.+)"], "data_mode": ["output"], "max_disk_gb": 1e-6}
+    ran = run("jit", {"task": "tensor", "level": "L2", "dump_path": str(path), "step": [1], "tensor": tensor})
+    data, lost = dump_of(path, 1)["data"], dump_of(path, 1)["lost"]
+    assert {name.split(".")[0] for name in data} == {"MatMul", "BiasAdd"}
+    assert any(".Gradients_" in name for name in data)
+    assert all("input_args" not in record for record in data.values())
+    assert lost["kernel tensors that max_disk_gb has no room for"] > 0
+    assert "not everything is there" in ran.stderr
+    files = [file for directory in kernel_directories(path / "rank_0") for file in kernel_files(directory)[0]]
+    kept = {f"{file.op_type}.{file.op_name}.0.forward": file.path for file in files if file.path.parent.parent.name == "1"}
+    checked = 0
+    for name, file in kept.items():
+        if name in data and file.parent.name == "1":
+            values = np.load(file)
+            assert data[name]["output"][0]["Max"] == values.max()
+            checked += 1
+    assert checked
+
+
+@pytest.mark.usefixtures("own_debugger")
+def test_what_cannot_work_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable that is set, O2, graphs that are there already, halves of training and scope: one error, and nothing is set."""
+    settings: Any = {"task": "statistics", "level": "L2", "dump_path": str(tmp_path)}
+    for section, why in (
+        ({"data_mode": ["forward"]}, "allowed: \\['all'\\]"),
+        ({"scope": ["a", "b"]}, "scope: is not possible at level L2"),
+    ):
+        with pytest.raises(SettingsError, match=why):
+            PrecisionDebugger(settings | {"statistics": section})
+    monkeypatch.setenv(kernel_config.VARIABLE, "/elsewhere.json")
+    with pytest.raises(UsageError, match=r"is set already, to /elsewhere\.json"):
+        PrecisionDebugger(settings)
+    monkeypatch.delenv(kernel_config.VARIABLE)
+    monkeypatch.setattr(kernel_config, "_jit_level", lambda: "O2")
+    with pytest.raises(UsageError, match="O0 and O1"):
+        PrecisionDebugger(settings)
+    monkeypatch.setattr(kernel_config, "_jit_level", lambda: "O0")
+
+    @ms.jit  # type: ignore[untyped-decorator]
+    def double(x: Any) -> Any:
+        return x * 2
+
+    double(ms.ops.ones(2))
+    with pytest.raises(UsageError, match=r"graphs? (was|were) compiled already"):
+        PrecisionDebugger(settings)
+    assert kernel_config.VARIABLE not in os.environ
