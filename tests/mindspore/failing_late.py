@@ -6,6 +6,7 @@ usage: failing_late.py step|exit
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import numpy as np
 from mindspore import Tensor, int32, nn, ops
@@ -13,14 +14,14 @@ from mindspore import Tensor, int32, nn, ops
 from msprobe.mindspore import PrecisionDebugger
 
 
-class Net(nn.Cell):
+class Net(nn.Cell):  # type: ignore[misc]
     """One Cell with a record."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Dense(3, 2)
 
-    def construct(self, x):
+    def construct(self, x: Any) -> Any:
         return self.layer(x)
 
 
