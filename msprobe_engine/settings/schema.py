@@ -74,7 +74,7 @@ class DumpSettings:
 
     task: str = _rule("statistics", "what is recorded", choices=TASKS)
     dump_path: str = _rule("", "root of the output; empty: <output_dir>/dump")
-    level: str = _rule("L1", "L0 modules, L1 APIs, mix both, L2 device kernels (NPU), debug only save()", choices=LEVELS)
+    level: str = _rule("L1", "L0 modules, L1 APIs, mix both, L2 kernels (NPU; MindSpore: of graphs), debug only save()", choices=LEVELS)
     rank: tuple[int, ...] = _rule((), "ranks to dump, [] is all; ranges like '4-6'", ranges=True, minimum=0, maximum=1_000_000)
     step: tuple[int, ...] = _rule((), "steps to dump, [] is all; ranges like '10-19'", ranges=True, minimum=0, maximum=1_000_000)
     async_dump: bool = _rule(False, "accepted for compatibility; writing never blocks the training here")
