@@ -17,6 +17,7 @@ from typing import Any
 
 import mindspore
 
+from msprobe_engine import log
 from msprobe_engine.guard import of_training
 from msprobe_integrations.common.gradient_watch import MAX_NODES, Action, GradientWatch, share_out
 from msprobe_integrations.mindspore import environment
@@ -247,6 +248,11 @@ def _spread(gradients: Any, gaps: tuple[bool, ...]) -> list[Any]:
     """The node of a compiled function gives only the gradients that somebody wants: each to the input that it belongs to. Where there
     are more or fewer (a tuple among the arguments, a Parameter that is not differentiated), nobody can tell which they are: none."""
     if len(gradients) != sum(gaps):
+        log.warn_once(
+            "inputs of compiled functions",
+            "gradients of some inputs of functions under jit are not recorded: MindSpore gives them in a tuple among the arguments, or with a "
+            "Parameter that nobody differentiates, in a way that does not say whose they are; give the tensors as arguments of their own",
+        )
         return [None] * len(gaps)
     following = iter(gradients)
     return [next(following) if wanted else None for wanted in gaps]
