@@ -3,7 +3,8 @@
 Each integration has a module ``reliance`` with ``NAME``, ``PACKAGE`` (distribution) and ``TABLE``. It is checked once, when the
 integration attaches; ``msprobe frameworks`` checks it for everything that is installed, in a process of its own per framework:
 ``python -m msprobe_integrations.reliance MODULE FILE [import]`` writes `report` as JSON. A module may have ``PARTS``: packages of the
-framework that need not be installed, whose rows do not count then.
+framework that need not be installed, whose rows do not count then; and ``trouble()``: why the framework cannot work in this environment
+although it is installed, else ``""``.
 """
 
 from __future__ import annotations
@@ -84,6 +85,9 @@ def report(module: ModuleType, *, imports: bool = False) -> dict[str, Any]:
     said: dict[str, Any] = {"name": module.NAME, "package": module.PACKAGE, "version": version, "installed": installed, "error": ""}
     if not installed:
         return {**said, "rows": []}
+    said["error"] = getattr(module, "trouble", str)()
+    if said["error"]:
+        return {**said, "rows": []}
     absent = [part for part in getattr(module, "PARTS", ()) if not _found(part)]
     states = [_from_source(row, absent) for row in table]
     if imports or "" in states:
@@ -148,9 +152,27 @@ def _there(way: str, objects: Mapping[str, Any]) -> bool:
     return True
 
 
+def module_of(name: str) -> ModuleType:
+    """A module with a table by its name. The package around it is not imported: it may refuse that where its framework is missing.
+
+    Raises:
+        ImportError: there is none of that name.
+    """
+    root, *inner = name.split(".")
+    package = importlib.util.find_spec(root)
+    for place in (package.submodule_search_locations or ()) if package is not None and inner else ():
+        file = Path(place, *inner).with_suffix(".py")
+        spec = importlib.util.spec_from_file_location(name, file) if file.is_file() else None
+        if spec is not None and spec.loader is not None:
+            made = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(made)
+            return made
+    return importlib.import_module(name)
+
+
 def main(argv: Sequence[str]) -> None:
     """``MODULE FILE [import]``: write the report of a module with a table into a file."""
-    found = report(importlib.import_module(argv[0]), imports="import" in argv[2:])
+    found = report(module_of(argv[0]), imports="import" in argv[2:])
     Path(argv[1]).write_text(json.dumps(found), encoding="utf-8")
 
 

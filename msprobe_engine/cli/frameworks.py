@@ -124,7 +124,7 @@ def lines(reports: Sequence[dict[str, Any]]) -> list[str]:
         later = sum(row["state"] == "in training" for row in report["rows"])
         parts = [f"{lost} of {len(rows)} names are missing" if lost else f"all {len(rows)} names are there"] if rows else []
         parts += [f"{later} {'more ' if rows else ''}of objects that only a training has: checked when one begins"] if later else []
-        state = "cannot be imported" if report["error"] else "; ".join(parts)
+        state = "does not work here" if report["error"] else "; ".join(parts)
         said.append(f"{report['name']:{width}}{report['version'] or '(unknown)':12}  {state}")
     for report in here:
         if degraded(report):

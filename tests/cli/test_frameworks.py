@@ -83,7 +83,7 @@ def test_a_broken_framework_spoils_nothing(place: Path, name: str, error: str) -
     assert frameworks.degraded(broken)
     assert not frameworks.degraded(good)
     text = frameworks.lines([broken, good])
-    assert "cannot be imported" in text[0]
+    assert "does not work here" in text[0]
     assert text[1].endswith("all 1 names are there")
 
 
@@ -162,6 +162,23 @@ def test_what_is_not_installed_is_no_fault(place: Path) -> None:
     assert frameworks.lines([found])[-1] == "not installed: Fakeabsent"
 
 
+def test_what_does_not_go_together(place: Path) -> None:
+    """A table may know why its framework cannot work in this environment: that is said, and its names are not looked for."""
+    module = table(place, "fakefw", "R('fakefw.engine:gone', 'a'),", "def trouble():\n    return 'fakefw needs another number library'")
+    found = frameworks.check("fakefw", module)
+    assert frameworks.degraded(found)
+    assert [line.strip() for line in frameworks.lines([found])[-1:]] == ["fakefw needs another number library"]
+
+
+def test_a_package_that_refuses_to_be_imported(place: Path) -> None:
+    """The table in it is read all the same: it may be the framework that is missing."""
+    package = place / "fakepackage"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise OSError('no framework here')\n")
+    name = table(package, "fakefw", "R('fakefw.engine:Engine', 'a'),")
+    assert states(frameworks.check("fakefw", f"fakepackage.{name}")) == ["there"]
+
+
 def test_an_integration_without_a_table(place: Path) -> None:
     """A module that cannot be imported is said like a broken framework."""
     (place / "fakeempty_table.py").write_text("NAME = 'x'\n")
@@ -201,13 +218,13 @@ def test_every_table_is_well_formed() -> None:
     modules = frameworks._modules([])
     assert len(modules) >= 8
     code = (
-        f"import importlib, sys\nfor module in {list(modules.values())!r}: importlib.import_module(module)\n"
+        f"import sys\nfrom msprobe_integrations.reliance import module_of\nfor module in {list(modules.values())!r}: module_of(module)\n"
         f"print(sorted(set({list(modules)!r}) & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
     for module in modules.values():
-        found = importlib.import_module(module)
+        found = reliance.module_of(module)
         assert found.NAME
         assert found.PACKAGE
         assert len({(row.on, row.needed_for) for row in found.TABLE}) == len(found.TABLE)
