@@ -115,8 +115,17 @@ class OptimizerView:
         elif self.name in ("SGD", "Momentum"):
             found.update(momentum=_number(optimizer.momentum), nesterov=bool(getattr(optimizer, "nesterov", False)))
             found["nesterov"] = found["nesterov"] or bool(getattr(optimizer, "use_nesterov", False))
-            if found["nesterov"] or (not found["momentum"] and getattr(optimizer, "exec_weight_decay", False)):
+            if found["nesterov"] or (not found["momentum"] and self._changes_gradients()):
                 found["algorithm"] = ""
+        elif self.name == "Adagrad" and self._changes_gradients():
+            found["algorithm"] = ""
+
+    def _changes_gradients(self) -> bool:
+        """Weight decay, centralization and loss scale of mindspore.nn are a part of the update: it is not made of the gradients that are
+        given."""
+        optimizer = self.optimizer
+        centralized = any(getattr(optimizer, "grad_centralization_flags", ()))
+        return bool(centralized or getattr(optimizer, "exec_weight_decay", False) or getattr(optimizer, "need_scale", False))
 
     def learning_rate(self) -> Any:
         """Of the first group, a number or a Parameter; None where it would have to be worked out by the program's own code."""

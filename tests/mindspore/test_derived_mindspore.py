@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import mindspore
 import numpy as np
 import pytest
-from mindspore import Tensor, mint
+from mindspore import Tensor, mint, nn
 
 from msprobe_engine import histograms, pairs, rows
 from msprobe_engine.guard import is_of_training
+from msprobe_integrations.common.update_pairs import KNOWN
 from msprobe_integrations.mindspore.backend import MindSporeBackend
+from msprobe_integrations.mindspore.optimizers import OptimizerView
 
 RANDOM = np.random.default_rng(0)
 GRAD, MEAN = (RANDOM.standard_normal((5, 7)).astype(np.float32) for _ in range(2))
@@ -116,7 +119,18 @@ def test_histograms_are_those_of_numpy(kind: str) -> None:
 
 def test_a_failure_of_the_training_is_given_on() -> None:
     """Also where a pair or a histogram waits for the tensor."""
-    for look in (lambda b, t: b.histogram(t, "log2"), lambda b, t: b.reduce_agreement(t, t)):
+    looks: tuple[Callable[[Any, Any], Any], ...] = (lambda b, t: b.histogram(t, "log2"), lambda b, t: b.reduce_agreement(t, t))
+    for look in looks:
         with pytest.raises(RuntimeError, match="Cumsum") as caught:
             look(MindSporeBackend(), mint.cumsum(Tensor(np.ones(4, np.float32)), 0))
         assert is_of_training(caught.value)
+
+
+@pytest.mark.parametrize("made", [nn.Adagrad, nn.SGD])
+@pytest.mark.parametrize("setting", [{"weight_decay": 0.1}, {"loss_scale": 2.0}])
+def test_an_update_of_other_gradients_is_not_known(made: Any, setting: dict[str, float]) -> None:
+    """Optimizers of mindspore.nn change gradients inside of their update: what is made of those that they are given is not the update."""
+    network = nn.Dense(3, 2)
+    plain, changed = (made(network.trainable_params(), learning_rate=0.1, **more) for more in ({}, setting))
+    assert OptimizerView(plain).hyper(network.weight)["algorithm"] in KNOWN
+    assert OptimizerView(changed).hyper(network.weight)["algorithm"] == ""
