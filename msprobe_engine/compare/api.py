@@ -141,7 +141,8 @@ def _fingerprint(sources: Sources, options: CompareOptions) -> str:
 
 def _diagnose(found: Comparison, sources: Sources, results: Mapping[str, Result], all_of_it: bool, mappings: Mappings) -> None:
     """Where the difference begins. Runs with other numbers of ranks are read whole: they may be cut differently."""
-    from msprobe_engine.diagnose.run import only_here, over_steps
+    from msprobe_engine.diagnose.nonfinite_alone import note_later, only_here
+    from msprobe_engine.diagnose.run import over_steps
 
     steps = sorted({task.step or 0 for task in sources.tasks})
     whole = any(task.whole for task in sources.tasks) or (sources.lost and all_of_it and not Path(found.target).is_file())
@@ -152,6 +153,7 @@ def _diagnose(found: Comparison, sources: Sources, results: Mapping[str, Result]
         found.diagnosis = over_steps(steps, sides, f"{found.target} and {found.golden}", moved, begun)
         if all_of_it:
             only_here(found.diagnosis, Path(found.target), Path(found.golden))
+            note_later(found.diagnosis, Path(found.target), Path(found.golden))
     except (NothingCapturedError, DumpFormatError) as error:
         if not found.all_problems:
             found.problems.append(f"no diagnosis: {error}")

@@ -84,6 +84,8 @@ class Diagnosis:
         mapping: the same as ``path.Class``: a cell mapping (``-cm``), with which these names are no difference any more.
         functions: of two frameworks, functions of the target that are likely to be others of the golden side: an api mapping (``-am``).
         aligned: of two frameworks, records that have their place on the other side, and all: ``{"target": {"modules": [72, 73], ...}}``.
+        nonfinite: side (``target`` or ``golden``) -> its first NaN or Inf, which the other side has not and which is no suspect: it may
+            follow from the first suspect or be something else.
         unseen: the target has something that is not finite, or may have, where nothing was held against it. Not in the json.
         nothing: the headline when nothing was found: what one run was searched for; "" of two that were compared. Not in the json.
     """
@@ -100,6 +102,7 @@ class Diagnosis:
     mapping: dict[str, str] = field(default_factory=dict)
     functions: dict[str, str] = field(default_factory=dict)
     aligned: dict[str, dict[str, list[int]]] = field(default_factory=dict)
+    nonfinite: dict[str, Suspect] = field(default_factory=dict)
     unseen: bool = False
     nothing: str = ""
 
@@ -123,6 +126,14 @@ class Diagnosis:
         place = f", module {first.module}" if first.module else ""
         return one_line(f"{text}: step {first.step}, rank {first.rank}{place}, {first.record}")
 
+    def first_nonfinite(self) -> list[str]:
+        """A sentence for each of `nonfinite`."""
+        return [
+            f"first {'NaN or Inf' if side == 'target' else 'NaN or Inf of the golden run'}, which the other run has not: step {one.step}, "
+            f"rank {one.rank}{f', module {one.module}' if one.module else ''}, {one.record}"
+            for side, one in self.nonfinite.items()
+        ]
+
     def as_json(self) -> dict[str, Any]:
         """JSON-ready, with `finding` and `first_suspect` first."""
         first = self.first_suspect
@@ -138,7 +149,8 @@ class Diagnosis:
             lines += listed("source", [" ".join(first.source.split())] if first.source else [], _WORDS)
         lines += listed("evidence", self.evidence, _WORDS)
         place = "" if self.finding in (CONFIG, CHECKPOINT) else "rank {}  "
-        lines += listed("also", [f"{place.format(s.rank)}{s.record}: {s.why}" for s in self.suspects[1:6]], _WORDS)
+        further = [f"{place.format(s.rank)}{s.record}: {s.why}" for s in self.suspects[1:6]]
+        lines += listed("also", self.first_nonfinite() + further, _WORDS)
         for side, names in self.unmatched.items():
             if names:
                 lines += listed(

@@ -28,6 +28,7 @@ def page(found: Diagnosis) -> str:
         parts += [f"<p>{text(first.why)}.</p>", _where(first), _numbers(first.numbers)]
     parts += section("Evidence", _list(found.evidence))
     parts += section("Further suspects, in order of execution", _suspects(found.suspects[1:]))
+    parts += section("Also", _list(found.first_nonfinite()))
     for side, names in found.unmatched.items():
         parts += section(f"Calls of the {side} side only", _list(names[:200], code=True))
     parts += section("Modules that the other side calls otherwise", _pairs(found.renamed))

@@ -34,6 +34,7 @@ from msprobe_engine.diagnose.divergence import Divergence, diverge
 from msprobe_engine.diagnose.findings import Diagnosis
 from msprobe_engine.diagnose.load import numbered
 from msprobe_engine.diagnose.monitored import diagnose_monitor, diagnose_two_monitors
+from msprobe_engine.diagnose.nonfinite_alone import SAME, SAME_BESIDE_NAN, note_later, only_here
 from msprobe_engine.diagnose.origin import ARGUMENT
 from msprobe_engine.diagnose.placed import placed
 from msprobe_engine.diagnose.shared import both_hold, not_compared, strangers
@@ -45,8 +46,6 @@ from msprobe_engine.errors import DumpFormatError, NothingCapturedError, UsageEr
 from msprobe_engine.progress import bar
 
 MOST_SUSPECTS = 20
-
-_SAME, _SAME_BESIDE_NAN = "All numbers are the same.", "All numbers beside NaN are the same."
 
 Movements = Callable[[int, Mapping[int, Side], list[str]], Mapping[int, Floats]]
 AlreadyBegun = Callable[[int], Mapping[int, Begun]]
@@ -110,19 +109,8 @@ def _one_kind(target: Path, golden: Path | None, calibration: Sequence[Path], ma
         return diagnose_alone(target)
     found = _pair(target, golden, calibration, mappings)
     only_here(found, target, golden)
+    note_later(found, target, golden)
     return found
-
-
-def only_here(found: Diagnosis, target: Path, golden: Path) -> None:
-    """A NaN in calls that only the target makes has nothing to be compared with; the run alone tells, if the golden one has none."""
-    from msprobe_engine.diagnose.alone import diagnose_alone
-
-    if found.finding not in (findings.NONE, findings.STRUCTURE) or not found.unseen:
-        return
-    alone = diagnose_alone(target)
-    if alone.finding in (findings.NONFINITE, findings.OVERFLOW) and diagnose_alone(golden).finding == findings.NONE:
-        found.finding, found.suspects = alone.finding, alone.suspects
-        found.evidence = [line for line in found.evidence if line not in (_SAME, _SAME_BESIDE_NAN)] + alone.evidence
 
 
 def _pair(target: Path, golden: Path, calibration: Sequence[Path], mappings: Mappings | None) -> Diagnosis:
@@ -300,7 +288,7 @@ class _Way:
         same = not largest or any(recorders.differ(walker.side, walker.golden.side) for walker in before.walkers.values())
         if same and not found.aligned and (found.renamed or any(found.unmatched.values())):
             found.finding = findings.STRUCTURE  # with round-off between them, or in another framework, the calls are another way to them
-        equal = _SAME_BESIDE_NAN if self._hidden else _SAME
+        equal = SAME_BESIDE_NAN if self._hidden else SAME
         found.evidence.append(f"The largest difference is {_amount(before, largest)}." if largest else equal)
 
 
