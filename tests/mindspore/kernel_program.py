@@ -13,32 +13,10 @@ import sys
 
 import mindspore as ms
 import numpy as np
-from mindspore import nn, ops
+from mindspore import nn
+from small_residual import Net
 
 from msprobe.mindspore import MsprobeStep, PrecisionDebugger
-
-
-class Block(nn.Cell):
-    """With a residual, and a part in bfloat16."""
-
-    def __init__(self):
-        super().__init__()
-        self.up, self.down = nn.Dense(4, 8), nn.Dense(8, 4)
-
-    def construct(self, x):
-        return x + self.down(ops.relu(self.up(x)).astype(ms.bfloat16).astype(ms.float32))
-
-
-class Net(nn.Cell):
-    """Two layers."""
-
-    def __init__(self):
-        super().__init__()
-        self.block, self.out = Block(), nn.Dense(4, 1)
-
-    def construct(self, x):
-        return self.out(self.block(x))
-
 
 mode, settings = sys.argv[1], json.loads(sys.argv[2])
 ms.set_seed(1234)
