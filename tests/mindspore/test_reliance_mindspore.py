@@ -20,6 +20,6 @@ def test_everything_is_there() -> None:
 def test_a_numpy_that_it_was_not_compiled_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A numpy with which MindSpore cannot work is said in place of names."""
     assert reliance.trouble() == ""
-    monkeypatch.setattr(reliance.importlib, "import_module", lambda _: environment.check())
+    monkeypatch.setattr("msprobe_integrations.mindspore.reliance.importlib.import_module", lambda _: environment.check())
     monkeypatch.setattr(environment, "_installed", {"mindspore": "2.10.0", "numpy": "2.4.6"}.get)
     assert "pip install 'numpy<2'" in reliances.report(reliance)["error"]
