@@ -25,8 +25,8 @@ from msprobe_engine.pipeline import Pipeline
 from msprobe_engine.records import Entry, TensorRef
 from msprobe_engine.settings.schema import DumpSettings
 from msprobe_integrations.common.focus import ModuleRecords
+from msprobe_integrations.mindspore.autograd import settle
 from msprobe_integrations.mindspore.cells import CellCapture
-from msprobe_integrations.mindspore.environment import api_module
 from msprobe_integrations.mindspore.graph import kernel_config
 from msprobe_integrations.mindspore.graph.calls import HostArray
 from msprobe_integrations.mindspore.graph.compiles import CompileWatch
@@ -108,10 +108,14 @@ class KernelCapture:
                 self._take(wanted=False)
 
     def end_step(self) -> list[list[str]]:
-        """Make the records of the step."""
+        """Make the records of the step.
+
+        Raises:
+            Exception: of the training, see `autograd.settle`.
+        """
         self._open = False
         with self._pipeline.faults.guard(PART):
-            _sync()
+            settle()
             self._wait()
             self._take(wanted=True)
         return []
@@ -219,9 +223,3 @@ def _is_table_of(directory: Path, began: int) -> bool:
 def _is_held(model: Any) -> bool:
     """Is it part of another Cell?"""
     return any(any(cell is model for cell in made._cells.values()) for made in kernel_config.live_cells())
-
-
-def _sync() -> None:
-    executor = getattr(api_module(), "_pynative_executor", None)
-    if executor is not None:
-        executor.sync()
