@@ -15,14 +15,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-IMPROVE, ADD_NOISE, BIT_NOISE, CHANGE_VALUE, NO_CHANGE, TO_CPU = MODES = (
-    "improve_precision",
-    "add_noise",
-    "bit_noise",
-    "change_value",
-    "no_change",
-    "to_cpu",
-)
+IMPROVE, ADD_NOISE, BIT_NOISE, CHANGE_VALUE, NO_CHANGE = "improve_precision", "add_noise", "bit_noise", "change_value", "no_change"
 HIGHER = {"float16": "float32", "bfloat16": "float32"}
 """What improve_precision computes in."""
 
