@@ -77,9 +77,11 @@ class Captures:
 
     def pause(self) -> None:
         """See no new calls; gradients of those that were seen still come."""
-        if self._graph is not None:
-            self._graph.pause()
-        self._eager.pause()
+        try:
+            if self._graph is not None:
+                self._graph.pause()  # which waits, and may be told of a failure of the training
+        finally:
+            self._eager.pause()
 
     def rest(self) -> None:
         """The next step is not captured: what was put on eager code comes off, graphs keep their probes."""

@@ -10,7 +10,7 @@ from typing import Any
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import _c_expression
+from mindspore import _c_expression, nn
 from static_programs import IDS, MODES, Net, config, train
 
 from msprobe.mindspore import PrecisionDebugger
@@ -78,6 +78,23 @@ def shown(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: shown(v) for k, v in value.items() if k not in ("Max", "Min", "Mean", "Norm", "data_name")}
     return [shown(v) for v in value if v is not None] if isinstance(value, list) else value
+
+
+@pytest.mark.usefixtures("own_debugger")
+def test_a_call_is_seen_though_nobody_waits_for_its_result_and_averages_are_read_behind_it(tmp_path: Path) -> None:
+    """A graph that stop() overtakes is waited for; averages that a call moves are in its record as the call leaves them, as in the dynamic
+    graph."""
+    net = nn.SequentialCell(nn.BatchNorm1d(4), nn.ReLU())
+    net.set_train()
+    debugger = PrecisionDebugger(config(tmp_path, step=[0]))
+    ms.set_context(mode=ms.GRAPH_MODE)
+    debugger.start(net)
+    ms.value_and_grad(net, None, net.trainable_params())(ms.Tensor(np.arange(12, dtype=np.float32).reshape(3, 4)))
+    debugger.stop()
+    debugger.step()
+    left = net[0].moving_mean.asnumpy().max()
+    assert left > 0
+    assert step_of(tmp_path)["data"]["Cell.0.BatchNorm1d.forward.0"]["parameters"]["moving_mean"]["Max"] == left
 
 
 @pytest.mark.parametrize("mode", GRAPHS)

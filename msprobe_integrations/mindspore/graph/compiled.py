@@ -166,22 +166,22 @@ def probed(original: Callable[..., Any], cell: int, parameters: Mapping[str, Any
         token = BEGIN(cell, _arguments(args, kwargs))
         _see_4(args, INPUT, (0,), token)
         _see_4(kwargs, INPUT, (1,), token)
-        for name, value in zip(names, values):
-            _see_leaf(value, OWN, (name,), token)
         result = original(*args, **kwargs)
         _see_4(result, OUTPUT, (), token)
+        for name, value in zip(names, values):  # behind the call, as in the dynamic graph: a normalization moves its averages in it
+            _see_leaf(value, OWN, (name,), token)
         END(token, _note_4(result))
         return result
 
     def both(self, *args, **kwargs):  # noqa: ARG001
         token = BEGIN(cell, _arguments(args, kwargs))
         given = _tap_4(args, INPUT, (0,), token)
-        for name, value in zip(names, values):
-            _see_leaf(value, OWN, (name,), token)
         named = {}
         for key in kwargs:
             named[key] = _tap_4(kwargs[key], INPUT, (1, key), token)
         result = _tap_own_4(original(*given, **named), OUTPUT, (), token)
+        for name, value in zip(names, values):  # behind the call, as in the dynamic graph: a normalization moves its averages in it
+            _see_leaf(value, OWN, (name,), token)
         END(token, _note_4(result))
         return result
 

@@ -83,13 +83,26 @@ class GraphCapture:
         self.prepare(models)
 
     def open(self) -> None:
-        """Begin to see calls."""
+        """Begin to see calls.
+
+        Raises:
+            Exception: of the training, see `autograd.settle`.
+        """
+        self._settle()
         self._calls.begin_window()
         self.on = True
 
     def pause(self) -> None:
-        """See no new calls; gradients of those that were seen still come."""
-        self.on = False
+        """See no new calls; gradients of those that were seen still come.
+
+        Raises:
+            Exception: of the training, see `autograd.settle`.
+        """
+        try:
+            if self.on:
+                self._settle()
+        finally:
+            self.on = False
 
     def close(self) -> None:
         """Leave the compiler alone; graphs that have probes are compiled again without, when they are called next."""
@@ -144,6 +157,12 @@ class GraphCapture:
                 number = len(self._calls.parameters)
                 self._calls.parameters.append((info, name))
                 self._handles.append(parameter.register_hook(_in_graphs(compiled.gradient_hook(number, str(parameter.dtype)))))
+
+    def _settle(self) -> None:
+        """Graphs may run on while Python goes ahead: what was called inside of the window is seen, what was called before it is not."""
+        if self._probed:
+            with self._faults.guard(PART):
+                settle()
 
     # ---- `compiles.Instrument` ----
 
