@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from msprobe_engine.config_check.comparison import Comparison
@@ -17,18 +18,27 @@ MOST_HARMLESS = 5
 _WIDTH = 16
 
 
-def headline(found: Comparison) -> str:
-    """One line: is there a difference that matters?"""
+def headline(found: Comparison, lines: Mapping[str, int] | None = None) -> str:
+    """One line: is there a difference that matters?
+
+    Args:
+        lines: severity -> in how many lines its differences are told, where these follow.
+    """
     counts = found.counts()
     harmless = f"{counts[HARMLESS]} harmless" if counts[HARMLESS] else "none"
     if found.equal:
         return f"No difference that matters ({harmless})." if counts[HARMLESS] else "No difference."
+    told = {severity: _in_lines(counts[severity], (lines or {}).get(severity, counts[severity])) for severity in (CHANGES, MAY)}
     parts = []
     if counts[CHANGES]:
-        parts.append(f"{counts[CHANGES]} change{'s' if counts[CHANGES] == 1 else ''} the numbers")
+        parts.append(f"{counts[CHANGES]} change{'s' if counts[CHANGES] == 1 else ''} the numbers{told[CHANGES]}")
     if counts[MAY]:
-        parts.append(f"{counts[MAY]} may change them")
+        parts.append(f"{counts[MAY]} may change them{told[MAY]}")
     return f"The configurations differ: {', '.join(parts)}{f'; {harmless}' if counts[HARMLESS] else ''}."
+
+
+def _in_lines(differences: int, lines: int) -> str:
+    return "" if lines == differences else f" (in {lines} line{'s' if lines != 1 else ''}: many of a kind are one)"
 
 
 def text(found: Comparison, top: int = TOP) -> str:
@@ -37,12 +47,11 @@ def text(found: Comparison, top: int = TOP) -> str:
     Args:
         top: how many differences are listed.
     """
-    lines = [headline(found)]
+    told = {severity: _sentences([one for one in found.differences if one.severity == severity]) for severity in (CHANGES, MAY)}
+    lines = [headline(found, {severity: len(sentences) for severity, sentences in told.items()})]
     words = ", ".join(f"{name} {verdict}" for name, verdict in found.summary().items())
     lines += _named("checkers", [words] if words else ["the packs have nothing in common that can be compared"])
-    for severity in (CHANGES, MAY):
-        of_it = [one for one in found.differences if one.severity == severity]
-        sentences = _sentences(of_it)
+    for severity, sentences in told.items():
         if len(sentences) > top:
             sentences[top:] = [f"... and {len(sentences) - top} more, see the report"]
         lines += _named(severity.replace(" numerics", ""), sentences)

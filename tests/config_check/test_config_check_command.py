@@ -298,3 +298,18 @@ def test_output_directories_mean_the_packs_in_them(tmp_path: Path) -> None:
     assert main(["config_check", "-c", a, b, "-o", str(tmp_path / "out")]) == 1
     assert main(["config_check", "--verify", a, a]) == 0
     assert main(["config_check", "--ranks", a]) == 0
+
+
+def test_settings_of_mindspore_are_known_and_the_first_line_says_what_is_folded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Learning rate, class and form of an optimizer change the numbers; where many of a kind are one line, the count says so."""
+    for name, factor in (("a", 1), ("b", 2)):
+        values: dict[str, Any] = {"optimizer.lr": 0.01 * factor, "optimizer.class": "Adam" if factor == 1 else "Momentum"}
+        values |= {"optimizer.nesterov": factor == 2, "optimizer.loss_scale": float(factor)}
+        values |= {f"own.choice{i}": i * factor for i in range(1, 6)}
+        entry = {key: {"value": value, "origin": "code", "where": "", "framework": "mindspore"} for key, value in values.items()}
+        PackWriter(tmp_path / f"{name}.zip", rank=0, world_size=1, framework="mindspore").add({"msprobe/hyperparameters/rank0.json": entry})
+    assert main(["config_check", "-c", str(tmp_path / "a.zip"), str(tmp_path / "b.zip"), "-o", str(tmp_path / "out")]) == 1
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first == "The configurations differ: 4 change the numbers, 5 may change them (in 1 line: many of a kind are one)."
+    for words in ("optimizer.lr: 0.01 against 0.02; every update", "optimizer.class: Adam against Momentum; the update rule"):
+        assert any(words in line for line in lines)
