@@ -37,8 +37,9 @@ from msprobe_integrations.mindspore.recorder import Recorder
 PART = "kernel dump"
 _BFLOAT16 = "BFloat16"
 _log = get_logger()
-_PAUSE, _FIRST, _LONGEST = 0.02, 0.5, 60.0
-"""Seconds: between two looks at the files; to wait for the first one; to wait for files that grow."""
+_PAUSE, _FIRST, _STILL, _LONGEST = 0.02, 0.5, 2.0, 60.0
+"""Seconds: between two looks at the files; to wait for the first one; without a change, where files
+are of a type that nobody can read; to wait for files that grow."""
 
 
 class KernelCapture:
@@ -152,9 +153,11 @@ class KernelCapture:
         """Until all files are there as a whole: MindSpore writes them in threads of its own."""
         begin = time.monotonic()
         before: dict[str, int] = {}
+        changed = 0.0
         while (waited := time.monotonic() - begin) < _LONGEST:
             now = {entry.path: entry.stat().st_size for path in self._new() for entry in os.scandir(path)}
-            if now == before and (now or waited > _FIRST) and all(map(_whole, now)):
+            changed = waited if now != before else changed
+            if now == before and (now or waited > _FIRST) and (waited - changed > _STILL or all(map(_whole, now))):
                 return
             before = now
             time.sleep(_PAUSE)
