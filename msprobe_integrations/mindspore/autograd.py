@@ -250,8 +250,8 @@ def _spread(gradients: Any, gaps: tuple[bool, ...]) -> list[Any]:
     if len(gradients) != sum(gaps):
         log.warn_once(
             "inputs of compiled functions",
-            "gradients of some inputs of functions under jit are not recorded: MindSpore gives them in a tuple among the arguments, or with a "
-            "Parameter that nobody differentiates, in a way that does not say whose they are; give the tensors as arguments of their own",
+            "gradients of some inputs of functions under jit are not recorded: with a tuple among the arguments, or a Parameter that nobody"
+            " differentiates, MindSpore does not say whose they are; give the tensors as arguments of their own",
         )
         return [None] * len(gaps)
     following = iter(gradients)
