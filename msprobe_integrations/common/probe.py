@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from msprobe_engine.guard import Guard
+from msprobe_engine.guard import Guard, is_of_training
 from msprobe_engine.records import Entry, Frame, Sample, TensorRef
 from msprobe_engine.session import Session
 from msprobe_engine.settings.schema import MonitorSettings, ProbeSettings
@@ -332,18 +332,30 @@ class Probe(OfFramework):
         self.pipeline.advance(wait=True)
 
     def close(self) -> None:
-        """Finish, flush, take all hooks off. Called at interpreter exit too."""
+        """Finish, flush, take all hooks off. Called at interpreter exit too.
+
+        Raises:
+            Exception: an operator of the training has failed, which came to light here (`msprobe_engine.guard.of_training`).
+        """
         if self._closed:
             return
         self._closed = True
         at_exit.unregister(self.close)
+        failed: Exception | None = None
         try:
             self.pipeline.patience = self._patience.left()
             for end in self._ends():
-                with self.guard("closing"):
-                    end()
+                try:
+                    with self.guard("closing"):
+                        end()
+                except Exception as error:  # of the training: files are complete first
+                    if not is_of_training(error):
+                        raise
+                    failed = failed or error
         finally:
             exits.forget(self.close)
+        if failed is not None:
+            raise failed
 
     def _ends(self) -> Iterator[Callable[[], Any]]:
         """What is done at the end, in this order, whatever becomes of the others."""
