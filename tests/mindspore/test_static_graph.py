@@ -120,6 +120,17 @@ def test_graphs_that_were_compiled_before_are_compiled_again(tmp_path: Path, mod
 
 
 @pytest.mark.usefixtures("own_debugger")
+@pytest.mark.parametrize("started", [0, 1])
+def test_graphs_of_optimizers_do_not_count(tmp_path: Path, capsys: pytest.CaptureFixture[str], started: int) -> None:
+    """An optimizer that is a graph of its own in PyNative mode has no probe in it: nothing is said of it, nothing is compiled again."""
+    train("pynative", PrecisionDebugger(config(tmp_path, step=[1])), steps=3, started=started)
+    assert any(".forward." in name for name in step_of(tmp_path, step=1)["data"])
+    said = capsys.readouterr().err
+    assert "compiled again" not in said
+    assert "probes for gradients" not in said
+
+
+@pytest.mark.usefixtures("own_debugger")
 def test_a_program_that_cannot_be_compiled_with_probes_is_compiled_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the compiler has against a probe costs the dump, not the training."""
     from msprobe_integrations.mindspore.graph import compiled

@@ -20,7 +20,7 @@ from msprobe_integrations.mindspore.graph import notes
 from msprobe_integrations.mindspore.graph.probes import BEGIN, END, PARAMETER, SEE, TAP
 
 way, has_gradient, place = notes.way, notes.has_gradient, notes.place
-tensor, constant, sequence, mapping = notes.tensor, notes.constant, notes.sequence, notes.mapping
+tensor, constant, sequence, mapping, watched = notes.tensor, notes.constant, notes.sequence, notes.mapping, notes.watched
 INPUT, OUTPUT, OWN = notes.INPUT, notes.OUTPUT, notes.PARAMETER
 
 
@@ -202,11 +202,11 @@ def gradient_hook(parameter: int, dtype: str) -> Callable[..., Any]:
     """
 
     def widened(grad):
-        PARAMETER(ops.cast(grad, mindspore.float32), parameter)
+        PARAMETER(ops.cast(grad, mindspore.float32), watched(parameter))
         return grad
 
     def plain(grad):
-        PARAMETER(grad, parameter)
+        PARAMETER(grad, watched(parameter))
         return grad
 
     return widened if dtype == "BFloat16" else plain

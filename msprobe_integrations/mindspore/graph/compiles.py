@@ -18,6 +18,8 @@ from msprobe_integrations.mindspore.environment import api_module
 
 GRADIENTS = "gradients"
 _EXECUTORS = ("GraphExecutor_", "JitExecutor_")
+_OPTIMIZERS = ("mindspore.nn.optim.", "mindspore.experimental.optim.", "mindspore.mint.optim.")
+"""Begin of the names that ``jit`` gives to their graphs: the module of the function."""
 
 
 class Instrument(Protocol):
@@ -97,7 +99,8 @@ class CompileWatch:
 
 
 def forget_graphs(cells: Sequence[Any]) -> int:
-    """Have everything compiled again that may contain one of these Cells; returns how many graphs that are at most."""
+    """Have everything compiled again that may contain one of these Cells; returns how many graphs that are at most. MindSpore's optimizers
+    contain none; what else a compiled function calls is known to nobody."""
     wanted = {id(cell) for cell in cells}
     found = 0
     for made in gc.get_objects():
@@ -107,10 +110,11 @@ def forget_graphs(cells: Sequence[Any]) -> int:
         if cache and any(id(cell) in wanted for _, cell in made.cells_and_names()):
             found += len(cache)
             cache.clear()
-    functions = getattr(api_module(), "ms_compile_cache", None)
-    if functions:
-        found += len(functions)
-        functions.clear()
+    functions: set[str] = getattr(api_module(), "ms_compile_cache", set())
+    forgotten = [phase for phase in functions if not phase.startswith(_OPTIMIZERS)]
+    if forgotten:
+        found += len(forgotten)
+        functions.difference_update(forgotten)
         executor = getattr(api_module(), "_pynative_executor", None)
         if executor is not None:
             executor.clear_res()  # it keeps what it has differentiated

@@ -22,7 +22,7 @@ from msprobe_engine.log import get_logger
 from msprobe_integrations.common.unchanged import Parts
 from msprobe_integrations.mindspore.autograd import settle
 from msprobe_integrations.mindspore.cells import CellInfo, named_infos
-from msprobe_integrations.mindspore.graph import compiled, probes
+from msprobe_integrations.mindspore.graph import compiled, notes, probes
 from msprobe_integrations.mindspore.graph.calls import PART, GraphCalls
 from msprobe_integrations.mindspore.graph.compiles import GRADIENTS, CompileWatch, forget_graphs
 from msprobe_integrations.mindspore.models import is_cell
@@ -57,6 +57,7 @@ class GraphCapture:
         self._watch = CompileWatch(self, (True, False) if recorder.backward else (False,))
         self._restore: list[tuple[Any, Any]] = []
         self._probed = False
+        self._written = 0
         self._handles: list[Any] = []
 
     def prepare(self, models: Any) -> None:
@@ -168,6 +169,7 @@ class GraphCapture:
 
     def put_on(self, backward: bool) -> None:
         """Give the Cells a ``construct`` that the compiler reads with probes."""
+        self._written = notes.written()
         for info in self._infos:
             cell = info.module
             if any("bprop" in vars(kind) for kind in type(cell).__mro__ if kind is not nn.Cell):
@@ -195,7 +197,9 @@ class GraphCapture:
         self._restore = []
 
     def compiled(self, has: Sequence[str], refused: Exception | None) -> None:
-        """A graph is there."""
+        """A graph is there. One that nothing was noted of has nothing of the model in it: optimizers are graphs of their own."""
+        if notes.written() == self._written:
+            has = ()
         self._probed = self._probed or bool(has)
         if GRADIENTS in has:
             log.warn_once(

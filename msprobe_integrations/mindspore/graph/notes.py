@@ -65,6 +65,12 @@ _nodes: list[Node] = [None]
 _places: list[Place] = []
 _known: dict[Hashable, int] = {}
 _lock = threading.Lock()
+_written = 0
+
+
+def written() -> int:
+    """How often something was noted in this process, equal things too. It grows whenever a graph with probes is compiled."""
+    return _written
 
 
 def node(number: int) -> Node:
@@ -78,7 +84,9 @@ def place_of(number: int) -> Place:
 
 
 def _number(key: Hashable, made: Any, table: list[Any]) -> int:
+    global _written
     with _lock:
+        _written += 1
         found = _known.get(key)
         if found is None:
             found = _known[key] = len(table)
@@ -149,6 +157,15 @@ def place(part: int, path: Any, dtype: Any, scalar: bool) -> int:
             found = _known[made] = len(_places)
             _places.extend((made, made._replace(part=part + GRADIENT)))
         return found
+
+
+@ops.constexpr
+def watched(parameter: int) -> int:
+    """Number of a parameter whose gradient is handed on: its own."""
+    global _written
+    with _lock:
+        _written += 1
+    return parameter
 
 
 def _no_tensor(_: Any) -> TensorRef:
