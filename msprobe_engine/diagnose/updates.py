@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from msprobe_engine.compare.alignment import crossed
 from msprobe_engine.compare.side import INPUT, PARAMETERS
 from msprobe_engine.diagnose.findings import Diagnosis
 from msprobe_engine.diagnose.origin import PARAMETER, TAKEN
@@ -19,6 +20,10 @@ from msprobe_engine.diagnose.origin import PARAMETER, TAKEN
 if TYPE_CHECKING:
     from msprobe_engine.diagnose.divergence import Divergence
 
+TWO_OPTIMIZERS = (
+    "The runs are of two frameworks: are their optimizers the same? Those of MindSpore and PyTorch differ under like names: "
+    "mindspore.nn.AdamWeightDecay has no bias correction, torch.optim.AdamW has (mindspore.mint.optim.AdamW too)."
+)
 _MOST = 2.0
 """Two runs move an element by one update each, in two directions."""
 
@@ -50,6 +55,8 @@ def note_update(found: Diagnosis, previous: Divergence | None, divergence: Diver
     if len(stays) == 1:
         found.evidence.append(f"The step before has not moved the parameter in {stays[0]}; in the other one it has.")
         return
+    if crossed(side, golden):
+        found.evidence.append(TWO_OPTIMIZERS)
     moved = float(np.abs(golden.stats[j] - was.stats[before])[:3].max())
     apart = float(np.abs(side.stats[i] - golden.stats[j])[:3].max())
     if not 0 < apart <= _MOST * moved:
