@@ -16,12 +16,12 @@ from msprobe_engine.config_check.micro_steps import MicroSteps
 from msprobe_engine.errors import ProbeError, UsageError
 from msprobe_engine.log import error, info, one_line, warn_once, warning
 from msprobe_integrations.common import at_exit, exits
+from msprobe_integrations.common.targets import Named
 from msprobe_integrations.torch import config_start
 from msprobe_integrations.torch.config_random import TorchRandomCalls, states
 from msprobe_integrations.torch.config_tensors import TensorCollector
 from msprobe_integrations.torch.devices import in_use
 from msprobe_integrations.torch.module_hooks import ModuleHooks
-from msprobe_integrations.torch.targets import Named
 
 _PATIENCE = 30.0
 """Seconds that the end of a process waits for its pack."""
