@@ -51,6 +51,22 @@ def test_the_lowest_rank_learns_who_has_what(tmp_path: Path) -> None:
     assert not (tmp_path / "replicas").exists()
 
 
+def test_a_rank_does_not_wait_for_one_that_has_closed(tmp_path: Path) -> None:
+    """When the lowest rank takes its files away the checks of the others are over: of the last one, and of one that only they began."""
+    leader, follower = pair(tmp_path / "replicas")
+    found: list[list[Difference]] = []
+    for channel in (leader, follower):
+        send(channel, 0, [1, 2, 3], found)
+    wait([leader])
+    leader.close()
+    send(follower, 1, [1, 2, 3], found)
+    wait([follower])
+    assert follower.idle
+    assert not follower.failed
+    assert found == [[]]
+    follower.close()
+
+
 def test_what_is_not_known_is_not_compared() -> None:
     """A rank that has no digest of a tensor makes no difference; two others that have different ones do."""
     digests = np.array([[1, 5, 0], [2, 5, 4], [1, 6, 4]])
