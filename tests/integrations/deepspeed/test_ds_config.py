@@ -11,6 +11,7 @@ from typing import Any
 import deepspeed_harness as harness
 import ds_jobs as jobs
 import pytest
+import torch.distributed as dist
 from forkpool import run_ranks
 
 from msprobe_engine.config_check.pack import Pack, read_pack
@@ -23,7 +24,8 @@ def train(stage: int, output: str, as_file: bool) -> None:
     conf: Any = harness.config(stage, "bf16", 2, more_of_ours=1)
     del conf["gradient_clipping"]
     if as_file:
-        place = Path(output) / "ds_config.json"
+        place = Path(output) / f"of_rank{dist.get_rank()}" / "ds_config.json"  # one that both write would be read half written
+        place.parent.mkdir()
         place.write_text(json.dumps(conf))
         sys.argv = ["train.py", f"--config={place}"]
         engine = harness.engine_of(str(place))  # as a launch script names it

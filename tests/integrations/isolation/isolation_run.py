@@ -25,7 +25,13 @@ OF_GUARDS = ("msprobe_engine.guard", "msprobe_engine.log", "msprobe_engine.error
 """What says that something has failed: nothing is behind it."""
 
 
-OF_USERS = ("msprobe_integrations.torch.containers", "msprobe_integrations.torch.describe", "msprobe_integrations.torch.structure")
+OF_USERS = (
+    "msprobe_integrations.common.containers",
+    "msprobe_integrations.common.structure",
+    "msprobe_integrations.torch.containers",
+    "msprobe_integrations.torch.describe",
+    "msprobe_integrations.torch.structure",
+)
 """What asks objects of the user's: one that cannot be described is left out, and nothing is said."""
 QUIET = ("_iteration", "argument", "_asked")
 """What is asked of a framework and may have no answer."""

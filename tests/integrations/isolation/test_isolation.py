@@ -81,7 +81,7 @@ def test_a_fault_under_a_framework(name: str) -> None:
 
 BROKEN = (
     Plant("msprobe_integrations.torch.backend", "TorchBackend", "reduce"),
-    Plant("msprobe_integrations.torch.watch_collectives", "CollectiveWatch", "put"),
+    Plant("msprobe_integrations.common.collective_samples", "CollectiveSamples", "add"),
     Plant("msprobe_integrations.torch.apinames", "ApiNames", "resolve"),
 )
 """A hook of modules, a kernel of the dispatcher, a mode."""
