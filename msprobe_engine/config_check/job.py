@@ -23,12 +23,12 @@ _started = time.time()
 
 def rank() -> int:
     """From the launcher's environment, 0 without."""
-    return _number(_RANK) or 0
+    return number_of(_RANK) or 0
 
 
 def world_size() -> int:
     """From the launcher's environment, 1 without."""
-    return _number(_WORLD) or 1
+    return number_of(_WORLD) or 1
 
 
 def process() -> str:
@@ -48,14 +48,15 @@ def place(rank: int, world_size: int) -> dict[str, Any]:
     return {
         "rank": rank,
         "world_size": world_size,
-        "local_rank": _number(_LOCAL),
-        "node": _number(_NODE),
+        "local_rank": number_of(_LOCAL),
+        "node": number_of(_NODE),
         "host": platform.node(),
         "process": process(),
     }
 
 
-def _number(names: tuple[str, ...]) -> int | None:
+def number_of(names: tuple[str, ...]) -> int | None:
+    """The first of these variables of the environment that holds a number."""
     for name in names:
         text = os.environ.get(name, "")
         if text.isdecimal() and len(text) < 10:

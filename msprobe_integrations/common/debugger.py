@@ -15,12 +15,14 @@ from msprobe_engine.guard import Faults
 from msprobe_engine.pipeline import Pipeline
 from msprobe_engine.settings.hot import HotSwitch
 from msprobe_engine.settings.load import load_settings, read_settings
+from msprobe_engine.settings.places import check_directory
 from msprobe_engine.settings.schema import DumpSettings, ProbeSettings
 from msprobe_engine.writer import Writer
 from msprobe_integrations.common import at_exit, exits
 from msprobe_integrations.common.dump_checks import check
 from msprobe_integrations.common.dump_end import differences
 from msprobe_integrations.common.dump_run import DumpRun
+from msprobe_integrations.common.grad_probe import root_of
 
 _log = log.get_logger()
 _PART = "dump"
@@ -84,7 +86,8 @@ class Debugger(ABC):
             self.claim()
             self.gradients = self._run = None
             if settings.grad_probe is not None:
-                self.gradients = self.make_gradients(settings, _name(config_path))
+                check_directory(root_of(settings), _name(config_path), "dump_path" if settings.grad_probe.dump_path else "output_dir")
+                self.gradients = self.gradient_probe(settings)
             if settings.grad_probe is None or settings.dump is not None:
                 self.check(settings, _name(config_path))
                 self._run = self.make_run(settings, model, self._hot_switch(config_path, given, settings))
@@ -105,14 +108,8 @@ class Debugger(ABC):
     def make_run(settings: ProbeSettings, model: Any, hot: HotSwitch | None) -> DumpRun:
         """The dump of this process."""
 
-    @staticmethod
-    @abstractmethod
-    def make_gradients(settings: ProbeSettings, source: str) -> GradientWatch:
-        """The gradient probe of task grad_probe; `source` says where the settings come from.
-
-        Raises:
-            SettingsError: they cannot work.
-        """
+    gradient_probe: ClassVar[type[Any]]
+    """The `GradientWatch` of task grad_probe, made with the settings."""
 
     @staticmethod
     def check(settings: ProbeSettings, source: str) -> None:

@@ -200,6 +200,24 @@ class GradientWatch:
         self.passes += 1
 
 
+class Begin:
+    """Hook before a node of a custom function, or of a module that is computed again."""
+
+    __slots__ = ("watch",)
+
+    def __init__(self, watch: GradientWatch) -> None:
+        self.watch = watch
+
+    def __call__(self, *_: Any) -> None:
+        watch = self.watch
+        if watch.active:
+            try:
+                watch.begin()
+            except Exception as error:
+                watch.active = False
+                watch.failed(error)
+
+
 def share_out(same: dict[int, list[int]], actions: dict[Any, list[Action]]) -> tuple[list[int], ...]:
     """A tensor that stands at several places of the arguments has a contribution for each place, when one node made them all. Returns the
     places whose contributions cannot be told apart: the first one has their sum.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,18 @@ class RowBuffer:
             low, high = max(row, first), min(behind, end)
             if low < high:
                 array[low - first : high - first] = words[low - row : high - row]
+
+    def consecutive(self, numbers: Iterator[int], n: int) -> int:
+        """The first of `n` row numbers in a row. Other threads may take numbers in between: then those taken here stay empty rows."""
+        taken = [next(numbers)]
+        while len(taken) < n:
+            number = next(numbers)
+            if number != taken[-1] + 1:
+                for unused in taken:
+                    self.clear(unused)
+                taken = []
+            taken.append(number)
+        return taken[0]
 
     def rows(self, n: int) -> Rows:
         """The first `n` rows: the memory itself when there is one piece, else a copy."""

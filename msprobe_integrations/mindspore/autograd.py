@@ -19,7 +19,7 @@ import mindspore
 
 from msprobe_engine import log
 from msprobe_engine.guard import of_training
-from msprobe_integrations.common.gradient_watch import MAX_NODES, Action, GradientWatch, share_out
+from msprobe_integrations.common.gradient_watch import MAX_NODES, Action, Begin, GradientWatch, share_out
 from msprobe_integrations.mindspore import environment
 
 Tensor: Any = mindspore.Tensor
@@ -163,7 +163,7 @@ class Watch(GradientWatch):
             node = nodes[key]
             if node._sequence_nr() != _LEAF:  # hooks of leaves are never called
                 if self._begins is not None and todo[0][0] and (type(node) is not _PLAIN or node.name() == _CUSTOM):
-                    node.register_prehook(_Begin(self))  # its code may run what it was made of again, inside this pass
+                    node.register_prehook(Begin(self))  # its code may run what it was made of again, inside this pass
                 node.register_hook(_Hook(self, tuple(todo), gaps.get(key)))
                 hooked += 1
         self.expect(actions, hooked - len(actions))
@@ -202,24 +202,6 @@ class Watch(GradientWatch):
                 if key not in gaps:
                     gaps[key] = tuple(other is not None for other, _ in edges)
                 actions.setdefault(key, []).append((False, index, slot))
-
-
-class _Begin:
-    """Hook before a node of a custom function, or of a Cell that is computed again."""
-
-    __slots__ = ("watch",)
-
-    def __init__(self, watch: Watch) -> None:
-        self.watch = watch
-
-    def __call__(self, *_: Any) -> None:
-        watch = self.watch
-        if watch.active:
-            try:
-                watch.begin()
-            except Exception as error:
-                watch.active = False
-                watch.failed(error)
 
 
 class _Hook:

@@ -14,11 +14,9 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from msprobe_engine.settings.hot import HotSwitch
-from msprobe_engine.settings.places import check_directory
 from msprobe_engine.settings.schema import ProbeSettings
 from msprobe_integrations.common import focus
 from msprobe_integrations.common.debugger import Debugger
-from msprobe_integrations.common.grad_probe import root_of
 from msprobe_integrations.mindspore import dump_checks
 from msprobe_integrations.mindspore.dump_checks import CELLS
 from msprobe_integrations.mindspore.dump_run import MindSporeDumpRun
@@ -43,18 +41,13 @@ class PrecisionDebugger(Debugger):
     _instance: ClassVar[PrecisionDebugger | None] = None
     _run: MindSporeDumpRun | None
     gradients: GradientProbe | None
+    gradient_probe = GradientProbe
 
     @staticmethod
     def make_run(settings: ProbeSettings, model: Any, hot: HotSwitch | None) -> MindSporeDumpRun:
         if model is not None:
             CELLS.check(model)
         return MindSporeDumpRun(settings, model, hot)
-
-    @staticmethod
-    def make_gradients(settings: ProbeSettings, source: str) -> GradientProbe:
-        assert settings.grad_probe is not None
-        check_directory(root_of(settings), source, "dump_path" if settings.grad_probe.dump_path else "output_dir")
-        return GradientProbe(settings)
 
     @staticmethod
     def check(settings: ProbeSettings, source: str) -> None:

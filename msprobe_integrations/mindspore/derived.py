@@ -150,16 +150,8 @@ class PairRows:
         return self._put(histograms.to_rows(histograms.count_values(values, kind), values.size))
 
     def _put(self, rows: Rows) -> int:
-        """Write rows to numbers that follow each other; the first of them. Other threads may take numbers in between: then those taken
-        here stay empty rows."""
+        """Write rows to numbers that follow each other; the first of them."""
         step = self._step
-        taken = [next(step.numbers)]
-        while len(taken) < len(rows):
-            number = next(step.numbers)
-            if number != taken[-1] + 1:
-                for unused in taken:
-                    step.host.clear(unused)
-                taken = []
-            taken.append(number)
-        step.host.put(taken[0], rows)
-        return taken[0]
+        first = step.host.consecutive(step.numbers, len(rows))
+        step.host.put(first, rows)
+        return first

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import sys
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import mindspore
 import numpy as np
 
+from msprobe_engine.config_check.job import number_of
 from msprobe_integrations.mindspore import environment
 
 _RANK, _WORLD = ("RANK_ID", "RANK"), ("RANK_SIZE", "WORLD_SIZE", "MS_WORKER_NUM")
@@ -31,13 +31,13 @@ class Job:
             return self.assigned_rank
         if initialized():
             return int(mindspore.communication.get_rank())
-        return _number(_RANK)
+        return number_of(_RANK)
 
     def world_size(self) -> int:
         """Size of the communication, else the environment's RANK_SIZE, WORLD_SIZE or MS_WORKER_NUM, else 1."""
         if initialized():
             return int(mindspore.communication.get_group_size())
-        return _number(_WORLD) or 1
+        return number_of(_WORLD) or 1
 
     def random_state(self) -> dict[str, Any]:
         """States of the random streams of Python, numpy and MindSpore: its global seed, how often each random operator was seeded from it,
@@ -55,14 +55,6 @@ class Job:
 def initialized() -> bool:
     """Has the communication been started? Starts nothing."""
     return bool(getattr(getattr(mindspore.communication, "GlobalComm", None), "INITED", False))
-
-
-def _number(names: tuple[str, ...]) -> int | None:
-    for name in names:
-        text = os.environ.get(name, "")
-        if text.isdecimal() and len(text) < 10:
-            return int(text)
-    return None
 
 
 def _seeds() -> Any:

@@ -18,7 +18,7 @@ import torch
 from torch.autograd import function as _function
 from torch.autograd.graph import Node
 
-from msprobe_integrations.common.gradient_watch import MAX_NODES, Action, share_out
+from msprobe_integrations.common.gradient_watch import MAX_NODES, Action, Begin, share_out
 from msprobe_integrations.common.gradient_watch import GradientWatch as _GradientWatch
 from msprobe_integrations.torch.node_hooks import LightHook
 from msprobe_integrations.torch.written_views import View, ViewHook, written_by
@@ -118,7 +118,7 @@ class GradientWatch(_GradientWatch):
             self._written_view(targets, actions, outputs, since)
         for node, todo in actions.items():
             if self._begins is not None and isinstance(node, _CUSTOM) and todo[0][0]:
-                node.register_prehook(_Begin(self))  # its code may run what it was made of again, inside this pass
+                node.register_prehook(Begin(self))  # its code may run what it was made of again, inside this pass
             node.register_hook(_Hook(self, tuple(todo)))
         self.expect(actions, self.view is not None)
         return True
@@ -199,23 +199,5 @@ class _Hook(LightHook):
             try:
                 watch.arrived(self.todo, grad_inputs, grad_outputs)
             except Exception as error:  # autograd would raise it out of the user's backward()
-                watch.active = False
-                watch.failed(error)
-
-
-class _Begin:
-    """Hook before a node of a custom function."""
-
-    __slots__ = ("watch",)
-
-    def __init__(self, watch: GradientWatch) -> None:
-        self.watch = watch
-
-    def __call__(self, grad_outputs: Any) -> None:  # noqa: ARG002
-        watch = self.watch
-        if watch.active:
-            try:
-                watch.begin()
-            except Exception as error:
                 watch.active = False
                 watch.failed(error)

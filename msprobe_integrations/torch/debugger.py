@@ -19,11 +19,9 @@ from torch import nn
 
 from msprobe_engine import log
 from msprobe_engine.settings.hot import HotSwitch
-from msprobe_engine.settings.places import check_directory
 from msprobe_engine.settings.schema import ProbeSettings
 from msprobe_integrations.common import focus
 from msprobe_integrations.common.debugger import Debugger
-from msprobe_integrations.common.grad_probe import root_of
 from msprobe_integrations.torch import owner
 from msprobe_integrations.torch.capture import Capture
 from msprobe_integrations.torch.dump_checks import MODELS
@@ -49,6 +47,7 @@ class PrecisionDebugger(Debugger):
     _compiled_saves: ClassVar[dict[str, bool]] = {}
     _run: TorchDumpRun | None
     gradients: GradientProbe | None
+    gradient_probe = GradientProbe
 
     def __init__(
         self,
@@ -71,12 +70,6 @@ class PrecisionDebugger(Debugger):
     @staticmethod
     def make_run(settings: ProbeSettings, model: Any, hot: HotSwitch | None) -> TorchDumpRun:
         return TorchDumpRun(settings, model, hot)
-
-    @staticmethod
-    def make_gradients(settings: ProbeSettings, source: str) -> GradientProbe:
-        assert settings.grad_probe is not None
-        check_directory(root_of(settings), source, "dump_path" if settings.grad_probe.dump_path else "output_dir")
-        return GradientProbe(settings)
 
     @staticmethod
     def claim() -> None:

@@ -178,7 +178,7 @@ class PairRows:
                 why = why if data is None else self._unfit(data)
                 if data is None or why:
                     return self._without(description, why).row
-                first = _consecutive(step, n)
+                first = step.host.consecutive(step.numbers, n)
                 if on_host(data):
                     step.host.put(first, histograms.to_rows(pairkernels.histogram_cpu(data, kind), data.numel()))
                     return first
@@ -218,19 +218,6 @@ def _unpaired(a: torch.Tensor, b: torch.Tensor) -> str:
     if a.numel() != b.numel():
         return "pair of different sizes"
     return "" if a.device == b.device else "pair on two devices"
-
-
-def _consecutive(step: Step, n: int) -> int:
-    """The first of `n` row numbers in a row. Other threads may take numbers in between: then those taken here stay empty rows."""
-    taken = [next(step.numbers)]
-    while len(taken) < n:
-        number = next(step.numbers)
-        if number != taken[-1] + 1:
-            for unused in taken:
-                step.host.clear(unused)
-            taken = []
-        taken.append(number)
-    return taken[0]
 
 
 def _moments(states: Mapping[str, Any], hyper: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor] | None:
