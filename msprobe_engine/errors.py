@@ -4,6 +4,7 @@ ProbeError
 |- SettingsError      a settings file or argument (file, key, value, what is allowed)
 |- UsageError         the API was called in a way that cannot work
 |- DumpFormatError    a dump directory or file cannot be read
+|- TransportError     the other end of the online path cannot be reached, refuses, or sends what is no message
 |- SinkError          a sink cannot write (disk full, port taken); training goes on unless strict
 |- MissingExtraError  an optional package is not installed; the message holds the pip command
 |- NothingCapturedError  a job finished and there is nothing to show
@@ -30,6 +31,10 @@ class DumpFormatError(ProbeError):
 
 class SinkError(ProbeError):
     """A sink cannot write."""
+
+
+class TransportError(ProbeError):
+    """The other end of the online path cannot be reached, refuses, or sends what is no message."""
 
 
 class NothingCapturedError(ProbeError):
