@@ -12,37 +12,23 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from msprobe_engine.dump import framelog, layout
-from msprobe_engine.dump import text as _text
 from msprobe_engine.dump.layout import DumpWriteError
 from msprobe_engine.dump.stepfiles import Saved
-from msprobe_engine.dump.template import Layout, LayoutCache, Options
+from msprobe_engine.dump.steptext import Prepared, StepText
+from msprobe_engine.dump.template import Layout, Options
 from msprobe_engine.dump.tensors import TensorStore
-from msprobe_engine.dump.text import Float64, Int32
 from msprobe_engine.errors import UsageError
 from msprobe_engine.records import Frame
-from msprobe_engine.rows import Rows
 from msprobe_engine.rules.base import Alert
 
 _log = logging.getLogger("msprobe.dump")
 _MODES = ("all", "input", "output", "forward", "backward")
 _SUMMARY_MODES = ("statistics", "md5", "xor", "digest")
-
-
-class _Prepared(NamedTuple):
-    """A frame that only needs its numbers filled in."""
-
-    frame: Frame
-    layout: Layout
-    slots: Int32
-    floats: Float64
-    rows: Rows
-    head: bytes
-    saved: Saved | None
 
 
 class DumpSink:
@@ -105,20 +91,24 @@ class DumpSink:
         self.level = level
         self.task = task
         self.framework = framework
-        self._summary_mode = summary_mode
-        self._selection = dict(selection)
         self._extra_info = extra_info
         self._rank_directory = layout.rank_directory(rank)
         self._rank = rank
         self._tensors = tensors
         saves = None if tensors is None else tensors.options.saves
         suffix = ".pt" if framework == "pytorch" else ".npy"
-        self._cache = LayoutCache(Options(tuple(data_mode), saves, suffix, summary_mode), construct_micro_steps)
+        self._text = StepText(
+            Options(tuple(data_mode), saves, suffix, summary_mode),
+            level=level,
+            task=task,
+            framework=framework,
+            selection=selection,
+            construct_micro_steps=construct_micro_steps,
+        )
         self._lock = threading.Lock()
         self._begun: dict[int, str] = {}
-        self._prepared: dict[int, _Prepared] = {}
+        self._prepared: dict[int, Prepared] = {}
         self._packed: tuple[Layout, str, framelog.PackedLayout] | None = None
-        self._layout_text: tuple[Mapping[str, Any], str] | None = None
         self._said_replaced = False
         self._looked_for_others = rank is not None
         self._made = time.time()
@@ -244,42 +234,13 @@ class DumpSink:
             while len(self._prepared) > 64:  # the writer dropped frames; they are in their logs
                 del self._prepared[next(iter(self._prepared))]
 
-    def _prepare(self, frame: Frame, saved: Saved | None) -> _Prepared:
-        level = frame.level or self.level
-        header: dict[str, object] = {"task": self.task, "level": level, "framework": frame.framework or self.framework}
-        header["dump_data_dir"] = str(self.directory(frame.step) / layout.TENSORS) if self._tensors is not None else None
-        if self._tensors is not None and self._tensors.packed:
-            header["tensor_format"] = "packed"
-        header["nonfinite_counts"] = True  # a tensor without nan_count or inf_count has none
-        if self._summary_mode != "statistics":
-            header["summary_mode"] = self._summary_mode
-        if self._selection:
-            header["selection"] = self._selection
-        if not frame.complete:
-            header["complete"] = False
-        lost = dict(frame.lost)
-        if saved is not None:
-            lost |= {reason: lost.get(reason, 0) + count for reason, count in saved.late.items()}
-            if saved.waited >= 0.001:
-                header["tensor_wait_seconds"] = round(saved.waited, 3)
-        if lost:
-            header["lost"] = lost
-        rows, names = (None, frozenset[str]()) if saved is None else (saved.rows, saved.lost_names)
-        with self._lock:
-            found, slots, floats = self._cache.find(frame.entries, level, rows, names)
-        if found.micro_steps > 1:
-            header["micro_steps"] = found.micro_steps
-        head = (json.dumps(header, indent=1)[:-2] + self._parallel(frame) + ',\n "data": ').encode()
-        return _Prepared(frame, found, slots, floats, np.ascontiguousarray(frame.rows), head, saved)
-
-    def _parallel(self, frame: Frame) -> str:
-        """Key ``parallel`` of the header, on one line; made once for all frames of a model."""
-        if not frame.parallel:
-            return ""
-        known = self._layout_text
-        if known is None or known[0] is not frame.parallel:
-            known = self._layout_text = (frame.parallel, f',\n "parallel": {json.dumps(frame.parallel)}')
-        return known[1]
+    def _prepare(self, frame: Frame, saved: Saved | None) -> Prepared:
+        where: dict[str, object] = {"dump_data_dir": None}
+        if self._tensors is not None:
+            where["dump_data_dir"] = str(self.directory(frame.step) / layout.TENSORS)
+            if self._tensors.packed:
+                where["tensor_format"] = "packed"
+        return self._text.prepare(frame, saved, where)
 
     def write(self, frame: Frame, alerts: Sequence[Alert] = ()) -> None:  # noqa: ARG002 - alerts go to incident.json, not here
         """Write the files of a frame. A frame without entries is left out unless its step was begun.
@@ -298,21 +259,12 @@ class DumpSink:
         saved = None if self._tensors is None else self._tensors.finish(frame.step)
         if ready is None or ready.frame is not frame or not _same(ready.saved, saved):
             ready = self._prepare(frame, saved)
-        level = frame.level or self.level
-        data = b"{}" if self.task == "structure" else _text.render(ready.layout.data, ready.slots, ready.rows, ready.floats)
         file = path
         try:
-            if self._extra_info and level != "debug":
-                file = f"{path}/{layout.STACK}"
-                layout.write_file(file, [ready.layout.stack(frame.stacks).encode("ascii")])
-                file = f"{path}/{layout.CONSTRUCT}"
-                layout.write_file(file, [ready.layout.construct.encode("ascii")])
-            if self.task == "structure":
-                file = f"{path}/{layout.SHAPES}"
-                layout.write_file(file, _shapes(ready))
-            # Last, so that a dump.json means that everything is there.
-            file = f"{path}/{layout.DEBUG if level == 'debug' else layout.DUMP}"
-            layout.write_file(file, [ready.head, data, b"\n}"])
+            # dump.json is the last, so that it means that everything is there
+            for name, parts in self._text.documents(ready, self._extra_info):
+                file = f"{path}/{name}"
+                layout.write_file(file, parts)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{path}/{layout.FRAME_LOG}")
             if frame.complete:
@@ -339,15 +291,6 @@ class DumpSink:
             self._packed = None
         if self._tensors is not None:
             self._tensors.close()
-
-
-def _shapes(ready: _Prepared) -> list[bytes | memoryview]:
-    """The records with everything but statistics, and the row of each tensor in their order: equal rows are the same tensor. Task
-    structure leaves dump.json without records, as the format wants it; this tells what the other tasks would cost."""
-    data = _text.render(ready.layout.data, np.full_like(ready.slots, -1), ready.rows, ready.floats)
-    tensors = ready.layout.data.ops[ready.layout.data.ops[:, 1] == _text.TAIL]
-    rows = json.dumps(ready.slots[tensors[:, 3]].tolist(), separators=(",", ":"))
-    return [f'{{\n "rows": {rows},\n "data": '.encode(), data, b"\n}"]
 
 
 def _same(before: Saved | None, now: Saved | None) -> bool:
