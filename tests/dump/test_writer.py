@@ -142,7 +142,7 @@ def test_a_second_step_with_other_rows_and_values(tmp_path: Path) -> None:
         assert {f"{e.name}.{place}": t.norm for e in dump.entries.values() for place, t in e.tensors()} == expected
         scale = dump.entries["Functional.linear.0.forward"].sections["input_kwargs"]["scale"]
         assert scale.json == {"type": "float", "value": 0.5 + step}
-    assert len(made._cache._layouts) == 1
+    assert len(made._text._cache._layouts) == 1
 
 
 def test_killed_after_the_log(tmp_path: Path) -> None:
