@@ -14,7 +14,7 @@ import dump_frames as frames
 import numpy as np
 import pytest
 
-from msprobe_engine.dump import layout, writer
+from msprobe_engine.dump import layout, text
 from msprobe_engine.dump.reader import open_dump
 from msprobe_engine.dump.writer import DumpSink
 from msprobe_engine.errors import SinkError, UsageError
@@ -406,6 +406,6 @@ def test_bad_arguments(tmp_path: Path, bad: dict[str, Any]) -> None:
 def test_module_is_importable_without_c(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without the C implementation the files are the same."""
     sink(tmp_path / "c").write(small_frame())
-    monkeypatch.setattr(writer._text, "_compiled", lambda: None)
+    monkeypatch.setattr(text, "_compiled", lambda: None)
     sink(tmp_path / "python").write(small_frame())
     assert (tmp_path / "c/step0/rank3/dump.json").read_bytes() == (tmp_path / "python/step0/rank3/dump.json").read_bytes()
