@@ -2,14 +2,15 @@
 
 Thresholds are those of the existing tool (8.1.1): ratios of corresponding elements, with small values lifted to a limit. It has two
 flaws that this module has not: values that differ by the rounding of their own type only, as subnormal numbers do by 4e-3, are no
-difference here (`_floor`), and a value that is finite on one side only is one.
+difference here (`settled`), and a value that is finite on one side only is one.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +45,101 @@ class Judgement:
     change: float
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What two results of one shape have in common, as numbers that can be joined: large results are measured in parts, on the device
+    where they are. The numbers of `fields`, in their order, are what a device hands over.
+
+    Attributes:
+        one_sided: elements that are not finite, and not the same on both sides.
+        unequal: elements that are not the same; NaN is the same as NaN.
+        ratio: largest ratio of two finite elements that differ by more than rounding explains (`settled`), minus 1.
+        flipped: elements, of these, that are not small and have another sign.
+        change: L2 norm of the difference, over what is finite on both sides.
+        size: L2 norm of the original, over the same.
+    """
+
+    one_sided: bool = False
+    unequal: bool = False
+    ratio: float = 0.0
+    flipped: bool = False
+    change: float = 0.0
+    size: float = 0.0
+
+    fields: ClassVar[int] = 8
+    """one_sided, unequal, ratio, flipped; then of the difference and of the original: the largest, and the sum of squares in its units."""
+
+    @staticmethod
+    def of(parts: Sequence[Sequence[float]]) -> Measured:
+        """Join parts, each with `fields` numbers."""
+        table = np.asarray(parts, np.float64).reshape(-1, Measured.fields)
+        if not len(table):
+            return Measured()
+        one_sided, unequal, ratio, flipped = table[:, :4].max(0)
+        return Measured(one_sided > 0, unequal > 0, float(ratio), flipped > 0, norm_of(table[:, 4:6]), norm_of(table[:, 6:8]))
+
+
+def norm_of(parts: Sequence[Sequence[float]] | Array) -> float:
+    """L2 norm of everything, from rows of (largest, sum of squares in units of it). Without overflow."""
+    table = np.asarray(parts, np.float64).reshape(-1, 2)
+    largest = float(table[:, 0].max(initial=0.0))
+    return largest * math.sqrt(float((np.square(table[:, 0] / largest) * table[:, 1]).sum())) if largest else 0.0
+
+
+def small_value(perturbed_dtype: str, mode: str, backward: bool) -> float:
+    """What smaller values are lifted to before a ratio is taken; 0 for `NO_CHANGE`.
+
+    Args:
+        perturbed_dtype: type of the second result, its name in `perturb.NOISE`.
+        mode: of the perturbation.
+        backward: these are gradients, for an output gradient of about 1.
+    """
+    if mode == NO_CHANGE:
+        return 0.0
+    return SMALL_GRADIENT if backward else math.sqrt(NOISE.get(perturbed_dtype, NOISE["float32"]))
+
+
+def settled(dtype: str, mode: str) -> tuple[int, int]:
+    """(bits, least exponent): elements closer than ``2**(max(exponent, least) - bits)`` are the same but for the rounding of `dtype`: one
+    unit of its last place, and a second one where the input was moved."""
+    fraction, least = _FRACTION.get(dtype, _FRACTION["float32"])
+    return fraction - (mode != IMPROVE), least
+
+
+def measure(original: Array, perturbed: Array, dtype: str, perturbed_dtype: str, mode: str, backward: bool = False) -> Measured:
+    """Compare two results of one shape, see `judge`."""
+    a, b = original.astype(np.float64).reshape(-1), perturbed.astype(np.float64).reshape(-1)
+    finite = np.isfinite(a) & np.isfinite(b)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        x, y = a[finite], b[finite]
+        change, size = _norm(y - x), _norm(x)
+        small = small_value(perturbed_dtype, mode, backward)
+        if mode != NO_CHANGE:
+            bits, least = settled(dtype, mode)
+            looked = np.abs(x - y) > np.ldexp(1.0, np.maximum(np.frexp(x)[1] - 1, least) - bits)
+            x, y = x[looked], y[looked]
+        flipped = mode != NO_CHANGE and bool((x * y < -small * small).any())
+        return Measured(bool((~finite & ~same).any()), not same.all(), _largest(x, y, small), flipped, change, size)
+
+
+def decide(found: Measured, dtype: str, mode: str, threshold: float | None = None) -> Judgement:
+    """The verdict.
+
+    Args:
+        found: what was measured.
+        dtype: of the original.
+        mode: of the perturbation.
+        threshold: largest ratio that is consistent; None: that of the type.
+    """
+    change = found.change / found.size if found.size else 0.0
+    max_rel = math.inf if found.one_sided else found.ratio
+    if mode == NO_CHANGE:
+        return Judgement(not found.unequal, max_rel if found.unequal else 0.0, False, change)
+    limit = THRESHOLD.get(dtype, OTHERWISE) if threshold is None else threshold
+    return Judgement(not found.one_sided and not found.flipped and 1.0 + found.ratio <= limit, max_rel, found.flipped, change)
+
+
 def judge(original: Array, perturbed: Array, dtype: str, perturbed_dtype: str, mode: str, backward: bool = False) -> Judgement:
     """Compare two results of one shape.
 
@@ -53,24 +149,7 @@ def judge(original: Array, perturbed: Array, dtype: str, perturbed_dtype: str, m
         mode: of the perturbation.
         backward: these are gradients.
     """
-    a, b = original.astype(np.float64).reshape(-1), perturbed.astype(np.float64).reshape(-1)
-    finite = np.isfinite(a) & np.isfinite(b)
-    same = (a == b) | (np.isnan(a) & np.isnan(b))
-    one_sided = bool((~finite & ~same).any())
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        x, y = a[finite], b[finite]
-        change = _norm(y - x) / norm if (norm := _norm(x)) else 0.0
-        if mode == NO_CHANGE:
-            equal = bool(same.all())
-            return Judgement(equal, math.inf if one_sided else 0.0 if equal else _largest(x, y, 0.0), False, change)
-        small = SMALL_GRADIENT if backward else math.sqrt(NOISE.get(perturbed_dtype, NOISE["float32"]))
-        looked = np.abs(x - y) > _floor(x, dtype, 1 if mode == IMPROVE else 2)
-        x, y = x[looked], y[looked]
-        flipped = bool((x * y < -small * small).any())
-        ratio = _largest(x, y, small)
-    threshold = THRESHOLD.get(dtype, OTHERWISE)
-    consistent = not one_sided and not flipped and 1.0 + ratio <= threshold
-    return Judgement(consistent, math.inf if one_sided else ratio, flipped, change)
+    return decide(measure(original, perturbed, dtype, perturbed_dtype, mode, backward), dtype, mode)
 
 
 def _norm(values: Array) -> float:
@@ -85,12 +164,4 @@ def _largest(x: Array, y: Array, small: float) -> float:
         return 0.0
     high, low = np.maximum(np.abs(x), np.abs(y)), np.minimum(np.abs(x), np.abs(y))
     ratio = np.maximum(high, small) / np.maximum(low, small)
-    return float(np.nan_to_num(ratio, nan=1.0).max()) - 1.0
-
-
-def _floor(values: Array, dtype: str, units: int) -> Array:
-    """What rounding to the type can make of a value: `units` of its last place, also of a subnormal one."""
-    fraction, least = _FRACTION.get(dtype, _FRACTION["float32"])
-    exponent = np.frexp(values)[1] - 1
-    unit: Array = np.ldexp(1.0, np.maximum(exponent, least) - fraction)
-    return units * unit
+    return float(np.nan_to_num(ratio, nan=1.0, posinf=np.inf).max()) - 1.0

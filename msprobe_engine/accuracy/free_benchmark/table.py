@@ -60,7 +60,7 @@ class FreeBenchmarkTable:
     """
 
     def __init__(self, directory: Path, mode_column: str, flipped: str = FLIPPED) -> None:
-        self.path = directory / NAME
+        self.directory = directory
         self._flipped = flipped
         self._header = f"rank,{mode_column},stage,step,api_name,max_rel,dtype,shape,output_index\n"
         self._rows: list[str] = []
@@ -76,31 +76,35 @@ class FreeBenchmarkTable:
         """The counts of an operator (``Functional.softmax``)."""
         return self.operators.setdefault(api, Looked())
 
-    def flush(self) -> None:
+    def flush(self, place: str = "") -> None:
         """Append what there is.
+
+        Args:
+            place: directory of the file below that of the run; made when it is missing.
 
         Raises:
             OSError: it cannot be written.
         """
         if not self._rows:
             return
-        make_directories(os.fspath(self.path.parent))
-        if not self.path.exists():
-            self._begin()
-        fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
+        path = self.directory / place / NAME
+        make_directories(os.fspath(path.parent))
+        if not path.exists():
+            self._begin(path)
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             os.write(fd, "".join(self._rows).encode())
         finally:
             os.close(fd)
         self._rows.clear()
 
-    def _begin(self) -> None:
+    def _begin(self, path: Path) -> None:
         """The file with its header is there at once, or that of another rank."""
-        temporary = self.path.with_name(f".{NAME}.{os.getpid()}.tmp")
+        temporary = path.with_name(f".{NAME}.{os.getpid()}.tmp")
         write_file(temporary, [self._header.encode()])
         try:
             os.chmod(temporary, FILE_MODE)
-            os.link(temporary, self.path)
+            os.link(temporary, path)
         except FileExistsError:
             pass
         finally:
@@ -114,8 +118,8 @@ class FreeBenchmarkTable:
         """
         if not self.operators:
             return None
-        make_directories(os.fspath(self.path.parent))
-        path = self.path.with_name(f"{SUMMARY}{'' if rank is None else f'_rank{rank}'}.csv")
+        make_directories(os.fspath(self.directory))
+        path = self.directory / f"{SUMMARY}{'' if rank is None else f'_rank{rank}'}.csv"
         lines = ["api,checked,differ,max_rel,amplification,skipped\n"]
         for api, known in sorted(self.operators.items(), key=lambda item: (-item[1].differ, -item[1].worst, item[0])):
             left = "; ".join(f"{reason}: {count}" for reason, count in known.skipped.items())
@@ -134,5 +138,5 @@ class FreeBenchmarkTable:
             for reason, count in known.skipped.items():
                 reasons[reason] = reasons.get(reason, 0) + count
         skipped = "; ".join(f"{reason}: {count}" for reason, count in reasons.items())
-        where = f" ({self.path})" if differ else ""
+        where = f" ({NAME} in {self.directory})" if differ else ""
         return f"free benchmark: {checked} results compared, {differ} differ{where}; calls not compared: {skipped or 'none'}"

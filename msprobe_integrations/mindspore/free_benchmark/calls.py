@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import mindspore
 import numpy as np
 import numpy.typing as npt
 
+from msprobe_integrations.common.free_benchmark.structures import lister, mapper
 from msprobe_integrations.mindspore.api_names import COLLECTIVES, Api
 
 Tensor: Any = mindspore.Tensor
@@ -41,24 +42,8 @@ def _drops(name: str, value: Any) -> bool:
     return ("dropout" in name and bool(value)) or (name == "keep_prob" and value != 1)
 
 
-def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A structure of tuples, lists and dicts with `change` of every tensor in it; other objects stay what they are."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if type(value) is dict:
-        return {key: mapped(one, change) for key, one in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(mapped(one, change) for one in value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(mapped(one, change) for one in value))
-    return value
-
-
-def tensors_of(value: Any) -> list[Any]:
-    """The tensors of a structure, in order."""
-    found: list[Any] = []
-    mapped(value, found.append)
-    return found
+mapped = mapper(Tensor)
+tensors_of = lister(mapped)
 
 
 def kind(tensor: Any) -> str | None:

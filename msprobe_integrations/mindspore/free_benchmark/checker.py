@@ -18,15 +18,11 @@ import numpy as np
 from msprobe_engine.accuracy.free_benchmark import perturb
 from msprobe_engine.accuracy.free_benchmark.judge import judge
 from msprobe_engine.accuracy.free_benchmark.perturb import Unperturbed
-from msprobe_engine.accuracy.free_benchmark.table import FreeBenchmarkTable
 from msprobe_engine.guard import Faults, of_training
-from msprobe_engine.settings.schema import FreeBenchmarkSettings
-from msprobe_integrations.common.filters import FORWARD, RecordFilter
+from msprobe_integrations.common.free_benchmark.choice import PART, Choice
 from msprobe_integrations.mindspore import autograd, environment
 from msprobe_integrations.mindspore.api_names import Api
 from msprobe_integrations.mindspore.free_benchmark.calls import copied, kind, left_out, mapped, tensors_of, values_of
-
-_PART = "free benchmark"
 
 
 class _Later(NamedTuple):
@@ -42,32 +38,24 @@ class Checker:
     """Takes the calls of one thread (`wrappers.Takes`).
 
     Args:
-        settings: what is done.
-        kept: which calls; None: all.
-        table: where results go.
+        choice: which calls, and what becomes of them.
         faults: isolation of failures.
         budget: bytes of inputs that are kept until the end of a step, for gradients.
     """
 
-    def __init__(
-        self, settings: FreeBenchmarkSettings, kept: RecordFilter | None, table: FreeBenchmarkTable, faults: Faults, budget: int
-    ) -> None:
-        self._mode, self._fix = settings.pert_mode, settings.handler_type == "fix"
-        self._stage, self._backward = settings.fuzz_stage, settings.fuzz_stage == "backward"
-        self._kept, self._table, self._faults = kept, table, faults
+    def __init__(self, choice: Choice, faults: Faults, budget: int) -> None:
+        self._choice, self._faults = choice, faults
+        self._mode, self._table = choice.mode, choice.table
         self._budget = budget
-        self._counts: dict[str, int] = {}
         self._later: list[_Later] = []
         self._held = 0
         self._thread = -1
         self._inside = False
         self.on = False
-        self.step = 0
-        self.rank: int | None = None
 
     def open(self, step: int, rank: int | None) -> None:
         """Look at the calls of this thread from now on."""
-        self.step, self.rank = step, rank
+        self._choice.step, self._choice.rank = step, rank
         self._thread = threading.get_ident()
         self.on = True
 
@@ -77,16 +65,14 @@ class Checker:
         self._inside = True
         try:
             for call in self._later:
-                if self._faults.enabled(_PART):
-                    with self._faults.guard(_PART):
+                if self._faults.enabled(PART):
+                    with self._faults.guard(PART):
                         self._gradients(call)
         finally:
             self._inside = False
             self._later.clear()
-            self._counts.clear()
             self._held = 0
-            if self._kept is not None:
-                self._kept.end_step()
+            self._choice.end_step()
 
     def sees(self) -> bool:
         """Is a call made now looked at?"""
@@ -97,25 +83,14 @@ class Checker:
         self._inside = True
         try:
             base = f"{api.prefix}.{api.name}"
-            number = self._counts[base] = self._counts.get(base, -1) + 1
-            name = f"{base}.{number}"
-            wanted = self._wants(base, name)
+            name, wanted = self._choice.name(base)
             result = api.function(*args, **kwargs)
-            if wanted and self._faults.enabled(_PART):
-                with self._faults.guard(_PART):
+            if wanted and self._faults.enabled(PART):
+                with self._faults.guard(PART):
                     return self._looked_at(api, base, name, (args, dict(kwargs)), result)
             return result
         finally:
             self._inside = False
-
-    def _wants(self, base: str, name: str) -> bool:
-        kept = self._kept
-        if kept is None:
-            return True
-        forward, backward = f"{name}.forward", f"{name}.backward"
-        started = kept.starts(forward)
-        ended = kept.ends(forward)
-        return started and ended and bool(kept.directions(kept.api(base), forward, backward) & FORWARD)
 
     def _looked_at(self, api: Api, base: str, name: str, arguments: Any, result: Any) -> Any:
         looked = self._table.looked(base)
@@ -123,9 +98,9 @@ class Checker:
             why = left_out(api, *arguments)
             if why is not None:
                 raise Unperturbed(why)
-            if self._backward:
+            if self._choice.backward:
                 self._keep(_Later(api, name, base, arguments))
-            elif self._fix:
+            elif self._choice.fix:
                 return self._fixed(api, arguments, result)
             else:
                 self._compared(api, base, name, arguments, result)
@@ -156,15 +131,10 @@ class Checker:
         """Compare results, each with its values and those of the second run; write what is not consistent."""
         if any(values.shape != others.shape for _, values, _, others in read):
             raise Unperturbed("results of other shapes")
-        looked = self._table.looked(base)
         for at, (tensor, values, other, others) in zip(places, read):
-            judgement = judge(values, others, kind(tensor) or "", kind(other) or "", self._mode, self._backward)
-            looked.add(judgement, change)
-            if not judgement.consistent:
-                shown = str(at) if len(read) > 1 else ""
-                self._table.row(
-                    self.rank, self._mode, self._stage, self.step, name, judgement, str(tensor.dtype), str(tuple(tensor.shape)), shown
-                )
+            judgement = judge(values, others, kind(tensor) or "", kind(other) or "", self._mode, self._choice.backward)
+            place = str(at) if len(read) > 1 else ""
+            self._choice.found(base, name, judgement, change, str(tensor.dtype), str(tuple(tensor.shape)), place)
 
     def _perturbed(self, arguments: Any) -> tuple[Any, float]:
         """Changed copies of arguments, and by how much the changed one differs, relative to its size.

@@ -1,4 +1,4 @@
-"""Task free_benchmark beside the calls of the debugger: in which steps and on which ranks calls are taken, and what is written."""
+"""Task free_benchmark with MindSpore: calls are taken at the wrappers of its functions."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from msprobe_engine import log
 from msprobe_engine.accuracy.free_benchmark.table import FreeBenchmarkTable
 from msprobe_engine.errors import SettingsError
 from msprobe_engine.guard import Faults
-from msprobe_engine.settings.schema import DumpSettings, FreeBenchmarkSettings
-from msprobe_engine.window import Window
+from msprobe_engine.settings.schema import DumpSettings
 from msprobe_integrations.common.filters import record_filter
+from msprobe_integrations.common.free_benchmark.choice import Choice
+from msprobe_integrations.common.free_benchmark.run import FreeBenchmarkRun
 from msprobe_integrations.mindspore import autograd
 from msprobe_integrations.mindspore.free_benchmark.checker import Checker
 from msprobe_integrations.mindspore.wrappers import WRAPPERS, Names
@@ -30,40 +31,25 @@ _MODULES = {
 """Full names, as ``list`` of the existing tool has them, and records' names for them."""
 
 
-class FreeBenchmark:
-    """An `Extra` in the place of a dump.
-
-    Args:
-        dump: settings with task free_benchmark.
-        root: dump_path.
-        faults: isolation of failures.
+class FreeBenchmark(FreeBenchmarkRun):
+    """See `FreeBenchmarkRun`.
 
     Raises:
         SettingsError: they ask for what MindSpore has not.
     """
 
-    alone = True
-
     def __init__(self, dump: DumpSettings, root: Path, faults: Faults) -> None:
-        settings = dump.free_benchmark or FreeBenchmarkSettings()
+        chosen = replace(dump, list=tuple(map(record_name, dump.list)))
+        super().__init__(chosen, root, faults, FreeBenchmarkTable(root, "pert_type", flipped="7.0"))
         for key, value in (("pert_mode", "to_cpu"), ("if_preheat", True)):
-            if getattr(settings, key) == value:
+            if getattr(self.settings, key) == value:
                 raise SettingsError(f"free_benchmark.{key}: {value!r} works with PyTorch only; choose another value")
-        if settings.fuzz_stage == "backward" and not hasattr(mindspore._c_expression, "run_backward"):
+        if self.settings.fuzz_stage == "backward" and not hasattr(mindspore._c_expression, "run_backward"):
             raise SettingsError("free_benchmark.fuzz_stage: 'backward' needs MindSpore 2.10 or later; use 'forward'")
-        self._table = FreeBenchmarkTable(root, "pert_type", flipped="7.0")
-        self._faults = faults
-        self._window = Window(dump.rank, dump.step)
-        chosen = replace(dump, list=tuple(map(record_name, dump.list)), risk_level="ALL")
-        self._checker = Checker(settings, record_filter(chosen, autograd.graph_task), self._table, faults, dump.memory_budget_mb << 20)
-        self._rank: int | None = None
-        self._closed = False
+        choice = Choice(self.settings, record_filter(self.dump, autograd.graph_task), self.table)
+        self._checker = Checker(choice, faults, dump.memory_budget_mb << 20)
 
-    def begin(self, model: Any, step: int, rank: int | None) -> None:
-        """``start()``."""
-        self._rank = rank
-        if not self._window.wanted(step, rank):
-            return
+    def take_calls(self, model: Any, step: int, rank: int | None) -> None:
         if mindspore.get_context("mode") == mindspore.GRAPH_MODE:
             log.warn_once(
                 "free_benchmark graph", "task free_benchmark sees calls of Python; in GRAPH_MODE there are none, use PYNATIVE_MODE"
@@ -73,32 +59,12 @@ class FreeBenchmark:
         models = model if isinstance(model, (list, tuple)) else [model]
         WRAPPERS.members(Names(vars(cell)) for one in models if isinstance(one, mindspore.nn.Cell) for _, cell in one.cells_and_names())
 
-    def pause(self) -> None:
-        """``stop()``."""
+    def leave_calls(self) -> None:
         self._checker.on = False
         WRAPPERS.give_back(self._checker)
 
-    def end_step(self, _next_step: int) -> None:
-        """``step()``."""
-        self.pause()
+    def finish(self) -> None:
         self._checker.end_step()
-        with self._faults.guard("free benchmark"):
-            self._table.flush()
-
-    def close(self) -> None:
-        """Write what is there, and say what was found, once."""
-        if self._closed:
-            return
-        self._closed = True
-        self.end_step(0)
-        with self._faults.guard("free benchmark"):
-            path = self._table.summary(self._rank)
-            if path is None:
-                log.warning(
-                    "free benchmark: no call of an API was looked at; see that start() is before the forward pass, and at rank, step, list"
-                )
-            else:
-                log.info(f"{self._table.text()}; all operators: {path}")
 
 
 def record_name(element: str) -> str:

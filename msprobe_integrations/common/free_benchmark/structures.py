@@ -1,0 +1,44 @@
+"""Arguments and results of calls: nested tuples, lists and dicts with tensors in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+Mapped = Callable[[Any, Callable[[Any], Any]], Any]
+
+
+def mapper(tensor: type) -> Mapped:
+    """``mapped(value, change)``: the structure with `change` of every tensor in it; other objects stay what they are.
+
+    Args:
+        tensor: class of the framework's tensors.
+    """
+
+    def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+        if isinstance(value, tensor):
+            return change(value)
+        kind = type(value)
+        if kind is dict:
+            return {key: mapped(one, change) for key, one in value.items()}
+        if kind in (list, tuple):
+            return kind(mapped(one, change) for one in value)
+        if isinstance(value, tuple):
+            if hasattr(value, "_fields"):
+                return kind(*(mapped(one, change) for one in value))
+            if kind.__module__ == "torch.return_types":  # made of one sequence
+                return kind([mapped(one, change) for one in value])
+        return value
+
+    return mapped
+
+
+def lister(mapped: Mapped) -> Callable[[Any], list[Any]]:
+    """``tensors_of(value)``: the tensors of a structure, in order."""
+
+    def tensors_of(value: Any) -> list[Any]:
+        found: list[Any] = []
+        mapped(value, found.append)
+        return found
+
+    return tensors_of
