@@ -19,7 +19,9 @@ recognised by its keys. Keys whose feature is not built yet are named in one war
 
 In `config.json` the keys of [`dump`](#dump) stand at the top. Only `scope`, `list`, `tensor_list`, `data_mode`, `summary_mode`, `slice`,
 `request_id`, `bench_path`, `diff_nums`, `overflow_nums`, `check_mode`, `tensor_format`, `max_disk_gb` and `memory_budget_mb` stand in the
-section that has the name of the task, as do those of [`free_benchmark`](#dumpfree_benchmark); the sections of other tasks are not read:
+section that has the name of the task, as do those of [`free_benchmark`](#dumpfree_benchmark); the sections of other tasks are not read.
+The section `tensor` has the keys of [`online`](#dumponline) too: `online_run_ut` (true switches it on), `online_run_ut_recompute`
+(`recompute`), `online_policy`, `online_longest_wait`, and the others under their own names:
 
 ```json
 {"task": "tensor", "dump_path": "out", "level": "mix", "step": [1], "tensor": {"list": ["layers.3."], "tensor_format": "packed"}}

@@ -7,6 +7,7 @@ from collections import Counter
 
 from msprobe_engine import names
 from msprobe_engine.errors import SettingsError
+from msprobe_engine.settings import online
 from msprobe_engine.settings.schema import DumpSettings, FreeBenchmarkSettings, LoadSettings
 from msprobe_engine.settings.tree import Report, join, show
 
@@ -19,6 +20,8 @@ def check(dump: DumpSettings, section: str, report: Report) -> None:
         _load(dump.load, join(section, "load"), report)
     if dump.bench_path is not None:
         _bench(dump, section, report)
+    if dump.online is not None:
+        online.check(dump, section, report)
     if dump.task == "overflow_check":
         _overflow(dump, section, report)
     elif dump.task == "free_benchmark":

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from msprobe_engine.settings import online
 from msprobe_engine.settings.schema import DumpSettings, FreeBenchmarkSettings, ProbeSettings
 from msprobe_engine.settings.tree import BAD, Key, Report, convert, join, keys_of, nearest, show
 
@@ -62,7 +63,7 @@ _OLD = {
 """Keys that have a rule although they have no effect."""
 _SECTIONS = {
     "statistics": ("scope", "list", "tensor_list", "data_mode", "summary_mode", "slice", "request_id", *_TENSOR_FILES),
-    "tensor": ("scope", "list", "data_mode", "summary_mode", "slice", "request_id", "bench_path", "diff_nums", *_TENSOR_FILES),
+    "tensor": ("scope", "list", "data_mode", "summary_mode", "slice", "request_id", "bench_path", "diff_nums", *_TENSOR_FILES, *online.OLD),
     "structure": ("scope", "list", "data_mode"),
     "overflow_check": ("overflow_nums", "check_mode", "scope", "list", "data_mode", "slice", *_TENSOR_FILES),
     "free_benchmark": ("scope", "list", *(key.name for key in keys_of(FreeBenchmarkSettings))),
@@ -73,12 +74,6 @@ _SECTION_UNBUILT: dict[str, dict[str, tuple[Any, ...]]] = {
     "tensor": {
         "tensor_list": ([],),
         "file_format": ("npy",),
-        "online_run_ut": (False,),
-        "nfs_path": ("", None),
-        "host": ("", None),
-        "port": (-1, None),
-        "tls_path": ("", "./", None),
-        "online_run_ut_recompute": (False,),
     },
     "structure": {"summary_mode": ("statistics", "md5", "xor")},  # there are no numbers to summarise
     "overflow_check": {},
@@ -158,6 +153,9 @@ def _dump_section(section: str, node: Any, selected: bool, report: Report) -> di
         own = {name: value for name, value in node.items() if name in _FREE_BENCHMARK and value not in ("", None)}
         values["free_benchmark"] = convert(_DUMP["free_benchmark"], own, "free_benchmark", report)
         node = {name: value for name, value in node.items() if name not in _FREE_BENCHMARK}
+    if section == "tensor" and selected:
+        values["online"] = online.convert(node, section, report)
+        node = {name: value for name, value in node.items() if name not in online.OLD}
     for name, value in node.items():
         if name not in _SECTIONS[section] and name not in unbuilt:
             report.unknown(section, name, (*_SECTIONS[section], *unbuilt))

@@ -69,6 +69,28 @@ class FreeBenchmarkSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OnlineSettings:
+    """Online pre-check: calls of APIs go to a benchmark host while the training runs; there are no dump files."""
+
+    nfs_path: str = _rule("", "a directory that both hosts have; given, host, port and tls_path are not looked at")
+    host: str = _rule("", "of the benchmark host: name or address")
+    port: int = _rule(-1, "where it listens", minimum=-1, maximum=65535)
+    tls_path: str | None = _rule(
+        None, "directory with client.key, client.crt, ca.crt, crl.pem; absent: './', on loopback no TLS; empty: no TLS, see plain_tcp"
+    )
+    plain_tcp: bool = _rule(False, "another host without TLS is meant: whoever is in the network can read and change what is sent")
+    recompute: bool = _rule(False, "the training recomputes activations: calls in backward passes, and gradients, are not sent")
+    policy: str = _rule(
+        "block",
+        "when the benchmark is slower: block, the training waits; drop, what does not fit is counted and not checked",
+        choices=("block", "drop"),
+    )
+    longest_wait: float = _rule(
+        60.0, "policy block: seconds without any progress after which calls are dropped, until there is some", minimum=0
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class DumpSettings:
     """What a dump directory gets; keys and meaning of the existing ``config.json``."""
 
@@ -113,6 +135,9 @@ class DumpSettings:
     perturb_seed: int = _rule(0, "with perturb ulp: another number moves the weights another way", minimum=0)
     free_benchmark: FreeBenchmarkSettings | None = _rule(
         None, "options of task free_benchmark; absent: their defaults", section=FreeBenchmarkSettings
+    )
+    online: OnlineSettings | None = _rule(
+        None, "task tensor: calls are sent to a benchmark host in place of a dump; absent: they are not", section=OnlineSettings
     )
     load: LoadSettings | None = _rule(None, "replace module inputs by tensors of an earlier dump; absent: do not", section=LoadSettings)
 

@@ -175,6 +175,12 @@ def test_scope_that_works(tmp_path: Path, level: str, scope: list[str]) -> None:
     ({"level": "L0", "task": "tensor", "section": {"bench_path": "."}}, "'statistics' has no checksum to compare"),
     ({"level": "L0", "task": "tensor", "section": {"file_format": "txt"}}, "tensor.file_format: 'txt' (string) is not allowed"),
     ({"level": "L0", "task": "tensor", "section": {"bench_path": ".", "diff_nums": 0}}, "diff_nums: 0 is not allowed"),
+    ({"level": "L1", "task": "tensor", "section": {"online_run_ut": True, "host": "h"}}, "tensor.port: -1 is not allowed"),
+    ({"level": "L1", "task": "tensor", "section": {"online_run_ut": True, "port": 1}}, "tensor.host: is missing"),
+    ({"level": "mix", "task": "tensor", "section": {"online_run_ut": True, "nfs_path": "."}}, "looks at calls of APIs; allowed: 'L1'"),
+    ({"level": "L1", "task": "tensor", "section": {"online_run_ut": 1}}, "tensor.online_run_ut: 1 (integer) is not allowed"),
+    ({"level": "L1", "task": "tensor", "section": {"online_run_ut": True, "nfs_path": ".", "data_mode": ["input"]}}, "needs inputs and outputs"),
+    ({"level": "L1", "task": "tensor", "section": {"online_run_ut": True, "nfs_path": ".", "online_policy": "x"}}, "tensor.online_policy: 'x'"),
 ])  # fmt: skip
 def test_keys_that_belong_together(tmp_path: Path, keys: dict[str, Any], says: str) -> None:
     """Combinations that cannot work say what is missing."""
@@ -185,7 +191,6 @@ def test_keys_that_belong_together(tmp_path: Path, keys: dict[str, Any], says: s
     ({"task": "structure", "level": "L1"}, "'mix' is used instead of 'L1'"),
     ({"level": "L0", "enable_dataloader": True}, "enable_dataloader: True is accepted"),
     ({"level": "L0", "section": {"summary_mode": ["max", "l2norm"]}}, "['max', 'l2norm'] chooses numbers of MindSpore's static graphs"),
-    ({"level": "L0", "task": "tensor", "section": {"online_run_ut": True}}, "online_run_ut: True is accepted"),
     ({"level": "L0", "task": "tensor", "section": {"file_format": "bin"}}, "file_format: 'bin' is accepted"),
     ({"level": "debug", "section": {"scope": [FUNCTION, "x"]}}, "scope: has no effect at level debug"),
     ({"level": "debug", "section": {"list": ["a"]}}, "list: has no effect at level debug"),

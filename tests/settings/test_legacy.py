@@ -76,7 +76,7 @@ def test_options_come_from_the_section_of_the_task() -> None:
     [
         ({"enable_dataloader": True}, "enable_dataloader"),
         ({"task": "tensor", "tensor": {"file_format": "bin"}}, "tensor.file_format"),
-        ({"task": "tensor", "tensor": {"online_run_ut": True}}, "tensor.online_run_ut"),
+        ({"task": "tensor", "tensor": {"tensor_list": ["a"]}}, "tensor.tensor_list"),
     ],
 )
 def test_keys_that_are_not_built_give_one_remark(tree: dict[str, Any], key: str) -> None:
