@@ -1,4 +1,9 @@
-"""The verdict of one tensor: device against bench."""
+"""The verdict of one tensor: device against bench.
+
+In this order, and the first that finds something decides: types and shapes; NaN and Inf stand in the same places; integers and APIs that
+only move values are equal; the error against the condition of the operator (`condition`), the bias of all errors; and, where another
+implementation is there, its errors. The columns of the existing tool (`metrics`) and its verdict (`compat`) are taken beside.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +13,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from msprobe_engine.accuracy.results import PASS, TensorResult
+from msprobe_engine.accuracy import standards
+from msprobe_engine.accuracy.compat import old_status
+from msprobe_engine.accuracy.condition import Measured, internal, measure
+from msprobe_engine.accuracy.dtypes import FloatType, float_type, plain, round_to
+from msprobe_engine.accuracy.metrics import error_rate, float_metrics, working
+from msprobe_engine.accuracy.results import ERROR, PASS, SKIP, WARNING, Metric, TensorResult
 
 Array = npt.NDArray[Any]
 Value = Array | bool | int | float | complex | str | None
+
+UNITS = 16.0
+"""Largest `condition` units of a right kernel."""
+COARSE_UNITS = 4.0
+"""The same for a kernel that rounds intermediate results to the type of its output, in units of that type."""
+BIAS = 1.5
+"""Largest mean of all signed errors of a 16 bit type, in units of its round-off."""
+SECOND_WORST, SECOND_TYPICAL = 10.0, 2.0
+"""The error may be so many times that of another implementation, the largest and the typical one."""
 
 
 def judge(
@@ -24,6 +43,7 @@ def judge(
     *,
     changed: Sequence[Array] = (),
     second: Array | None = None,
+    input_dtype: str = "",
 ) -> TensorResult:
     """Verdict of one output or gradient.
 
@@ -32,9 +52,192 @@ def judge(
         name: of the tensor, ``"Torch.matmul.0.forward.output.0"``.
         bench, device: values of both sides. Types that numpy has not (bfloat16, float8) come widened to float32.
         bench_dtype, device_dtype: what the tensors were, ``"torch.bfloat16"``; of scalars the name of the Python type.
-        changed: results of the bench on inputs that were changed by one unit of round-off of their recorded dtype, each of the shape
+        changed: results of the bench on inputs that were changed by one unit of round-off of `input_dtype`, each of the shape
             of `bench`: how much the operator makes of such a change is its condition.
         second: result of another implementation of the same dtype as the device's: an error that it makes as well is not held
             against the device.
+        input_dtype: the coarsest float type among the inputs; without it the device's result has it.
     """
-    return TensorResult(name, np.shape(np.asarray(device)), bench_dtype, device_dtype, status=PASS)
+    if not isinstance(bench, np.ndarray) or not isinstance(device, np.ndarray):
+        return _scalar(name, bench, device, bench_dtype, device_dtype)
+    standard = standards.standard_of(api, device_dtype)
+    metrics = _metrics(bench, device, device_dtype, standard)
+    b, d = working(bench, device, device_dtype)
+    old = old_status(b, d, device_dtype, metrics)
+    status, message, measured = _verdict(api, name, bench, device, device_dtype, standard, changed, second, input_dtype)
+    units = None if measured is None else measured.units
+    return TensorResult(name, device.shape, bench_dtype, device_dtype, metrics, standard, status, message, old, units)
+
+
+def _scalar(name: str, bench: Value, device: Value, bench_dtype: str, device_dtype: str) -> TensorResult:
+    """Values of Python are equal or not; floats up to the rounding of the device's."""
+    if bench is None:
+        return TensorResult(name, (), bench_dtype, device_dtype, status=SKIP, message="the bench has no result", old_status=SKIP)
+    old = PASS if type(bench) is type(device) and _equal(bench, device) else ERROR
+    metrics: dict[str, Metric] = {"error_rate": 0} if old == PASS else {}
+    if isinstance(bench, np.ndarray) or isinstance(device, np.ndarray) or type(bench) is not type(device):
+        text = f"the bench's result is a {type(bench).__name__}, the device's a {type(device).__name__}"
+        return TensorResult(
+            name, np.shape(device) if isinstance(device, np.ndarray) else (), bench_dtype, device_dtype, metrics, "", ERROR, text, old
+        )
+    close = _equal(bench, device) or (
+        isinstance(bench, float | complex) and isinstance(device, float | complex) and abs(bench - device) <= UNITS * 2.0**-24 * abs(bench)
+    )
+    text = "" if close else f"bench {bench!r}, device {device!r}"[:200]
+    return TensorResult(name, (), bench_dtype, device_dtype, metrics, "", PASS if close else ERROR, text, old)
+
+
+def _equal(one: object, other: object) -> bool:
+    return bool(one == other) or (one != one and other != other)
+
+
+def _metrics(bench: Array, device: Array, device_dtype: str, standard: str) -> dict[str, Metric]:
+    if bench.shape != device.shape or not bench.size:
+        return {}
+    if not _is_float(bench) or not _is_float(device):
+        return {"error_rate": error_rate(bench, device)}
+    return dict(float_metrics(bench, device, device_dtype, standard, standards.BENCHMARK))
+
+
+def _is_float(values: Array) -> bool:
+    return values.dtype.kind in "fc"
+
+
+Verdict = tuple[str, str, Measured | None]
+
+
+def _verdict(
+    api: str, name: str, bench: Array, device: Array, device_dtype: str, standard: str, changed: Sequence[Array],
+    second: Array | None, input_dtype: str,
+) -> Verdict:  # fmt: skip
+    if bench.shape != device.shape:
+        return ERROR, f"the bench's result has the shape {bench.shape}, the device's {device.shape}", None
+    if _family(bench) != _family(device):
+        return ERROR, f"the bench's result is of type {bench.dtype.name}, the device's {plain(device_dtype)}", None
+    if not bench.size:
+        return PASS, "", None
+    changed = [np.asarray(other) for other in changed if np.shape(other) == bench.shape]
+    kind = float_type(device_dtype)
+    if not _is_float(bench) or kind is None:
+        return *_exact(bench, device, changed), None
+    wide = np.complex128 if np.iscomplexobj(bench) else np.float64
+    b, d = bench.astype(wide), device.astype(wide)
+    changed = [other.astype(wide) for other in changed]
+    finite, status, message = _nonfinite(b, d, kind, changed)
+    if status == ERROR:
+        return ERROR, message, None
+    if standard == standards.BINARY and ".backward." not in name:
+        rounded = round_to(b, kind)
+        different = finite & (rounded != d)
+        if different.any() and not _explained(different, round_all(changed, kind), rounded, d):
+            return ERROR, _lines(message, f"{_count(different)}; this API moves values, and changes none"), None
+        return status, message, Measured(0.0, 0.0, 0.0, 0, 0.0, 0.0)
+    inputs = float_type(input_dtype) or kind
+    measured = measure(b, d, kind, changed, inputs.round_off, finite)
+    coarse = inputs.bits > kind.bits or standards.listed(api, "composite")
+    found, text = _by_condition(measured, kind, coarse, bool(changed))
+    if found != PASS and second is not None and second.shape == bench.shape:
+        other = measure(b, second.astype(wide), kind, changed, inputs.round_off, finite)
+        if measured.units <= SECOND_WORST * other.units and measured.typical <= SECOND_TYPICAL * other.typical:
+            found, text = PASS, _lines(text, f"the second implementation errs alike ({other.units:.3g} units)")
+    return max(status, found, key=(PASS, WARNING, ERROR).index), _lines(message, text), measured
+
+
+def _family(values: Array) -> str:
+    kind = values.dtype.kind
+    return "integer" if kind in "iu" else kind
+
+
+def round_all(values: Sequence[Array], kind: FloatType) -> list[Array]:
+    """Every array rounded to the type."""
+    return [round_to(other, kind) for other in values]
+
+
+def _exact(bench: Array, device: Array, changed: Sequence[Array]) -> tuple[str, str]:
+    """Integers and truth values are equal, but where round-off of the inputs decides which they are (ties, steps)."""
+    different = bench != device
+    if not different.any():
+        return PASS, ""
+    if _explained(different, changed, bench, device):
+        return PASS, f"{_count(different)}, where round-off of the inputs decides"
+    return ERROR, _count(different)
+
+
+def _explained(different: Array, changed: Sequence[Array], bench: Array, device: Array) -> bool:
+    """Is every difference where changed inputs give another result too? By chance a tie may have come out the same way every time: of
+    those that are not, there may be as many as of those that are."""
+    if not changed:
+        return False
+    moves, hits = np.zeros(bench.shape, bool), np.zeros(bench.shape, bool)
+    for other in changed:
+        moves |= other != bench
+        hits |= other == device
+    known, unknown = int((different & moves).sum()), int((different & ~moves).sum())
+    return unknown <= known and bool((different & hits).any())
+
+
+def _count(different: Array) -> str:
+    where = tuple(int(i) for i in np.unravel_index(int(np.argmax(different)), different.shape))
+    return f"{int(different.sum())} of {different.size} elements differ, the first at {where}"
+
+
+def _nonfinite(b: Array, d: Array, kind: FloatType, changed: Sequence[Array]) -> tuple[Array, str, str]:
+    """Elements finite on both sides, status and message: the others agree, as far as the type can hold the bench's value.
+
+    A value beyond the type's range may have come out infinite, or as the largest one there is where the type has no infinity or the
+    kernel saturates; one that round-off brings to the other side of that border may be either.
+    """
+    with np.errstate(all="ignore"):
+        rounded = round_to(b, kind)
+        finite = np.isfinite(rounded) & np.isfinite(d)
+        same = (rounded == d) | (np.isnan(rounded) & np.isnan(d))
+        if finite.all():
+            return finite, PASS, ""
+        size = np.maximum(np.abs(b.real), np.abs(b.imag))
+        moved = np.zeros(b.shape)
+        for other in changed:
+            moved = np.maximum(moved, np.where(np.isfinite(other), np.abs(other - b), 0.0))
+        near = np.isfinite(b) & (size * (1 + 4 * kind.round_off) + COARSE_UNITS * moved >= kind.largest)
+        if not kind.infinite:
+            same |= (size > kind.largest) & ~np.isnan(b) & (np.isnan(d) | (np.abs(d) == kind.largest))
+        if np.iscomplexobj(b):
+            same |= ~np.isfinite(b) & ~np.isfinite(d)
+        right_side = np.isinf(d) | (np.abs(d) >= kind.largest * (1 - 8 * kind.round_off))
+        same |= near & right_side & (np.sign(d.real) == np.sign(b.real))
+        wrong = ~finite & ~same
+        if not wrong.any():
+            return finite, PASS, ""
+        unstable = np.zeros(b.shape, bool)
+        for other in changed:
+            unstable |= np.isfinite(other) != np.isfinite(b)
+    at = tuple(int(i) for i in np.unravel_index(int(np.argmax(wrong)), wrong.shape))
+    text = f"NaN and Inf: {int(wrong.sum())} of {wrong.size} elements disagree, the first at {at}: bench {b[at]:.6g}, device {d[at]:.6g}"
+    if (wrong & ~unstable).any():
+        return finite, ERROR, text
+    return finite, WARNING, f"{text}; round-off of the inputs decides whether they are finite"
+
+
+def _by_condition(measured: Measured, kind: FloatType, coarse: bool, known: bool) -> tuple[str, str]:
+    inner = internal(kind)
+    ratio = kind.round_off / inner.round_off
+    if measured.units <= UNITS and abs(measured.bias) <= BIAS:
+        return PASS, ""
+    condition = "" if known else " (condition not measured)"
+    if abs(measured.bias) > BIAS:
+        side = "large" if measured.bias > 0 else "small"
+        return ERROR, f"all results are too {side}: mean error {abs(measured.bias):.3g} units of {kind.name}{condition}"
+    if measured.units <= COARSE_UNITS * ratio:
+        if coarse:
+            return PASS, ""
+        return WARNING, (
+            f"error {measured.units:.3g} units at {measured.at}: as of intermediate results in {kind.name}; kernels that compute in "
+            f"{inner.name} stay below {UNITS:g}{condition}"
+        )
+    return ERROR, (
+        f"error {measured.error:.3g} at {measured.at} is {measured.units:.3g} units of round-off of {inner.name} times the condition; "
+        f"{COARSE_UNITS * ratio if ratio > 1 else UNITS:g} are allowed{condition}"
+    )
+
+
+def _lines(*texts: str) -> str:
+    return "\n".join(text for text in texts if text)

@@ -1,0 +1,138 @@
+"""How large is an error in units of what round-off makes of it, given the condition of the operator?
+
+The bench runs again on inputs that are changed by one unit of round-off each. What comes of that, s, is the smallest error that can be
+asked of a kernel: another kernel, as good as can be, computes the result of inputs that are a little wrong. With the result b, the type's
+round-off u_T and that of the type in which a kernel should compute, u_a (float32 for narrower types, else the type itself), an error of
+element i is
+
+    units_i = max(0, |d_i - b_i| - u_T |b_i|) / (u_a |b_i| + s_i u_a / u_in)
+
+what the rounding of the output leaves over, by what the rounding of intermediate results makes. A kernel that computes in bfloat16 what
+should be computed in float32 has 65536 units, whatever the operator; one that rounds its output alone has none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from msprobe_engine.accuracy.dtypes import FLOAT32, FloatType
+
+Array = npt.NDArray[Any]
+
+NEIGHBOURS, SHARE = 4, 0.25
+"""A change may happen to cancel in one element: it has at least this share of the largest scale among so many elements to each side."""
+JUMP = 64.0
+"""An operator that amplifies a change more than this jumps there (a tie, a step): the device may stand on either side."""
+UNMEASURED = 8.0
+"""Condition that is assumed where none was measured, of the element and of the tensor's root mean square."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Errors of the elements that are finite on both sides.
+
+    Attributes:
+        units: the largest.
+        typical: root mean square of all.
+        bias: mean of the signed errors (device further from zero than the bench: positive) in units of the output's round-off; 0 for
+            types that compute in themselves, and where there are fewer than `BIASED` elements that are not zero.
+        at: flat index of the largest.
+        error: absolute error there.
+        amplification: root mean square of s by that of u_in |b|; NaN where nothing was changed.
+    """
+
+    units: float
+    typical: float
+    bias: float
+    at: int
+    error: float
+    amplification: float
+
+
+BIASED = 16
+
+
+def internal(kind: FloatType) -> FloatType:
+    """The type in which a kernel with results of `kind` should compute."""
+    return FLOAT32 if kind.bits < FLOAT32.bits else kind
+
+
+def measure(bench: Array, device: Array, kind: FloatType, changed: Sequence[Array], unit: float, finite: Array) -> Measured:
+    """Measure one tensor.
+
+    Args:
+        bench, device: values of one shape, float64 or complex128.
+        kind: type of the device's tensor.
+        changed: results of the bench on changed inputs, of the same shape; may be empty.
+        unit: relative size of these changes.
+        finite: elements to be looked at, bool.
+    """
+    b, d = bench.reshape(-1), device.reshape(-1)
+    looked = finite.reshape(-1)
+    with np.errstate(all="ignore"):
+        size = np.where(looked, np.abs(b), 0.0)
+        error = np.where(looked, np.abs(d - b), 0.0)
+        moved, error = _moved(b, d, size, error, [c.reshape(-1) for c in changed], looked, unit, kind)
+        amplification = math.nan
+        if changed:
+            amplification = _rms(moved) / (unit * rms) if (rms := _rms(size)) else math.nan
+        else:
+            moved = UNMEASURED * unit * np.maximum(size, _rms(size[looked]) if looked.any() else 0.0)
+        inner = internal(kind).round_off
+        floor = kind.smallest + np.where(size < kind.normal, kind.normal if kind.least < -100 else 0.0, 0.0)
+        excess = np.maximum(error - kind.round_off * size - floor, 0.0)
+        scale = inner * size + moved * (inner / unit)
+        scale = np.maximum(scale, SHARE * _largest_around(scale))
+        units = np.where(excess > 0, excess / scale, 0.0)
+    if not units.size:
+        return Measured(0.0, 0.0, 0.0, 0, 0.0, amplification)
+    at = int(np.argmax(units))
+    return Measured(float(units[at]), _rms(units[looked]), _bias(b, d, looked, moved, kind, unit), at, float(error[at]), amplification)
+
+
+def _moved(
+    b: Array, d: Array, size: Array, error: Array, changed: list[Array], looked: Array, unit: float, kind: FloatType
+) -> tuple[Array, Array]:
+    """How far the changes move every element, and the error, where the operator jumps that against the nearest result."""
+    moved = np.zeros(b.shape)
+    for other in changed:
+        usable = looked & np.isfinite(other)
+        step = np.where(usable, np.abs(other - b), 0.0)
+        jumps = usable & (step > JUMP * unit * np.maximum(size, np.abs(other)))
+        if jumps.any():
+            error = np.where(jumps, np.minimum(error, np.maximum(np.abs(d - other) - kind.round_off * np.abs(other), 0.0)), error)
+        moved = np.maximum(moved, step)
+    return moved, error
+
+
+def _bias(b: Array, d: Array, looked: Array, moved: Array, kind: FloatType, unit: float) -> float:
+    if internal(kind) is kind or np.iscomplexobj(b):
+        return 0.0
+    used = looked & (np.abs(b) >= kind.normal)
+    if int(used.sum()) < BIASED:
+        return 0.0
+    b, d, moved = b[used], d[used], moved[used]
+    return float(np.mean((d - b) * np.sign(b) / (kind.round_off * np.abs(b) + moved * (kind.round_off / unit))))
+
+
+def _rms(values: Array) -> float:
+    """Without overflow."""
+    top = float(np.abs(values).max(initial=0.0))
+    if not top or not math.isfinite(top):
+        return top
+    return top * float(np.sqrt(np.mean(np.square(values / top))))
+
+
+def _largest_around(values: Array) -> Array:
+    """Largest of the elements up to `NEIGHBOURS` to each side."""
+    best: Array = values.copy()
+    for shift in range(1, min(NEIGHBOURS, values.size - 1) + 1):
+        np.maximum(best[shift:], values[:-shift], out=best[shift:])
+        np.maximum(best[:-shift], values[shift:], out=best[:-shift])
+    return best
