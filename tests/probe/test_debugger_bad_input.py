@@ -179,8 +179,8 @@ def test_scope_that_works(tmp_path: Path, level: str, scope: list[str]) -> None:
     ({"level": "L1", "task": "tensor", "section": {"online_run_ut": True, "port": 1}}, "tensor.host: is missing"),
     ({"level": "mix", "task": "tensor", "section": {"online_run_ut": True, "nfs_path": "."}}, "looks at calls of APIs; allowed: 'L1'"),
     ({"level": "L1", "task": "tensor", "section": {"online_run_ut": 1}}, "tensor.online_run_ut: 1 (integer) is not allowed"),
-    ({"level": "L1", "task": "tensor", "section": {"online_run_ut": True, "nfs_path": ".", "data_mode": ["input"]}}, "needs inputs and outputs"),
-    ({"level": "L1", "task": "tensor", "section": {"online_run_ut": True, "nfs_path": ".", "online_policy": "x"}}, "tensor.online_policy: 'x'"),
+    ({"task": "tensor", "section": {"online_run_ut": True, "nfs_path": ".", "data_mode": ["input"]}}, "needs inputs and outputs"),
+    ({"task": "tensor", "section": {"online_run_ut": True, "nfs_path": ".", "online_policy": "x"}}, "tensor.online_policy: 'x'"),
 ])  # fmt: skip
 def test_keys_that_belong_together(tmp_path: Path, keys: dict[str, Any], says: str) -> None:
     """Combinations that cannot work say what is missing."""
