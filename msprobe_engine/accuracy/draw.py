@@ -16,22 +16,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from msprobe_engine.accuracy.moments import POOL, Floats, counting, definite, dominant, moments, symmetric
 from msprobe_engine.dump.dtypes import plain_name
 from msprobe_engine.errors import DumpFormatError
 
 Array = npt.NDArray[Any]
-Floats = npt.NDArray[np.float64]
-
 PLAIN, SORTED, OFFSETS, UNIQUE, CLASSES = "plain", "sorted", "offsets", "unique", "classes"
 DEFINITE, SYMMETRIC, TRIANGULAR, KEEP, DROP = "definite", "symmetric", "triangular", "keep", "drop"
 """What a tensor is for: nothing special; boundaries in ascending order; the same beginning with the smallest; indices of which none
 occurs twice along an axis; numbers of classes, of which a negative one is ignored; a symmetric positive definite, symmetric or triangular
 well-conditioned matrix; a mask that is true where values are kept, or where they are dropped."""
 
+_MATRICES = {SYMMETRIC: symmetric, DEFINITE: definite, TRIANGULAR: dominant}
 LARGEST = 1 << 33
 """Bytes of one drawn tensor: a damaged shape must not take the machine's memory."""
 _MOST_DIMENSIONS = 64
-_POOL = 1 << 20
 _WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf, "nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _COMPLEX = {"complex32": "complex64", "complex64": "complex64", "complex128": "complex128", "chalf": "complex64"}
 
@@ -187,15 +186,15 @@ def _floats(rng: np.random.Generator, shape: tuple[int, ...], found: Statistics)
     low, high = (float(n) for n in _range(found))
     special = found.nans + found.positive + found.negative
     if special == 0:
-        pattern = _ranges(shape, found)
+        pattern = counting(shape, *found[:4])
         if pattern is not None:
             return pattern
-        return _moments(rng, count, low, high, found.mean, found.norm).reshape(shape)
+        return moments(rng, count, low, high, found.mean, found.norm).reshape(shape)
     out = np.empty(count)
     places = _places(rng, shape, special)
     rest = np.ones(count, bool)
     rest[places] = False
-    out[rest] = _moments(rng, count - special, low, high, None, None)
+    out[rest] = moments(rng, count - special, low, high, None, None)
     if found.nans and found.positive + found.negative:
         rng.shuffle(places)
     out[places[: found.nans]] = math.nan
@@ -215,7 +214,7 @@ def _places(rng: np.random.Generator, shape: tuple[int, ...], special: int) -> n
             return np.flatnonzero(np.broadcast_to(mask, shape).reshape(-1))
     length = shape[-1] if shape else 1
     rows = count // length
-    rank = np.argsort(rng.random((rows, length)), axis=1, kind="stable") if count <= _POOL else None
+    rank = np.argsort(rng.random((rows, length)), axis=1, kind="stable") if count <= POOL else None
     if rank is None:
         found: npt.NDArray[np.int64] = rng.choice(count, special, replace=False)
         return found
@@ -231,104 +230,13 @@ def _causal(rows: int, columns: int) -> npt.NDArray[np.bool_]:
     return np.arange(columns)[None, :] > np.arange(rows)[:, None] + max(columns - rows, 0)
 
 
-def _ranges(shape: tuple[int, ...], found: Statistics) -> Floats | None:
-    """Rows that count from the smallest value to the largest (positions), when the moments say so; else None."""
-    low, high, mean, norm = found.low, found.high, found.mean, found.norm
-    if low is None or high is None or mean is None or norm is None or not shape or shape[-1] < 3 or high - low != shape[-1] - 1:
-        return None
-    row = np.arange(shape[-1], dtype=np.float64) + float(low)
-    whole = float(np.sqrt((row * row).sum() * (math.prod(shape) // shape[-1])))
-    if float(low) != int(low) or abs(mean - row.mean()) > 1e-6 * max(1.0, abs(high)) or abs(norm - whole) > 1e-6 * whole:
-        return None
-    return np.array(np.broadcast_to(row, shape))
-
-
-def _moments(rng: np.random.Generator, count: int, low: float, high: float, mean: float | None, norm: float | None) -> Floats:
-    """`count` values between `low` and `high`, which both occur, with this mean and norm as far as that can be."""
-    if count <= 0 or low == high:
-        return np.full(max(count, 0), low)
-    if count == 1:
-        return np.array([high if mean is None or not low <= mean <= high else mean])
-    ends = rng.choice(count, 2, replace=False) if count <= _POOL else rng.integers(0, count // 2, 2) * 2 + np.array([0, 1])
-    out = np.empty(count)
-    rest = np.ones(count, bool)
-    rest[ends] = False
-    with np.errstate(over="ignore", invalid="ignore"):
-        out[rest] = low + _unit(rng, count, low, high, mean, norm) * (high - low) if high - low < math.inf else low / 2 + high / 2
-    np.clip(out, low, high, out=out)
-    out[ends] = low, high
-    return out
-
-
-def _unit(rng: np.random.Generator, count: int, low: float, high: float, mean: float | None, norm: float | None) -> Floats:
-    """The inner `count` - 2 values, moved to 0...1."""
-    inner = count - 2
-    if inner == 0:
-        return np.empty(0)
-    span = high - low
-    centre = 0.5 if mean is None else (count * (mean - low) - span) / inner / span  # the extremes themselves add 0 and `span`
-    if not 0 <= centre <= 1 and not -1e-6 <= centre <= 1 + 1e-6:
-        return _many(rng, inner, lambda n: rng.random(n))
-    centre = min(max(centre, 0.0), 1.0)
-    if mean is None or norm is None:
-        spread = min(1 / 12, centre * (1 - centre) / 3)
-    else:  # second moment around `low`, in units of the span
-        square = (norm * norm - low * low - high * high) / inner
-        spread = (square - 2 * low * (low + centre * span) + low * low) / (span * span) - centre * centre
-    most = centre * (1 - centre)
-    if most <= 0 or spread <= 1e-13:
-        return np.full(inner, centre)
-    if spread >= 0.99 * most:
-        values = np.zeros(inner)
-        values[: round(inner * centre)] = 1.0
-        rng.shuffle(values)
-        return values
-    shape = most / spread - 1
-    a, b = centre * shape, (1 - centre) * shape
-    if min(a, b) > 4:
-        values = _many(rng, inner, lambda n: centre + math.sqrt(spread) * rng.standard_normal(n))
-    else:
-        values = _many(rng, inner, lambda n: rng.beta(a, b, n))
-    for _ in range(3 if inner > 1 else 0):
-        np.clip(values, 0, 1, out=values)
-        have = float(values.std())
-        if have == 0:
-            break
-        values = (values - values.mean()) * (math.sqrt(spread) / have) + centre
-    if inner == 1:
-        values[0] = centre
-    return np.clip(values, 0, 1)
-
-
-def _many(rng: np.random.Generator, count: int, make: Any) -> Floats:
-    """`count` values: many are chosen out of fewer, which is several times faster and as good."""
-    if count <= 4 * _POOL:
-        values: Floats = make(count)
-        return values
-    pool: Floats = make(_POOL)
-    return pool[rng.integers(0, _POOL, count, dtype=np.int32)]
-
-
 def _shaped(values: Floats, purpose: str) -> Floats:
     """Values in the form that an operator needs."""
     if purpose in (SORTED, OFFSETS):
         return np.sort(values, axis=-1)
-    if values.ndim < 2 or values.shape[-1] != values.shape[-2]:
+    if values.ndim < 2 or values.shape[-1] != values.shape[-2] or purpose not in _MATRICES:
         return values
-    n = values.shape[-1]
-    if purpose == SYMMETRIC:
-        return (values + values.swapaxes(-1, -2)) / 2
-    if purpose == DEFINITE:
-        made = values @ values.swapaxes(-1, -2) / n + np.eye(n) * max(float(np.mean(values * values)), 1e-3)
-        largest = float(np.max(np.abs(values)))
-        made *= largest / float(np.max(np.abs(made))) if largest else 1.0
-        return made
-    if purpose == TRIANGULAR:
-        diagonal = np.abs(np.diagonal(values, axis1=-2, axis2=-1))
-        dominant = np.sign(np.diagonal(values, axis1=-2, axis2=-1) + 1e-300) * np.maximum(diagonal, float(np.max(np.abs(values))) / 2)
-        off = values * (1 - np.eye(n)) / n
-        return off + dominant[..., None] * np.eye(n)
-    return values
+    return _MATRICES[purpose](values)
 
 
 def _complex(rng: np.random.Generator, count: int, found: Statistics) -> npt.NDArray[np.complex128]:
@@ -336,12 +244,12 @@ def _complex(rng: np.random.Generator, count: int, found: Statistics) -> npt.NDA
     if found.zeroed:
         return np.zeros(count, np.complex128)
     if found.low is None or found.low < 0:
-        return rng.standard_normal(count) + 1j * rng.standard_normal(count)
+        return np.asarray(rng.standard_normal(count) + 1j * rng.standard_normal(count))
     size = _floats(rng, (count,), found)
     angle = rng.random(count) * (2 * math.pi)
     values = np.where(np.isfinite(size), size, 0.0) * np.exp(1j * angle)
     values[~np.isfinite(size)] = size[~np.isfinite(size)]
-    return values
+    return np.asarray(values)
 
 
 def _booleans(rng: np.random.Generator, shape: tuple[int, ...], found: Statistics, purpose: str) -> Array:
@@ -353,13 +261,12 @@ def _booleans(rng: np.random.Generator, shape: tuple[int, ...], found: Statistic
         return np.array(mask if purpose == DROP else ~mask)
     share = found.mean if found.mean is not None and 0 <= found.mean <= 1 else 0.5
     count = math.prod(shape)
-    values = np.zeros(count, bool)
-    values[: min(max(round(share * count), 1), count - 1) if count > 1 else 1] = True
-    rng.shuffle(values)
-    values = values.reshape(shape)
+    flat = np.zeros(count, bool)
+    flat[: min(max(round(share * count), 1), count - 1) if count > 1 else 1] = True
+    rng.shuffle(flat)
+    values: Array = flat.reshape(shape)
     if purpose in (KEEP, DROP) and shape and count > shape[-1] > 1:
         values[..., 0] = purpose == KEEP  # no row is dropped as a whole
-        values[..., 0].reshape(-1)[:1] = purpose == KEEP
     return values
 
 
@@ -375,16 +282,16 @@ def _integers(rng: np.random.Generator, shape: tuple[int, ...], found: Statistic
         unique = _unique(rng, shape, low, high, axis)
         if unique is not None:
             return unique.astype(kind)
-    if (pattern := _ranges(shape, found)) is not None and purpose != SORTED:
+    if (pattern := counting(shape, *found[:4])) is not None and purpose != SORTED:
         return pattern.astype(kind)
-    unit = _moments(rng, count, float(low), float(high), found.mean, found.norm)
+    unit = moments(rng, count, float(low), float(high), found.mean, found.norm)
     span = high - low
     steps = np.rint(unit - low) if span < 1 << 52 else (unit - low)
     steps = np.clip(steps, 0, float(span))
     if span < 1 << 52:
         values = steps.astype(np.int64)
         _to_sum(rng, values, span, None if found.mean is None else round(found.mean * count) - low * count)
-        out = np.array(values + low if limits.min < 0 else values.astype(np.uint64) + np.uint64(low))
+        out: Array = values + low if limits.min < 0 else values.astype(np.uint64) + np.uint64(low)
     else:  # distances of up to 2^64: numbers that wrap around
         large = np.minimum(steps, 2.0**64 - 2048).astype(np.uint64)
         out = (large + np.uint64(low % (1 << 64))).astype(np.uint64)
@@ -399,7 +306,7 @@ def _integers(rng: np.random.Generator, shape: tuple[int, ...], found: Statistic
 def _to_sum(rng: np.random.Generator, values: npt.NDArray[np.int64], span: int, wanted: int | None) -> None:
     """Change `values`, which are between 0 and `span`, one by one until their sum is `wanted` (numbers of repeats must add up).
     The first smallest and the first largest stay."""
-    if wanted is None or values.size > _POOL:
+    if wanted is None or values.size > POOL:
         return
     fixed = {int(values.argmin()), int(values.argmax())}
     free = np.array([n for n in range(values.size) if n not in fixed]) if values.size < 1000 else rng.permutation(values.size)
@@ -435,7 +342,7 @@ def _unique(rng: np.random.Generator, shape: tuple[int, ...], low: int, high: in
         return None
     length, span = shape[axis], high - low + 1
     rows = math.prod(shape) // length
-    if length > span or rows * span > 4 * _POOL:
+    if length > span or rows * span > 4 * POOL:
         return None
     values = np.argsort(rng.random((rows, span)), axis=1, kind="stable")
     values = values[:, :length]
