@@ -1,0 +1,344 @@
+"""What every generated operator script of torch ends with (`msprobe_engine.accuracy.scripts`): runs the call, compares, prints.
+
+Needs torch and nothing else, neither numpy nor this package: the text below the line of dashes is put into the script as it stands.
+The rules of the verdict are those of `msprobe_engine.accuracy.judge`; a test holds the two together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+CASE: dict[str, Any] = {"mode": "recorded", "seed": 0}
+
+
+def call(**arguments: Any) -> Any:
+    """In a script, `CASE` and `call` are those of the recorded call."""
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# From here on the script is the same for every call. It runs the call on the device in the recorded types, and on the
+# bench in float64, each with copies of the same inputs, and compares outputs and gradients.
+
+WIDE = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64, torch.complex64: torch.complex128}
+WIDE.update({t: torch.float64 for n in dir(torch) if n.startswith("float8") and isinstance(t := getattr(torch, n), torch.dtype)})
+PASS, WARNING, ERROR = "pass", "Warning", "error"
+UNITS = 8.0
+"""How many units of round-off, given its condition, an element may be away from the bench."""
+
+
+def generator(case: dict[str, Any], name: str, seed: int) -> torch.Generator:
+    """Random numbers that depend on the call, the tensor and the seed, and on nothing else."""
+    return torch.Generator().manual_seed(zlib.crc32(f"{case['name']} {name} {seed}".encode()))
+
+
+def drawn(spec: dict[str, Any], random: torch.Generator) -> torch.Tensor:
+    """A tensor with the recorded extremes, mean, spread, and numbers of NaN and Inf, as far as they are known."""
+    dtype, shape = spec["dtype"], spec["shape"]
+    count = math.prod(shape)
+    low, high, mean, norm = (
+        float(spec.get(key, fallback)) for key, fallback in (("min", -1), ("max", 1), ("mean", "nan"), ("norm", "nan"))
+    )
+    infinite = [bound for bound in (low, high) if math.isinf(bound)]
+    low, high = sorted(
+        (low if math.isfinite(low) else min(high, 0.0) if math.isfinite(high) else 0.0, high if math.isfinite(high) else 0.0)
+    )
+    if count == 0:
+        return torch.empty(shape, dtype=dtype)
+    if dtype is torch.bool:
+        share = mean if math.isfinite(mean) else (low + high) / 2
+        return (torch.rand(count, generator=random) < share).view(shape)
+    if not (dtype.is_floating_point or dtype.is_complex):
+        values = torch.randint(int(low), int(high) + 1, (count,), generator=random) if high > low else torch.full((count,), int(low))
+        low, high = int(low), int(high)
+    else:
+        values = low + (high - low) * spread(count, low, high, mean, norm, random)
+    order = torch.randperm(count, generator=random)
+    values[order[:1]] = low
+    values[order[-1:]] = high
+    bad = [math.nan] * int(spec.get("nan", 0)) + [
+        infinite[i % len(infinite)] for i in range(int(spec.get("inf", len(infinite))) if infinite else 0)
+    ]
+    if bad and values.is_floating_point():
+        values[order[: len(bad)]] = torch.tensor(bad[:count], dtype=values.dtype)
+    return values.view(shape).to(dtype)
+
+
+def spread(count: int, low: float, high: float, mean: float, norm: float, random: torch.Generator) -> torch.Tensor:
+    """Numbers between 0 and 1 that, stretched to low ... high, have this mean and norm (beta distribution); else uniform ones."""
+    if high > low and math.isfinite(mean) and math.isfinite(norm):
+        center, variance = (mean - low) / (high - low), (norm * norm / count - mean * mean) / (high - low) ** 2
+        if 0 < center < 1 and 0 < variance < center * (1 - center):
+            both = center * (1 - center) / variance - 1
+            shares = torch.tensor([center * both, (1 - center) * both], dtype=torch.float64).clamp(1e-3, 1e6)
+            return torch._sample_dirichlet(shares.expand(count, 2), random)[:, 0]
+    return torch.rand(count, generator=random, dtype=torch.float64)
+
+
+def made(case: dict[str, Any], specs: dict[str, Any], data: str, seed: int) -> dict[str, torch.Tensor]:
+    """The tensors of a part of the call, on the CPU: saved ones are read (nothing in a file is executed), others drawn."""
+    found = {}
+    for name, spec in specs.items():
+        if data == "recorded" and "file" in spec:
+            path = os.path.join(os.path.dirname(os.path.abspath(__file__)), case["data"], spec["file"])
+            found[name] = torch.load(path, weights_only=True, map_location="cpu")
+        else:
+            found[name] = drawn(spec, generator(case, name, seed))
+    return found
+
+
+def moved(case: dict[str, Any], tensors: dict[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:
+    """The tensors, each element moved up or down by half a unit in its last place: what comes of that is the condition."""
+    found = {}
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and tensor.element_size() > 1:
+            signs = torch.randint(0, 2, tensor.shape, generator=generator(case, name, seed)) * 2 - 1
+            tensor = tensor.double() * (1 + signs * (torch.finfo(tensor.dtype).eps / 2))
+        found[name] = tensor
+    return found
+
+
+def leaves(value: Any) -> list[Any]:
+    """The values in lists, tuples and dicts, in order."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return [leaf for child in value for leaf in leaves(child)]
+    return [value]
+
+
+def run(
+    case: dict[str, Any],
+    call: Callable[..., Any],
+    inputs: dict[str, torch.Tensor],
+    incoming: dict[str, torch.Tensor],
+    device: torch.device,
+    wide: bool,
+    autocast: torch.dtype | None = None,
+) -> dict[str, Any]:
+    """The call on one side, on copies of its inputs: results by the name of the tensor, on the CPU."""
+
+    def dtype(kind: torch.dtype) -> torch.dtype:
+        return WIDE.get(kind, kind) if wide else kind
+
+    sources, arguments = {}, {}
+    for name, tensor in inputs.items():
+        tensor = tensor.to(device, dtype(tensor.dtype), copy=True)
+        if "backward" in case["directions"] and case["inputs"][name]["requires_grad"]:
+            sources[name] = tensor.requires_grad_()
+            tensor = tensor.clone()  # no leaf: the call may write into it
+        arguments[name] = tensor
+    versions = {name: tensor._version for name, tensor in arguments.items()}
+    torch.manual_seed(case["seed"])
+    with torch.set_grad_enabled(bool(sources)), torch.autocast(device.type, autocast, enabled=autocast is not None):
+        result = leaves(call(**arguments, dtype=dtype, device=device))
+    returned = {id(leaf) for leaf in result}
+    written = [(n, t) for n, t in arguments.items() if t._version != versions[n] and id(t) not in returned]
+    found = {f"output.{n}": leaf for n, leaf in enumerate(result) if leaf is not None}
+    found.update((f"{name} (written)", tensor) for name, tensor in written)
+    if sources:
+        found.update(backward([leaf for leaf in found.values() if torch.is_tensor(leaf)], sources, incoming))
+    return {name: leaf.detach().cpu() if torch.is_tensor(leaf) else leaf for name, leaf in found.items()}
+
+
+def backward(outputs: list[torch.Tensor], sources: dict[str, torch.Tensor], incoming: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Gradients of the inputs, given those of the outputs (ones, where none were recorded)."""
+    roots = [out for out in outputs if out.requires_grad]
+    given = list(incoming.values())
+    if not roots:
+        raise RuntimeError("no output depends on an input that has a gradient")
+    if not given:
+        given = [torch.ones_like(root) for root in roots]
+    if len(given) != len(roots):
+        raise RuntimeError(f"there are gradients of {len(given)} outputs for {len(roots)} differentiable ones")
+    given = [gradient.to(root.device, root.dtype) for gradient, root in zip(given, roots)]
+    found = torch.autograd.grad(roots, list(sources.values()), given, allow_unused=True)
+    return {f"gradient of {name}": gradient for name, gradient in zip(sources, found) if gradient is not None}
+
+
+def on_device(
+    case: dict[str, Any],
+    call: Callable[..., Any],
+    inputs: dict[str, torch.Tensor],
+    incoming: dict[str, torch.Tensor],
+    device: torch.device,
+) -> dict[str, Any]:
+    """`run` in the recorded types; under autocast where the recorded types of the outputs show that the program was."""
+    outputs = [spec["dtype"] for spec in case["outputs"].values()]
+    low = next((kind for kind in outputs if kind in (torch.float16, torch.bfloat16)), None)
+    try:
+        found = run(case, call, inputs, incoming, device, False)
+        if low is None or [t.dtype for n, t in found.items() if n in case["outputs"] and torch.is_tensor(t)] == outputs:
+            return found
+    except RuntimeError:
+        if low is None:
+            raise
+    return run(case, call, inputs, incoming, device, False, low)
+
+
+def values(tensor: torch.Tensor) -> torch.Tensor:
+    """Flat, real, in float64 (integers stay)."""
+    tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    return (tensor.double() if tensor.is_floating_point() else tensor).reshape(-1)
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Same type, shape and bits; NaN equals NaN."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    nan = one.isnan() & other.isnan() if one.is_floating_point() or one.is_complex() else None
+    if nan is not None and bool(nan.any()):
+        one, other = one.masked_fill(nan, 0), other.masked_fill(nan, 0)
+    return torch.equal(one.contiguous().reshape(-1).view(torch.uint8), other.contiguous().reshape(-1).view(torch.uint8))
+
+
+def recorded_text(found: torch.Tensor, recorded: torch.Tensor | None) -> str:
+    """How a result compares with the one in the dump."""
+    if recorded is None:
+        return "-"
+    if same_bits(found, recorded):
+        return "same bits"
+    if found.shape != recorded.shape or found.dtype != recorded.dtype:
+        return f"{recorded.dtype} {tuple(recorded.shape)}".replace("torch.", "")
+    return f"{int((values(found) != values(recorded)).sum())} of {found.numel()} differ"
+
+
+def fitted(bench: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The bench's values, flat in float64, with those infinite that do not fit the type."""
+    flat = values(bench)
+    rounded = flat.to(dtype if dtype.is_floating_point else torch.float64).double()
+    return torch.where(rounded.isinf(), rounded, flat)
+
+
+def judged(device: Any, bench: Any, neighbours: list[Any]) -> tuple[str, str, dict[str, float]]:
+    """Status, reason and measures of one result.
+
+    NaN and Inf must be where the bench has them, the bench rounded to the type of the device. Integers and truth values must be equal.
+    A floating point number may be away from the bench by a few units of what rounding makes of it: of the round-off of its type, and of
+    what came out when each input was moved by half a unit in its last place (`moved`).
+    """
+    if not (torch.is_tensor(device) and torch.is_tensor(bench)):
+        same = device == bench or (device != device and bench != bench)
+        return (PASS, "", {}) if same else (ERROR, f"{device!r} where the bench has {bench!r}", {})
+    if device.shape != bench.shape:
+        return ERROR, f"the bench has shape {tuple(bench.shape)}", {}
+    if not (device.is_floating_point() or device.is_complex()):
+        count = int((device.double() != bench.double()).sum())
+        return (ERROR, f"{count} of {device.numel()} elements differ", {}) if count else (PASS, "", {})
+    one, other = values(device), fitted(bench, device.dtype)
+    odd = ~(one.isfinite() & other.isfinite())
+    wrong = odd & ~((one == other) | (one.isnan() & other.isnan()))
+    if bool(wrong.any()):
+        at = int(wrong.nonzero()[0])
+        return ERROR, f"{int(wrong.sum())} elements: {float(one[at])} where the bench has {float(other[at])}", {}
+    error = torch.where(odd, 0.0, (one - other).abs())
+    if not error.numel():
+        return PASS, "", {}
+    info = torch.finfo(device.dtype)
+    size = torch.where(odd, 0.0, other.abs())
+    rounding = info.eps / 2 * size.clamp(min=info.smallest_normal)
+    effect = torch.zeros_like(error)
+    for near in neighbours:
+        if torch.is_tensor(near) and near.shape == bench.shape:
+            effect = torch.maximum(effect, torch.where(odd, 0.0, (values(near) - values(bench)).abs()).nan_to_num(posinf=0.0))
+    units = float((error / (rounding + effect)).max())
+    ulp = error / (info.eps * torch.exp2(size.clamp(min=info.smallest_normal).log2().floor()))
+    relative = error / size.clamp(min=info.smallest_normal)
+    measures = {"max abs": float(error.max()), "max rel": float(relative.max()), "mean ulp": float(ulp.mean()), "max ulp": float(ulp.max())}
+    measures["units"] = units
+    return (ERROR, f"{units:.3g} units of round-off", measures) if units > UNITS else (PASS, "", measures)
+
+
+COLUMNS = ("tensor", "dtype", "shape", "recorded", "max abs", "max rel", "mean ulp", "max ulp", "units", "verdict", "why")
+
+
+def check(
+    case: dict[str, Any],
+    call: Callable[..., Any],
+    device: torch.device,
+    data: str,
+    seed: int,
+    save: str | None = None,
+    compiled: bool = False,
+) -> list[dict[str, str]]:
+    """Run the call on both sides once: a row of the table for each result."""
+    inputs, incoming = made(case, case["inputs"], data, seed), made(case, case.get("incoming", {}), data, seed)
+    known = {**case["outputs"], **case.get("gradients", {})} if data == "recorded" else {}
+    recorded = made(case, {name: spec for name, spec in known.items() if "file" in spec}, data, seed)
+    cpu = torch.device("cpu")
+    found = on_device(case, torch.compile(call) if compiled else call, inputs, incoming, device)
+    bench = run(case, call, inputs, incoming, cpu, True)
+    near = []
+    for n in range(2):
+        near.append(run(case, call, moved(case, inputs, n), moved(case, incoming, n), cpu, True))
+    rows = []
+    for name, result in found.items():
+        if ("backward" if name.startswith("gradient of ") else "forward") not in case["directions"]:
+            continue
+        status, why, measures = judged(result, bench.get(name), [other.get(name) for other in near])
+        row = {key: f"{value:.3g}" for key, value in measures.items()}
+        kind = str(result.dtype).replace("torch.", "") if torch.is_tensor(result) else type(result).__name__
+        row.update(tensor=name, dtype=kind, shape=str(tuple(result.shape)) if torch.is_tensor(result) else "", verdict=status, why=why)
+        row["recorded"] = recorded_text(result, recorded.get(name)) if torch.is_tensor(result) else ""
+        rows.append(row)
+    if save:
+        os.makedirs(save, exist_ok=True)
+        parts: dict[str, Any] = {"input": inputs, "incoming": incoming, "device": found, "bench": bench}
+        torch.save(parts, os.path.join(save, f"{case['name']}.{seed}.pt"))
+    return rows
+
+
+def table(rows: list[dict[str, str]]) -> str:
+    """The rows as text, columns without a value left out."""
+    columns = [column for column in COLUMNS if any(row.get(column) for row in rows)]
+    cells = [columns, *([str(row.get(column, "")) for column in columns] for row in rows)]
+    widths = [max(len(line[n]) for line in cells) for n in range(len(columns))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in cells)
+
+
+def test_call() -> None:
+    """For pytest: the verdict on the device that the environment variable OP_DEVICE names (the CPU without it)."""
+    rows = check(CASE, call, torch.device(os.environ.get("OP_DEVICE", "cpu")), CASE["mode"], CASE["seed"])
+    assert all(row["verdict"] == PASS for row in rows), "\n" + table(rows)
+
+
+def main(case: dict[str, Any], call: Callable[..., Any]) -> int:
+    """The command line of the script; returns the exit status."""
+    parser = argparse.ArgumentParser(description=f"Run {case['name']} once more and compare it with a bench in float64 on the CPU.")
+    parser.add_argument("--device", default="cpu", help="what is tested: cpu, cuda, cuda:1, npu, ... (default: cpu)")
+    parser.add_argument("--data", choices=("recorded", "random"), default=case["mode"], help="inputs (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=case["seed"], help="of random inputs (default: %(default)s)")
+    parser.add_argument(
+        "--iterations", type=int, default=case["iterations"], help="runs, each with a seed of its own (default: %(default)s)"
+    )
+    parser.add_argument("--compile", action="store_true", help="test the call under torch.compile")
+    parser.add_argument("--exact", action="store_true", help="fail, too, where a result is not the recorded one, bit for bit")
+    parser.add_argument("--save", metavar="DIR", help="write inputs and the results of both sides there")
+    args = parser.parse_args()
+    if args.device.startswith("npu"):
+        import torch_npu  # noqa: F401
+    wrong = False
+    for seed in range(args.seed, args.seed + (args.iterations if args.data == "random" else 1)):
+        try:
+            rows = check(case, call, torch.device(args.device), args.data, seed, args.save, args.compile)
+        except (RuntimeError, TypeError, ValueError, IndexError, OSError, NotImplementedError) as error:
+            print(f"{case['name']}: cannot run on {args.device}: {type(error).__name__}: {error}", file=sys.stderr)
+            return 2
+        inexact = args.exact and any(row["recorded"] not in ("same bits", "-", "") for row in rows)
+        verdict = max((row["verdict"] for row in rows), key=(PASS, WARNING, ERROR).index, default=PASS)
+        print(f"{case['name']} on {args.device}, torch {torch.__version__}, {args.data} inputs, seed {seed}; standard: {case['standard']}")
+        print(table(rows))
+        print(f"{case['name']}: {verdict}{', but not what was recorded' if inexact else ''}")
+        wrong = wrong or inexact or verdict != PASS
+    return int(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main(CASE, call))
