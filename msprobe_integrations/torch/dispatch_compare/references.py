@@ -1,0 +1,150 @@
+"""Operators that a benchmark cannot simply call: fused kernels that only an accelerator has, arguments that name a type, dropout.
+
+Formulas are those of torch's documentation; they run in whatever type their arguments have been converted to.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+Args, Named = list[Any], dict[str, Any]
+Reference = Callable[[Any, Args, Named], Any]
+
+
+def run(func: Any, name: str, args: Args, kwargs: Named) -> Any:
+    """Call the operator with converted arguments, or what stands for it.
+
+    Raises:
+        RuntimeError, NotImplementedError: it does not run there.
+    """
+    adjust = _ADJUST.get(name)
+    if adjust is not None:
+        args, kwargs = adjust(args, kwargs)
+    try:
+        return func(*args, **kwargs)
+    except (RuntimeError, NotImplementedError):
+        formula = _FORMULAS.get(name)
+        if formula is None:
+            raise
+        return formula(_bound(func, args, kwargs))
+
+
+def _bound(func: Any, args: Args, kwargs: Named) -> Named:
+    """Arguments by name, defaults filled in."""
+    found = {a.name: a.default_value for a in func._schema.arguments if a.has_default_value()}
+    return found | dict(zip((a.name for a in func._schema.arguments), args)) | kwargs
+
+
+def _stay_wide(args: Args, kwargs: Named) -> tuple[Args, Named]:
+    """Softmax of a low precision type with a float32 result: the argument is wide already."""
+    return [*args[:2], False, *args[3:]], kwargs
+
+
+def _scores(q: torch.Tensor, k: torch.Tensor, a: Mapping[str, Any]) -> tuple[torch.Tensor, float]:
+    scale = a.get("scale")
+    factor = 1.0 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
+    scores = (q @ k.transpose(-2, -1)) * factor
+    bias = next((a[key] for key in ("attn_bias", "attn_mask") if a.get(key) is not None), None)
+    if bias is not None:
+        scores = scores.masked_fill(~bias, -math.inf) if bias.dtype == torch.bool else scores + bias
+    if a.get("is_causal"):
+        scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril(), -math.inf)
+    return scores, factor
+
+
+def _heads(k: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """Heads of keys or values, repeated where several heads of the queries share one."""
+    return k if k.shape[1] == q.shape[1] else k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+
+
+def _no_dropout(a: Mapping[str, Any]) -> None:
+    if a.get("dropout_p"):
+        raise RuntimeError("attention with dropout has no formula")
+
+
+def _attention(a: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Output and log-sum-exp: the first two results of every fused attention."""
+    _no_dropout(a)
+    q = a["query"]
+    k, v = _heads(a["key"], q), _heads(a["value"], q)
+    scores, _ = _scores(q, k, a)
+    return torch.softmax(scores, -1) @ v, torch.logsumexp(scores, -1)
+
+
+def _attention_backward(a: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
+    """Gradients of queries, keys and values. The probabilities are computed again from the scores."""
+    _no_dropout(a)
+    gradient = a["grad_out"] if "grad_out" in a else a["grad_out_"]
+    q, k0, v0 = a["query"], a["key"], a["value"]
+    k, v = _heads(k0, q), _heads(v0, q)
+    scores, factor = _scores(q, k, a)
+    p = torch.softmax(scores, -1)
+    dp = gradient @ v.transpose(-2, -1)
+    ds = p * (dp - (dp * p).sum(-1, keepdim=True))
+    dq, dk, dv = (ds @ k) * factor, (ds.transpose(-2, -1) @ q) * factor, p.transpose(-2, -1) @ gradient
+    if k0.shape[1] != q.shape[1]:
+        dk, dv = (g.unflatten(1, (k0.shape[1], -1)).sum(2) for g in (dk, dv))
+    return dq, dk, dv
+
+
+def _scaled_mm(a: Mapping[str, Any]) -> torch.Tensor:
+    out: torch.Tensor = (a["self"] * a["scale_a"]) @ (a["mat2"] * a["scale_b"])
+    if a.get("bias") is not None:
+        out = out + a["bias"]
+    return out if a.get("scale_result") is None else out * a["scale_result"]
+
+
+def _batch_norm(a: Mapping[str, Any]) -> Any:
+    names = ("input", "weight", "bias", "running_mean", "running_var", "training", "exponential_average_factor", "epsilon")
+    return torch.ops.aten.native_batch_norm(*(a[name] for name in names))
+
+
+def _rms_norm(a: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    x, dims = a["input"], tuple(range(-len(a["normalized_shape"]), 0))
+    eps = torch.finfo(x.dtype).eps if a.get("eps") is None else a["eps"]
+    rstd = torch.rsqrt(x.square().mean(dims, keepdim=True) + eps)
+    y = x * rstd
+    return (y if a.get("weight") is None else y * a["weight"]), rstd
+
+
+def _dropout(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Any:
+    """From the mask that was drawn: what is kept is scaled, the rest is 0."""
+    x, p = args[0], args[1] if len(args) > 1 else kwargs["p"]
+    mask = result[1]
+    return torch.where(mask.bool(), x / (1 - p), torch.zeros_like(x)) if p < 1 else torch.zeros_like(x), mask
+
+
+_ADJUST: Mapping[str, Callable[[Args, Named], tuple[Args, Named]]] = {"_softmax": _stay_wide, "_log_softmax": _stay_wide}
+_FORMULAS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+    **dict.fromkeys(
+        (
+            "_scaled_dot_product_flash_attention",
+            "_scaled_dot_product_flash_attention_for_cpu",
+            "_scaled_dot_product_efficient_attention",
+            "_scaled_dot_product_cudnn_attention",
+            "_scaled_dot_product_fused_attention_overrideable",
+        ),
+        _attention,
+    ),
+    **dict.fromkeys(
+        (
+            "_scaled_dot_product_flash_attention_backward",
+            "_scaled_dot_product_flash_attention_for_cpu_backward",
+            "_scaled_dot_product_efficient_attention_backward",
+            "_scaled_dot_product_cudnn_attention_backward",
+        ),
+        _attention_backward,
+    ),
+    "_scaled_mm": _scaled_mm,
+    "_fused_rms_norm": _rms_norm,
+    "cudnn_batch_norm": _batch_norm,
+    "miopen_batch_norm": _batch_norm,
+}
+PARTIAL = frozenset(_FORMULAS)
+"""Their formulas may give the first results only: what follows are seeds and sizes of the kernel."""
+FROM_RESULT: Mapping[str, Callable[[Sequence[Any], Mapping[str, Any], Any], Any]] = {"native_dropout": _dropout}
+"""Random operators whose result says what was drawn."""
