@@ -44,6 +44,7 @@ COMMANDS = {
     "merge_result": Command("merge_result", "put chosen rows of the tables of many ranks into one file, a sheet per metric"),
     "monitor": Command("monitor", "work with what the monitor has written (analyze, report, learn, csv2tb)"),
     "nan_analyze": Command("nan_analyze", "find the operator where the first NaN or Inf was born, over all ranks of a step"),
+    "op_generate": Command("op_generate", "make a script that repeats one recorded API call and judges it"),
     "parse": Command("parse", "convert saved tensors to .pt or .npy; without -d the interactive tool of 8.1.1"),
     "run": Command("run", "run a launch line with the probe in every training process it starts"),
     "run_overflow_check": Command("run_overflow_check", "run the APIs of an overflow dump again: normal or abnormal overflow"),
