@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from msprobe_engine.dump.diskquota import DiskQuota
 from msprobe_engine.dump.stepfiles import NOT_WRITTEN, OVER_QUOTA, WRITTEN, Payload, StepFiles
@@ -98,6 +98,22 @@ def pieces(payloads: list[Payload]) -> list[memoryview]:
     if slab is not None:
         found.append(slab.view[first:end])
     return found
+
+
+def index_text(tensors: Iterable[tuple[str, str, str, str]], aliases: Iterable[tuple[str, str]]) -> bytes:
+    """Content of the index.
+
+    Args:
+        tensors: data name, shard, key in the shard, dtype.
+        aliases: data name, and a name of `tensors` with the same content.
+    """
+    own: list[str] = []
+    for name, shard, key, dtype in tensors:
+        other_key = "" if key == name else f',"key":{_quoted(key)}'
+        own.append(f'{_quoted(name)}:{{"file":"{shard}"{other_key},"dtype":"{dtype}"}}')
+    same = _LINES.join(f"{_quoted(other)}:{_quoted(first)}" for other, first in aliases)
+    head = f'"format":"{FORMAT}","version":{VERSION}'
+    return f'{{{head},\n"tensors":{{\n{_LINES.join(own)}}},\n"aliases":{{\n{same}}}}}\n'.encode()
 
 
 def alignment(payload: Payload) -> int:
@@ -226,20 +242,17 @@ class PackedFiles:
             self._release(payload)
         self.flush()
         self._remove_unnamed()
-        tensors: list[str] = []
+        tensors: list[tuple[str, str, str, str]] = []
         aliases: list[tuple[str, str]] = []
         for payload in self._files.kept.values():
             if payload.state == WRITTEN and payload.names and payload.where is not None:
                 first, *others = payload.names
-                key = "" if payload.key == first else f',"key":{_quoted(payload.key)}'
-                tensors.append(f'{_quoted(first)}:{{"file":"{payload.where}"{key},"dtype":"{payload.dtype}"}}')
+                tensors.append((first, payload.where, payload.key, payload.dtype))
                 aliases.extend((other, first) for other in others)
         if not tensors:
             self._quota.give(self._index_reserved)
             return
-        same = ",\n".join(f"{_quoted(other)}:{_quoted(first)}" for other, first in aliases)
-        head = f'"format":"{FORMAT}","version":{VERSION}'
-        text = f'{{{head},\n"tensors":{{\n{_LINES.join(tensors)}}},\n"aliases":{{\n{same}}}}}\n'.encode()
+        text = index_text(tensors, aliases)
         temporary = f".{INDEX}.tmp"
         try:
             if len(text) > self._index_reserved and not self._quota.take(len(text) - self._index_reserved):

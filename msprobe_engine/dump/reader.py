@@ -230,6 +230,15 @@ def _tensors_are_there(dump: StepDump) -> bool:
         return False
 
 
+def read_stacks(directory: Path) -> dict[str, tuple[str, ...]]:
+    """Lines of the recorded stack by record name, of one rank directory; {} where the dump has none.
+
+    Raises:
+        DumpFormatError: the file is damaged.
+    """
+    return _stacks(_optional(directory / layout.STACK), directory / layout.STACK)
+
+
 def _older(file: Path, marker: Path) -> bool:
     """True when `file` was left by an earlier run whose directory is being replaced."""
     try:

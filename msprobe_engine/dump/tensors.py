@@ -26,6 +26,7 @@ from msprobe_engine.dump.stepfiles import (
     NOTHING,
     OVER_QUOTA,
     WRITTEN,
+    Format,
     Payload,
     Saved,
     StepFiles,
@@ -100,22 +101,29 @@ class TensorStore:
 
     def begin_step(self, number: int, path: str) -> None:
         """The directory of a step was made; from now on tensors can be placed."""
-        files = StepFiles(number, path)
+        files = self.make_step(number, path)
         files.clock = self.memory.waited
 
         def fail(payload: Payload, error: Exception) -> None:
             self._failed(files, payload, error)
 
-        if self.packed:
-            files.format = packedfiles.PackedFiles(files, self.quota, self._release, fail, self._shard_bytes)
-        else:
-            files.format = LooseFiles(files, self._templates, self.quota, self._release, fail)
+        files.format = self.make_format(files, fail)
         with self._lock:
             self._resting = False
             for old in [n for n, s in self._steps.items() if s.closed and not s.pending][:-_MOST_STEPS]:
                 self._steps.pop(old).close()  # its frame was dropped
             self._steps[number] = files
             self._finished.pop(number, None)
+
+    def make_step(self, number: int, path: str) -> StepFiles:
+        """The account of a step."""
+        return StepFiles(number, path)
+
+    def make_format(self, files: StepFiles, fail: Callable[[Payload, Exception], None]) -> Format:
+        """What makes files of the tensors of a step; `fail` is called with what could not be written."""
+        if self.packed:
+            return packedfiles.PackedFiles(files, self.quota, self._release, fail, self._shard_bytes)
+        return LooseFiles(files, self._templates, self.quota, self._release, fail)
 
     def step(self, number: int) -> StepFiles | None:
         """The step that is being taken, None when its directory could not be made or in a forked child."""
