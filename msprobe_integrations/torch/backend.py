@@ -372,6 +372,18 @@ class TorchBackend(PairRows, Wanted, Job):
 
         return rerun(file, device_id, jit_compile)
 
+    def script_dialect(self) -> Any:
+        """How ``msprobe op_generate`` writes scripts for torch."""
+        from msprobe_integrations.torch.accuracy.scripts import TorchDialect
+
+        return TorchDialect()
+
+    def precheck(self, work: Any) -> Any:
+        """What a process of ``msprobe acc_check`` checks calls with; `work` is a `msprobe_engine.accuracy.precheck.options.Work`."""
+        from msprobe_integrations.torch.accuracy.precheck import make_check
+
+        return make_check(work)
+
     def to_bytes(self, tensor: Any) -> bytes:
         """A CPU tensor as the content of a ``.pt`` file."""
         buffer = io.BytesIO()

@@ -1,0 +1,86 @@
+"""What the command line says of a pre-check, besides its settings file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+BENCHES = ("float64", "raised")
+"""Precision of the bench: always float64, or one step above the recorded type, as the existing tool has it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How calls are checked.
+
+    Attributes:
+        devices: what is tested: ``auto`` (the accelerator, or the CPU where there is none), ``auto:1``, ``cpu``, ``cuda``, ``npu:1``;
+            processes are spread over several.
+        dtype: all floating inputs are rounded to this type first (``bfloat16``); None: the recorded types.
+        compiled: the tested side goes through the framework's compiler.
+        bench: device of the bench.
+        bench_dtype: one of `BENCHES`.
+        jit_compile: compile mode of an NPU.
+        seed: of drawn inputs and random operators.
+        processes: how many at a time; 0: one per core, at most 8, fewer for few calls.
+        timeout: seconds that one call may take.
+        compat: result files and statuses are those of the existing tool.
+        filter_api: leave repeated calls out.
+        save_error_data: save inputs and results of calls that do not pass.
+        condition: measure how much operators make of round-off (our verdict uses it).
+    """
+
+    devices: tuple[str, ...] = ("auto",)
+    dtype: str | None = None
+    compiled: bool = False
+    bench: str = "cpu"
+    bench_dtype: str = "float64"
+    jit_compile: bool = False
+    seed: int = 1234
+    processes: int = 0
+    timeout: float = 600.0
+    compat: bool = False
+    filter_api: bool = False
+    save_error_data: bool = False
+    condition: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What a process that checks calls has to know; travels to it as JSON.
+
+    Attributes:
+        framework: of the dump: which backend checks.
+        directory: of the dump's rank: where its saved tensors are.
+        device: one of `Options.devices`.
+        error_data: directory for inputs and results of calls that do not pass; empty: none are saved.
+        quantized: APIs whose integer results may differ by 1.
+        threads: of one process, for the CPU's kernels. The same for every number of processes: sums are then made in the same order.
+    """
+
+    framework: str
+    directory: str
+    device: str
+    dtype: str | None
+    compiled: bool
+    bench: str
+    bench_dtype: str
+    jit_compile: bool
+    seed: int
+    condition: bool
+    compat: bool
+    error_data: str
+    quantized: tuple[str, ...]
+    threads: int
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Work:
+        """The reverse of `dataclasses.asdict` after a trip as JSON."""
+        return cls(**{**values, "quantized": tuple(values["quantized"])})
+
+    @property
+    def rank_directory(self) -> Path:
+        """`directory` as a path."""
+        return Path(self.directory)

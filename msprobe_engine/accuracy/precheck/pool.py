@@ -1,0 +1,227 @@
+"""Processes that check calls, one call each at a time: one that hangs or dies costs one call and is replaced."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+from msprobe_engine.accuracy.precheck.calls import Call
+from msprobe_engine.accuracy.precheck.options import Work
+from msprobe_engine.accuracy.results import CallResult, skipped
+from msprobe_engine.errors import ProbeError, UsageError
+
+START_SECONDS = 600.0
+"""That a process may take to import its framework; on a busy file server this is long."""
+_READ = 1 << 20
+_TAIL = 2000
+
+
+class Answer(NamedTuple):
+    """What came of a call.
+
+    Attributes:
+        broken: the process did not live through it, or took too long; the result says so.
+    """
+
+    call: Call
+    result: CallResult
+    broken: bool
+
+
+class Pool:
+    """Checks calls in other processes.
+
+    Args:
+        works: what each process has to know; its length is how many there are.
+        timeout: seconds that a call may take.
+    """
+
+    def __init__(self, works: Sequence[Work], timeout: float) -> None:
+        self._works = works
+        self._timeout = timeout
+
+    def check(self, calls: Sequence[Call]) -> Iterator[Answer]:
+        """Answers as they come. Whatever ends the iteration ends the processes.
+
+        Raises:
+            ProbeError: no process can begin (no such device, the framework is not there).
+        """
+        waiting, alone = deque(calls), deque[Call]()
+        workers: list[_Worker] = []
+        with selectors.DefaultSelector() as selector:
+            try:
+                for work in self._works[: len(waiting)]:
+                    workers.append(_Worker(work, selector))
+                yield from self._serve(workers, selector, waiting, alone)
+                if alone:  # what the system killed may have been too much beside the others
+                    for worker in workers:
+                        worker.end()
+                    workers[0].start()
+                    yield from self._serve(workers[:1], selector, alone, None)
+            finally:
+                for worker in workers:
+                    worker.end()
+
+    def _serve(
+        self, workers: list[_Worker], selector: selectors.BaseSelector, waiting: deque[Call], alone: deque[Call] | None
+    ) -> Iterator[Answer]:
+        """Work `waiting` off; calls whose process the system killed go to `alone`, if it is given."""
+        for worker in workers:
+            worker.give(waiting)
+        while waiting or any(worker.call for worker in workers):
+            for key, _ in selector.select(timeout=min((w.left(self._timeout) for w in workers), default=0.0)):
+                yield from self._hear(key.data, waiting, alone)
+            for worker in workers:
+                if worker.left(self._timeout) <= 0:
+                    yield from self._late(worker, waiting)
+
+    def _hear(self, worker: _Worker, waiting: deque[Call], alone: deque[Call] | None) -> Iterator[Answer]:
+        for message in worker.read():
+            if "failed" in message:
+                raise UsageError(str(message["failed"]))
+            worker.ready = True
+            worker.since = time.monotonic()
+            if "result" in message and worker.call is not None:
+                call, worker.call = worker.call, None
+                yield Answer(call, CallResult.from_json(message["result"]), False)
+            worker.give(waiting)
+        if not worker.closed:
+            return
+        code, call = worker.end(), worker.call
+        if not worker.ready:
+            raise ProbeError(f"the process that was to check calls ended before it began ({_how(code)}): {worker.tail()}")
+        if call is None:
+            if waiting:
+                worker.start()
+            return
+        worker.call = None
+        if code == -signal.SIGKILL and alone is not None:
+            alone.append(call)
+        else:
+            yield Answer(call, skipped(call.name, f"the process that ran it ended ({_how(code)}); nothing was compared"), True)
+        if waiting:
+            worker.start()
+
+    def _late(self, worker: _Worker, waiting: deque[Call]) -> Iterator[Answer]:
+        if not worker.ready:
+            raise ProbeError(f"a process that was to check calls did not begin within {START_SECONDS:g} s: {worker.tail()}")
+        worker.end()
+        if worker.call is not None:
+            call, worker.call = worker.call, None
+            yield Answer(call, skipped(call.name, f"took longer than {self._timeout:g} s (--timeout) and was ended"), True)
+        if waiting:
+            worker.start()
+
+
+class _Worker:
+    """One process at a time; `start` takes a new one in its place."""
+
+    def __init__(self, work: Work, selector: selectors.BaseSelector) -> None:
+        self.work, self._selector = work, selector
+        self.call: Call | None = None
+        self.ready = self.closed = False
+        self.since = 0.0
+        self._errors: Any = None
+        self.start()
+
+    def start(self) -> None:
+        """A new process; it gets calls when it is ready."""
+        # The path is that of this process and stands in the code: nothing of the working directory is imported on the way.
+        code = f"import sys; sys.path[:] = {sys.path!r}; from msprobe_engine.accuracy.precheck.worker import main; main()"
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by end()
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            start_new_session=True,
+            env={**os.environ, "PYTHONIOENCODING": "utf-8"},
+        )
+        self.ready = self.closed = False
+        self.since = time.monotonic()
+        self._rest = b""
+        self._tail = ""
+        assert self._process.stdout is not None
+        self._selector.register(self._process.stdout, selectors.EVENT_READ, self)
+        self._send(asdict(self.work))
+
+    def give(self, waiting: deque[Call]) -> None:
+        """The next call, when this process is free."""
+        if self.ready and not self.closed and self.call is None and waiting:
+            self.call = call = waiting.popleft()
+            self.since = time.monotonic()
+            self._send({"name": call.name, "record": call.record, "backward": call.backward})
+
+    def left(self, timeout: float) -> float:
+        """Seconds until this process is late; far away when it has nothing to do."""
+        if self.closed or (self.ready and self.call is None):
+            return START_SECONDS
+        return max(0.0, self.since + (timeout if self.ready else START_SECONDS) - time.monotonic())
+
+    def read(self) -> list[dict[str, Any]]:
+        """What it has said since the last look; `closed` when it will say nothing more."""
+        assert self._process.stdout is not None
+        data = os.read(self._process.stdout.fileno(), _READ)
+        if not data:
+            self.closed = True
+            return []
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def end(self) -> int:
+        """Kill the process if it lives; its exit code."""
+        if self._errors is None:
+            return 0
+        process = self._process
+        assert process.stdout is not None
+        assert process.stdin is not None
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(process.stdout)
+        if self.closed:  # it is on its way out: how it ends is worth knowing
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(5)
+        process.kill()
+        code = process.wait()
+        process.stdout.close()
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        size = self._errors.seek(0, os.SEEK_END)
+        self._errors.seek(max(0, size - _TAIL))
+        self._tail = self._errors.read().decode(errors="replace").strip()
+        self._errors.close()
+        self._errors = None
+        self.closed = True
+        return code
+
+    def tail(self) -> str:
+        """The last lines that the process wrote to the standard error."""
+        self.end()
+        return self._tail or "it wrote nothing"
+
+    def _send(self, message: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it is dead; `read` will find that out
+            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+            self._process.stdin.flush()
+
+
+def _how(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    hints = {"SIGSEGV": ": a fault in native code", "SIGKILL": ": out of memory?", "SIGABRT": ": an assertion in native code"}
+    return name + hints.get(name, "")

@@ -1,0 +1,134 @@
+"""What a pre-check found, in words: counts, the worst calls with the source line that made them, and why calls were skipped."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from msprobe_engine.accuracy.results import ERROR, NOT_RUN, PASS, SKIP, WARNING, CallResult
+from msprobe_engine.log import one_line
+
+WORST = 20
+"""Calls that are listed."""
+_REASONS = 12
+_NUMBER = re.compile(r"\b\w+(?:\.\w+)+\.[0-9]+\b")
+_FRAME = re.compile(r'File "?(?P<file>.+?)"?, line (?P<line>[0-9]+), in (?P<function>[^,\n]+)')
+_OURS = ("/msprobe_integrations/", "/msprobe_engine/", "/site-packages/torch/")
+
+
+@dataclass
+class Tally:
+    """Results of a pre-check as they come, without the tensors of those that pass.
+
+    Attributes:
+        forward, backward: calls by status.
+        found: results that are an error or a warning.
+        reasons: why calls were skipped, and how many.
+        broken: calls that their process did not live through.
+    """
+
+    forward: Counter[str] = field(default_factory=Counter)
+    backward: Counter[str] = field(default_factory=Counter)
+    found: list[CallResult] = field(default_factory=list)
+    reasons: Counter[str] = field(default_factory=Counter)
+    broken: list[CallResult] = field(default_factory=list)
+
+    def add(self, result: CallResult) -> None:
+        """Count one."""
+        self.forward[result.forward] += 1
+        self.backward[result.backward] += 1
+        if not result.passed:
+            self.found.append(result)
+        elif result.skipped:
+            self.reasons[_reason(result)] += 1
+
+    @property
+    def checked(self) -> int:
+        """Calls of which something was compared."""
+        return sum(self.forward.values()) - self.reasons.total()
+
+    @property
+    def errors(self) -> int:
+        """Calls that are an error in one direction at least."""
+        return sum(ERROR in (result.forward, result.backward) for result in self.found)
+
+
+def text(tally: Tally, stacks: Mapping[str, Sequence[str]]) -> str:
+    """The summary, several lines.
+
+    Args:
+        stacks: of dump.json's records, by name with direction (``Torch.matmul.0.forward``).
+    """
+    total = sum(tally.forward.values())
+    lines = [f"{total:,} calls, {tally.checked:,} checked: {_counts(tally.forward)} forward; {_counts(tally.backward)} backward"]
+    if tally.reasons:
+        lines.append(f"{tally.reasons.total():,} skipped:")
+        lines += [f"  {count:6,}  {one_line(reason)}" for reason, count in tally.reasons.most_common(_REASONS)]
+        more = len(tally.reasons) - _REASONS
+        lines += [f"          and for {more} more reasons"] if more > 0 else []
+    if tally.broken:
+        lines.append(f"{len(tally.broken)} took their process down or ran out of time:")
+        lines += [f"  {one_line(result.name)}: {one_line(result.message)}" for result in tally.broken[:WORST]]
+    if tally.found:
+        ranked = sorted(tally.found, key=_rank)
+        lines.append(
+            f"{len(ranked)} calls do not pass, the worst first:" if len(ranked) <= WORST else f"the worst {WORST} of {len(ranked)}:"
+        )
+        for result in ranked[:WORST]:
+            lines += _told(result, stacks)
+    return "\n".join(lines)
+
+
+def _counts(found: Mapping[str, int]) -> str:
+    words = ((ERROR, "error"), (WARNING, "warning"), (PASS, "pass"), (SKIP, "skipped"))
+    told = [f"{found[status]:,} {word}" for status, word in words if found.get(status)]
+    return ", ".join(told) or "none"
+
+
+def _reason(result: CallResult) -> str:
+    """Without the numbers of calls, so that equal reasons are one."""
+    return _NUMBER.sub("API", (result.message.strip().splitlines() or ["no reason given"])[0])[:160]
+
+
+def _rank(result: CallResult) -> tuple[bool, float, str]:
+    """Errors before warnings, then by how far off the worst tensor is."""
+    units = [tensor.units for tensor in result.tensors if tensor.units is not None]
+    far = max((math.inf if math.isnan(unit) else unit for unit in units), default=math.inf)
+    return ERROR not in (result.forward, result.backward), -far, result.name
+
+
+def _told(result: CallResult, stacks: Mapping[str, Sequence[str]]) -> list[str]:
+    bad = [tensor for tensor in result.tensors if tensor.status in (ERROR, WARNING)]
+    sides = ", ".join(
+        f"{side} {status}" for side, status in (("forward", result.forward), ("backward", result.backward)) if status in (ERROR, WARNING)
+    )
+    lines = [f"  {one_line(result.name)}: {sides}"]
+    for tensor in sorted(bad, key=lambda tensor: -(tensor.units or 0.0))[:2]:
+        far = "" if tensor.units is None else f", {tensor.units:.3g} times what round-off makes of it"
+        why = next((line.strip() for line in tensor.message.splitlines() if line.strip()), "")
+        place = tensor.name.removeprefix(f"{result.name}.")
+        shape = "x".join(map(str, tensor.shape)) or "scalar"
+        lines.append(f"      {place} ({tensor.device_dtype.removeprefix('torch.')} {shape}){far}{f': {one_line(why)}' if why else ''}")
+    if not bad and result.message:
+        lines.append(f"      {one_line(result.message)}")
+    if place := source_line(stacks.get(f"{result.name}.forward", ())):
+        lines.append(f"      called in {one_line(place)}")
+    return lines
+
+
+def source_line(stack: Sequence[str]) -> str:
+    """``train.py:12 in forward`` of the innermost frame of a recorded stack that is the user's; empty where there is none."""
+    first = ""
+    for line in stack:
+        if found := _FRAME.search(line):
+            place = f"{found['file']}:{found['line']} in {found['function'].strip()}"
+            if not any(part in found["file"].replace("\\", "/") for part in _OURS):
+                return place
+            first = first or place
+    return first
+
+
+__all__ = ["NOT_RUN", "Tally", "source_line", "text"]

@@ -1,0 +1,101 @@
+"""What a process of the pre-check does with torch: the device, the checker of a dump, and the files of calls that do not pass."""
+
+from __future__ import annotations
+
+import os
+import warnings
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from msprobe_engine import names
+from msprobe_engine.accuracy.precheck.options import Work
+from msprobe_engine.accuracy.results import CallResult
+from msprobe_engine.dump import layout
+from msprobe_engine.dump.tensor_reader import TensorFiles
+from msprobe_engine.errors import UsageError
+from msprobe_integrations.torch.accuracy.checker import Bench, Checker, Target
+from msprobe_integrations.torch.backend import TorchBackend
+
+_LONGEST = 200
+"""Characters of a file name that come from a dump; file systems take 255 bytes."""
+
+
+def make_check(work: Work) -> Callable[[str, Mapping[str, Any], Mapping[str, Any] | None], CallResult]:
+    """See `msprobe_engine.accuracy.precheck.worker.Check`.
+
+    Raises:
+        UsageError: there is no such device or type here.
+    """
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(work.threads)
+    device, bench = resolved(work.device, work.jit_compile), resolved(work.bench, work.jit_compile)
+    directory = work.rank_directory
+    files = TensorFiles(directory) if (directory / layout.TENSORS).is_dir() else None
+    if work.dtype is not None and not getattr(getattr(torch, work.dtype, None), "is_floating_point", False):
+        raise UsageError(f"--dtype {work.dtype}: is no floating type of torch; allowed are float64, float32, bfloat16, float16, ...")
+    checker = Checker(
+        files,
+        Target(device, work.dtype, work.compiled),
+        Bench(bench, work.bench_dtype),
+        seed=work.seed,
+        condition=work.condition,
+    )
+    keep = Path(work.error_data) if work.error_data else None
+
+    def check(name: str, record: Mapping[str, Any], backward: Mapping[str, Any] | None) -> CallResult:
+        checked = checker.check(name, record, backward)
+        if keep is not None and not checked.result.passed:
+            save(keep, name, checked.data)
+        return checked.result
+
+    return check
+
+
+def resolved(device: str, jit_compile: bool = False) -> str:
+    """A device of this machine; ``auto`` is the accelerator, or the CPU where there is none. It is made the current one.
+
+    Raises:
+        UsageError: there is no such device.
+    """
+    found = torch.accelerator.current_accelerator() if hasattr(torch, "accelerator") else None
+    kind, _, number = device.partition(":")
+    if kind == "auto":
+        kind = "cpu" if found is None else found.type
+    if kind == "cpu":
+        return "cpu"
+    if kind == "npu":
+        try:
+            import torch_npu  # noqa: F401
+        except ImportError:
+            raise UsageError(f"device {device}: torch_npu is not installed here") from None
+        torch.npu.set_compile_mode(jit_compile=jit_compile)  # type: ignore[attr-defined]
+    module = getattr(torch, kind, None)
+    count = module.device_count() if hasattr(module, "device_count") and module.is_available() else 0
+    if int(number or 0) >= count:
+        there = f"there are {count} devices of this type" if count else "there is no device of this type here"
+        raise UsageError(f"device {device}: {there}; name another one with --device (cpu works everywhere)")
+    module.set_device(int(number or 0))
+    return f"{kind}:{number or 0}"
+
+
+def save(directory: Path, call: str, data: Mapping[str, Any]) -> None:
+    """Write the tensors of one call as ``{call}.{part}.pt``; other values have a number among them and no file.
+
+    Raises:
+        SinkError: a file cannot be written.
+    """
+    backend = TorchBackend()
+    if len(call) > _LONGEST:
+        call = f"{call[:_LONGEST]}_{zlib.crc32(call.encode()):08x}"
+    for part, value in data.items():
+        if isinstance(value, torch.Tensor):
+            name = names.check_file_name(f"{call}.{part}.pt", str(directory))
+            path = directory / name
+            try:
+                layout.write_file(path, [backend.to_bytes(value.detach().contiguous().cpu())])
+            except OSError as error:
+                raise layout.DumpWriteError(error, os.fspath(path)) from error
