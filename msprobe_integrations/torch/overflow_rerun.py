@@ -22,8 +22,8 @@ from msprobe_engine.dump.reader import parse_json, read_bytes
 from msprobe_engine.dump.tensor_reader import TensorFiles
 from msprobe_engine.errors import DumpFormatError, UsageError
 from msprobe_engine.progress import progress
-from msprobe_integrations.torch.api_lookup import find, is_api
-from msprobe_integrations.torch.drawn_inputs import Arguments, CannotMake
+from msprobe_integrations.torch.accuracy.arguments import Arguments
+from msprobe_integrations.torch.accuracy.resolve import CannotRun, find, is_api
 
 _WIDER = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64, torch.complex64: torch.complex128}
 
@@ -72,14 +72,14 @@ def _one(name: str, record: Mapping[str, Any], data: Mapping[str, Any], argument
         row.verdict, row.note = NOT_RUN, "unknown API"
         return row
     try:
-        args, kwargs = arguments.of(record)
+        args, kwargs = arguments.of(name, record)
         row.inputs = (
             "drawn from statistics" if arguments.drawn else "saved" if any(map(torch.is_tensor, _leaves([args, kwargs]))) else "none"
         )
         if name.split(".")[1] in ("__getitem__", "__setitem__") and len(args) > 1 and isinstance(args[1], list):
             args[1] = tuple(args[1])
         gradient = _gradient(name, data, arguments)
-    except CannotMake as error:
+    except CannotRun as error:
         row.verdict, row.note = NOT_RUN, str(error)
         return row
     row.bad_inputs = any(_overflows(x) for x in _leaves([args, kwargs]))
@@ -167,8 +167,8 @@ def _gradient(name: str, data: Mapping[str, Any], arguments: Arguments) -> list[
         return []
     drawn = arguments.drawn
     try:
-        return [g for g in _leaves(arguments.make(record.get("input"))) if isinstance(g, torch.Tensor)]
-    except CannotMake:
+        return [g for g in arguments.gradients(name, record) if g is not None]
+    except CannotRun:
         return []
     finally:
         arguments.drawn = drawn

@@ -16,9 +16,9 @@ import torch
 from msprobe_engine.accuracy.judge import judge
 from msprobe_engine.accuracy.results import NOT_RUN, SKIP, CallResult, TensorResult, skipped, worst
 from msprobe_engine.dump.tensor_reader import TensorFiles
+from msprobe_integrations.torch.accuracy.arguments import Arguments
 from msprobe_integrations.torch.accuracy.execute import Call, Outcome, Path, Side, leaves_of, run
-from msprobe_integrations.torch.api_lookup import find
-from msprobe_integrations.torch.drawn_inputs import Arguments, CannotMake
+from msprobe_integrations.torch.accuracy.resolve import CannotRun, find
 
 _LOW = (torch.float16, torch.bfloat16)
 _WIDER = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64, torch.complex64: torch.complex128}
@@ -89,7 +89,7 @@ class Checker:
         condition: bool = True,
         second: Target | None = None,
     ) -> None:
-        self._arguments = Arguments(files)
+        self._arguments = Arguments(files, seed)
         self._target, self._bench, self._second = target or Target(), bench or Bench(), second
         self._seed, self._condition = seed, condition
 
@@ -114,7 +114,7 @@ class Checker:
         name = name.removesuffix(".forward")
         try:
             result, data = self._check(name, record, backward, outputs, gradients)
-        except CannotMake as error:
+        except CannotRun as error:
             result, data = skipped(name, str(error)), {}
         except Exception as error:  # of torch, of any kind
             result, data = skipped(name, _short(error)), {}
@@ -137,13 +137,13 @@ class Checker:
         return _judged(name, call, bench, target, changed)
 
     def _call(self, name: str, function: Any, record: Mapping[str, Any], backward: Mapping[str, Any] | None) -> Call:
-        args, kwargs = self._arguments.of(record)
+        args, kwargs = self._arguments.of(name, record)
         if name.split(".")[1] in ("__getitem__", "__setitem__") and len(args) > 1 and isinstance(args[1], list):
             args[1] = tuple(args[1])
         incoming: list[torch.Tensor | None] = []
         wanted: tuple[Path, ...] = ()
         if backward is not None:
-            incoming = [g for g in leaves_of(self._arguments.make(backward.get("input"))) if g is None or isinstance(g, torch.Tensor)]
+            incoming = self._arguments.gradients(name, backward)
             wanted = tuple(_wanted([args, kwargs], record))
         return Call(function, args, kwargs, wanted, incoming, zlib.crc32(f"{self._seed} {name}".encode()))
 
