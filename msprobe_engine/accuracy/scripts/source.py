@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from msprobe_engine import names
 from msprobe_engine.accuracy.scripts.literals import DEVICE, DTYPE, Arguments, CannotWrite, Spec
-from msprobe_engine.accuracy.standards import standard_of
+from msprobe_engine.accuracy.standards import listed, standard_of
 
 MARK = "# " + "-" * 118 + "\n"
 """Line of the support module behind which the code begins that scripts get; the imports stand before it."""
@@ -252,13 +252,14 @@ def _assembled(
     before, mark, after = dialect.support().partition(MARK)
     if not mark:
         raise CannotWrite("the support module has no mark")
-    imports = before[before.index("from __future__") : before.index("CASE")].rstrip()
+    imports = before[before.index("from __future__") : before.index("from msprobe")].rstrip()
     imports += "".join(f"\nimport {module}  # noqa: F401" for module in function.imports)
     title = str(call.name)[: -len(call.name.direction) - 1]
     case: dict[str, Any] = {
         "name": title,
         "api": call.name.api,
         "standard": standard_of(call.name.api, "float32"),
+        "composite": listed(call.name.api, "composite"),
         "directions": tuple(directions),
         "data": f"{stem}.data",
         "mode": "recorded" if options.recorded else "random",

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from msprobe_integrations.torch.accuracy.script_verdict import ERROR, PASS, WARNING, judged
+
 CASE: dict[str, Any] = {"mode": "recorded", "seed": 0}
 
 
@@ -29,9 +31,6 @@ def call(**arguments: Any) -> Any:
 
 WIDE = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64, torch.complex64: torch.complex128}
 WIDE.update({t: torch.float64 for n in dir(torch) if n.startswith("float8") and isinstance(t := getattr(torch, n), torch.dtype)})
-PASS, WARNING, ERROR = "pass", "Warning", "error"
-UNITS = 8.0
-"""How many units of round-off, given its condition, an element may be away from the bench."""
 
 
 def generator(case: dict[str, Any], name: str, seed: int) -> torch.Generator:
@@ -103,6 +102,17 @@ def moved(case: dict[str, Any], tensors: dict[str, torch.Tensor], seed: int) -> 
             tensor = tensor.double() * (1 + signs * (torch.finfo(tensor.dtype).eps / 2))
         found[name] = tensor
     return found
+
+
+def round_off(tensors: dict[str, torch.Tensor]) -> float:
+    """Of the coarsest floating type among the tensors; 0 where there is none."""
+    return max((torch.finfo(t.dtype).eps / 2 for t in tensors.values() if t.is_floating_point() or t.is_complex()), default=0.0)
+
+
+def coarse(case: dict[str, Any], result: Any, unit: float) -> bool:
+    """May intermediate results be rounded to the type of the result: a composite operator, or inputs of a finer type?"""
+    narrow = torch.is_tensor(result) and result.is_floating_point() and 0 < unit < torch.finfo(result.dtype).eps / 2
+    return case["composite"] or narrow
 
 
 def leaves(value: Any) -> list[Any]:
@@ -210,52 +220,6 @@ def recorded_text(found: torch.Tensor, recorded: torch.Tensor | None) -> str:
     return f"{int((values(found) != values(recorded)).sum())} of {found.numel()} differ"
 
 
-def fitted(bench: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The bench's values, flat in float64, with those infinite that do not fit the type."""
-    flat = values(bench)
-    rounded = flat.to(dtype if dtype.is_floating_point else torch.float64).double()
-    return torch.where(rounded.isinf(), rounded, flat)
-
-
-def judged(device: Any, bench: Any, neighbours: list[Any]) -> tuple[str, str, dict[str, float]]:
-    """Status, reason and measures of one result.
-
-    NaN and Inf must be where the bench has them, the bench rounded to the type of the device. Integers and truth values must be equal.
-    A floating point number may be away from the bench by a few units of what rounding makes of it: of the round-off of its type, and of
-    what came out when each input was moved by half a unit in its last place (`moved`).
-    """
-    if not (torch.is_tensor(device) and torch.is_tensor(bench)):
-        same = device == bench or (device != device and bench != bench)
-        return (PASS, "", {}) if same else (ERROR, f"{device!r} where the bench has {bench!r}", {})
-    if device.shape != bench.shape:
-        return ERROR, f"the bench has shape {tuple(bench.shape)}", {}
-    if not (device.is_floating_point() or device.is_complex()):
-        count = int((device.double() != bench.double()).sum())
-        return (ERROR, f"{count} of {device.numel()} elements differ", {}) if count else (PASS, "", {})
-    one, other = values(device), fitted(bench, device.dtype)
-    odd = ~(one.isfinite() & other.isfinite())
-    wrong = odd & ~((one == other) | (one.isnan() & other.isnan()))
-    if bool(wrong.any()):
-        at = int(wrong.nonzero()[0])
-        return ERROR, f"{int(wrong.sum())} elements: {float(one[at])} where the bench has {float(other[at])}", {}
-    error = torch.where(odd, 0.0, (one - other).abs())
-    if not error.numel():
-        return PASS, "", {}
-    info = torch.finfo(device.dtype)
-    size = torch.where(odd, 0.0, other.abs())
-    rounding = info.eps / 2 * size.clamp(min=info.smallest_normal)
-    effect = torch.zeros_like(error)
-    for near in neighbours:
-        if torch.is_tensor(near) and near.shape == bench.shape:
-            effect = torch.maximum(effect, torch.where(odd, 0.0, (values(near) - values(bench)).abs()).nan_to_num(posinf=0.0))
-    units = float((error / (rounding + effect)).max())
-    ulp = error / (info.eps * torch.exp2(size.clamp(min=info.smallest_normal).log2().floor()))
-    relative = error / size.clamp(min=info.smallest_normal)
-    measures = {"max abs": float(error.max()), "max rel": float(relative.max()), "mean ulp": float(ulp.mean()), "max ulp": float(ulp.max())}
-    measures["units"] = units
-    return (ERROR, f"{units:.3g} units of round-off", measures) if units > UNITS else (PASS, "", measures)
-
-
 COLUMNS = ("tensor", "dtype", "shape", "recorded", "max abs", "max rel", "mean ulp", "max ulp", "units", "verdict", "why")
 
 
@@ -278,11 +242,15 @@ def check(
     near = []
     for n in range(2):
         near.append(run(case, call, moved(case, inputs, n), moved(case, incoming, n), cpu, True))
+    unit = round_off(inputs)
     rows = []
     for name, result in found.items():
         if ("backward" if name.startswith("gradient of ") else "forward") not in case["directions"]:
             continue
-        status, why, measures = judged(result, bench.get(name), [other.get(name) for other in near])
+        moves = case["standard"] == "binary_consistency" and not name.startswith("gradient of ")
+        status, why, measures = judged(
+            result, bench.get(name), [other.get(name) for other in near], unit, moves, coarse(case, result, unit)
+        )
         row = {key: f"{value:.3g}" for key, value in measures.items()}
         kind = str(result.dtype).replace("torch.", "") if torch.is_tensor(result) else type(result).__name__
         row.update(tensor=name, dtype=kind, shape=str(tuple(result.shape)) if torch.is_tensor(result) else "", verdict=status, why=why)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any, NamedTuple
@@ -11,7 +12,8 @@ import torch
 
 from msprobe_engine import names
 from msprobe_engine.accuracy.scripts.literals import CannotWrite
-from msprobe_integrations.torch.api_lookup import find
+from msprobe_engine.accuracy.scripts.source import MARK
+from msprobe_integrations.torch.accuracy.resolve import CannotRun, resolve
 
 _SPACES: tuple[tuple[str, Any], ...] = (
     ("torch.nn.functional", torch.nn.functional),
@@ -23,6 +25,7 @@ _SPACES: tuple[tuple[str, Any], ...] = (
     ("torch._C._nn", torch._C._nn),
 )
 """Where scripts find functions, in the order in which they are looked for."""
+_MAIN = 'if __name__ == "__main__":'
 _FORMATS = ("preserve_format", "contiguous_format", "channels_last", "channels_last_3d")
 _LAYOUTS = ("torch.strided", "torch.sparse_coo", "torch.sparse_csr", "torch.jagged")
 
@@ -35,6 +38,15 @@ class Call(NamedTuple):
     imports: tuple[str, ...] = ()
 
 
+def _imported(base: str, function: Any) -> Call:
+    """A registered function by the module that has it."""
+    module, name = getattr(function, "__module__", None) or "", getattr(function, "__qualname__", "")
+    plain = all(part.isidentifier() for part in (*module.split("."), name))
+    if not plain or getattr(sys.modules.get(module), name, None) is not function or module == "__main__":
+        raise CannotWrite(f"{base} is a function that no module has under its name; write its call by hand")
+    return Call(f"{module}.{name}", "", (module,))
+
+
 class TorchDialect:
     """See `msprobe_engine.accuracy.scripts.source.Dialect`."""
 
@@ -42,26 +54,31 @@ class TorchDialect:
     suffix = ".pt"
 
     def function(self, name: names.ApiName) -> Call:
-        """The function of a record; only what `find` knows as an operation on tensors, so a script calls nothing else.
+        """The function of a record: only what the pre-check would run, so a script calls nothing else.
 
         Raises:
-            CannotWrite: it is none, or has no name that a script without this package could use.
+            CannotWrite: it would not, and why; or it has no name that a script without this package could use.
         """
-        function = find(str(name))
-        if function is None:
-            raise CannotWrite(f"{name.prefix}.{name.api} is no function of torch {torch.__version__}, or none that calculates with tensors")
-        if name.prefix == "Tensor":
-            return Call(f"torch.Tensor.{name.api}", name.api)
-        first = {"Functional": 0, "Torch": 1}.get(name.prefix, len(_SPACES))
+        base = f"{name.prefix}.{name.api}"
+        try:
+            functions = resolve(base).functions
+        except CannotRun as error:
+            raise CannotWrite(str(error)) from None
+        if not functions:
+            raise CannotWrite(f"{base} has a formula for the bench here, and no function")
+        kind, _, api = base.partition(".")
+        if kind == "Tensor":
+            return Call(f"torch.Tensor.{api}", api)
+        if kind == "NPU":
+            return Call(f"torch_npu.{api}", "", ("torch_npu",))
+        if kind == "Aten":
+            return Call(f"torch.ops.aten.{api}")
+        plain = api.rpartition(".")[2]
+        first = {"Functional": 0, "Torch": 1}.get(kind, len(_SPACES))
         for expression, space in (*_SPACES[first : first + 1], *_SPACES):
-            if getattr(space, name.api, None) is function:
-                return Call(f"{expression}.{name.api}")
-        for expression, space in (("torch.ops.aten", torch.ops.aten),):
-            if getattr(space, name.api, None) == function:
-                return Call(f"{expression}.{name.api}")
-        raise CannotWrite(
-            f"{name.prefix}.{name.api} is a function that is registered here and has no name in torch; write its call by hand"
-        )
+            if getattr(space, plain, None) is functions[0]:
+                return Call(f"{expression}.{plain}")
+        return _imported(base, functions[0])
 
     def dtype(self, name: str) -> str | None:
         """``torch.float32`` of ``torch.float32`` and of a numpy array's ``Float32``."""
@@ -92,8 +109,10 @@ class TorchDialect:
         return "device" if kind == "torch.device" else None
 
     def support(self) -> str:
-        """Text of the support module."""
-        return files("msprobe_integrations.torch.accuracy").joinpath("script_support.py").read_text("utf-8")
+        """Texts of the support module and of the verdict."""
+        support, verdict = (files(__package__).joinpath(f"script_{part}.py").read_text("utf-8") for part in ("support", "verdict"))
+        head, main, tail = support.partition(_MAIN)
+        return f"{head.rstrip()}\n\n\n{MARK}{verdict.partition(MARK)[2].strip()}\n\n\n{main}{tail}"
 
     def data(self, tensor: Any) -> bytes:
         """A tensor as a ``.pt`` file of its own storage."""

@@ -1,0 +1,208 @@
+"""The verdict of one result in generated operator scripts: `msprobe_engine.accuracy.judge` in torch alone.
+
+Scripts get the text below the line of dashes. The rules and their numbers are those of `judge` and `condition`, which say why they are
+so; tests hold the two together.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The verdict. A right kernel computes in float32 (its own type if that is wider) and rounds its result to its type. What
+# is left of the error when that rounding is taken off is measured in units: of the round-off of the type in which it
+# should compute, times what the operator makes of it (its condition: the bench was run on inputs that were changed a bit).
+
+PASS, WARNING, ERROR = "pass", "Warning", "error"
+UNITS = 16.0
+"""The most units a right kernel has."""
+COARSE_UNITS = 4.0
+"""The same, in round-off of the result's own type, for kernels that round intermediate results to it."""
+BIAS, BIASED = 1.5, 16
+"""Largest mean of all signed errors of a 16 bit type, in its round-off; how many elements a mean needs."""
+NEIGHBOURS, SHARE, JUMP = 4, 0.25, 64.0
+"""A scale is at least this share of the largest one so near; an operator that amplifies a change more jumps there."""
+
+
+def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Values in float64 (complex128), rounded once to what the type can hold; too large ones are infinite."""
+    if values.is_complex():
+        return torch.complex(rounded(values.real, dtype), rounded(values.imag, dtype))
+    info = torch.finfo(dtype)
+    if info.bits == 64:
+        return values
+    exponent = (torch.frexp(values)[1] - 1).clamp(min=round(math.log2(info.smallest_normal)))
+    unit = torch.ldexp(torch.full_like(values, info.eps), exponent)
+    found = torch.where(values.isfinite(), (values / unit).round() * unit, values)
+    return torch.where(found.abs() > info.max, found.sign() * math.inf, found)
+
+
+def judged(
+    device: Any, bench: Any, near: list[Any], unit: float, moves: bool = False, coarse: bool = False
+) -> tuple[str, str, dict[str, float]]:
+    """Status, reason and measures of one result.
+
+    Args:
+        device, bench: the results of both sides, on the CPU.
+        near: results of the bench on changed inputs.
+        unit: round-off of the inputs, which is how much they were changed; 0: none of them is a floating point number.
+        moves: the operator only moves values: the result must be the bench's, rounded.
+        coarse: it may round intermediate results to its own type.
+    """
+    if not (torch.is_tensor(device) and torch.is_tensor(bench)):
+        same = device == bench or (device != device and bench != bench)
+        same = same or (isinstance(bench, float) and isinstance(device, float) and abs(device - bench) <= UNITS * 2.0**-24 * abs(bench))
+        return (PASS, "", {}) if same else (ERROR, f"{device!r}, the bench has {bench!r}", {})
+    if device.shape != bench.shape:
+        return ERROR, f"the bench's result has the shape {tuple(bench.shape)}", {}
+    if family(device) != family(bench):
+        return ERROR, f"the bench's result is of type {bench.dtype}", {}
+    if not device.numel():
+        return PASS, "", {}
+    near = [other.reshape(-1) for other in near if torch.is_tensor(other) and other.shape == bench.shape]
+    if family(device) in ("integer", "bool"):
+        return (*exact(bench.reshape(-1), device.reshape(-1), near), {})
+    unit = unit or torch.finfo(device.dtype).eps / 2
+    wide = torch.complex128 if bench.is_complex() else torch.float64
+    b, d = bench.reshape(-1).to(wide), device.reshape(-1).to(wide)
+    near = [other.to(wide) for other in near]
+    finite, status, message = nonfinite(b, d, device.dtype, near)
+    measures = differences(b, d, finite, device.dtype)
+    if status == ERROR:
+        return ERROR, message, measures
+    if moves:
+        held = rounded(b, device.dtype)
+        different = finite & (held != d)
+        if bool(different.any()) and not explained(different, [rounded(other, device.dtype) for other in near], held, d):
+            return ERROR, f"{int(different.sum())} of {d.numel()} elements differ; this API moves values, and changes none", measures
+        return status, message, measures
+    units, bias, at = measured(b, d, near, unit, finite, device.dtype)
+    measures["units"] = units
+    found, text = by_condition(units, bias, at, device.dtype, coarse)
+    return max(status, found, key=(PASS, WARNING, ERROR).index), message or text, measures
+
+
+def family(tensor: torch.Tensor) -> str:
+    """``bool``, ``integer``, ``float`` or ``complex``."""
+    if tensor.dtype == torch.bool:
+        return "bool"
+    return "complex" if tensor.is_complex() else "float" if tensor.is_floating_point() else "integer"
+
+
+def exact(bench: torch.Tensor, device: torch.Tensor, near: list[torch.Tensor]) -> tuple[str, str]:
+    """Integers and truth values are equal, but where round-off of the inputs decides which they are (ties, steps)."""
+    different = bench != device
+    count = int(different.sum())
+    if not count or explained(different, near, bench, device):
+        return PASS, f"{count} elements differ, where round-off of the inputs decides" if count else ""
+    return ERROR, f"{count} of {device.numel()} elements differ, the first at {int(different.nonzero()[0])}"
+
+
+def explained(different: torch.Tensor, near: list[torch.Tensor], bench: torch.Tensor, device: torch.Tensor) -> bool:
+    """Is there a difference only where changed inputs make one, too?"""
+    if not near:
+        return False
+    moves, hits = torch.zeros_like(different), torch.zeros_like(different)
+    for other in near:
+        moves, hits = moves | (other != bench), hits | (other == device)
+    known, unknown = int((different & moves).sum()), int((different & ~moves).sum())
+    return unknown <= known and bool((different & hits).any())
+
+
+def nonfinite(b: torch.Tensor, d: torch.Tensor, dtype: torch.dtype, near: list[torch.Tensor]) -> tuple[torch.Tensor, str, str]:
+    """Elements that are finite on both sides; status and message: the others agree, as far as the type can hold the bench's value."""
+    info = torch.finfo(dtype)
+    held = rounded(b, dtype)
+    finite = held.isfinite() & d.isfinite()
+    if bool(finite.all()):
+        return finite, PASS, ""
+    same = (held == d) | (held.isnan() & d.isnan())
+    size = torch.maximum(b.real.abs(), b.imag.abs()) if b.is_complex() else b.abs()
+    moved = torch.zeros_like(size)
+    for other in near:
+        moved = torch.maximum(moved, torch.where(other.isfinite(), (other - b).abs(), 0.0).nan_to_num(nan=0.0))
+    border = b.isfinite() & (size * (1 + 2 * info.eps) + COARSE_UNITS * moved >= info.max)
+    if str(dtype).endswith(("fn", "fnuz")):  # no infinity: NaN or the largest value takes its place
+        same |= (size > info.max) & ~b.isnan() & (d.isnan() | (d.abs() == info.max))
+    if b.is_complex():
+        same |= ~b.isfinite() & ~d.isfinite()
+    same |= border & (d.isinf() | (d.abs() >= info.max * (1 - 4 * info.eps))) & (signs(d) == signs(b))
+    wrong = ~finite & ~same
+    if not bool(wrong.any()):
+        return finite, PASS, ""
+    unstable = torch.zeros_like(wrong)
+    for other in near:
+        unstable |= other.isfinite() != b.isfinite()
+    at = int(wrong.nonzero()[0])
+    text = f"NaN and Inf: {int(wrong.sum())} elements disagree, the first at {at}: bench {b[at].item():.6g}, device {d[at].item():.6g}"
+    return finite, ERROR if bool((wrong & ~unstable).any()) else WARNING, text
+
+
+def signs(values: torch.Tensor) -> torch.Tensor:
+    """-1, 0 or 1, of complex numbers that of the real part."""
+    return (values.real if values.is_complex() else values).sign()
+
+
+def differences(b: torch.Tensor, d: torch.Tensor, finite: torch.Tensor, dtype: torch.dtype) -> dict[str, float]:
+    """Largest absolute and relative error and error in units in the last place (ULP), of finite elements."""
+    info = torch.finfo(dtype)
+    error = torch.where(finite, (d - b).abs(), 0.0)
+    size = torch.where(finite, b.abs(), 0.0).clamp(min=info.smallest_normal)
+    ulp = error / (info.eps * torch.exp2(size.log2().floor()))
+    return {
+        "max abs": float(error.max()),
+        "max rel": float((error / size).max()),
+        "mean ulp": float(ulp.mean()),
+        "max ulp": float(ulp.max()),
+    }
+
+
+def inner(dtype: torch.dtype) -> float:
+    """Round-off of the type in which a kernel with such results should compute."""
+    return min(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps) / 2
+
+
+def measured(
+    b: torch.Tensor, d: torch.Tensor, near: list[torch.Tensor], unit: float, looked: torch.Tensor, dtype: torch.dtype
+) -> tuple[float, float, int]:
+    """Largest units of an element, mean of the signed errors, and where the largest is."""
+    info = torch.finfo(dtype)
+    off, tiny = info.eps / 2, info.smallest_normal
+    size = torch.where(looked, b.abs(), 0.0)
+    error = torch.where(looked, (d - b).abs(), 0.0)
+    moved = torch.zeros_like(size)
+    for other in near:
+        usable = looked & other.isfinite()
+        step = torch.where(usable, (other - b).abs(), 0.0)
+        jumps = usable & (step > JUMP * unit * torch.maximum(size, other.abs()))
+        error = torch.where(jumps, torch.minimum(error, ((d - other).abs() - off * other.abs()).clamp(min=0.0)), error)
+        moved = torch.maximum(moved, step)
+    floor = tiny * info.eps + torch.where(size < tiny, tiny if math.log2(tiny) < -100 else 0.0, 0.0)
+    excess = (error - off * size - floor).clamp(min=0.0)
+    scale = inner(dtype) * size + moved * (inner(dtype) / unit)
+    best = scale.clone()
+    for shift in range(1, min(NEIGHBOURS, scale.numel() - 1) + 1):
+        best[shift:] = torch.maximum(best[shift:], scale[:-shift])
+        best[:-shift] = torch.maximum(best[:-shift], scale[shift:])
+    units = torch.where(excess > 0, excess / torch.maximum(scale, SHARE * best), 0.0)
+    at = int(units.argmax())
+    used = looked & (b.abs() >= tiny)
+    if inner(dtype) == off or b.is_complex() or int(used.sum()) < BIASED:
+        return float(units[at]), 0.0, at
+    signed = (d - b) * b.sign() / (off * b.abs() + moved * (off / unit))
+    return float(units[at]), float(signed[used].mean()), at
+
+
+def by_condition(units: float, bias: float, at: int, dtype: torch.dtype, coarse: bool) -> tuple[str, str]:
+    """Status and reason."""
+    ratio = torch.finfo(dtype).eps / 2 / inner(dtype)
+    if abs(bias) > BIAS:
+        return ERROR, f"all results are too {'large' if bias > 0 else 'small'}: mean error {abs(bias):.3g} units of {dtype}"
+    if units <= UNITS:
+        return PASS, ""
+    if units <= COARSE_UNITS * ratio:
+        return (PASS, "") if coarse else (WARNING, f"{units:.3g} units at {at}, as of intermediate results in {dtype}")
+    return ERROR, f"{units:.3g} units of round-off at {at}; {COARSE_UNITS * ratio if ratio > 1 else UNITS:g} are allowed"
