@@ -2,48 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+import contextlib
+import errno
+import select
+import socket
+import threading
+import time
 
-from msprobe_engine.accuracy.online.events import Counts, OnEvent, Peer
+from msprobe_engine.accuracy.online.addresses import check_plain
+from msprobe_engine.accuracy.online.budget import Budget
+from msprobe_engine.accuracy.online.channel import Waker
+from msprobe_engine.accuracy.online.connection import Connection
+from msprobe_engine.accuracy.online.events import (
+    CONNECTED,
+    DISCONNECTED,
+    EXPIRING,
+    FAULT,
+    FINISHED,
+    GONE,
+    RECONNECTED,
+    REFUSED,
+    Event,
+    OnEvent,
+    Peer,
+)
 from msprobe_engine.accuracy.online.options import Address, ServerOptions
+from msprobe_engine.accuracy.online.outbox import tell
+from msprobe_engine.accuracy.online.session import Handler, Last, Session, SessionState
+from msprobe_engine.accuracy.online.tls import SERVER, Credentials, explain
+from msprobe_engine.errors import ProbeError, SettingsError, TransportError
 
-Handler = Callable[[Peer, Mapping[str, Any], memoryview], None]
-"""Called with the client, the header and the payload (whose memory is used again after the call), for one client one message at a time
-and in order, for several clients from several threads at once. When it returns the message is safe and is acknowledged.
+__all__ = ["Handler", "Last", "Server", "SessionState"]
 
-Raises:
-    OSError: not now (disk full, ...): the connection is closed and the message comes again.
-    ProbeError, ValueError, ...: the message cannot be used: it is refused, counted on both sides, and not sent again.
-"""
-Last = Callable[[Peer], int]
-"""Number of the last message of this session that is safe, 0 for none. A server that was killed asks its handler's owner so, and messages
-that were safe but not acknowledged are not handed over twice."""
-
-
-@dataclass(frozen=True)
-class SessionState:
-    """One client as the server knows it.
-
-    Attributes:
-        peer: who.
-        connected: there is a connection now.
-        received: messages handed over with success; `bytes` of headers and payloads.
-        refused: messages the handler did not want.
-        missing: numbers that never came.
-        seconds: since the last sign of life.
-        final: the client's own counts, once it has said that this was all; None before.
-    """
-
-    peer: Peer
-    connected: bool
-    received: int
-    bytes: int
-    refused: int
-    missing: int
-    seconds: float
-    final: Counts | None
+_TICK_SECONDS = 0.5
+_AGAIN_SECONDS = 60.0
+_MOST_REASONS = 1000
 
 
 class Server:
@@ -62,17 +55,227 @@ class Server:
     """
 
     def __init__(self, address: Address, handler: Handler, options: ServerOptions, on_event: OnEvent, last: Last | None = None) -> None:
-        raise NotImplementedError
-
-    @property
-    def port(self) -> int:
+        check_plain(address.host, options.tls is not None, options.plain, "to listen on")
+        self.options = options
+        self.credentials = Credentials(options.tls, SERVER) if options.tls is not None else None
+        self.budget = Budget(options.memory_bytes)
+        self._handler = handler
+        self._on_event = on_event
+        self._last = last
+        self._lock = threading.Lock()
+        self._sessions: dict[str, Session] = {}
+        self._newcomers: dict[Connection, None] = {}
+        self._connections: set[Connection] = set()
+        self._refusals: dict[tuple[str, str], tuple[float, int]] = {}
+        self._stop = threading.Event()
+        self._waker = Waker()
+        for warning in self.credentials.warnings() if self.credentials is not None else ():
+            tell(on_event, Event(EXPIRING, warning, bad=True))
+        self._listener = _listen(address)
+        self.port: int = self._listener.getsockname()[1]
         """The port in use."""
-        raise NotImplementedError
+        self._thread = threading.Thread(target=self._accept, name="msprobe-online-server", daemon=True)
+        self._thread.start()
 
     def sessions(self) -> list[SessionState]:
         """All clients that were ever connected, in the order in which they came."""
-        raise NotImplementedError
+        with self._lock:
+            sessions = list(self._sessions.values())
+        return [session.state() for session in sessions]
 
     def close(self, timeout: float = 10.0) -> None:
         """Stop listening, let handlers finish what they are at (for at most `timeout` seconds), acknowledge it, and hang up."""
-        raise NotImplementedError
+        if self._stop.is_set():
+            return
+        self._stop.set()
+        self._waker.wake()
+        self._thread.join(timeout)
+        self._listener.close()
+        deadline = time.monotonic() + timeout
+        with self._lock:
+            sessions, connections = list(self._sessions.values()), list(self._connections)
+        for session in sessions:
+            session.stop(max(0.0, deadline - time.monotonic()))
+        for connection in connections:
+            connection.cut("the server ends")
+        for connection in connections:
+            connection.join(max(0.1, deadline + 1.0 - time.monotonic()))
+        self._waker.close()
+
+    # for connections
+
+    def enter(self, connection: Connection, peer: Peer) -> Session:
+        """A client has said who it is.
+
+        Raises:
+            TransportError: it may not come in now.
+        """
+        with self._lock:
+            known = self._sessions.get(peer.session)
+        safe = self._last(peer) if known is None and self._last is not None else 0
+        with self._lock:
+            for other in self._sessions.values():
+                if other.peer.rank == peer.rank and other.peer.session != peer.session and other.connection is not None:
+                    raise TransportError(
+                        f"rank {peer.rank} is connected from {other.peer.address} already; two trainings, or two processes of one, have "
+                        "the same rank (if the other one is dead, its place is free soon)"
+                    )
+            session = self._sessions.get(peer.session)
+            if session is not None and session.peer.rank != peer.rank:
+                raise TransportError(f"this session belongs to rank {session.peer.rank}, not to rank {peer.rank}")
+            if session is not None and session.peer.name != peer.name:
+                raise TransportError(f"this session belongs to '{session.peer.name}', not to '{peer.name}'")
+            again = session is not None
+            if session is None:
+                session = Session(peer, safe, self._handler, self._on_event, self.budget, self.options.read_ahead)
+                self._sessions[peer.session] = session
+            earlier, session.connection = session.connection, connection
+            session.peer = peer
+            session.seen = time.monotonic()
+            self._newcomers.pop(connection, None)
+        if earlier is not None:
+            earlier.cut("the same client has connected anew")
+            earlier.join(1.0)  # so that two threads do not put messages into one session
+        name = f", certificate of '{peer.name}'" if peer.name else ""
+        kind, word = (RECONNECTED, "is connected again") if again else (CONNECTED, "is connected")
+        tell(self._on_event, Event(kind, f"rank {peer.rank} ({peer.address}{name}) {word}", peer=peer))
+        return session
+
+    def left(self, connection: Connection, session: Session | None, problem: BaseException | None) -> None:
+        """A connection is over."""
+        with self._lock:
+            self._connections.discard(connection)
+            self._newcomers.pop(connection, None)
+            mine = session is not None and session.connection is connection
+            if session is not None and mine:
+                session.connection = None
+                session.seen = time.monotonic()
+        if session is None:
+            if problem is not None and not self._stop.is_set():
+                self._refused(connection, problem)
+        elif mine and not self._stop.is_set():
+            who = f"rank {session.peer.rank} ({session.peer.address})"
+            if session.final is not None:
+                self._finished(session, who)
+            else:
+                why = explain(problem, SERVER) if problem is not None else "it hung up"
+                said = f"{who} is disconnected: {why}; it may come back, nothing is lost so far"
+                tell(self._on_event, Event(DISCONNECTED, said, bad=True, peer=session.peer))
+
+    def _finished(self, session: Session, who: str) -> None:
+        state, final = session.state(), session.final
+        assert final is not None
+        given_up = final.dropped + final.lost
+        said = f"{who} has ended: {state.received} messages, {state.refused} refused, {state.missing} missing, {given_up} given up by it"
+        tell(self._on_event, Event(FINISHED, said, bad=bool(state.refused or state.missing or given_up), peer=session.peer))
+
+    def _refused(self, connection: Connection, problem: BaseException) -> None:
+        """Somebody did not get in. The same from the same host is said once a minute."""
+        reason = explain(problem, SERVER)
+        key = connection.address.rpartition(":")[0], reason
+        now = time.monotonic()
+        with self._lock:
+            before, count = self._refusals.get(key, (-_AGAIN_SECONDS, 0))
+            quiet = now - before < _AGAIN_SECONDS
+            if len(self._refusals) >= _MOST_REASONS:
+                self._refusals.clear()
+            self._refusals[key] = (before, count + 1) if quiet else (now, 0)
+        if not quiet:
+            more = f" ({count} more times since it was last said)" if count else ""
+            tell(self._on_event, Event(REFUSED, f"{connection.address} was refused: {reason}{more}", bad=True))
+
+    # the thread that listens
+
+    def _accept(self) -> None:
+        poller = select.poll()
+        poller.register(self._listener, select.POLLIN)
+        poller.register(self._waker, select.POLLIN)
+        ticked = time.monotonic()
+        while not self._stop.is_set():
+            poller.poll(_TICK_SECONDS * 1000)
+            try:
+                accepted, address = self._listener.accept()
+            except BlockingIOError:
+                pass
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    self._stop.wait(0.2)  # it stays in the queue of the kernel, and poll would say so at once
+            else:
+                self._come(accepted, address)
+            if time.monotonic() - ticked >= _TICK_SECONDS:
+                ticked = time.monotonic()
+                self._tick()
+
+    def _come(self, accepted: socket.socket, address: tuple[str, int]) -> None:
+        """A new connection: nobody yet."""
+        where = str(Address(address[0], address[1]))
+        evicted = None
+        try:
+            connection = Connection(self, accepted, where)
+        except OSError:
+            accepted.close()
+            return
+        with self._lock:
+            if len(self._newcomers) >= self.options.newcomers:
+                evicted = next(iter(self._newcomers))
+            full = len(self._connections) >= self.options.clients
+            if not full:
+                self._newcomers[connection] = None
+                self._connections.add(connection)
+        if evicted is not None:
+            evicted.cut("too many connections have not said who they are")
+        if full:
+            connection.cut(f"{self.options.clients} connections are open, more are not allowed")
+        try:
+            connection.start()
+        except RuntimeError:  # no more threads
+            accepted.close()
+            self.left(connection, None, TransportError("no more threads can be started"))
+
+    def _tick(self) -> None:
+        with self._lock:
+            sessions, connections = list(self._sessions.values()), list(self._connections)
+        now = time.monotonic()
+        for session in sessions:
+            away = session.connection is None and session.final is None and now - session.seen > self.options.silence
+            if away and not session.gone_told:
+                session.gone_told = True
+                said = f"rank {session.peer.rank} ({session.peer.address}) has been away for {self.options.silence:g} s without a last word"
+                tell(self._on_event, Event(GONE, said, bad=True, peer=session.peer))
+        if self.credentials is not None and self.credentials.changed():
+            with contextlib.suppress(ProbeError):
+                self.credentials.context()
+                for connection in connections:  # what was revoked may not stay either
+                    connection.cut("certificates have changed, connect again")
+                return
+            self._once(FAULT, "the files of tls_path have changed and cannot be used; nobody new is let in")
+
+    def _once(self, kind: str, message: str) -> None:
+        with self._lock:
+            known = (kind, message) in self._refusals
+            self._refusals[(kind, message)] = (time.monotonic(), 0)
+        if not known:
+            tell(self._on_event, Event(kind, message, bad=True))
+
+
+def _listen(address: Address) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise SettingsError(f"host {address.host}: is no address ({error}); give a host name or an IP address of this machine") from None
+    family, kind, protocol, _, where = found[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(where)
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        hint = {
+            errno.EADDRINUSE: "another program (an earlier server?) holds the port: end it or take another one on both hosts",
+            errno.EADDRNOTAVAIL: "this machine has no such address: give one of its own",
+            errno.EACCES: "ports below 1024 are for root: take a higher one",
+        }.get(error.errno or 0, "give an address and a port of this machine")
+        raise TransportError(f"cannot listen on {address}: {error.strerror}; {hint}") from None
+    listener.setblocking(False)
+    return listener

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from msprobe_engine.accuracy.online.client import Buffer
 from msprobe_engine.accuracy.online.events import Counts, OnEvent
 from msprobe_engine.accuracy.online.options import ClientOptions, ServerOptions
-from msprobe_engine.accuracy.online.server import Handler, Last, SessionState
+from msprobe_engine.accuracy.online.outbox import Buffer
+from msprobe_engine.accuracy.online.session import Handler, Last, SessionState
 
 
 class DirectoryClient:

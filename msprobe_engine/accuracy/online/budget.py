@@ -1,0 +1,78 @@
+"""Memory for messages on their way in: taken before it is used, first come first served."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+import numpy as np
+
+from msprobe_engine.accuracy.online.channel import Waker
+
+_KEPT = 64 << 20
+
+
+class Budget:
+    """So many bytes for all connections together; one message alone may be larger."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._used = 0
+        self._lock = threading.Lock()
+        self._waiting: deque[Waker] = deque()
+
+    @property
+    def used(self) -> int:
+        """Bytes taken now."""
+        return self._used
+
+    def take(self, size: int, waker: Waker) -> bool:
+        """Take `size` bytes; False: not now, `waker` is woken when it is worth another try."""
+        with self._lock:
+            first = not self._waiting or self._waiting[0] is waker
+            if first and (self._used + size <= self._limit or self._used == 0):
+                if self._waiting:
+                    self._waiting.popleft()
+                self._used += size
+                return True
+            if waker not in self._waiting:
+                self._waiting.append(waker)
+            return False
+
+    def release(self, size: int) -> None:
+        """Give back what `take` took."""
+        with self._lock:
+            self._used -= size
+            first = self._waiting[0] if self._waiting else None
+        if first is not None:
+            first.wake()
+
+    def leave(self, waker: Waker) -> None:
+        """This one waits no more."""
+        with self._lock:
+            if waker in self._waiting:
+                self._waiting.remove(waker)
+            first = self._waiting[0] if self._waiting else None
+        if first is not None:
+            first.wake()
+
+
+class Memory:
+    """Buffers of one connection, used again because memory that is new costs more than what is put into it."""
+
+    def __init__(self) -> None:
+        self._free: deque[memoryview] = deque(maxlen=2)
+
+    def get(self, size: int) -> tuple[memoryview, memoryview]:
+        """A view of `size` bytes, and what to give back with `put`."""
+        for _ in range(len(self._free)):
+            whole = self._free.popleft()
+            if len(whole) >= size:
+                return whole[:size], whole
+        whole = np.empty(max(size, 4096), np.uint8).data
+        return whole[:size], whole
+
+    def put(self, whole: memoryview) -> None:
+        """Nobody looks at it any more."""
+        if len(whole) <= _KEPT:
+            self._free.append(whole)

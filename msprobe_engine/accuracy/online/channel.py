@@ -1,0 +1,211 @@
+"""A socket, with or without TLS, that never blocks; one thread sends, receives and waits on it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import ssl
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from msprobe_engine.errors import TransportError
+
+_CHUNK = 1 << 20
+_JOIN = 16 << 10
+_BLOCK = 128 << 10
+CLOSED = -1
+"""`Channel.receive` at the end of the stream."""
+
+
+class Waker:
+    """Wakes a thread that waits in `Channel.wait`; calls between two waits are one."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._set = False
+
+    def fileno(self) -> int:
+        """What to wait for."""
+        return self._read
+
+    def wake(self) -> None:
+        """Let the waiting thread go on, now or as soon as it waits."""
+        if not self._set:
+            self._set = True
+            with contextlib.suppress(OSError):  # full means awake; closed means that nobody waits any more
+                os.write(self._write, b"x")
+
+    def clear(self) -> None:
+        """Before looking at what one was woken for."""
+        if self._set:
+            with contextlib.suppress(OSError):
+                os.read(self._read, 64)
+            self._set = False  # last: who wakes before this line has already put down what there is to see
+
+    def close(self) -> None:
+        """Give the descriptors back; the waiting thread has ended."""
+        self._set = True
+        os.close(self._read)
+        os.close(self._write)
+
+
+class Channel:
+    """See the module.
+
+    Args:
+        connection: connected; becomes non-blocking.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        with contextlib.suppress(OSError):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = connection
+        self._out: list[memoryview] = []
+        self._next = 0
+        self._want_write = False
+        self._want_read = False
+
+    @property
+    def certificate_name(self) -> str:
+        """Common name of the other end's certificate; "" without TLS."""
+        found: Any = self._socket.getpeercert() if isinstance(self._socket, ssl.SSLSocket) else None
+        names = [value for part in (found or {}).get("subject", ()) for key, value in part if key == "commonName"]
+        return str(names[-1]) if names else ""
+
+    @property
+    def encrypted(self) -> bool:
+        """Is there TLS?"""
+        return isinstance(self._socket, ssl.SSLSocket)
+
+    def start_tls(self, context: ssl.SSLContext, deadline: float, *, server_side: bool, host: str | None = None) -> None:
+        """Shake hands.
+
+        Args:
+            deadline: `time.monotonic` of the latest end.
+            host: the name that the server's certificate must have, where the context checks it.
+
+        Raises:
+            ssl.SSLError, OSError: it fails.
+            TransportError: it takes too long.
+        """
+        wrapped = context.wrap_socket(self._socket, server_side=server_side, server_hostname=host, do_handshake_on_connect=False)
+        self._socket = wrapped
+        while True:
+            try:
+                wrapped.do_handshake()
+                return
+            except ssl.SSLWantReadError:
+                read, write = True, False
+            except ssl.SSLWantWriteError:
+                read, write = False, True
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TransportError("the TLS handshake was not over in time")
+            self._poll(read, write, left, None)
+
+    def put(self, buffers: Iterable[bytes | memoryview]) -> None:
+        """Queue bytes to be sent; small pieces are joined. They must not change until `pending` is 0."""
+        small: list[memoryview] = []
+        size = 0
+        for buffer in buffers:
+            view = memoryview(buffer)
+            if len(view) <= _JOIN and size < _BLOCK:
+                small.append(view)
+                size += len(view)
+                continue
+            if small:
+                self._out.append(memoryview(b"".join(small)))
+                small, size = [], 0
+            if len(view) <= _JOIN:
+                small, size = [view], len(view)
+            else:
+                self._out.append(view)
+        if small:
+            self._out.append(memoryview(b"".join(small)))
+
+    @property
+    def pending(self) -> int:
+        """Pieces that are not sent yet."""
+        return len(self._out) - self._next
+
+    def flush(self) -> int:
+        """Send what can be sent now; returns how many bytes.
+
+        Raises:
+            OSError, ssl.SSLError: the connection is broken.
+        """
+        sent = 0
+        self._want_read = False
+        while self._next < len(self._out):
+            view = self._out[self._next]
+            try:
+                count = self._socket.send(view[:_CHUNK])
+            except (BlockingIOError, ssl.SSLWantWriteError):
+                break
+            except ssl.SSLWantReadError:
+                self._want_read = True
+                break
+            sent += count
+            if count == len(view):
+                self._next += 1
+            else:
+                self._out[self._next] = view[count:]
+        else:
+            self._out.clear()
+            self._next = 0
+        return sent
+
+    def receive(self, target: memoryview) -> int:
+        """Bytes put into `target`: 0 when nothing is there now, `CLOSED` at the end.
+
+        Raises:
+            OSError, ssl.SSLError: the connection is broken.
+        """
+        self._want_write = False
+        try:
+            return self._socket.recv_into(target) or CLOSED
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return 0
+        except ssl.SSLWantWriteError:
+            self._want_write = True
+            return 0
+
+    def wait(self, timeout: float, waker: Waker | None = None, *, read: bool = True) -> None:
+        """Return when there is something to receive (with `read`), when what is pending can be sent, when woken, or after `timeout`.
+
+        Raises:
+            ConnectionResetError: the other end has gone, and nobody reads what would say so.
+        """
+        if read and isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
+            return
+        write = (bool(self.pending) and not self._want_read) or self._want_write
+        self._poll(read or self._want_read, write, timeout, waker)
+
+    def _poll(self, read: bool, write: bool, timeout: float, waker: Waker | None) -> None:
+        poller = select.poll()
+        poller.register(self._socket, (select.POLLIN if read else 0) | (select.POLLOUT if write else 0))
+        if waker is not None:
+            poller.register(waker, select.POLLIN)
+        for descriptor, found in poller.poll(max(timeout, 0) * 1000):
+            if not read and found & (select.POLLERR | select.POLLHUP) and descriptor == self._socket.fileno():
+                raise ConnectionResetError("the other end has gone")  # said at once on every further look, so do not look
+
+    def drain(self, linger: float) -> None:
+        """Hang up. With `linger`, what is pending is sent first and what still comes is read, for so many seconds at most: closing a
+        socket with unread data would reset the connection, and the other end would never see what was sent last."""
+        end = time.monotonic() + linger
+        scrap = memoryview(bytearray(1 << 16))
+        with contextlib.suppress(OSError, ValueError):  # ValueError: poll of a closed socket
+            while self.pending and time.monotonic() < end:
+                self.flush()
+                self.wait(end - time.monotonic(), read=False)
+            if linger:
+                self._socket.shutdown(socket.SHUT_WR)
+            while time.monotonic() < end and self.receive(scrap) != CLOSED:
+                self.wait(end - time.monotonic())
+        with contextlib.suppress(OSError):
+            self._socket.close()
