@@ -13,12 +13,13 @@ import numpy as np
 from msprobe_engine.dump import layout
 from msprobe_engine.dump import text as _text
 from msprobe_engine.dump.stepfiles import Saved
-from msprobe_engine.dump.template import Layout, LayoutCache, Options
+from msprobe_engine.dump.template import Flags, Layout, LayoutCache, Options
 from msprobe_engine.dump.text import Float64, Int32
-from msprobe_engine.records import Frame
-from msprobe_engine.rows import Rows
+from msprobe_engine.records import Entry, Frame
+from msprobe_engine.rows import WORDS, Rows
 
 Parts = list[bytes | memoryview]
+_NO_ROWS: Rows = np.zeros((0, WORDS), np.float64)
 
 
 class Prepared(NamedTuple):
@@ -99,6 +100,17 @@ class StepText:
         if known is None or known[0] is not frame.parallel:
             known = self._parallel_text = (frame.parallel, f',\n "parallel": {json.dumps(frame.parallel)}')
         return known[1]
+
+    def record(self, entry: Entry, rows: Flags) -> bytes:
+        """One record as a member of ``data``, before its statistics are known: they are null. Empty when it is left out.
+
+        Args:
+            rows: [n] bool, which rows are saved; the last one False.
+        """
+        with self._lock:
+            made = self._cache.entry(entry, rows)
+        template = _text.Template(made.text.encode("ascii"), made.ops)
+        return _text.render(template, np.full(len(made.slots), -1, np.int32), _NO_ROWS, np.array(made.floats, np.float64))
 
     def documents(self, ready: Prepared, extra_info: bool = True) -> list[tuple[str, Parts]]:
         """File names with their contents, dump.json (debug.json) last.

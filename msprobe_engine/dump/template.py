@@ -148,7 +148,7 @@ class LayoutCache:
         floats: list[float] = []
         saved: list[bool] = []
         for entry in entries:
-            piece = self._entry(entry, rows) if not lost else entry_text(entry, self._options, rows, lost)
+            piece = self.entry(entry, rows) if not lost else entry_text(entry, self._options, rows, lost)
             if piece.text:
                 if entry.name in pieces:
                     _log.warning("record '%s' was seen twice in one step; the dump keeps the later one", entry.name)
@@ -177,7 +177,8 @@ class LayoutCache:
         layout = Layout(entries, template, len(slots), len(floats), construct, micro_steps, flags)
         return layout, np.array(slots, np.int32), np.array(floats, np.float64)
 
-    def _entry(self, entry: Entry, rows: Flags | None) -> EntryText:
+    def entry(self, entry: Entry, rows: Flags | None) -> EntryText:
+        """The text of one entry; `rows`: see `find`."""
         known = self._entries.get(entry.name)
         if known is not None:
             slots, floats = np.empty(len(known.slots), np.int32), np.empty(len(known.floats), np.float64)

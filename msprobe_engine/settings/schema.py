@@ -78,8 +78,9 @@ class OnlineSettings:
     tls_path: str | None = _rule(
         None, "directory with client.key, client.crt, ca.crt, crl.pem; absent: './', on loopback no TLS; empty: no TLS, see plain_tcp"
     )
+    tls_check_host: bool = _rule(True, "the certificate of the benchmark host must name it as host does")
     plain_tcp: bool = _rule(False, "another host without TLS is meant: whoever is in the network can read and change what is sent")
-    recompute: bool = _rule(False, "the training recomputes activations: calls in backward passes, and gradients, are not sent")
+    recompute: bool = _rule(False, "the training recomputes activations: gradients are not sent")
     policy: str = _rule(
         "block",
         "when the benchmark is slower: block, the training waits; drop, what does not fit is counted and not checked",

@@ -1,0 +1,1 @@
+"""Online pre-check, the side of the training."""
