@@ -55,6 +55,10 @@ class Dialect(Protocol):
         """
         ...
 
+    def refused(self, name: names.ApiName, record: Mapping[str, Any]) -> str | None:
+        """Why a call is not worth a script though its function is known (it draws random numbers); None when it is."""
+        ...
+
     def dtype(self, name: str) -> str | None:
         """Source of a type by its name in a dump (``torch.float32``, ``Float32``); None: there is no such type."""
         ...
@@ -145,6 +149,9 @@ def script(call: Recorded, dialect: Dialect, options: Options, stem: str, saved:
     if not all(part.isascii() and part.isidentifier() for part in (*call.name.prefix.split("."), call.name.api)):
         raise CannotWrite("its name is none that a function can have; the record is damaged")
     function = dialect.function(call.name)
+    reason = dialect.refused(call.name, call.forward)
+    if reason is not None:
+        raise CannotWrite(reason)
     arguments = Arguments(dialect.dtype, dialect.raises, dialect.special)
     index = frozenset((1,)) if call.name.api in _INDEXED else frozenset[int]()
     positional = arguments.positional(call.forward.get("input_args") or [], index)
@@ -159,7 +166,8 @@ def script(call: Recorded, dialect: Dialect, options: Options, stem: str, saved:
     wanted = [name for name, spec in arguments.tensors.items() if spec.requires_grad and dialect.differentiable(spec.dtype)]
     if backward is not None and wanted:
         parts["incoming"] = _leaves(arguments, backward.get("input"), "gradient of output.{}")
-        parts["gradients"] = _gradients(arguments, backward.get("output"), wanted)
+        # of a gradient that came in and was not recorded nothing can be told: ones come in, and what was recorded is left out
+        parts["gradients"] = _gradients(arguments, backward.get("output"), wanted) if parts["incoming"] else {}
     elif options.direction == BACKWARD:
         raise CannotWrite("no input of it has a gradient; choose the direction forward")
     directions = DIRECTIONS[options.direction] if "gradients" in parts else (FORWARD,)

@@ -80,6 +80,18 @@ class TorchDialect:
                 return Call(f"{expression}.{plain}")
         return _imported(base, functions[0])
 
+    def refused(self, name: names.ApiName, record: Mapping[str, Any]) -> str | None:
+        """Dropout that drops something."""
+        args, kwargs = record.get("input_args"), record.get("input_kwargs")
+        named = dict(kwargs) if isinstance(kwargs, Mapping) else {}
+        if "dropout" in name.api and isinstance(args, list):
+            named = dict(zip(("input", "p", "training"), args)) | named
+        share, training = (item.get("value") if isinstance(item := named.get(key), Mapping) else None for key in ("p", "training"))
+        given = named.get("dropout_p")
+        share = given.get("value") if isinstance(given, Mapping) else share
+        drops = ("dropout" in name.api or given is not None) and share not in (0, 0.0) and training is not False
+        return "draws random numbers: no two devices draw the same" if drops else None
+
     def dtype(self, name: str) -> str | None:
         """``torch.float32`` of ``torch.float32`` and of a numpy array's ``Float32``."""
         plain = name.removeprefix("torch.").lower()
