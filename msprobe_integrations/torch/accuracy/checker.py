@@ -17,7 +17,7 @@ from msprobe_engine.accuracy.judge import judge
 from msprobe_engine.accuracy.results import NOT_RUN, SKIP, CallResult, TensorResult, skipped, worst
 from msprobe_engine.dump.tensor_reader import TensorFiles
 from msprobe_integrations.torch.accuracy.arguments import Arguments
-from msprobe_integrations.torch.accuracy.execute import Call, Outcome, Path, Side, leaves_of, run
+from msprobe_integrations.torch.accuracy.execute import Call, Outcome, Path, Side, leaves_of, run, stirred
 from msprobe_integrations.torch.accuracy.resolve import CannotRun, find
 
 _LOW = (torch.float16, torch.bfloat16)
@@ -133,8 +133,9 @@ class Checker:
             target = run(call, Side(torch.device(self._target.device), compiled=self._target.compiled))
         else:
             target = _given(outputs, gradients, call.wanted)
-        changed = [run(_changed(call, n), bench_side) for n in range(_CHANGES)] if self._condition else []
-        return _judged(name, call, bench, target, changed)
+        coarsest = _coarsest(call)
+        changed = [run(_changed(call, n, coarsest), bench_side) for n in range(_CHANGES)] if self._condition else []
+        return _judged(name, call, bench, target, changed, "" if coarsest is None else str(coarsest))
 
     def _call(self, name: str, function: Any, record: Mapping[str, Any], backward: Mapping[str, Any] | None) -> Call:
         args, kwargs = self._arguments.of(name, record)
@@ -168,20 +169,28 @@ def _wanted(values: Sequence[Any], record: Mapping[str, Any]) -> list[Path]:
     return found
 
 
-def _changed(call: Call, number: int) -> Call:
-    """The call with inputs changed by one unit of round-off of their type, up or down by chance."""
+def _changed(call: Call, number: int, coarsest: torch.dtype | None) -> Call:
+    """The call with floating inputs, and what autograd saves of it, changed by one unit of round-off of their coarsest type."""
     generator = torch.Generator().manual_seed(call.seed + number)
+    unit = 0.0 if coarsest is None else torch.finfo(coarsest).eps / 2
+    unit = max(unit, 2.0**-52)  # 1 + 2**-53 is 1 in float64
 
     def change(value: Any) -> Any:
-        if isinstance(value, torch.Tensor) and value.dtype.is_floating_point and value.dtype.itemsize > 1:
-            signs = torch.randint(0, 2, value.shape, generator=generator) * 2 - 1
-            wide = value.double()
-            return wide * (1 + signs * (torch.finfo(value.dtype).eps / 2))
+        if isinstance(value, torch.Tensor) and (value.dtype.is_floating_point or value.dtype.is_complex) and value.dtype.itemsize > 1:
+            return stirred(value.to(torch.complex128 if value.dtype.is_complex else torch.float64), unit, generator)
         if type(value) is dict:
             return {key: change(child) for key, child in value.items()}
         return type(value)(map(change, value)) if type(value) in (list, tuple) else value
 
-    return call._replace(args=change(list(call.args)), kwargs=change(dict(call.kwargs)), gradients=change(list(call.gradients)))
+    args, kwargs, gradients = change(list(call.args)), change(dict(call.kwargs)), change(list(call.gradients))
+    return call._replace(args=args, kwargs=kwargs, gradients=gradients, stir=unit, turn=number)
+
+
+def _coarsest(call: Call) -> torch.dtype | None:
+    """Of the floating types of the inputs (of the parts, for complex ones) the one with the largest round-off; float8 ones aside."""
+    tensors = [t for t in leaves_of([call.args, call.kwargs]) if isinstance(t, torch.Tensor)]
+    kinds = {t.dtype.to_real() for t in tensors if (t.dtype.is_floating_point or t.dtype.is_complex) and t.dtype.itemsize > 1}
+    return max(kinds, key=lambda kind: torch.finfo(kind).eps, default=None)
 
 
 def _given(outputs: Any, gradients: Any, wanted: Sequence[Path]) -> Outcome:
@@ -190,26 +199,28 @@ def _given(outputs: Any, gradients: Any, wanted: Sequence[Path]) -> Outcome:
     return Outcome(list(leaves_of(outputs)), {}, dict(zip(wanted, found)), "")
 
 
-def _judged(name: str, call: Call, bench: Outcome, target: Outcome, changed: Sequence[Outcome]) -> tuple[CallResult, dict[str, Any]]:
+def _judged(
+    name: str, call: Call, bench: Outcome, target: Outcome, changed: Sequence[Outcome], coarsest: str
+) -> tuple[CallResult, dict[str, Any]]:
     api = name.split(".")[1]
     data: dict[str, Any] = {f"forward.input.{n}": value for n, value in enumerate(leaves_of([call.args, call.kwargs]))}
     forward: list[TensorResult] = []
     for n, (b, d) in enumerate(zip(bench.outputs, target.outputs)):
         data[f"forward.output.bench.{n}"], data[f"forward.output.device.{n}"] = b, d
         if b is not None and d is not None:
-            forward.append(_compared(api, f"{name}.forward.output.{n}", b, d, [c.outputs[n] for c in changed]))
+            forward.append(_compared(api, f"{name}.forward.output.{n}", b, d, [c.outputs[n] for c in changed], coarsest))
     for place, tensor in bench.written.items():
         if place in target.written:
             text = ".".join(map(str, place))
             what = [c.written[place] for c in changed if place in c.written]
-            forward.append(_compared(api, f"{name}.forward.input.{text}.written", tensor, target.written[place], what))
+            forward.append(_compared(api, f"{name}.forward.input.{text}.written", tensor, target.written[place], what, coarsest))
     back: list[TensorResult] = []
     data |= {f"backward.input.{n}": g for n, g in enumerate(call.gradients)}
     for n, place in enumerate(p for p in bench.gradients if bench.gradients[p] is not None and target.gradients.get(p) is not None):
         b, d = bench.gradients[place], target.gradients[place]
         data[f"backward.output.bench.{n}"], data[f"backward.output.device.{n}"] = b, d
         what = [g for c in changed if (g := c.gradients.get(place)) is not None]
-        back.append(_compared(api, f"{name}.backward.output.{n}", b, d, what))
+        back.append(_compared(api, f"{name}.backward.output.{n}", b, d, what, coarsest))
     problem = bench.backward_error or target.backward_error
     results = (*forward, *back)
     message = "\n".join(filter(None, (problem, *(r.message for r in results))))
@@ -217,9 +228,9 @@ def _judged(name: str, call: Call, bench: Outcome, target: Outcome, changed: Seq
     return CallResult(name, worst(forward), direction, message, results), data
 
 
-def _compared(api: str, name: str, bench: Any, device: Any, changed: Sequence[Any]) -> TensorResult:
+def _compared(api: str, name: str, bench: Any, device: Any, changed: Sequence[Any], coarsest: str) -> TensorResult:
     arrays = [_array(c) for c in changed if isinstance(c, torch.Tensor) and isinstance(bench, torch.Tensor) and c.shape == bench.shape]
-    return judge(api, name, _array(bench), _array(device), _kind(bench), _kind(device), changed=arrays)
+    return judge(api, name, _array(bench), _array(device), _kind(bench), _kind(device), changed=arrays, input_dtype=coarsest)
 
 
 def _array(value: Any) -> Any:

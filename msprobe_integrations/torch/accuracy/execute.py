@@ -7,6 +7,7 @@ and seeded: both sides of a call draw the same numbers where they draw the same 
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -43,6 +44,9 @@ class Call(NamedTuple):
         wanted: places of the tensors whose gradients are asked for; empty: forward only.
         gradients: what comes into the backward, one for each differentiable output, None where nothing does; on the CPU. Empty: ones.
         seed: of the random state.
+        stir: relative change, up or down by chance, of what autograd saves between forward and backward; 0: none. The forward's result
+            and intermediate values are rounded there, and some gradients (of tanh, of softmax) hang on them more than on the inputs.
+        turn: of the chance.
     """
 
     function: Callable[..., Any]
@@ -51,6 +55,8 @@ class Call(NamedTuple):
     wanted: tuple[Path, ...]
     gradients: Sequence[torch.Tensor | None]
     seed: int
+    stir: float = 0.0
+    turn: int = 0
 
 
 class Outcome(NamedTuple):
@@ -107,12 +113,28 @@ def run(call: Call, side: Side) -> Outcome:
         versions = {path: tensor._version for path, tensor in copies.items()}
         torch.manual_seed(call.seed)
         with torch.set_grad_enabled(bool(leaves)), torch.autocast(side.device.type, side.autocast, enabled=side.autocast is not None):
-            result = _function(call, side)(*args, **kwargs)
+            with _stirred(call) if call.stir and leaves else contextlib.nullcontext():
+                result = _function(call, side)(*args, **kwargs)
         outputs = list(leaves_of(result))
         returned = {id(value) for value in outputs}
         written = {path: t for path, t in copies.items() if t._version != versions[path] and id(t) not in returned}
         gradients, problem = _backward([*outputs, *written.values()], leaves, call) if leaves else ({}, "")
     return Outcome([_detached(v) for v in outputs], {path: t.detach() for path, t in written.items()}, gradients, problem)
+
+
+def _stirred(call: Call) -> contextlib.AbstractContextManager[Any]:
+    generator = torch.Generator().manual_seed(call.seed + 1000 + call.turn)
+
+    def unpack(saved: torch.Tensor) -> torch.Tensor:
+        return stirred(saved, call.stir, generator) if saved.is_floating_point() or saved.is_complex() else saved
+
+    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpack)
+
+
+def stirred(values: torch.Tensor, unit: float, generator: torch.Generator) -> torch.Tensor:
+    """Every element changed by `unit` of itself, up or down by chance; of the type it has, which must be wide enough to show it."""
+    signs = torch.randint(0, 2, values.shape, generator=generator).to(values.device, torch.float64) * 2 - 1
+    return (values * (1 + signs * unit)).to(values.dtype)
 
 
 def _function(call: Call, side: Side) -> Callable[..., Any]:
