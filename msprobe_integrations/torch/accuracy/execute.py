@@ -112,9 +112,10 @@ def run(call: Call, side: Side) -> Outcome:
         kwargs = {key: moved(value, (key,)) for key, value in call.kwargs.items()}
         versions = {path: tensor._version for path, tensor in copies.items()}
         torch.manual_seed(call.seed)
-        with torch.set_grad_enabled(bool(leaves)), torch.autocast(side.device.type, side.autocast, enabled=side.autocast is not None):
-            with _stirred(call) if call.stir and leaves else contextlib.nullcontext():
-                result = _function(call, side)(*args, **kwargs)
+        region = torch.autocast(side.device.type, side.autocast, enabled=side.autocast is not None)
+        saving = _stirred(call) if call.stir and leaves else contextlib.nullcontext()
+        with torch.set_grad_enabled(bool(leaves)), region, saving:
+            result = _function(call, side)(*args, **kwargs)
         outputs = list(leaves_of(result))
         returned = {id(value) for value in outputs}
         written = {path: t for path, t in copies.items() if t._version != versions[path] and id(t) not in returned}
