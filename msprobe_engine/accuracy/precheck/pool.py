@@ -93,8 +93,8 @@ class Pool:
             worker.ready = True
             worker.since = time.monotonic()
             if "result" in message and worker.call is not None:
-                call, worker.call = worker.call, None
-                yield Answer(call, CallResult.from_json(message["result"]), False)
+                done, worker.call = worker.call, None
+                yield Answer(done, CallResult.from_json(message["result"]), False)
             worker.give(waiting)
         if not worker.closed:
             return

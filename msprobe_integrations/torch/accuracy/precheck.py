@@ -17,6 +17,7 @@ from msprobe_engine.accuracy.results import CallResult
 from msprobe_engine.dump import layout
 from msprobe_engine.dump.tensor_reader import TensorFiles
 from msprobe_engine.errors import UsageError
+from msprobe_integrations.torch.accuracy.as_existing import CheckerAsExisting
 from msprobe_integrations.torch.accuracy.checker import Bench, Checker, Target
 from msprobe_integrations.torch.backend import TorchBackend
 
@@ -37,13 +38,12 @@ def make_check(work: Work) -> Callable[[str, Mapping[str, Any], Mapping[str, Any
     files = TensorFiles(directory) if (directory / layout.TENSORS).is_dir() else None
     if work.dtype is not None and not getattr(getattr(torch, work.dtype, None), "is_floating_point", False):
         raise UsageError(f"--dtype {work.dtype}: is no floating type of torch; allowed are float64, float32, bfloat16, float16, ...")
-    checker = Checker(
-        files,
-        Target(device, work.dtype, work.compiled),
-        Bench(bench, work.bench_dtype),
-        seed=work.seed,
-        condition=work.condition,
-    )
+    checker: Checker | CheckerAsExisting
+    if work.compat:
+        checker = CheckerAsExisting(files, device, seed=work.seed)
+    else:
+        target = Target(device, work.dtype, work.compiled)
+        checker = Checker(files, target, Bench(bench, work.bench_dtype), seed=work.seed, condition=work.condition)
     keep = Path(work.error_data) if work.error_data else None
 
     def check(name: str, record: Mapping[str, Any], backward: Mapping[str, Any] | None) -> CallResult:
@@ -73,7 +73,7 @@ def resolved(device: str, jit_compile: bool = False) -> str:
         except ImportError:
             raise UsageError(f"device {device}: torch_npu is not installed here") from None
         torch.npu.set_compile_mode(jit_compile=jit_compile)  # type: ignore[attr-defined]
-    module = getattr(torch, kind, None)
+    module: Any = getattr(torch, kind, None)
     count = module.device_count() if hasattr(module, "device_count") and module.is_available() else 0
     if int(number or 0) >= count:
         there = f"there are {count} devices of this type" if count else "there is no device of this type here"
