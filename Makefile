@@ -103,13 +103,14 @@ lint: $(VENV)/.installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Two lanes beside each other, because most tests wait for others. In a process of their own: tests with the device shim that lets Megatron
+# The environments and lint beside each other, then two lanes of tests, because most of all that waits for others. In a process of their own: tests with the device shim that lets Megatron
 # train on a CPU, which wraps functions of torch for good; what the second lane prints comes last.
 SHIMMED := tests/megatron tests/monitor_faults
 SECOND := tests/deepspeed tests/diagnose tests/checkpoint tests/integrations/isolation
 MINDSPORE_TESTS = if [ -x $(MINDSPORE_DIR)/bin/python ]; then $(MINDSPORE_DIR)/bin/python -m pytest tests/mindspore $(PYTEST_ARGS); \
   else echo "tests/mindspore skipped: no environment with $(MINDSPORE)"; fi
-test: system-packages venv-mcore19 venv-mindspore lint
+test: system-packages $(VENV)/.created
+	@$(MAKE) --no-print-directory -j2 --output-sync=target venv-mindspore venv-mcore19 lint
 	@set +e; log='$(VENV)/second-lane.log'; \
 	mindspore='$(CURDIR)/$(MINDSPORE_DIR)'; [ ! -x "$$mindspore/bin/python" ] || export MSPROBE_MINDSPORE="$$mindspore"; \
 	( $(MINDSPORE_TESTS); inside=$$?; \
