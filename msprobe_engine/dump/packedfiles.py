@@ -110,7 +110,7 @@ def index_text(tensors: Iterable[tuple[str, str, str, str]], aliases: Iterable[t
     own: list[str] = []
     for name, shard, key, dtype in tensors:
         other_key = "" if key == name else f',"key":{_quoted(key)}'
-        own.append(f'{_quoted(name)}:{{"file":"{shard}"{other_key},"dtype":"{dtype}"}}')
+        own.append(f'{_quoted(name)}:{{"file":"{shard}"{other_key},"dtype":{_quoted(dtype)}}}')
     same = _LINES.join(f"{_quoted(other)}:{_quoted(first)}" for other, first in aliases)
     head = f'"format":"{FORMAT}","version":{VERSION}'
     return f'{{{head},\n"tensors":{{\n{_LINES.join(own)}}},\n"aliases":{{\n{same}}}}}\n'.encode()

@@ -97,6 +97,14 @@ class TensorFiles:
                 found.add(entry)
         return sorted(found)
 
+    def sources(self) -> dict[str, TensorSource]:
+        """Where the tensors in shards are, by name.
+
+        Raises:
+            DumpFormatError: a shard or the index is damaged.
+        """
+        return dict(self._packed)
+
     def source(self, name: str) -> TensorSource:
         """Where the tensor of this ``data_name`` is.
 

@@ -380,6 +380,10 @@ class TorchBackend(PairRows, Wanted, Job):
 
     def precheck(self, work: Any) -> Any:
         """What a process of ``msprobe acc_check`` checks calls with; `work` is a `msprobe_engine.accuracy.precheck.options.Work`."""
+        if work.received:
+            from msprobe_integrations.torch.online.received import make_check as make_check_of_received
+
+            return make_check_of_received(work)
         from msprobe_integrations.torch.accuracy.precheck import make_check
 
         return make_check(work)

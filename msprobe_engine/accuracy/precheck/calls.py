@@ -36,6 +36,10 @@ class Call:
     record: Mapping[str, Any]
     backward: Mapping[str, Any] | None = None
 
+    def message(self) -> dict[str, Any]:
+        """What the process that checks it is told, see `worker`."""
+        return {"name": self.name, "record": self.record, "backward": self.backward}
+
     @property
     def kind(self) -> str:
         """``"Torch"``, ``"Functional"``, ``"Distributed"``, ..."""

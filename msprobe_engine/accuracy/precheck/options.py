@@ -26,7 +26,7 @@ class Options:
         seed: of drawn inputs and random operators.
         processes: how many at a time; 0: one per core, at most 8, fewer for few calls.
         timeout: seconds that one call may take.
-        compat: result files and statuses are those of the existing tool.
+        compat: calls are checked as this version of the existing tool does, and result files are as its own; None: as we do.
         filter_api: leave repeated calls out.
         save_error_data: save inputs and results of calls that do not pass.
         condition: measure how much operators make of round-off (our verdict uses it).
@@ -41,7 +41,7 @@ class Options:
     seed: int = 1234
     processes: int = 0
     timeout: float = 600.0
-    compat: bool = False
+    compat: str | None = None
     filter_api: bool = False
     save_error_data: bool = False
     condition: bool = True
@@ -55,9 +55,12 @@ class Work:
         framework: of the dump: which backend checks.
         directory: of the dump's rank: where its saved tensors are.
         device: one of `Options.devices`.
+        compat: as in `Options`; empty: as we do.
         error_data: directory for inputs and results of calls that do not pass; empty: none are saved.
         quantized: APIs whose integer results may differ by 1.
         threads: of one process, for the CPU's kernels. The same for every number of processes: sums are then made in the same order.
+        received: results of calls come from a training that runs; they are judged and not made again.
+        second: with `received`: a device here whose results are the second opinion; empty: there is none.
     """
 
     framework: str
@@ -70,10 +73,12 @@ class Work:
     jit_compile: bool
     seed: int
     condition: bool
-    compat: bool
+    compat: str
     error_data: str
     quantized: tuple[str, ...]
     threads: int
+    received: bool = False
+    second: str = ""
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Work:

@@ -12,11 +12,10 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from msprobe_engine.accuracy.precheck.calls import Call
 from msprobe_engine.accuracy.precheck.options import Work
 from msprobe_engine.accuracy.results import CallResult, skipped
 from msprobe_engine.errors import ProbeError, UsageError
@@ -34,9 +33,56 @@ class Answer(NamedTuple):
         broken: the process did not live through it, or took too long; the result says so.
     """
 
-    call: Call
+    call: Item
     result: CallResult
     broken: bool
+
+
+class Item(Protocol):
+    """What is checked: a `Call`, or one that waits on the disk."""
+
+    @property
+    def name(self) -> str: ...
+
+    def message(self) -> dict[str, Any]:
+        """What the process is told, see `worker`."""
+        ...
+
+
+class Feed(deque[Item]):
+    """Calls that come while others are checked. `put` and `end` may be called from any thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open = True
+        """More may come."""
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+
+    def put(self, calls: Iterable[Item]) -> None:
+        """More calls."""
+        self.extend(calls)
+        self._wake()
+
+    def end(self) -> None:
+        """No more come."""
+        self.open = False
+        self._wake()
+
+    def fileno(self) -> int:
+        """Is readable after `put` and `end`."""
+        return self._read
+
+    def calm(self) -> None:
+        """Make it unreadable."""
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._read, _READ):
+                pass
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # full: it is readable
+            os.write(self._write, b"!")
 
 
 class Pool:
@@ -51,17 +97,17 @@ class Pool:
         self._works = works
         self._timeout = timeout
 
-    def check(self, calls: Sequence[Call]) -> Iterator[Answer]:
-        """Answers as they come. Whatever ends the iteration ends the processes.
+    def check(self, calls: Sequence[Item] | Feed) -> Iterator[Answer]:
+        """Answers as they come; of a `Feed` until it has ended. Whatever ends the iteration ends the processes.
 
         Raises:
             ProbeError: no process can begin (no such device, the framework is not there).
         """
-        waiting, alone = deque(calls), deque[Call]()
+        waiting, alone = calls if isinstance(calls, Feed) else deque(calls), deque[Item]()
         workers: list[_Worker] = []
         with selectors.DefaultSelector() as selector:
             try:
-                for work in self._works[: len(waiting)]:
+                for work in self._works if isinstance(waiting, Feed) else self._works[: len(waiting)]:
                     workers.append(_Worker(work, selector))
                 yield from self._serve(workers, selector, waiting, alone)
                 if alone:  # what the system killed may have been too much beside the others
@@ -74,19 +120,29 @@ class Pool:
                     worker.end()
 
     def _serve(
-        self, workers: list[_Worker], selector: selectors.BaseSelector, waiting: deque[Call], alone: deque[Call] | None
+        self, workers: list[_Worker], selector: selectors.BaseSelector, waiting: deque[Item], alone: deque[Item] | None
     ) -> Iterator[Answer]:
         """Work `waiting` off; calls whose process the system killed go to `alone`, if it is given."""
+        feed = waiting if isinstance(waiting, Feed) else None
+        if feed is not None:
+            selector.register(feed, selectors.EVENT_READ, feed)
         for worker in workers:
             worker.give(waiting)
-        while waiting or any(worker.call for worker in workers):
+        while waiting or any(worker.call for worker in workers) or (feed is not None and feed.open):
             for key, _ in selector.select(timeout=min((w.left(self._timeout) for w in workers), default=0.0)):
-                yield from self._hear(key.data, waiting, alone)
+                if key.data is not feed:
+                    yield from self._hear(key.data, waiting, alone)
+            if feed is not None:
+                feed.calm()
+                for worker in workers:
+                    if worker.closed and feed:
+                        worker.start()
+                    worker.give(feed)
             for worker in workers:
                 if worker.left(self._timeout) <= 0:
                     yield from self._late(worker, waiting)
 
-    def _hear(self, worker: _Worker, waiting: deque[Call], alone: deque[Call] | None) -> Iterator[Answer]:
+    def _hear(self, worker: _Worker, waiting: deque[Item], alone: deque[Item] | None) -> Iterator[Answer]:
         for message in worker.read():
             if "failed" in message:
                 raise UsageError(str(message["failed"]))
@@ -113,7 +169,7 @@ class Pool:
         if waiting:
             worker.start()
 
-    def _late(self, worker: _Worker, waiting: deque[Call]) -> Iterator[Answer]:
+    def _late(self, worker: _Worker, waiting: deque[Item]) -> Iterator[Answer]:
         if not worker.ready:
             raise ProbeError(f"a process that was to check calls did not begin within {START_SECONDS:g} s: {worker.tail()}")
         worker.end()
@@ -129,7 +185,7 @@ class _Worker:
 
     def __init__(self, work: Work, selector: selectors.BaseSelector) -> None:
         self.work, self._selector = work, selector
-        self.call: Call | None = None
+        self.call: Item | None = None
         self.ready = self.closed = False
         self.since = 0.0
         self._errors: Any = None
@@ -156,12 +212,12 @@ class _Worker:
         self._selector.register(self._process.stdout, selectors.EVENT_READ, self)
         self._send(asdict(self.work))
 
-    def give(self, waiting: deque[Call]) -> None:
+    def give(self, waiting: deque[Item]) -> None:
         """The next call, when this process is free."""
         if self.ready and not self.closed and self.call is None and waiting:
             self.call = call = waiting.popleft()
             self.since = time.monotonic()
-            self._send({"name": call.name, "record": call.record, "backward": call.backward})
+            self._send(call.message())
 
     def left(self, timeout: float) -> float:
         """Seconds until this process is late; far away when it has nothing to do."""

@@ -1,7 +1,8 @@
 """A process that checks calls: it reads one JSON object a line and answers with one.
 
     -> the work (`options.Work`)              <- {"ready": true}, or {"failed": "why"} and the end
-    -> {"name", "record", "backward"}         <- {"result": ...}, likewise; once per call
+    -> {"name", "record", "backward"}         <- {"result": ...}, likewise; once per call. Calls of a training that runs have more:
+                                                 "directory", "tensors" (where they are), or only "name" and "skip" (why not)
 
 What kernels and libraries print goes to the standard error; the answers have a descriptor of their own. The process ends when its input
 does, and with the one that started it.
@@ -19,12 +20,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from msprobe_engine.accuracy.precheck.options import Work
-from msprobe_engine.accuracy.results import CallResult
+from msprobe_engine.accuracy.results import CallResult, skipped
 from msprobe_engine.backend import load_backend
 from msprobe_engine.errors import ProbeError
 
-Check = Callable[[str, Mapping[str, Any], Mapping[str, Any] | None], CallResult]
-"""Name, forward record and backward record of a call to its result; never raises for what an operator does."""
+Check = Callable[..., CallResult]
+"""``name``, ``record`` and ``backward`` (forward and backward record) of a call to its result; with `Work.received` ``directory`` and
+``tensors`` too. Never raises for what an operator does."""
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _BACKENDS = {"mindspore": "mindspore"}
@@ -50,7 +52,7 @@ def main() -> None:
     for line in lines:
         call = json.loads(line)
         try:
-            result = check(call["name"], call["record"], call["backward"])
+            result = skipped(call["name"], call["skip"]) if "skip" in call else check(**call)
         except ProbeError as error:  # its files cannot be written
             _say(answers, {"failed": str(error)})
             return

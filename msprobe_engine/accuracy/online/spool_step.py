@@ -1,0 +1,376 @@
+"""One step of one rank in the spool, see `msprobe_engine.accuracy.online.spool`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+from msprobe_engine import names
+from msprobe_engine.accuracy.online import messages
+from msprobe_engine.dump import layout
+from msprobe_engine.dump.packedfiles import INDEX, index_text, shard_name
+from msprobe_engine.dump.tensor_reader import TensorFiles
+from msprobe_engine.errors import DumpFormatError
+
+LOST_ON_THE_WAY = "it did not reach the benchmark host"
+_REMEMBERED = 64
+
+
+@dataclass
+class _State:
+    """Where a call stands: the messages with its records, and whether it was given out and checked."""
+
+    forward: int = -1
+    backward: int = -1
+    given: bool = False
+    checked: bool = False
+
+
+@dataclass(frozen=True)
+class SpoolCall:
+    """A call that can be checked.
+
+    Attributes:
+        name: ``"Torch.matmul.0"``.
+        step: where it is.
+        forward, backward: numbers of the messages with its records; -1: there is no backward record.
+    """
+
+    name: str
+    step: SpoolStep = field(repr=False, compare=False)
+    forward: int = -1
+    backward: int = -1
+
+    def message(self) -> dict[str, Any]:
+        """What a process that checks calls is told, see `msprobe_engine.accuracy.precheck.worker`."""
+        try:
+            return self._message()
+        except (DumpFormatError, OSError) as error:
+            return {"name": self.name, "skip": str(error)}
+
+    def _message(self) -> dict[str, Any]:
+        if self.step.gone:
+            raise DumpFormatError("another training has sent this step again before the call was checked")
+        record = self.step.record(self.forward, f"{self.name}.{names.FORWARD}")
+        backward = self.step.record(self.backward, f"{self.name}.{names.BACKWARD}") if self.backward >= 0 else None
+        places = self.step.places(record, backward)
+        return {"name": self.name, "record": record, "backward": backward, "directory": str(self.step.directory), "tensors": places}
+
+
+class SpoolStep:
+    """Not to be made for a directory that is not this program's own. Methods may be called from any thread.
+
+    Args:
+        directory: ``step{N}/rank{R}``.
+        session: the training it is of.
+        number, rank: of the step.
+    """
+
+    SESSION: ClassVar[str] = ".session"
+    CHECKED: ClassVar[str] = ".checked"
+
+    def __init__(self, directory: Path, session: str, number: int, rank: int) -> None:
+        self.directory = directory
+        self.session = session
+        self.number = number
+        self.rank = rank
+        self.bytes = 0
+        self.over = False
+        self.gone = False
+        self._lock = threading.RLock()
+        self._calls: dict[str, _State] = {}
+        self._alone = 0
+        self._left = 0
+        self._keys: dict[str, tuple[str, str]] = {}
+        self._names: dict[str, str] = {}
+
+    # ---- its directory ----
+
+    def make(self) -> None:
+        """Make the directory; what is in it goes.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        path = os.fspath(self.directory)
+        layout.refuse_link(path)
+        shutil.rmtree(path, ignore_errors=True)
+        layout.make_directories(f"{path}/{layout.TENSORS}")
+        marker = {"step": self.number, "rank": self.rank, "pid": os.getpid()}
+        layout.write_plain(f"{path}/{layout.MARKER}", [json.dumps(marker).encode() + b"\n"])
+        layout.write_file(f"{path}/{self.SESSION}", [self.session.encode()])
+
+    @classmethod
+    def recovered(cls, directory: Path, session: str, number: int, rank: int) -> SpoolStep:
+        """A step that an earlier process has left.
+
+        Raises:
+            DumpFormatError: a file of it is damaged.
+        """
+        made = cls(directory, session, number, rank)
+        for path in sorted(directory.glob(".calls-*.json")):
+            text = path.read_bytes()
+            shard = directory / layout.TENSORS / shard_name(_number_of(path))
+            try:
+                made._take(_number_of(path), json.loads(text), shard if shard.is_file() else None)
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise DumpFormatError(f"{path}: is damaged ({type(error).__name__}: {str(error)[:120]})") from None
+            made.bytes += len(text) + (shard.stat().st_size if shard.is_file() else 0)
+        for line in _lines(directory / cls.CHECKED):
+            if (state := made._calls.get(line)) is not None and not state.checked:
+                state.given = state.checked = True
+                made._left -= 1
+        made.over = (directory / layout.DUMP).exists()
+        return made
+
+    def replace(self) -> None:
+        """Its directory belongs to another training from now on."""
+        with self._lock:
+            self.gone = True
+
+    def finish(self) -> None:
+        """Everything is checked: what is left is a dump."""
+        for name in (self.SESSION, self.CHECKED, *(path.name for path in self.directory.glob(".calls-*.json"))):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.directory / name)
+
+    # ---- what comes ----
+
+    def add(self, message: messages.Calls) -> list[SpoolCall]:
+        """Make finished calls safe.
+
+        Raises:
+            OSError: they cannot be written.
+            DumpFormatError: the shard is damaged.
+        """
+        shard = self.directory / layout.TENSORS / shard_name(message.number) if len(message.shard) else None
+        if shard is not None:
+            layout.write_file(shard, [message.shard])
+        document = {"calls": message.records, "names": message.names}
+        with self._lock:
+            try:
+                new = self._take(message.number, document, shard)
+            except DumpFormatError:
+                assert shard is not None
+                shard.unlink()
+                raise
+            layout.write_file(self._calls_file(message.number), [message.text])
+            if new:
+                self.bytes += len(message.text) + len(message.shard)
+            return [call for name in _bases(message.records) if (call := self._complete(name)) is not None]
+
+    def _take(self, number: int, document: Mapping[str, Any], shard: Path | None) -> bool:
+        """Note what a message holds; False when it is known already."""
+        if shard is not None:
+            found = {key: (shard.name, source.dtype or "") for key, source in TensorFiles.of_shard(shard).sources().items()}
+            known = any(state.forward == number or state.backward == number for state in self._calls.values())
+            self._keys.update(found)
+        else:
+            known = False
+        self._names.update(document["names"])
+        for name in document["calls"]:
+            base, _, direction = name.rpartition(".")
+            state = self._calls.get(base)
+            if state is None:
+                state = self._calls[base] = _State()
+            if direction == names.FORWARD:
+                if state.forward < 0:
+                    self._left += 1
+                state.forward = number
+            else:
+                state.backward = number
+        return not known
+
+    def _complete(self, name: str) -> SpoolCall | None:
+        """The call, when both of its records are here and it was not given out."""
+        state = self._calls[name]
+        if state.given or state.forward < 0 or state.backward < 0:
+            return None
+        return self._give(name, state)
+
+    def _give(self, name: str, state: _State) -> SpoolCall:
+        state.given = True
+        return SpoolCall(name, self, state.forward, state.backward)
+
+    def end(self, message: messages.Step) -> list[SpoolCall]:
+        """The step is over: its dump.json and what belongs to it.
+
+        Raises:
+            OSError: a file cannot be written.
+            DumpFormatError: a file is damaged.
+        """
+        found = messages.data_names(message.files[messages.NAMES]) if messages.NAMES in message.files else dict(self._names)
+        missing = self._write_index(found)
+        not_saved = _listed(message.files.get(layout.NOT_SAVED)) + [{"name": n, "bytes": 0, "reason": LOST_ON_THE_WAY} for n in missing]
+        if not_saved:
+            layout.write_file(self.directory / layout.NOT_SAVED, [json.dumps({"not_saved": not_saved}, indent=1).encode()])
+        for name in (layout.STACK, layout.CONSTRUCT):
+            if name in message.files:
+                layout.write_file(self.directory / name, [message.files[name]])
+        dump = bytes(message.files.get(layout.DUMP, b""))
+        where = json.dumps({"dump_data_dir": str(self.directory / layout.TENSORS)})[1:-1].encode()
+        layout.write_file(self.directory / layout.DUMP, [dump.replace(messages.NO_DIRECTORY, where, 1)])
+        if message.complete:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.directory / layout.MARKER)
+        with self._lock:
+            self._names = found
+            self.over = True
+            return self.ready()
+
+    def _write_index(self, found: Mapping[str, str]) -> list[str]:
+        """The index of saved tensors; returns the names whose content is not here."""
+        by_key: dict[str, list[str]] = {}
+        for name, key in found.items():
+            by_key.setdefault(key, []).append(name)
+        tensors, aliases, missing = [], [], []
+        for key, all_names in by_key.items():
+            place = self._keys.get(key)
+            if place is None:
+                missing += all_names
+                continue
+            first = key if key in all_names else all_names[0]
+            tensors.append((first, place[0], key, place[1]))
+            aliases += [(other, first) for other in all_names if other != first]
+        layout.write_file(self.directory / layout.TENSORS / INDEX, [index_text(tensors, aliases)])
+        return missing
+
+    def abandon(self) -> list[SpoolCall]:
+        """Nothing more comes of this step; when its end is missing, a dump.json is made of the records that are here.
+
+        Raises:
+            OSError: a file cannot be written.
+        """
+        with self._lock:
+            if not self.over:
+                self.over = True
+                self._write_index(self._names)
+                header = {
+                    "task": "tensor", "level": "L1", "framework": "pytorch",
+                    "dump_data_dir": str(self.directory / layout.TENSORS), "tensor_format": "packed", "complete": False,
+                }  # fmt: skip
+                records: dict[str, Any] = {}
+                for path in sorted(self.directory.glob(".calls-*.json")):
+                    records |= json.loads(path.read_bytes())["calls"]
+                text = json.dumps({**header, "data": records}, indent=1).encode()
+                layout.write_file(self.directory / layout.DUMP, [text])
+            return self.ready()
+
+    def ready(self) -> list[SpoolCall]:
+        """Calls that can be checked and were not given out: those with both records; when the step is over, all."""
+        with self._lock:
+            return [
+                self._give(name, state)
+                for name, state in self._calls.items()
+                if not state.given and state.forward >= 0 and (state.backward >= 0 or self.over)
+            ]
+
+    def without_backward(self) -> list[SpoolCall]:
+        """Calls that still wait for a backward record; they are checked without one."""
+        with self._lock:
+            return [self._give(name, state) for name, state in self._calls.items() if not state.given and state.forward >= 0]
+
+    # ---- what is checked ----
+
+    @property
+    def left(self) -> int:
+        """Calls that are not checked."""
+        return self._left
+
+    @property
+    def done(self) -> bool:
+        """Is everything of the step here, and checked?"""
+        with self._lock:
+            return self.over and not self._left and not self.gone
+
+    def checked(self, name: str) -> None:
+        """The results of this call are written."""
+        with self._lock:
+            state = self._calls[name]
+            if state.checked:
+                return
+            state.checked = True
+            self._left -= 1
+            if not self.gone:
+                with open(self.directory / self.CHECKED, "a", encoding="utf-8") as file:
+                    file.write(json.dumps(name) + "\n")
+
+    def record(self, number: int, name: str) -> dict[str, Any]:
+        """A record as it came.
+
+        Raises:
+            DumpFormatError, OSError: it is gone.
+        """
+        found = _document(str(self._calls_file(number)), self.session)["calls"].get(name)
+        if not isinstance(found, dict):
+            raise DumpFormatError(f"{self._calls_file(number)}: has no record '{name[:120]}'")
+        return found
+
+    def places(self, *records: Mapping[str, Any] | None) -> dict[str, tuple[str, str]]:
+        """Shard and key of every saved tensor in these records; what is not here is left out."""
+        found = {}
+        with self._lock:
+            for record in records:
+                for name in _data_names(record):
+                    key = self._names.get(name)
+                    if key is not None and key in self._keys:
+                        found[name] = (self._keys[key][0], key)
+        return found
+
+    def _calls_file(self, number: int) -> Path:
+        return self.directory / f".calls-{number:05d}.json"
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _document(path: str, _session: str) -> dict[str, Any]:
+    with open(path, "rb") as file:
+        found: dict[str, Any] = json.load(file)
+    return found
+
+
+def _data_names(node: Any) -> Iterator[str]:
+    if isinstance(node, dict):
+        name = node.get("data_name")
+        if isinstance(name, str):
+            yield name
+        for child in node.values():
+            yield from _data_names(child)
+    elif isinstance(node, list):
+        for child in node:
+            yield from _data_names(child)
+
+
+def _bases(records: Mapping[str, Any]) -> list[str]:
+    return list(dict.fromkeys(name.rpartition(".")[0] for name in records))
+
+
+def _number_of(path: Path) -> int:
+    return int(path.name.removeprefix(".calls-").removesuffix(".json"))
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in text.split("\n")[:-1]]  # a line that a kill has cut off is none
+
+
+def _listed(text: memoryview | None) -> list[Any]:
+    if text is None:
+        return []
+    try:
+        found = json.loads(bytes(text))["not_saved"]
+    except (ValueError, KeyError, TypeError):
+        raise DumpFormatError(f"{layout.NOT_SAVED} of a step is damaged") from None
+    if not isinstance(found, list):
+        raise DumpFormatError(f"{layout.NOT_SAVED} of a step is damaged")
+    return found
