@@ -13,6 +13,7 @@ import acc_job
 import accelerate
 import accelerate.accelerator
 import pytest
+import trainer_cells as tc
 from trainer_checks import compare, config, digest, everything, files, installed, ranks
 
 from msprobe_engine import log
@@ -145,6 +146,7 @@ accelerator.end_training()
 """
 
 
+@pytest.mark.skipif(not tc.chosen(["launch"]), reason="13 s, like test_accelerate_launch of tests/launch: set MSPROBE_EVERY_CELL=1")
 def test_launch(tmp_path: Path) -> None:
     """`msprobe run -- accelerate launch` of a script that knows nothing of the probe: both ranks write all steps of their gradients."""
     (tmp_path / "train.py").write_text(SCRIPT)

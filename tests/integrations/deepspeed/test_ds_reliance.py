@@ -78,7 +78,7 @@ def rows(stage: int) -> list[str]:
     shared = [row.on for row in reliance.MODULE_TABLE if ":DeepSpeedEngine." in row.on] + [row.on for row in reliance.ENGINE_TABLE]
     shared = shared if EVERY else shared[stage :: len(KINDS)]
     own = [row.on for row in reliance.KIND_TABLES[KINDS[stage]]]
-    own = own if EVERY or stage != 2 else own[::3]  # stages 1 and 2 have the same table
+    own = own if EVERY or stage < 2 else own[::3]  # stages 1 and 2 have the same table, and stage 3 much of it
     return [on for on in (*shared, *own) if on.rpartition(".")[2] not in OF_OTHERS]
 
 

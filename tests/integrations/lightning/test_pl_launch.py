@@ -8,9 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+import trainer_cells as tc
 from trainer_checks import installed
 
 
+@pytest.mark.skipif(not tc.chosen(["launch"]), reason="three launches, 25 s: set MSPROBE_EVERY_CELL=1")
 def test_launch(tmp_path: Path, cells: Any) -> None:
     """`msprobe run` before the line: ranks that Lightning starts as processes, or forks, write what they have seen of every step; losses
     and parameters come out as without it."""
