@@ -1,0 +1,132 @@
+"""The runs of a call: on the target, on the bench, and on the bench with changed inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+
+from msprobe_integrations.torch.accuracy.execute import Call, Nudge, Outcome, Side, run
+from msprobe_integrations.torch.accuracy.prepare import Prepared
+from msprobe_integrations.torch.accuracy.resolve import CannotRun
+from msprobe_integrations.torch.accuracy.types import LOW, attempts, coarsest
+
+_CHANGES = 2
+"""Runs of the bench on changed inputs."""
+
+
+class Ran(NamedTuple):
+    """A run that has succeeded.
+
+    Attributes:
+        outcome: of it.
+        function, call, side: by which it can be repeated.
+    """
+
+    outcome: Outcome
+    function: Callable[..., Any]
+    call: Call
+    side: Side
+
+
+def on_target(prepared: Prepared, side: Side, as_recorded: bool) -> Ran:
+    """Run on the device under test.
+
+    A call that was recorded under autocast has float32 inputs and a 16 bit result (or the other way round): it runs under autocast when
+    it does not give the recorded types without.
+
+    Args:
+        as_recorded: results must have the recorded types (they are not rounded to another one).
+
+    Raises:
+        CannotRun: it does not run; what torch says.
+    """
+    ran = _first(prepared, prepared.operator.functions, [side])
+    if isinstance(ran, Ran) and (not as_recorded or _types_fit(prepared, ran.outcome)):
+        return ran
+    low = {t for t in (*prepared.inputs, *(out.dtype for out in prepared.outputs if out is not None)) if t in LOW}
+    if as_recorded:
+        for dtype in sorted(low, key=str):
+            again = _first(prepared, prepared.operator.functions, [side._replace(autocast=dtype)])
+            if isinstance(again, Ran) and (_types_fit(prepared, again.outcome) or not isinstance(ran, Ran)):
+                return again
+    if isinstance(ran, Ran):
+        return ran
+    raise CannotRun(_short(ran))
+
+
+def _types_fit(prepared: Prepared, outcome: Outcome) -> bool:
+    pairs = zip(prepared.outputs, outcome.outputs)
+    return all(out is None or not isinstance(got, torch.Tensor) or got.dtype == out.dtype for out, got in pairs)
+
+
+def on_bench(prepared: Prepared, device: torch.device, kind: str, autocast: torch.dtype | None) -> Ran:
+    """Run on the bench, in the widest types that it has kernels for.
+
+    Args:
+        kind: a key of `types.BENCHES`.
+        autocast: type of the autocast region that the target needed. Where it rounds the inputs, the bench's are rounded as well.
+
+    Raises:
+        CannotRun: it does not run in any type.
+    """
+    operator = prepared.operator
+    functions = (operator.reference,) if operator.reference is not None else operator.functions
+    if autocast is not None and any(out is not None and out.dtype == autocast for out in prepared.outputs):
+        prepared = prepared._replace(call=_to(prepared.call, autocast))
+    sides = [Side(device, types) for types in attempts(kind, prepared.api, prepared.inputs)]
+    ran = _first(prepared, functions, sides)
+    if isinstance(ran, Ran):
+        return ran
+    raise CannotRun(f"bench: {_short(ran)}")
+
+
+def on_changed(ran: Ran, prepared: Prepared, autocast: torch.dtype | None) -> tuple[list[Outcome], torch.dtype | None]:
+    """Repeat a run of the bench on inputs that are changed by one unit of round-off of the coarsest type among them, and that type."""
+    unit = coarsest((*prepared.inputs, *([autocast] if autocast else [])))
+    if unit is None or not ran.side.types or not all(t in ran.side.types or t.itemsize == 8 for t in prepared.inputs):
+        return [], unit
+    found = []
+    for number in range(_CHANGES):
+        try:
+            found.append(run(ran.function, ran.call, ran.side._replace(nudge=Nudge(unit, prepared.call.seed + number))))
+        except Exception:  # changed inputs may be outside of what the operator takes: then nothing is known of its condition
+            return [], unit
+    return found, unit
+
+
+def _to(call: Call, dtype: torch.dtype) -> Call:
+    def rounded(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.dtype is torch.float32:
+            return value.to(dtype)
+        if isinstance(value, dict):
+            return {key: rounded(child) for key, child in value.items()}
+        return type(value)(map(rounded, value)) if type(value) in (list, tuple) else value
+
+    return call._replace(args=rounded(list(call.args)), kwargs=rounded(dict(call.kwargs)))
+
+
+def _first(prepared: Prepared, functions: Iterable[Callable[..., Any]], sides: Iterable[Side]) -> Ran | Exception:
+    """The first run that succeeds and gives the recorded shapes; else the first that succeeds, else the first error."""
+    error: Exception | None = None
+    other: Ran | None = None
+    for side in sides:
+        for function in functions:
+            for call in prepared.variants():
+                try:
+                    ran = Ran(run(function, call, side), function, call, side)
+                except Exception as problem:  # whatever torch says
+                    error = error or problem
+                    continue
+                if prepared.operator.reference is not None or prepared.fits(ran.outcome.outputs):
+                    return ran
+                other = other or ran
+        if other is not None:
+            return other
+    return error or CannotRun("there is nothing to run")
+
+
+def _short(error: Exception) -> str:
+    text = (str(error).splitlines() or [""])[0][:300]
+    return text if isinstance(error, CannotRun) else f"{type(error).__name__}: {text}"

@@ -1,0 +1,76 @@
+"""Floating types of both sides: what the bench runs in, and how an input is changed by one unit of round-off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+Types = Mapping[torch.dtype, torch.dtype]
+
+FLOAT8 = tuple(t for n in dir(torch) if n.startswith("float8_") and isinstance(t := getattr(torch, n), torch.dtype))
+LOW = (torch.float16, torch.bfloat16)
+WIDE: Types = {
+    **dict.fromkeys((*LOW, torch.float32, *FLOAT8), torch.float64),
+    torch.complex32: torch.complex128,
+    torch.complex64: torch.complex128,
+}
+RAISED: Types = {**dict.fromkeys((*LOW, *FLOAT8), torch.float32), torch.float32: torch.float64, torch.complex64: torch.complex128}
+BENCHES: Mapping[str, Types] = {"float64": WIDE, "raised": RAISED, "same": {}}
+"""Values of `Bench.dtype`."""
+
+KEPT = frozenset(
+    (
+        *("histc", "histogram", "histogramdd", "nextafter", "nextafter_", "nan_to_num", "nan_to_num_", "fake_quantize_per_tensor_affine"),
+        *("fake_quantize_per_channel_affine", "quantize_per_tensor", "quantize_per_channel"),
+    )
+)
+"""Operators whose result is made for the type (edges of bins, the next number, the largest number): the bench keeps it."""
+_CONVOLUTIONS = ("conv1d", "conv2d")
+
+
+def floats_of(values: Iterable[Any]) -> set[torch.dtype]:
+    """Floating types among the tensors of `values`."""
+    return {v.dtype for v in values if isinstance(v, torch.Tensor) and v.dtype.is_floating_point}
+
+
+def coarsest(types: Iterable[torch.dtype]) -> torch.dtype | None:
+    """The one with the largest round-off."""
+    return max((t for t in types if t.is_floating_point), key=lambda t: torch.finfo(t).eps, default=None)
+
+
+def attempts(bench: str, api: str, inputs: set[torch.dtype]) -> list[Types]:
+    """In which types the bench is tried, one after the other: kernels do not exist for all of them.
+
+    ``"raised"`` follows the existing tool (8.1.1): one step up, all to float32 when there are several float types, ``type_as`` and
+    convolutions in float32 as they are.
+    """
+    if api in KEPT:
+        return [{}]
+    if bench != "raised":
+        return [BENCHES[bench], RAISED, {}] if bench == "float64" else [BENCHES[bench]]
+    if api == "type_as" or (api in _CONVOLUTIONS and torch.float32 in inputs):
+        return [{}]
+    several = len(inputs & {torch.float16, torch.bfloat16, torch.float32}) > 1
+    return [dict.fromkeys(LOW, torch.float32) if several else RAISED, {}]
+
+
+def hf32(tensor: torch.Tensor) -> torch.Tensor:
+    """float32 with eleven bits behind the point, as the existing tool gives convolutions: rounded half up, the sign aside."""
+    bits = tensor.contiguous().view(torch.int32)
+    return (((bits >> 11) + 1) >> 1 << 12).view(torch.float32)
+
+
+def is_rounded(bench: str, api: str) -> bool:
+    """Does the existing tool give this operator's float32 inputs only eleven bits?"""
+    return bench == "raised" and api in _CONVOLUTIONS
+
+
+def nudged(tensor: torch.Tensor, unit: torch.dtype, signs: Callable[[torch.Size], torch.Tensor]) -> torch.Tensor:
+    """Every value of a float tensor up or down by one unit of round-off of the coarser of its type and `unit`, in float64 (complex
+    types: complex128)."""
+    if tensor.dtype.is_complex:
+        return torch.view_as_complex(nudged(torch.view_as_real(tensor), unit, signs))
+    eps = max(torch.finfo(tensor.dtype).eps, torch.finfo(unit).eps)
+    return tensor.double() * (1 + signs(tensor.shape) * (eps / 2))
