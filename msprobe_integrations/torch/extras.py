@@ -1,17 +1,18 @@
-"""What a dump of torch has besides the records: replay of inputs, kernels of an NPU."""
+"""What a dump of torch has besides the records: replay of inputs, kernels of an NPU, the free benchmark."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from msprobe_engine.errors import SettingsError
 from msprobe_engine.guard import Faults
 from msprobe_engine.settings.extras import kernel_api
 from msprobe_engine.settings.schema import DumpSettings
 from msprobe_engine.window import Window
 from msprobe_integrations.common.extras import Extra
+from msprobe_integrations.torch.free_benchmark.run import FreeBenchmark
 from msprobe_integrations.torch.kernel_dump import KernelDump
+from msprobe_integrations.torch.online.calls import OnlineCalls
 from msprobe_integrations.torch.replay import Replay
 
 
@@ -19,12 +20,14 @@ def parts_of(dump: DumpSettings, root: Path, faults: Faults) -> list[Extra]:
     """What the settings ask for.
 
     Raises:
-        SettingsError: task free_benchmark, or level L2 for something else than one API.
+        SettingsError: level L2 for something else than one API.
         UsageError: level L2 without an NPU.
     """
-    if dump.task == "free_benchmark":
-        raise SettingsError("task 'free_benchmark' works with MindSpore only; choose another task")
     parts: list[Extra] = [] if dump.load is None else [Replay(dump.load, faults)]
+    if dump.task == "free_benchmark":
+        parts.append(FreeBenchmark(dump, root, faults))
+    if dump.online is not None:
+        parts.append(OnlineCalls(dump, faults))
     if dump.level == "L2":
         parts.append(_Kernels(KernelDump(kernel_api(dump), root, faults), Window(dump.rank, dump.step)))
     return parts

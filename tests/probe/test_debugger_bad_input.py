@@ -88,11 +88,6 @@ VALUES: list[tuple[str, Any, str]] = [
 ]  # fmt: skip
 
 
-def test_tasks_of_another_framework(tmp_path: Path) -> None:
-    """What is right and works elsewhere only is said to."""
-    assert "task 'free_benchmark' works with MindSpore only" in refused(config(tmp_path, task="free_benchmark", level="L1"))
-
-
 @pytest.mark.parametrize(("key", "value", "says"), VALUES)
 def test_common_keys(tmp_path: Path, key: str, value: Any, says: str) -> None:
     """Keys at the top of the file. ``"3"`` as a step is a range of one here, as in 26.2.0."""

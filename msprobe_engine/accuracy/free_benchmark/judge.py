@@ -1,8 +1,8 @@
 """Do the result of an operator and that of its perturbed run belong together?
 
-Thresholds are those of the existing tool (8.1.1): ratios of corresponding elements, with small values lifted to a limit. It has two
+Thresholds are those of the existing tool (8.1.1): ratios of corresponding elements, with small values lifted to a limit. It has three
 flaws that this module has not: values that differ by the rounding of their own type only, as subnormal numbers do by 4e-3, are no
-difference here (`settled`), and a value that is finite on one side only is one.
+difference here (`settled`), a value that is finite on one side only is one, and a result is not off because its input was (`decide`).
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from msprobe_engine.accuracy.free_benchmark.perturb import IMPROVE, NO_CHANGE, NOISE
+from msprobe_engine.accuracy.free_benchmark.perturb import CHANGE_VALUE, IMPROVE, NO_CHANGE, NOISE
 
 Array = npt.NDArray[Any]
 
 THRESHOLD = {"float16": 1.002, "bfloat16": 1.004}
 """Largest ratio that is consistent, by type of the original result."""
 OTHERWISE = 1.0002
+AMPLIFIED = 10.0
+"""How much more than its input a result may move. Without it one bit of bfloat16 is reported for every matrix product."""
 SMALL_GRADIENT = 1e-3
 """Values of gradients below this are lifted to it."""
 _FRACTION = {"float16": (10, -14), "bfloat16": (7, -126), "float32": (23, -126), "float64": (52, -1022)}
@@ -57,6 +59,7 @@ class Measured:
         flipped: elements, of these, that are not small and have another sign.
         change: L2 norm of the difference, over what is finite on both sides.
         size: L2 norm of the original, over the same.
+        excess: largest difference of two finite elements, by the size of the element or of a typical one (`typical`), whichever is larger.
     """
 
     one_sided: bool = False
@@ -65,9 +68,11 @@ class Measured:
     flipped: bool = False
     change: float = 0.0
     size: float = 0.0
+    excess: float = 0.0
 
-    fields: ClassVar[int] = 8
-    """one_sided, unequal, ratio, flipped; then of the difference and of the original: the largest, and the sum of squares in its units."""
+    fields: ClassVar[int] = 9
+    """one_sided, unequal, ratio, flipped, excess; then of the difference and of the original: the largest, and the sum of squares in its
+    units."""
 
     @staticmethod
     def of(parts: Sequence[Sequence[float]]) -> Measured:
@@ -75,8 +80,9 @@ class Measured:
         table = np.asarray(parts, np.float64).reshape(-1, Measured.fields)
         if not len(table):
             return Measured()
-        one_sided, unequal, ratio, flipped = table[:, :4].max(0)
-        return Measured(one_sided > 0, unequal > 0, float(ratio), flipped > 0, norm_of(table[:, 4:6]), norm_of(table[:, 6:8]))
+        one_sided, unequal, ratio, flipped, excess = table[:, :5].max(0)
+        norms = norm_of(table[:, 5:7]), norm_of(table[:, 7:9])
+        return Measured(one_sided > 0, unequal > 0, float(ratio), flipped > 0, *norms, float(excess))
 
 
 def norm_of(parts: Sequence[Sequence[float]] | Array) -> float:
@@ -99,10 +105,19 @@ def small_value(perturbed_dtype: str, mode: str, backward: bool) -> float:
     return SMALL_GRADIENT if backward else math.sqrt(NOISE.get(perturbed_dtype, NOISE["float32"]))
 
 
+def _fraction(dtype: str) -> tuple[int, int]:
+    return _FRACTION.get(dtype, _FRACTION["float32"])
+
+
+def typical(mode: str, norm: float, count: int) -> float:
+    """What an element is of, that many of which have this norm; the whole norm where the change is one of two elements alone."""
+    return norm if mode == CHANGE_VALUE else norm / math.sqrt(count or 1)
+
+
 def settled(dtype: str, mode: str) -> tuple[int, int]:
     """(bits, least exponent): elements closer than ``2**(max(exponent, least) - bits)`` are the same but for the rounding of `dtype`: one
     unit of its last place, and a second one where the input was moved."""
-    fraction, least = _FRACTION.get(dtype, _FRACTION["float32"])
+    fraction, least = _fraction(dtype)
     return fraction - (mode != IMPROVE), least
 
 
@@ -120,10 +135,12 @@ def measure(original: Array, perturbed: Array, dtype: str, perturbed_dtype: str,
             looked = np.abs(x - y) > np.ldexp(1.0, np.maximum(np.frexp(x)[1] - 1, least) - bits)
             x, y = x[looked], y[looked]
         flipped = mode != NO_CHANGE and bool((x * y < -small * small).any())
-        return Measured(bool((~finite & ~same).any()), not same.all(), _largest(x, y, small), flipped, change, size)
+        usual = typical(mode, size, int(finite.sum()))
+        excess = float((np.abs(y - x) / np.maximum(np.abs(x), usual)).max(initial=0.0)) if usual else float(change > 0) * math.inf
+        return Measured(bool((~finite & ~same).any()), not same.all(), _largest(x, y, small), flipped, change, size, excess)
 
 
-def decide(found: Measured, dtype: str, mode: str, threshold: float | None = None) -> Judgement:
+def decide(found: Measured, dtype: str, mode: str, threshold: float | None = None, moved: float = 0.0) -> Judgement:
     """The verdict.
 
     Args:
@@ -131,16 +148,22 @@ def decide(found: Measured, dtype: str, mode: str, threshold: float | None = Non
         dtype: of the original.
         mode: of the perturbation.
         threshold: largest ratio that is consistent; None: that of the type.
+        moved: by how much the input was moved, L2 norm of the change by its own. A result that has moved by up to `AMPLIFIED` times
+            that, or half a unit of its type, is none of an ill-conditioned operator. 0: the input was not moved.
     """
     change = found.change / found.size if found.size else 0.0
     max_rel = math.inf if found.one_sided else found.ratio
     if mode == NO_CHANGE:
         return Judgement(not found.unequal, max_rel if found.unequal else 0.0, False, change)
     limit = THRESHOLD.get(dtype, OTHERWISE) if threshold is None else threshold
+    if moved and not found.one_sided and found.excess <= AMPLIFIED * max(moved, 0.5 ** (_fraction(dtype)[0] + 1)):
+        return Judgement(True, max_rel, False, change)
     return Judgement(not found.one_sided and not found.flipped and 1.0 + found.ratio <= limit, max_rel, found.flipped, change)
 
 
-def judge(original: Array, perturbed: Array, dtype: str, perturbed_dtype: str, mode: str, backward: bool = False) -> Judgement:
+def judge(
+    original: Array, perturbed: Array, dtype: str, perturbed_dtype: str, mode: str, backward: bool = False, moved: float = 0.0
+) -> Judgement:
     """Compare two results of one shape.
 
     Args:
@@ -148,8 +171,9 @@ def judge(original: Array, perturbed: Array, dtype: str, perturbed_dtype: str, m
         dtype, perturbed_dtype: names of the types they had (`perturb.NOISE`).
         mode: of the perturbation.
         backward: these are gradients.
+        moved: see `decide`.
     """
-    return decide(measure(original, perturbed, dtype, perturbed_dtype, mode, backward), dtype, mode)
+    return decide(measure(original, perturbed, dtype, perturbed_dtype, mode, backward), dtype, mode, moved=moved)
 
 
 def _norm(values: Array) -> float:

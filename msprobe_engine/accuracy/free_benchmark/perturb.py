@@ -16,6 +16,7 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 IMPROVE, ADD_NOISE, BIT_NOISE, CHANGE_VALUE, NO_CHANGE = "improve_precision", "add_noise", "bit_noise", "change_value", "no_change"
+TO_CPU = "to_cpu"
 HIGHER = {"float16": "float32", "bfloat16": "float32"}
 """What improve_precision computes in."""
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from msprobe_engine.accuracy.free_benchmark.judge import Judgement
+from msprobe_engine.accuracy.free_benchmark.perturb import TO_CPU
 from msprobe_engine.dump.layout import FILE_MODE, make_directories, write_file
 from msprobe_engine.sinks.names import safe_cell, utf8
 
@@ -68,7 +69,7 @@ class FreeBenchmarkTable:
 
     def row(self, rank: int | None, mode: str, stage: str, step: int, api: str, found: Judgement, dtype: str, shape: str, at: str) -> None:
         """A result that is not consistent; `at`: which of several results."""
-        rel = self._flipped if found.flipped else repr(found.max_rel)
+        rel = self._flipped if found.flipped else "" if mode == TO_CPU else repr(found.max_rel)  # to_cpu has errors, no ratios
         cells = ("" if rank is None else str(rank), mode, stage, str(step), api, rel, dtype, shape, at)
         self._rows.append(",".join(safe_cell(utf8(cell)) for cell in cells) + "\n")
 

@@ -132,7 +132,7 @@ class Checker:
         if any(values.shape != others.shape for _, values, _, others in read):
             raise Unperturbed("results of other shapes")
         for at, (tensor, values, other, others) in zip(places, read):
-            judgement = judge(values, others, kind(tensor) or "", kind(other) or "", self._mode, self._choice.backward)
+            judgement = judge(values, others, kind(tensor) or "", kind(other) or "", self._mode, self._choice.backward, change)
             place = str(at) if len(read) > 1 else ""
             self._choice.found(base, name, judgement, change, str(tensor.dtype), str(tuple(tensor.shape)), place)
 
