@@ -27,10 +27,16 @@ Array = npt.NDArray[Any]
 
 NEIGHBOURS, SHARE = 4, 0.25
 """A change may happen to cancel in one element: it has at least this share of the largest scale among so many elements to each side."""
+OF_ALL = 0.5
+"""Values that are small beside the others may be differences of large ones (the tail of gelu): every element has at least the scale of
+this share of the root mean square of all."""
 JUMP = 64.0
 """An operator that amplifies a change more than this jumps there (a tie, a step): the device may stand on either side."""
 UNMEASURED = 8.0
 """Condition that is assumed where none was measured, of the element and of the tensor's root mean square."""
+BIASED = 16
+"""A mean of signed errors is taken of so many elements at least."""
+MOST = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +46,19 @@ class Measured:
     Attributes:
         units: the largest.
         typical: root mean square of all.
-        bias: mean of the signed errors (device further from zero than the bench: positive) in units of the output's round-off; 0 for
+        most: so many units have 95 % of the elements at most when the size of other elements is no excuse (`OF_ALL`).
+        bias: sum of the signed errors (device further from zero than the bench: positive) in units of the output's round-off; 0 for
             types that compute in themselves, and where there are fewer than `BIASED` elements that are not zero.
         at: flat index of the largest.
         error: absolute error there.
-        amplification: root mean square of s by that of u_in |b|; NaN where nothing was changed.
     """
 
-    units: float
-    typical: float
-    bias: float
-    at: int
-    error: float
-    amplification: float
-
-
-BIASED = 16
+    units: float = 0.0
+    typical: float = 0.0
+    most: float = 0.0
+    bias: float = 0.0
+    at: int = 0
+    error: float = 0.0
 
 
 def internal(kind: FloatType) -> FloatType:
@@ -75,25 +78,26 @@ def measure(bench: Array, device: Array, kind: FloatType, changed: Sequence[Arra
     """
     b, d = bench.reshape(-1), device.reshape(-1)
     looked = finite.reshape(-1)
+    if not looked.any():
+        return Measured()
     with np.errstate(all="ignore"):
         size = np.where(looked, np.abs(b), 0.0)
         error = np.where(looked, np.abs(d - b), 0.0)
         moved, error = _moved(b, d, size, error, [c.reshape(-1) for c in changed], looked, unit, kind)
-        amplification = math.nan
-        if changed:
-            amplification = _rms(moved) / (unit * rms) if (rms := _rms(size)) else math.nan
-        else:
-            moved = UNMEASURED * unit * np.maximum(size, _rms(size[looked]) if looked.any() else 0.0)
+        all_of_them = _rms(size[looked])
+        if not changed:
+            moved = UNMEASURED * unit * np.maximum(size, all_of_them)
         inner = internal(kind).round_off
         floor = kind.smallest + np.where(size < kind.normal, kind.normal if kind.least < -100 else 0.0, 0.0)
         excess = np.maximum(error - kind.round_off * size - floor, 0.0)
         scale = inner * size + moved * (inner / unit)
         scale = np.maximum(scale, SHARE * _largest_around(scale))
-        units = np.where(excess > 0, excess / scale, 0.0)
-    if not units.size:
-        return Measured(0.0, 0.0, 0.0, 0, 0.0, amplification)
-    at = int(np.argmax(units))
-    return Measured(float(units[at]), _rms(units[looked]), _bias(b, d, looked, moved, kind, unit), at, float(error[at]), amplification)
+        single = np.where(excess > 0, excess / scale, 0.0)
+        units = np.where(excess > 0, excess / np.maximum(scale, OF_ALL * inner * all_of_them), 0.0)
+        at = int(np.argmax(units))
+        most = float(np.quantile(single[looked], MOST, method="lower"))
+        bias = _bias(b, d, looked, moved, kind, unit)
+    return Measured(float(units[at]), _rms(units[looked]), most, bias, at, float(error[at]))
 
 
 def _moved(
@@ -118,7 +122,7 @@ def _bias(b: Array, d: Array, looked: Array, moved: Array, kind: FloatType, unit
     if int(used.sum()) < BIASED:
         return 0.0
     b, d, moved = b[used], d[used], moved[used]
-    return float(np.mean((d - b) * np.sign(b) / (kind.round_off * np.abs(b) + moved * (kind.round_off / unit))))
+    return float(((d - b) * np.sign(b)).sum() / (kind.round_off * np.abs(b).sum() + moved.sum() * (kind.round_off / unit)))
 
 
 def _rms(values: Array) -> float:

@@ -71,6 +71,16 @@ def listed(api: str, name: str) -> bool:
     return api in _lists()[name]
 
 
+def belongs(api: str, name: str) -> bool:
+    """The same for the lists of our own verdict; an entry stands for all forms of an operator: ``add`` for ``__radd__`` and ``add_``."""
+    names = _lists()[name]
+    plain_name = api.strip("_")
+    forms = {api, plain_name}
+    if api.startswith("__"):
+        forms |= {plain_name[1:]} if plain_name[:1] in ("r", "i") else set()
+    return not forms.isdisjoint(names)
+
+
 def standard_of(api: str, dtype: str, version: str = OLD, input_dtype: str = "") -> str:
     """The standard of an API.
 
