@@ -40,7 +40,19 @@ class PrecheckSettings:
     host: str = _rule("", "online: address to listen at; empty: loopback")
     port: int = _rule(-1, "online: port to listen at", minimum=-1, maximum=65535)
     rank_list: tuple[int, ...] = _rule((), "online: ranks whose calls are checked, [] is all", ranges=True, minimum=0, maximum=1_000_000)
-    tls_path: str = _rule("./", "online: directory of server.key, server.crt, ca.crt, crl.pem; empty: no TLS")
+    tls_path: str | None = _rule(
+        None, "online: directory of server.key, server.crt, ca.crt, crl.pem; absent: './', on loopback no TLS; empty: no TLS, see plain_tcp"
+    )
+    plain_tcp: bool = _rule(False, "online: other hosts without TLS are meant: whoever is in the network can send calls")
+    three_way: str = _rule(
+        "auto",
+        "online: results of a device here are a second opinion, and what it gets wrong too is no error; auto: if there is an accelerator",
+        choices=("auto", "on", "off"),
+    )
+    spool_path: str = _rule("", "online: directory for what has come and is not checked yet; empty: online_spool in the output directory")
+    spool_gb: float = _rule(50.0, "online: a larger spool makes trainings wait (10**9 bytes); 0: no limit", minimum=0)
+    keep_spool: bool = _rule(False, "online: what was checked stays in the spool, as a dump with tensors")
+    end_patience: float = _rule(60.0, "online: seconds that a training without a last word is waited for", minimum=0)
 
 
 def load_precheck_settings(path: str | Path | Mapping[str, Any] | None) -> tuple[PrecheckSettings, list[str]]:

@@ -4,8 +4,9 @@ Header (JSON), and payload, by ``header["kind"]``::
 
     run    {"kind", "version", "rank", "world", "framework"}: no payload; the first message of a training
     calls  {"kind", "rank", "step", "number", "calls": n}
-           n bytes of JSON {"calls": {record name: record as in dump.json}, "names": {data name: key}}, then a safetensors file
-           with the contents that were not sent before in this step (none: nothing), by key
+           n bytes of JSON {"calls": {record name: record as in dump.json}, "names": {data name: key},
+           "sources": {record name: "file:line in function"}}, then a safetensors file with the contents that were not sent before
+           in this step (none: nothing), by key
     step   {"kind", "rank", "step", "complete", "files": {name: bytes}}
            the files dump.json, stack.json, construct.json, not_saved.json (when there is something in it) and ``names.json``
            ({data name: key} of the whole step) one behind the other
@@ -104,9 +105,9 @@ def _calls(header: Mapping[str, Any], payload: memoryview) -> Calls:
     if size > len(payload):
         raise DumpFormatError("a message of calls is shorter than it says")
     document = _json(payload[:size])
-    records, data = document.get("calls"), document.get("names")
-    if not isinstance(records, dict) or not isinstance(data, dict):
-        raise DumpFormatError("a message of calls must have the objects 'calls' and 'names'")
+    records, data, sources = (document.get(key) for key in ("calls", "names", "sources"))
+    if not isinstance(records, dict) or not isinstance(data, dict) or not isinstance(sources, dict):
+        raise DumpFormatError("a message of calls must have the objects 'calls', 'names' and 'sources'")
     for name, record in records.items():
         if not isinstance(record, dict) or names.direction(name) is None:
             raise DumpFormatError(f"a message of calls has a record '{name[:120]}' that is none")

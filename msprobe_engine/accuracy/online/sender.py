@@ -16,6 +16,7 @@ import numpy as np
 
 from msprobe_engine.accuracy.online import messages
 from msprobe_engine.accuracy.online.events import Counts
+from msprobe_engine.accuracy.precheck.summary import source_line
 from msprobe_engine.dump import layout, packedfiles
 from msprobe_engine.dump.stepfiles import LOST, WRITTEN, Flags, Format, Payload, StepFiles
 from msprobe_engine.dump.steptext import StepText
@@ -76,6 +77,7 @@ class SentCalls:
         self._have: Flags = np.zeros(1024, np.bool_)
         self._records: list[bytes] = []
         self._names: dict[str, str] = {}
+        self._sources: dict[str, str] = {}
         self._new: list[Payload] = []
         self._bytes = 0
         self._number = 0
@@ -115,6 +117,8 @@ class SentCalls:
             if self._unnamed.pop(payload.row, None) is not None:
                 self._new.append(payload)
                 self._bytes += payload.nbytes
+        if source := self._store.source(entry.stack):
+            self._sources[entry.name] = source
         self._records.append(text)
         if self._bytes >= TOGETHER or len(self._records) >= MOST_CALLS:
             self.flush()
@@ -125,8 +129,10 @@ class SentCalls:
             return
         records, self._records = self._records, []
         names, self._names = self._names, {}
+        sources, self._sources = self._sources, {}
         payloads, self._new, self._bytes = sorted(self._new, key=packedfiles.alignment, reverse=True), [], 0
-        text = b'{"calls": {' + b",".join(records) + b'}, "names": ' + json.dumps(names).encode() + b"}"
+        found = f'"names": {json.dumps(names)}, "sources": {json.dumps(sources)}'.encode()
+        text = b'{"calls": {' + b",".join(records) + b"}, " + found + b"}"
         shard: list[bytes | memoryview] = []
         if payloads:
             shard = [packedfiles.header(payloads, self._files.step), *packedfiles.pieces(payloads)]
@@ -173,6 +179,7 @@ class CallStore(TensorStore):
         text: makes the text of records.
         transport: where messages go.
         rank: of this process.
+        stacks: texts of the call stacks that entries refer to.
         faults: isolation of failures.
         budget: bytes of host memory for copies that wait.
         count: told of what is lost.
@@ -184,6 +191,7 @@ class CallStore(TensorStore):
         text: StepText,
         transport: Transport,
         rank: int,
+        stacks: Callable[[], list[list[str]]],
         faults: Faults,
         *,
         budget: int,
@@ -197,6 +205,17 @@ class CallStore(TensorStore):
         """Records that were sent."""
         self._transport = transport
         self._rank = rank
+        self._stacks = stacks
+        self._lines: dict[int, str] = {}
+
+    def source(self, stack: int) -> str:
+        """The line of the user's program that made a call; empty when it is not known."""
+        if stack < 0:
+            return ""
+        found = self._lines.get(stack)
+        if found is None:
+            found = self._lines[stack] = source_line(self._stacks()[stack])
+        return found
 
     def make_step(self, number: int, path: str) -> SentStep:
         """The account of a step."""

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 from msprobe_engine import names
 from msprobe_engine.accuracy.online import messages
+from msprobe_engine.accuracy.precheck.calls import bare_name
 from msprobe_engine.dump import layout
 from msprobe_engine.dump.packedfiles import INDEX, index_text, shard_name
 from msprobe_engine.dump.tensor_reader import TensorFiles
@@ -42,12 +43,27 @@ class SpoolCall:
         name: ``"Torch.matmul.0"``.
         step: where it is.
         forward, backward: numbers of the messages with its records; -1: there is no backward record.
+        skip: why it is not checked; empty: it is.
     """
 
     name: str
     step: SpoolStep = field(repr=False, compare=False)
     forward: int = -1
     backward: int = -1
+    skip: str = ""
+
+    @property
+    def api(self) -> str:
+        """Bare name: ``"matmul"``."""
+        return bare_name(self.name)
+
+    @property
+    def source(self) -> str:
+        """The line of the training that made it; empty when it is not known."""
+        try:
+            return self.step.source(self.forward, f"{self.name}.{names.FORWARD}")
+        except (DumpFormatError, OSError):
+            return ""
 
     def message(self) -> dict[str, Any]:
         """What a process that checks calls is told, see `msprobe_engine.accuracy.precheck.worker`."""
@@ -57,6 +73,8 @@ class SpoolCall:
             return {"name": self.name, "skip": str(error)}
 
     def _message(self) -> dict[str, Any]:
+        if self.skip:
+            return {"name": self.name, "skip": self.skip}
         if self.step.gone:
             raise DumpFormatError("another training has sent this step again before the call was checked")
         record = self.step.record(self.forward, f"{self.name}.{names.FORWARD}")
@@ -313,6 +331,15 @@ class SpoolStep:
         if not isinstance(found, dict):
             raise DumpFormatError(f"{self._calls_file(number)}: has no record '{name[:120]}'")
         return found
+
+    def source(self, number: int, name: str) -> str:
+        """The line of the training that made a call, as it came.
+
+        Raises:
+            OSError: it is gone.
+        """
+        found = _document(str(self._calls_file(number)), self.session)["sources"].get(name)
+        return found if isinstance(found, str) else ""
 
     def places(self, *records: Mapping[str, Any] | None) -> dict[str, tuple[str, str]]:
         """Shard and key of every saved tensor in these records; what is not here is left out."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from msprobe_engine.accuracy.settings import ALWAYS_BLOCKED, PrecheckSettings
 from msprobe_engine.dump import layout
@@ -156,7 +156,17 @@ def _is_number_of_data(key: str) -> bool:
     return key in _OF_THE_DATA or key.endswith("_count")
 
 
-def why_not(call: Call, settings: PrecheckSettings) -> str | None:
+class Named(Protocol):
+    """A call as lists know it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def api(self) -> str: ...
+
+
+def why_not(call: Named, settings: PrecheckSettings) -> str | None:
     """The reason that the lists give not to check a call, None when it is to be checked."""
     if call.api in ALWAYS_BLOCKED:
         return f"API {call.api} has no result that can be compared"
@@ -167,7 +177,7 @@ def why_not(call: Call, settings: PrecheckSettings) -> str | None:
     return None
 
 
-def _listed(call: Call, names: Sequence[str]) -> bool:
+def _listed(call: Named, names: Sequence[str]) -> bool:
     return any(name == call.api or name == call.name or (_is_pattern(name) and fnmatchcase(call.name, name)) for name in names)
 
 

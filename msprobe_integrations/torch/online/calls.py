@@ -137,6 +137,7 @@ class OnlineCalls:
             self._text,
             transport,
             rank,
+            self._stacks,
             self._faults,
             budget=self._budget,
             count=self._writer.lose,
@@ -154,6 +155,11 @@ class OnlineCalls:
             kept=record_filter(self._dump, current_graph_task),
             keeper=self._keeper,
         )
+
+    def _stacks(self) -> list[list[str]]:
+        """Also called by the thread that makes messages."""
+        stacks = self._capture.recorder.stacks if self._capture is not None else None
+        return [] if stacks is None else stacks.texts()
 
     def _finish_step(self, complete: bool) -> None:
         if self._step is None or self._capture is None:
