@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from functools import lru_cache
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -39,6 +40,8 @@ _MAKERS = frozenset(
         *("as_tensor", "scalar_tensor", "bartlett_window", "blackman_window", "hamming_window", "hann_window", "kaiser_window", "fill"),
     )
 )
+_METHODS = frozenset(("new_zeros", "new_ones", "new_full", "new_tensor"))
+"""Methods of tensors that make tensors."""
 _RANDOM = frozenset((*TORCH, *TENSOR, "gumbel_softmax", "fractional_max_pool2d", "fractional_max_pool3d"))
 _EMPTY = frozenset(
     (
@@ -106,14 +109,19 @@ def _found(base: str) -> tuple[Function, ...]:
     if "." in api:
         return ()
     function = getattr(torch, api, None) if kind == "VF" else getattr(space, api, None)  # VF: the functions behind torch's own
-    if _is_operation(function) or (kind == "Tensor" and callable(function) and _is_operator(api)):
-        assert function is not None
+    known = _is_operation(function) or (kind == "Tensor" and callable(function) and (_is_operator(api) or api in _METHODS))
+    if function is not None and (known or (kind == "Functional" and _is_functional(api, function))):
         return (function,)
     return ()
 
 
 def _is_operation(function: Any) -> bool:
     return callable(function) and not isinstance(function, type) and id(function) in _known()
+
+
+def _is_functional(name: str, function: Any) -> bool:
+    """A few functions of torch.nn.functional (hardswish, upsample_bilinear) are missing in torch's own list."""
+    return isinstance(function, FunctionType) and function.__module__ == torch.nn.functional.__name__ and not name.startswith("_")
 
 
 def _is_operator(name: str) -> bool:
