@@ -146,7 +146,10 @@ class DispatchTables:
         self.details = directory / f"accuracy_checking_details_{stamp}.csv"
         self.summary = directory / f"operators_{stamp}.csv"
         self.operators: dict[str, Operator] = {}
-        self._open: tuple[AppendFile, AppendFile] | None = AppendFile(self.results, exclusive=True), AppendFile(self.details, exclusive=True)
+        self._open: tuple[AppendFile, AppendFile] | None = (
+            AppendFile(self.results, exclusive=True),
+            AppendFile(self.details, exclusive=True),
+        )
         for file, columns in zip(self._open, (RESULT_COLUMNS, DETAIL_COLUMNS)):
             file.append(_BOM + _line(columns))
 

@@ -15,23 +15,9 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from msprobe_engine.errors import UsageError
+from msprobe_integrations.torch.accuracy.types import BENCHES, KEPT, Types, nudged
 from msprobe_integrations.torch.dispatch_compare import references
 from msprobe_integrations.torch.dispatch_compare.operators import Operator
-
-Types = Mapping[torch.dtype, torch.dtype]
-_FLOAT8 = tuple(t for n in dir(torch) if n.startswith("float8_") and isinstance(t := getattr(torch, n), torch.dtype))
-_FLOAT64: Types = {
-    **dict.fromkeys((torch.float16, torch.bfloat16, torch.float32, *_FLOAT8), torch.float64),
-    torch.complex64: torch.complex128,
-    torch.complex32: torch.complex128,
-}
-_RAISED: Types = {
-    **dict.fromkeys((torch.float16, torch.bfloat16, *_FLOAT8), torch.float32),
-    torch.float32: torch.float64,
-    torch.complex64: torch.complex128,
-}
-TYPES: Mapping[str, Types] = {"float64": _FLOAT64, "raised": _RAISED, "same": {}}
-"""Values of ``bench_dtype``."""
 
 
 class NoBench(Exception):
@@ -65,8 +51,8 @@ class Bench:
     """
 
     def __init__(self, device: str, dtype: str, context: Callable[[], AbstractContextManager[Any]] | None) -> None:
-        if dtype not in TYPES:
-            raise UsageError(f"bench_dtype={dtype!r} is not known; allowed: {', '.join(map(repr, TYPES))}")
+        if dtype not in BENCHES:
+            raise UsageError(f"bench_dtype={dtype!r} is not known; allowed: {', '.join(map(repr, BENCHES))}")
         try:
             self.device = torch.device(device)
             torch.empty(0, device=self.device)
@@ -89,8 +75,8 @@ class Bench:
         if random and operator.name not in references.FROM_RESULT:
             raise NoBench("draws random numbers")
         problem = ""
-        for name in dict.fromkeys((self._dtype, "raised", "same")):
-            types = TYPES[name]
+        for name in ("same",) if operator.api in KEPT else dict.fromkeys((self._dtype, "raised", "same")):
+            types = BENCHES[name]
             if name == "same" and not self._differs(args, kwargs):
                 break
 
@@ -99,7 +85,13 @@ class Bench:
 
             try:
                 return Ran(once(), self._text(name), once)
-            except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError) as error:  # what a kernel says of a type it has not
+            except (
+                RuntimeError,
+                NotImplementedError,
+                ValueError,
+                TypeError,
+                IndexError,
+            ) as error:  # what a kernel says of a type it has not
                 problem = problem or f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}"
         raise NoBench(f"no benchmark on {self.device}: {problem or 'it would be the same run'}")
 
@@ -127,10 +119,10 @@ class Bench:
                 got = references.FROM_RESULT[operator.name](ours, named, Conversion(self.device, types, False, None).of(result))
             else:
                 got = references.run(func, operator.name, ours, named)
-            return results_of(func, operator, ours, named, got)
+            return results_of(operator, ours, named, got)
 
 
-def results_of(func: Any, operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> list[Any]:
+def results_of(operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> list[Any]:
     """What is compared of a call: leaves of its result, then what it wrote into and does not return."""
     found = list(leaves(result))
     if not operator.writes:
@@ -192,10 +184,13 @@ class Conversion:
 
     def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         wide = tensor.detach().to(device=self._device, dtype=self._types.get(tensor.dtype, tensor.dtype), copy=self._copy)
-        if self._generator is not None and tensor.dtype.is_floating_point and tensor.dtype.itemsize > 1 and wide.layout is torch.strided:
-            signs = torch.randint(0, 2, wide.shape, generator=self._generator).to(wide.device, wide.dtype) * 2 - 1
-            wide = wide * (1 + signs * (torch.finfo(tensor.dtype).eps / 2))
+        if self._generator is not None and tensor.dtype.is_floating_point and wide.layout is torch.strided:
+            moved = nudged(tensor.detach(), tensor.dtype, lambda shape: self._signs(shape).to(tensor.device))
+            return moved.to(device=self._device, dtype=wide.dtype)
         return wide
+
+    def _signs(self, shape: torch.Size) -> torch.Tensor:
+        return torch.randint(0, 2, shape, generator=self._generator) * 2 - 1
 
 
 @contextmanager

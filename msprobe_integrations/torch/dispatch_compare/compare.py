@@ -15,10 +15,12 @@ import torch
 from msprobe_engine.accuracy.dispatch_table import Compared, Difference, DispatchTables, difference
 from msprobe_engine.accuracy.judge import judge
 from msprobe_engine.accuracy.results import ERROR, PASS, WARNING, TensorResult
+from msprobe_integrations.torch.accuracy.ties import equally_right
+from msprobe_integrations.torch.accuracy.types import coarsest, floats_of
 from msprobe_integrations.torch.accuracy.values import as_array, kind_of
 from msprobe_integrations.torch.dispatch_compare import references
-from msprobe_integrations.torch.dispatch_compare.bench import Bench, NoBench, Ran, leaves, results_of
-from msprobe_integrations.torch.dispatch_compare.operators import Operator, same_values
+from msprobe_integrations.torch.dispatch_compare.bench import Bench, NoBench, Ran, results_of, tensors
+from msprobe_integrations.torch.dispatch_compare.operators import Operator
 from msprobe_integrations.torch.dispatch_compare.tensor_files import TensorFiles, numbered
 
 _CHANGES = (1, 2)
@@ -46,7 +48,12 @@ class Seen(NamedTuple):
 
 
 class _Pair(NamedTuple):
-    """One result of both sides, as the verdict takes it."""
+    """One result of both sides, as the verdict takes it.
+
+    Attributes:
+        gradient: it is one.
+        judged_as: type whose precision is asked of the device's.
+    """
 
     api: str
     name: str
@@ -54,6 +61,8 @@ class _Pair(NamedTuple):
     device: Any
     bench_dtype: str
     device_dtype: str
+    gradient: bool
+    judged_as: str
 
 
 class Calls:
@@ -81,7 +90,7 @@ class Calls:
             random: it drew random numbers.
             dump: ``"all"``: write its tensors; ``"auto"``: if it is no pass.
         """
-        device = results_of(func, seen.operator, args, kwargs, result)
+        device = results_of(seen.operator, args, kwargs, result)
         if not any(value is not None for value in device):
             self._tables.operator(seen.operator.name).skip("no result")
             return
@@ -98,8 +107,8 @@ class Calls:
         else:
             results = [_judge(pair) for pair in pairs]
             if any(result.status in (WARNING, ERROR) for result in results):
-                results = self._again(seen, func, ran, pairs, device, results)
-            status = self._write(seen, ran.how, pairs, results, [difference(*_two(pair)) for pair in pairs], problem)
+                results = self._again(seen, ran, pairs, device, results)
+            status = self._write(seen, ran.how, results, [difference(*_two(pair)) for pair in pairs], problem)
         if dump == "all" or (dump == "auto" and status in (WARNING, ERROR)):
             self._files.write(seen.name, seen.args, seen.kwargs, device, ran.leaves)
 
@@ -115,8 +124,8 @@ class Calls:
 
     def _take(self) -> None:
         seen, how, future, problem = self._waiting.popleft()
-        pairs, results, differences = future.result()
-        self._write(seen, how, pairs, results, differences, problem)
+        results, differences = future.result()
+        self._write(seen, how, results, differences, problem)
 
     def finish(self) -> None:
         """Everything is judged and written."""
@@ -127,9 +136,7 @@ class Calls:
             self._pool = None
         self._tables.finish()
 
-    def _again(
-        self, seen: Seen, func: Any, ran: Ran, pairs: list[_Pair], device: list[Any], results: list[TensorResult]
-    ) -> list[TensorResult]:
+    def _again(self, seen: Seen, ran: Ran, pairs: list[_Pair], device: list[Any], results: list[TensorResult]) -> list[TensorResult]:
         """The verdict of what is no pass, with what the operator makes of a change of its inputs."""
         changed = [ran.change(n) for n in _CHANGES]
         kind = _coarsest(seen)
@@ -137,15 +144,12 @@ class Calls:
         for n, (pair, result) in enumerate(zip(pairs, results)):
             if result.status in (WARNING, ERROR):
                 result = _judge(pair, [as_array(run[n]) for run in changed if n < len(run)], kind)
-            if result.status == ERROR and isinstance(device[n], torch.Tensor) and isinstance(ran.leaves[n], torch.Tensor):
-                if same_values(func, seen.args, seen.kwargs, device[n], ran.leaves[n]):
-                    result = dataclasses.replace(result, status=PASS, message="other places of equal values")
+            if result.status == ERROR and _equally_right(seen, device[n], ran.leaves[n]):
+                result = dataclasses.replace(result, status=PASS, message="other places of equal values")
             found.append(result)
         return found
 
-    def _write(
-        self, seen: Seen, how: str, pairs: list[_Pair], results: list[TensorResult], differences: list[Difference], problem: str
-    ) -> str:
+    def _write(self, seen: Seen, how: str, results: list[TensorResult], differences: list[Difference], problem: str) -> str:
         if problem:
             results = [dataclasses.replace(result, status=ERROR, message=problem) for result in results]
         call = Compared(seen.name, seen.operator.name, seen.direction, how, seen.source, tuple(results), tuple(differences), problem)
@@ -155,9 +159,13 @@ class Calls:
 
 def _pairs(seen: Seen, device: list[Any], bench: list[Any]) -> list[_Pair]:
     found = []
-    for (suffix, d), b in zip(numbered(device), bench):
-        name = f"{seen.name}_output{suffix}"
-        found.append(_Pair(seen.operator.api, name, as_array(b), as_array(d), kind_of(b), kind_of(d)))
+    api = "axpy" if seen.kwargs.get("alpha", 1) != 1 else seen.operator.api  # ``add(x, y, alpha=2)`` may round the product
+    for n, ((suffix, d), b) in enumerate(zip(numbered(device), bench)):
+        name, kind = f"{seen.name}_output{suffix}", kind_of(d)
+        judged_as = kind
+        if n >= seen.operator.main and kind == "torch.float32":
+            judged_as = _coarsest(seen) or kind
+        found.append(_Pair(api, name, as_array(b), as_array(d), kind_of(b), kind, seen.operator.gradient, judged_as))
     return found
 
 
@@ -169,26 +177,30 @@ def _structure(operator: Operator, device: list[Any], bench: list[Any]) -> str:
 
 
 def _coarsest(seen: Seen) -> str:
-    """Type with the largest unit of round-off among the floating inputs, by which they are changed."""
-    kinds = [t.dtype for t in leaves([seen.args, seen.kwargs]) if isinstance(t, torch.Tensor) and t.dtype.is_floating_point]
-    kinds = [kind for kind in kinds if kind.itemsize > 1]
-    return str(max(kinds, key=lambda kind: torch.finfo(kind).eps)) if kinds else ""
+    """Type with the largest unit of round-off among the floating inputs, by which they are changed; empty: there is none."""
+    kind = coarsest(floats_of(tensors([seen.args, seen.kwargs])))
+    return "" if kind is None else str(kind)
+
+
+def _equally_right(seen: Seen, device: Any, bench: Any) -> bool:
+    if not isinstance(device, torch.Tensor) or not isinstance(bench, torch.Tensor):
+        return False
+    args = [arg.cpu() if isinstance(arg, torch.Tensor) else arg for arg in seen.args]
+    return equally_right(seen.operator.name, args, seen.kwargs, device.cpu(), bench.cpu())
 
 
 def _judge(pair: _Pair, changed: Sequence[Any] = (), kind: str = "") -> TensorResult:
     if pair.bench is None and pair.device is None:
         return TensorResult(pair.name, (), pair.bench_dtype, pair.device_dtype, message="None on both sides")
     like = [c for c in changed if isinstance(c, np.ndarray) and isinstance(pair.bench, np.ndarray) and c.shape == pair.bench.shape]
-    return judge(*pair, changed=like, input_dtype=kind)
+    name = f"{pair.name}.backward." if pair.gradient else pair.name
+    result = judge(pair.api, name, pair.bench, pair.device, pair.bench_dtype, pair.judged_as, changed=like, input_dtype=kind)
+    return dataclasses.replace(result, name=pair.name, device_dtype=pair.device_dtype)
 
 
-def _judge_all(
-    pairs: list[_Pair], changed: list[list[Any]], kind: str
-) -> tuple[list[_Pair], list[TensorResult], list[Difference]]:
-    """What a process does; its results come without the values."""
-    results = [_judge(pair, runs, kind) for pair, runs in zip(pairs, changed)]
-    differences = [difference(*_two(pair)) for pair in pairs]
-    return [pair._replace(bench=None, device=None) for pair in pairs], results, differences
+def _judge_all(pairs: list[_Pair], changed: list[list[Any]], kind: str) -> tuple[list[TensorResult], list[Difference]]:
+    """What a process does."""
+    return [_judge(pair, runs, kind) for pair, runs in zip(pairs, changed)], [difference(*_two(pair)) for pair in pairs]
 
 
 def _two(pair: _Pair) -> tuple[Any, Any]:

@@ -22,7 +22,7 @@ from msprobe_engine.sinks.files import make_directory
 from msprobe_integrations.torch.devices import in_use
 from msprobe_integrations.torch.dispatch_compare.bench import Bench, leaves, snapshot, tensors, unseen
 from msprobe_integrations.torch.dispatch_compare.compare import Calls, Seen
-from msprobe_integrations.torch.dispatch_compare.operators import Operator, known
+from msprobe_integrations.torch.dispatch_compare.operators import known
 from msprobe_integrations.torch.dispatch_compare.sources import Sources
 from msprobe_integrations.torch.dispatch_compare.tensor_files import TensorFiles
 
@@ -74,7 +74,7 @@ class PtdbgDispatch(TorchDispatchMode):
         max_elements: int = 2**27,
         strict: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         _check(dump_mode, api_list, debug, dump_path, tag, process_num, max_elements)
         self._names = frozenset(_operators(api_list)) if dump_mode == LIST else frozenset()
         self._mode, self._debug, self._limit = dump_mode, debug, max_elements
@@ -91,7 +91,7 @@ class PtdbgDispatch(TorchDispatchMode):
         self._lock = threading.RLock()
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         with self._faults.guard(_PART):
             self._calls.finish()
             _log.info("%s", self.tables.text())
@@ -175,7 +175,9 @@ def _operators(names: Sequence[str] | None) -> list[str]:
     """Those of `names` that are operators; others are said."""
     found = [name for name in names or () if hasattr(torch.ops.aten, name)]
     if wrong := sorted(set(names or ()) - set(found)):
-        _log.warning("PtdbgDispatch: api_list has %s, which torch.ops.aten does not have: nothing is saved for it", ", ".join(map(repr, wrong)))
+        _log.warning(
+            "PtdbgDispatch: api_list has %s, which torch.ops.aten does not have: nothing is saved for it", ", ".join(map(repr, wrong))
+        )
     return found
 
 

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+import re
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 
 _COMMUNICATION = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "_dtensor", "fsdp")
-_READS = frozenset(("_local_scalar_dense", "is_pinned", "_pin_memory", "record_stream", "sym_size", "sym_stride", "sym_numel", "is_same_size"))
-_FORM = frozenset(("_unsafe_view", "lift_fresh", "resize_", "resize_as_", "_resize_output_", "set_", "swap_", "set_data", "_nested_view_from_buffer"))
-_NO_VALUES = frozenset(("empty_like", "new_empty", "new_empty_strided", "empty_strided", "empty", "empty_permuted", "_empty_affine_quantized"))
+_READS = frozenset(
+    ("_local_scalar_dense", "is_pinned", "_pin_memory", "record_stream", "sym_size", "sym_stride", "sym_numel", "is_same_size")
+)
+_FORM = frozenset(
+    ("_unsafe_view", "lift_fresh", "resize_", "resize_as_", "_resize_output_", "set_", "swap_", "set_data", "_nested_view_from_buffer")
+)
+_NO_VALUES = frozenset(
+    ("empty_like", "new_empty", "new_empty_strided", "empty_strided", "empty", "empty_permuted", "_empty_affine_quantized")
+)
+_WORKSPACE = re.compile(r"workspace|reserve", re.IGNORECASE)
+"""Arguments in which a kernel leaves something for its backward in a form of its own: in other types it is not what that expects."""
+_KERNEL = ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn", "_cudnn_ctc_loss", "_cudnn_init_dropout_state")
 _ASSERTS = ("_assert_", "_functional_assert", "_print")
 
 _API = {
@@ -27,7 +37,15 @@ _API = {
     "_to_copy": "to",
     "copy_": "clone",
     "max_pool2d_with_indices": "max_pool2d",
+    "embedding_dense": "embedding",
+    "_fused_dropout": "dropout",
+    "_linalg_svd": "svd",
+    "_linalg_eigh": "eigh",
+    "linalg_qr": "qr",
+    "constant_pad_nd": "pad",
 }
+_BACKWARD = re.compile(r"_backward(_data|_input|_weight|_overrideable)?_?$")
+_ATTENTION = "_scaled_dot_product_"
 
 
 class Operator(NamedTuple):
@@ -35,7 +53,10 @@ class Operator(NamedTuple):
 
     Attributes:
         name: without name space and overload, ``"addmm"``.
-        api: name that the verdict's standards know it by, ``"softmax"`` for ``_softmax``.
+        api: name that the verdict's standards know it by, ``"softmax"`` for ``_softmax``; its own where they know none.
+        gradient: its results are gradients.
+        main: results that the program gets; those behind are kept for the backward pass, and nobody promises that they are more
+            precise than the inputs.
         skip: why its calls are never compared; empty: they are.
         writes: arguments it writes into: place among the positional ones, and name.
         random: it may draw random numbers.
@@ -44,24 +65,34 @@ class Operator(NamedTuple):
 
     name: str
     api: str
+    gradient: bool
+    main: int
     skip: str
     writes: tuple[tuple[int, str], ...]
     random: bool
     foreign: bool
 
 
-@lru_cache(maxsize=None)
+@cache
 def known(func: Any) -> Operator:
     """`Operator` of an overload; of a higher order operator only that it is not compared."""
     if not isinstance(func, torch._ops.OpOverload):
         name = str(getattr(func, "__name__", func))
-        return Operator(name, name, "operator that takes functions", (), False, True)
+        return Operator(name, name, False, 1, "operator that takes functions", (), False, True)
     schema = func._schema
     space, _, name = schema.name.partition("::")
     writes = tuple((n, a.name) for n, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write)
-    api = _API.get(name, name.removeprefix("_foreach_") if name.startswith("_foreach_") else name)
+    gradient = _BACKWARD.search(name) is not None
+    main = 1 if name.startswith(_ATTENTION) and not gradient else len(schema.returns) + len(writes)
     skip = _reason(func, space, name)
-    return Operator(name, api, skip, writes, torch.Tag.nondeterministic_seeded in func.tags, space not in ("aten", "prims"))
+    return Operator(
+        name, _api(name), gradient, main, skip, writes, torch.Tag.nondeterministic_seeded in func.tags, space not in ("aten", "prims")
+    )
+
+
+def _api(name: str) -> str:
+    bare = _BACKWARD.sub("", name)
+    return _API.get(bare, bare.removeprefix("_foreach_"))
 
 
 def _reason(func: Any, space: str, name: str) -> str:
@@ -71,32 +102,8 @@ def _reason(func: Any, space: str, name: str) -> str:
         return "changes the form of a tensor only"
     if name in _NO_VALUES:
         return "memory without values"
+    if name.startswith(_KERNEL) or any(_WORKSPACE.search(a.name) and "Tensor" in str(a.type) for a in func._schema.arguments):
+        return "a kernel's own workspace"
     if name in _READS or space in ("prim", "profiler") or name.startswith(_ASSERTS):
         return "reads or asserts, computes nothing"
     return ""
-
-
-_TIES = frozenset(("sort", "topk", "max", "min", "kthvalue", "mode", "median", "nanmedian", "cummax", "cummin", "argmax", "argmin", "argsort"))
-
-
-def same_values(func: Any, args: Any, kwargs: Any, device: torch.Tensor, bench: torch.Tensor) -> bool:
-    """Do two results that are indices point at equal values of the operator's first argument? Among equal values any order is right."""
-    operator = known(func)
-    if operator.name not in _TIES or device.shape != bench.shape or not args or not isinstance(args[0], torch.Tensor):
-        return False
-    if device.dtype != torch.int64 or bench.dtype != torch.int64 or not device.numel():
-        return False
-    given = dict(zip((a.name for a in func._schema.arguments), args)) | dict(kwargs)
-    values, dim = args[0].detach().cpu(), given.get("dim", -1 if operator.name in ("sort", "topk", "kthvalue", "mode") else None)
-    device, bench = device.cpu(), bench.cpu()
-    if dim is None:
-        values, dim, device, bench = values.reshape(-1), 0, device.reshape(-1), bench.reshape(-1)
-    elif device.dim() < values.dim():
-        device, bench = device.unsqueeze(dim), bench.unsqueeze(dim)
-    size = values.shape[dim] if values.dim() else 1
-    if bool(((device < 0) | (device >= size)).any()) or bool(((bench < 0) | (bench >= size)).any()):
-        return False
-    if operator.name in ("sort", "argsort", "topk") and bool((device.sort(dim).values.diff(dim=dim) == 0).any()):
-        return False  # one place twice
-    a, b = values.gather(dim, device), values.gather(dim, bench)
-    return bool(torch.equal(a, b) or torch.equal(a.isnan() | (a == b), torch.ones_like(a, dtype=torch.bool)) and torch.equal(a.isnan(), b.isnan()))

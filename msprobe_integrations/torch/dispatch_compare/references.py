@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-Args, Named = list[Any], dict[str, Any]
-Reference = Callable[[Any, Args, Named], Any]
+Args = list[Any]
+Named = dict[str, Any]
 
 
 def run(func: Any, name: str, args: Args, kwargs: Named) -> Any:

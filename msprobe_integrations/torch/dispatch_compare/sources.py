@@ -3,6 +3,7 @@ have the numbers that were counted when they were made."""
 
 from __future__ import annotations
 
+import os
 from types import FrameType
 
 import torch
@@ -11,6 +12,7 @@ from msprobe_integrations.common.stacks import Stacks
 from msprobe_integrations.torch import frames
 from msprobe_integrations.torch.backward import sequence_number
 
+_TORCH = f"File {os.path.dirname(torch.__file__)}{os.sep}"
 _LIMIT = 1 << 20
 _task = torch._C._current_graph_task_id
 _node = torch._C._current_autograd_node
@@ -49,7 +51,10 @@ class Sources:
         lines = self._stacks.texts()[stack]
         if not lines:
             return ""
-        file, _, rest = lines[0].removeprefix("File ").partition(", line ")
+        line = next(
+            (line for line in lines if not line.startswith(_TORCH)), lines[0]
+        )  # rather where a module is called than torch's own line
+        file, _, rest = line.removeprefix("File ").partition(", line ")
         number, _, rest = rest.partition(", in ")
         function, _, code = rest.partition(", \n ")
         return f"{file}:{number} in {function}: {code}"

@@ -1,0 +1,1 @@
+"""Compiled code against uncompiled code, module by module and graph by graph."""
