@@ -10,6 +10,7 @@ if find_spec("torch") is None:
 from msprobe.pytorch.compare.distributed_compare import compare_distributed  # the package before the function that takes its name
 from msprobe.pytorch.compare.pt_compare import compare
 from msprobe_engine.compare.single import SingleComparator
+from msprobe_integrations.torch.accuracy.custom import register_operator
 from msprobe_integrations.torch.debugger import PrecisionDebugger, module_dump, module_dump_end, save
 from msprobe_integrations.torch.graph_modes import AclGraphDumper, acl_save, set_fx_dump_config, set_ge_dump_config
 from msprobe_integrations.torch.probe import TorchProbe
@@ -31,6 +32,7 @@ __all__ = [
     "module_dump_end",
     "random_save",
     "random_save_end",
+    "register_operator",
     "save",
     "seed_all",
     "set_fx_dump_config",

@@ -8,9 +8,7 @@ does, so that only on the way there a number became too large.
 
 from __future__ import annotations
 
-import warnings
-import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +21,10 @@ from msprobe_engine.dump.tensor_reader import TensorFiles
 from msprobe_engine.errors import DumpFormatError, UsageError
 from msprobe_engine.progress import progress
 from msprobe_integrations.torch.accuracy.arguments import Arguments
+from msprobe_integrations.torch.accuracy.execute import Outcome, Side, leaves_of
+from msprobe_integrations.torch.accuracy.prepare import Prepared, prepare
 from msprobe_integrations.torch.accuracy.resolve import CannotRun, find, is_api
-
-_WIDER = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64, torch.complex64: torch.complex128}
+from msprobe_integrations.torch.accuracy.sides import Ran, on_bench, on_target
 
 
 def rerun(file: Path, device_id: int = 0, jit_compile: bool = False) -> list[Row]:
@@ -66,122 +65,45 @@ def _device(number: int, jit_compile: bool) -> torch.device | None:
 
 
 def _one(name: str, record: Mapping[str, Any], data: Mapping[str, Any], arguments: Arguments, device: torch.device | None) -> Row:
-    row = Row(name)
-    function = find(name)
-    if function is None:
-        row.verdict, row.note = NOT_RUN, "unknown API"
-        return row
+    row, call = Row(name), name.removesuffix(".forward")
+    cpu = torch.device("cpu")
+    found = data.get(f"{call}.backward")
     try:
-        args, kwargs = arguments.of(name, record)
-        row.inputs = (
-            "drawn from statistics" if arguments.drawn else "saved" if any(map(torch.is_tensor, _leaves([args, kwargs]))) else "none"
-        )
-        if name.split(".")[1] in ("__getitem__", "__setitem__") and len(args) > 1 and isinstance(args[1], list):
-            args[1] = tuple(args[1])
-        gradient = _gradient(name, data, arguments)
+        # without a backward record gradients are asked for all the same: ones come in
+        prepared = prepare(call, record, found if isinstance(found, dict) else {}, arguments, None, 0)
+        inputs = list(leaves_of([list(prepared.call.args), dict(prepared.call.kwargs)]))
+        row.inputs = "drawn from statistics" if arguments.drawn else "saved" if any(map(torch.is_tensor, inputs)) else "none"
+        row.bad_inputs = any(map(_overflows, inputs))
+        ran = on_target(prepared, Side(device or cpu), as_recorded=True)
+        reference, row.reference = _reference(prepared, ran, device)
     except CannotRun as error:
-        row.verdict, row.note = NOT_RUN, str(error)
-        return row
-    row.bad_inputs = any(_overflows(x) for x in _leaves([args, kwargs]))
-    seed = zlib.crc32(name.encode())
-    tested = _attempt(function, args, kwargs, gradient, device or torch.device("cpu"), None, seed)
-    if isinstance(tested, Exception):
-        row.verdict, row.note = NOT_RUN, _short(tested)
-        return row
-    reference = tested if device is None else _attempt(function, args, kwargs, gradient, torch.device("cpu"), None, seed)
-    row.reference = "cpu"
-    if device is None or isinstance(reference, Exception):  # the CPU has no kernel of this type
-        reference = _attempt(function, args, kwargs, gradient, torch.device("cpu"), _WIDER, seed)
-        row.reference = "cpu, float64"
-    if isinstance(reference, Exception):
-        row.verdict, row.note = NOT_RUN, f"reference: {_short(reference)}"
+        row.verdict, row.note = NOT_RUN, "unknown API" if find(name) is None else str(error)
         return row
     row.device = str(device or "cpu")
-    row.verdict, row.overflow, row.reference_overflow = _verdict(tested[0], reference[0])
-    if tested[1] is not None and reference[1] is not None:
-        row.backward, row.backward_overflow, row.backward_reference_overflow = _verdict(tested[1], reference[1])
-        row.gradient = "saved or drawn" if gradient else "ones"
+    tested = ran.outcome
+    ours, theirs = [*tested.outputs, *tested.written.values()], [*reference.outputs, *reference.written.values()]
+    row.verdict, row.overflow, row.reference_overflow = _verdict(ours, theirs)
+    places = [place for place, gradient in tested.gradients.items() if gradient is not None and reference.gradients.get(place) is not None]
+    if places:
+        pairs = [tested.gradients[p] for p in places], [reference.gradients[p] for p in places]
+        row.backward, row.backward_overflow, row.backward_reference_overflow = _verdict(*pairs)
+        row.gradient = "saved or drawn" if prepared.call.gradients else "ones"
     return row
 
 
-def _attempt(
-    function: Callable[..., Any],
-    args: list[Any],
-    kwargs: Mapping[str, Any],
-    gradient: list[torch.Tensor],
-    device: torch.device,
-    wider: Mapping[torch.dtype, torch.dtype] | None,
-    seed: int,
-) -> tuple[list[Any], list[Any] | None] | Exception:
-    """Outputs, and gradients of the inputs (None: there are none); an exception when the call does not work."""
-    leaves: list[torch.Tensor] = []
+def _reference(prepared: Prepared, ran: Ran, device: torch.device | None) -> tuple[Outcome, str]:
+    """The same call on the CPU: in the same types where another device is tested and the CPU has a kernel for them, else in float64.
 
-    def moved(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            tensor = value.to(device, wider.get(value.dtype, value.dtype) if wider else value.dtype, copy=True)
-            if tensor.dtype.is_floating_point and function is not None and not _writes(function):
-                leaves.append(tensor.requires_grad_())
-            return tensor
-        if isinstance(value, torch.device):
-            return device
-        if isinstance(value, torch.dtype) and wider:
-            return wider.get(value, value)
-        if isinstance(value, dict):
-            return {key: moved(child) for key, child in value.items()}
-        return type(value)(map(moved, value)) if type(value) in (list, tuple) else value
-
-    try:
-        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-            warnings.simplefilter("ignore")
-            torch.manual_seed(seed)
-            out = function(*moved(list(args)), **moved(dict(kwargs)))
-            outs = list(_leaves(out))
-            return outs, _backward(outs, leaves, gradient)
-    except Exception as error:  # whatever an operation says of arguments it does not take
-        return error
-
-
-def _writes(function: Callable[..., Any]) -> bool:
-    """In-place operations do not take leaves that need gradients."""
-    name = getattr(function, "__name__", "")
-    return (name.endswith("_") and not name.endswith("__")) or name.startswith("__i") or name == "__setitem__"
-
-
-def _backward(outs: list[Any], leaves: list[torch.Tensor], gradient: list[torch.Tensor]) -> list[Any] | None:
-    roots = [out for out in outs if isinstance(out, torch.Tensor) and out.requires_grad and not out.is_leaf]
-    if not roots or not leaves:
-        return None
-    fits = len(gradient) == len(roots) and all(g.shape == root.shape for g, root in zip(gradient, roots))
-    with_what = [g.to(root.device, root.dtype) for g, root in zip(gradient, roots)] if fits else [torch.ones_like(root) for root in roots]
-    try:
-        found = torch.autograd.grad(roots, leaves, with_what, allow_unused=True)
-    except RuntimeError:
-        return None  # the forward result stands; this function has no derivative here
-    return [g for g in found if g is not None]
-
-
-def _gradient(name: str, data: Mapping[str, Any], arguments: Arguments) -> list[torch.Tensor]:
-    """What came into the backward call of this record, when the dump has it."""
-    record = data.get(name.removesuffix("forward") + "backward")
-    if not isinstance(record, dict):
-        return []
-    drawn = arguments.drawn
-    try:
-        return [g for g in arguments.gradients(name, record) if g is not None]
-    except CannotRun:
-        return []
-    finally:
-        arguments.drawn = drawn
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
-        for child in value:
-            yield from _leaves(child)
-    else:
-        yield value
+    Raises:
+        CannotRun: it does not run there.
+    """
+    cpu = torch.device("cpu")
+    if device is not None:
+        try:
+            return on_target(prepared, Side(cpu), as_recorded=True).outcome, "cpu"
+        except CannotRun:
+            pass  # the CPU has no kernel of this type
+    return on_bench(prepared, cpu, "float64", ran.side.autocast).outcome, "cpu, float64"
 
 
 def _overflows(value: Any) -> bool:
@@ -200,7 +122,3 @@ def _verdict(tested: list[Any], reference: list[Any]) -> tuple[str, bool, bool]:
     )
     theirs = any(map(_overflows, fitted))
     return (NORMAL if ours == theirs else ABNORMAL), ours, theirs
-
-
-def _short(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}"

@@ -39,7 +39,7 @@ class Arguments:
         seed: of what is drawn, together with the name of the call and the place of the argument.
 
     Attributes:
-        drawn: places since the last `of` whose values were drawn and not read.
+        drawn: places of the arguments that the last `of` has drawn and not read.
     """
 
     def __init__(self, files: Files | None, seed: int = 0) -> None:
@@ -74,7 +74,11 @@ class Arguments:
         Raises:
             CannotRun: they cannot be made.
         """
-        made = self._make(record.get("input") or [], (), f"{name} gradient", lambda _: Purpose())
+        drawn, self.drawn = self.drawn, []
+        try:
+            made = self._make(record.get("input") or [], (), f"{name} gradient", lambda _: Purpose())
+        finally:
+            self.drawn = drawn
         return [g for g in _leaves(made) if g is None or isinstance(g, torch.Tensor)]
 
     def recorded(self, items: Any) -> list[Any]:
