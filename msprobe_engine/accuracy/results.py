@@ -124,3 +124,9 @@ def skipped(name: str, reason: str, seconds: float = 0.0) -> CallResult:
 def worst(tensors: tuple[TensorResult, ...] | list[TensorResult]) -> str:
     """Status of a direction of a call: the worst of its tensors; `SKIP` where nothing was compared."""
     return max((tensor.status for tensor in tensors), key=_GRAVITY.__getitem__, default=SKIP)
+
+
+def bare_name(name: str) -> str:
+    """``"matmul"`` of the call ``"Torch.matmul.0"``, ``"linalg.inv"`` of ``"Torch.linalg.inv.0"``."""
+    parts = name.split(".")
+    return ".".join(parts[1:-1]) if len(parts) > 2 else parts[-1]

@@ -31,6 +31,7 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
+    "acc_check": Command("acc_check", "run the API calls of a dump again: is each result right? (run_ut, multi_run_ut)"),
     "check-config": Command("check_config", "check a settings file and print what it resolves to"),
     "ckpt": Command("ckpt", "compare checkpoints of any format and parallel layout (diff, digest, show)"),
     "code_mapping": Command("code_mapping", "say which source lines the tensors of a MindSpore kernel dump come from"),
@@ -52,7 +53,7 @@ COMMANDS = {
 }
 GROUPS = ("ckpt", "grad_probe", "monitor")
 """Commands that have sub-commands: the table ``COMMANDS`` of their file."""
-ALIASES = {"overflow_check": "nan_analyze"}
+ALIASES = {"multi_acc_check": "acc_check", "multi_run_ut": "acc_check", "overflow_check": "nan_analyze", "run_ut": "acc_check"}
 """Names of the existing tool's other versions."""
 
 EXAMPLES = """\
@@ -68,7 +69,7 @@ examples:
 EXIT_CODES = """\
 exit codes:
   0    done
-  1    done, and something was found (compare, diagnose, nan_analyze, monitor analyze, monitor learn --check, grad_probe compare,
+  1    done, and something was found (acc_check, compare, diagnose, nan_analyze, monitor analyze, monitor learn --check, grad_probe compare,
        config_check, ckpt diff, frameworks) or does not fit (estimate)
   2    wrong usage, settings or input; the message says what to do; cannot tell (ckpt diff)
   3    nothing found, but something could not be read (compare, diagnose, nan_analyze); elsewhere a bug in this tool: please

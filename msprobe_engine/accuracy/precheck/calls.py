@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Protocol
 
+from msprobe_engine.accuracy.results import bare_name
 from msprobe_engine.accuracy.settings import ALWAYS_BLOCKED, PrecheckSettings
 from msprobe_engine.dump import layout
 from msprobe_engine.dump.reader import open_dump
@@ -66,12 +67,6 @@ class DumpCalls:
     framework: str
     calls: tuple[Call, ...]
     remarks: tuple[str, ...] = ()
-
-
-def bare_name(name: str) -> str:
-    """``"matmul"`` of ``"Torch.matmul.0"``."""
-    parts = name.split(".")
-    return ".".join(parts[1:-1]) if len(parts) > 2 else parts[-1]
 
 
 def find_dump(path: str | Path) -> Path:

@@ -26,6 +26,7 @@ class Options:
         seed: of drawn inputs and random operators.
         processes: how many at a time; 0: one per core, at most 8, fewer for few calls.
         timeout: seconds that one call may take.
+        operators: Python files or modules that register operators which the framework does not know; each process loads them.
         compat: calls are checked as this version of the existing tool does, and result files are as its own; None: as we do.
         filter_api: leave repeated calls out.
         save_error_data: save inputs and results of calls that do not pass.
@@ -41,6 +42,7 @@ class Options:
     seed: int = 1234
     processes: int = 0
     timeout: float = 600.0
+    operators: tuple[str, ...] = ()
     compat: str | None = None
     filter_api: bool = False
     save_error_data: bool = False
@@ -59,6 +61,7 @@ class Work:
         error_data: directory for inputs and results of calls that do not pass; empty: none are saved.
         quantized: APIs whose integer results may differ by 1.
         threads: of one process, for the CPU's kernels. The same for every number of processes: sums are then made in the same order.
+        operators: as in `Options`.
         received: results of calls come from a training that runs; they are judged and not made again.
         second: with `received`: a device here whose results are the second opinion; empty: there is none.
     """
@@ -77,13 +80,14 @@ class Work:
     error_data: str
     quantized: tuple[str, ...]
     threads: int
+    operators: tuple[str, ...] = ()
     received: bool = False
     second: str = ""
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Work:
         """The reverse of `dataclasses.asdict` after a trip as JSON."""
-        return cls(**{**values, "quantized": tuple(values["quantized"])})
+        return cls(**{**values, "quantized": tuple(values["quantized"]), "operators": tuple(values["operators"])})
 
     @property
     def rank_directory(self) -> Path:

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple, Protocol
 
@@ -97,7 +97,7 @@ class Pool:
         self._works = works
         self._timeout = timeout
 
-    def check(self, calls: Sequence[Item] | Feed) -> Iterator[Answer]:
+    def check(self, calls: Sequence[Item] | Feed) -> Generator[Answer, None, None]:
         """Answers as they come; of a `Feed` until it has ended. Whatever ends the iteration ends the processes.
 
         Raises:

@@ -19,6 +19,7 @@ from msprobe_engine.dump.tensor_reader import TensorFiles
 from msprobe_engine.errors import UsageError
 from msprobe_integrations.torch.accuracy.as_existing import CheckerAsExisting
 from msprobe_integrations.torch.accuracy.checker import Bench, Checker, Target
+from msprobe_integrations.torch.accuracy.custom import load_operators
 from msprobe_integrations.torch.backend import TorchBackend
 
 _LONGEST = 200
@@ -29,10 +30,12 @@ def make_check(work: Work) -> Callable[[str, Mapping[str, Any], Mapping[str, Any
     """See `msprobe_engine.accuracy.precheck.worker.Check`.
 
     Raises:
-        UsageError: there is no such device or type here.
+        UsageError: there is no such device or type here, or a file of operators cannot be loaded.
     """
     warnings.simplefilter("ignore")
     torch.set_num_threads(work.threads)
+    for source in work.operators:
+        load_operators(source)
     device, bench = resolved(work.device, work.jit_compile), resolved(work.bench, work.jit_compile)
     directory = work.rank_directory
     files = TensorFiles(directory) if (directory / layout.TENSORS).is_dir() else None

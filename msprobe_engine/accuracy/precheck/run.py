@@ -1,0 +1,204 @@
+"""``msprobe acc_check``: all calls of a dump through the processes into the result files, and a summary.
+
+A check that was interrupted goes on from its result files; what comes of it is what an uninterrupted one would have written.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from msprobe_engine.accuracy.precheck import summary
+from msprobe_engine.accuracy.precheck.calls import Call, DumpCalls, read_calls, remarks_on_lists, why_not, without_repeats
+from msprobe_engine.accuracy.precheck.options import Options, Work
+from msprobe_engine.accuracy.precheck.pool import Pool
+from msprobe_engine.accuracy.result_files import ResultFiles
+from msprobe_engine.accuracy.results import CallResult, bare_name, skipped
+from msprobe_engine.accuracy.settings import PrecheckSettings
+from msprobe_engine.dump import layout
+from msprobe_engine.dump.reader import read_stacks
+from msprobe_engine.errors import SettingsError
+from msprobe_engine.log import get_logger, printable
+from msprobe_engine.progress import bar
+
+MOST_PROCESSES = 8
+CALLS_PER_PROCESS = 100
+"""Calls below which one more process costs more (the import of its framework) than it saves."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What came of a pre-check.
+
+    Attributes:
+        result_path, details_path: the files.
+        error_data: directory of inputs and results of calls that do not pass; None when none were asked for.
+        tally: counts, and what does not pass.
+        stacks: of the dump.
+        repeats: calls that were left out because they repeat an earlier one.
+        seconds: the check took.
+        compat: of the options.
+    """
+
+    result_path: Path
+    details_path: Path
+    error_data: Path | None
+    tally: summary.Tally
+    stacks: Mapping[str, Sequence[str]]
+    repeats: int
+    seconds: float
+    compat: bool
+
+    @property
+    def exit_code(self) -> int:
+        """See ``msprobe acc_check --help``."""
+        if self.compat:
+            return 0
+        if self.tally.errors:
+            return 1
+        return 3 if self.tally.broken else 0
+
+    def text(self) -> str:
+        """The summary for the console."""
+        lines = [summary.text(self.tally, self.stacks)]
+        if self.repeats:
+            lines.append(f"{self.repeats:,} calls were left out: they repeat an earlier one (-f)")
+        lines.append(f"{self.seconds:.1f} s; results: {self.result_path}")
+        lines.append(f"details: {self.details_path}")
+        if self.error_data is not None:
+            lines.append(f"inputs and results of calls that do not pass: {self.error_data}")
+        return "\n".join(lines)
+
+
+def check_dump(
+    path: str | Path, settings: PrecheckSettings, options: Options, out_path: str | Path, resume: str | Path | None = None
+) -> Outcome:
+    """Check the calls of a dump.
+
+    Args:
+        path: dump.json, or a directory with one dump in it.
+        out_path: directory of the result files, made if it is not there.
+        resume: result file of an interrupted check; its calls are not checked again.
+
+    Raises:
+        DumpFormatError: no dump, or a damaged one.
+        UsageError: nothing to check, no such device, or the result file to go on with is none.
+        SettingsError: ``error_data_path`` is no directory.
+        SinkError: a result file cannot be written.
+    """
+    began = time.perf_counter()
+    dump = read_calls(path)
+    calls = without_repeats(dump.calls) if options.filter_api else list(dump.calls)
+    for remark in (*dump.remarks, *remarks_on_lists(calls, settings)):
+        get_logger().warning("%s", printable(f"{dump.file}: {remark}"))
+    order = [call.name for call in calls]
+    with _files(out_path, resume, options, settings) as files:
+        error_data = _error_data(settings, files.stamp) if options.save_error_data else None
+        stacks = read_stacks(dump.file.parent)
+        tally = summary.Tally()
+        for result in files.results(order):
+            tally.add(result)
+        _check_rest([call for call in calls if call.name not in files.done], dump, settings, options, files, stacks, tally, error_data)
+        files.sort(order)
+    return Outcome(
+        result_path=files.result_path,
+        details_path=files.details_path,
+        error_data=error_data,
+        tally=tally,
+        stacks=stacks,
+        repeats=len(dump.calls) - len(calls),
+        seconds=time.perf_counter() - began,
+        compat=options.compat is not None,
+    )
+
+
+def _check_rest(
+    calls: Sequence[Call],
+    dump: DumpCalls,
+    settings: PrecheckSettings,
+    options: Options,
+    files: ResultFiles,
+    stacks: Mapping[str, Sequence[str]],
+    tally: summary.Tally,
+    error_data: Path | None,
+) -> None:
+    """Calls that the lists leave out get their row at once, all others from the processes."""
+
+    def keep(result: CallResult) -> None:
+        tally.add(result)
+        files.append(result, summary.source_line(stacks.get(f"{result.name}.forward", ())))
+
+    asked = []
+    for call in calls:
+        reason = why_not(call, settings)
+        if reason is None:
+            asked.append(call)
+        else:
+            keep(skipped(call.name, reason))
+    number = processes(options, len(asked))
+    pool = Pool(_works(number, dump, settings, options, error_data), options.timeout)
+    with bar("checking", len(asked)) as advance, closing(pool.check(asked)) as answers:
+        for answer in answers:
+            keep(answer.result)
+            if answer.broken:
+                tally.broken.append(answer.result)
+            advance(bare_name(answer.call.name))
+
+
+def _files(out_path: str | Path, resume: str | Path | None, options: Options, settings: PrecheckSettings) -> ResultFiles:
+    if resume is not None:
+        return ResultFiles.resume(resume, options.compat, settings.precision)
+    return ResultFiles.create(out_path, options.compat, settings.precision)
+
+
+def _works(number: int, dump: DumpCalls, settings: PrecheckSettings, options: Options, error_data: Path | None) -> list[Work]:
+    """What each process has to know: they differ in the device alone."""
+    shared = Work(
+        framework=dump.framework,
+        directory=str(dump.file.parent.resolve()),
+        device="",
+        dtype=options.dtype,
+        compiled=options.compiled,
+        bench=options.bench,
+        bench_dtype=options.bench_dtype,
+        jit_compile=options.jit_compile,
+        seed=options.seed,
+        condition=options.condition,
+        compat=options.compat or "",
+        error_data="" if error_data is None else str(error_data.resolve()),
+        quantized=settings.quantization_api_list,
+        operators=options.operators,
+        threads=int(os.environ.get("OMP_NUM_THREADS") or 1),
+    )
+    return [replace(shared, device=options.devices[n % len(options.devices)]) for n in range(number)]
+
+
+def _error_data(settings: PrecheckSettings, stamp: str) -> Path:
+    """``ut_error_data{stamp}``, the one of the result files with this stamp.
+
+    Raises:
+        SettingsError: the directory that the settings name is not there.
+        SinkError: it cannot be made.
+    """
+    parent = Path(settings.error_data_path)
+    if not parent.is_dir():
+        raise SettingsError(f"error_data_path: {settings.error_data_path!r} is no directory; make it, or name another one")
+    path = parent / f"ut_error_data{stamp}"
+    try:
+        layout.make_directories(str(path))
+    except OSError as error:
+        raise layout.DumpWriteError(error, path) from error
+    return path
+
+
+def processes(options: Options, calls: int) -> int:
+    """How many processes check so many calls."""
+    if options.processes:
+        return max(1, min(options.processes, calls))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(MOST_PROCESSES, max(cores, len(options.devices)), math.ceil(calls / CALLS_PER_PROCESS)))
