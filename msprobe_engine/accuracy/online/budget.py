@@ -10,6 +10,7 @@ import numpy as np
 from msprobe_engine.accuracy.online.channel import Waker
 
 _KEPT = 64 << 20
+_LEAST = 4096
 
 
 class Budget:
@@ -58,21 +59,28 @@ class Budget:
 
 
 class Memory:
-    """Buffers of one connection, used again because memory that is new costs more than what is put into it."""
+    """Buffers of one connection, used again because memory that is new costs more than what is put into it. At most 64 MiB are kept."""
 
     def __init__(self) -> None:
-        self._free: deque[memoryview] = deque(maxlen=2)
+        self._lock = threading.Lock()
+        self._free: deque[memoryview] = deque()
+        self._kept = 0
 
     def get(self, size: int) -> tuple[memoryview, memoryview]:
         """A view of `size` bytes, and what to give back with `put`."""
-        for _ in range(len(self._free)):
-            whole = self._free.popleft()
-            if len(whole) >= size:
-                return whole[:size], whole
-        whole = np.empty(max(size, 4096), np.uint8).data
+        with self._lock:
+            for i, whole in enumerate(self._free):
+                if len(whole) >= size:
+                    del self._free[i]
+                    self._kept -= len(whole)
+                    return whole[:size], whole
+        whole = np.empty(max(size, _LEAST), np.uint8).data
         return whole[:size], whole
 
     def put(self, whole: memoryview) -> None:
-        """Nobody looks at it any more."""
-        if len(whole) <= _KEPT:
+        """Nobody looks at it any more. What is too small for what comes now makes room for it."""
+        with self._lock:
             self._free.append(whole)
+            self._kept += len(whole)
+            while self._kept > _KEPT:
+                self._kept -= len(self._free.popleft())

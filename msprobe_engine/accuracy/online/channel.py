@@ -7,8 +7,11 @@ import os
 import select
 import socket
 import ssl
+import threading
 import time
+from collections import deque
 from collections.abc import Iterable
+from itertools import islice
 from typing import Any
 
 from msprobe_engine.errors import TransportError
@@ -16,6 +19,8 @@ from msprobe_engine.errors import TransportError
 _CHUNK = 1 << 20
 _JOIN = 16 << 10
 _BLOCK = 128 << 10
+_PIECES = 512
+"""At once in one call of the system; Linux takes 1024."""
 CLOSED = -1
 """`Channel.receive` at the end of the stream."""
 
@@ -26,6 +31,7 @@ class Waker:
     def __init__(self) -> None:
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._set = False
+        self._lock = threading.Lock()
 
     def fileno(self) -> int:
         """What to wait for."""
@@ -33,23 +39,32 @@ class Waker:
 
     def wake(self) -> None:
         """Let the waiting thread go on, now or as soon as it waits."""
-        if not self._set:
-            self._set = True
-            with contextlib.suppress(OSError):  # full means awake; closed means that nobody waits any more
+        if self._set:
+            return
+        with self._lock:
+            if not self._set:
+                self._set = True
                 os.write(self._write, b"x")
 
     def clear(self) -> None:
         """Before looking at what one was woken for."""
         if self._set:
-            with contextlib.suppress(OSError):
-                os.read(self._read, 64)
-            self._set = False  # last: who wakes before this line has already put down what there is to see
+            with self._lock:
+                os.read(self._read, 1)
+                self._set = False  # last: who does not wake because of it has already put down what there is to see
+
+    def wait(self, timeout: float) -> None:
+        """Return when woken, or after `timeout` seconds."""
+        poller = select.poll()
+        poller.register(self._read, select.POLLIN)
+        poller.poll(timeout * 1000)
 
     def close(self) -> None:
         """Give the descriptors back; the waiting thread has ended."""
-        self._set = True
-        os.close(self._read)
-        os.close(self._write)
+        with self._lock:
+            self._set = True
+            os.close(self._read)
+            os.close(self._write)
 
 
 class Channel:
@@ -64,8 +79,7 @@ class Channel:
         with contextlib.suppress(OSError):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = connection
-        self._out: list[memoryview] = []
-        self._next = 0
+        self._out: deque[memoryview] = deque()
         self._want_write = False
         self._want_read = False
 
@@ -108,8 +122,11 @@ class Channel:
             self._poll(read, write, left, None)
 
     def put(self, buffers: Iterable[bytes | memoryview]) -> None:
-        """Queue bytes to be sent; small pieces are joined. They must not change until `pending` is 0."""
-        small: list[memoryview] = []
+        """Queue bytes to be sent. They must not change until `pending` is 0."""
+        if not self.encrypted:
+            self._out.extend(memoryview(buffer) for buffer in buffers if len(buffer))
+            return
+        small: list[memoryview] = []  # a TLS record for every few bytes would cost more than copying them together
         size = 0
         for buffer in buffers:
             view = memoryview(buffer)
@@ -124,13 +141,13 @@ class Channel:
                 small, size = [view], len(view)
             else:
                 self._out.append(view)
-        if small:
+        if size:
             self._out.append(memoryview(b"".join(small)))
 
     @property
     def pending(self) -> int:
         """Pieces that are not sent yet."""
-        return len(self._out) - self._next
+        return len(self._out)
 
     def flush(self) -> int:
         """Send what can be sent now; returns how many bytes.
@@ -140,24 +157,28 @@ class Channel:
         """
         sent = 0
         self._want_read = False
-        while self._next < len(self._out):
-            view = self._out[self._next]
+        while self._out:
             try:
-                count = self._socket.send(view[:_CHUNK])
+                count = self._send()
             except (BlockingIOError, ssl.SSLWantWriteError):
                 break
             except ssl.SSLWantReadError:
                 self._want_read = True
                 break
             sent += count
-            if count == len(view):
-                self._next += 1
-            else:
-                self._out[self._next] = view[count:]
-        else:
-            self._out.clear()
-            self._next = 0
+            while count:
+                view = self._out[0]
+                if count < len(view):
+                    self._out[0] = view[count:]
+                    break
+                count -= len(view)
+                self._out.popleft()
         return sent
+
+    def _send(self) -> int:
+        if not self.encrypted:
+            return self._socket.sendmsg(islice(self._out, _PIECES))
+        return self._socket.send(self._out[0][:_CHUNK])
 
     def receive(self, target: memoryview) -> int:
         """Bytes put into `target`: 0 when nothing is there now, `CLOSED` at the end.

@@ -238,8 +238,8 @@ class Client:
         end_sent = False
         while not self._stop.is_set():
             self._waker.clear()
-            filled = self._fill(channel, crc)
-            if filled or channel.pending:
+            sending = self._fill(channel, crc)
+            if sending:
                 if self._flush(channel, reader):
                     said = time.monotonic()
             elif self._ending and not end_sent and self._outbox.empty:
@@ -260,16 +260,16 @@ class Client:
                 channel.put([encode_control(Kind.ALIVE, {"lost": self._outbox.dropped})])
                 said = now
                 continue
-            if filled and not channel.pending:
+            if sending and not channel.pending:
                 continue  # there may be more in the queue
             next_sign = said + self._options.heartbeat if not channel.pending else now + self._options.heartbeat
             channel.wait(min(next_sign, heard + self._options.silence) - now + 0.01, self._waker)
 
     def _fill(self, channel: Channel, crc: bool) -> bool:
-        """Take messages from the queue as far as the channel is empty."""
+        """Take messages from the queue when the channel has nothing more; is there anything to send?"""
         taken = 0
         if channel.pending:
-            return False
+            return True
         parts: list[bytes | memoryview] = []
         while taken < _AHEAD and (message := self._outbox.next()) is not None:
             parts.append(encode_prefix(Kind.MESSAGE, message.sequence, len(message.header), message.payload, WITH_CRC if crc else 0))

@@ -118,7 +118,7 @@ class Connection:
     def _welcome(self, frame: Frame) -> Session | None:
         header = parse_header(frame.header)
         name = header.get("session")
-        rank, first, lost = (_whole(header.get(key), _LARGEST_RANK if key == "rank" else _LARGEST) for key in ("rank", "first", "lost"))
+        rank, first, lost = (whole(header.get(key), _LARGEST_RANK if key == "rank" else _LARGEST) for key in ("rank", "first", "lost"))
         if not (isinstance(name, str) and _SESSION.fullmatch(name)):
             raise TransportError("the greeting has no session of 32 hex digits")
         if rank is None or first is None or lost is None:
@@ -219,23 +219,23 @@ class Connection:
             return True
         header = parse_header(frame.header)
         if frame.kind == Kind.END:
-            session.final = _counts(header.get("counts"))
+            session.final = counts_of(header.get("counts"))
             self._channel.put([encode_control(Kind.ENDED)])
             return False
-        lost = _whole(header.get("lost"))
+        lost = whole(header.get("lost"))
         if lost is not None:
             session.lost(lost)
         return True
 
 
-def _whole(value: object, limit: int = _LARGEST) -> int | None:
+def whole(value: object, limit: int = _LARGEST) -> int | None:
     """A number that is one, else None."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= limit else None
 
 
-def _counts(found: object) -> Counts:
+def counts_of(found: object) -> Counts:
     """What a client says of itself; what is no number is 0."""
     given: dict[str, object] = found if isinstance(found, dict) else {}
     waited = given.get("waited_seconds")
-    whole = {f.name: _whole(given.get(f.name)) or 0 for f in fields(Counts) if f.name != "waited_seconds"}
-    return Counts(**whole, waited_seconds=float(waited) if isinstance(waited, (int, float)) else 0.0)
+    numbers = {f.name: whole(given.get(f.name)) or 0 for f in fields(Counts) if f.name != "waited_seconds"}
+    return Counts(**numbers, waited_seconds=float(waited) if isinstance(waited, (int, float)) else 0.0)

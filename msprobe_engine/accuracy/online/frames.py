@@ -183,7 +183,7 @@ class FrameReader:
         if self._prefix is None:
             if self._end - self._begin < PREFIX_BYTES:
                 return None
-            self._prefix = self._parse_prefix(self._take(PREFIX_BYTES))
+            self._prefix = _parse_prefix(self._take(PREFIX_BYTES), self.kinds, self.message_bytes)
         kind, flags, header_bytes, payload_bytes, sequence = self._prefix
         if kind == Kind.MESSAGE and self._payload is None:
             return Need(payload_bytes, header_bytes + payload_bytes)
@@ -203,31 +203,6 @@ class FrameReader:
         view = self._stage[self._begin : self._begin + count]
         self._begin += count
         return view
-
-    def _parse_prefix(self, text: memoryview) -> tuple[Kind, int, int, int, int]:
-        magic, version, kind, flags, sequence, header_bytes, payload_bytes, crc = _PREFIX.unpack(text)
-        if magic[:2] in (b"\x15\x03", b"\x16\x03"):
-            raise TransportError("the other end speaks TLS, this one does not: set tls_path on both hosts, or on none")
-        if magic != _MAGIC:
-            raise TransportError(f"this is no frame of msprobe (it begins with {bytes(magic)!r}); is it another program that talks here?")
-        if zlib.crc32(text[: _CHECKED.size]) != crc:
-            raise TransportError("the beginning of a frame was changed on its way (its CRC-32 is wrong)")
-        if version != VERSION:
-            raise TransportError(
-                f"the other end speaks version {version} of the protocol, this one {VERSION}; install the same msprobe on both hosts"
-            )
-        if kind not in self.kinds:
-            raise TransportError(f"a frame of kind {kind} has no place here")
-        limit = MESSAGE_HEADER_BYTES if kind == Kind.MESSAGE else CONTROL_HEADER_BYTES
-        if header_bytes > limit:
-            raise TransportError(f"a header of {header_bytes} bytes is announced, {limit} are allowed")
-        if payload_bytes and kind != Kind.MESSAGE:
-            raise TransportError(f"a frame of kind {kind} announces a payload of {payload_bytes} bytes, and has none")
-        if kind == Kind.MESSAGE and header_bytes + payload_bytes > self.message_bytes:
-            raise TransportError(f"a message of {header_bytes + payload_bytes} bytes is announced, {self.message_bytes} are allowed")
-        if flags & ~WITH_CRC:
-            raise TransportError(f"flags {flags:#x} of a frame are unknown")
-        return Kind(kind), flags, header_bytes, payload_bytes, sequence
 
     def _read_header(self, size: int) -> bool:
         if self._long is not None:
@@ -258,3 +233,47 @@ class FrameReader:
         if bytes(self._take(_CRC.size)) != checksum(self._header, () if payload is None else (payload,)):
             raise TransportError("a frame was changed on its way (the CRC-32 of its contents is wrong)")
         return True
+
+
+def parse_message(text: memoryview) -> Frame:
+    """A message that is a file: all of `text` is its one frame.
+
+    Raises:
+        TransportError: it is not.
+    """
+    if len(text) < PREFIX_BYTES:
+        raise TransportError(f"{len(text)} bytes are no message; the file was cut off")
+    kind, flags, header_bytes, payload_bytes, sequence = _parse_prefix(text[:PREFIX_BYTES], frozenset((Kind.MESSAGE,)), len(text))
+    end = PREFIX_BYTES + header_bytes + payload_bytes
+    if len(text) != end + (_CRC.size if flags & WITH_CRC else 0):
+        raise TransportError(f"a message of {end} bytes is in a file of {len(text)}; the file was cut off or is another one's")
+    header, payload = bytes(text[PREFIX_BYTES : PREFIX_BYTES + header_bytes]), text[PREFIX_BYTES + header_bytes : end]
+    if flags & WITH_CRC and bytes(text[end:]) != checksum(header, (payload,)):
+        raise TransportError("the message was changed on its way (the CRC-32 of its contents is wrong)")
+    return Frame(kind, sequence, header, payload)
+
+
+def _parse_prefix(text: memoryview, kinds: frozenset[Kind], message_bytes: int) -> tuple[Kind, int, int, int, int]:
+    magic, version, kind, flags, sequence, header_bytes, payload_bytes, crc = _PREFIX.unpack(text)
+    if magic[:2] in (b"\x15\x03", b"\x16\x03"):
+        raise TransportError("the other end speaks TLS, this one does not: set tls_path on both hosts, or on none")
+    if magic != _MAGIC:
+        raise TransportError(f"this is no frame of msprobe (it begins with {bytes(magic)!r}); is it another program that talks here?")
+    if zlib.crc32(text[: _CHECKED.size]) != crc:
+        raise TransportError("the beginning of a frame was changed on its way (its CRC-32 is wrong)")
+    if version != VERSION:
+        raise TransportError(
+            f"the other end speaks version {version} of the protocol, this one {VERSION}; install the same msprobe on both hosts"
+        )
+    if kind not in kinds:
+        raise TransportError(f"a frame of kind {kind} has no place here")
+    limit = MESSAGE_HEADER_BYTES if kind == Kind.MESSAGE else CONTROL_HEADER_BYTES
+    if header_bytes > limit:
+        raise TransportError(f"a header of {header_bytes} bytes is announced, {limit} are allowed")
+    if payload_bytes and kind != Kind.MESSAGE:
+        raise TransportError(f"a frame of kind {kind} announces a payload of {payload_bytes} bytes, and has none")
+    if kind == Kind.MESSAGE and header_bytes + payload_bytes > message_bytes:
+        raise TransportError(f"a message of {header_bytes + payload_bytes} bytes is announced, {message_bytes} are allowed")
+    if flags & ~WITH_CRC:
+        raise TransportError(f"flags {flags:#x} of a frame are unknown")
+    return Kind(kind), flags, header_bytes, payload_bytes, sequence

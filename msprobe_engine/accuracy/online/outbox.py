@@ -214,6 +214,11 @@ class Outbox:
             return oldest[0].sequence if oldest else self._sequence + 1
 
     @property
+    def last(self) -> int:
+        """Number of the newest message; 0 when there was none."""
+        return self._sequence
+
+    @property
     def empty(self) -> bool:
         """Is everything acknowledged?"""
         with self._room:

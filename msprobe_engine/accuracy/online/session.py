@@ -127,6 +127,27 @@ class Session:
             self._changed.notify_all()
         return True
 
+    def reject(self, sequence: int, reason: str) -> None:
+        """A message that cannot even be read; the handler does not see it."""
+        with self._changed:
+            self._skip(sequence)
+            self.have = max(self.have, sequence)
+            if not self._inbox:
+                self.safe = self.have
+            self._refused += 1
+            first = self._refused == 1
+        if first:
+            said = f"{self._who()}: message {sequence} cannot be read ({reason}); further ones are counted only"
+            tell(self._on_event, Event(REFUSED, said, bad=True, peer=self.peer))
+
+    def skip(self, first: int) -> None:
+        """What is missing before number `first` will not come."""
+        with self._changed:
+            gap = self._skip(first)
+        if gap:
+            said = f"{self._who()}: {gap} messages before number {first} are missing and were given up"
+            tell(self._on_event, Event(LOST, said, bad=True, peer=self.peer))
+
     def taken(self) -> tuple[int, list[tuple[int, str]]]:
         """For an acknowledgement: the last number that is done with, and what was refused since the last call."""
         with self._changed:
