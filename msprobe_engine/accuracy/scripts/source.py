@@ -9,12 +9,14 @@ from typing import Any, Protocol
 
 from msprobe_engine import names
 from msprobe_engine.accuracy.scripts.literals import DEVICE, DTYPE, Arguments, CannotWrite, Spec
-from msprobe_engine.accuracy.standards import listed, standard_of
+from msprobe_engine.accuracy.standards import belongs, standard_of
 
 MARK = "# " + "-" * 118 + "\n"
 """Line of the support module behind which the code begins that scripts get; the imports stand before it."""
 FORWARD, BACKWARD, BOTH = "forward", "backward", "both"
 DIRECTIONS = {FORWARD: (FORWARD,), BACKWARD: (BACKWARD,), BOTH: (FORWARD, BACKWARD)}
+_INSIDE = {FORWARD: "inside", BACKWARD: "inside_backward"}
+"""Lists of standards.yaml: operators whose narrow kernels compute in float32."""
 _WIDTH = 120
 _INDEXED = frozenset(("__getitem__", "__setitem__"))
 
@@ -267,7 +269,9 @@ def _assembled(
         "name": title,
         "api": call.name.api,
         "standard": standard_of(call.name.api, "float32"),
-        "composite": listed(call.name.api, "composite"),
+        "inside": tuple(direction for direction, names_ in _INSIDE.items() if belongs(call.name.api, names_)),
+        "hidden": belongs(call.name.api, "hidden"),
+        "signs": belongs(call.name.api, "signs"),
         "directions": tuple(directions),
         "data": f"{stem}.data",
         "mode": "recorded" if options.recorded else "random",

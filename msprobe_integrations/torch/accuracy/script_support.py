@@ -45,30 +45,23 @@ def drawn(spec: dict[str, Any], random: torch.Generator) -> torch.Tensor:
     """A tensor with the recorded extremes, mean, spread, and numbers of NaN and Inf, as far as they are known."""
     dtype, shape = spec["dtype"], spec["shape"]
     count = math.prod(shape)
-    low, high, mean, norm = (
-        float(spec.get(key, fallback)) for key, fallback in (("min", -1), ("max", 1), ("mean", "nan"), ("norm", "nan"))
-    )
-    infinite = [bound for bound in (low, high) if math.isinf(bound)]
-    low, high = sorted(
-        (low if math.isfinite(low) else min(high, 0.0) if math.isfinite(high) else 0.0, high if math.isfinite(high) else 0.0)
-    )
-    if count == 0:
-        return torch.empty(shape, dtype=dtype)
+    low, high = float(spec.get("min", -1)), float(spec.get("max", 1))
+    mean, norm = float(spec.get("mean", math.nan)), float(spec.get("norm", math.nan))
+    infinite = [bound for bound in (low, high) if math.isinf(bound)] or [math.inf]
+    odd = int(spec.get("inf", low in infinite or high in infinite))
+    bad = [math.nan] * int(spec.get("nan", low != low)) + [infinite[n % len(infinite)] for n in range(odd)]
+    high = high if math.isfinite(high) else max(low, 0.0) if math.isfinite(low) else 0.0
+    low = low if math.isfinite(low) else min(high, 0.0)
     if dtype is torch.bool:
         share = mean if math.isfinite(mean) else (low + high) / 2
         return (torch.rand(count, generator=random) < share).view(shape)
-    if not (dtype.is_floating_point or dtype.is_complex):
-        values = torch.randint(int(low), int(high) + 1, (count,), generator=random) if high > low else torch.full((count,), int(low))
-        low, high = int(low), int(high)
-    else:
+    if dtype.is_floating_point or dtype.is_complex:
         values = low + (high - low) * spread(count, low, high, mean, norm, random)
+    else:
+        values = torch.randint(int(low), int(high) + 1, (count,), generator=random)
     order = torch.randperm(count, generator=random)
-    values[order[:1]] = low
-    values[order[-1:]] = high
-    bad = [math.nan] * int(spec.get("nan", 0)) + [
-        infinite[i % len(infinite)] for i in range(int(spec.get("inf", len(infinite))) if infinite else 0)
-    ]
-    if bad and values.is_floating_point():
+    values[order[:1]], values[order[-1:]] = values.new_tensor(low), values.new_tensor(high)
+    if values.is_floating_point():
         values[order[: len(bad)]] = torch.tensor(bad[:count], dtype=values.dtype)
     return values.view(shape).to(dtype)
 
@@ -101,7 +94,7 @@ def moved(case: dict[str, Any], tensors: dict[str, torch.Tensor], seed: int) -> 
     found = {}
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and tensor.element_size() > 1:
-            signs = torch.randint(0, 2, tensor.shape, generator=generator(case, name, seed)) * 2 - 1
+            signs = torch.randint(0, 2, tensor.shape, generator=generator(case, name, seed)).double() * 2 - 1
             tensor = tensor.double() * (1 + signs * (torch.finfo(tensor.dtype).eps / 2))
         found[name] = tensor
     return found
@@ -110,12 +103,6 @@ def moved(case: dict[str, Any], tensors: dict[str, torch.Tensor], seed: int) -> 
 def round_off(tensors: dict[str, torch.Tensor]) -> float:
     """Of the coarsest floating type among the tensors; 0 where there is none."""
     return max((torch.finfo(t.dtype).eps / 2 for t in tensors.values() if t.is_floating_point() or t.is_complex()), default=0.0)
-
-
-def coarse(case: dict[str, Any], result: Any, unit: float) -> bool:
-    """May intermediate results be rounded to the type of the result: a composite operator, or inputs of a finer type?"""
-    narrow = torch.is_tensor(result) and result.is_floating_point() and 0 < unit < torch.finfo(result.dtype).eps / 2
-    return case["composite"] or narrow
 
 
 def leaves(value: Any) -> list[Any]:
@@ -170,7 +157,9 @@ def backward(outputs: list[torch.Tensor], sources: dict[str, torch.Tensor], inco
     if max(given) >= len(roots):
         raise RuntimeError(f"there is a gradient of output {max(given)}, and {len(roots)} outputs have one")
     heads = [roots[n] for n in given]
-    tails = [gradient.to(roots[n].device, roots[n].dtype) for n, gradient in given.items()]
+    for n, root in zip(given, heads):  # of drawn inputs another number of elements may come out (masked_select)
+        given[n] = given[n] if given[n].shape == root.shape else torch.ones_like(root)
+    tails = [given[n].to(root.device, root.dtype) for n, root in zip(given, heads)]
     found = torch.autograd.grad(heads, list(sources.values()), tails, allow_unused=True)
     return {f"gradient of {name}": gradient for name, gradient in zip(sources, found) if gradient is not None}
 
@@ -298,12 +287,11 @@ def check(
     unit = round_off(inputs)
     rows = []
     for name, result in found.items():
-        if ("backward" if name.startswith("gradient of ") else "forward") not in case["directions"]:
+        direction = "backward" if name.startswith("gradient of ") else "forward"
+        if direction not in case["directions"]:
             continue
-        moves = case["standard"] == "binary_consistency" and not name.startswith("gradient of ")
-        status, why, measures = judged(
-            result, bench.get(name), [other.get(name) for other in near], unit, moves, coarse(case, result, unit)
-        )
+        near_it = [other.get(name) for other in near]
+        status, why, measures = judged(result, bench.get(name), near_it, unit, case, direction)
         row = {key: f"{value:.3g}" for key, value in measures.items()}
         kind = str(result.dtype).replace("torch.", "") if torch.is_tensor(result) else type(result).__name__
         row.update(tensor=name, dtype=kind, shape=str(tuple(result.shape)) if torch.is_tensor(result) else "", verdict=status, why=why)
