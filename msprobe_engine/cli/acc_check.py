@@ -38,9 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ours.add_argument("--dtype", metavar="TYPE", help="round all floating inputs to this type first: bfloat16, float16, float32")
     ours.add_argument("--compiled", action="store_true", help="check what the framework's compiler makes of each call")
     ours.add_argument("--bench", default="cpu", metavar="DEVICE", help="where the reference runs (default: %(default)s)")
-    ours.add_argument(
-        "--operators", nargs="+", default=[], metavar="FILE", help="Python files that register operators torch does not know"
-    )
+    ours.add_argument("--operators", nargs="+", default=[], metavar="FILE", help="Python files that register operators torch does not know")
     ours.add_argument(
         "--bench_dtype", choices=("float64", "raised"), help="precision of the reference; raised: one step up (default: float64)"
     )

@@ -10,6 +10,9 @@ from typing import Any
 BENCHES = ("float64", "raised")
 """Precision of the bench: always float64, or one step above the recorded type, as the existing tool has it."""
 
+ONLY_ACCELERATOR = "?"
+"""See `Work.second`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -63,7 +66,8 @@ class Work:
         threads: of one process, for the CPU's kernels. The same for every number of processes: sums are then made in the same order.
         operators: as in `Options`.
         received: results of calls come from a training that runs; they are judged and not made again.
-        second: with `received`: a device here whose results are the second opinion; empty: there is none.
+        second: with `received`: a device here whose results are the second opinion; empty: there is none. With `ONLY_ACCELERATOR` in
+            front: not if it is the CPU.
     """
 
     framework: str

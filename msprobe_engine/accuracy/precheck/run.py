@@ -18,6 +18,7 @@ from msprobe_engine.accuracy.precheck.calls import Call, DumpCalls, read_calls, 
 from msprobe_engine.accuracy.precheck.options import Options, Work
 from msprobe_engine.accuracy.precheck.pool import Pool
 from msprobe_engine.accuracy.result_files import ResultFiles
+from msprobe_engine.accuracy.result_forms import form_of
 from msprobe_engine.accuracy.results import CallResult, bare_name, skipped
 from msprobe_engine.accuracy.settings import PrecheckSettings
 from msprobe_engine.dump import layout
@@ -101,7 +102,7 @@ def check_dump(
         error_data = _error_data(settings, files.stamp) if options.save_error_data else None
         stacks = read_stacks(dump.file.parent)
         tally = summary.Tally()
-        for result in files.results(order):
+        for result in files.done_results(order) if files.done else ():
             tally.add(result)
         _check_rest([call for call in calls if call.name not in files.done], dump, settings, options, files, stacks, tally, error_data)
         files.sort(order)
@@ -151,9 +152,8 @@ def _check_rest(
 
 
 def _files(out_path: str | Path, resume: str | Path | None, options: Options, settings: PrecheckSettings) -> ResultFiles:
-    if resume is not None:
-        return ResultFiles.resume(resume, options.compat, settings.precision)
-    return ResultFiles.create(out_path, options.compat, settings.precision)
+    form = form_of(options.compat, settings.precision)
+    return ResultFiles.new(out_path, form) if resume is None else ResultFiles(Path(resume), form, go_on=True)
 
 
 def _works(number: int, dump: DumpCalls, settings: PrecheckSettings, options: Options, error_data: Path | None) -> list[Work]:
