@@ -135,7 +135,11 @@ class Checker:
         prepared = prepare(name, record, backward, self._arguments, self._dtype, self._seed)
         if is_rounded(self._bench.dtype, prepared.api):
             prepared = _hf32(prepared)
-        if recorded or (not prepared.operator.functions and outputs is None):
+        if not recorded and not prepared.operator.functions and outputs is None:
+            recorded = True
+            if not _saved(record.get("output")):
+                raise CannotRun(f"{prepared.api} cannot be run here, and the dump has no tensors of its results to be judged")
+        if recorded:
             outputs = self._arguments.recorded(record.get("output") or [])
             gradients = self._arguments.recorded((backward or {}).get("output") or []) if backward is not None else None
         autocast = None
@@ -152,6 +156,13 @@ class Checker:
     def _run(self, prepared: Prepared, target: Target) -> Ran:
         side = Side(torch.device(target.device), compiled=target.compiled)
         return on_target(prepared, side, as_recorded=self._dtype is None)
+
+
+def _saved(items: Any) -> bool:
+    """Does a record name the files of its results?"""
+    if isinstance(items, list):
+        return any(map(_saved, items))
+    return isinstance(items, Mapping) and items.get("data_name") not in (None, "", "-1")
 
 
 def _float_type(name: str | None) -> torch.dtype | None:
@@ -190,6 +201,7 @@ class _Comparison:
     ) -> None:  # fmt: skip
         self._given = given
         self._prepared, self._device, self._bench, self._second = prepared, device, bench.outcome, second
+        self._autocast = autocast
         self._unit = coarsest((*prepared.inputs, *([autocast] if autocast else [])))
         self._changed: list[Outcome] = []
         if prepared.dropout is not None:
@@ -285,10 +297,13 @@ class _Comparison:
 
     def _tensor(self, name: str, bench: Any, device: Any, changed: Sequence[Any], second: Any) -> TensorResult:
         arrays = [_array(c) for c in changed if isinstance(c, torch.Tensor)]
+        computed = self._computed_in(device)
         result = judge(
-            self._prepared.api, name, _array(bench), _array(device), _kind(bench), _kind(device),
+            self._prepared.api, name, _array(bench), _array(device), _kind(bench), computed,
             changed=arrays, second=_array(second) if second is not None else None, input_dtype=_text(self._unit),
         )  # fmt: skip
+        if computed != _kind(device):
+            result = replace(result, device_dtype=_kind(device))
         call = self._prepared.call
         if (
             result.status == ERROR
@@ -299,6 +314,18 @@ class _Comparison:
             self._tied = True
             return replace(result, status=PASS, message="")
         return result
+
+    def _computed_in(self, device: Any) -> str:
+        """Under autocast the gradient of a float32 weight has been computed in 16 bits: then that is its type."""
+        low = self._autocast
+        if (
+            low is not None
+            and isinstance(device, torch.Tensor)
+            and device.dtype is torch.float32
+            and torch.equal(device.to(low).float(), device)
+        ):
+            return str(low)
+        return _kind(device)
 
 
 def _first_input(call: Any) -> torch.Tensor:

@@ -55,6 +55,7 @@ class Call(NamedTuple):
         wanted: places of the tensors whose gradients are asked for; empty: forward only.
         gradients: what comes into the backward, one for each differentiable output, None where nothing does; on the CPU. Empty: ones.
         seed: of the random state.
+        silent: places of tensors that the kernel may write to without a new version (running statistics).
     """
 
     args: Sequence[Any]
@@ -62,6 +63,7 @@ class Call(NamedTuple):
     wanted: tuple[Place, ...]
     gradients: Sequence[torch.Tensor | None]
     seed: int
+    silent: tuple[Place, ...] = ()
 
 
 class Outcome(NamedTuple):
@@ -95,6 +97,7 @@ def run(function: Callable[..., Any], call: Call, side: Side) -> Outcome:
         args = [arguments.of(value, (n,)) for n, value in enumerate(call.args)]
         kwargs = {key: arguments.of(value, (key,)) for key, value in call.kwargs.items()}
         versions = {place: tensor._version for place, tensor in arguments.copies.items()}
+        before_call = {place: arguments.copies[place].clone() for place in call.silent if place in arguments.copies}
         torch.manual_seed(call.seed)
         before = torch.get_default_dtype()
         try:
@@ -108,6 +111,7 @@ def run(function: Callable[..., Any], call: Call, side: Side) -> Outcome:
         returned = {id(value) for value in outputs}
         copies = arguments.copies.items()
         written = {place: t for place, t in copies if t._version != versions[place] and id(t) not in returned}
+        written |= {place: arguments.copies[place] for place, old in before_call.items() if not torch.equal(old, arguments.copies[place])}
         gradients, problem = _backward([*outputs, *written.values()], arguments, call) if arguments.leaves else ({}, "")
     return Outcome([_detached(v) for v in outputs], {place: t.detach() for place, t in written.items()}, gradients, problem)
 

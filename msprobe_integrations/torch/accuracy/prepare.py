@@ -16,6 +16,10 @@ from msprobe_integrations.torch.accuracy.resolve import CannotRun, Operator, res
 from msprobe_integrations.torch.accuracy.types import floats_of
 
 _NOT_DIFFERENTIABLE = ("out",)
+_SILENT: dict[str, tuple[Place, ...]] = dict.fromkeys(
+    ("batch_norm", "instance_norm"), ((1,), (2,), (3,), (4,), ("running_mean",), ("running_var",))
+)
+"""Running statistics, in torch.nn.functional and in torch."""
 
 
 class Recorded(NamedTuple):
@@ -116,7 +120,8 @@ def prepare(
         incoming = arguments.gradients(name, backward)
         incoming = _rounded(incoming, dtype) if dtype is not None else incoming
         wanted = tuple(_wanted(tensors, record))
-    call = Call(args, kwargs, wanted, incoming, zlib.crc32(f"{seed} {name}".encode()))
+    silent = tuple(p for p in _SILENT.get(operator.api, ()) if p not in wanted)
+    call = Call(args, kwargs, wanted, incoming, zlib.crc32(f"{seed} {name}".encode()), silent)
     return Prepared(
         name, operator, call, tuple(place for place, _ in tensors), floats_of(t for _, t in tensors),
         _outputs(record.get("output"), dtype), dropout_of(operator.api, args, kwargs),

@@ -51,6 +51,10 @@ def on_target(prepared: Prepared, side: Side, as_recorded: bool) -> Ran:
             again = _first(prepared, prepared.operator.functions, [side._replace(autocast=dtype)])
             if isinstance(again, Ran) and (_types_fit(prepared, again.outcome) or not isinstance(ran, Ran)):
                 return again
+        if low and any(out is not None and out.dtype is torch.float32 for out in prepared.outputs):  # what autocast computes in float32
+            again = _first(prepared, prepared.operator.functions, [side._replace(types=dict.fromkeys(low, torch.float32))])
+            if isinstance(again, Ran) and _types_fit(prepared, again.outcome):
+                return again
     if isinstance(ran, Ran):
         return ran
     raise CannotRun(_short(ran))
@@ -75,7 +79,10 @@ def on_bench(prepared: Prepared, device: torch.device, kind: str, autocast: torc
     functions = (operator.reference,) if operator.reference is not None else operator.functions
     if autocast is not None and any(out is not None and out.dtype == autocast for out in prepared.outputs):
         prepared = prepared._replace(call=_to(prepared.call, autocast))
-    sides = [Side(device, types) for types in attempts(kind, prepared.api, prepared.inputs)]
+    types = attempts(kind, prepared.api, prepared.inputs)
+    if prepared.api == "view" and any(isinstance(value, torch.dtype) for value in (*prepared.call.args, *prepared.call.kwargs.values())):
+        types = [{}]  # the bits seen as another type
+    sides = [Side(device, each) for each in types]
     ran = _first(prepared, functions, sides)
     if isinstance(ran, Ran):
         return ran
