@@ -66,7 +66,6 @@ def run(args: argparse.Namespace) -> int:
         get_logger().warning("%s", printable(remark))
     _check(args, settings.is_online)
     from msprobe_engine.accuracy.precheck.options import Options
-    from msprobe_engine.accuracy.precheck.run import check_dump
 
     options = Options(
         devices=tuple(f"auto:{word}" if word.isdigit() else word for word in args.device),
@@ -84,6 +83,14 @@ def run(args: argparse.Namespace) -> int:
         save_error_data=args.save_error_data,
         condition=not (args.no_condition or args.compat),
     )
+    if settings.is_online:
+        from msprobe_engine.accuracy.online.serve import serve
+
+        received = serve(settings, options, args.out_path)
+        print(printable(received.text()))
+        return received.exit_code
+    from msprobe_engine.accuracy.precheck.run import check_dump
+
     found = check_dump(args.api_info_file or args.dump, settings, options, args.out_path, args.result_csv_path)
     print(printable(found.text()))
     return found.exit_code
@@ -97,6 +104,8 @@ def _check(args: argparse.Namespace, online: bool) -> None:
     rules = (
         (args.dump and args.api_info_file, f"{args.dump}: -api_info says already what is checked; leave one of them out"),
         (not (args.dump or args.api_info_file or online), "give the dump.json of one rank (-api_info)"),
+        (online and (args.dump or args.api_info_file), "is_online is true in the config: calls come from a training; leave -api_info out"),
+        (online and args.result_csv_path, "-csv_path: the online pre-check goes on by itself, from its spool; leave -csv_path out"),
         (not 0 <= args.num_splits <= 64, f"-n {args.num_splits}: 1 to 64 processes are allowed (0: by cores and calls)"),
         (not all(map(_is_device, args.device)), f"-d {devices}: write numbers from 0, or names like cpu, cuda, npu:1"),
         (len(set(args.device)) < len(args.device), f"-d {devices}: name each device once"),

@@ -4,10 +4,10 @@
 
     .session              which training it is of
     .calls-{number}.json  records as they came, see `messages`; shard ``pack-{number}.safetensors`` came with them
-    .checked              names of the calls whose results are written, one a line
+    .results              the file with the results of its calls
 
 A message is safe when its files are there, so a process that was killed finds everything again. ``{spool}/.sessions/{session}.json`` says
-of each training its rank and the time stamp of its result files, ``{session}.last`` the number of its last message that is safe.
+of each training its rank and whether it has ended, ``{session}.last`` the number of its last message that is safe.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import os
 import re
 import shutil
 import threading
-import time
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,6 @@ class Training:
     Attributes:
         session: its random name.
         rank: of it.
-        stamp: time stamp in the names of its result files, ``YYYYmmddHHMMSS``.
         world: processes of the training, 0 while that is not known.
         last: number of the last message that is safe.
         over: nothing more comes.
@@ -52,7 +51,6 @@ class Training:
 
     session: str
     rank: int
-    stamp: str
     world: int = 0
     last: int = 0
     over: bool = False
@@ -78,6 +76,10 @@ class Spool:
         self._numbers: dict[str, int] = {}
         self.bytes = 0
         """Of the files of unchecked calls."""
+        self.finished: deque[SpoolStep] = deque()
+        """Steps of which everything is checked; for whoever holds their result files."""
+        self.alone = 0
+        """Backward records without a forward record."""
         self.replaced = 0
         """Calls that were not checked when another training sent their step again."""
         try:
@@ -90,8 +92,11 @@ class Spool:
 
     # ---- after a start ----
 
-    def recover(self) -> list[SpoolCall]:
+    def recover(self, done: Callable[[SpoolStep], Iterable[str]] = lambda _step: ()) -> list[SpoolCall]:
         """What an earlier process has left here: calls that can be checked now.
+
+        Args:
+            done: names of the calls of a step whose results are written.
 
         Raises:
             UsageError: the directory cannot be read.
@@ -113,6 +118,8 @@ class Spool:
                     except DumpFormatError as error:
                         _log.error("%s: what an earlier run has left cannot be used: %s", rank_path, error)
                         continue
+                    for name in done(found):
+                        found.checked(name)
                     self._steps[step, rank] = found
                     self.bytes += found.bytes
                     ready += found.ready()
@@ -122,7 +129,7 @@ class Spool:
     def _known(self, path: Path) -> None:
         try:
             said = json.loads(path.read_text())
-            training = Training(path.stem, int(said["rank"]), str(said["stamp"]), int(said["world"]), over=said["over"] is True)
+            training = Training(path.stem, int(said["rank"]), int(said["world"]), over=said["over"] is True)
         except (OSError, ValueError, KeyError, TypeError):
             _log.warning("%s: is damaged; a training that goes on begins anew", path)
             return
@@ -180,20 +187,12 @@ class Spool:
             if training is None:
                 if not _SESSION.fullmatch(peer.session):
                     raise DumpFormatError(f"a training calls itself {peer.session[:80]!r}; allowed: hexadecimal digits")
-                training = self.trainings[peer.session] = Training(peer.session, peer.rank, self._stamp(peer.rank), world)
+                training = self.trainings[peer.session] = Training(peer.session, peer.rank, world)
                 self._save(training)
             elif training.over or (world and world != training.world):
                 training.over, training.world = False, world or training.world
                 self._save(training)
             return training
-
-    def _stamp(self, rank: int) -> str:
-        """A time stamp that no other training of this rank has."""
-        used = {t.stamp for t in self.trainings.values() if t.rank == rank}
-        moment = time.time()
-        while (stamp := time.strftime("%Y%m%d%H%M%S", time.localtime(moment))) in used:
-            moment += 1
-        return stamp
 
     def _step(self, training: Training, number: int) -> tuple[SpoolStep, list[SpoolCall]]:
         """The step of this number, made if it is not there. The steps before it of the same training are over."""
@@ -215,7 +214,7 @@ class Spool:
         return made, ready
 
     def _save(self, training: Training) -> None:
-        said = {"rank": training.rank, "stamp": training.stamp, "world": training.world, "over": training.over}
+        said = {"rank": training.rank, "world": training.world, "over": training.over}
         layout.write_file(self.root / SESSIONS / f"{training.session}.json", [json.dumps(said).encode()])
 
     def _note(self, training: Training, sequence: int) -> None:
@@ -242,6 +241,8 @@ class Spool:
                 return
             del self._steps[step.number, step.rank]
             self.bytes -= step.bytes
+        self.alone += step.alone
+        self.finished.append(step)
         step.finish()
         if not self._keep:
             shutil.rmtree(step.directory, ignore_errors=True)

@@ -93,7 +93,7 @@ class SpoolStep:
     """
 
     SESSION: ClassVar[str] = ".session"
-    CHECKED: ClassVar[str] = ".checked"
+    RESULTS: ClassVar[str] = ".results"
 
     def __init__(self, directory: Path, session: str, number: int, rank: int) -> None:
         self.directory = directory
@@ -105,7 +105,6 @@ class SpoolStep:
         self.gone = False
         self._lock = threading.RLock()
         self._calls: dict[str, _State] = {}
-        self._alone = 0
         self._left = 0
         self._keys: dict[str, tuple[str, str]] = {}
         self._names: dict[str, str] = {}
@@ -142,12 +141,25 @@ class SpoolStep:
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise DumpFormatError(f"{path}: is damaged ({type(error).__name__}: {str(error)[:120]})") from None
             made.bytes += len(text) + (shard.stat().st_size if shard.is_file() else 0)
-        for line in _lines(directory / cls.CHECKED):
-            if (state := made._calls.get(line)) is not None and not state.checked:
-                state.given = state.checked = True
-                made._left -= 1
         made.over = (directory / layout.DUMP).exists()
         return made
+
+    @property
+    def results(self) -> Path | None:
+        """The result file of this step, None when there is none yet."""
+        try:
+            return Path((self.directory / self.RESULTS).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+
+    def note_results(self, path: Path) -> None:
+        """From now on this is the result file of this step.
+
+        Raises:
+            OSError: that cannot be written down.
+        """
+        if not self.gone:
+            layout.write_file(self.directory / self.RESULTS, [os.fsencode(path)])
 
     def replace(self) -> None:
         """Its directory belongs to another training from now on."""
@@ -156,7 +168,7 @@ class SpoolStep:
 
     def finish(self) -> None:
         """Everything is checked: what is left is a dump."""
-        for name in (self.SESSION, self.CHECKED, *(path.name for path in self.directory.glob(".calls-*.json"))):
+        for name in (self.SESSION, self.RESULTS, *(path.name for path in self.directory.glob(".calls-*.json"))):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.directory / name)
 
@@ -304,6 +316,12 @@ class SpoolStep:
         return self._left
 
     @property
+    def alone(self) -> int:
+        """Backward records without a forward record."""
+        with self._lock:
+            return sum(state.forward < 0 for state in self._calls.values())
+
+    @property
     def done(self) -> bool:
         """Is everything of the step here, and checked?"""
         with self._lock:
@@ -312,14 +330,17 @@ class SpoolStep:
     def checked(self, name: str) -> None:
         """The results of this call are written."""
         with self._lock:
-            state = self._calls[name]
-            if state.checked:
+            state = self._calls.get(name)
+            if state is None or state.checked:
                 return
-            state.checked = True
+            state.given = state.checked = True
             self._left -= 1
-            if not self.gone:
-                with open(self.directory / self.CHECKED, "a", encoding="utf-8") as file:
-                    file.write(json.dumps(name) + "\n")
+
+    @property
+    def names(self) -> list[str]:
+        """All calls, in the order in which they came."""
+        with self._lock:
+            return list(self._calls)
 
     def record(self, number: int, name: str) -> dict[str, Any]:
         """A record as it came.
@@ -381,14 +402,6 @@ def _bases(records: Mapping[str, Any]) -> list[str]:
 
 def _number_of(path: Path) -> int:
     return int(path.name.removeprefix(".calls-").removesuffix(".json"))
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return []
-    return [json.loads(line) for line in text.split("\n")[:-1]]  # a line that a kill has cut off is none
 
 
 def _listed(text: memoryview | None) -> list[Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from msprobe_engine.accuracy.precheck.options import Work
+from msprobe_engine.accuracy.precheck.options import ONLY_ACCELERATOR, Work
 from msprobe_engine.accuracy.results import CallResult, skipped
 from msprobe_engine.dump import layout
 from msprobe_engine.dump.tensor_reader import SAFETENSORS, TensorFiles, TensorSource
@@ -85,7 +85,8 @@ def make_check(work: Work) -> Callable[..., CallResult]:
     """
     warnings.simplefilter("ignore")
     torch.set_num_threads(work.threads)
-    second = Target(resolved(work.second, work.jit_compile)) if work.second else None
+    device = resolved(work.second.removeprefix(ONLY_ACCELERATOR), work.jit_compile) if work.second else ""
+    second = Target(device) if device and not (work.second.startswith(ONLY_ACCELERATOR) and device == "cpu") else None
     bench = Bench(resolved(work.bench, work.jit_compile), work.bench_dtype)
     files = ReceivedTensors()
     checker = Checker(files, None, bench, seed=work.seed, condition=work.condition, second=second)

@@ -1,0 +1,265 @@
+"""``msprobe run_ut`` with ``is_online``: calls of trainings that run are checked as they come.
+
+Results go to ``{out_path}/step{N}/accuracy_checking_result_{time}_rank{R}.csv`` and the details beside it. What has come and is not
+checked yet is in the spool (`spool`), so a check that was interrupted goes on when it is started again.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from msprobe_engine.accuracy.online.reception import Reception
+from msprobe_engine.accuracy.online.spool import Spool
+from msprobe_engine.accuracy.online.spool_step import SpoolCall, SpoolStep
+from msprobe_engine.accuracy.precheck import summary
+from msprobe_engine.accuracy.precheck.options import ONLY_ACCELERATOR, Options, Work
+from msprobe_engine.accuracy.precheck.pool import Feed, Pool
+from msprobe_engine.accuracy.result_files import ResultFiles
+from msprobe_engine.accuracy.result_forms import form_of
+from msprobe_engine.accuracy.results import CallResult
+from msprobe_engine.accuracy.settings import PrecheckSettings
+from msprobe_engine.errors import UsageError
+from msprobe_engine.progress import bar
+
+SPOOL = "online_spool"
+MOST_PROCESSES = 8
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnlineOutcome:
+    """What came of an online pre-check.
+
+    Attributes:
+        out_path: where the result files are.
+        tallies: counts and what does not pass, by rank.
+        sources: lines of the training by name of a forward record, of calls that do not pass.
+        losses: what is not there, one line each.
+        seconds: it took.
+        interrupted: it did not come to its end; started again it goes on.
+        compat: columns and exit codes of the existing tool.
+    """
+
+    out_path: Path
+    tallies: dict[int, summary.Tally]
+    sources: dict[str, list[str]]
+    losses: tuple[str, ...]
+    seconds: float
+    interrupted: bool
+    compat: bool
+
+    @property
+    def exit_code(self) -> int:
+        """0: no error found; 1: wrong results; 3: nothing wrong was found, but something could not be checked; 130: interrupted."""
+        if self.interrupted:
+            return INTERRUPTED
+        if self.compat:
+            return 0
+        if any(tally.errors for tally in self.tallies.values()):
+            return 1
+        return 3 if self.losses or any(tally.broken for tally in self.tallies.values()) else 0
+
+    def text(self) -> str:
+        """The summary for the console."""
+        lines = []
+        for rank, tally in sorted(self.tallies.items()):
+            lines += [f"rank {rank}:", summary.text(tally, self.sources)]
+        if not self.tallies:
+            lines.append("no call was received: nothing was checked")
+        lines += [f"not everything is there: {loss}" for loss in self.losses]
+        lines.append(f"{self.seconds:.1f} s; results: {self.out_path}{os.sep}step*{os.sep}accuracy_checking_result_*.csv")
+        if self.interrupted:
+            lines.append("interrupted: the same command goes on where this one has ended")
+        return "\n".join(lines)
+
+
+class Results:
+    """The result files of all steps; of one thread.
+
+    Args:
+        out_path: directory.
+        settings, options: of the check.
+    """
+
+    def __init__(self, out_path: Path, settings: PrecheckSettings, options: Options) -> None:
+        self._out_path = out_path
+        self._form = form_of(options.compat, settings.precision)
+        self._open: dict[int, tuple[SpoolStep, ResultFiles]] = {}
+        self.tallies: dict[int, summary.Tally] = {}
+        self.sources: dict[str, list[str]] = {}
+
+    def done(self, step: SpoolStep) -> Iterable[str]:
+        """Names of the calls of a step that an earlier process has written.
+
+        Raises:
+            UsageError: its result file is gone, or is none.
+        """
+        path = step.results
+        if path is None:
+            return ()
+        files = ResultFiles(path, self._form, go_on=True)
+        self._open[id(step)] = step, files
+        for result in files.done_results():
+            self.tally(step.rank).add(result)
+        return files.done
+
+    def tally(self, rank: int) -> summary.Tally:
+        """Counts of a rank."""
+        return self.tallies.setdefault(rank, summary.Tally())
+
+    def write(self, call: SpoolCall, result: CallResult, broken: bool) -> None:
+        """Write the rows of one call.
+
+        Raises:
+            SinkError: they cannot be written.
+        """
+        step = call.step
+        found = self._open.get(id(step))
+        if found is None:
+            files = ResultFiles.new(self._out_path / f"step{step.number}", self._form, f"_rank{step.rank}")
+            step.note_results(files.result_path.resolve())
+            found = self._open[id(step)] = step, files
+        source = call.source
+        found[1].append(result, source)
+        tally = self.tally(step.rank)
+        tally.add(result)
+        if broken:
+            tally.broken.append(result)
+        if source and not result.passed:
+            self.sources[f"{result.name}.forward"] = [_stack_line(source)]
+
+    def finish(self, step: SpoolStep) -> None:
+        """Everything of the step is written: rows get the order of the calls."""
+        found = self._open.pop(id(step), None)
+        if found is not None:
+            with found[1] as files:
+                files.sort(step.names)
+
+    def close(self) -> None:
+        """Close all files."""
+        for _, files in self._open.values():
+            files.close()
+        self._open.clear()
+
+
+def serve(settings: PrecheckSettings, options: Options, out_path: str | Path) -> OnlineOutcome:
+    """Check calls of trainings until all of these have ended. An interrupt (Ctrl-C) ends it with everything written that is checked.
+
+    Args:
+        settings: with ``is_online``.
+        out_path: directory of result files, made if it is not there.
+
+    Raises:
+        UsageError, SettingsError, TransportError: it cannot begin as the settings say.
+        SinkError: results cannot be written.
+    """
+    began = time.perf_counter()
+    _refuse(options)
+    out = Path(out_path)
+    spool = Spool(Path(settings.spool_path).expanduser() if settings.spool_path else out / SPOOL, settings.keep_spool)
+    results = Results(out, settings, options)
+    feed = Feed()
+    interrupted = False
+    reception: Reception | None = None
+    try:
+        reception = Reception(settings, spool, feed, spool.recover(results.done))
+        pool = Pool(_works(settings, options), options.timeout)
+        with bar("checking", 0) as advance, closing(pool.check(feed)) as answers:
+            for answer in answers:
+                call = answer.call
+                assert isinstance(call, SpoolCall)
+                results.write(call, answer.result, answer.broken)
+                spool.checked(call)
+                while spool.finished:
+                    results.finish(spool.finished.popleft())
+                advance(call.api)
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        if reception is not None:
+            reception.close()
+        while spool.finished:
+            results.finish(spool.finished.popleft())
+        results.close()
+        spool.close()
+    return OnlineOutcome(
+        out_path=out,
+        tallies=results.tallies,
+        sources=results.sources,
+        losses=tuple(_losses(reception, spool)),
+        seconds=time.perf_counter() - began,
+        interrupted=interrupted,
+        compat=options.compat is not None,
+    )
+
+
+def _refuse(options: Options) -> None:
+    """Raises:
+    UsageError: an option has no meaning for calls of a training that runs.
+    """
+    wrong = {
+        "-f": options.filter_api,
+        "-save_error_data": options.save_error_data,
+        "--dtype": options.dtype,
+        "--compiled": options.compiled,
+    }
+    for flag, given in wrong.items():
+        if given:
+            hint = "set keep_spool and check the spool with acc_check" if flag == "-save_error_data" else "check a dump instead"
+            raise UsageError(f"{flag}: is not possible with is_online, where the results come from the training; {hint}")
+
+
+def _works(settings: PrecheckSettings, options: Options) -> list[Work]:
+    """What each process has to know."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    number = options.processes or max(1, min(MOST_PROCESSES, max(cores, len(options.devices))))
+    shared = Work(
+        framework="pytorch",
+        directory="",
+        device="",
+        dtype=None,
+        compiled=False,
+        bench=options.bench,
+        bench_dtype=options.bench_dtype,
+        jit_compile=options.jit_compile,
+        seed=options.seed,
+        condition=options.condition,
+        compat=options.compat or "",
+        error_data="",
+        quantized=settings.quantization_api_list,
+        threads=int(os.environ.get("OMP_NUM_THREADS") or 1),
+        operators=tuple(str(Path(name).resolve()) for name in options.operators),
+        received=True,
+    )
+    devices = [options.devices[n % len(options.devices)] for n in range(number)]
+    if settings.three_way == "off":
+        return [replace(shared, device=device) for device in devices]
+    mark = ONLY_ACCELERATOR if settings.three_way == "auto" else ""
+    return [replace(shared, device=device, second=f"{mark}{device}") for device in devices]
+
+
+def _losses(reception: Reception | None, spool: Spool) -> list[str]:
+    if reception is None:
+        return []
+    found = list(reception.gone)
+    counted = (
+        (reception.lost, "messages were given up by a training (its queue was full, or this host was away too long)"),
+        (reception.missing, "messages never came"),
+        (reception.refused, "messages could not be used"),
+        (reception.pressed, "calls were checked without their gradients: the spool (spool_gb) is smaller than a step"),
+        (spool.replaced, "calls were not checked: another training has sent their step again"),
+        (spool.alone, "backward records have no forward record"),
+    )
+    return found + [f"{count:,} {what}" for count, what in counted if count]
+
+
+def _stack_line(source: str) -> str:
+    """The line of a call stack that `summary.source_line` made this of."""
+    place, _, function = source.rpartition(" in ")
+    path, _, line = place.rpartition(":")
+    return f"File {path}, line {line}, in {function}"
