@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from msprobe_engine.accuracy.judge import judge
@@ -23,7 +22,8 @@ from msprobe_integrations.torch.accuracy.prepare import Prepared, given_leaves, 
 from msprobe_integrations.torch.accuracy.resolve import CannotRun
 from msprobe_integrations.torch.accuracy.sides import Ran, on_bench, on_changed, on_target
 from msprobe_integrations.torch.accuracy.ties import equally_right
-from msprobe_integrations.torch.accuracy.types import BENCHES, coarsest, hf32, is_rounded
+from msprobe_integrations.torch.accuracy.types import BENCHES, coarsest
+from msprobe_integrations.torch.accuracy.values import as_array, kind_of
 
 
 class Target(NamedTuple):
@@ -45,7 +45,7 @@ class Bench(NamedTuple):
 
     Attributes:
         device: of torch.
-        dtype: ``"float64"``; ``"raised"``: one step up (float16 and bfloat16 to float32, float32 to float64), as the existing tool does;
+        dtype: ``"float64"``; ``"raised"``: one step up (float16 and bfloat16 to float32, float32 to float64), like the existing tool;
             ``"same"``: the recorded types, for two devices.
     """
 
@@ -133,8 +133,6 @@ class Checker:
         self, name: str, record: Mapping[str, Any], backward: Mapping[str, Any] | None, outputs: Any, gradients: Any, recorded: bool
     ) -> tuple[CallResult, dict[str, Any]]:
         prepared = prepare(name, record, backward, self._arguments, self._dtype, self._seed)
-        if is_rounded(self._bench.dtype, prepared.api):
-            prepared = _hf32(prepared)
         if not recorded and not prepared.operator.functions and outputs is None:
             recorded = True
             if not _saved(record.get("output")):
@@ -172,15 +170,6 @@ def _float_type(name: str | None) -> torch.dtype | None:
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
         raise UsageError(f"type of the target: {name!r} is no floating type of torch; allowed: float64, float32, bfloat16, float16, ...")
     return found
-
-
-def _hf32(prepared: Prepared) -> Prepared:
-    def rounded(value: Any) -> Any:
-        return hf32(value) if isinstance(value, torch.Tensor) and value.dtype is torch.float32 else value
-
-    call = prepared.call
-    kwargs = {key: rounded(value) for key, value in call.kwargs.items()}
-    return prepared._replace(call=call._replace(args=[rounded(value) for value in call.args], kwargs=kwargs))
 
 
 def _given(prepared: Prepared, outputs: Any, gradients: Any) -> Outcome:
@@ -296,14 +285,14 @@ class _Comparison:
         return results, problems
 
     def _tensor(self, name: str, bench: Any, device: Any, changed: Sequence[Any], second: Any) -> TensorResult:
-        arrays = [_array(c) for c in changed if isinstance(c, torch.Tensor)]
+        arrays = [as_array(c) for c in changed if isinstance(c, torch.Tensor)]
         computed = self._computed_in(device)
         result = judge(
-            self._prepared.api, name, _array(bench), _array(device), _kind(bench), computed,
-            changed=arrays, second=_array(second) if second is not None else None, input_dtype=_text(self._unit),
+            self._prepared.api, name, as_array(bench), as_array(device), kind_of(bench), computed,
+            changed=arrays, second=as_array(second) if second is not None else None, input_dtype=_text(self._unit),
         )  # fmt: skip
-        if computed != _kind(device):
-            result = replace(result, device_dtype=_kind(device))
+        if computed != kind_of(device):
+            result = replace(result, device_dtype=kind_of(device))
         call = self._prepared.call
         if (
             result.status == ERROR
@@ -325,7 +314,7 @@ class _Comparison:
             and torch.equal(device.to(low).float(), device)
         ):
             return str(low)
-        return _kind(device)
+        return kind_of(device)
 
 
 def _first_input(call: Any) -> torch.Tensor:
@@ -350,25 +339,6 @@ def _rounds_to(bench: Outcome, device: Outcome) -> bool:
 
 def _on_cpu(value: Any) -> Any:
     return value.cpu() if isinstance(value, torch.Tensor) else value
-
-
-def _array(value: Any) -> Any:
-    """As the judge wants it: types that numpy has not as float32, which holds all their values."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    value = value.detach().resolve_conj().resolve_neg().cpu()
-    if torch._is_zerotensor(value):  # zeros of autograd that have no memory
-        value = value.clone()
-    if value.dtype.is_floating_point and (value.dtype.itemsize == 1 or value.dtype is torch.bfloat16):
-        value = value.float()
-    elif value.dtype is torch.complex32:
-        value = value.to(torch.complex64)
-    array: np.ndarray[Any, Any] = value.numpy()
-    return array
-
-
-def _kind(value: Any) -> str:
-    return str(value.dtype) if isinstance(value, torch.Tensor) else type(value).__name__
 
 
 def _text(dtype: torch.dtype | None) -> str:

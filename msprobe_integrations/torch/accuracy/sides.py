@@ -79,7 +79,7 @@ def on_bench(prepared: Prepared, device: torch.device, kind: str, autocast: torc
     functions = (operator.reference,) if operator.reference is not None else operator.functions
     if autocast is not None and any(out is not None and out.dtype == autocast for out in prepared.outputs):
         prepared = prepared._replace(call=_to(prepared.call, autocast))
-    types = attempts(kind, prepared.api, prepared.inputs)
+    types = attempts(kind, prepared.api)
     if prepared.api == "view" and any(isinstance(value, torch.dtype) for value in (*prepared.call.args, *prepared.call.kwargs.values())):
         types = [{}]  # the bits seen as another type
     sides = [Side(device, each) for each in types]

@@ -27,7 +27,6 @@ KEPT = frozenset(
     )
 )
 """Operators whose result is made for the type (edges of bins, the next number, the largest number): the bench keeps it."""
-_CONVOLUTIONS = ("conv1d", "conv2d")
 
 
 def floats_of(values: Iterable[Any]) -> set[torch.dtype]:
@@ -40,31 +39,11 @@ def coarsest(types: Iterable[torch.dtype]) -> torch.dtype | None:
     return max((t for t in types if t.is_floating_point), key=lambda t: torch.finfo(t).eps, default=None)
 
 
-def attempts(bench: str, api: str, inputs: set[torch.dtype]) -> list[Types]:
-    """In which types the bench is tried, one after the other: kernels do not exist for all of them.
-
-    ``"raised"`` follows the existing tool (8.1.1): one step up, all to float32 when there are several float types, ``type_as`` and
-    convolutions in float32 as they are.
-    """
-    if api in KEPT:
+def attempts(bench: str, api: str) -> list[Types]:
+    """In which types the bench is tried, one after the other: kernels do not exist for all of them."""
+    if api in KEPT or bench == "same":
         return [{}]
-    if bench != "raised":
-        return [BENCHES[bench], RAISED, {}] if bench == "float64" else [BENCHES[bench]]
-    if api == "type_as" or (api in _CONVOLUTIONS and torch.float32 in inputs):
-        return [{}]
-    several = len(inputs & {torch.float16, torch.bfloat16, torch.float32}) > 1
-    return [dict.fromkeys(LOW, torch.float32) if several else RAISED, {}]
-
-
-def hf32(tensor: torch.Tensor) -> torch.Tensor:
-    """float32 with eleven bits behind the point, as the existing tool gives convolutions: rounded half up, the sign aside."""
-    bits = tensor.contiguous().view(torch.int32)
-    return (((bits >> 11) + 1) >> 1 << 12).view(torch.float32)
-
-
-def is_rounded(bench: str, api: str) -> bool:
-    """Does the existing tool give this operator's float32 inputs only eleven bits?"""
-    return bench == "raised" and api in _CONVOLUTIONS
+    return [BENCHES[bench], RAISED, {}] if bench == "float64" else [BENCHES[bench], {}]
 
 
 def nudged(tensor: torch.Tensor, unit: torch.dtype, signs: Callable[[torch.Size], torch.Tensor]) -> torch.Tensor:
