@@ -19,6 +19,8 @@ from msprobe_integrations.torch.accuracy.types import BENCHES, KEPT, Types, nudg
 from msprobe_integrations.torch.dispatch_compare import references
 from msprobe_integrations.torch.dispatch_compare.operators import Operator
 
+NOT_PLAIN = "tensors without plain values (meta, sparse, nested, quantized)"
+
 
 class NoBench(Exception):
     """The operator does not run on the benchmark; the text says why."""
@@ -204,6 +206,12 @@ def unseen() -> Iterator[None]:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         yield
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Does it have values of its own, in strides?"""
+    special = tensor.is_meta or tensor.is_nested or tensor.is_quantized or tensor.is_mkldnn or tensor.layout is not torch.strided
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and not special
 
 
 def leaves(value: Any) -> Iterator[Any]:

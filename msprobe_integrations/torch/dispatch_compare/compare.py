@@ -19,7 +19,7 @@ from msprobe_integrations.torch.accuracy.ties import equally_right
 from msprobe_integrations.torch.accuracy.types import coarsest, floats_of
 from msprobe_integrations.torch.accuracy.values import as_array, kind_of
 from msprobe_integrations.torch.dispatch_compare import references
-from msprobe_integrations.torch.dispatch_compare.bench import Bench, NoBench, Ran, results_of, tensors
+from msprobe_integrations.torch.dispatch_compare.bench import NOT_PLAIN, Bench, NoBench, Ran, is_plain, results_of, tensors
 from msprobe_integrations.torch.dispatch_compare.operators import Operator
 from msprobe_integrations.torch.dispatch_compare.tensor_files import TensorFiles, numbered
 
@@ -93,6 +93,9 @@ class Calls:
         device = results_of(seen.operator, args, kwargs, result)
         if not any(value is not None for value in device):
             self._tables.operator(seen.operator.name).skip("no result")
+            return
+        if not all(map(is_plain, tensors(device))):
+            self._tables.operator(seen.operator.name).skip(NOT_PLAIN)
             return
         try:
             ran = bench.run(func, seen.operator, seen.args, seen.kwargs, result, random)

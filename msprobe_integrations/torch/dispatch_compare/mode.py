@@ -15,12 +15,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from msprobe_engine.accuracy.dispatch_table import DispatchTables
-from msprobe_engine.errors import UsageError
+from msprobe_engine.errors import SinkError, UsageError
 from msprobe_engine.guard import Faults
 from msprobe_engine.log import current_rank, get_logger
 from msprobe_engine.sinks.files import make_directory
 from msprobe_integrations.torch.devices import in_use
-from msprobe_integrations.torch.dispatch_compare.bench import Bench, leaves, snapshot, tensors, unseen
+from msprobe_integrations.torch.dispatch_compare.bench import NOT_PLAIN, Bench, is_plain, leaves, snapshot, tensors, unseen
 from msprobe_integrations.torch.dispatch_compare.compare import Calls, Seen
 from msprobe_integrations.torch.dispatch_compare.operators import known
 from msprobe_integrations.torch.dispatch_compare.sources import Sources
@@ -29,7 +29,7 @@ from msprobe_integrations.torch.dispatch_compare.tensor_files import TensorFiles
 _log = get_logger()
 _PART = "dispatch compare"
 OFF, ALL, LIST, AUTO = MODES = ("OFF", "all", "list", "auto")
-_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer if hasattr(torch.nn, "Buffer") else torch.Tensor)
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class PtdbgDispatch(TorchDispatchMode):
@@ -90,6 +90,12 @@ class PtdbgDispatch(TorchDispatchMode):
         self._counts: dict[str, int] = {}
         self._lock = threading.RLock()
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled functions run compiled, as without the mode; of what they do only calls of ATen operators are seen (torch 2.10 and
+        later; before, torch runs them uncompiled inside of any mode)."""
+        return True
+
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         with self._faults.guard(_PART):
@@ -99,16 +105,21 @@ class PtdbgDispatch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not all(kind in _PLAIN for kind in types):
-            return NotImplemented  # a DTensor and its like: what they call inside is seen
-        seen = None
-        if self._faults.enabled(_PART):
-            with self._faults.guard(_PART), self._lock:
+            if all(kind in _PLAIN or hasattr(kind, "__tensor_flatten__") for kind in types):
+                return NotImplemented  # a DTensor and its like: what they call inside is seen
+            return func(*args, **kwargs)  # fake and functional tensors: no values yet
+        part, seen = f"{_PART} of {known(func).name}", None
+        if self._faults.enabled(_PART) and self._faults.enabled(part):
+            with self._faults.guard(part), self._lock:
                 seen = self._before(func, args, kwargs)
         start = time.perf_counter()
         result = func(*args, **kwargs)
-        if seen is not None and self._faults.enabled(_PART):
-            with self._faults.guard(_PART), self._lock:
-                self._after(seen, func, args, kwargs, result, time.perf_counter() - start)
+        if seen is not None:
+            with self._faults.guard(part), self._lock:
+                try:
+                    self._after(seen, func, args, kwargs, result, time.perf_counter() - start)
+                except (OSError, SinkError) as error:
+                    self._faults.fail(_PART, error)
         return result
 
     def _before(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Seen | None:
@@ -130,14 +141,9 @@ class PtdbgDispatch(TorchDispatchMode):
         given = list(tensors([args, dict(kwargs)]))
         if not given:
             return "makes a tensor of none"
-        for tensor in given:
-            if type(tensor) not in _PLAIN or tensor.is_meta or tensor.is_nested or tensor.is_quantized or tensor.is_mkldnn:
-                return "tensors without plain values (meta, nested, quantized)"
-            if tensor.layout is not torch.strided:
-                return "sparse tensors"
-            if tensor.numel() > self._limit:
-                return f"tensors of more than {self._limit} elements (max_elements)"
-        return ""
+        if any(tensor.numel() > self._limit for tensor in given):
+            return f"tensors of more than {self._limit} elements (max_elements)"
+        return "" if all(map(is_plain, given)) else NOT_PLAIN
 
     def _after(self, seen: Seen, func: Any, args: Any, kwargs: Any, result: Any, seconds: float) -> None:
         start = time.perf_counter()
