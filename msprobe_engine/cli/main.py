@@ -32,6 +32,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "acc_check": Command("acc_check", "run the API calls of a dump again: is each result right? (run_ut, multi_run_ut)"),
+    "certs": Command("certs", "make TLS certificates for the hosts of an online pre-check (init, host, show, revoke, crl)"),
     "check-config": Command("check_config", "check a settings file and print what it resolves to"),
     "ckpt": Command("ckpt", "compare checkpoints of any format and parallel layout (diff, digest, show)"),
     "code_mapping": Command("code_mapping", "say which source lines the tensors of a MindSpore kernel dump come from"),
@@ -51,7 +52,7 @@ COMMANDS = {
     "run_overflow_check": Command("run_overflow_check", "run the APIs of an overflow dump again: normal or abnormal overflow"),
     "show": Command("show", "list what an output directory holds: dumps, monitor files, incidents, reports"),
 }
-GROUPS = ("ckpt", "grad_probe", "monitor")
+GROUPS = ("certs", "ckpt", "grad_probe", "monitor")
 """Commands that have sub-commands: the table ``COMMANDS`` of their file."""
 ALIASES = {"multi_acc_check": "acc_check", "multi_run_ut": "acc_check", "overflow_check": "nan_analyze", "run_ut": "acc_check"}
 """Names of the existing tool's other versions."""
@@ -70,7 +71,7 @@ EXIT_CODES = """\
 exit codes:
   0    done
   1    done, and something was found (acc_check, compare, diagnose, nan_analyze, monitor analyze, monitor learn --check, grad_probe compare,
-       config_check, ckpt diff, frameworks) or does not fit (estimate)
+       config_check, certs show, ckpt diff, frameworks) or does not fit (estimate)
   2    wrong usage, settings or input; the message says what to do; cannot tell (ckpt diff)
   3    nothing found, but something could not be read (compare, diagnose, nan_analyze); elsewhere a bug in this tool: please
        report it with the output of --debug
