@@ -29,23 +29,25 @@ def old_status(bench: Array, device: Array, device_dtype: str, metrics: Mapping[
         bench, device: as `metrics.working` has them.
         metrics: of both.
     """
-    if bench.shape != device.shape or not _comparable(bench.dtype.name, device.dtype.name):
+    if bench.shape != device.shape or not comparable(bench.dtype.name, device.dtype.name):
         return ERROR
     if bench.size == 0:
         return SKIP if version == NEW else ERROR
     if bench.dtype.name in _EXACT:
         return PASS if metrics["error_rate"] == 0 else ERROR
-    return _walk(metrics, device_dtype, bool(one_side_zero(bench, device)))[0]
+    return _walk(metrics, device_dtype, bool(one_side_zero(bench, device)), version)[0]
 
 
-def _comparable(bench: str, device: str) -> bool:
+def comparable(bench: str, device: str) -> bool:
+    """Does the existing tool compare arrays of these types of numpy? Of others it writes no numbers, and an error."""
     return any(bench in names and device in names for names in _CLASSES)
 
 
-def _walk(metrics: Mapping[str, Metric], device_dtype: str, one_side: bool) -> tuple[str, tuple[str, ...]]:
-    """Status, and the metrics that are looked at until it is known."""
+def _walk(metrics: Mapping[str, Metric], device_dtype: str, one_side: bool, version: str) -> tuple[str, tuple[str, ...]]:
+    """Status, and the metrics that are looked at until it is known; a cosine of NaN is an error in 8.1.1 and none in 26.2.0."""
     cosine, largest = metrics["cosine"], metrics["max_abs"]
-    if one_side or (cosine is not None and not cosine > COSINE_LIMIT):
+    unknown = version == NEW and cosine is not None and cosine != cosine
+    if one_side or (cosine is not None and not cosine > COSINE_LIMIT and not unknown):
         return ERROR, ("cosine",)
     if largest is not None and largest < MAX_ABS_LIMIT:
         return PASS, ("cosine", "max_abs")
@@ -60,7 +62,7 @@ def _walk(metrics: Mapping[str, Metric], device_dtype: str, one_side: bool) -> t
     return (ERROR if not good["thousandth"] else PASS if good["ten_thousandth"] else WARNING), seen
 
 
-def shown(metrics: Mapping[str, Metric], standard: str, device_dtype: str, size: int, status: str) -> frozenset[str]:
+def shown(metrics: Mapping[str, Metric], standard: str, device_dtype: str, size: int, status: str, version: str = OLD) -> frozenset[str]:
     """Keys of the metrics that the existing tool writes; the cells of all others are blank.
 
     Args:
@@ -72,7 +74,7 @@ def shown(metrics: Mapping[str, Metric], standard: str, device_dtype: str, size:
     if "cosine" not in metrics:
         return frozenset({"error_rate"} & metrics.keys())
     one_side = metrics["cosine"] is None and size > 1 and status == ERROR
-    seen = set(_walk(metrics, device_dtype, one_side)[1])
+    seen = set(_walk(metrics, device_dtype, one_side, version)[1])
     if plain(device_dtype) in NARROW:
         seen |= set(BY_STANDARD[standard]) if standard != BINARY else {"error_rate"}
     return frozenset(seen)

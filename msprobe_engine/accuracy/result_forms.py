@@ -82,7 +82,7 @@ class Form:
         api = bare_api(tensor.name)
         standard = standards.standard_of(api, tensor.device_dtype, self.compat)
         size = int(np.prod(tensor.shape)) if tensor.shape else 1
-        keys = shown(tensor.metrics, standard, tensor.device_dtype, size, tensor.old_status)
+        keys = shown(tensor.metrics, standard, tensor.device_dtype, size, tensor.old_status, self.compat)
         return [self._compat_cell(key, tensor.metrics.get(key), tensor) if key in keys else BLANK for key in COLUMNS]
 
     def _compat_cell(self, key: str, value: Metric, tensor: TensorResult) -> str:

@@ -16,12 +16,16 @@ from typing import Any, NamedTuple
 
 import torch
 
+from msprobe_engine.accuracy.compat import comparable, old_status
 from msprobe_engine.accuracy.judge import judge
+from msprobe_engine.accuracy.metrics import working
 from msprobe_engine.accuracy.results import ERROR, NOT_RUN, PASS, SKIP, WARNING, CallResult, TensorResult, skipped
+from msprobe_engine.accuracy.standards import OLD
 from msprobe_engine.dump.tensor_reader import TensorFiles
+from msprobe_integrations.common.accuracy.arguments import CannotRun
 from msprobe_integrations.torch.accuracy.arguments import Arguments
 from msprobe_integrations.torch.accuracy.checker import Checked
-from msprobe_integrations.torch.accuracy.resolve import CannotRun, find
+from msprobe_integrations.torch.accuracy.resolve import find
 
 _RAISED = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float64}
 _EXECUTED = ("Functional", "Tensor", "Torch", "NPU", "Aten")
@@ -53,12 +57,13 @@ class CheckerAsExisting:
         files: the saved tensors of the dump; None: inputs are drawn (as ours, which is not how that tool draws them).
         device: what is tested.
         seed: of drawn inputs and random state.
+        version: of the existing tool, one of `standards.VERSIONS`.
     """
 
-    def __init__(self, files: TensorFiles | None, device: str = "cpu", *, seed: int = 0) -> None:
+    def __init__(self, files: TensorFiles | None, device: str = "cpu", *, seed: int = 0, version: str = OLD) -> None:
         self._arguments = Arguments(files, seed)
         self._device = torch.device(device)
-        self._seed = seed
+        self._seed, self._version = seed, version
 
     def check(self, name: str, record: Mapping[str, Any], backward: Mapping[str, Any] | None) -> Checked:
         """Check one call: its name without direction, its records as in dump.json."""
@@ -101,7 +106,7 @@ class CheckerAsExisting:
                     raise CannotRun("there is no gradient in the record")
                 grads = _backward(api, bench, incoming, sides.bench[0]), _backward(api, device, incoming, sides.device[0])
         data = _data([args, kwargs], bench, device, incoming, grads)
-        return _result(name, api, bench, device, grads, reason), data
+        return _result(name, api, bench, device, grads, reason, self._version), data
 
     def _sides(self, api: str, args: list[Any], kwargs: dict[str, Any], needs: Any, record: Mapping[str, Any]) -> _Sides:
         if api in _SINGLE:
@@ -202,9 +207,9 @@ def _backward(api: str, out: Any, incoming: torch.Tensor, args: Sequence[Any]) -
     return [value.grad for value in _leaves(list(args)) if isinstance(value, torch.Tensor)]
 
 
-def _result(name: str, api: str, bench: Any, device: Any, grads: tuple[list[Any], list[Any]], reason: str) -> CallResult:
+def _result(name: str, api: str, bench: Any, device: Any, grads: tuple[list[Any], list[Any]], reason: str, version: str) -> CallResult:
     dropout = "dropout" in name
-    forward, first = (_zeros(bench, device), []) if dropout else _compared(api, f"{name}.forward.output", bench, device)
+    forward, first = (_zeros(bench, device), []) if dropout else _compared(api, f"{name}.forward.output", bench, device, version)
     backward, second = NOT_RUN, list[TensorResult]()
     if reason:
         backward, second = SKIP, [TensorResult(f"{name}.backward.output.0", (), "", "", status=SKIP, message=reason, old_status=SKIP)]
@@ -212,25 +217,33 @@ def _result(name: str, api: str, bench: Any, device: Any, grads: tuple[list[Any]
         if dropout:
             backward = _zeros(grads[0][0], grads[1][0])
         else:
-            backward, second = _compared(api, f"{name}.backward.output", *grads)
+            backward, second = _compared(api, f"{name}.backward.output", *grads, version)
     return CallResult(name, forward, backward, reason, (*first, *second))
 
 
-def _compared(api: str, prefix: str, bench: Any, device: Any) -> tuple[str, list[TensorResult]]:
+def _compared(api: str, prefix: str, bench: Any, device: Any, version: str) -> tuple[str, list[TensorResult]]:
     """Status of a direction, the last one that is no pass, and the rows."""
     pairs = list(zip(bench, device)) if isinstance(bench, (list, tuple)) else [(bench, device)]
-    rows = [_row(api, f"{prefix}.{n}", b, d) for n, (b, d) in enumerate(pairs)]
+    rows = [_row(api, f"{prefix}.{n}", b, d, version) for n, (b, d) in enumerate(pairs)]
     status = PASS
     for row in rows:
         status = row.old_status if row.old_status in (ERROR, WARNING) else status
     return status, rows
 
 
-def _row(api: str, name: str, bench: Any, device: Any) -> TensorResult:
+def _row(api: str, name: str, bench: Any, device: Any, version: str) -> TensorResult:
     if bench is None and device is None:
         return TensorResult(name, (), "", "", status=SKIP, message="the bench has no result", old_status=SKIP)
-    found = judge(api, name, _array(bench), _array(device), _kind(bench), _kind(device))
-    return replace(found, status=found.old_status, message="")
+    if isinstance(bench, (list, tuple, dict)):
+        return TensorResult(name, (), "", "", status=ERROR, message="a result within a result is not compared", old_status=ERROR)
+    b, d = _array(bench), _array(device)
+    found = judge(api, name, b, d, _kind(bench), _kind(device))
+    metrics, status = found.metrics, found.old_status
+    if isinstance(bench, torch.Tensor) and isinstance(device, torch.Tensor):
+        b, d = working(b, d, found.device_dtype)
+        metrics = metrics if comparable(b.dtype.name, d.dtype.name) else {}
+        status = old_status(b, d, found.device_dtype, metrics, version)
+    return replace(found, metrics=metrics, status=status, old_status=status, message="")
 
 
 def _zeros(bench: torch.Tensor, device: torch.Tensor) -> str:

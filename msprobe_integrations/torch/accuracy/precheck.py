@@ -43,7 +43,7 @@ def make_check(work: Work) -> Callable[[str, Mapping[str, Any], Mapping[str, Any
         raise UsageError(f"--dtype {work.dtype}: is no floating type of torch; allowed are float64, float32, bfloat16, float16, ...")
     checker: Checker | CheckerAsExisting
     if work.compat:
-        checker = CheckerAsExisting(files, device, seed=work.seed)
+        checker = CheckerAsExisting(files, device, seed=work.seed, version=work.compat)
     else:
         target = Target(device, work.dtype, work.compiled)
         checker = Checker(files, target, Bench(bench, work.bench_dtype), seed=work.seed, condition=work.condition)
