@@ -20,10 +20,11 @@ from msprobe_engine.dump.reader import parse_json, read_bytes
 from msprobe_engine.dump.tensor_reader import TensorFiles
 from msprobe_engine.errors import DumpFormatError, UsageError
 from msprobe_engine.progress import progress
+from msprobe_integrations.common.accuracy.arguments import CannotRun
 from msprobe_integrations.torch.accuracy.arguments import Arguments
 from msprobe_integrations.torch.accuracy.execute import Outcome, Side, leaves_of
 from msprobe_integrations.torch.accuracy.prepare import Prepared, prepare
-from msprobe_integrations.torch.accuracy.resolve import CannotRun, find, is_api
+from msprobe_integrations.torch.accuracy.resolve import find, is_api
 from msprobe_integrations.torch.accuracy.sides import Ran, on_bench, on_target
 
 

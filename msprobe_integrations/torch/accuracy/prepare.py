@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from msprobe_integrations.common.accuracy.arguments import CannotRun
 from msprobe_integrations.torch.accuracy.arguments import Arguments, Place
 from msprobe_integrations.torch.accuracy.dropout import Dropout, draws, dropout_of
 from msprobe_integrations.torch.accuracy.execute import Call, leaves_of, places_of
 from msprobe_integrations.torch.accuracy.references import FORMULAS
-from msprobe_integrations.torch.accuracy.resolve import CannotRun, Operator, resolve
+from msprobe_integrations.torch.accuracy.resolve import Operator, resolve
 from msprobe_integrations.torch.accuracy.types import floats_of
 
 _NOT_DIFFERENTIABLE = ("out",)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.overrides import get_overridable_functions
 
+from msprobe_integrations.common.accuracy.arguments import CannotRun
 from msprobe_integrations.torch.accuracy.custom import Custom, custom
 from msprobe_integrations.torch.random_calls import TENSOR, TORCH
 
@@ -70,10 +71,6 @@ class Operator(NamedTuple):
     functions: tuple[Function, ...]
     reference: Function | None = None
     inputs: Callable[..., Any] | None = None
-
-
-class CannotRun(Exception):
-    """The call is not run; the text says why, for the result files."""
 
 
 @lru_cache(maxsize=1)

@@ -13,7 +13,8 @@ import torch
 from msprobe_engine import names
 from msprobe_engine.accuracy.scripts.literals import CannotWrite
 from msprobe_engine.accuracy.scripts.source import MARK
-from msprobe_integrations.torch.accuracy.resolve import CannotRun, resolve
+from msprobe_integrations.common.accuracy.arguments import CannotRun
+from msprobe_integrations.torch.accuracy.resolve import resolve
 
 _SPACES: tuple[tuple[str, Any], ...] = (
     ("torch.nn.functional", torch.nn.functional),

@@ -1,0 +1,1 @@
+"""The operator accuracy check: what integrations of several frameworks share."""
