@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -88,17 +89,15 @@ def run(function: Callable[..., Any], call: Call, side: Side) -> Outcome:
     Raises:
         Exception: whatever the function says of arguments that it does not take.
     """
-    cuda_like = [] if side.device.type == "cpu" else [side.device]
     arguments = _Arguments(call, side)
     # as the default type is that of what an operation makes of integers, or of nothing
     wide = side.types.get(torch.get_default_dtype())
-    with warnings.catch_warnings(), torch.random.fork_rng(cuda_like, device_type=side.device.type if cuda_like else "cuda"):
+    with warnings.catch_warnings(), _seeded(call.seed, side.device):
         warnings.simplefilter("ignore")
         args = [arguments.of(value, (n,)) for n, value in enumerate(call.args)]
         kwargs = {key: arguments.of(value, (key,)) for key, value in call.kwargs.items()}
         versions = {place: tensor._version for place, tensor in arguments.copies.items()}
         before_call = {place: arguments.copies[place].clone() for place in call.silent if place in arguments.copies}
-        torch.manual_seed(call.seed)
         before = torch.get_default_dtype()
         try:
             if wide is not None:
@@ -114,6 +113,27 @@ def run(function: Callable[..., Any], call: Call, side: Side) -> Outcome:
         written |= {place: arguments.copies[place] for place, old in before_call.items() if not torch.equal(old, arguments.copies[place])}
         gradients, problem = _backward([*outputs, *written.values()], arguments, call) if arguments.leaves else ({}, "")
     return Outcome([_detached(v) for v in outputs], {place: t.detach() for place, t in written.items()}, gradients, problem)
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Random numbers of the host and of `device` from this seed; afterwards as if none had been drawn.
+
+    `torch.manual_seed` and `torch.random.fork_rng` ask every kind of device there is, which costs more than most operations."""
+    generator = torch.default_generator
+    state = generator.get_state()
+    module = None if device.type == "cpu" else getattr(torch, device.type, None)
+    there = module.get_rng_state(device) if module is not None and hasattr(module, "get_rng_state") else None
+    try:
+        generator.manual_seed(seed)
+        if module is not None and there is not None:
+            with module.device(device):
+                module.manual_seed(seed)
+        yield
+    finally:
+        generator.set_state(state)
+        if module is not None and there is not None:
+            module.set_rng_state(there, device)
 
 
 class _Arguments:
