@@ -137,7 +137,7 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 
 class _Arguments:
-    """Copies of arguments for one side.
+    """Copies of arguments for one side. What is one tensor at several places stays one: its gradient, at the first, is that of all.
 
     Attributes:
         leaves: tensors whose gradients are asked for.
@@ -149,15 +149,21 @@ class _Arguments:
         self._signs = None if side.nudge is None else torch.Generator().manual_seed(side.nudge.seed)
         self.leaves: dict[Place, torch.Tensor] = {}
         self.copies: dict[Place, torch.Tensor] = {}
+        self._made: dict[object, torch.Tensor] = {}
 
     def of(self, value: Any, place: Place) -> Any:
         side = self._side
         if isinstance(value, torch.Tensor):
-            tensor = self.tensor(value)
-            if place in self._wanted:
-                self.leaves[place] = tensor.requires_grad_()
-                with torch.enable_grad():
-                    tensor = tensor.clone()  # no leaf: operations may write to it
+            memory = (value.data_ptr(), value.shape, value.stride(), value.dtype) if value.numel() else None
+            tensor = self._made.get(memory) if memory is not None else None
+            if tensor is None:
+                tensor = self.tensor(value)
+                if place in self._wanted:
+                    self.leaves[place] = tensor.requires_grad_()
+                    with torch.enable_grad():
+                        tensor = tensor.clone()  # no leaf: operations may write to it
+                if memory is not None:
+                    self._made[memory] = tensor
             self.copies[place] = tensor
             return tensor
         if isinstance(value, torch.device):

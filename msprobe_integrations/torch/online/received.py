@@ -31,15 +31,17 @@ class ReceivedTensors:
     def __init__(self) -> None:
         self._directory = Path()
         self._places: Mapping[str, tuple[str, str]] = {}
+        self._given: dict[tuple[str, str], torch.Tensor] = {}
         self._read: OrderedDict[tuple[str, str, str], torch.Tensor] = OrderedDict()
         self._bytes = 0
 
     def use(self, directory: str, places: Mapping[str, tuple[str, str]]) -> None:
         """From now on the tensors of this call: shard and key by data name."""
         self._directory, self._places = Path(directory) / layout.TENSORS, places
+        self._given.clear()
 
     def load(self, name: str, backend: Any) -> Any:
-        """The tensor of this ``data_name``. Not to be written to.
+        """The tensor of this ``data_name``. Names of one tensor of the training have the same memory.
 
         Raises:
             UsageError: it has not arrived.
@@ -48,21 +50,25 @@ class ReceivedTensors:
         place = self._places.get(name)
         if place is None:
             raise UsageError(f"{name}: has not arrived")
-        shard, key = place
+        if place not in self._given:
+            self._given[place] = self._loaded(*place, backend).clone()  # an operator may write into its argument
+        return self._given[place]
+
+    def _loaded(self, shard: str, key: str, backend: Any) -> torch.Tensor:
         known = (str(self._directory), shard, key)
         found = self._read.get(known)
-        if found is None:
-            path = self._directory / shard
-            source = _sources(str(path), path.stat().st_mtime_ns)[key]
-            assert source.format == SAFETENSORS
-            with open(path, "rb") as file:
-                file.seek(source.offset)
-                data = file.read(source.nbytes)
-            found = backend.from_bytes(data, source.dtype, source.shape)
-            self._remember(known, found)
-        else:
+        if found is not None:
             self._read.move_to_end(known)
-        return found.clone()  # an operator may write into its argument
+            return found
+        path = self._directory / shard
+        source = _sources(str(path), path.stat().st_mtime_ns)[key]
+        assert source.format == SAFETENSORS
+        with open(path, "rb") as file:
+            file.seek(source.offset)
+            data = file.read(source.nbytes)
+        made: torch.Tensor = backend.from_bytes(data, source.dtype, source.shape)
+        self._remember(known, made)
+        return made
 
     def _remember(self, known: tuple[str, str, str], tensor: torch.Tensor) -> None:
         self._read[known] = tensor
@@ -95,10 +101,11 @@ def make_check(work: Work) -> Callable[..., CallResult]:
         name: str, record: Mapping[str, Any], backward: Mapping[str, Any] | None, directory: str, tensors: Mapping[str, tuple[str, str]]
     ) -> CallResult:
         inputs = [record.get("input_args"), record.get("input_kwargs"), (backward or {}).get("input")]
+        places = {data_name: (shard, key) for data_name, (shard, key) in tensors.items()}
         for item in _tensors_in(inputs):
-            if item.get("data_name") not in tensors and not item.get("ignored"):
+            if item.get("data_name") not in places and not item.get("ignored"):
                 return skipped(name, f"a tensor of it ({item.get('data_name') or 'without values'}) has not arrived or was not saved")
-        files.use(directory, tensors)
+        files.use(directory, places)
         return checker.check(name, record, backward, recorded=True).result
 
     return check
