@@ -21,7 +21,8 @@ _FORBIDDEN = "/\\\0\n"
 
 
 class ApiRecords(Protocol):
-    """What makes records of API calls."""
+    """What makes records of API calls. One with ``take(function, prefix, api, args, kwargs)`` makes the calls itself, and may give
+    something else than their results."""
 
     def sees(self) -> bool: ...
 
@@ -116,6 +117,9 @@ class CustomApis:
             capture = find()
             if capture is None or not capture.sees():
                 return function(*args, **kwargs)
+            take = getattr(capture, "take", None)
+            if take is not None:
+                return take(function, prefix, name, args, kwargs)
             note = capture.begin(prefix, name, args[skip:], kwargs)
             try:
                 with capture.aside():  # calls inside are its own business, as with torch's composite functions

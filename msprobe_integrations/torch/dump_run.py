@@ -16,10 +16,12 @@ from msprobe_integrations.common.extras import Extra
 from msprobe_integrations.common.filters import record_filter
 from msprobe_integrations.common.focus import Focus
 from msprobe_integrations.torch import modestack
+from msprobe_integrations.torch.api import ApiCapture
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.capture import Capture
 from msprobe_integrations.torch.dump_checks import MODELS
 from msprobe_integrations.torch.extras import parts_of
+from msprobe_integrations.torch.free_benchmark.run import FreeBenchmark
 from msprobe_integrations.torch.graph_tasks import current_graph_task
 from msprobe_integrations.torch.keep import Keeper
 from msprobe_integrations.torch.module_hooks import OwnHook
@@ -73,7 +75,13 @@ class TorchDumpRun(DumpRun):
         return TorchSavedVariables(self.pipeline, reduce, complete, broken)
 
     def make_custom_apis(self) -> CustomApis:
-        return CustomApis(lambda: None if self.capture is None else self.capture.api, torch.compiler.is_compiling)
+        return CustomApis(self._api, torch.compiler.is_compiling)
+
+    def _api(self) -> ApiCapture | None:
+        """What sees calls of APIs now."""
+        if self.capture is not None:
+            return self.capture.api
+        return next((part.api for part in self.extras.parts if isinstance(part, FreeBenchmark)), None)
 
     def make_extras(self, dump: DumpSettings, root: Path) -> list[Extra]:
         return parts_of(dump, root, self.faults)

@@ -242,7 +242,7 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = PAGE.read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     (settings,) = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
-    (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (program,) = re.findall(r"```python\n(import mindspore.*?)```", text, re.DOTALL)
     (tmp_path / "config.json").write_text(settings)
     (tmp_path / "program.py").write_text(program)
     runpy.run_path(str(tmp_path / "program.py"))

@@ -54,7 +54,7 @@ class Measured:
 
     Attributes:
         one_sided: elements that are not finite, and not the same on both sides.
-        unequal: elements that are not the same; NaN is the same as NaN.
+        unequal: elements that are not the same; NaN is the same as NaN. For `NO_CHANGE`.
         ratio: largest ratio of two finite elements that differ by more than rounding explains (`settled`), minus 1.
         flipped: elements, of these, that are not small and have another sign.
         change: L2 norm of the difference, over what is finite on both sides.

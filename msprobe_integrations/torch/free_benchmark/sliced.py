@@ -81,6 +81,8 @@ def pieces(api: str, args: Sequence[Any], kwargs: Mapping[str, Any], results: Se
     if found is None:
         return None
     dim, cut = found
+    if not any(cut):
+        return None
     elements = max(t.numel() for t, taken in zip((*tensors, results[0]), (*cut, True)) if taken)
     return Pieces(dim, cut, shape[dim], max(1, _PIECE * shape[dim] // elements))
 
