@@ -18,6 +18,7 @@ from msprobe_engine.accuracy.standards import BINARY, NARROW, NEW, OLD
 Array = npt.NDArray[Any]
 
 _CLASSES = (("float16", "float32", "float64", "longdouble"), ("bool", "uint8"), ("int32", "int64"))
+_CLASSES_OF_NEW = (*_CLASSES[:2], ("int8", "int32", "int64"))
 _EXACT = ("bool", "uint8", "int8", "int16", "uint16", "uint32", "int32", "int64", "uint64")
 _SIXTEEN = ("float16", "bfloat16")
 
@@ -29,7 +30,7 @@ def old_status(bench: Array, device: Array, device_dtype: str, metrics: Mapping[
         bench, device: as `metrics.working` has them.
         metrics: of both.
     """
-    if bench.shape != device.shape or not comparable(bench.dtype.name, device.dtype.name):
+    if bench.shape != device.shape or not comparable(bench.dtype.name, device.dtype.name, version):
         return ERROR
     if bench.size == 0:
         return SKIP if version == NEW else ERROR
@@ -38,9 +39,9 @@ def old_status(bench: Array, device: Array, device_dtype: str, metrics: Mapping[
     return _walk(metrics, device_dtype, bool(one_side_zero(bench, device)), version)[0]
 
 
-def comparable(bench: str, device: str) -> bool:
+def comparable(bench: str, device: str, version: str = OLD) -> bool:
     """Does the existing tool compare arrays of these types of numpy? Of others it writes no numbers, and an error."""
-    return any(bench in names and device in names for names in _CLASSES)
+    return any(bench in names and device in names for names in (_CLASSES_OF_NEW if version == NEW else _CLASSES))
 
 
 def _walk(metrics: Mapping[str, Metric], device_dtype: str, one_side: bool, version: str) -> tuple[str, tuple[str, ...]]:

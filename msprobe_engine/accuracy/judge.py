@@ -76,7 +76,7 @@ def judge(
 def _scalar(name: str, bench: Value, device: Value, bench_dtype: str, device_dtype: str) -> TensorResult:
     """Values of Python are equal or not; floats up to the rounding of the device's."""
     if bench is None:
-        return TensorResult(name, (), bench_dtype, device_dtype, status=SKIP, message="the bench has no result", old_status=SKIP)
+        return TensorResult(name, (), "", "", status=SKIP, message="the bench has no result", old_status=SKIP)
     old = PASS if type(bench) is type(device) and _equal(bench, device) else ERROR
     metrics: dict[str, Metric] = {"error_rate": 0} if old == PASS else {}
     if isinstance(bench, np.ndarray) or isinstance(device, np.ndarray) or type(bench) is not type(device):
@@ -98,7 +98,9 @@ def _equal(one: object, other: object) -> bool:
 def _metrics(bench: Array, device: Array, device_dtype: str, standard: str) -> dict[str, Metric]:
     if bench.shape != device.shape or not bench.size:
         return {}
-    if not _is_float(bench) or not _is_float(device):
+    if _family(bench) != _family(device):
+        return {}
+    if not _is_float(bench):
         return {"error_rate": error_rate(bench, device)}
     return dict(float_metrics(bench, device, device_dtype, standard, standards.BENCHMARK))
 

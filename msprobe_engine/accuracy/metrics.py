@@ -42,6 +42,11 @@ ZERO = float(np.finfo(float).eps)
 """A tensor whose largest value is up to this counts as zero for the cosine."""
 
 
+def single_in_double(kind: str, dimensions: int) -> bool:
+    """Relative errors of a bfloat16 scalar: the existing tool's numpy (1.x) makes float64 of a scalar and a number of Python."""
+    return kind == "bfloat16" and dimensions == 0
+
+
 def working(bench: Array, device: Array, device_dtype: str) -> tuple[Array, Array]:
     """Both sides in the types the metrics are computed in."""
     if plain(device_dtype) == "bfloat16":
@@ -100,6 +105,8 @@ class FloatMetrics:
             self.error = np.abs(device - bench)
             self._abs_bench = np.abs(bench)
             self._scale = self._abs_bench + (BFLOAT16_EPS if self.kind == "bfloat16" else np.finfo(bench.dtype).eps)
+            if single_in_double(self.kind, bench.ndim):
+                self._scale = np.asarray(self._abs_bench, np.float64) + BFLOAT16_EPS
             self.relative = np.abs(self.error / self._scale)
         self._finite: Array | None = None
         self._small: Array | None = None
@@ -135,10 +142,12 @@ class FloatMetrics:
         small, finite, size = self.small, self.finite, self.error.size
         left_out = small | ~finite
         atol = standards.of_type(standards.SMALL_ATOL[standards.BENCHMARK], self.kind)
-        mean = np.mean(np.square(np.where(left_out, 0, self.error)))
+        # numpy 1 takes a number and a 0-dimensional float32 array together as float64
+        error, relative = (e.astype(np.float64) if e.ndim == 0 else e for e in (self.error, self.error / self._scale))
+        mean = np.mean(np.square(np.where(left_out, 0, error)))
         rmse = np.sqrt(mean * (size / (size - np.sum(left_out) + 0.0001) + 0.0001))
         difference = self.device - self.bench.astype(self.device.dtype)
-        kept = np.where(left_out, -1, self.error / self._scale)
+        kept = np.where(left_out, -1, relative)
         kept = kept[kept >= 0]
         return {
             "balance": float(abs(np.sum(difference > 0) - np.sum(difference < 0)) / size), "rmse": float(rmse),

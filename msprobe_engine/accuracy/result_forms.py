@@ -69,6 +69,8 @@ class Form:
         numbers = self._compat_cells(tensor) if self.compat else _our_cells(tensor)
         status = tensor.old_status if self.compat else tensor.status
         kinds = _kind(tensor.bench_dtype), _kind(tensor.device_dtype)
+        if self.compat and kinds[0] != kinds[1] and any(map(_scalar, kinds)):
+            kinds = BLANK, BLANK  # it stops before it looks at them
         shape = str(tensor.shape) if tensor.device_dtype and not _scalar(tensor.device_dtype) else BLANK
         cells = [*map(_text, (tensor.name, *kinds, shape)), *numbers, _text(self._status(status)), _text(tensor.message)]
         if self.compat:
@@ -90,9 +92,13 @@ class Form:
             return BLANK if value is None else str(value)
         if isinstance(value, int):
             return str(value)
-        narrow = _working_type(tensor) if key in _IN_WORKING_TYPE else _ulp_type(tensor) if key in _ULPS else "float64"
+        narrow = "float64"
+        if key in _ULPS:
+            narrow = _ulp_type(tensor)
+        elif key in _IN_WORKING_TYPE and (tensor.shape or key == "max_abs" or self.compat == standards.NEW):
+            narrow = _working_type(tensor)  # numpy 1, which 8.1.1 runs with, widens results without dimensions
         if narrow != "float64":
-            return str(np.dtype(narrow).type(value))
+            return _narrow(value, narrow)
         return f"{value:.{self.precision}f}"
 
 
@@ -140,6 +146,13 @@ def _working_type(tensor: TensorResult) -> str:
 
 def _ulp_type(tensor: TensorResult) -> str:
     return "float64" if plain(tensor.device_dtype) == "float32" else "float32"
+
+
+def _narrow(value: float, dtype: str) -> str:
+    """As numpy 1 writes a number of that type."""
+    exact = np.dtype(dtype).type(value)
+    text = str(exact)
+    return np.format_float_positional(exact, unique=True, trim="0") if "e+" in text and abs(value) < 1e16 else text
 
 
 def _scalar(dtype: str) -> bool:

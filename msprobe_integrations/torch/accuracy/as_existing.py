@@ -241,7 +241,7 @@ def _row(api: str, name: str, bench: Any, device: Any, version: str) -> TensorRe
     metrics, status = found.metrics, found.old_status
     if isinstance(bench, torch.Tensor) and isinstance(device, torch.Tensor):
         b, d = working(b, d, found.device_dtype)
-        metrics = metrics if comparable(b.dtype.name, d.dtype.name) else {}
+        metrics = metrics if comparable(b.dtype.name, d.dtype.name, version) else {}
         status = old_status(b, d, found.device_dtype, metrics, version)
     return replace(found, metrics=metrics, status=status, old_status=status, message="")
 
