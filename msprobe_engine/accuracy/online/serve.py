@@ -19,7 +19,7 @@ from msprobe_engine.accuracy.online.spool_step import SpoolCall, SpoolStep
 from msprobe_engine.accuracy.precheck import summary
 from msprobe_engine.accuracy.precheck.options import ONLY_ACCELERATOR, Options, Work
 from msprobe_engine.accuracy.precheck.pool import Feed, Pool
-from msprobe_engine.accuracy.result_files import ResultFiles
+from msprobe_engine.accuracy.result_files import DETAILS, RESULT, ResultFiles, read_results
 from msprobe_engine.accuracy.result_forms import form_of
 from msprobe_engine.accuracy.results import CallResult
 from msprobe_engine.accuracy.settings import PrecheckSettings
@@ -84,10 +84,11 @@ class Results:
     Args:
         out_path: directory.
         settings, options: of the check.
+        spool: where the steps are.
     """
 
-    def __init__(self, out_path: Path, settings: PrecheckSettings, options: Options) -> None:
-        self._out_path = out_path
+    def __init__(self, out_path: Path, settings: PrecheckSettings, options: Options, spool: Spool) -> None:
+        self._out_path, self._spool = out_path, spool
         self._form = form_of(options.compat, settings.precision)
         self._open: dict[int, tuple[SpoolStep, ResultFiles]] = {}
         self.tallies: dict[int, summary.Tally] = {}
@@ -108,6 +109,15 @@ class Results:
             self.tally(step.rank).add(result)
         return files.done
 
+    def finished_before(self) -> None:
+        """Count what an earlier process has written of steps that are not open any more."""
+        here = {files.result_path for _, files in self._open.values()}
+        for rank, path in self._spool.result_files():
+            details = path.with_name(path.name.replace(RESULT, DETAILS, 1))
+            if path not in here and path.is_file() and details.is_file():
+                for result in read_results(path, details):
+                    self.tally(rank).add(result)
+
     def tally(self, rank: int) -> summary.Tally:
         """Counts of a rank."""
         return self.tallies.setdefault(rank, summary.Tally())
@@ -122,7 +132,7 @@ class Results:
         found = self._open.get(id(step))
         if found is None:
             files = ResultFiles.new(self._out_path / f"step{step.number}", self._form, f"_rank{step.rank}")
-            step.note_results(files.result_path.resolve())
+            self._spool.note_results(step, files.result_path.resolve())
             found = self._open[id(step)] = step, files
         source = call.source
         found[1].append(result, source)
@@ -162,12 +172,14 @@ def serve(settings: PrecheckSettings, options: Options, out_path: str | Path) ->
     _refuse(options)
     out = Path(out_path)
     spool = Spool(Path(settings.spool_path).expanduser() if settings.spool_path else out / SPOOL, settings.keep_spool)
-    results = Results(out, settings, options)
+    results = Results(out, settings, options, spool)
     feed = Feed()
     interrupted = False
     reception: Reception | None = None
     try:
-        reception = Reception(settings, spool, feed, spool.recover(results.done))
+        found = spool.recover(results.done)
+        results.finished_before()
+        reception = Reception(settings, spool, feed, found)
         pool = Pool(_works(settings, options), options.timeout)
         with bar("checking", 0) as advance, closing(pool.check(feed)) as answers:
             for answer in answers:

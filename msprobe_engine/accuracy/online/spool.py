@@ -7,7 +7,8 @@
     .results              the file with the results of its calls
 
 A message is safe when its files are there, so a process that was killed finds everything again. ``{spool}/.sessions/{session}.json`` says
-of each training its rank and whether it has ended, ``{session}.last`` the number of its last message that is safe.
+of each training its rank and whether it has ended, ``{session}.last`` the number of its last message that is safe, and
+``results`` lists the result files of all steps.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from msprobe_engine.log import get_logger
 SESSIONS = ".sessions"
 _SESSION = re.compile(r"[0-9a-f]{8,64}")
 _NUMBER_BYTES = 20
+_RESULTS = "results"
 _log = get_logger()
 
 
@@ -229,6 +231,25 @@ class Spool:
 
     # ---- results ----
 
+    def result_files(self) -> list[tuple[int, Path]]:
+        """Rank and result file of every step so far, also of an earlier process."""
+        found = []
+        for line in _text(self.root / SESSIONS / _RESULTS).splitlines():
+            with contextlib.suppress(ValueError, TypeError):
+                rank, path = json.loads(line)
+                found.append((int(rank), Path(path)))
+        return found
+
+    def note_results(self, step: SpoolStep, path: Path) -> None:
+        """From now on this is the result file of this step.
+
+        Raises:
+            OSError: that cannot be written down.
+        """
+        step.note_results(path)
+        with self._lock, open(self.root / SESSIONS / _RESULTS, "a", encoding="utf-8") as file:
+            file.write(json.dumps([step.rank, str(path)]) + "\n")
+
     def checked(self, call: SpoolCall) -> None:
         """The results of this call are written."""
         call.step.checked(call.name)
@@ -272,6 +293,8 @@ class Spool:
             for training in self.trainings.values():
                 if training.over and training.session not in waits:
                     _remove(self.root / SESSIONS, (f"{training.session}.json", f"{training.session}.last"))
+            if all(training.over for training in self.trainings.values()) and not waits:
+                _remove(self.root / SESSIONS, (_RESULTS,))
             if not self._keep:
                 for path in (self.root / SESSIONS, self.root):
                     with contextlib.suppress(OSError):
