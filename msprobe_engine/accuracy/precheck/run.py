@@ -104,7 +104,12 @@ def check_dump(
         tally = summary.Tally()
         for result in files.done_results(order) if files.done else ():
             tally.add(result)
-        _check_rest([call for call in calls if call.name not in files.done], dump, settings, options, files, stacks, tally, error_data)
+        rest = [call for call in calls if call.name not in files.done]
+        try:
+            _check_rest(rest, dump, settings, options, files, stacks, tally, error_data)
+        except BaseException:
+            _tell_how_to_go_on(files)
+            raise
         files.sort(order)
     return Outcome(
         result_path=files.result_path,
@@ -116,6 +121,15 @@ def check_dump(
         seconds=time.perf_counter() - began,
         compat=options.compat is not None,
     )
+
+
+def _tell_how_to_go_on(files: ResultFiles) -> None:
+    """The check ends before its end; files without a row are taken away."""
+    if files.done:
+        get_logger().warning("%s", printable(f"the check was not finished; go on with: -csv_path {files.result_path}"))
+        return
+    for path in (files.result_path, files.details_path):
+        path.unlink(missing_ok=True)
 
 
 def _check_rest(

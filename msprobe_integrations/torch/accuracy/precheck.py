@@ -69,6 +69,8 @@ def resolved(device: str, jit_compile: bool = False) -> str:
     if kind == "auto":
         kind = "cpu" if found is None else found.type
     if kind == "cpu":
+        if number not in ("", "0"):
+            raise UsageError(f"device {number}: there is no accelerator here; -d cpu checks the CPU")
         return "cpu"
     if kind == "npu":
         try:
