@@ -24,6 +24,8 @@ from msprobe_integrations.torch.dispatch_compare.operators import Operator
 from msprobe_integrations.torch.dispatch_compare.tensor_files import TensorFiles, numbered
 
 _CHANGES = (1, 2)
+_SURE = 0.5
+"""Units that are right whatever the condition is."""
 _WAITING = 16
 """Calls per process that wait to be judged; with more the training waits."""
 
@@ -109,7 +111,7 @@ class Calls:
             status = PASS
         else:
             results = [_judge(pair) for pair in pairs]
-            if any(result.status in (WARNING, ERROR) for result in results):
+            if any(map(_is_open, results)):
                 results = self._again(seen, ran, pairs, device, results)
             status = self._write(seen, ran.how, results, [difference(*_two(pair)) for pair in pairs], problem)
         if dump == "all" or (dump == "auto" and status in (WARNING, ERROR)):
@@ -140,12 +142,12 @@ class Calls:
         self._tables.finish()
 
     def _again(self, seen: Seen, ran: Ran, pairs: list[_Pair], device: list[Any], results: list[TensorResult]) -> list[TensorResult]:
-        """The verdict of what is no pass, with what the operator makes of a change of its inputs."""
+        """Verdicts that are open, with what the operator makes of a change of its inputs."""
         changed = [ran.change(n) for n in _CHANGES]
         kind = _coarsest(seen)
         found = []
         for n, (pair, result) in enumerate(zip(pairs, results)):
-            if result.status in (WARNING, ERROR):
+            if _is_open(result):
                 result = _judge(pair, [as_array(run[n]) for run in changed if n < len(run)], kind)
             if result.status == ERROR and _equally_right(seen, device[n], ran.leaves[n]):
                 result = dataclasses.replace(result, status=PASS, message="other places of equal values")
@@ -183,6 +185,11 @@ def _coarsest(seen: Seen) -> str:
     """Type with the largest unit of round-off among the floating inputs, by which they are changed; empty: there is none."""
     kind = coarsest(floats_of(tensors([seen.args, seen.kwargs])))
     return "" if kind is None else str(kind)
+
+
+def _is_open(result: TensorResult) -> bool:
+    """Does it take a measured condition to say whether this is right? Without one the verdict assumes a bad one."""
+    return result.status in (WARNING, ERROR) or (result.units is not None and result.units > _SURE)
 
 
 def _equally_right(seen: Seen, device: Any, bench: Any) -> bool:
