@@ -193,6 +193,12 @@ class MindSporeBackend(PairRows, Wanted, Job):
         """
         return npy.from_bytes(data, dtype, shape)
 
+    def precheck(self, work: Any) -> Any:
+        """What a process of ``msprobe acc_check`` checks calls with; `work` is a `msprobe_engine.accuracy.precheck.options.Work`."""
+        from msprobe_integrations.mindspore.accuracy.precheck import make_check
+
+        return make_check(work)
+
 
 def _why(description: TensorDescription, numel: int, pointer: int) -> str:
     if numel < 0:

@@ -1,0 +1,1 @@
+"""The pre-check with MindSpore: one recorded API call, run again on two sides and compared."""
