@@ -33,6 +33,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "acc_check": Command("acc_check", "run the API calls of a dump again: is each result right? (run_ut, multi_run_ut)"),
     "certs": Command("certs", "make TLS certificates for the hosts of an online pre-check (init, host, show, revoke, crl)"),
+    "api_precision_compare": Command("api_precision_compare", "compare the pre-checks of two devices: which of them errs more"),
     "check-config": Command("check_config", "check a settings file and print what it resolves to"),
     "ckpt": Command("ckpt", "compare checkpoints of any format and parallel layout (diff, digest, show)"),
     "code_mapping": Command("code_mapping", "say which source lines the tensors of a MindSpore kernel dump come from"),
