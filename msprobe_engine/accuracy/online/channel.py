@@ -223,7 +223,8 @@ class Channel:
         with contextlib.suppress(OSError, ValueError):  # ValueError: poll of a closed socket
             while self.pending and time.monotonic() < end:
                 self.flush()
-                self.wait(end - time.monotonic(), read=False)
+                if self.pending:
+                    self.wait(end - time.monotonic(), read=False)
             if linger:
                 self._socket.shutdown(socket.SHUT_WR)
             while time.monotonic() < end and self.receive(scrap) != CLOSED:

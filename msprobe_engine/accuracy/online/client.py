@@ -47,6 +47,7 @@ from msprobe_engine.errors import ProbeError, TransportError
 _FROM_SERVER = (Kind.WELCOME, Kind.REFUSED, Kind.ACK, Kind.ALIVE, Kind.ENDED)
 _AHEAD = 4 << 20
 """Bytes given to the channel before the next message is taken from the queue."""
+_END_SECONDS = 1.0
 _AGAIN_SECONDS = 600.0
 """The same trouble is said again after so long."""
 
@@ -121,7 +122,7 @@ class Client:
             self._ended.wait(max(0.0, deadline - time.monotonic()))
         self._stop.set()
         self._waker.wake()
-        self._thread.join(self._options.connect_seconds + 1.0)
+        self._thread.join(_END_SECONDS)  # longer only while it connects, and then it holds no message
         self._outbox.give_up()
         counts = self.counts()
         if counts.lost:
@@ -199,8 +200,13 @@ class Client:
         }
         channel.put([encode_control(Kind.HELLO, hello)])
         while True:
-            self._flush(channel, reader)
-            for frame in self._receive(channel, reader):
+            try:
+                self._flush(channel, reader)
+                frames = self._receive(channel, reader)
+            except ConnectionError:
+                why = "its messages say why" if channel.encrypted else "if it wants TLS, set tls_path on both hosts, or on none"
+                raise TransportError(f"the server hung up without an answer; {why}") from None
+            for frame in frames:
                 header = parse_header(frame.header)
                 if frame.kind == Kind.REFUSED:
                     raise _RefusedByServerError(f"the server refuses: {str(header.get('reason'))[:500]}")
@@ -294,7 +300,7 @@ class Client:
         while count := channel.receive(reader.target()):
             if count == CLOSED:
                 if not frames:
-                    raise TransportError("the server hung up")
+                    raise ConnectionResetError("the server hung up")
                 break
             frames += [found for found in reader.received(count) if not isinstance(found, Need)]
         return frames

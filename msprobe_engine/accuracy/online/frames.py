@@ -182,6 +182,8 @@ class FrameReader:
     def _next(self) -> Frame | Need | None:
         if self._prefix is None:
             if self._end - self._begin < PREFIX_BYTES:
+                if self._end - self._begin >= len(_MAGIC):  # what is something else may be shorter than a prefix
+                    _check_magic(bytes(self._stage[self._begin : self._begin + len(_MAGIC)]))
                 return None
             self._prefix = _parse_prefix(self._take(PREFIX_BYTES), self.kinds, self.message_bytes)
         kind, flags, header_bytes, payload_bytes, sequence = self._prefix
@@ -255,10 +257,7 @@ def parse_message(text: memoryview) -> Frame:
 
 def _parse_prefix(text: memoryview, kinds: frozenset[Kind], message_bytes: int) -> tuple[Kind, int, int, int, int]:
     magic, version, kind, flags, sequence, header_bytes, payload_bytes, crc = _PREFIX.unpack(text)
-    if magic[:2] in (b"\x15\x03", b"\x16\x03"):
-        raise TransportError("the other end speaks TLS, this one does not: set tls_path on both hosts, or on none")
-    if magic != _MAGIC:
-        raise TransportError(f"this is no frame of msprobe (it begins with {bytes(magic)!r}); is it another program that talks here?")
+    _check_magic(magic)
     if zlib.crc32(text[: _CHECKED.size]) != crc:
         raise TransportError("the beginning of a frame was changed on its way (its CRC-32 is wrong)")
     if version != VERSION:
@@ -277,3 +276,10 @@ def _parse_prefix(text: memoryview, kinds: frozenset[Kind], message_bytes: int) 
     if flags & ~WITH_CRC:
         raise TransportError(f"flags {flags:#x} of a frame are unknown")
     return Kind(kind), flags, header_bytes, payload_bytes, sequence
+
+
+def _check_magic(magic: bytes) -> None:
+    if magic[:2] in (b"\x15\x03", b"\x16\x03"):
+        raise TransportError("the other end speaks TLS, this one does not: set tls_path on both hosts, or on none")
+    if magic != _MAGIC:
+        raise TransportError(f"this is no frame of msprobe (it begins with {magic!r}); is it another program that talks here?")

@@ -153,11 +153,11 @@ class Server:
         if session is None:
             if problem is not None and not self._stop.is_set():
                 self._refused(connection, problem)
-        elif mine and not self._stop.is_set():
+        elif mine:
             who = f"rank {session.peer.rank} ({session.peer.address})"
             if session.final is not None:
                 self._finished(session, who)
-            else:
+            elif not self._stop.is_set():
                 why = explain(problem, SERVER) if problem is not None else "it hung up"
                 said = f"{who} is disconnected: {why}; it may come back, nothing is lost so far"
                 tell(self._on_event, Event(DISCONNECTED, said, bad=True, peer=session.peer))

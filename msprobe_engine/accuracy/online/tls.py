@@ -103,9 +103,8 @@ class Credentials:
         try:
             context.load_cert_chain(self._certificate, self._key, password=self._passphrase)
         except ssl.SSLError as error:
-            raise SettingsError(
-                f"{self._certificate} and {self._key}: cannot be used together ({_reason(error)}; an encrypted key needs the right {PASSPHRASE}); {self._remedy()}"
-            ) from None
+            reason = f"{_reason(error)}; an encrypted key needs the right {PASSPHRASE}"
+            raise SettingsError(f"{self._certificate} and {self._key}: cannot be used together ({reason}); {self._remedy()}") from None
         except OSError as error:
             raise SettingsError(f"{self._key}: cannot be read ({error.strerror}); {self._remedy()}") from None
         try:

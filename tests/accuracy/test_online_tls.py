@@ -1,0 +1,314 @@
+"""Who gets in over TLS: certificates of our authority for the right part, valid now, not revoked; nobody else, and both sides say why."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from online_ends import LOOPBACK, QUICK_CLIENT, Kept, sending, serving, tls_directories, until
+
+from msprobe_engine.accuracy.online.authority import Authority
+from msprobe_engine.accuracy.online.certificate import read_certificate, read_revocations
+from msprobe_engine.accuracy.online.client import Client
+from msprobe_engine.accuracy.online.events import Event
+from msprobe_engine.accuracy.online.options import Address, TlsOptions
+from msprobe_engine.accuracy.online.tls import CLIENT, SERVER, Credentials
+from msprobe_engine.cli.main import main
+from msprobe_engine.errors import SettingsError, UsageError
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl command here")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Directories of hosts; not to be changed."""
+    return tls_directories(tmp_path_factory.mktemp("tls"))
+
+
+def _with(directory: Path, target: Path, **files: Path) -> Path:
+    """A copy of a host's files with some of them replaced ("client_crt": client.crt)."""
+    shutil.copytree(directory, target)
+    for name, source in files.items():
+        shutil.copy(source, target / name.replace("_", "."))
+    return target
+
+
+def test_both_ends_with_certificates_talk_and_the_server_knows_the_name(made: dict[str, Path]) -> None:
+    """TLS 1.2 or newer, large and small messages, resumed after a broken connection."""
+    kept, events = Kept(), []
+    with serving(kept, tls=TlsOptions(made["bench"])) as server:
+        client = sending(server.port, events, tls=TlsOptions(made["trainer"]))
+        data = os.urandom(3_000_000)
+        for i in range(5):
+            client.send({"i": i}, [data, b"x" * i])
+        counts = client.close(10.0)
+        assert counts.acknowledged == 5
+        assert server.sessions()[0].peer.name == "trainer"
+    assert [payload for _, _, payload in kept.messages[client.session]] == [data + b"x" * i for i in range(5)]
+
+
+def _stranger(made: dict[str, Path], _: Path) -> Path:
+    return made["stranger"]
+
+
+def _stranger_who_trusts_us(made: dict[str, Path], tmp: Path) -> Path:
+    return _with(made["stranger"], tmp / "tls", ca_crt=made["bench"] / "ca.crt", crl_pem=made["bench"] / "crl.pem")
+
+
+def _server_files_as_client(made: dict[str, Path], tmp: Path) -> Path:
+    return _with(made["trainer"], tmp / "tls", client_crt=made["bench"] / "server.crt", client_key=made["bench"] / "server.key")
+
+
+def _dated(made: dict[str, Path], tmp: Path, begin: str, end: str) -> Path:
+    """A client of our authority with other days."""
+    target = _with(made["trainer"], tmp / "tls")
+    request = ["openssl", "req", "-new", "-key", target / "client.key", "-subj", "/CN=dated", "-out", tmp / "csr"]
+    subprocess.run(request, check=True, capture_output=True)
+    (tmp / "empty").write_text("")
+    (tmp / "cnf").write_text(
+        f"[ca]\ndefault_ca=a\n[a]\nnew_certs_dir={tmp}\ndatabase={tmp}/empty\nrand_serial=yes\ndefault_md=sha256\npolicy=p\n"
+        "[p]\ncommonName=supplied\n[e]\nextendedKeyUsage=clientAuth\n"
+    )
+    sign = ["openssl", "ca", "-batch", "-config", tmp / "cnf", "-cert", made["ca"] / "ca.crt", "-keyfile", made["ca"] / "ca.key"]
+    sign += ["-in", tmp / "csr", "-out", target / "client.crt", "-extensions", "e", "-startdate", begin, "-enddate", end]
+    subprocess.run(sign, check=True, capture_output=True)
+    return target
+
+
+def _expired(made: dict[str, Path], tmp: Path) -> Path:
+    return _dated(made, tmp, "20200101000000Z", "20200201000000Z")
+
+
+def _of_tomorrow(made: dict[str, Path], tmp: Path) -> Path:
+    return _dated(made, tmp, "20980101000000Z", "20990101000000Z")
+
+
+@pytest.mark.parametrize(
+    ("files", "client_says", "server_says"),
+    [
+        (_stranger, "authority", "another authority|alert|unknown ca"),
+        (_stranger_who_trusts_us, "another authority|unknown ca", "another authority"),
+        (_server_files_as_client, "other end's part", "other end's part"),
+        (_expired, "expired", "has expired"),
+        (_of_tomorrow, "certificate", "compare the clocks"),
+    ],
+)
+def test_a_wrong_certificate_stays_outside(
+    made: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    files: Callable[[dict[str, Path], Path], Path],
+    client_says: str,
+    server_says: str,
+) -> None:
+    """Also when the client does not check its own files: the server does, and nothing of the message comes through."""
+    import re
+
+    directory = files(made, tmp_path)
+    kept, events = Kept(), []
+    with serving(kept, tls=TlsOptions(made["bench"])) as server:
+        monkeypatch.setattr(Credentials, "_check", lambda _: None)
+        client = sending(server.port, events, tls=TlsOptions(directory))
+        assert client.send({"i": 0}, [b"secret"])
+        assert until(lambda: events and "refused" in kept.kinds())
+        counts = client.close(0.2)
+        assert server.sessions() == []
+    assert counts.acknowledged == 0
+    assert counts.lost == 1
+    assert not kept.messages
+    assert any(re.search(server_says, e.message) for e in kept.events), kept.events
+    assert any(re.search(client_says, e.message) for e in events), events
+
+
+def test_our_own_wrong_files_are_told_before_the_training_begins(made: dict[str, Path], tmp_path: Path) -> None:
+    """Expired, for the other part, of another key, readable by all, missing, encrypted: one sentence each that says what to do."""
+
+    def problem(directory: Path, role: str = CLIENT) -> str:
+        with pytest.raises(SettingsError) as caught:
+            Credentials(TlsOptions(directory), role)
+        return str(caught.value)
+
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    assert "was valid until 2020-02-01" in problem(_expired(made, tmp_path / "a"))
+    assert "set the clock" in problem(_of_tomorrow(made, tmp_path / "b"))
+    assert "is for server, not for a client" in problem(_server_files_as_client(made, tmp_path))
+    assert "cannot be used together" in problem(_with(made["trainer"], tmp_path / "k", client_key=made["former"] / "client.key"))
+    assert "cannot be read" in problem(made["trainer"], SERVER)
+    opened = _with(made["trainer"], tmp_path / "o")
+    (opened / "client.key").chmod(0o644)
+    assert "chmod 600" in problem(opened)
+    damaged = _with(made["trainer"], tmp_path / "d")
+    text = (damaged / "client.crt").read_text()
+    (damaged / "client.crt").write_text(text.replace("M", "A", 3))
+    assert "damaged" in problem(damaged)
+
+
+def test_a_revoked_client_is_thrown_out_of_a_running_server(tmp_path: Path) -> None:
+    """As soon as the new crl.pem is in its tls_path; others go on without a loss."""
+    made = tls_directories(tmp_path)
+    kept, events, others = Kept(), [], []
+    with serving(kept, tls=TlsOptions(made["bench"])) as server:
+        former = sending(server.port, events, tls=TlsOptions(made["former"]))
+        other = sending(server.port, others, tls=TlsOptions(made["trainer"]), rank=1)
+        for i in range(3):
+            former.send({"i": i}, [])
+            other.send({"i": i}, [])
+        assert until(lambda: kept.numbers(former.session) == kept.numbers(other.session) == [0, 1, 2])
+        authority = Authority(made["ca"])
+        assert authority.revoke("former") == 1
+        authority.copy(made["bench"])
+        assert until(lambda: any("was revoked" in e.message for e in events)), events
+        former.send({"i": 3}, [])
+        other.send({"i": 3}, [])
+        assert other.close(5.0).acknowledged == 4
+        assert former.close(0.2).lost == 1
+    assert kept.numbers(former.session) == [0, 1, 2]
+    assert kept.said("was revoked")
+
+
+def test_a_client_believes_only_the_server_it_asked_for(made: dict[str, Path], tmp_path: Path) -> None:
+    """A server of another authority, a client's certificate as a server's, and one of another host are not talked to."""
+    wrong = _with(made["bench"], tmp_path / "w", server_crt=made["former"] / "client.crt", server_key=made["former"] / "client.key")
+    elsewhere = tmp_path / "e"
+    Authority(made["ca"]).issue(elsewhere, "elsewhere", ["192.0.2.1", "other.example"])
+    for directory, why in ((made["stranger"], "another authority"), (wrong, "other end's part"), (elsewhere, "IP address")):
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(directory / "server.crt", directory / "server.key")
+        listener = socket.create_server((LOOPBACK, 0))
+        events: list[Event] = []
+        client = sending(listener.getsockname()[1], events, tls=TlsOptions(made["trainer"]))
+        client.send({"i": 0}, [b"secret"])
+        accepted, _ = listener.accept()
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            context.wrap_socket(accepted, server_side=True).recv(1)
+        assert until(lambda events=events: events)
+        assert why in events[0].message
+        client.close(0.1)
+        listener.close()
+    kept = Kept()
+    with serving(kept, tls=TlsOptions(elsewhere)) as server:
+        client = sending(server.port, [], tls=TlsOptions(made["trainer"], check_host=False))
+        client.send({"i": 0}, [])
+        assert client.close(5.0).acknowledged == 1
+
+
+def test_tls_on_one_end_only_says_so(made: dict[str, Path]) -> None:
+    """Both ends name tls_path."""
+    kept, events = Kept(), []
+    with serving(kept, tls=TlsOptions(made["bench"])) as server:
+        client = sending(server.port, events)
+        client.send({"i": 0}, [b"x" * 100])
+        assert until(lambda: kept.events and events)
+        client.close(0.1)
+    assert kept.said("set tls_path on both hosts")
+    assert any("set tls_path on both hosts" in e.message for e in events), events
+    kept, events = Kept(), []
+    with serving(kept) as server:
+        client = sending(server.port, events, tls=TlsOptions(made["trainer"]))
+        assert until(lambda: kept.events and events)
+        client.close(0.1)
+    assert kept.said("set tls_path on both hosts")
+    assert any("set tls_path on both hosts" in e.message for e in events), events
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_client_without_a_certificate_and_old_tls_stay_outside(made: dict[str, Path]) -> None:
+    """What any program can do by itself is not enough."""
+    kept = Kept()
+    with serving(kept, tls=TlsOptions(made["bench"])) as server:
+        for oldest in (None, ssl.TLSVersion.TLSv1_1):
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.load_verify_locations(made["bench"] / "ca.crt")
+            if oldest is not None:
+                context.set_ciphers("ALL:@SECLEVEL=0")
+                context.minimum_version, context.maximum_version = ssl.TLSVersion.TLSv1, oldest
+                context.load_cert_chain(made["trainer"] / "client.crt", made["trainer"] / "client.key")
+            with socket.create_connection((LOOPBACK, server.port), timeout=3.0) as raw, contextlib.suppress(ssl.SSLError, ConnectionError):
+                assert not context.wrap_socket(raw, server_hostname=LOOPBACK).recv(100)
+        assert until(lambda: len(kept.events) >= 2)
+        assert server.sessions() == []
+
+
+def test_a_passphrase_comes_from_the_environment_and_is_never_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a terminal a missing or wrong one is an error; a right one works for the authority and for hosts."""
+    monkeypatch.setenv("MSPROBE_CA_PASSPHRASE", "of the authority")
+    authority = Authority.create(tmp_path / "ca", "cluster")
+    monkeypatch.setenv("MSPROBE_TLS_PASSPHRASE", "of the host")
+    authority.issue(tmp_path / "t", "t")
+    assert "ENCRYPTED" in (tmp_path / "t" / "client.key").read_text()
+    Credentials(TlsOptions(tmp_path / "t"), CLIENT)
+    monkeypatch.setenv("MSPROBE_TLS_PASSPHRASE", "wrong")
+    with pytest.raises(SettingsError, match="MSPROBE_TLS_PASSPHRASE"):
+        Credentials(TlsOptions(tmp_path / "t"), CLIENT)
+    monkeypatch.delenv("MSPROBE_TLS_PASSPHRASE")
+    with pytest.raises(SettingsError, match="is encrypted"):
+        Credentials(TlsOptions(tmp_path / "t"), CLIENT)
+    monkeypatch.delenv("MSPROBE_CA_PASSPHRASE")
+    with pytest.raises(UsageError, match="MSPROBE_CA_PASSPHRASE"):
+        authority.issue(tmp_path / "u", "u")
+    assert not (tmp_path / "u" / "client.key").exists()
+
+
+def test_certs_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """init, host, show, revoke and crl as a user types them; exit code 1 of show when something does not work."""
+    ca, bench, trainer = str(tmp_path / "ca"), str(tmp_path / "bench"), str(tmp_path / "trainer")
+    assert main(["certs", "init", ca, "--name", "lab"]) == 0
+    assert main(["certs", "host", ca, "bench", "--serve", "10.0.0.9", "bench.lab", "::1", "-o", bench]) == 0
+    assert main(["certs", "host", ca, "trainer", "-o", trainer, "--days", "10"]) == 0
+    assert sorted(os.listdir(bench)) == ["ca.crt", "crl.pem", "server.crt", "server.key"]
+    assert read_certificate(tmp_path / "bench" / "server.crt").addresses == ("10.0.0.9", "bench.lab", "::1")
+    assert (tmp_path / "trainer" / "client.key").stat().st_mode & 0o777 == 0o600
+    capsys.readouterr()
+    assert main(["certs", "show", bench]) == 0
+    assert "'bench' (server, for 10.0.0.9, bench.lab, ::1) of 'lab'" in capsys.readouterr().out
+    assert main(["certs", "show", trainer]) == 1
+    assert "valid for 9 more days only" in capsys.readouterr().out
+    assert main(["certs", "revoke", ca, "trainer"]) == 0
+    assert len(read_revocations(tmp_path / "ca" / "crl.pem").serials) == 1
+    assert main(["certs", "crl", ca, "--days", "20"]) == 0
+    assert len(read_revocations(tmp_path / "ca" / "crl.pem").serials) == 1
+    assert main(["certs", "show", ca]) == 0
+    for wrong in (
+        ["init", ca],
+        ["host", ca, "a b"],
+        ["host", ca, "x", "--serve", "a,DNS:b"],
+        ["revoke", ca, "nobody"],
+        ["show", "/nowhere"],
+    ):
+        assert main(["certs", *wrong]) == 2
+        assert "msprobe certs" in capsys.readouterr().err
+    (tmp_path / "bench" / "server.key").write_bytes((tmp_path / "trainer" / "client.key").read_bytes())
+    assert main(["certs", "show", bench]) == 1
+
+
+def test_what_ends_soon_is_told(tmp_path: Path) -> None:
+    """A certificate in its last 30 days is a warning at the start, on both ends."""
+    Authority.create(tmp_path / "ca", "c").issue(tmp_path / "t", "t", [LOOPBACK], client=True, days=5)
+    kept, events = Kept(), []
+    with serving(kept, tls=TlsOptions(tmp_path / "t")) as server:
+        Client(Address(LOOPBACK, server.port), replace(QUICK_CLIENT, tls=TlsOptions(tmp_path / "t")), events.append).close(3.0)
+    assert any(e.kind == "expiring" and "(4 days)" in e.message for e in events)
+    assert kept.said("4 days")
+
+
+def test_help_is_fast_and_needs_nothing() -> None:
+    """The command line does not load what it does not need."""
+    begin = time.monotonic()
+    code = "import sys; from msprobe_engine.cli.main import sub_parser; sub_parser('certs host')"
+    code += "; import json; print(json.dumps(sorted(sys.modules)))"
+    loaded = json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    assert "ssl" not in loaded
+    assert "numpy" not in loaded
+    assert time.monotonic() - begin < 5
