@@ -36,12 +36,7 @@ def difference(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> Difference:
     Where the shapes differ, the part that both have is compared: the leading elements of every dimension, of the flat arrays when
     the number of dimensions differs.
     """
-    if a.ndim != b.ndim:
-        a, b = a.reshape(-1), b.reshape(-1)
-    if a.shape != b.shape:
-        common = tuple(slice(0, min(n, m)) for n, m in zip(a.shape, b.shape))
-        a, b = a[common], b[common]
-    a, b = a.reshape(-1), b.reshape(-1)
+    a, b = _common(a, b)
     if not a.size:
         return Difference(None, None, None, None, None, None)
     same = thousandth = hundredth = 0
@@ -61,6 +56,29 @@ def difference(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> Difference:
         hundredth += int((ratio <= 1e-2).sum())
     same_share, thousandth_share, hundredth_share = (100.0 * n / a.size for n in (same, thousandth, hundredth))
     return Difference(same_share, first, absolute, relative, thousandth_share, hundredth_share)
+
+
+def beyond(a: npt.NDArray[Any], b: npt.NDArray[Any], rtol: float, atol: float) -> int:
+    """How many elements of the part that `difference` compares are further apart than ``atol + rtol * max(|a|, |b|)``."""
+    a, b = _common(a, b)
+    found = 0
+    for start in range(0, a.size, _CHUNK):
+        x, y = a[start : start + _CHUNK], b[start : start + _CHUNK]
+        equal = (x == y) | ((x != x) & (y != y))
+        error, scale = _errors(x, y, equal)
+        with np.errstate(invalid="ignore"):
+            found += int(((error > atol + rtol * np.where(np.isfinite(scale), scale, 0.0)) & ~equal).sum())
+    return found
+
+
+def _common(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """The part that both have, flat."""
+    if a.ndim != b.ndim:
+        a, b = a.reshape(-1), b.reshape(-1)
+    if a.shape != b.shape:
+        common = tuple(slice(0, min(n, m)) for n, m in zip(a.shape, b.shape))
+        a, b = a[common], b[common]
+    return a.reshape(-1), b.reshape(-1)
 
 
 def _errors(x: npt.NDArray[Any], y: npt.NDArray[Any], equal: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:

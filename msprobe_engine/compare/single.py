@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.compare import sheet
-from msprobe_engine.compare.arrays import difference
+from msprobe_engine.compare.single_verdict import CLOSE, DIFFERS, MISSING, SAME, UNREADABLE, Rule, compare
 from msprobe_engine.dump.layout import make_directories
 from msprobe_engine.errors import DumpFormatError, SinkError, UsageError
 from msprobe_engine.log import get_logger, one_line
@@ -26,9 +26,11 @@ HEADER = (
     *("step", "rank", "micro_step", "id", "shape1", "shape2"),
     *("相同元素百分比(%)", "首个不匹配元素索引", "最大绝对误差", "最大相对误差"),
     *("误差在千分之一内元素占比(%)", "误差在百分之一内元素占比(%)"),
+    *("compared", "verdict", "note"),
 )
 """Columns as the existing tool has them: share of equal elements, index of the first unequal one, largest absolute and relative
-error, share of elements within one thousandth and one hundredth."""
+error, share of elements within one thousandth and one hundredth; then those of this tool, see `single_verdict`."""
+SUMMARY = "summary.csv"
 
 
 class Place(NamedTuple):
@@ -53,16 +55,25 @@ class SingleComparator:
         output_path: str | Path = "./msprobe_compare_output",
         num_processes: int = 8,
         file_format: str = "xlsx",
+        *,
+        rtol: float = 1e-3,
+        atol: float = 0.0,
+        masks: Mapping[str, str] | None = None,
+        align: str = "start",
     ) -> list[Path]:
-        """Write one sheet per key that either directory has: ``{output_path}/{key}.xlsx``, one row per array that both have.
+        """Write one sheet per key that either directory has: ``{output_path}/{key}.xlsx``, one row per array; and ``summary.csv``, one row
+        per key, the worst first.
 
         Args:
             dir1, dir2: what was given to `SingleSave`.
             num_processes: how many keys are compared at the same time.
             file_format: ``xlsx`` (needs the extra ``xlsx``) or ``csv``.
+            rtol, atol: an element is close up to ``atol + rtol * max(|a|, |b|)``.
+            masks: key to the key whose arrays say which elements count (not 0), ``{"log_probs": "response_mask"}``.
+            align: ``start`` or ``end``: the ends of sequences of different lengths that belong together.
 
         Returns:
-            The files.
+            The sheets.
 
         Raises:
             UsageError: an argument is wrong.
@@ -75,20 +86,29 @@ class SingleComparator:
         if not isinstance(num_processes, int) or isinstance(num_processes, bool) or num_processes < 1:
             raise UsageError(f"SingleComparator: num_processes is {num_processes!r}; allowed: an int >= 1")
         sheet.check_format(file_format)
+        rule = Rule(rtol, atol, masks or {}, align)
+        rule.check()
         first, second = _keys(dir1), _keys(dir2)
         try:
             make_directories(os.fspath(output_path))
         except OSError as error:
             raise SinkError(f"cannot create {output_path}: {error.strerror or error}; name another output directory") from error
 
-        def one(key: str) -> Path:
+        def one(key: str) -> tuple[Path, list[list[sheet.Cell]]]:
             path = Path(output_path) / f"{key}.{file_format}"
-            sheet.write_sheet(path, HEADER, _rows(key, _arrays(first.get(key)), _arrays(second.get(key))))
-            return path
+            mask = rule.masks.get(key)
+            sides = [_Side(_arrays(side.get(key)), None if mask is None else _arrays(side.get(mask))) for side in (first, second)]
+            rows = _rows(key, *sides, rule)
+            sheet.write_sheet(path, HEADER, rows)
+            return path, rows
 
+        for mask in set(rule.masks.values()) - (first.keys() & second.keys()):
+            raise UsageError(f"SingleComparator: masks names the key {mask!r}, which is not in both directories")
         # threads: the time goes into numpy and reading files, which let other threads run
         with ThreadPoolExecutor(min(num_processes, 64)) as pool:
-            return list(pool.map(one, sorted(first.keys() | second.keys())))
+            made = list(pool.map(one, sorted(first.keys() | second.keys())))
+        _summary(Path(output_path), {path.stem: rows for path, rows in made})
+        return [path for path, _ in made]
 
 
 def _keys(root: str | Path) -> dict[str, Path]:
@@ -130,22 +150,64 @@ def _order(place: Place) -> tuple[Any, ...]:
     return (*place[:3], [(0, int(p), "") if p.isdecimal() else (1, 0, p) for p in place.part.split(".")])
 
 
-def _rows(key: str, first: dict[Place, Path], second: dict[Place, Path]) -> list[list[sheet.Cell]]:
+class _Side(NamedTuple):
+    """The files of a key in one directory, and of its mask."""
+
+    arrays: dict[Place, Path]
+    masks: dict[Place, Path] | None
+
+    def mask(self, place: Place) -> npt.NDArray[Any] | None:
+        """What says which elements count: the mask of the same part, or of the whole place; None: it has none."""
+        found = self.masks or {}
+        path = found.get(place) or found.get(place._replace(part="0"))
+        return None if path is None else _load(path)
+
+
+def _rows(key: str, first: _Side, second: _Side, rule: Rule) -> list[list[sheet.Cell]]:
     rows: list[list[sheet.Cell]] = []
-    lonely = sorted(first.keys() ^ second.keys(), key=_order)
+    lonely = sorted(first.arrays.keys() ^ second.arrays.keys(), key=_order)
     if lonely:
         p = lonely[0]
         first_of_them = f"step {p.step}, rank {p.rank}, micro step {p.micro_step}, id {one_line(p.part)}"
         _log.warning("%s: %d arrays are in one directory only and are not compared: %s ...", one_line(key), len(lonely), first_of_them)
-    for place in sorted(first.keys() & second.keys(), key=_order):
+    for place in sorted(first.arrays.keys() | second.arrays.keys(), key=_order):
+        part: sheet.Cell = int(place.part) if place.part.isdecimal() else place.part
+        shapes: list[sheet.Cell] = [None, None]
+        figures: list[sheet.Cell] = [None] * 6
+        tail: list[sheet.Cell]
         try:
-            a, b = _load(first[place]), _load(second[place])
+            sides = [side.arrays.get(place) for side in (first, second)]
+            arrays = [None if path is None else _load(path) for path in sides]
+            shapes = [None if array is None else str(list(array.shape)) for array in arrays]
+            if arrays[0] is None or arrays[1] is None:
+                tail = [0, MISSING, f"only in the {'first' if arrays[1] is None else 'second'} directory"]
+            else:
+                found = compare(arrays[0], arrays[1], (first.mask(place), second.mask(place)), rule)
+                figures, tail = list(found.figures), [found.elements, found.verdict, found.note]
         except DumpFormatError as error:
             _log.error("%s", error)
-            continue
-        part: sheet.Cell = int(place.part) if place.part.isdecimal() else place.part
-        rows.append([*place[:3], part, str(list(a.shape)), str(list(b.shape)), *difference(a, b)])
+            tail = [0, UNREADABLE, str(error)]
+        rows.append([*place[:3], part, *shapes, *figures, *tail])
     return rows
+
+
+def _summary(directory: Path, keys: dict[str, list[list[sheet.Cell]]]) -> None:
+    """One line for each key, and one in the log."""
+    verdicts = (SAME, CLOSE, DIFFERS, MISSING, UNREADABLE)
+    at = HEADER.index("verdict")
+    lines: list[list[sheet.Cell]] = []
+    for key, rows in keys.items():
+        counts = [sum(row[at] == verdict for row in rows) for verdict in verdicts]
+        bad = next((row for row in rows if row[at] not in (SAME, CLOSE)), None)
+        where = "" if bad is None else f"step {bad[0]}, rank {bad[1]}, micro_step {bad[2]}, id {bad[3]}: {bad[at]}: {bad[at + 1]}"
+        lines.append([key, *counts, where])
+    lines.sort(key=lambda line: (-sum(int(n or 0) for n in line[3:6]), str(line[0])))
+    sheet.write_sheet(directory / SUMMARY, ("key", *verdicts, "first"), lines)
+    off = [line for line in lines if line[-1]]
+    if off:
+        _log.warning("%d of %d keys differ; the first is %s (%s), see %s", len(off), len(lines), off[0][0], off[0][-1], directory / SUMMARY)
+    else:
+        _log.info("all %d keys agree, see %s", len(lines), directory / SUMMARY)
 
 
 def _load(path: Path) -> npt.NDArray[Any]:

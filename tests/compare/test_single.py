@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import os
 import re
 import subprocess
@@ -72,11 +73,34 @@ def test_sheets(two: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFi
     assert [p.name for p in made] == ["alone.csv", "d.csv", "pair.csv", "plain.csv", "response.csv"]
     sheets = {p.stem: rows(p) for p in made}
     assert [r[0] for r in sheets["response"]] == ["2", "10"]
-    assert sheets["response"][0] == ["2", "0", "0", "0", "[2]", "[2]", "50.0", "1", "0.5", "0.2", "50.0", "50.0"]
-    assert [r[:4] for r in sheets["pair"]] == [["0", "1", "3", "0"], ["0", "1", "3", "2"], ["0", "1", "3", "10"]]
+    assert sheets["response"][0] == [
+        "2",
+        "0",
+        "0",
+        "0",
+        "[2]",
+        "[2]",
+        "50.0",
+        "1",
+        "0.5",
+        "0.2",
+        "50.0",
+        "50.0",
+        "2",
+        "differs",
+        "1 elements beyond the tolerance",
+    ]
+    places = [["0", "1", "3", "0"], ["0", "1", "3", "2"], ["0", "1", "3", "10"], ["0", "1", "4", "0"]]
+    assert [r[:4] for r in sheets["pair"]] == places
+    assert [r[-2] for r in sheets["pair"]] == ["same", "same", "same", "missing"]
     assert [r[3] for r in sheets["d"]] == ["x", "y"]
     assert [r[6] for r in sheets["plain"]] == ["100.0"]
-    assert sheets["alone"] == []
+    assert [r[4:] for r in sheets["alone"]] == [["[1]", *[""] * 7, "0", "missing", "only in the first directory"]]
+    with open(tmp_path / "out" / "summary.csv", newline="", encoding="utf-8-sig") as file:
+        lines = list(csv.DictReader(file))
+    assert [line["key"] for line in lines] == ["response", "alone", "d", "pair", "plain"]
+    assert lines[0]["differs"] == "2"
+    assert lines[0]["first"].startswith("step 2, rank 0, micro_step 0, id 0: differs")
     said = capsys.readouterr().err
     assert "pair: 1 arrays are in one directory only" in said
     assert "micro step 4" in said
@@ -114,8 +138,8 @@ def test_damaged_and_hostile_files(two: tuple[Path, Path], tmp_path: Path, capsy
     np.save(bad / "pair.2.npy", np.array([print], dtype=object), allow_pickle=True)
     np.save(two[0] / "data/plain/step0/rank0/plain.npy", np.array(["text"]))
     made = SingleComparator.compare(*two, output_path=tmp_path / "out", file_format="csv")
-    assert [r[3] for r in rows(made[2])] == ["10"]
-    assert rows(made[3]) == []
+    assert [(r[3], r[-2]) for r in rows(made[2])] == [("0", "unreadable"), ("2", "unreadable"), ("10", "same"), ("0", "missing")]
+    assert [r[-2] for r in rows(made[3])] == ["unreadable"]
     said = capsys.readouterr().err
     assert said.count("is no array file") == 2
     assert "only numbers can be compared" in said
@@ -129,9 +153,51 @@ def test_bad_arguments(two: tuple[Path, Path], tmp_path: Path) -> None:
         SingleComparator.compare(*two, num_processes=0)
     with pytest.raises(UsageError, match="file_format is 'xls'"):
         SingleComparator.compare(*two, file_format="xls")
+    for wrong in ({"rtol": -1}, {"atol": True}, {"align": "left"}, {"masks": {"d": 1}}, {"masks": {"d": "nothing"}}):
+        with pytest.raises(UsageError, match=next(iter(wrong))):
+            SingleComparator.compare(*two, file_format="csv", **wrong)  # type: ignore[arg-type]
     (tmp_path / "file").write_text("x")
     with pytest.raises(SinkError, match="file"):
         SingleComparator.compare(*two, output_path=tmp_path / "file" / "out", file_format="csv")
+
+
+def test_verdicts(tmp_path: Path) -> None:
+    """Tolerance, NaN on one side, shapes, sequences of different lengths on either end, masks that differ."""
+    a, b = tmp_path / "a", tmp_path / "b"
+    cases: dict[str, tuple[Any, Any]] = {
+        "close": ([[1.0, 2.0]], [[1.0005, 2.0]]),
+        "nan": ([[math.nan, 2.0]], [[3.0, 2.0]]),
+        "same": ([[math.nan, math.inf]], [[math.nan, math.inf]]),
+        "shape": (np.eye(4), np.eye(2)),
+        "lp": ([[0.5, 0.25, 9.0]], [[0.5, 0.25, 7.0, 7.0]]),
+        "mask": ([[1, 1, 0]], [[1, 1, 0, 0]]),
+        "left": ([[9.0, 0.5, 0.25]], [[7.0, 7.0, 0.5, 0.25]]),
+        "left_mask": ([[0, 1, 1]], [[0, 0, 1, 1]]),
+        "other": ([[0.5, 0.25]], [[0.5, 0.25]]),
+        "other_mask": ([[1, 1]], [[1, 0]]),
+        "long": ([[0.5]], [[0.5, 0.25]]),
+        "long_mask": ([[1]], [[1, 1]]),
+    }
+    for key, sides in cases.items():
+        for root, value in zip((a, b), sides):
+            write(root, f"{key}/step0/rank0/micro_step0/{key}.npy", *value)
+    masks = {"lp": "mask", "other": "other_mask", "long": "long_mask"}
+
+    def verdicts(**options: Any) -> dict[str, list[str]]:
+        made = SingleComparator.compare(a, b, tmp_path / "out", file_format="csv", **options)
+        return {path.stem: rows(path)[0][-3:] for path in made}
+
+    found = verdicts(masks=masks)
+    assert {key: found[key][1] for key in ("close", "nan", "same", "shape", "lp")} == {
+        "close": "close", "nan": "differs", "same": "same", "shape": "differs", "lp": "same",
+    }  # fmt: skip
+    assert found["shape"][2] == "shapes differ"
+    assert found["lp"][0] == "2"
+    assert found["other"][1:] == ["differs", "masks differ in 1 elements"]
+    assert found["long"][1:] == ["differs", "masks differ in 1 elements"]
+    assert verdicts(masks={"left": "left_mask"}, align="end")["left"][:2] == ["2", "same"]
+    assert verdicts(rtol=0)["close"][1:] == ["differs", "1 elements beyond the tolerance"]
+    assert verdicts(rtol=0, atol=1e-3)["close"][1] == "close"
 
 
 THEIRS = """
@@ -159,4 +225,4 @@ def test_figures_of_the_existing_tool(tmp_path: Path) -> None:
     for path in SingleComparator.compare(a, b, tmp_path / "ours", file_format="csv"):
         ours, theirs = rows(path), rows(tmp_path / "theirs" / path.name)
         assert [r[:6] for r in ours] == [r[:6] for r in theirs]
-        assert np.array([r[6:] for r in ours], float) == pytest.approx(np.array([r[6:] for r in theirs], float), rel=1e-5)
+        assert np.array([r[6:12] for r in ours], float) == pytest.approx(np.array([r[6:] for r in theirs], float), rel=1e-5)

@@ -101,7 +101,7 @@ def change_of(before: torch.Tensor, after: torch.Tensor) -> list[torch.Tensor]:
     for a, b in parts(before.detach(), after):
         x, y = _computed(a, b)
         finite = x.isfinite() & y.isfinite()
-        found.append(torch.cat([_square(torch.where(finite, y - x, 0.0)), _square(torch.where(finite, x, 0.0))]))
+        found.append(torch.cat([_square(_finite(torch.where(finite, y - x, 0.0))), _square(torch.where(finite, x, 0.0))]))
     return found
 
 
@@ -110,6 +110,12 @@ def _computed(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
     double = torch.float64 in (a.dtype, b.dtype) or not (a.is_floating_point() and b.is_floating_point())
     wide = torch.float64 if double and a.device.type != "mps" else torch.float32
     return a.to(wide), b.to(wide)
+
+
+def _finite(values: torch.Tensor) -> torch.Tensor:
+    """What overflows, of finite numbers, is the largest number."""
+    most = torch.finfo(values.dtype).max
+    return values.clamp(-most, most)
 
 
 def _square(values: torch.Tensor) -> torch.Tensor:
@@ -141,7 +147,7 @@ def _part(a: torch.Tensor, b: torch.Tensor, how: _Rule) -> torch.Tensor:
     finite = x.isfinite() & y.isfinite()
     other = (x != y) & ~(x.isnan() & y.isnan())
     x, y = torch.where(finite, x, 0.0), torch.where(finite, y, 0.0)
-    difference = y - x
+    difference = _finite(y - x)
     looked = difference != 0 if exact else difference.abs() > _unit(x, bits, least)
     high, low = torch.maximum(x.abs(), y.abs()), torch.minimum(x.abs(), y.abs())
     if not exact:
