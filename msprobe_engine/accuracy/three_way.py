@@ -25,7 +25,8 @@ VALUE_COLUMNS = {
 }  # fmt: skip
 STATUS_COLUMNS = {
     "small_errors": "小值域判定结果", "rmse": "均方根误差判定结果", "max_rel": "相对误差最大值判定结果",
-    "mean_rel": "相对误差平均值判定结果", "balance": "误差均衡性判定结果", "nonfinite_errors": "inf/nan判定结果", "rel_errors": "相对误差判定结果",
+    "mean_rel": "相对误差平均值判定结果", "balance": "误差均衡性判定结果", "nonfinite_errors": "inf/nan判定结果",
+    "rel_errors": "相对误差判定结果",
     "abs_errors": "绝对误差判定结果", "error_rate": "二进制一致错误率判定结果", "ulp_ratio": "ULP误差判定结果",
     "thousandth": "双千指标判定结果",
 }  # fmt: skip
