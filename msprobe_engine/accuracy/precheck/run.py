@@ -13,12 +13,12 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from msprobe_engine.accuracy.mindspore_form import form_for
 from msprobe_engine.accuracy.precheck import summary
 from msprobe_engine.accuracy.precheck.calls import Call, DumpCalls, read_calls, remarks_on_lists, why_not, without_repeats
 from msprobe_engine.accuracy.precheck.options import Options, Work
 from msprobe_engine.accuracy.precheck.pool import Pool
 from msprobe_engine.accuracy.result_files import ResultFiles
-from msprobe_engine.accuracy.result_forms import form_of
 from msprobe_engine.accuracy.results import CallResult, bare_name, skipped
 from msprobe_engine.accuracy.settings import PrecheckSettings
 from msprobe_engine.dump import layout
@@ -98,7 +98,7 @@ def check_dump(
     for remark in (*dump.remarks, *remarks_on_lists(calls, settings)):
         get_logger().warning("%s", printable(f"{dump.file}: {remark}"))
     order = [call.name for call in calls]
-    with _files(out_path, resume, options, settings) as files:
+    with _files(out_path, resume, options, settings, dump.framework) as files:
         error_data = _error_data(settings, files.stamp) if options.save_error_data else None
         stacks = read_stacks(dump.file.parent)
         tally = summary.Tally()
@@ -165,8 +165,8 @@ def _check_rest(
             advance(bare_name(answer.call.name))
 
 
-def _files(out_path: str | Path, resume: str | Path | None, options: Options, settings: PrecheckSettings) -> ResultFiles:
-    form = form_of(options.compat, settings.precision)
+def _files(out_path: str | Path, resume: str | Path | None, options: Options, settings: PrecheckSettings, framework: str) -> ResultFiles:
+    form = form_for(framework, options.compat, settings.precision)
     return ResultFiles.new(out_path, form) if resume is None else ResultFiles(Path(resume), form, go_on=True)
 
 

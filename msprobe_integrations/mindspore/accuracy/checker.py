@@ -8,9 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from msprobe_engine.accuracy.dtypes import float_type
 from msprobe_engine.accuracy.judge import judge
-from msprobe_engine.accuracy.results import NOT_RUN, SKIP, CallResult, TensorResult, skipped, worst
+from msprobe_engine.accuracy.mindspore_form import existing_metrics, existing_status
+from msprobe_engine.accuracy.results import ERROR, NOT_RUN, PASS, SKIP, CallResult, TensorResult, skipped, worst
 from msprobe_engine.errors import UsageError
 from msprobe_integrations.common.accuracy.arguments import CannotRun, Files
 from msprobe_integrations.mindspore.accuracy.arguments import Arguments
@@ -49,6 +52,7 @@ class Checker:
         recorded: where the dump has saved results they are judged, and the call under test is not run.
         seed: of drawn inputs.
         condition: run the bench on changed inputs too.
+        compat: the numbers of results are those of the existing tool.
 
     Raises:
         UsageError: `dtype` is no floating type of MindSpore.
@@ -64,9 +68,11 @@ class Checker:
         recorded: bool = False,
         seed: int = 0,
         condition: bool = True,
+        compat: bool = False,
     ) -> None:
         self._arguments = Arguments(files, seed)
         self._bench, self._compiled, self._recorded, self._condition = bench, compiled, recorded, condition
+        self._compat = compat
         self._dtype = None if dtype is None else next((name for name in FLOATS if name.lower() == dtype.lower()), "")
         if self._dtype == "":
             raise UsageError(f"type of the target: {dtype!r} is no floating type of MindSpore; allowed: {', '.join(FLOATS).lower()}")
@@ -117,7 +123,8 @@ class Checker:
             except CannotRun:  # changed inputs may be outside of what the operator takes
                 changed = []
         remark = "" if types or not kinds else f"the bench has the same precision: {first or 'MindSpore has no other kernel'}"
-        return _judged(call, bench, device, changed, unit, remark)
+        result, data = _judged(call, bench, device, changed, unit, remark)
+        return _with_existing(result, data, self._compat), data
 
     def _call(self, name: str, record: Mapping[str, Any], backward: Mapping[str, Any] | None) -> Call:
         base = name.rpartition(".")[0]
@@ -150,6 +157,27 @@ class Checker:
         except CannotRun:
             return None
         return Outcome(outputs, dict(zip(call.wanted, (g for g in gradients if g is not None))), "")
+
+
+def _with_existing(result: CallResult, data: Mapping[str, Any], compat: bool) -> CallResult:
+    """With what the existing tool makes of it, and its numbers instead of those for torch."""
+    tensors = []
+    for tensor in result.tensors:
+        part, _, n = tensor.name.removeprefix(f"{result.name}.").rpartition(".")
+        sides = data[f"{part}.bench.{n}"], data[f"{part}.device.{n}"]
+        if all(isinstance(side, np.ndarray) for side in sides):
+            metrics = existing_metrics(*sides)
+            tensor = replace(tensor, old_status=existing_status(metrics), metrics=metrics if compat else tensor.metrics)
+        tensors.append(tensor)
+    if not compat:
+        return replace(result, tensors=tuple(tensors))
+    forward, back = ([t.old_status for t in tensors if f".{part}." in t.name] for part in ("forward", "backward"))
+    return replace(
+        result,
+        tensors=tuple(tensors),
+        forward=ERROR if ERROR in forward else result.forward if not forward else PASS,
+        backward=ERROR if ERROR in back else result.backward if not back else PASS,
+    )
 
 
 def _saved(items: Any) -> bool:

@@ -48,6 +48,7 @@ def make_check(work: Work) -> Callable[[str, Mapping[str, Any], Mapping[str, Any
         recorded=kind == "auto" and work.dtype is None and not work.compiled,
         seed=work.seed,
         condition=work.condition,
+        compat=bool(work.compat),
     )
     keep = Path(work.error_data) if work.error_data else None
 
