@@ -98,7 +98,7 @@ class SingleComparator:
             path = Path(output_path) / f"{key}.{file_format}"
             mask = rule.masks.get(key)
             sides = [_Side(_arrays(side.get(key)), None if mask is None else _arrays(side.get(mask))) for side in (first, second)]
-            rows = _rows(key, *sides, rule)
+            rows = _rows(key, sides[0], sides[1], rule)
             sheet.write_sheet(path, HEADER, rows)
             return path, rows
 

@@ -27,12 +27,12 @@ def write(root: Path, place: str, *values: Any) -> None:
     np.save(path, np.array(values))
 
 
-def rows(path: Path) -> list[list[str]]:
+def rows(path: Path, expected: tuple[str, ...] = HEADER) -> list[list[str]]:
     """The lines of a csv sheet, without the header."""
     assert path.read_bytes().startswith(b"\xef\xbb\xbf")
     with open(path, newline="", encoding="utf-8-sig") as file:
         header, *lines = csv.reader(file)
-    assert tuple(header) == HEADER
+    assert tuple(header) == expected
     return lines
 
 
@@ -141,7 +141,7 @@ def test_damaged_and_hostile_files(two: tuple[Path, Path], tmp_path: Path, capsy
     assert [(r[3], r[-2]) for r in rows(made[2])] == [("0", "unreadable"), ("2", "unreadable"), ("10", "same"), ("0", "missing")]
     assert [r[-2] for r in rows(made[3])] == ["unreadable"]
     said = capsys.readouterr().err
-    assert said.count("is no array file") == 2
+    assert said.count("is no array file (") >= 2
     assert "only numbers can be compared" in said
 
 
@@ -223,6 +223,6 @@ def test_figures_of_the_existing_tool(tmp_path: Path) -> None:
     command = [f"{os.environ['MSPROBE_EXISTING_VENV_26']}/bin/python", "-c", THEIRS, str(a), str(b), str(tmp_path / "theirs")]
     subprocess.run(command, capture_output=True, env=plain, timeout=120, check=True, cwd=tmp_path)
     for path in SingleComparator.compare(a, b, tmp_path / "ours", file_format="csv"):
-        ours, theirs = rows(path), rows(tmp_path / "theirs" / path.name)
+        ours, theirs = rows(path), rows(tmp_path / "theirs" / path.name, HEADER[:12])
         assert [r[:6] for r in ours] == [r[:6] for r in theirs]
         assert np.array([r[6:12] for r in ours], float) == pytest.approx(np.array([r[6:] for r in theirs], float), rel=1e-5)
