@@ -53,7 +53,7 @@ def results(dump: Path) -> dict[str, CallResult]:
 
 
 def test_what_mindspore_computes_passes(results: Mapping[str, CallResult]) -> None:
-    """Forward and backward of every operator pass against float64, -inf masks and bfloat16 too; random ones are skipped, and it says why."""
+    """Forward and backward of every operator pass against float64, -inf masks and bfloat16 too; random ones are skipped."""
     wrong = {name: result.message for name, result in results.items() if not result.passed}
     assert not wrong
     assert results["Functional.rand.0"].message == "draws random numbers"
