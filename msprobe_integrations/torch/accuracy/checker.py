@@ -15,11 +15,11 @@ import torch
 from msprobe_engine.accuracy.judge import judge
 from msprobe_engine.accuracy.results import ERROR, NOT_RUN, PASS, SKIP, CallResult, TensorResult, skipped, worst
 from msprobe_engine.errors import UsageError
+from msprobe_integrations.common.accuracy.arguments import CannotRun
 from msprobe_integrations.torch.accuracy.arguments import Arguments, Files, Place
 from msprobe_integrations.torch.accuracy.dropout import expected, wrong_share
 from msprobe_integrations.torch.accuracy.execute import Outcome, Side, leaves_of, places_of
 from msprobe_integrations.torch.accuracy.prepare import Prepared, given_leaves, prepare, slots
-from msprobe_integrations.torch.accuracy.resolve import CannotRun
 from msprobe_integrations.torch.accuracy.sides import Ran, on_bench, on_changed, on_target
 from msprobe_integrations.torch.accuracy.ties import equally_right
 from msprobe_integrations.torch.accuracy.types import BENCHES, coarsest
@@ -241,7 +241,8 @@ class _Comparison:
         results: list[TensorResult] = []
         problems: list[str] = []
         partial = self._prepared.operator.reference is not None
-        if len(bench.outputs) != len(device.outputs) and device.outputs and not partial:
+        count = len(device.outputs)
+        if (count < len(bench.outputs) and (count or not self._given)) or (count > len(bench.outputs) and not partial):
             problems.append(f"the bench has {len(bench.outputs)} outputs, the device {len(device.outputs)}")
         for n, (b, d) in enumerate(zip(bench.outputs, device.outputs)):
             data[f"forward.output.bench.{n}"], data[f"forward.output.device.{n}"] = _on_cpu(b), _on_cpu(d)

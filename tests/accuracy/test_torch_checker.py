@@ -1,0 +1,364 @@
+"""One recorded call of torch, run on both sides: what runs, what is compared, and what is said of the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from call_records import Memory, check, names, tensor
+
+from msprobe_engine.accuracy.results import ERROR, NOT_RUN, PASS, SKIP, CallResult
+from msprobe_engine.errors import UsageError
+from msprobe_integrations.torch.accuracy.checker import Bench, Checker, Target
+from msprobe_integrations.torch.accuracy.custom import forget_operator, load_operators, register_operator
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers() -> None:
+    torch.manual_seed(0)
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = False) -> torch.Tensor:
+    """Random numbers."""
+    return torch.randn(*shape, dtype=dtype).requires_grad_(grad)
+
+
+def types(result: CallResult) -> list[tuple[str, str]]:
+    """Types of both sides of what was compared."""
+    return [(t.bench_dtype.removeprefix("torch."), t.device_dtype.removeprefix("torch.")) for t in result.tensors]
+
+
+C64 = torch.complex64
+CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], Any, list[str]]] = {
+    "method": ("Tensor.matmul.0", (normal(3, 4, grad=True), normal(4, 5)), {}, normal(3, 5), ["forward.output.0", "backward.output.0"]),
+    "gradients of keywords": (
+        "Functional.linear.0", (normal(4, 8),), {"weight": normal(3, 8, grad=True), "bias": None}, normal(4, 3),
+        ["forward.output.0", "backward.output.1"],
+    ),
+    "all keywords": (
+        "Torch.add.0", (), {"input": normal(4, grad=True), "other": normal(4, grad=True), "alpha": 2}, normal(4),
+        ["forward.output.0", "backward.output.0", "backward.output.1"],
+    ),
+    "several outputs": (
+        "Torch.split.0", (normal(4, 8, grad=True), 4), {"dim": -1}, [normal(4, 4), None],
+        ["forward.output.0", "forward.output.1", "backward.output.0"],
+    ),
+    "one of them an index": (
+        "Torch.topk.0", (normal(6, 9, grad=True), 3), {}, normal(6, 3), ["forward.output.0", "forward.output.1", "backward.output.0"],
+    ),
+    "list of tensors": (
+        "Torch.cat.0", ([normal(2, 2, grad=True), normal(2, 2, grad=True)],), {"dim": 0}, normal(4, 2),
+        ["forward.output.0", "backward.output.0", "backward.output.1"],
+    ),
+    "in place": (
+        "Tensor.add_.0", (normal(4, grad=True), normal(4, grad=True)), {}, normal(4),
+        ["forward.output.0", "backward.output.0", "backward.output.1"],
+    ),
+    "written and not returned": (
+        "Tensor.__setitem__.0", (normal(4, 4), (slice(None), 0), normal(4)), {"recorded_output": None}, None, ["forward.input.0.written"],
+    ),
+    "running statistics": (
+        "Functional.batch_norm.0", (normal(8, 4), torch.zeros(4), torch.ones(4)), {"training": True}, None,
+        ["forward.output.0", "forward.input.1.written", "forward.input.2.written"],
+    ),
+    "out": ("Torch.add.1", (normal(4), normal(4)), {"out": torch.zeros(4)}, None, ["forward.output.0"]),
+    "integers": ("Tensor.__truediv__.0", (torch.arange(1, 5), 3), {}, None, ["forward.output.0"]),
+    "no tensor at all": ("Torch.linspace.0", (0.0, 1.0, 7), {}, None, ["forward.output.0"]),
+    "complex": (
+        "Torch.mul.0", (normal(4, dtype=C64, grad=True), normal(4, dtype=C64)), {}, normal(4, dtype=C64),
+        ["forward.output.0", "backward.output.0"],
+    ),
+    "operator of aten": ("Aten.silu.0", (normal(4, grad=True),), {}, normal(4), ["forward.output.0", "backward.output.0"]),
+    "recurrent": (
+        "VF.gru.0", (normal(2, 3, 4), normal(1, 3, 5), [normal(15, 4), normal(15, 5)], False, 1, 0.0, True, False, False), {}, None,
+        ["forward.output.0", "forward.output.1"],
+    ),
+    "module of torch": ("Torch.fft.0", (normal(8),), {}, None, ["forward.output.0"]),
+    "lists for tuples": (
+        "Functional.conv2d.0", (normal(1, 3, 8, 8, grad=True), normal(4, 3, 3, 3), None, [1, 1], [1, 1]), {}, normal(1, 4, 8, 8),
+        ["forward.output.0", "backward.output.0"],
+    ),
+    "nothing in it": ("Torch.matmul.1", (normal(0, 4), normal(4, 5)), {}, None, ["forward.output.0"]),
+    "8 bits": ("Tensor.to.0", (normal(4).to(torch.float8_e4m3fn), torch.bfloat16), {}, None, ["forward.output.0"]),
+    "made for its type": ("Torch.nan_to_num.0", (torch.tensor([1.0, torch.inf]),), {}, None, ["forward.output.0"]),
+    "bits as another type": ("Tensor.view.0", (normal(4), torch.int32), {}, None, ["forward.output.0"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_right_kernels_pass(case: str) -> None:
+    """Every form of a call runs on both sides; outputs, written arguments and gradients are compared and pass."""
+    name, args, kwargs, grad, compared = CALLS[case]
+    result = check(name, *args, grad=grad, **kwargs)
+    assert (result.forward, result.backward, result.message) == (PASS, NOT_RUN if grad is None else PASS, "")
+    assert names(result) == compared
+
+
+def test_types_of_both_sides() -> None:
+    """The bench has float64 whatever the recorded type is, or one step more; the device has the recorded type."""
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        found = check("Torch.mul.0", normal(4).to(dtype), normal(4).to(dtype))
+        assert types(found) == [("float64", str(dtype).removeprefix("torch."))]
+    raised = Checker(None, bench=Bench(dtype="raised"))
+    assert types(check("Torch.exp.0", normal(4).bfloat16(), checker=raised)) == [("float32", "bfloat16")]
+    same = Checker(None, bench=Bench(dtype="same"))
+    assert types(check("Torch.exp.0", normal(4), checker=same)) == [("float32", "float32")]
+    rounded = check("Torch.exp.0", normal(4, grad=True), grad=normal(4), checker=Checker(None, Target(dtype="bfloat16")))
+    assert types(rounded) == [("float64", "bfloat16")] * 2
+    assert (rounded.forward, rounded.backward) == (PASS, PASS)
+    for wrong in ({"target": Target(dtype="int8")}, {"target": Target(dtype="load")}, {"bench": Bench(dtype="float8")}):
+        with pytest.raises(UsageError):
+            Checker(None, **wrong)
+
+
+def test_autocast() -> None:
+    """A call that was recorded with a result of another type than its inputs runs under autocast, and gradients that were computed in 16
+    bits are judged as such."""
+    x, w = normal(8, 16, grad=True), normal(4, 16, grad=True)
+    result = check("Functional.linear.0", x, w, grad=normal(8, 4).bfloat16(), recorded_output=torch.zeros(8, 4, dtype=torch.bfloat16))
+    assert (result.forward, result.backward, result.message) == (PASS, PASS, "")
+    assert types(result) == [("float64", "bfloat16"), ("float64", "float32"), ("float64", "float32")]
+    wide = check("Functional.softmax.0", normal(4, 8).bfloat16(), -1, recorded_output=torch.zeros(4, 8))
+    assert (wide.forward, types(wide)) == (PASS, [("float64", "float32")])
+
+
+def test_what_an_index_was() -> None:
+    """JSON has a list for a tuple: the recorded shape tells ``x[0, 1]`` from ``x[[0, 1]]``."""
+    x = normal(4, 4)
+    both = (
+        check("Tensor.__getitem__.0", x, [0, 1], recorded_output=x[[0, 1]]),
+        check("Tensor.__getitem__.0", x, [0, 1], recorded_output=x[0, 1]),
+    )
+    assert [result.tensors[0].shape for result in both] == [(2, 4), ()]
+    assert check("Torch.norm.0", x, ord="nuc", recorded_output=torch.tensor(1.0)).forward == PASS  # only torch.linalg.norm has it
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "reason"),
+    [
+        ("Torch.randn.0", (3,), "random"),
+        ("Torch.bernoulli.0", (torch.rand(3),), "random"),
+        ("Functional.scaled_dot_product_attention.0", (*(normal(1, 1, 4, 4) for _ in range(3)), None, 0.5), "random"),
+        ("Torch.empty.0", (3,), "nobody has written"),
+        ("Distributed.all_reduce.0", (normal(3),), "communication"),
+        ("NPU.npu_nothing.0", (normal(3),), "torch_npu"),
+        ("NPU.npu_swiglu.0", (normal(3, 4),), "cannot be run here"),
+        ("my.kernel.0", (normal(3),), "register_operator"),
+        ("Torch.load.0", ("x",), "computes nothing"),
+        ("Aten.from_file.0", ("/etc/passwd",), "computes nothing"),
+        ("Torch.matmul.0", (normal(2, 3), normal(2, 3)), "cannot be multiplied"),
+        ("Torch.mul.0", ({"a"},), "argument of type set"),
+        ("Torch.__import__.0", ("os",), "no operator"),
+        ("Functional.os.0", (), "no operator"),
+        ("", (), ""),
+    ],
+)
+def test_what_is_skipped_says_why(name: str, args: tuple[Any, ...], reason: str) -> None:
+    """Communication, random numbers, memory without values, unknown names, and whatever torch refuses: one row with the reason."""
+    result = check(name, *args)
+    assert (result.forward, result.backward, result.tensors) == (SKIP, NOT_RUN, ())
+    assert reason in result.message
+
+
+def test_damaged_records() -> None:
+    """A damaged record is a row, no exception."""
+    checker = Checker(None)
+    bad: list[Any] = [{}, {"input_args": 3}, {"input_args": [{"type": "torch.Tensor", "dtype": "torch.float32", "shape": [1 << 40]}]}]
+    bad += [{"input_args": [{"type": "torch.Tensor", "dtype": "torch.os", "shape": [2]}]}, {"input_args": [[[[]]]]}]
+    deep: Any = []
+    for _ in range(100):
+        deep = [deep]
+    for record in [*bad, {"input_args": deep}]:
+        assert checker.check("Torch.mul.0", record, None).result.forward == SKIP
+        assert checker.check("Torch.mul.0", record, {"input": "x"}).result.message
+
+
+WRONG = {
+    "scaled": lambda x, dim: torch.softmax(x, dim) * 1.01,
+    "swallows NaN": lambda x, dim: torch.softmax(x, dim).nan_to_num(0.5),
+    "other axis": lambda x, dim: torch.softmax(x, 1 - dim),
+    "drops a row": lambda x, dim: torch.cat([torch.softmax(x, dim)[:-1], torch.zeros(1, x.shape[1])]),
+    "computes in bfloat16": lambda x, dim: torch.softmax(x.bfloat16(), dim).float(),
+    "too few results": lambda *_: [],
+    "other shape": lambda x, dim: torch.softmax(x, dim)[None],
+}
+
+
+@pytest.fixture
+def softmax() -> Iterator[Any]:
+    """Puts a kernel in the place of softmax; taken back at the end."""
+    yield lambda kernel: register_operator("Torch.softmax", kernel, torch.softmax)
+    forget_operator("Torch.softmax")
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_wrong_kernels_are_errors(fault: str, softmax: Any) -> None:
+    """What is wrong with a kernel is seen, with saved inputs and with drawn ones."""
+    softmax(WRONG[fault])
+    x = normal(16, 16)
+    x[3, 4] = torch.nan if fault == "swallows NaN" else 0
+    assert check("Torch.softmax.0", x, 1).forward == ERROR
+    if fault != "swallows NaN":
+        assert check("Torch.softmax.0", x, 1, saved=False).forward == ERROR
+
+
+def test_wrong_gradients_are_errors(softmax: Any) -> None:
+    """A right forward with a wrong backward is an error of the backward alone; one without a gradient too."""
+
+    class Wrong(torch.autograd.Function):
+        @staticmethod
+        def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
+            return torch.softmax(x, 1)
+
+        @staticmethod
+        def backward(_: Any, g: torch.Tensor) -> torch.Tensor:
+            return g * 0.1
+
+    softmax(lambda x, _: Wrong.apply(x))  # type: ignore[no-untyped-call]
+    result = check("Torch.softmax.0", normal(8, 8, grad=True), 1, grad=normal(8, 8))
+    assert (result.forward, result.backward) == (PASS, ERROR)
+    softmax(lambda x, _: torch.softmax(x, 1).detach() + 0 * x.detach())
+    result = check("Torch.softmax.0", normal(8, 8, grad=True), 1, grad=normal(8, 8))
+    assert (result.forward, result.backward) == (PASS, SKIP)
+    assert "no output depends on" in result.message
+
+
+def test_equal_values_in_another_order() -> None:
+    """Places of equal values are as good as others; places of other values are not, nor is one place twice."""
+    x = torch.tensor([[3.0, 1.0, 3.0, 0.0]])
+    try:
+        for places, status in (([2, 0, 1], PASS), ([2, 2, 1], ERROR), ([2, 0, 3], ERROR)):
+            index = torch.tensor([places])
+            register_operator("Torch.topk", lambda x, k, index=index: (torch.topk(x, k)[0], index), torch.topk)
+            assert check("Torch.topk.0", x, 3).forward == status
+    finally:
+        forget_operator("Torch.topk")
+
+
+@pytest.mark.parametrize("api", ["dropout", "dropout2d"])
+def test_dropout_is_checked_by_what_it_dropped(api: str) -> None:
+    """What is left must be the scaled input, gradients follow, and the share of dropped values must be possible."""
+    x, g = normal(30, 20, 4, 4, grad=True), normal(30, 20, 4, 4)
+    right = check(f"Functional.{api}.0", x, 0.3, True, grad=g)
+    assert (right.forward, right.backward, right.message) == (PASS, PASS, "")
+    assert check(f"Functional.{api}.0", x, 0.3, False, grad=g).backward == PASS
+    try:
+        for kernel in (
+            lambda x, p, t: getattr(torch.nn.functional, api)(x, p / 2, t) * (1 - p / 2) / (1 - p),  # too few
+            lambda x, p, t: getattr(torch.nn.functional, api)(x, p, t) * (1 - p),  # not scaled
+        ):
+            register_operator(f"Functional.{api}", kernel, getattr(torch.nn.functional, api))
+            assert check(f"Functional.{api}.0", x, 0.3, True).forward == ERROR
+    finally:
+        forget_operator(f"Functional.{api}")
+
+
+def test_recorded_results_are_judged() -> None:
+    """Results that a device had are judged as they are, without a run: from the dump, or given."""
+    memory = Memory()
+    x, w, g = normal(4, 8, grad=True), normal(3, 8, grad=True), normal(4, 3)
+    y = torch.nn.functional.linear(x, w)
+    dx, dw = torch.autograd.grad(y, (x, w), g)
+    record = memory.record((x, w), {}, y)
+    checker = Checker(memory)
+    for gradients, status in (((dx, dw), PASS), ((dx, dw * 1.01), ERROR)):
+        backward = memory.backward(g, output=gradients)
+        result = checker.check("Functional.linear.0", record, backward, recorded=True).result
+        assert (result.forward, result.backward, len(result.tensors)) == (PASS, status, 3)
+        given = checker.check("Functional.linear.0", record, backward, outputs=[y], gradients=list(gradients)).result
+        assert (given.forward, given.backward) == (PASS, status)
+    shifted = checker.check("Functional.linear.0", record, None, outputs=[y + 1]).result
+    assert (shifted.forward, shifted.backward) == (ERROR, NOT_RUN)
+    plain = {"input_args": [tensor(x), tensor(w)], "input_kwargs": {}, "output": [tensor(y)]}
+    assert "was not saved" in Checker(None).check("Functional.linear.0", plain, None, recorded=True).result.message
+
+
+def test_custom_operators(tmp_path: Any) -> None:
+    """A registered name runs by its function and is judged by its formula; drawn inputs go through its own maker; a file of
+    registrations can be loaded."""
+    seen = []
+
+    def inputs(args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        seen.append(len(args))
+        return [args[0].abs() + 1], kwargs
+
+    try:
+        register_operator("my.kernels.log", torch.log, lambda x: torch.log(x), inputs)
+        result = check("my.kernels.log.3", normal(4, grad=True), grad=normal(4), saved=False)
+        assert (result.forward, result.backward, seen) == (PASS, PASS, [1])
+        register_operator("my.kernels.log", lambda x: torch.log(x) + 0.1, torch.log)
+        assert check("my.kernels.log.0", normal(4).abs() + 1).forward == ERROR
+        for bad in (("nodots", torch.log), ("a.b", None), ("a.b", 3), ("a/b.c", torch.log)):
+            with pytest.raises(UsageError):
+                register_operator(*bad)
+        file = tmp_path / "operators.py"
+        file.write_text(
+            "from msprobe.pytorch import register_operator\nregister_operator('my.kernels.twice', lambda x: x + x, lambda x: 2 * x)\n"
+        )
+        load_operators(str(file))
+        assert check("my.kernels.twice.0", normal(3)).forward == PASS
+        file.write_text("1 / 0\n")
+        for source in (str(file), str(tmp_path / "none.py"), "no_such_module_here"):
+            with pytest.raises(UsageError, match="operators"):
+                load_operators(source)
+    finally:
+        forget_operator("my.kernels.log")
+        forget_operator("my.kernels.twice")
+
+
+def test_the_same_inputs_in_any_order() -> None:
+    """What is drawn for a call depends on its name and the seed, not on what was checked before; the name and the seed do change it."""
+    memory = Memory()
+    record = memory.record((normal(4, 4), normal(4, 4)), {})
+    for item in record["input_args"]:
+        del item["data_name"]
+
+    def product(checker: Checker, name: str = "Torch.matmul.0") -> torch.Tensor:
+        found = checker.check(name, record, None).data["forward.output.device.0"]
+        assert isinstance(found, torch.Tensor)
+        return found
+
+    checker = Checker(None)
+    first = product(checker)
+    product(checker, "Torch.matmul.1")
+    assert torch.equal(product(checker), first)
+    assert torch.equal(product(Checker(None)), first)
+    assert not torch.equal(product(Checker(None, seed=1)), first)
+    assert not torch.equal(product(checker, "Torch.matmul.1"), first)
+
+
+def test_the_process_is_left_as_it_was() -> None:
+    """Random state, default type and the saved tensors are those of before, whatever a call writes to."""
+    state, saved = torch.get_rng_state(), normal(4)
+    before = saved.clone()
+    memory = Memory()
+    record = memory.record((saved, 1.0), {})
+    memory.tensors["0.pt"] = saved
+    Checker(memory).check("Tensor.add_.0", record, None)
+    check("Functional.dropout.0", normal(50, 50), 0.5)
+    torch.set_rng_state(state)
+    check("Functional.dropout.0", saved, 0.5)
+    assert torch.equal(saved, before)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.get_default_dtype() is torch.float32
+
+
+def test_data_of_a_call() -> None:
+    """Both sides, under the names that the files of error data have."""
+    memory = Memory()
+    x = normal(3, grad=True)
+    data = Checker(memory).check("Torch.mul.0", memory.record((x, 2.0), {}), memory.backward(normal(3))).data
+    assert set(data) == {
+        *("forward.input.0", "forward.input.1", "forward.output.bench.0", "forward.output.device.0", "backward.input.0"),
+        *("backward.output.bench.0", "backward.output.device.0"),
+    }
+    assert data["forward.input.1"] == 2.0
+    assert data["forward.output.bench.0"].dtype is torch.float64
+
+
+def test_compiled() -> None:
+    """The target may be the compiled call."""
+    result = check("Functional.gelu.0", normal(4, 8, grad=True), grad=normal(4, 8), checker=Checker(None, Target(compiled=True)))
+    assert (result.forward, result.backward) == (PASS, PASS)
