@@ -144,8 +144,8 @@ class FrameReader:
         """Where the next bytes go; never empty."""
         if self._long is not None:
             return memoryview(self._long)[self._long_end :]
-        if self._payload is not None and len(self._payload) - self._payload_end >= _DIRECT and self._begin == self._end:
-            return self._payload[self._payload_end :]
+        if (payload := self._direct()) is not None:
+            return payload[self._payload_end :]
         if self._begin == self._end:
             self._begin = self._end = 0
         elif self._end == _STAGE or self._begin > _STAGE // 2:
@@ -163,7 +163,7 @@ class FrameReader:
         self.bytes += count
         if self._long is not None:
             self._long_end += count
-        elif self._payload is not None and len(self._payload) - self._payload_end >= _DIRECT and self._begin == self._end:
+        elif self._direct() is not None:
             self._payload_end += count
         else:
             self._end += count
@@ -178,6 +178,12 @@ class FrameReader:
         Nothing is taken for a message before this, neither for its header.
         """
         self._payload, self._payload_end, self._memory = view, 0, memory
+
+    def _direct(self) -> memoryview | None:
+        """The payload, when what comes next can go there without the stage."""
+        if self._payload is None or self._header is None or self._begin != self._end:
+            return None
+        return self._payload if len(self._payload) - self._payload_end >= _DIRECT else None
 
     def _next(self) -> Frame | Need | None:
         if self._prefix is None:

@@ -1,0 +1,263 @@
+"""What a stranger, or a program gone wrong, can send to the server: it never stops, never takes memory for what it does not get, and
+others go on."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from online_ends import LOOPBACK, Kept, sending, serving, until
+
+from msprobe_engine.accuracy.online.frames import Frame, FrameReader, Kind, Need, encode_control, encode_prefix, parse_header, parse_message
+from msprobe_engine.accuracy.online.outbox import Outbox
+from msprobe_engine.accuracy.online.server import Server
+from msprobe_engine.errors import TransportError
+
+_FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+
+
+def _hello(**changes: Any) -> bytes:
+    return encode_control(Kind.HELLO, {"session": secrets.token_hex(16), "rank": 0, "first": 1, "lost": 0, **changes})
+
+
+def _message(sequence: int, header: bytes = b'{"i":0}', payload: bytes = b"") -> bytes:
+    return encode_prefix(Kind.MESSAGE, sequence, len(header), len(payload)) + header + payload
+
+
+def _read_all(reader: FrameReader, data: bytes, sizes: Iterator[int]) -> list[Frame]:
+    """Feed in pieces."""
+    frames: list[Frame] = []
+    at = 0
+    while at < len(data):
+        target = reader.target()
+        count = min(next(sizes), len(target), len(data) - at)
+        target[:count] = data[at : at + count]
+        at += count
+        while True:
+            found = list(reader.received(count))
+            frames += [f._replace(payload=memoryview(bytes(f.payload))) for f in found if isinstance(f, Frame)]
+            if not found or not isinstance(found[-1], Need):
+                break
+            reader.give(memoryview(bytearray(found[-1].payload)))
+            count = 0
+    return frames
+
+
+@_FUZZ
+@given(
+    st.lists(st.tuples(st.integers(0, 70_000), st.integers(0, 300_000)), max_size=4),
+    st.lists(st.integers(1, 200_000), min_size=1, max_size=5),
+)
+def test_frames_come_out_whole_however_they_are_cut(shapes: list[tuple[int, int]], cuts: list[int]) -> None:
+    """The reader gives the same frames for any way the bytes arrive."""
+    header = lambda n: b'{"x":"' + b"a" * n + b'"}'  # noqa: E731
+    expected = [(header(h), bytes([i]) * p) for i, (h, p) in enumerate(shapes)]
+    data = b"".join(_message(i + 1, h, p) for i, (h, p) in enumerate(expected))
+    endless = (([*cuts, 60_000])[i % (len(cuts) + 1)] for i in range(1 << 40))
+    frames = _read_all(FrameReader((Kind.MESSAGE,), 1 << 20), data, endless)
+    assert [(f.header, bytes(f.payload)) for f in frames] == expected
+
+
+@_FUZZ
+@given(st.binary(max_size=300), st.integers(0, 400), st.integers(0, 255), st.integers(0, 400))
+def test_the_reader_survives_anything(noise: bytes, at: int, value: int, end: int) -> None:
+    """Noise, and good frames with a byte changed or cut off: frames, or `TransportError`, nothing else."""
+    good = bytearray(_message(1, b'{"i":1}', b"payload" * 20))
+    good[min(at, len(good) - 1)] = value
+    for data in (noise, bytes(good), bytes(good[:end]), bytes(good) + noise, noise + bytes(good)):
+        with contextlib.suppress(TransportError):
+            for frame in _read_all(FrameReader((Kind.MESSAGE, Kind.ALIVE), 10_000), data, iter(lambda: 64, 0)):
+                parse_header(frame.header)
+        with contextlib.suppress(TransportError):
+            parse_header(parse_message(memoryview(data)).header)
+
+
+def test_lengths_are_checked_before_memory_is_asked_for() -> None:
+    """Whatever a prefix announces; the prefix itself has a checksum, so these are made on purpose."""
+    for kind, header, payload in ((3, 0, 1), (3, 1 << 31, 0), (4, 1 << 31, 0), (4, 0, 1 << 62), (4, 100, 9_950), (9, 0, 0), (0, 0, 0)):
+        text = struct.pack(">4sBBHQIQ", b"MSPF", 1, kind, 0, 1, header, payload)
+        with pytest.raises(TransportError, match=r"allowed|no place|has none"):
+            _read_all(FrameReader((Kind.MESSAGE, Kind.REFUSED), 10_000), text + struct.pack(">I", zlib.crc32(text)), iter(lambda: 99, 0))
+    for header_text in (b"[1]", b"{", b"\xff", b"1" * 5000, b"[" * 60_000):
+        with pytest.raises(TransportError):
+            parse_header(header_text)
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[tuple[Server, Kept]]:
+    """One server that takes all of it."""
+    kept = Kept()
+    with serving(kept, message_bytes=1_000_000, newcomers=8) as server:
+        yield server, kept
+        client = sending(server.port, [], rank=999)
+        client.send({"i": 1}, [b"still here"])
+        assert client.close(5.0).acknowledged == 1
+        assert server.budget.used == 0
+
+
+def _say(server: Server, data: bytes, answer: float = 0.3) -> bytes:
+    """Send raw bytes, say no more, and return what comes back."""
+    with socket.create_connection((LOOPBACK, server.port), timeout=answer) as raw, contextlib.suppress(OSError):
+        raw.sendall(data)
+        raw.shutdown(socket.SHUT_WR)
+        said = b""
+        while piece := raw.recv(65536):
+            said += piece
+        return said
+    return b""
+
+
+@settings(_FUZZ, max_examples=60)
+@given(st.binary(max_size=200), st.sampled_from(["raw", "hello", "message"]), st.integers(0, 200), st.integers(0, 255))
+def test_a_server_survives_anything(target: tuple[Server, Kept], noise: bytes, place: str, at: int, value: int) -> None:
+    """Noise at the beginning, after the greeting, and inside of a message."""
+    server, _ = target
+    message = bytearray(_message(1, b'{"i":1}', noise))
+    message[at % len(message)] = value
+    data = {"raw": noise, "hello": _hello() + noise, "message": _hello() + bytes(message) + noise}[place]
+    _say(server, data)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"session": "x"}, {"session": 5}, {"session": "A" * 32},
+        {"rank": -1}, {"rank": "0"}, {"rank": True}, {"rank": 1 << 40}, {"rank": None},
+        {"first": 1.5}, {"first": -3}, {"lost": "many"}, {"lost": 1 << 70},
+    ],
+)  # fmt: skip
+def test_a_greeting_that_is_none_is_refused(target: tuple[Server, Kept], changes: dict[str, Any]) -> None:
+    """With a reason, and no session is made."""
+    server, _ = target
+    before = len(server.sessions())
+    said = _say(server, _hello(**changes), 2.0)
+    assert b"reason" in said
+    assert len(server.sessions()) == before
+
+
+def test_oversized_truncated_and_lying_messages_cost_no_memory(target: tuple[Server, Kept]) -> None:
+    """Announced sizes beyond the limit end the connection at once; what is announced and does not come is given back."""
+    server, _ = target
+    big = encode_prefix(Kind.MESSAGE, 1, 10, 1 << 40)
+    assert b"1000000 are allowed" in _say(server, _hello() + big, 2.0)
+    for _i in range(5):
+        _say(server, _hello() + encode_prefix(Kind.MESSAGE, 1, 10, 900_000) + b"x" * 1000)
+    assert until(lambda: server.budget.used == 0)
+
+
+def test_slow_loris_is_cut_off_before_and_after_the_greeting(target: tuple[Server, Kept]) -> None:
+    """A byte now and then keeps nobody's place; a good client comes in meanwhile, through more of them than newcomers are allowed."""
+    server, kept = target
+    stop = threading.Event()
+
+    def drip(data: bytes) -> None:
+        with contextlib.suppress(OSError), socket.create_connection((LOOPBACK, server.port)) as raw:
+            for byte in data:
+                raw.sendall(bytes([byte]))
+                if stop.wait(0.1):
+                    return
+
+    threads = [threading.Thread(target=drip, args=(_hello(),)) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    client = sending(server.port, [], rank=77)
+    client.send({"i": 0}, [])
+    assert client.close(5.0).acknowledged == 1
+    assert until(lambda: kept.said("no greeting within") or kept.said("too many connections"))
+    with socket.create_connection((LOOPBACK, server.port)) as raw:
+        raw.sendall(_hello(rank=78) + encode_prefix(Kind.MESSAGE, 1, 10, 100_000))
+        begin = time.monotonic()
+        raw.settimeout(5.0)
+        with contextlib.suppress(OSError):
+            while time.monotonic() - begin < 8:
+                raw.sendall(b"x")
+                time.sleep(0.1)
+    assert time.monotonic() - begin < 7
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert until(lambda: server.budget.used == 0)
+
+
+def test_many_connections_do_not_exhaust_the_server(target: tuple[Server, Kept]) -> None:
+    """A flood of silent connections is held to the number of newcomers."""
+    server, _ = target
+    flood = [socket.create_connection((LOOPBACK, server.port)) for _ in range(100)]
+    assert until(lambda: sum(t.name == "msprobe-online" for t in threading.enumerate()) < 40)
+    client = sending(server.port, [], rank=79)
+    client.send({"i": 0}, [])
+    assert client.close(5.0).acknowledged == 1
+    for raw in flood:
+        raw.close()
+
+
+def test_one_session_cannot_be_taken_by_another_rank(target: tuple[Server, Kept]) -> None:
+    """A session belongs to the rank, and with TLS to the certificate, that opened it."""
+    server, _ = target
+    name = secrets.token_hex(16)
+    _say(server, _hello(session=name, rank=5))
+    assert b"belongs to rank 5" in _say(server, _hello(session=name, rank=6), 2.0)
+
+
+def test_a_hostile_server_cannot_hurt_the_training() -> None:
+    """Noise, acknowledgements of what was never sent, endless frames: the client hangs up and goes on trying; nothing is lost twice."""
+    welcome = encode_control(Kind.WELCOME, {"safe": 0, "have": 0, "message_bytes": 1 << 30})
+    answers = [
+        b"HTTP/1.1 400 Bad Request\r\n\r\n" * 10,
+        encode_control(Kind.WELCOME, {"safe": 10**9, "have": 10**9, "message_bytes": 1}),
+        encode_control(Kind.WELCOME, {"safe": "x"}),
+        welcome + encode_control(Kind.ACK, None, 10**6),
+        welcome + encode_control(Kind.ACK, {"refused": [[1], "x", ["a", "b"]]}, 0) + b"\0" * 100,
+        welcome + encode_prefix(Kind.MESSAGE, 1, 1 << 20, 1 << 40),
+        encode_control(Kind.REFUSED, {"reason": ["\x1b[31m"] * 10}),
+    ]
+    listener = socket.create_server((LOOPBACK, 0))
+
+    def serve() -> None:
+        for answer in answers:
+            with contextlib.suppress(OSError):
+                raw, _ = listener.accept()
+                with raw:
+                    raw.recv(100)
+                    raw.sendall(answer)
+                    time.sleep(0.02)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    events: list[Any] = []
+    client = sending(listener.getsockname()[1], events)
+    client.send({"i": 0}, [b"x"])
+    thread.join(15.0)
+    assert not thread.is_alive()
+    listener.close()
+    counts = client.close(0.1)
+    assert (counts.acknowledged, counts.lost) == (0, 1)
+
+
+def test_done_is_called_once_for_every_message_whatever_comes_of_it() -> None:
+    """Acknowledged, refused, dropped or lost: the memory goes back."""
+    from msprobe_engine.accuracy.online.options import DROP, ClientOptions
+
+    done: list[int] = []
+    outbox = Outbox(ClientOptions(queue_bytes=100, policy=DROP), lambda _: None, lambda: None)
+    for i in range(6):
+        outbox.offer({"i": i}, [b"x" * 15], lambda i=i: done.append(i))
+    while outbox.next():
+        pass
+    outbox.rewind(1)
+    assert not outbox.acknowledge(99)
+    outbox.acknowledge(2, {2: "no"})
+    outbox.give_up()
+    assert sorted(done) == list(range(6))
+    counts = outbox.counts(0)
+    assert counts.offered == 6 == counts.acknowledged + counts.refused + counts.dropped + counts.lost
