@@ -19,6 +19,7 @@ from msprobe_integrations.megatron.flags import Flags
 from msprobe_integrations.megatron.launch import prepare, split
 
 ROOT = Path(__file__).parents[2]
+EVERY = os.environ.get("MSPROBE_TABLE") or os.environ.get("MSPROBE_EVERY_CELL") == "1"
 EXAMPLES = ROOT / "examples" / "megatron"
 CONFIG = """
 output_dir: {output}
@@ -144,7 +145,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.framework
-@pytest.mark.parametrize("arguments", [["--use-distributed-optimizer"], ["--tensor-model-parallel-size", "2"]])
+@pytest.mark.parametrize("arguments", [["--use-distributed-optimizer"], ["--tensor-model-parallel-size", "2"]][0 if EVERY else 1 :])
 def test_megatron_training(tmp_path: Path, arguments: list[str]) -> None:
     """Megatron's `pretrain` runs unchanged: its parser knows the flag, iterations are the steps, evaluation leaves no trace, and what
     it logs is what it logs without the probe."""
