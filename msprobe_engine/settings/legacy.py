@@ -18,6 +18,8 @@ OTHER_TASKS = ("run_ut", "grad_probe", "acc_check", "nan_check", "exception_dump
 """Tasks of the existing tool that are other features; their sections are left alone."""
 
 _INSTEAD = {
+    "run_ut": "`msprobe acc_check -config` reads its section; for a dump to check, use task 'tensor' or 'statistics' with level 'L1'",
+    "acc_check": "`msprobe acc_check -config` reads its section; for a dump to check, use task 'tensor' or 'statistics' with level 'L1'",
     "nan_check": "NaN and Inf are counted in every dump of task statistics; `msprobe nan_analyze` finds where they begin",
     "exception_dump": "TorchProbe writes an incident directory when a critical alert is raised",
     "diff_check": "use task 'tensor' with tensor.bench_path",

@@ -86,9 +86,7 @@ def test_a_call_that_takes_its_process_down_or_hangs_costs_one_row_with_the_reas
     out, err = capsys.readouterr()
     assert "6 calls, 4 checked: 1 error, 3 pass, 2 skipped forward" in out
     assert "2 took their process down or ran out of time:" in out
-    assert re.search(
-        r"bombs\.wrong\.2: forward error, backward error\n +(forward|backward)\.output\.0 \(float32 64\), [0-9.e+]+ times", out
-    )
+    assert re.search(r"bombs\.wrong\.2: forward error, backward error\n +(forward|backward)\.output\.0 \(float32 64\): the error is", out)
     assert "called in /data/train.py:12 in forward" in out
     assert "black_list: no call of 'nothing' in this dump" in err
 

@@ -74,9 +74,8 @@ def text(tally: Tally, stacks: Mapping[str, Sequence[str]]) -> str:
         lines += [f"  {one_line(result.name)}: {one_line(result.message)}" for result in tally.broken[:WORST]]
     if tally.found:
         ranked = sorted(tally.found, key=_rank)
-        lines.append(
-            f"{len(ranked)} calls do not pass, the worst first:" if len(ranked) <= WORST else f"the worst {WORST} of {len(ranked)}:"
-        )
+        calls = "1 call does not pass:" if len(ranked) == 1 else f"{len(ranked)} calls do not pass, the worst first:"
+        lines.append(calls if len(ranked) <= WORST else f"{len(ranked)} calls do not pass, the worst {WORST}:")
         for result in ranked[:WORST]:
             lines += _told(result, stacks)
     return "\n".join(lines)
@@ -107,11 +106,12 @@ def _told(result: CallResult, stacks: Mapping[str, Sequence[str]]) -> list[str]:
     )
     lines = [f"  {one_line(result.name)}: {sides}"]
     for tensor in sorted(bad, key=lambda tensor: -(tensor.units or 0.0))[:2]:
-        far = "" if tensor.units is None else f", {tensor.units:.3g} times what round-off makes of it"
         why = next((line.strip() for line in tensor.message.splitlines() if line.strip()), "")
+        if not why and tensor.units is not None:
+            why = f"{tensor.units:.3g} times what round-off makes of it"
         place = tensor.name.removeprefix(f"{result.name}.")
         shape = "x".join(map(str, tensor.shape)) or "scalar"
-        lines.append(f"      {place} ({tensor.device_dtype.removeprefix('torch.')} {shape}){far}{f': {one_line(why)}' if why else ''}")
+        lines.append(f"      {place} ({tensor.device_dtype.removeprefix('torch.')} {shape}){f': {one_line(why)}' if why else ''}")
     if not bad and result.message:
         lines.append(f"      {one_line(result.message)}")
     if place := source_line(stacks.get(f"{result.name}.forward", ())):

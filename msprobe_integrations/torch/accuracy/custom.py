@@ -86,6 +86,8 @@ def load_operators(source: str) -> None:
         spec = importlib.util.spec_from_file_location(name, path)
         if spec is None or spec.loader is None or not path.is_file():
             raise UsageError(f"operators: {source} is no Python file")
+        if str(path.parent) not in sys.path:  # as Python does for a script: what it imports may lie beside it
+            sys.path.append(str(path.parent))
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         spec.loader.exec_module(module)
