@@ -174,6 +174,12 @@ class MindSporeBackend(PairRows, Wanted, Job):
         """Write a tensor as ``.npy``, mode 0640 (types numpy does not have: `msprobe_engine.dump.npytemplate`). Waits for the device."""
         npy.write(tensor, path)
 
+    def host_array(self, tensor: Any) -> Any:
+        """A tensor as a contiguous array; types that numpy has not as float32, which holds them exactly. Waits for the device."""
+        plain = str(tensor.dtype) in ("BFloat16", "Float8E4M3FN", "Float8E5M2")
+        array = (tensor.astype(mindspore.float32) if plain else tensor).asnumpy()
+        return np.ascontiguousarray(array).reshape(array.shape)
+
     def load(self, path: Path) -> Any:
         """The tensor in a ``.npy`` file, of numpy's type. Executes nothing of the file.
 

@@ -394,6 +394,18 @@ class TorchBackend(PairRows, Wanted, Job):
         torch.save(tensor, buffer)
         return buffer.getvalue()
 
+    def host_array(self, tensor: Any) -> Any:
+        """A tensor (of a DTensor this rank's part) as a contiguous array; types that numpy has not as float32, which holds them exactly."""
+        with torch.no_grad(), torch._C.DisableTorchFunction():
+            tensor = tensor.detach()
+            local = getattr(tensor, "to_local", None)
+            tensor = (tensor if local is None else local()).cpu().resolve_conj().resolve_neg()
+            try:
+                array = tensor.numpy()
+            except TypeError:
+                array = tensor.float().numpy()
+        return np.ascontiguousarray(array).reshape(array.shape)
+
     def load(self, path: Path) -> Any:
         """A tensor written by `save`, on the CPU. Executes nothing of the file."""
         return torch.load(path, weights_only=True, map_location="cpu")

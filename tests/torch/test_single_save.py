@@ -144,8 +144,8 @@ def test_wrong_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         SingleSave.save({})
     with pytest.raises(UsageError, match="dump_path is 3"):
         SingleSave(3)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="fmk is 'mindspore'"):
-        SingleSave(tmp_path, fmk="mindspore")
+    with pytest.raises(UsageError, match="fmk is 'jax'"):
+        SingleSave(tmp_path, fmk="jax")
     first = SingleSave(str(tmp_path))
     assert SingleSave(tmp_path / "other") is first
     assert f"goes on writing to {tmp_path}" in capsys.readouterr().err

@@ -6,22 +6,24 @@ import io
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from msprobe_engine import names
+from msprobe_engine.backend import load_backend
 from msprobe_engine.dump.layout import make_directories, write_file
-from msprobe_engine.errors import DumpFormatError, UsageError
+from msprobe_engine.errors import DumpFormatError, MissingExtraError, UsageError
 from msprobe_engine.log import get_logger, one_line
 
 _log = get_logger()
 _MAX_DEPTH = 12
-_NATIVE = (torch.float32, torch.float64, torch.int32, torch.int64, torch.complex64, torch.complex128)
+_BACKENDS = {"pytorch": "torch", "mindspore": "mindspore"}
+NATIVE = ("float32", "float64", "int32", "int64", "complex64", "complex128")
+"""Types that keep theirs in a file."""
 
 
 class SingleSave:
@@ -40,10 +42,11 @@ class SingleSave:
 
     Args:
         dump_path: root of the output.
-        fmk: ``pytorch``.
+        fmk: ``pytorch`` or ``mindspore``.
 
     Raises:
         UsageError: an argument is wrong.
+        MissingExtraError: the framework is not installed.
     """
 
     _instance: ClassVar[SingleSave | None] = None
@@ -51,6 +54,7 @@ class SingleSave:
     dump_path: Path
     step_count: int
     _counts: dict[str, int]
+    _backend: Any
 
     def __new__(cls, dump_path: str | Path, fmk: str = "pytorch") -> SingleSave:
         if cls._instance is not None:
@@ -59,12 +63,18 @@ class SingleSave:
             return cls._instance
         if not isinstance(dump_path, (str, Path)) or not os.fspath(dump_path):
             raise UsageError(f"SingleSave: dump_path is {dump_path!r}; allowed: a directory")
-        if fmk != "pytorch":
-            raise UsageError(f"SingleSave: fmk is {fmk!r}; allowed here: 'pytorch'")
+        if fmk not in _BACKENDS:
+            raise UsageError(f"SingleSave: fmk is {fmk!r}; allowed: {', '.join(map(repr, _BACKENDS))}")
         self = super().__new__(cls)
         self.dump_path = Path(dump_path)
         self.step_count = 0
         self._counts = {}
+        try:
+            self._backend = load_backend(_BACKENDS[fmk])
+        except ImportError as error:
+            if error.name not in ("torch", "mindspore"):
+                raise
+            raise MissingExtraError(error.name, error.name, "SingleSave") from None
         cls._instance = self
         return self
 
@@ -122,20 +132,20 @@ class SingleSave:
         return cls._instance
 
     def _one(self, key: Any, value: Any, micro_step: int | None) -> bool:
-        problem = _bad_key(key) or _bad_value(value, str(key), 0)
+        problem = _bad_key(key) or _bad_value(value, str(key), 0, self._backend.is_tensor)
         if problem is not None:
             self._skip(problem)
             return False
-        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-        rank = torch.distributed.get_rank() if distributed else 0
+        rank = self._backend.rank() or 0
         directory = self.dump_path / "data" / key / f"step{self.step_count}" / f"rank{rank}"
         if micro_step is not None:
             directory /= f"micro_step{micro_step}"
         files: dict[str, list[bytes | memoryview]] = {}
 
         def described(node: Any, name: str) -> Any:
-            if isinstance(node, torch.Tensor):
-                array = _array(node)
+            if self._backend.is_tensor(node):
+                array: npt.NDArray[Any] = self._backend.host_array(node)
+                array = array if array.dtype.name in NATIVE else array.astype(np.float32)
                 files[f"{name}.npy"] = _npy(array)
                 return _facts(array)
             if isinstance(node, Mapping):
@@ -143,8 +153,7 @@ class SingleSave:
             return [described(v, f"{name}.{i}") for i, v in enumerate(node)]
 
         try:
-            with torch.no_grad(), torch._C.DisableTorchFunction():
-                facts = described(value, key)
+            facts = described(value, key)
         except (RuntimeError, TypeError, NotImplementedError) as error:  # a layout or type without a way to numpy
             self._skip(f"{key!r} cannot be turned into numbers on the host: {error}")
             return False
@@ -178,8 +187,8 @@ def _bad_key(key: Any) -> str | None:
     return None
 
 
-def _bad_value(value: Any, place: str, depth: int) -> str | None:
-    if isinstance(value, torch.Tensor):
+def _bad_value(value: Any, place: str, depth: int, is_tensor: Callable[[Any], bool]) -> str | None:
+    if is_tensor(value):
         return None
     if depth > _MAX_DEPTH:
         return f"{place} is nested too deeply"
@@ -189,17 +198,7 @@ def _bad_value(value: Any, place: str, depth: int) -> str | None:
         children = [(str(i), v, None) for i, v in enumerate(value)]
     else:
         return f"{place} is a {type(value).__name__}; allowed: a tensor, or a list, tuple or dict of tensors"
-    return next((p for name, v, bad in children if (p := bad or _bad_value(v, f"{place}.{name}", depth + 1))), None)
-
-
-def _array(tensor: torch.Tensor) -> npt.NDArray[Any]:
-    tensor = tensor.detach()
-    local = getattr(tensor, "to_local", None)
-    if local is not None:  # a DTensor: this rank's part
-        tensor = local()
-    tensor = tensor.cpu().to(tensor.dtype if tensor.dtype in _NATIVE else torch.float32)
-    array: npt.NDArray[Any] = tensor.resolve_conj().resolve_neg().numpy()
-    return np.ascontiguousarray(array).reshape(array.shape)
+    return next((p for name, v, bad in children if (p := bad or _bad_value(v, f"{place}.{name}", depth + 1, is_tensor))), None)
 
 
 def _npy(array: npt.NDArray[Any]) -> list[bytes | memoryview]:
