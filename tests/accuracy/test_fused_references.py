@@ -122,8 +122,8 @@ def test_attention_of_packed_sequences() -> None:
     q, k, v = wide(6, 2, 4), wide(6, 2, 4), wide(6, 2, 4)
     got = references.fusion_attention(q, k, v, 2, "TND", scale=0.5, actual_seq_qlen=[2, 6], actual_seq_kvlen=[2, 6])[0]
     for start, end in ((0, 2), (2, 6)):
-        part = (t[start:end].transpose(0, 1) for t in (q, k, v))
-        torch.testing.assert_close(got[start:end].transpose(0, 1), functional.scaled_dot_product_attention(*part, scale=0.5))
+        a, b, c = (t[start:end].transpose(0, 1) for t in (q, k, v))
+        torch.testing.assert_close(got[start:end].transpose(0, 1), functional.scaled_dot_product_attention(a, b, c, scale=0.5))
     good: dict[str, Any] = {"query": q, "key": k, "value": v, "head_num": 2, "input_layout": "BSH"}
     for wrong in ({"keep_prob": 0.9}, {"sparse_mode": 5}, {"input_layout": "XYZ"}):
         with pytest.raises(NotImplementedError):

@@ -89,7 +89,15 @@ def run(function: Callable[..., Any], call: Call, side: Side) -> Outcome:
     Raises:
         Exception: whatever the function says of arguments that it does not take.
     """
-    arguments = _Arguments(call, side)
+    try:
+        return _run(function, call, side, _Arguments(call, side, copy=False))
+    except RuntimeError as error:
+        if not call.wanted or "in-place operation" not in str(error):
+            raise
+    return _run(function, call, side, _Arguments(call, side, copy=True))  # leaves are not to be written to
+
+
+def _run(function: Callable[..., Any], call: Call, side: Side, arguments: _Arguments) -> Outcome:
     # as the default type is that of what an operation makes of integers, or of nothing
     wide = side.types.get(torch.get_default_dtype())
     with warnings.catch_warnings(), _seeded(call.seed, side.device):
@@ -141,11 +149,11 @@ class _Arguments:
 
     Attributes:
         leaves: tensors whose gradients are asked for.
-        copies: what the function gets.
+        copies: what the function gets; with `copy` never a leaf, so that it may be written to.
     """
 
-    def __init__(self, call: Call, side: Side) -> None:
-        self._wanted, self._side = set(call.wanted), side
+    def __init__(self, call: Call, side: Side, copy: bool) -> None:
+        self._wanted, self._side, self._copy = set(call.wanted), side, copy
         self._signs = None if side.nudge is None else torch.Generator().manual_seed(side.nudge.seed)
         self.leaves: dict[Place, torch.Tensor] = {}
         self.copies: dict[Place, torch.Tensor] = {}
@@ -181,7 +189,7 @@ class _Arguments:
         dtype = side.types.get(value.dtype, value.dtype)
         if side.nudge is not None and (value.dtype.is_floating_point or value.dtype.is_complex):
             generator = self._signs
-            value = nudged(value, side.nudge.unit, lambda shape: torch.randint(0, 2, shape, generator=generator) * 2 - 1)
+            value = nudged(value, side.nudge.unit, lambda shape: torch.randint(0, 2, shape, generator=generator, dtype=torch.int8) * 2 - 1)
         return value.to(side.device, dtype, copy=True)
 
 

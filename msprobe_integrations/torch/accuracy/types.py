@@ -52,4 +52,5 @@ def nudged(tensor: torch.Tensor, unit: torch.dtype, signs: Callable[[torch.Size]
     if tensor.dtype.is_complex:
         return torch.view_as_complex(nudged(torch.view_as_real(tensor), unit, signs))
     eps = max(torch.finfo(tensor.dtype).eps, torch.finfo(unit).eps)
-    return tensor.double() * (1 + signs(tensor.shape) * (eps / 2))
+    wide = tensor.to(torch.float64, copy=True)
+    return wide.add_(wide * signs(tensor.shape), alpha=eps / 2)  # not 1 + ...: that would be a number of the default type
