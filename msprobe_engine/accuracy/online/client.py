@@ -91,7 +91,9 @@ class Client:
         self._thread = threading.Thread(target=self._run, name="msprobe-online", daemon=True)
         self._thread.start()
 
-    def send(self, header: Mapping[str, Any], buffers: Sequence[Buffer], done: Callable[[], None] | None = None) -> bool:
+    def send(
+        self, header: Mapping[str, Any], buffers: Sequence[Buffer], done: Callable[[], None] | None = None, *, important: bool = False
+    ) -> bool:
         """Put one message into the queue.
 
         Args:
@@ -99,11 +101,12 @@ class Client:
             buffers: contiguous memory; the payload is their bytes one after the other. Nothing is copied: it must not change
                 before `done`.
             done: called once, from any thread, when the buffers are not needed any more (acknowledged or given up).
+            important: there is as much room again for such messages.
 
         Returns:
             False when the message was given up (it is counted, and `done` was called).
         """
-        return self._outbox.offer(header, buffers, done)
+        return self._outbox.offer(header, buffers, done, important)
 
     def counts(self) -> Counts:
         """What became of the messages so far."""

@@ -62,11 +62,11 @@ class Outbox:
         self._offered = self._acknowledged = self._refused = self._dropped = self._lost = self._sent_bytes = self._resent = 0
         self._waited = 0.0
 
-    def offer(self, header: Mapping[str, Any], buffers: Sequence[Buffer], done: Callable[[], None] | None) -> bool:
+    def offer(self, header: Mapping[str, Any], buffers: Sequence[Buffer], done: Callable[[], None] | None, important: bool = False) -> bool:
         """Take a message, as `Client.send`. Never raises."""
         taken = False
         try:  # the thread that sends is not in a forked child, and the lock may be held by a thread that is not there either
-            taken = os.getpid() == self._process and self._offer(header, buffers, done)
+            taken = os.getpid() == self._process and self._offer(header, buffers, done, important)
         except Exception as error:
             with self._room:
                 self._offered += 1
@@ -76,7 +76,7 @@ class Outbox:
             _finish(done)
         return taken
 
-    def _offer(self, header: Mapping[str, Any], buffers: Sequence[Buffer], done: Callable[[], None] | None) -> bool:
+    def _offer(self, header: Mapping[str, Any], buffers: Sequence[Buffer], done: Callable[[], None] | None, important: bool) -> bool:
         text = encode_header(header)
         views = tuple(view for view in map(_bytes, buffers) if view.nbytes)
         payload = sum(view.nbytes for view in views)
@@ -92,7 +92,7 @@ class Outbox:
                 problem = (
                     f"a message of {size} bytes (header {len(text)}) is larger than allowed ({self._limit}, header {MESSAGE_HEADER_BYTES})"
                 )
-            elif not self._wait_for_room(size):
+            elif not self._wait_for_room(size, self._options.queue_bytes * (2 if important else 1)):
                 problem = f"the queue is full ({self._bytes} of {self._options.queue_bytes} bytes wait); messages are dropped and counted"
             if problem:
                 self._dropped += 1
@@ -113,11 +113,11 @@ class Outbox:
             tell(self._on_event, Event(RECOVERED, f"messages are taken again, {recovered} were dropped in between", bad=True))
         return True
 
-    def _wait_for_room(self, size: int) -> bool:
+    def _wait_for_room(self, size: int, room: int) -> bool:
         """With the lock held. One message may always wait, however large."""
 
         def fits() -> bool:
-            return self._bytes + size <= self._options.queue_bytes or self._bytes == 0 or self._ended
+            return self._bytes + size <= room or self._bytes == 0 or self._ended
 
         if fits() or self._options.policy != BLOCK or not self._patient:
             return fits() and not self._ended

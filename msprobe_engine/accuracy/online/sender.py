@@ -39,7 +39,14 @@ _WITH_ITS_CALL = "its call was not sent"
 class Transport(Protocol):
     """`msprobe_engine.accuracy.online.client.Client` or `msprobe_engine.accuracy.online.shared_directory.DirectoryClient`."""
 
-    def send(self, header: Mapping[str, Any], buffers: Sequence[bytes | memoryview], done: Callable[[], None] | None = None) -> bool: ...
+    def send(
+        self,
+        header: Mapping[str, Any],
+        buffers: Sequence[bytes | memoryview],
+        done: Callable[[], None] | None = None,
+        *,
+        important: bool = False,
+    ) -> bool: ...
 
     def counts(self) -> Counts: ...
 
@@ -225,9 +232,16 @@ class CallStore(TensorStore):
         """What makes messages of the calls of a step."""
         return SentCalls(files, self)
 
-    def send(self, header: dict[str, Any], buffers: Sequence[bytes | memoryview], done: Callable[[], None] | None = None) -> bool:
+    def send(
+        self,
+        header: dict[str, Any],
+        buffers: Sequence[bytes | memoryview],
+        done: Callable[[], None] | None = None,
+        *,
+        important: bool = False,
+    ) -> bool:
         """Give one message to the transport; False when it was given up."""
-        return self._transport.send({**header, "rank": self._rank}, buffers, done)
+        return self._transport.send({**header, "rank": self._rank}, buffers, done, important=important)
 
     def release(self, payload: Payload) -> None:
         """The bytes of a payload are not needed any more; any thread."""
@@ -280,7 +294,7 @@ class CallSink:
             "complete": frame.complete,
             "files": {name: sum(len(part) for part in parts) for name, parts in files.items()},
         }
-        self.steps += self._store.send(header, [part for parts in files.values() for part in parts])
+        self.steps += self._store.send(header, [part for parts in files.values() for part in parts], important=True)
 
     def drain(self) -> None:
         """Wait until all messages of calls are with the transport."""

@@ -55,9 +55,11 @@ class DirectoryClient:
         self._thread = threading.Thread(target=self._run, name="msprobe-online", daemon=True)
         self._thread.start()
 
-    def send(self, header: Mapping[str, Any], buffers: Sequence[Buffer], done: Callable[[], None] | None = None) -> bool:
+    def send(
+        self, header: Mapping[str, Any], buffers: Sequence[Buffer], done: Callable[[], None] | None = None, *, important: bool = False
+    ) -> bool:
         """As `Client.send`."""
-        return self._outbox.offer(header, buffers, done)
+        return self._outbox.offer(header, buffers, done, important)
 
     def counts(self) -> Counts:
         """As `Client.counts`."""

@@ -11,7 +11,8 @@ import torch
 
 from msprobe_engine.accuracy.online import messages
 from msprobe_engine.accuracy.online.connect import check, connect, finish
-from msprobe_engine.accuracy.online.events import Event
+from msprobe_engine.accuracy.online.events import DROPPING, RECOVERED, Event
+from msprobe_engine.accuracy.online.options import BLOCK
 from msprobe_engine.accuracy.online.sender import CallSink, CallStore, Transport
 from msprobe_engine.dump.steptext import StepText
 from msprobe_engine.dump.template import Options
@@ -34,6 +35,8 @@ from msprobe_integrations.torch.keep import Keeper
 
 PART = "online pre-check"
 _SUFFIX = ".pt"
+_MOMENT = 0.02
+"""Seconds that copies on their way to the queue take to get there."""
 _log = get_logger()
 
 
@@ -77,6 +80,7 @@ class OnlineCalls:
         self._step: int | None = None
         self._seeing = self._over = False
         self._lost: dict[str, int] = {}
+        self._told_kinds: set[str] = set()
 
     # ---- calls of the debugger ----
 
@@ -141,7 +145,7 @@ class OnlineCalls:
             self._faults,
             budget=self._budget,
             count=self._writer.lose,
-            patience=self._online.longest_wait + 5.0,
+            patience=_patience(self._online),
         )
         self._store.send({"kind": messages.RUN, "version": messages.VERSION, "world": _world(), "framework": self._backend.framework}, [])
         self._sink = CallSink(self._store, self._dump.extra_info)
@@ -189,7 +193,7 @@ class OnlineCalls:
             lost = {**self._lost, **self._writer.lost}
             missing = {"refused": counts.refused, "dropped": counts.dropped, "not acknowledged": counts.lost}
             lost |= {f"messages {why}": count for why, count in missing.items() if count}
-            text = f"{sink.steps} steps with {store.calls:,} records of calls went to {self._where()}, {counts.bytes / 1e6:.1f} MB"
+            text = f"{sink.steps} steps with {store.calls:,} records of calls for {self._where()}, {counts.bytes / 1e6:.1f} MB have arrived"
             if lost:
                 said = ", ".join(f"{reason} {count:,}" for reason, count in sorted(lost.items()))
                 _log.warning("%s: %s, but not everything is there: %s", PART, text, said)
@@ -200,11 +204,19 @@ class OnlineCalls:
         return self._online.nfs_path or f"{self._online.host}:{self._online.port}"
 
     def _told(self, event: Event) -> None:
-        (_log.warning if event.bad else _log.info)("%s: %s", PART, event.message)
+        again = event.kind in (DROPPING, RECOVERED) and event.kind in self._told_kinds
+        self._told_kinds.add(event.kind)
+        log = _log.debug if again else _log.warning if event.bad else _log.info
+        log("%s: %s", PART, event.message)
 
     def _seen(self, frame: Frame, _alerts: Sequence[Alert]) -> None:
         for reason, count in frame.lost.items():
             self._lost[reason] = self._lost.get(reason, 0) + count
+
+
+def _patience(online: OnlineSettings) -> float:
+    """How long a hook waits for memory while none comes free: longer than a message for room in the queue, which gives memory back."""
+    return online.longest_wait + 5.0 if online.policy == BLOCK else _MOMENT
 
 
 def _rank(rank: int | None) -> int:
