@@ -40,5 +40,5 @@ def test_tensors_of_a_loop(tmp_path: Path) -> None:
     assert facts[0] == {"max": 1.5, "min": -2.0, "mean": -0.25, "norm": 2.5, "shape": [1, 2]}
     assert (place / "prompt/step1/rank0/micro_step7/prompt.npy").exists()
     assert not (place / "no").exists()
-    SingleComparator.compare(tmp_path / "a", tmp_path / "b", tmp_path / "result")
-    assert (tmp_path / "result" / "prompt.xlsx").exists()
+    SingleComparator.compare(tmp_path / "a", tmp_path / "b", tmp_path / "result", file_format="csv")
+    assert (tmp_path / "result" / "prompt.csv").exists()
