@@ -1,0 +1,183 @@
+"""Cells of ``--compat`` are those of the existing tool, and so is the three-way comparison; what that one gets wrong ours does not."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import lzma
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from verdict_cases import Case, cases, name
+
+from msprobe_engine.accuracy.compat import comparable, old_status
+from msprobe_engine.accuracy.dtypes import float_type, round_to
+from msprobe_engine.accuracy.judge import judge
+from msprobe_engine.accuracy.metrics import working
+from msprobe_engine.accuracy.precision_compare import Compared, compare_files, compare_rows, write
+from msprobe_engine.accuracy.result_forms import DETAILS_COLUMNS, Form, form_of, join
+from msprobe_engine.accuracy.results import CallResult, TensorResult
+from msprobe_engine.accuracy.standards import _forms
+from msprobe_engine.cli.main import main
+from msprobe_engine.errors import UsageError
+
+FIXTURE = Path(__file__).resolve().parents[1] / "fixtures" / "verdicts_existing.json.xz"
+LEFT_OUT = 31
+VERSIONS = ("8.1.1", "26.2.0")
+
+
+@cache
+def existing() -> dict[str, Any]:
+    """What the existing tool wrote."""
+    found: dict[str, Any] = json.loads(lzma.decompress(FIXTURE.read_bytes()))
+    return found
+
+
+def typed(value: Any, dtype: str) -> Any:
+    """A value of a case as the backend hands it over."""
+    if not isinstance(value, np.ndarray):
+        return value
+    with np.errstate(all="ignore"):
+        if dtype == "bfloat16":
+            kind = float_type(dtype)
+            assert kind is not None
+            return round_to(value, kind).astype(np.float32)
+        return value.astype(dtype)
+
+
+def judged(case: Case, number: int, version: str) -> TensorResult:
+    """With the old verdict of that version."""
+    bench, device = typed(case.bench, case.bench_dtype), typed(case.device, case.device_dtype)
+    tensors = isinstance(bench, np.ndarray)
+    one, two = (f"torch.{dtype}" if tensors else dtype for dtype in (case.bench_dtype, case.device_dtype))
+    found = judge(case.api, name(case, number), bench, device, one, two)
+    if not tensors:
+        return found
+    b, d = working(bench, device, two)
+    metrics = found.metrics if comparable(b.dtype.name, d.dtype.name, version) else {}
+    status = old_status(b, d, two, metrics, version)
+    return TensorResult(found.name, found.shape, one, two, metrics, found.standard, found.status, "", status, found.units)
+
+
+def rows(version: str, side: str, form: Form) -> list[list[str]]:
+    """Cells of all pairs as a reader has them."""
+    lines = []
+    for number, case in enumerate(cases(side)):
+        call = CallResult("x", "pass", tensors=(judged(case, number, version),))
+        lines += [join(row).decode() for row in form.details_rows(call)]
+    return list(csv.reader(io.StringIO("".join(lines), newline="")))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_cells_are_those_of_the_existing_tool(version: str) -> None:
+    """Every metric, blank and status of about a thousand pairs of results; numbers without dimensions may differ in the last digits."""
+    ours, theirs = rows(version, "npu", form_of(version)), existing()[version]["npu"]
+    assert len(ours) == len(theirs) > 1000
+    for mine, old in zip(ours, theirs):
+        for column, x, y in zip(DETAILS_COLUMNS, mine[:-1], old):
+            same = x == y or (mine[3] == "()" and version == "26.2.0" and math.isclose(float(x), float(y), rel_tol=1e-6))
+            assert same, (column, mine, old)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_three_way_comparison_is_that_of_the_existing_tool(version: str, tmp_path: Path) -> None:
+    """Files, rows, ratios and statuses, from the existing tool's own files."""
+    stored = existing()[version]
+    for side in ("npu", "gpu"):
+        kept = [row for n, row in enumerate(stored[side]) if side == "npu" or n % LEFT_OUT]
+        with (tmp_path / f"{side}.csv").open("w", encoding="utf-8-sig", newline="") as file:
+            csv.writer(file).writerows([DETAILS_COLUMNS, *([*row, "message"] for row in kept)])
+    found = compare_files(tmp_path / "npu.csv", tmp_path / "gpu.csv", version)
+    for path, old in zip(write(found, tmp_path / "out", version), (stored["result"], stored["details"])):
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            ours = list(csv.reader(file))
+        assert [row[:-1] for row in ours] == [row[:-1] for row in old]
+    assert found.missing
+    assert found.exit_code == 1
+
+
+def _against(version: str, one: list[list[str]], other: list[list[str]], columns: tuple[str, ...]) -> Compared:
+    del version
+    return compare_rows([dict(zip(columns, row)) for row in one], [dict(zip(columns, row)) for row in other], None)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_file_against_itself_passes(version: str) -> None:
+    """Whatever it holds: of the existing tool (which fails this), and of ours."""
+    stored = [[*row, "message"] for row in existing()[version]["npu"]]
+    ours = rows(version, "npu", Form())
+    for found in (_against(version, stored, stored, DETAILS_COLUMNS), _against(version, ours, ours, Form().details_columns)):
+        assert set(found.counts) == {"pass", "SKIP"}
+        assert found.counts["SKIP"] < 50
+        assert found.exit_code == 0
+
+
+def _file(path: Path, *results: TensorResult) -> Path:
+    form = Form()
+    lines = [join(form.details_columns)]
+    lines += [join(row) for row in form.details_rows(CallResult("x", "pass", tensors=results))]
+    path.write_bytes(b"".join(lines))
+    return path
+
+
+def _result(name: str, device: Any, dtype: str = "torch.float32") -> TensorResult:
+    bench = np.linspace(0.1, 2, 50)
+    return judge(
+        name.split(".")[1], name, bench, np.asarray(device(bench), np.float32), "torch.float64", dtype, changed=[bench * (1 + 2.0**-24)]
+    )
+
+
+def test_a_worse_device_does_not_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """NaN on one device alone, and errors that are larger than the other's by more than ten times, are errors; alike errors are none;
+    rows that one file has alone or twice are told."""
+
+    def nan(bench: Any) -> Any:
+        return np.where(np.arange(bench.size) == 3, np.nan, bench)
+
+    def wrong(bench: Any) -> Any:
+        return bench * 1.01
+
+    def worse(bench: Any) -> Any:
+        return bench * 1.5
+
+    names = [f"Torch.exp.{n}.forward.output.0" for n in range(6)]
+    npu = _file(tmp_path / "npu.csv", *map(_result, names[:5], (nan, wrong, worse, np.copy, np.copy)))
+    gpu = _file(tmp_path / "gpu.csv", *map(_result, names[:4], (np.copy, wrong, wrong, np.copy)), *(_result(names[5], np.copy),) * 2)
+    code = main(["api_precision_compare", "-npu", str(npu), "-gpu", str(gpu), "-o", str(tmp_path / "out")])
+    out = capsys.readouterr().out
+    assert code == 1
+    assert "1 rows more than once" in out
+    assert f"{names[4]} (first file)" in out
+    result = next((tmp_path / "out").glob("api_precision_compare_result_*.csv"))
+    with result.open(encoding="utf-8-sig", newline="") as file:
+        statuses = [row[1] for row in csv.reader(file)][1:]
+    assert statuses == ["error", "pass", "error", "pass", "SKIP"]
+    assert main(["api_precision_compare", "-npu", str(npu), "-gpu", str(gpu), "-o", str(tmp_path / "again"), "--compat", "8.1.1"]) == 1
+    capsys.readouterr()
+
+
+def test_what_is_no_details_file_is_refused(tmp_path: Path) -> None:
+    """The message names the file and what is missing; with --compat a row that stands twice ends the comparison, as there."""
+    path = tmp_path / "other.csv"
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(UsageError, match=r"other.csv.*columns are missing"):
+        compare_files(path, path)
+    with pytest.raises(UsageError, match="cannot be read"):
+        compare_files(tmp_path / "none.csv", path)
+    twice = _file(tmp_path / "twice.csv", *(_result("Torch.exp.0.forward.output.0", np.copy),) * 2)
+    with pytest.raises(UsageError, match="stands there 2 times"):
+        compare_files(twice, twice, "8.1.1")
+
+
+def test_lists_of_standards_name_each_api_once() -> None:
+    """An API has one standard."""
+    text = (Path(__file__).resolve().parents[2] / "msprobe_engine/accuracy/standards.yaml").read_text("utf-8")
+    lists = yaml.safe_load(text)
+    first = [form for key in list(lists)[:4] for entry in lists[key] for form in _forms(entry)]
+    assert len(first) == len(set(first)) > 100
