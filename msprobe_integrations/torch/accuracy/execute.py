@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 
 from msprobe_integrations.torch.accuracy.arguments import Place
+from msprobe_integrations.torch.accuracy.roundoff import rounding
 from msprobe_integrations.torch.accuracy.types import FLOAT8, Types, nudged
 
 
 class Nudge(NamedTuple):
-    """Inputs are changed by one unit of round-off.
+    """Inputs are changed by one unit of round-off, and so is what autograd saves for the backward: kernels round that as well, and some
+    gradients (of tanh, of softmax) hang on it more than on the inputs.
 
     Attributes:
         unit: at least of this type.
@@ -39,6 +41,7 @@ class Side(NamedTuple):
         autocast: low precision type of an autocast region around the call; None: no region.
         compiled: the function goes through ``torch.compile``.
         nudge: change of the inputs; None: none.
+        inside: change of every intermediate result (`roundoff`); None: none.
     """
 
     device: torch.device
@@ -46,6 +49,7 @@ class Side(NamedTuple):
     autocast: torch.dtype | None = None
     compiled: bool = False
     nudge: Nudge | None = None
+    inside: Nudge | None = None
 
 
 class Call(NamedTuple):
@@ -99,7 +103,7 @@ def run(function: Callable[..., Any], call: Call, side: Side) -> Outcome:
 
 def _run(function: Callable[..., Any], call: Call, side: Side, arguments: _Arguments) -> Outcome:
     # as the default type is that of what an operation makes of integers, or of nothing
-    wide = side.types.get(torch.get_default_dtype())
+    wide, device = side.types.get(torch.get_default_dtype()), side.device.type
     with warnings.catch_warnings(), _seeded(call.seed, side.device):
         warnings.simplefilter("ignore")
         args = [arguments.of(value, (n,)) for n, value in enumerate(call.args)]
@@ -110,7 +114,7 @@ def _run(function: Callable[..., Any], call: Call, side: Side, arguments: _Argum
         try:
             if wide is not None:
                 torch.set_default_dtype(wide)
-            with torch.set_grad_enabled(bool(arguments.leaves)), torch.autocast(side.device.type, side.autocast, side.autocast is not None):
+            with _inside(side), torch.set_grad_enabled(bool(arguments.leaves)), torch.autocast(device, side.autocast, bool(side.autocast)):
                 result = _prepared(function, side)(*args, **kwargs)
         finally:
             torch.set_default_dtype(before)
@@ -119,8 +123,13 @@ def _run(function: Callable[..., Any], call: Call, side: Side, arguments: _Argum
         copies = arguments.copies.items()
         written = {place: t for place, t in copies if t._version != versions[place] and id(t) not in returned}
         written |= {place: arguments.copies[place] for place, old in before_call.items() if not torch.equal(old, arguments.copies[place])}
-        gradients, problem = _backward([*outputs, *written.values()], arguments, call) if arguments.leaves else ({}, "")
+        with _inside(side):
+            gradients, problem = _backward([*outputs, *written.values()], arguments, call) if arguments.leaves else ({}, "")
     return Outcome([_detached(v) for v in outputs], {place: t.detach() for place, t in written.items()}, gradients, problem)
+
+
+def _inside(side: Side) -> AbstractContextManager[None]:
+    return nullcontext() if side.inside is None else rounding(side.inside.unit, side.inside.seed)
 
 
 @contextmanager
@@ -185,12 +194,21 @@ class _Arguments:
         return value
 
     def tensor(self, value: torch.Tensor) -> torch.Tensor:
-        side = self._side
-        dtype = side.types.get(value.dtype, value.dtype)
-        if side.nudge is not None and (value.dtype.is_floating_point or value.dtype.is_complex):
-            generator = self._signs
-            value = nudged(value, side.nudge.unit, lambda shape: torch.randint(0, 2, shape, generator=generator, dtype=torch.int8) * 2 - 1)
-        return value.to(side.device, dtype, copy=True)
+        return self._nudged(value).to(self._side.device, self._side.types.get(value.dtype, value.dtype), copy=True)
+
+    def saving(self) -> AbstractContextManager[Any]:
+        """What autograd saves comes back changed, if inputs are."""
+        if self._side.nudge is None or not self.leaves:
+            return nullcontext()
+        return torch.autograd.graph.saved_tensors_hooks(
+            lambda saved: saved, lambda saved: self._nudged(saved.cpu()).to(saved.device, saved.dtype)
+        )
+
+    def _nudged(self, value: torch.Tensor) -> torch.Tensor:
+        nudge, generator = self._side.nudge, self._signs
+        if nudge is None or not (value.dtype.is_floating_point or value.dtype.is_complex):
+            return value
+        return nudged(value, nudge.unit, lambda shape: torch.randint(0, 2, shape, generator=generator, dtype=torch.int8) * 2 - 1)
 
 
 def _prepared(function: Callable[..., Any], side: Side) -> Callable[..., Any]:
