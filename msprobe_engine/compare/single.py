@@ -30,7 +30,6 @@ HEADER = (
 )
 """Columns as the existing tool has them: share of equal elements, index of the first unequal one, largest absolute and relative
 error, share of elements within one thousandth and one hundredth; then those of this tool, see `single_verdict`."""
-SUMMARY = "summary.csv"
 
 
 class Place(NamedTuple):
@@ -202,12 +201,16 @@ def _summary(directory: Path, keys: dict[str, list[list[sheet.Cell]]]) -> None:
         where = "" if bad is None else f"step {bad[0]}, rank {bad[1]}, micro_step {bad[2]}, id {bad[3]}: {bad[at]}: {bad[at + 1]}"
         lines.append([key, *counts, where])
     lines.sort(key=lambda line: (-sum(int(n or 0) for n in line[3:6]), str(line[0])))
-    sheet.write_sheet(directory / SUMMARY, ("key", *verdicts, "first"), lines)
+    stem = "summary"
+    while stem in keys:
+        stem += "_"
+    path = directory / f"{stem}.csv"
+    sheet.write_sheet(path, ("key", *verdicts, "first"), lines)
     off = [line for line in lines if line[-1]]
     if off:
-        _log.warning("%d of %d keys differ; the first is %s (%s), see %s", len(off), len(lines), off[0][0], off[0][-1], directory / SUMMARY)
+        _log.warning("%d of %d keys differ; the first is %s (%s), see %s", len(off), len(lines), off[0][0], off[0][-1], path)
     else:
-        _log.info("all %d keys agree, see %s", len(lines), directory / SUMMARY)
+        _log.info("all %d keys agree, see %s", len(lines), path)
 
 
 def _load(path: Path) -> npt.NDArray[Any]:

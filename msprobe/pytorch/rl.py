@@ -1,0 +1,6 @@
+"""Reinforcement learning with PyTorch. Re-exports only."""
+
+from msprobe_engine.accuracy.rl.mismatch import Mismatch
+from msprobe_integrations.torch.rl import LogProbMonitor
+
+__all__ = ["LogProbMonitor", "Mismatch"]
