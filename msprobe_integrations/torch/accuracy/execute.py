@@ -171,7 +171,7 @@ class _Arguments:
     def of(self, value: Any, place: Place) -> Any:
         side = self._side
         if isinstance(value, torch.Tensor):
-            memory = (value.data_ptr(), value.shape, value.stride(), value.dtype) if value.numel() else None
+            memory = memory_of(value)
             tensor = self._made.get(memory) if memory is not None else None
             if tensor is None:
                 tensor = self.tensor(value)
@@ -209,6 +209,11 @@ class _Arguments:
         if nudge is None or not (value.dtype.is_floating_point or value.dtype.is_complex):
             return value
         return nudged(value, nudge.unit, lambda shape: torch.randint(0, 2, shape, generator=generator, dtype=torch.int8) * 2 - 1)
+
+
+def memory_of(tensor: torch.Tensor) -> object:
+    """Equal for what is one tensor at several places; None for tensors without elements."""
+    return (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) if tensor.numel() else None
 
 
 def _prepared(function: Callable[..., Any], side: Side) -> Callable[..., Any]:
