@@ -6,19 +6,20 @@ What a dump holds of a call (its record, and tensors or statistics) is enough. S
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from msprobe_engine.accuracy.judge import judge
-from msprobe_engine.accuracy.results import ERROR, NOT_RUN, PASS, SKIP, CallResult, TensorResult, skipped, worst
+from msprobe_engine.accuracy.results import ERROR, NOT_RUN, PASS, SKIP, WARNING, CallResult, TensorResult, skipped, worst
 from msprobe_engine.errors import UsageError
 from msprobe_integrations.common.accuracy.arguments import CannotRun
 from msprobe_integrations.torch.accuracy.arguments import Arguments, Files, Place
 from msprobe_integrations.torch.accuracy.dropout import expected, wrong_share
-from msprobe_integrations.torch.accuracy.execute import Outcome, Side, leaves_of, places_of
+from msprobe_integrations.torch.accuracy.execute import Outcome, Side, leaves_of, memory_of, places_of
 from msprobe_integrations.torch.accuracy.prepare import Prepared, given_leaves, prepare, slots
 from msprobe_integrations.torch.accuracy.sides import Ran, on_bench, on_changed, on_target
 from msprobe_integrations.torch.accuracy.ties import equally_right
@@ -177,8 +178,23 @@ def _given(prepared: Prepared, outputs: Any, gradients: Any) -> Outcome:
     not in a record: there is nothing to compare then."""
     call = prepared.call
     tensors = [*places_of(list(call.args)), *places_of(dict(call.kwargs))]
-    found = slots(tensors, call.wanted, given_leaves(gradients)) if gradients is not None else {}
+    found = _together(tensors, slots(tensors, call.wanted, given_leaves(gradients))) if gradients is not None else {}
     return Outcome(given_leaves(outputs) if outputs is not None else [], {}, found, "")
+
+
+def _together(
+    tensors: Sequence[tuple[Place, torch.Tensor]], found: Mapping[Place, torch.Tensor | None]
+) -> dict[Place, torch.Tensor | None]:
+    """Recorded gradients where `execute.run` has them: those of one tensor at several places are one, at the first."""
+    first: dict[object, Place] = {}
+    made: dict[Place, torch.Tensor | None] = {}
+    for place, tensor in tensors:
+        memory = memory_of(tensor)
+        where = place if memory is None else first.setdefault(memory, place)
+        gradient, before = found.get(place), made.get(where)
+        if gradient is not None:
+            made[where] = gradient if before is None else before + gradient
+    return made
 
 
 class _Comparison:
@@ -193,10 +209,12 @@ class _Comparison:
         self._autocast = autocast
         self._unit = coarsest((*prepared.inputs, *([autocast] if autocast else [])))
         self._changed: list[Outcome] = []
+        self._again: Ran | None = None
         if prepared.dropout is not None:
             self._bench = self._kept(bench)
         elif condition and not _rounds_to(self._bench, device):
-            self._changed, self._unit = on_changed(bench, prepared, autocast)
+            self._changed, self._again = on_changed(bench, self._unit), bench
+        self._inside: list[Outcome] | None = None
         self._tied = False
 
     def _kept(self, bench: Ran) -> Outcome:
@@ -240,17 +258,15 @@ class _Comparison:
         bench, device, name = self._bench, self._device, self._prepared.name
         results: list[TensorResult] = []
         problems: list[str] = []
-        partial = self._prepared.operator.reference is not None
+        some = self._prepared.operator.reference is not None  # formulas need not give all results
         count = len(device.outputs)
-        if (count < len(bench.outputs) and (count or not self._given)) or (count > len(bench.outputs) and not partial):
+        if (count < len(bench.outputs) and (count or not self._given)) or (count > len(bench.outputs) and not some):
             problems.append(f"the bench has {len(bench.outputs)} outputs, the device {len(device.outputs)}")
         for n, (b, d) in enumerate(zip(bench.outputs, device.outputs)):
             data[f"forward.output.bench.{n}"], data[f"forward.output.device.{n}"] = _on_cpu(b), _on_cpu(d)
-            if b is None or (d is None and partial):
+            if b is None or (d is None and some):
                 continue
-            changed = [c.outputs[n] for c in self._changed if n < len(c.outputs)]
-            other = self._second.outputs[n] if self._second is not None and n < len(self._second.outputs) else None
-            results.append(self._tensor(f"{name}.forward.output.{n}", b, d, changed, other))
+            results.append(self._tensor(f"{name}.forward.output.{n}", b, d, partial(_output, n)))
         for place, tensor in bench.written.items():
             found = device.written.get(place)
             where = ".".join(map(str, place))
@@ -258,9 +274,7 @@ class _Comparison:
                 if not self._given:
                     problems.append(f"the bench writes to input {where}, the device does not")
                 continue
-            changed = [c.written[place] for c in self._changed if place in c.written]
-            other = self._second.written.get(place) if self._second is not None else None
-            results.append(self._tensor(f"{name}.forward.input.{where}.written", tensor, found, changed, other))
+            results.append(self._tensor(f"{name}.forward.input.{where}.written", tensor, found, partial(_written, place)))
         return results, problems
 
     def _backward(self, data: dict[str, Any]) -> tuple[list[TensorResult], list[str]]:
@@ -280,20 +294,17 @@ class _Comparison:
                 if not problems and bool((one != 0).any()):
                     problems.append(f"backward: only the {'device' if b is None else 'bench'} has a gradient for input {n}")
                 continue
-            changed = [g for c in self._changed if (g := c.gradients.get(place)) is not None]
-            other = self._second.gradients.get(place) if self._second is not None else None
-            results.append(self._tensor(f"{prepared.name}.backward.output.{n}", b, d, changed, other))
+            results.append(self._tensor(f"{prepared.name}.backward.output.{n}", b, d, partial(_gradient, place)))
         return results, problems
 
-    def _tensor(self, name: str, bench: Any, device: Any, changed: Sequence[Any], second: Any) -> TensorResult:
-        arrays = [as_array(c) for c in changed if isinstance(c, torch.Tensor)]
-        computed = self._computed_in(device)
-        result = judge(
-            self._prepared.api, name, as_array(bench), as_array(device), kind_of(bench), computed,
-            changed=arrays, second=as_array(second) if second is not None else None, input_dtype=_text(self._unit),
-        )  # fmt: skip
-        if computed != kind_of(device):
-            result = replace(result, device_dtype=kind_of(device))
+    def _tensor(self, name: str, bench: Any, device: Any, part: Callable[[Outcome], Any]) -> TensorResult:
+        """Judge one tensor; `part` finds it in other runs."""
+        result = self._judge(name, bench, device, part, self._changed)
+        if result.status in (WARNING, ERROR) and self._again is not None:  # changed inputs do not tell all of an operator's condition
+            if self._inside is None:
+                self._inside = on_changed(self._again, self._unit, inside=True)
+            if self._inside:
+                result = self._judge(name, bench, device, part, [*self._changed, *self._inside])
         call = self._prepared.call
         if (
             result.status == ERROR
@@ -304,6 +315,16 @@ class _Comparison:
             self._tied = True
             return replace(result, status=PASS, message="")
         return result
+
+    def _judge(self, name: str, bench: Any, device: Any, part: Callable[[Outcome], Any], changed: Sequence[Outcome]) -> TensorResult:
+        others = [as_array(value) for run in changed if isinstance(value := part(run), torch.Tensor)]
+        second = part(self._second) if self._second is not None else None
+        computed = self._computed_in(device)
+        result = judge(
+            self._prepared.api, name, as_array(bench), as_array(device), kind_of(bench), computed,
+            changed=others, second=None if second is None else as_array(second), input_dtype=_text(self._unit),
+        )  # fmt: skip
+        return result if computed == kind_of(device) else replace(result, device_dtype=kind_of(device))
 
     def _computed_in(self, device: Any) -> str:
         """Under autocast the gradient of a float32 weight has been computed in 16 bits: then that is its type."""
@@ -316,6 +337,18 @@ class _Comparison:
         ):
             return str(low)
         return kind_of(device)
+
+
+def _output(number: int, run: Outcome) -> Any:
+    return run.outputs[number] if number < len(run.outputs) else None
+
+
+def _written(place: Place, run: Outcome) -> Any:
+    return run.written.get(place)
+
+
+def _gradient(place: Place, run: Outcome) -> Any:
+    return run.gradients.get(place)
 
 
 def _first_input(call: Any) -> torch.Tensor:

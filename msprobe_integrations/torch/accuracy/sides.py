@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from msprobe_integrations.common.accuracy.arguments import CannotRun
 from msprobe_integrations.torch.accuracy.execute import Call, Nudge, Outcome, Side, run
 from msprobe_integrations.torch.accuracy.prepare import Prepared
-from msprobe_integrations.torch.accuracy.resolve import CannotRun
-from msprobe_integrations.torch.accuracy.types import LOW, attempts, coarsest
+from msprobe_integrations.torch.accuracy.types import LOW, attempts
 
 _CHANGES = 2
 """Runs of the bench on changed inputs."""
@@ -89,18 +89,23 @@ def on_bench(prepared: Prepared, device: torch.device, kind: str, autocast: torc
     raise CannotRun(f"bench: {_short(ran)}")
 
 
-def on_changed(ran: Ran, prepared: Prepared, autocast: torch.dtype | None) -> tuple[list[Outcome], torch.dtype | None]:
-    """Repeat a run of the bench on inputs that are changed by one unit of round-off of the coarsest type among them, and that type."""
-    unit = coarsest((*prepared.inputs, *([autocast] if autocast else [])))
-    if unit is None or not ran.side.types or not all(t in ran.side.types or t.itemsize == 8 for t in prepared.inputs):
-        return [], unit
+def on_changed(ran: Ran, unit: torch.dtype | None, *, inside: bool = False) -> list[Outcome]:
+    """Repeat a run of the bench on inputs that are changed by one unit of round-off.
+
+    Args:
+        unit: of which type; None: there is nothing that could be changed.
+        inside: change every intermediate result as well.
+    """
+    if unit is None or not ran.side.types:
+        return []
     found = []
     for number in range(_CHANGES):
+        nudge = Nudge(unit, ran.call.seed + number)
         try:
-            found.append(run(ran.function, ran.call, ran.side._replace(nudge=Nudge(unit, prepared.call.seed + number))))
+            found.append(run(ran.function, ran.call, ran.side._replace(nudge=nudge, inside=nudge if inside else None)))
         except Exception:  # changed inputs may be outside of what the operator takes: then nothing is known of its condition
-            return [], unit
-    return found, unit
+            return []
+    return found
 
 
 def _to(call: Call, dtype: torch.dtype) -> Call:

@@ -30,8 +30,9 @@ KEPT = frozenset(
 
 
 def floats_of(values: Iterable[Any]) -> set[torch.dtype]:
-    """Floating types among the tensors of `values`."""
-    return {v.dtype for v in values if isinstance(v, torch.Tensor) and v.dtype.is_floating_point}
+    """Floating types among the tensors of `values`; of complex ones that of their parts."""
+    kinds = {v.dtype for v in values if isinstance(v, torch.Tensor)}
+    return {kind.to_real() for kind in kinds if kind.is_floating_point or kind.is_complex}
 
 
 def coarsest(types: Iterable[torch.dtype]) -> torch.dtype | None:
@@ -48,9 +49,16 @@ def attempts(bench: str, api: str) -> list[Types]:
 
 def nudged(tensor: torch.Tensor, unit: torch.dtype, signs: Callable[[torch.Size], torch.Tensor]) -> torch.Tensor:
     """Every value of a float tensor up or down by one unit of round-off of the coarser of its type and `unit`, in float64 (complex
-    types: complex128)."""
+    types: complex128). NaN and Inf stay."""
     if tensor.dtype.is_complex:
         return torch.view_as_complex(nudged(torch.view_as_real(tensor), unit, signs))
     eps = max(torch.finfo(tensor.dtype).eps, torch.finfo(unit).eps)
     wide = tensor.to(torch.float64, copy=True)
-    return wide.add_(wide * signs(tensor.shape), alpha=eps / 2)  # not 1 + ...: that would be a number of the default type
+    move(wide, signs(tensor.shape), eps / 2)
+    return wide
+
+
+def move(wide: torch.Tensor, signs: torch.Tensor, unit: float) -> None:
+    """Change every finite value of a float64 tensor by the factor 1 + sign * unit, in place. (Not by a product: 1 + ... would be a number
+    of the default type, which may be too coarse.)"""
+    wide.add_((wide * signs).nan_to_num_(0.0, 0.0, 0.0), alpha=unit)
