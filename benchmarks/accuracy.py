@@ -37,8 +37,7 @@ def make(directory: Path, calls: int) -> Path:
 
     torch.manual_seed(0)
     debugger = PrecisionDebugger(dump_path=str(directory), task="tensor", level="L1", step=[0])
-    for _ in range(calls // 50 + 1):
-        transformer(debugger, torch.float32)
+    transformer(debugger, torch.float32, passes=calls // 50 + 1)
     debugger.stop()
     debugger.step()
     (file,) = directory.glob("step0/*/dump.json")
