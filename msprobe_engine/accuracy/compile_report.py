@@ -136,11 +136,15 @@ class CompareResult:
 
     @property
     def first_failure(self) -> str:
-        """Name of the first module with a failure, and of what kind: ``"layers.0 fwd_output"``; empty where there is none."""
+        """Name of the module where it begins, and of what kind: ``"layers.0 fwd_output"``; empty where nothing fails. Gradients, which go
+        wrong from the end on, come behind all that is wrong in the forward."""
+        last_first = [*(diff for diff in reversed(self.diffs) if diff.name), *(diff for diff in self.diffs if not diff.name)]
+        forward = [(diff, kind) for diff in self.diffs for kind in KINDS if not kind.startswith("grad_")]
+        backward = [(diff, kind) for diff in last_first for kind in KINDS if kind.startswith("grad_")]
+        for diff, kind in (*forward, *backward):
+            if any(tensor.status == FAILED for tensor in diff.of(kind)):
+                return f"{diff.name} {kind}"
         for diff in self.diffs:
-            for kind in KINDS:
-                if any(tensor.status == FAILED for tensor in diff.of(kind)):
-                    return f"{diff.name} {kind}"
             if diff.status == FAILED:
                 return f"{diff.name} {diff.note}"
         return "loss" if self.loss is not None and self.loss.status == FAILED else ""

@@ -164,7 +164,7 @@ class PrecisionChecker:
             found = watched.compare(self.threshold, self.capture_input, self._reference)
             diffs += found or [ModuleDiff(watched.name, note="SKIP: was not called")]
         diffs += self._notes(self._model)
-        diffs += [ModuleDiff(f"graph {n}", graph_output=found) for n, found in sorted(checked.items())]
+        diffs += [ModuleDiff(name, graph_output=found) for name, found in checked.items()]
         self.remove()
         return CompareResult(NAN, self._loss, diffs, self.cast_dtype, None, _name(self.backend))
 
@@ -210,16 +210,16 @@ class PrecisionChecker:
         targets = self._targets(model)
         ignored = {id(part) for module in self._ignored for part in module.modules()}
         names = {module: name for name, module in model.named_modules() if id(module) not in ignored}
-        outside = {module: name for module, name in names.items() if not _inside(name, targets)}
+        outside = {module: name for module, name in names.items() if name not in targets and not _inside(name, targets)}
         unit = self._unit(model)
         truth: Pass | None = None
         changed: list[Pass] = []
         problem = ""
         cast = None if self.cast_dtype is None else self._autocast(model)
-        eager = one_pass(fn, model, names, state, cast)
+        eager = one_pass(fn, model, names, state, cast, list(targets.values()))
         if self._reference:
             try:
-                truth, changed = exact_passes(fn, model, names, state, unit)
+                truth, changed = exact_passes(fn, model, names, state, unit, list(targets))
             except Exception as error:  # the program makes float32 tensors of its own, or an operation has no float64
                 problem = f"SKIP: no float64 run: {type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}"
         self.install(model)
@@ -228,7 +228,7 @@ class PrecisionChecker:
                 watched.keeps = False
             with same_buffers(model):
                 one_pass(fn, model, {}, state, cast)  # what is compiled lazily is compiled before anything is looked at
-            compiled = one_pass(fn, model, outside, state, cast)
+            compiled = one_pass(fn, model, outside, state, cast, compiled=self._watched)
             graphs = dict(self._graphs.found) if self._graphs is not None else {}
         finally:
             self.remove()
@@ -236,7 +236,7 @@ class PrecisionChecker:
         diffs, loss = compare(eager, compiled, truth, changed, threshold=self.threshold, unit=kind, inputs=self.capture_input)
         diffs += self._notes(model)
         diffs += [ModuleDiff("float64", note=problem)] if problem else []
-        diffs += [ModuleDiff(f"graph {n}", graph_output=found) for n, found in sorted(graphs.items())]
+        diffs += [ModuleDiff(name, graph_output=found) for name, found in graphs.items()]
         return CompareResult(float(eager.loss), float(compiled.loss), diffs, self.cast_dtype, loss, _name(self.backend))
 
     def _autocast(self, model: nn.Module) -> Callable[[], Any]:

@@ -10,10 +10,11 @@ import copy
 import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from msprobe_engine.accuracy.compile_report import TensorDiff
 from msprobe_engine.dump.layout import write_file
@@ -40,26 +41,37 @@ class Graphs:
     def __init__(self, backend: Backend, directory: Path | None, check: bool, faults: Faults) -> None:
         self._backend, self._directory, self._check, self._faults = backend, directory, check, faults
         self._texts = self._number = 0
-        self.found: dict[int, list[TensorDiff]] = {}
-        """Outputs by number of the graph; of several calls of one graph that with the largest difference."""
+        self.runs = 0
+        """Runs of compiled graphs so far."""
+        self.owner = ""
+        """Module that is called, for the names of graphs."""
+        self.found: dict[str, list[TensorDiff]] = {}
+        """Outputs by name of the graph, ``"graph 3 of layers.0"``; of several calls of one graph that with the largest difference."""
         if directory is not None:
             make_directory(directory, "graph dump")
 
-    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`torch.compile` of a function with this backend."""
-        made: Callable[..., Any] = torch.compile(function, backend=self)
+    def compiled(self, module: nn.Module) -> Callable[..., Any]:
+        """`torch.compile` of the calls of a module with this backend."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return module._call_impl(*args, **kwargs)
+
+        # dynamo counts recompilations by code object: each module has one of its own
+        own = FunctionType(call.__code__.replace(), call.__globals__, call.__name__, None, call.__closure__)
+        made: Callable[..., Any] = torch.compile(own, backend=self)
         return made
 
     def __call__(self, graph: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
         """What dynamo calls for every graph."""
-        number, self._number = self._number, self._number + 1
+        name = f"graph {self._number} of {self.owner or '(model)'}"
+        self._number += 1
         self._save("Captured Graph", graph)
         eager = None
         if self._check:
             with self._faults.guard("graph check"):
                 eager = copy.deepcopy(graph)
         compiled = self._inner(graph, inputs, options)
-        return compiled if eager is None else self._checked(number, compiled, eager)
+        return self._checked(name, compiled, eager)
 
     def _inner(self, graph: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any]) -> Callable[..., Any]:
         made: Callable[..., Any]
@@ -96,26 +108,27 @@ class Graphs:
         made = lookup_backend(self._backend)(graph, list(inputs), **options)
         return made
 
-    def _checked(self, number: int, compiled: Callable[..., Any], eager: fx.GraphModule) -> Callable[..., Any]:
+    def _checked(self, name: str, compiled: Callable[..., Any], eager: fx.GraphModule | None) -> Callable[..., Any]:
         def both(*args: Any) -> Any:
             kept = None
-            if self._faults.enabled("graph check"):
+            self.runs += 1
+            if eager is not None and self._faults.enabled("graph check"):
                 with self._faults.guard("graph check"):
                     kept = [a.detach().clone() if isinstance(a, torch.Tensor) else a for a in args], streams()
             result = compiled(*args)
-            if kept is not None:
+            if eager is not None and kept is not None:
                 with self._faults.guard("graph check"), torch.no_grad(), same_streams(kept[1]):
-                    self._compare(number, eager(*kept[0]), result)
+                    self._compare(name, eager(*kept[0]), result)
             return result
 
         return uncompiled(both)
 
-    def _compare(self, number: int, eager: Any, compiled: Any) -> None:
+    def _compare(self, name: str, eager: Any, compiled: Any) -> None:
         pairs = zip(eager, compiled) if isinstance(eager, (list, tuple)) else [(eager, compiled)]
         diffs = [verdict(e, c, None) for e, c in pairs if isinstance(e, torch.Tensor) and isinstance(c, torch.Tensor)]
-        worst = max((d.scaled for d in self.found.get(number, [])), default=-1.0)
+        worst = max((d.scaled for d in self.found.get(name, [])), default=-1.0)
         if max((d.scaled for d in diffs), default=-1.0) > worst:
-            self.found[number] = diffs
+            self.found[name] = diffs
 
     def _save(self, kind: str, graph: fx.GraphModule) -> None:
         if self._directory is None:

@@ -14,11 +14,12 @@ from msprobe_engine.accuracy.compile_report import ModuleDiff, TensorDiff
 from msprobe_engine.errors import UsageError
 from msprobe_integrations.torch.compile_check.graphs import uncompiled
 from msprobe_integrations.torch.compile_check.runs import put_streams, same_buffers, same_streams
+from msprobe_integrations.torch.compile_check.taker import Key, Taker
 from msprobe_integrations.torch.compile_check.truth import changed_parameters, changing, copied, wide
 from msprobe_integrations.torch.compile_check.verdict import noise, verdict
+from msprobe_integrations.torch.compile_check.watch import Watched
 
 Program = Callable[[nn.Module], torch.Tensor]
-Key = tuple[str, str]
 _FIELDS = ("fwd_input", "fwd_output", "grad_input", "grad_output")
 
 
@@ -36,57 +37,24 @@ class Pass(NamedTuple):
     parameters: dict[str, torch.Tensor | None]
 
 
-class Taker:
-    """Takes what calls get and give.
+@contextmanager
+def looked_at(modules: dict[nn.Module, str], taker: Taker, apart: Sequence[nn.Module]) -> Iterator[None]:
+    """Calls of these modules are taken, by hooks around each.
 
     Args:
-        names: of the modules to look at.
+        apart: modules whose results are given on as views. Of a compiled module a result that it also uses inside has the gradient
+            from outside alone; so it has then uncompiled.
     """
-
-    def __init__(self, names: dict[nn.Module, str]) -> None:
-        self.values: dict[Key, list[Any]] = {}
-        self._names = names
-        self._numbers: dict[str, int] = {}
-
-    def begin(self, module: nn.Module, args: Any, kwargs: Any) -> str:
-        """A call begins; returns its name."""
-        name = self._names[module]
-        n = self._numbers[name] = self._numbers.get(name, -1) + 1
-        name = name if n == 0 else f"{name}#{n}"
-        self._take(name, "fwd_input", "grad_input", pytree.tree_leaves((args, kwargs)))
-        return name
-
-    def end(self, name: str, result: Any) -> None:
-        """It has returned."""
-        self._take(name, "fwd_output", "grad_output", pytree.tree_leaves(result))
-
-    def _take(self, name: str, forward: str, backward: str, leaves: Sequence[Any]) -> None:
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        self.values[name, forward] = [tensor.detach().clone() for tensor in tensors]
-        slots: list[Any] = [None] * len(tensors)
-        self.values[name, backward] = slots
-        for n, tensor in enumerate(tensors):
-            if tensor.requires_grad:
-                tensor.register_hook(_taker(slots, n))
-
-
-def _taker(slots: list[Any], n: int) -> Callable[[torch.Tensor], None]:
-    def take(gradient: torch.Tensor) -> None:
-        slots[n] = gradient.detach().clone()
-
-    return uncompiled(take)
-
-
-@contextmanager
-def looked_at(modules: dict[nn.Module, str], taker: Taker) -> Iterator[None]:
-    """Calls of these modules are taken, by hooks around each."""
     running: list[str] = []
 
     def before(module: nn.Module, args: Any, kwargs: Any) -> None:
         running.append(taker.begin(module, args, kwargs))
 
-    def after(_module: nn.Module, _args: Any, _kwargs: Any, result: Any) -> None:
+    def after(module: nn.Module, _args: Any, _kwargs: Any, result: Any) -> Any:
+        if any(module is one for one in apart):
+            result = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.view_as(tensor), result)
         taker.end(running.pop(), result)
+        return result
 
     handles = []
     for module in modules:
@@ -101,23 +69,35 @@ def looked_at(modules: dict[nn.Module, str], taker: Taker) -> Iterator[None]:
             handle.remove()
 
 
-def one_pass(program: Program, model: nn.Module, modules: dict[nn.Module, str], state: Any, cast: Callable[[], Any] | None = None) -> Pass:
+def one_pass(
+    program: Program,
+    model: nn.Module,
+    modules: dict[nn.Module, str],
+    state: Any,
+    cast: Callable[[], Any] | None = None,
+    apart: Sequence[nn.Module] = (),
+    compiled: Sequence[Watched] = (),
+) -> Pass:
     """Run the program and the backward of its loss. Gradients, buffers and random streams are afterwards as before.
 
     Args:
         modules: whose calls are taken, with their names.
         state: of the random streams at its start.
         cast: entered around it.
+        apart: of `looked_at`.
+        compiled: modules whose calls are taken where they are made; hooks would be compiled.
 
     Raises:
         UsageError: the program gives no loss.
     """
     before = [parameter.grad for parameter in model.parameters()]
-    taker = Taker(modules)
+    taker = Taker({**modules, **{watched.module: watched.name for watched in compiled}})
     try:
+        for watched in compiled:
+            watched.taker = taker
         for parameter in model.parameters():
             parameter.grad = None
-        with same_streams(state), same_buffers(model), looked_at(modules, taker), ExitStack() as stack:
+        with same_streams(state), same_buffers(model), looked_at(modules, taker, apart), ExitStack() as stack:
             if cast is not None:
                 stack.enter_context(cast())
             loss = program(model)
@@ -128,12 +108,14 @@ def one_pass(program: Program, model: nn.Module, modules: dict[nn.Module, str], 
         grads = {name: None if p.grad is None else p.grad.detach() for name, p in model.named_parameters()}
         return Pass(loss.detach(), taker.values, grads)
     finally:
+        for watched in compiled:
+            watched.taker = None
         for parameter, grad in zip(model.parameters(), before):
             parameter.grad = grad
 
 
 def exact_passes(
-    program: Program, model: nn.Module, names: dict[nn.Module, str], state: Any, unit: torch.dtype | None
+    program: Program, model: nn.Module, names: dict[nn.Module, str], state: Any, unit: torch.dtype | None, apart: Sequence[str]
 ) -> tuple[Pass, list[Pass]]:
     """The program with the model in float64, and with changed parameters.
 
@@ -142,13 +124,14 @@ def exact_passes(
     """
     made = copied(model)
     modules = {made.get_submodule(name): name for name in names.values()}
+    ends = [made.get_submodule(name) for name in apart]
     handle = made.register_forward_pre_hook(_widen, with_kwargs=True)
     try:
-        truth = one_pass(program, made, modules, state)
+        truth = one_pass(program, made, modules, state, apart=ends)
         changed = []
         for n in (1, 2):
             with changed_parameters(made, changing(unit, n)):
-                changed.append(one_pass(program, made, modules, state))
+                changed.append(one_pass(program, made, modules, state, apart=ends))
     finally:
         handle.remove()
         put_streams(state)
@@ -187,7 +170,7 @@ def compare(
             rows = [
                 one(e, c, right[n], [other[n] for other in others])
                 for n, (e, c) in enumerate(zip(ours, theirs))
-                if e is not None or c is not None
+                if not (_nothing(e) and _nothing(c))
             ]
             setattr(diff, kind, rows or None)
     for only, _ in compiled.values.keys() - eager.values.keys():
@@ -208,6 +191,11 @@ def compare(
     loss = one(eager.loss, compiled.loss, truth.loss if truth else None, [run.loss for run in changed], "loss")
     ended = {name: n for n, (name, kind) in enumerate(eager.values) if kind == "fwd_output"}
     return sorted(diffs.values(), key=lambda diff: ended.get(diff.name, len(eager.values))), loss
+
+
+def _nothing(gradient: Any) -> bool:
+    """No gradient, or one that is zero everywhere: compiled code gives the one where uncompiled code gives the other."""
+    return gradient is None or (isinstance(gradient, torch.Tensor) and not bool(gradient.any()))
 
 
 def _like(run: Pass | None, key: Key, length: int) -> list[Any]:

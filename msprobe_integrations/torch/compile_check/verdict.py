@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from msprobe_engine.accuracy.compile_report import FAILED, PASSED, SKIPPED, WARNED, TensorDiff
-from msprobe_engine.accuracy.judge import judge
+from msprobe_engine.accuracy.judge import UNITS, judge
 from msprobe_engine.accuracy.results import ERROR, PASS, SKIP, WARNING
 from msprobe_integrations.torch.accuracy.values import as_array, kind_of
 
@@ -30,6 +30,8 @@ VOID = 0.25
 """A relative error of uncompiled code beyond this says that the float64 run computed something else (other random numbers)."""
 FEW = 16
 """Errors of tensors with fewer elements are small by luck: they may be as large as is usual in this run."""
+WORSE = 2.0
+"""Errors may be so many times those of uncompiled code; twice that is a failure, between them a warning."""
 _STATUS = {PASS: PASSED, WARNING: WARNED, ERROR: FAILED, SKIP: SKIPPED}
 
 
@@ -123,9 +125,33 @@ def _judged(
         and judge("module", "", t, e, "torch.float64", kind, changed=others, input_dtype=unit).message == message
     ):
         status, message = PASSED, "as uncompiled code: " + message
-    if status in (FAILED, WARNED) and not pattern and e.size < FEW and errors[1] is not None and errors[1] <= 2 * usual:
-        status, message = PASSED, ""
+    if not pattern and errors[0] is not None and errors[1] is not None:
+        if status == PASSED and found.units is not None and found.units > UNITS:
+            status, message = _beside(e, c, t, (errors[0], errors[1]), kind, usual)
+        elif status in (FAILED, WARNED) and e.size < FEW and errors[1] <= WORSE * usual:
+            status, message = PASSED, ""
     return status, message, (*errors, found.units)
+
+
+def _beside(e: Array, c: Array, t: Array, errors: tuple[float, float], kind: str, usual: float) -> tuple[str, str]:
+    """The verdict on errors beyond those of computing in float32: uncompiled code, that rounds between its operations, says how large
+    they may be, and that all values become larger or smaller together is no rounding."""
+    unit = torch.finfo(getattr(torch, kind.removeprefix("torch."))).eps / 2
+    allowed = max(errors[0], unit, usual if e.size < FEW else 0.0)
+    text = f"relative error {errors[1]:.3g}, uncompiled {errors[0]:.3g}"
+    if errors[1] > 2 * WORSE * allowed:
+        return FAILED, text
+    factor = _factor(c, t) / _factor(e, t) - 1
+    if e.size >= FEW and abs(factor) > max(2 * unit, 6 * max(errors) / math.sqrt(e.size)):
+        return FAILED, f"all values are {abs(factor):.3g} too {'large' if factor > 0 else 'small'} beside uncompiled code; {text}"
+    return (WARNED, text) if errors[1] > WORSE * allowed else (PASSED, "")
+
+
+def _factor(values: Array, truth: Array) -> float:
+    """By what the truth is multiplied to come closest to `values`."""
+    v, t = values.astype(np.complex128).reshape(-1), truth.astype(np.complex128).reshape(-1)
+    size = float(np.vdot(t, t).real)
+    return float(np.vdot(t, v).real) / size if size and math.isfinite(size) else 1.0
 
 
 def _pattern(e: Array, c: Array) -> str:

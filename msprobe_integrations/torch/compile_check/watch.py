@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -10,9 +11,10 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from msprobe_engine.accuracy.compile_report import FAILED, ModuleDiff, TensorDiff
-from msprobe_engine.guard import Faults
+from msprobe_engine.guard import Faults, Guard
 from msprobe_integrations.torch.compile_check.graphs import Graphs, uncompiled
 from msprobe_integrations.torch.compile_check.runs import Call, Outcome, run
+from msprobe_integrations.torch.compile_check.taker import Taker
 from msprobe_integrations.torch.compile_check.truth import exact
 from msprobe_integrations.torch.compile_check.verdict import noise, verdict
 
@@ -23,8 +25,8 @@ KEPT_CALLS = 8
 class Kept:
     """One call: how to make it again, what it gave, what came back."""
 
-    def __init__(self, call: Call, versions: list[int]) -> None:
-        self.call, self.versions = call, versions
+    def __init__(self, call: Call, versions: list[int], guard: Callable[[], Guard]) -> None:
+        self.call, self.versions, self._guard = call, versions, guard
         self.outputs: list[Any] = []
         self.gradients: list[torch.Tensor | None] = []
 
@@ -37,10 +39,13 @@ class Kept:
             if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
                 leaf.register_hook(self._taker(n))
 
-    def _taker(self, n: int) -> Callable[[torch.Tensor], None]:
-        def take(gradient: torch.Tensor) -> None:
-            known = self.gradients[n]
-            self.gradients[n] = gradient.detach().clone() if known is None else known + gradient
+    def _taker(self, n: int) -> Callable[[torch.Tensor | None], None]:
+        def take(gradient: torch.Tensor | None) -> None:
+            if gradient is None:  # of an output that the loss does not use
+                return
+            with self._guard():
+                known = self.gradients[n]
+                self.gradients[n] = gradient.detach().clone() if known is None else known + gradient
 
         return uncompiled(take)
 
@@ -60,8 +65,10 @@ class Watched:
         self.calls: list[Kept] = []
         self.more = 0
         self.keeps = True
+        self.taker: Taker | None = None
+        """Takes every call, in place of keeping it."""
         self._before = module._compiled_call_impl
-        self._compiled = graphs.compiled(module._call_impl)
+        self._compiled = graphs.compiled(module)
         module._compiled_call_impl = uncompiled(self._call)
 
     def remove(self) -> None:
@@ -74,10 +81,13 @@ class Watched:
         if self.keeps and self._faults.enabled(self.name):
             with self._faults.guard(self.name):
                 if len(self.calls) < KEPT_CALLS:
-                    kept = Kept(Call.of(self.module, args, kwargs, self._cast), self._versions())
+                    kept = Kept(Call.of(self.module, args, kwargs, self._cast), self._versions(), lambda: self._faults.guard(self.name))
                 else:
                     self.more += 1
+        name = self.taker.begin(self.module, args, kwargs) if self.taker is not None else ""
         result = self.compiled(*args, **kwargs)
+        if self.taker is not None:
+            self.taker.end(name, result)
         if kept is not None:
             with self._faults.guard(self.name):
                 kept.results(result)
@@ -86,10 +96,9 @@ class Watched:
 
     def compiled(self, *args: Any, **kwargs: Any) -> Any:
         """The compiled call, in the autocast region."""
-        if self._cast is None:
-            return self._compiled(*args, **kwargs)
+        self.graphs.owner = self.name
         device = next((p.device.type for p in self.module.parameters()), "cpu")
-        with torch.autocast(device, dtype=self._cast):
+        with _many_compilations(), nullcontext() if self._cast is None else torch.autocast(device, dtype=self._cast):
             return self._compiled(*args, **kwargs)
 
     def _versions(self) -> list[int]:
@@ -111,6 +120,7 @@ class Watched:
     def _one(self, number: int, kept: Kept, threshold: float | None, inputs: bool, reference: bool) -> ModuleDiff:
         diff = ModuleDiff(self.name if number == 0 else f"{self.name}#{number}")
         call, gradients = kept.call, kept.gradients if any(g is not None for g in kept.gradients) else None
+        runs = self.graphs.runs
         try:
             again = run(self.compiled, self.module, call, gradients)
         except Exception as error:
@@ -129,6 +139,8 @@ class Watched:
                 truth, changed = exact(self.module, call, gradients)
             except Exception as error:  # of any operation that float64 does not have
                 problem = f"no float64 run: {_short(error)}"
+        if self.graphs.runs == runs:
+            problem = "SKIP: no part of it was compiled"
         compiled = again
         if self._versions() == kept.versions:
             compiled = again._replace(outputs=kept.outputs)
@@ -156,6 +168,14 @@ class Watched:
             return run(torch.compiler.disable(self.module), self.module, call, gradients)
         finally:
             self.module._compiled_call_impl = ours
+
+
+def _many_compilations() -> AbstractContextManager[Any]:
+    """Modules of one class share the code that dynamo compiles where it cannot take in a whole call: its limit is not for them."""
+    config: Any = torch._dynamo.config
+    name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"
+    patched: AbstractContextManager[Any] = config.patch({name: 1024})
+    return patched
 
 
 class _Compare:
