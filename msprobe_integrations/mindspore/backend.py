@@ -199,6 +199,12 @@ class MindSporeBackend(PairRows, Wanted, Job):
         """
         return npy.from_bytes(data, dtype, shape)
 
+    def script_dialect(self) -> Any:
+        """How ``msprobe op_generate`` writes scripts for MindSpore."""
+        from msprobe_integrations.mindspore.accuracy.scripts import MindSporeDialect
+
+        return MindSporeDialect()
+
     def precheck(self, work: Any) -> Any:
         """What a process of ``msprobe acc_check`` checks calls with; `work` is a `msprobe_engine.accuracy.precheck.options.Work`."""
         from msprobe_integrations.mindspore.accuracy.precheck import make_check

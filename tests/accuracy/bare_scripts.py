@@ -1,6 +1,6 @@
-"""Runs operator scripts in a process where neither this package nor numpy can be imported; prints exit status and output of each as JSON.
+"""Runs operator scripts in a process where this package cannot be imported; prints exit status and output of each as JSON.
 
-Arguments: a directory of scripts, then arguments that every script gets."""
+Arguments: further modules that cannot be imported (names with commas), a directory of scripts, then arguments that every script gets."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import sys
 import warnings
 from pathlib import Path
 
-ABSENT = ("numpy", "msprobe", "msprobe_engine", "msprobe_integrations", "tabulate")
+ABSENT = (*sys.argv[1].split(","), "msprobe", "msprobe_engine", "msprobe_integrations", "tabulate")
 warnings.simplefilter("ignore")
 sys.modules.update(dict.fromkeys(ABSENT))  # type: ignore[arg-type]  # an import of None fails
 
 found = {}
-for file in sorted(Path(sys.argv[1]).glob("*.py")):
+for file in sorted(Path(sys.argv[2]).glob("*.py")):
     spec = importlib.util.spec_from_file_location("script", file)
     assert spec is not None
     assert spec.loader is not None
@@ -25,7 +25,7 @@ for file in sorted(Path(sys.argv[1]).glob("*.py")):
     spec.loader.exec_module(script)
     output = io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-        arguments, sys.argv = sys.argv, [str(file), *sys.argv[2:]]
+        arguments, sys.argv = sys.argv, [str(file), *sys.argv[3:]]
         status = script.main(script.CASE, script.call)
         sys.argv = arguments
     found[file.stem] = (status, output.getvalue())

@@ -60,7 +60,7 @@ def generate(dump: Path, out: Path, calls: list[str], *options: str) -> int:
 
 def run_bare(directory: Path, *arguments: str) -> dict[str, tuple[int, str]]:
     done = subprocess.run(
-        [sys.executable, HERE / "bare_scripts.py", directory, *arguments],
+        [sys.executable, HERE / "bare_scripts.py", "numpy", directory, *arguments],
         capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]

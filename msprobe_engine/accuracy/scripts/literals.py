@@ -59,6 +59,7 @@ class Arguments:
         dtype: source of a type's name (``torch.float32``), None for a name that is none.
         raises: is this the name of a type that the bench raises?
         special: source of a value of the framework: its type's name and record; None for what it does not know.
+        tuples: lists of whole numbers were tuples (a dump writes both alike): what most functions of a framework take.
 
     Attributes:
         tensors: in order, by the name of the parameter.
@@ -67,6 +68,7 @@ class Arguments:
     dtype: Callable[[str], str | None]
     raises: Callable[[str], bool]
     special: Callable[[str, Mapping[str, Any]], str | None]
+    tuples: bool = False
     tensors: dict[str, Spec] = field(default_factory=dict)
     _left: int = _MOST_VALUES
 
@@ -103,7 +105,7 @@ class Arguments:
         if source is None or not isinstance(plain, str) or not isinstance(shape, list) or not whole or len(shape) > 64:
             raise CannotWrite(f"a tensor of type {str(kind)[:60]!r} and shape {str(shape)[:80]}: there is no such tensor")
         wants = item.get("requires_grad") is True
-        parts = [f'"dtype": {source}', f'"shape": {shape!r}', f'"requires_grad": {wants}']
+        parts = [f'"dtype": {source}', f'"shape": {shape!r}']
         for key, name in _STATISTICS.items():
             value = item.get(_FINITE[key], item.get(key)) if key in _FINITE else item.get(key)
             value = _WORDS.get(value) if isinstance(value, str) else value
@@ -120,7 +122,8 @@ class Arguments:
             return number(item) if isinstance(item, (bool, int, float)) else ascii(item)
         if isinstance(item, list):
             inside = [self._value(child, f"{name}_{i}", depth + 1, False) for i, child in enumerate(item)]
-            if as_tuple:
+            whole = self.tuples and all(isinstance(child, Mapping) and child.get("type") == "int" for child in item)
+            if as_tuple or whole:
                 return f"({', '.join(inside)}{',' if len(inside) == 1 else ''})"
             return f"[{', '.join(inside)}]"
         if not isinstance(item, Mapping):

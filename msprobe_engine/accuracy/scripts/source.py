@@ -44,10 +44,14 @@ class Dialect(Protocol):
     Attributes:
         framework: ``torch`` or ``mindspore``; as dumps and messages have it.
         suffix: of data files.
+        says_gradients: do records of tensors say whether a gradient is wanted?
+        tuples: do functions want tuples of whole numbers?
     """
 
     framework: str
     suffix: str
+    says_gradients: bool
+    tuples: bool
 
     def function(self, name: names.ApiName) -> Function:
         """The function of a record.
@@ -154,7 +158,7 @@ def script(call: Recorded, dialect: Dialect, options: Options, stem: str, saved:
     reason = dialect.refused(call.name, call.forward)
     if reason is not None:
         raise CannotWrite(reason)
-    arguments = Arguments(dialect.dtype, dialect.raises, dialect.special)
+    arguments = Arguments(dialect.dtype, dialect.raises, dialect.special, dialect.tuples)
     index = frozenset((1,)) if call.name.api in _INDEXED else frozenset[int]()
     positional = arguments.positional(call.forward.get("input_args") or [], index)
     keywords = arguments.keywords(call.forward.get("input_kwargs") or {})
@@ -165,7 +169,7 @@ def script(call: Recorded, dialect: Dialect, options: Options, stem: str, saved:
         "inputs": arguments.tensors,
         "outputs": _leaves(arguments, call.forward.get("output"), "output.{}"),
     }
-    wanted = [name for name, spec in arguments.tensors.items() if spec.requires_grad and dialect.differentiable(spec.dtype)]
+    wanted = _wanted(arguments, dialect, backward)
     if backward is not None and wanted:
         parts["incoming"] = _leaves(arguments, backward.get("input"), "gradient of output.{}")
         # of a gradient that came in and was not recorded nothing can be told: ones come in, and what was recorded is left out
@@ -173,12 +177,23 @@ def script(call: Recorded, dialect: Dialect, options: Options, stem: str, saved:
     elif options.direction == BACKWARD:
         raise CannotWrite("no input of it has a gradient; choose the direction forward")
     directions = DIRECTIONS[options.direction] if "gradients" in parts else (FORWARD,)
+    wanted = wanted if BACKWARD in directions else []
     files: dict[str, str] = {}
     shown = {part: _specs(part, specs, files, dialect.suffix, saved if options.recorded else frozenset()) for part, specs in parts.items()}
-    text = _assembled(
-        call, dialect, options, stem, function, _call(function, positional, keywords, list(arguments.tensors)), shown, directions
-    )
+    body = _call(function, positional, keywords, list(arguments.tensors))
+    text = _assembled(call, dialect, options, stem, function, body, shown, directions, wanted)
     return Script(text, files, parts)
+
+
+def _wanted(arguments: Arguments, dialect: Dialect, backward: Mapping[str, Any] | None) -> list[str]:
+    """Names of the inputs whose gradients are wanted."""
+    able = [name for name, spec in arguments.tensors.items() if dialect.differentiable(spec.dtype)]
+    if dialect.says_gradients:
+        return [name for name in able if arguments.tensors[name].requires_grad]
+    places = backward.get("output") if backward is not None else None  # null where no gradient was needed
+    if not isinstance(places, list) or len(places) != len(able):
+        return able
+    return [name for name, item in zip(able, places) if item is not None]
 
 
 def _leaves(arguments: Arguments, items: Any, pattern: str) -> dict[str, Spec]:
@@ -258,6 +273,7 @@ def _assembled(
     body: str,
     shown: Mapping[str, str],
     directions: Sequence[str],
+    wanted: Sequence[str],
 ) -> str:
     before, mark, after = dialect.support().partition(MARK)
     if not mark:
@@ -273,6 +289,7 @@ def _assembled(
         "hidden": belongs(call.name.api, "hidden"),
         "signs": belongs(call.name.api, "signs"),
         "directions": tuple(directions),
+        "wanted": tuple(wanted),
         "data": f"{stem}.data",
         "mode": "recorded" if options.recorded else "random",
         "seed": options.seed,

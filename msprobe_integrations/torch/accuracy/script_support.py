@@ -89,13 +89,15 @@ def made(case: dict[str, Any], specs: dict[str, Any], data: str, seed: int) -> d
     return found
 
 
-def moved(case: dict[str, Any], tensors: dict[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:
-    """The tensors, each element moved up or down by half a unit in its last place: what comes of that is the condition."""
+def moved(case: dict[str, Any], tensors: dict[str, torch.Tensor], seed: int, unit: float) -> dict[str, torch.Tensor]:
+    """The tensors, each element moved up or down by the round-off `unit`, or that of its type: what comes of it is the condition."""
     found = {}
     for name, tensor in tensors.items():
-        if tensor.is_floating_point() and tensor.element_size() > 1:
-            signs = torch.randint(0, 2, tensor.shape, generator=generator(case, name, seed)).double() * 2 - 1
-            tensor = tensor.double() * (1 + signs * (torch.finfo(tensor.dtype).eps / 2))
+        parts = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        if parts.is_floating_point():
+            signs = torch.randint(0, 2, parts.shape, generator=generator(case, name, seed)).double() * 2 - 1
+            parts = parts.double() * (1 + signs * max(unit, torch.finfo(parts.dtype).eps / 2))
+            tensor = torch.view_as_complex(parts) if tensor.is_complex() else parts
         found[name] = tensor
     return found
 
@@ -131,7 +133,7 @@ def run(
     sources, arguments = {}, {}
     for name, tensor in inputs.items():
         tensor = tensor.to(device, dtype(tensor.dtype), copy=True)
-        if "backward" in case["directions"] and case["inputs"][name]["requires_grad"]:
+        if name in case["wanted"]:
             sources[name] = tensor.requires_grad_()
             tensor = tensor.clone()  # no leaf: the call may write into it
         arguments[name] = tensor
@@ -278,13 +280,12 @@ def check(
     inputs, incoming = made(case, case["inputs"], data, seed), made(case, case.get("incoming", {}), data, seed)
     known = {**case["outputs"], **case.get("gradients", {})} if data == "recorded" else {}
     recorded = made(case, {name: spec for name, spec in known.items() if "file" in spec}, data, seed)
-    cpu = torch.device("cpu")
+    cpu, unit = torch.device("cpu"), round_off(inputs)
     found, layout = as_recorded(case, torch.compile(call) if compiled else call, inputs, incoming, recorded, device)
     bench = run(case, call, inputs, incoming, cpu, True)
     near = []
     for n in range(2):
-        near.append(run(case, call, moved(case, inputs, n), moved(case, incoming, n), cpu, True))
-    unit = round_off(inputs)
+        near.append(run(case, call, moved(case, inputs, n, unit), moved(case, incoming, n, unit), cpu, True))
     rows = []
     for name, result in found.items():
         direction = "backward" if name.startswith("gradient of ") else "forward"

@@ -53,6 +53,8 @@ class TorchDialect:
 
     framework = "torch"
     suffix = ".pt"
+    says_gradients = True
+    tuples = False
 
     def function(self, name: names.ApiName) -> Call:
         """The function of a record: only what the pre-check would run, so a script calls nothing else.
