@@ -22,6 +22,7 @@ for file in sorted(Path(sys.argv[2]).glob("*.py")):
     assert spec is not None
     assert spec.loader is not None
     script = importlib.util.module_from_spec(spec)
+    sys.modules["script"] = script
     spec.loader.exec_module(script)
     output = io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):

@@ -1,4 +1,4 @@
-"""`msprobe acc_check` of dumps of MindSpore: real dumps, real kernels, the bench in float64."""
+"""`msprobe acc_check` and `msprobe op_generate` of dumps of MindSpore: real dumps, real kernels, the bench in float64."""
 
 from __future__ import annotations
 
@@ -181,3 +181,32 @@ def test_existing_numbers() -> None:
     assert existing_status(existing_metrics(one, one + 0.001)) == "error"
     assert existing_status(existing_metrics(one, np.array([np.nan, 0.0, -2.0]))) == "error"
     assert existing_status(existing_metrics(one, one[:2])) == "error"
+
+
+def test_scripts_repeat_the_recorded_bits(dump: Path, tmp_path: Path) -> None:
+    """A script of every call but the random one, run without this package: forward and backward as recorded, bit for bit, and they pass."""
+    calls = [name.removesuffix(".forward") for name in records(dump) if name.endswith(".forward")]
+    words = [word for call in calls for word in ("--api", call)]
+    assert main(["op_generate", "--dump", str(dump), "-o", str(tmp_path / "scripts"), *words]) == 1
+    done = subprocess.run(
+        [sys.executable, HERE.parent / "accuracy" / "bare_scripts.py", "torch", tmp_path / "scripts", "--exact"],
+        capture_output=True, text=True, check=True, cwd=tmp_path,
+    )  # fmt: skip
+    found: dict[str, tuple[int, str]] = json.loads(done.stdout)
+    assert len(found) == len(calls) - 1
+    assert not {name: text for name, (status, text) in found.items() if status}
+    assert sum("gradient of input" in text for _, text in found.values()) > 20
+
+
+def test_a_script_says_what_is_wrong(dump: Path, tmp_path: Path) -> None:
+    """A fault in the types that are tested is an error of the script; drawn inputs work without the tensors."""
+    options = ["--dump", str(dump), "--api", "Mint.matmul.0", "-o", str(tmp_path), "--random", "--iterations", "2"]
+    assert main(["op_generate", *options]) == 0
+    file = tmp_path / "Mint.matmul.0.py"
+    assert subprocess.run([sys.executable, file], cwd=tmp_path, check=False, capture_output=True).returncode == 0
+    wrong = "    return mindspore.mint.matmul(input_0, input_1) * (1 if dtype(mindspore.float32) is mindspore.float64 else 1.001)"
+    text = file.read_text().replace("    return mindspore.mint.matmul(input_0, input_1)", wrong)
+    file.write_text(text)
+    done = subprocess.run([sys.executable, file], cwd=tmp_path, check=False, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stdout.count("Mint.matmul.0: error") == 2
