@@ -125,6 +125,18 @@ class TensorFiles:
             )
         return found
 
+    def same(self, name: str) -> object:
+        """Equal for names of one saved tensor: the place in a shard, or the file that has several names.
+
+        Raises:
+            UsageError, DumpFormatError: as `source`.
+        """
+        found = self.source(name)
+        if found.format == SAFETENSORS:
+            return found._replace(name="")
+        status = os.stat(found.path)
+        return status.st_dev, status.st_ino
+
     def read_bytes(self, name: str) -> bytes:
         """The bytes that `source` points to.
 

@@ -18,6 +18,7 @@ from msprobe_engine.accuracy.online import messages
 from msprobe_engine.accuracy.precheck.calls import bare_name
 from msprobe_engine.dump import layout
 from msprobe_engine.dump.packedfiles import INDEX, index_text, shard_name
+from msprobe_engine.dump.stream import open_records
 from msprobe_engine.dump.tensor_reader import TensorFiles
 from msprobe_engine.errors import DumpFormatError
 
@@ -167,7 +168,11 @@ class SpoolStep:
             self.gone = True
 
     def finish(self) -> None:
-        """Everything is checked: what is left is a dump."""
+        """Everything is checked: what is left is a dump, and calls have the order that they have there."""
+        with contextlib.suppress(DumpFormatError), open_records(self.directory / layout.DUMP) as records:
+            names_there = [name.rpartition(".")[0] for block in records for name in block if names.direction(name) == names.FORWARD]
+            order = {name: n for n, name in enumerate(names_there)}
+            self._calls = dict(sorted(self._calls.items(), key=lambda item: order.get(item[0], len(order))))
         for name in (self.SESSION, self.RESULTS, *(path.name for path in self.directory.glob(".calls-*.json"))):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.directory / name)
@@ -338,7 +343,7 @@ class SpoolStep:
 
     @property
     def names(self) -> list[str]:
-        """All calls, in the order in which they came."""
+        """All calls, in the order in which they came; once everything is checked in that of dump.json."""
         with self._lock:
             return list(self._calls)
 

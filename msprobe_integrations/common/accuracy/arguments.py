@@ -34,6 +34,10 @@ class Files(Protocol):
         """The tensor of this ``data_name``."""
         ...
 
+    def same(self, name: str) -> object:
+        """Equal for names of one tensor, which a call may have at several places."""
+        ...
+
 
 class RecordedArguments(ABC):
     """Makes arguments of records; a framework says what its tensors and other values are.

@@ -22,6 +22,12 @@ class Arguments(RecordedArguments):
     def __init__(self, files: Files | None, seed: int = 0) -> None:
         super().__init__(files, seed)
         self._backend = TorchBackend()
+        self._loaded: dict[object, torch.Tensor] = {}
+
+    def of(self, name: str, record: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """See there; what is one tensor at several places of the call is one here."""
+        self._loaded.clear()
+        return super().of(name, record)
 
     def is_tensor(self, value: Any) -> bool:
         """True for torch tensors."""
@@ -29,10 +35,15 @@ class Arguments(RecordedArguments):
 
     def load(self, files: Files, name: str, _item: Mapping[str, Any]) -> torch.Tensor | None:
         """A saved tensor; an array of numpy becomes one."""
-        loaded = files.load(name, self._backend)
-        if isinstance(loaded, np.ndarray):
-            loaded = torch.from_numpy(loaded)
-        return loaded.detach() if isinstance(loaded, torch.Tensor) else None
+        same = files.same(name)
+        if same not in self._loaded:
+            loaded = files.load(name, self._backend)
+            if isinstance(loaded, np.ndarray):
+                loaded = torch.from_numpy(loaded)
+            if not isinstance(loaded, torch.Tensor):
+                return None
+            self._loaded[same] = loaded.detach()
+        return self._loaded[same]
 
     def tensor(self, values: npt.NDArray[Any], dtype: str) -> torch.Tensor:
         """A tensor of drawn values."""

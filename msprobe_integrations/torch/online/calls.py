@@ -35,8 +35,6 @@ from msprobe_integrations.torch.keep import Keeper
 
 PART = "online pre-check"
 _SUFFIX = ".pt"
-_MOMENT = 0.02
-"""Seconds that copies on their way to the queue take to get there."""
 _log = get_logger()
 
 
@@ -216,7 +214,7 @@ class OnlineCalls:
 
 def _patience(online: OnlineSettings) -> float:
     """How long a hook waits for memory while none comes free: longer than a message for room in the queue, which gives memory back."""
-    return online.longest_wait + 5.0 if online.policy == BLOCK else _MOMENT
+    return online.longest_wait + 5.0 if online.policy == BLOCK else 0.0
 
 
 def _rank(rank: int | None) -> int:

@@ -31,17 +31,15 @@ class ReceivedTensors:
     def __init__(self) -> None:
         self._directory = Path()
         self._places: Mapping[str, tuple[str, str]] = {}
-        self._given: dict[tuple[str, str], torch.Tensor] = {}
         self._read: OrderedDict[tuple[str, str, str], torch.Tensor] = OrderedDict()
         self._bytes = 0
 
     def use(self, directory: str, places: Mapping[str, tuple[str, str]]) -> None:
         """From now on the tensors of this call: shard and key by data name."""
         self._directory, self._places = Path(directory) / layout.TENSORS, places
-        self._given.clear()
 
     def load(self, name: str, backend: Any) -> Any:
-        """The tensor of this ``data_name``. Names of one tensor of the training have the same memory.
+        """The tensor of this ``data_name``.
 
         Raises:
             UsageError: it has not arrived.
@@ -50,9 +48,11 @@ class ReceivedTensors:
         place = self._places.get(name)
         if place is None:
             raise UsageError(f"{name}: has not arrived")
-        if place not in self._given:
-            self._given[place] = self._loaded(*place, backend).clone()  # an operator may write into its argument
-        return self._given[place]
+        return self._loaded(*place, backend).clone()  # an operator may write into its argument
+
+    def same(self, name: str) -> object:
+        """Equal for names of one tensor of the training."""
+        return self._places.get(name, name)
 
     def _loaded(self, shard: str, key: str, backend: Any) -> torch.Tensor:
         known = (str(self._directory), shard, key)
