@@ -229,7 +229,7 @@ def test_back_pressure_of_a_slow_handler_reaches_the_sender_and_ends() -> None:
     """With policy block and a slow benchmark nothing is dropped, memory stays bounded on both ends, and heartbeats go on."""
     kept, events = Kept(), []
     kept.delay = 0.02
-    with serving(kept, memory_bytes=500_000, read_ahead=2) as server:
+    with serving(kept, memory_bytes=500_000, read_ahead=150_000) as server:
         client = sending(server.port, events, queue_bytes=400_000, longest_wait=10.0)
         for i in range(60):
             assert client.send({"i": i}, [b"x" * 100_000])

@@ -26,6 +26,8 @@ _LARGEST_RANK = 1 << 24
 _LARGEST = 1 << 62
 _BATCH = 8 << 20
 """Bytes received before acknowledgements are looked at again."""
+_ANSWER_SECONDS = 0.005
+"""Acknowledgements while more is under way are not sent more often."""
 _FAREWELL_SECONDS = 1.0
 
 
@@ -50,6 +52,8 @@ class Connection:
         self._cut = ""
         self._need: Need | None = None
         self._taken = 0
+        self._acknowledged = -1
+        self._answered = 0.0
         self._thread = threading.Thread(target=self._run, name="msprobe-online", daemon=True)
 
     def start(self) -> None:
@@ -137,13 +141,9 @@ class Connection:
         heard = said = time.monotonic()
         began = 0.0
         paused = 0.0
-        acknowledged = -1
         while not self._cut:
             self._waker.clear()
-            safe, refused = session.taken()
-            if safe != acknowledged or refused:
-                self._channel.put([encode_control(Kind.ACK, {"refused": refused} if refused else None, safe)])
-                acknowledged = safe
+            self._acknowledge(session, time.monotonic() - self._answered > _ANSWER_SECONDS)
             if self._channel.pending and self._channel.flush():
                 said = time.monotonic()
             reading = self._may_read(session, reader)
@@ -169,10 +169,19 @@ class Connection:
                 self._channel.put([encode_control(Kind.ALIVE)])
                 said = now
                 continue
-            if complete:
+            if complete or self._acknowledge(session, session.idle):
                 continue
             self._channel.wait(min(options.heartbeat / 2, 1.0), self._waker, read=reading)
         raise TransportError(self._cut)
+
+    def _acknowledge(self, session: Session, due: bool) -> bool:
+        """Say what is safe, when there is something new; True when it was said."""
+        if not due or session.safe == self._acknowledged:
+            return False
+        self._acknowledged, refused = session.taken()
+        self._answered = time.monotonic()
+        self._channel.put([encode_control(Kind.ACK, {"refused": refused} if refused else None, self._acknowledged)])
+        return True
 
     def _may_read(self, session: Session, reader: FrameReader) -> bool:
         """Is there room for what may come?"""
@@ -196,15 +205,20 @@ class Connection:
             for found in reader.received(count):
                 if isinstance(found, Need):
                     self._need = found
-                    return complete + 1
-                complete += 1
-                if not self._take(session, found):
-                    return -1
-                if not session.room:
-                    return complete
+                else:
+                    complete += 1
+                    if not self._take(session, found):
+                        return -1
             size += count
+            count = 0
             if size >= _BATCH:
                 return complete + 1
+            if self._need is not None:
+                if not self._may_read(session, reader):
+                    return complete
+                continue
+            if not session.room:
+                return complete
             count = self._channel.receive(reader.target())
             if count == CLOSED:
                 raise ConnectionResetError("the other end hung up")

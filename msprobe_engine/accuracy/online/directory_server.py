@@ -39,6 +39,7 @@ class _Client:
     files: dict[int, str] = field(default_factory=dict)
     last: int = -1
     missing_since: float = 0.0
+    looked: float = 0.0
     memory: Memory = field(default_factory=Memory)
 
 
@@ -162,17 +163,19 @@ class DirectoryServer:
     def _look(self, client: _Client) -> bool:
         """Go on with one folder; True when there may be more to do at once."""
         session = client.session
-        try:
-            names = os.listdir(client.folder)
-        except FileNotFoundError:
-            names = []
-        client.files = {sequence: name for name in names if (sequence := layout.parse_message_name(name)) is not None}
         self._remove_taken(client)
-        self._hear(client)
+        if session.have + 1 not in client.files or time.monotonic() - client.looked > _POLL_SECONDS:
+            client.looked = time.monotonic()
+            try:
+                names = os.listdir(client.folder)
+            except FileNotFoundError:
+                names = []
+            found = {sequence: name for name in names if (sequence := layout.parse_message_name(name)) is not None}
+            client.files = dict(sorted(found.items()))
+            self._remove_taken(client)
+            self._hear(client)
         read = 0
-        for sequence in sorted(client.files):
-            if sequence <= session.have:
-                continue
+        for sequence in [s for s in client.files if s > session.have]:
             if sequence > session.have + 1 and not self._waited(client, sequence):
                 break
             client.missing_since = 0.0

@@ -77,7 +77,7 @@ class ServerOptions:
         ranks: ranks that are welcome; empty: all.
         message_bytes: a larger message ends the connection, before memory is taken for it.
         memory_bytes: for messages of all clients that are being received or wait for the handler; one alone may be larger.
-        read_ahead: messages of one client that may wait for the handler.
+        read_ahead: bytes of one client that may wait for the handler; the message that goes beyond is still received.
         heartbeat, silence: as with the client.
         greeting_seconds: time for TLS and greeting together; who needs longer is cut off.
         least_rate: bytes per second, on average over a message after `silence`; who is slower is cut off.
@@ -91,7 +91,7 @@ class ServerOptions:
     ranks: frozenset[int] = field(default_factory=frozenset)
     message_bytes: int = 4 * GIB
     memory_bytes: int = 8 * GIB
-    read_ahead: int = 8
+    read_ahead: int = 32 * MIB
     heartbeat: float = 5.0
     silence: float = 30.0
     greeting_seconds: float = 10.0

@@ -28,6 +28,8 @@ Raises:
 Last = Callable[[Peer], int]
 """Number of the last message of this session that is safe, 0 for none. A server that was killed asks its handler's owner so, and messages
 that were safe but not acknowledged are not handed over twice."""
+_MOST = 4096
+_WAKE_SECONDS = 0.005
 _PAUSES = (0.1, 0.5, 1.0, 2.0, 5.0)
 
 
@@ -65,7 +67,7 @@ class Session:
         safe: number of the last message that is safe.
         handler, on_event: of the server.
         budget: where the memory of messages goes back to.
-        read_ahead: messages that may wait.
+        read_ahead: bytes that may wait, besides one message.
     """
 
     def __init__(self, peer: Peer, safe: int, handler: Handler, on_event: OnEvent, budget: Budget, read_ahead: int) -> None:
@@ -81,6 +83,8 @@ class Session:
         self._read_ahead = read_ahead
         self._changed = threading.Condition()
         self._inbox: deque[tuple[Frame, Memory]] = deque()
+        self._waiting = 0
+        self._woken = 0.0
         self._worker: threading.Thread | None = None
         self._stopped = False
         self._reasons: list[tuple[int, str]] = []
@@ -89,7 +93,12 @@ class Session:
     @property
     def room(self) -> bool:
         """May another message be received?"""
-        return len(self._inbox) < self._read_ahead
+        return self._waiting < self._read_ahead and len(self._inbox) < _MOST
+
+    @property
+    def idle(self) -> bool:
+        """Has the handler taken all there is?"""
+        return not self._inbox
 
     def begin(self, first: int, lost: int) -> tuple[int, int]:
         """A greeting: the client has no message before number `first` any more. Returns what is safe, and what has been received."""
@@ -121,10 +130,12 @@ class Session:
             self._skip(frame.sequence)
             self.have = frame.sequence
             self._inbox.append((frame, memory))
+            self._waiting += _size(frame)
             if self._worker is None:
                 self._worker = threading.Thread(target=self._work, name=f"msprobe-handler-{self.peer.rank}", daemon=True)
                 self._worker.start()
-            self._changed.notify_all()
+            elif len(self._inbox) == 1:
+                self._changed.notify_all()
         return True
 
     def reject(self, sequence: int, reason: str) -> None:
@@ -189,9 +200,11 @@ class Session:
             reason = self._handle(frame)
             if reason is None:
                 continue  # stopped: it was not taken
-            size = len(frame.header) + len(frame.payload)
+            size = _size(frame)
             with self._changed:
+                room = self.room
                 self._inbox.popleft()
+                self._waiting -= size
                 self.safe = frame.sequence if self._inbox else self.have
                 if reason:
                     self._refused += 1
@@ -201,10 +214,13 @@ class Session:
                     self._received += 1
                     self._bytes += size
                 connection = self.connection
+                news = not self._inbox or not room
             memory.put(frame.memory)
             del frame
             self._budget.release(size)
-            if connection is not None:
+            now = time.monotonic()
+            if connection is not None and (news or now - self._woken > _WAKE_SECONDS):
+                self._woken = now  # every wake costs more than a small message
                 connection.wake()
 
     def _handle(self, frame: Frame) -> str | None:
@@ -212,7 +228,9 @@ class Session:
         tries = 0
         while True:
             try:
-                self._handler(replace(self.peer, sequence=frame.sequence), parse_header(frame.header), frame.payload)
+                p = self.peer
+                peer = Peer(p.session, p.rank, frame.sequence, p.address, p.name, p.lost)  # `replace` costs three times as much
+                self._handler(peer, parse_header(frame.header), frame.payload)
             except OSError as error:
                 if not tries:
                     said = f"{self._who()}: message {frame.sequence} cannot be stored now ({error}); it is tried again, the client waits"
@@ -231,3 +249,7 @@ class Session:
                 if tries:
                     tell(self._on_event, Event(RECOVERED, f"{self._who()}: messages can be stored again", peer=self.peer))
                 return ""
+
+
+def _size(frame: Frame) -> int:
+    return len(frame.header) + len(frame.payload)
