@@ -153,12 +153,12 @@ class Cable:
         return data
 
 
-def tls_directories(root: Path) -> dict[str, Path]:
-    """An authority with a server, two clients (one to be revoked) and, of another authority, a stranger."""
+def tls_directories(root: Path, *addresses: str) -> dict[str, Path]:
+    """An authority with a server (at these addresses too), two clients (one to be revoked) and, of another authority, a stranger."""
     from msprobe_engine.accuracy.online.authority import Authority
 
     ours, theirs = Authority.create(root / "ca", "cluster"), Authority.create(root / "ca2", "elsewhere")
-    ours.issue(root / "bench", "bench", [LOOPBACK, "localhost"])
+    ours.issue(root / "bench", "bench", [LOOPBACK, "localhost", *addresses])
     ours.issue(root / "trainer", "trainer")
     ours.issue(root / "former", "former")
     theirs.issue(root / "stranger", "stranger", [LOOPBACK], client=True)
