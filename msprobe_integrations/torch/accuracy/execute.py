@@ -20,8 +20,7 @@ from msprobe_integrations.torch.accuracy.types import FLOAT8, Types, nudged
 
 
 class Nudge(NamedTuple):
-    """Inputs are changed by one unit of round-off, and so is what autograd saves for the backward: kernels round that as well, and some
-    gradients (of tanh, of softmax) hang on it more than on the inputs.
+    """Inputs, or intermediate results (`roundoff`), are changed by one unit of round-off.
 
     Attributes:
         unit: at least of this type.
@@ -177,8 +176,9 @@ class _Arguments:
                 tensor = self.tensor(value)
                 if place in self._wanted:
                     self.leaves[place] = tensor.requires_grad_()
-                    with torch.enable_grad():
-                        tensor = tensor.clone()  # no leaf: operations may write to it
+                    if self._copy:
+                        with torch.enable_grad():
+                            tensor = tensor.clone()
                 if memory is not None:
                     self._made[memory] = tensor
             self.copies[place] = tensor
@@ -195,14 +195,6 @@ class _Arguments:
 
     def tensor(self, value: torch.Tensor) -> torch.Tensor:
         return self._nudged(value).to(self._side.device, self._side.types.get(value.dtype, value.dtype), copy=True)
-
-    def saving(self) -> AbstractContextManager[Any]:
-        """What autograd saves comes back changed, if inputs are."""
-        if self._side.nudge is None or not self.leaves:
-            return nullcontext()
-        return torch.autograd.graph.saved_tensors_hooks(
-            lambda saved: saved, lambda saved: self._nudged(saved.cpu()).to(saved.device, saved.dtype)
-        )
 
     def _nudged(self, value: torch.Tensor) -> torch.Tensor:
         nudge, generator = self._side.nudge, self._signs
