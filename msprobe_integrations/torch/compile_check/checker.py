@@ -97,8 +97,8 @@ class PrecisionChecker:
         return model
 
     def wrap_all_children(self, model: nn.Module, depth: int = 1) -> nn.Module:
-        """Compile the modules `depth` levels below the model, or those above them that have no children. Lists and sequences of modules
-        are no level."""
+        """Compile the modules below the model, `depth` levels further down where they have children: with 0 its direct children. Lists and
+        sequences of modules are no level."""
 
         def look(module: nn.Module, left: int) -> None:
             for child in module.children():
