@@ -148,6 +148,7 @@ class Connection:
                 said = time.monotonic()
             reading = self._may_read(session, reader)
             complete = self._read(session, reader) if reading else 0
+            session.kick()
             if complete < 0:
                 return
             now = time.monotonic()

@@ -182,6 +182,7 @@ class DirectoryServer:
             if not session.room or not self._read(client, sequence):
                 break
             read += 1
+        session.kick()
         if client.last >= 0 and not client.files and session.safe >= session.have:
             self._finish(client)
         return read > 0

@@ -30,7 +30,8 @@ MESSAGE_HEADER_BYTES = 16 << 20
 _STAGE = 128 << 10
 _DIRECT = 32 << 10
 """From here on a payload is received where it will stay, not into the stage."""
-_DEEP = 200
+_NEXT = 4 << 10
+"""After a message that was received in place: enough for the next one's beginning, so that the rest of it is not copied either."""
 
 
 class Kind(IntEnum):
@@ -131,6 +132,7 @@ class FrameReader:
         self._payload: memoryview | None = None
         self._payload_end = 0
         self._memory: Any = None
+        self._large = False
         self.bytes = 0
 
     @property
@@ -152,7 +154,7 @@ class FrameReader:
             left = self._end - self._begin
             self._stage[:left] = bytes(self._stage[self._begin : self._end])
             self._begin, self._end = 0, left
-        return self._stage[self._end :]
+        return self._stage[self._end : self._end + _NEXT] if self._large else self._stage[self._end :]
 
     def received(self, count: int) -> Iterator[Frame | Need]:
         """Take `count` bytes that were put into `target`. After a `Need`, `give` memory and go on with ``received(0)``.
@@ -203,6 +205,7 @@ class FrameReader:
         if flags & WITH_CRC and not self._read_checksum(payload):
             return None
         assert self._header is not None
+        self._large = payload_bytes >= _DIRECT
         frame = Frame(kind, sequence, self._header, payload if payload is not None else memoryview(b""), self._memory)
         self._prefix = self._header = self._payload = self._memory = None
         return frame

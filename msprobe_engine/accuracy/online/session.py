@@ -30,6 +30,7 @@ Last = Callable[[Peer], int]
 that were safe but not acknowledged are not handed over twice."""
 _MOST = 4096
 _WAKE_SECONDS = 0.005
+_KICK = 512 << 10
 _PAUSES = (0.1, 0.5, 1.0, 2.0, 5.0)
 
 
@@ -123,7 +124,7 @@ class Session:
         return gap
 
     def accept(self, frame: Frame, memory: Memory) -> bool:
-        """Take a message that has arrived; False when it was here before."""
+        """Take a message that has arrived; False when it was here before. The handler may get it at the next `kick` only."""
         with self._changed:
             if frame.sequence <= self.have:
                 return False
@@ -134,9 +135,15 @@ class Session:
             if self._worker is None:
                 self._worker = threading.Thread(target=self._work, name=f"msprobe-handler-{self.peer.rank}", daemon=True)
                 self._worker.start()
-            elif len(self._inbox) == 1:
+            elif self._waiting >= _KICK:
                 self._changed.notify_all()
         return True
+
+    def kick(self) -> None:
+        """Nothing more has come for now. To wake the handler's thread for each message would cost more than a small message does."""
+        if self._inbox:
+            with self._changed:
+                self._changed.notify_all()
 
     def reject(self, sequence: int, reason: str) -> None:
         """A message that cannot even be read; the handler does not see it."""
