@@ -124,6 +124,20 @@ def test_autocast() -> None:
     assert (wide.forward, types(wide)) == (PASS, [("float64", "float32")])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_that_cancel(dtype: torch.dtype) -> None:
+    """Where terms of a gradient cancel it is zero for all inputs, and right kernels have the round-off of these terms there; a wrong
+    result of the same size is none of that."""
+    q, k, v, g = (normal(1, 2, 16, 8).to(dtype) for _ in range(4))
+    attention = check("Functional.scaled_dot_product_attention.0", q.requires_grad_(), k.requires_grad_(), v, is_causal=True, grad=g)
+    assert (attention.forward, attention.backward, attention.message) == (PASS, PASS, "")
+    x = torch.linspace(-30, 30, 12).reshape(3, 4).to(dtype).requires_grad_()
+    ones = check("Torch.softmax.0", x, 1, grad=torch.ones(3, 4, dtype=dtype))
+    assert (ones.forward, ones.backward) == (PASS, PASS)
+    column = normal(4, 1).to(dtype).requires_grad_()
+    assert check("Functional.normalize.0", column, dim=1, grad=normal(4, 1).to(dtype)).backward == PASS
+
+
 def test_what_an_index_was() -> None:
     """JSON has a list for a tuple: the recorded shape tells ``x[0, 1]`` from ``x[[0, 1]]``."""
     x = normal(4, 4)
