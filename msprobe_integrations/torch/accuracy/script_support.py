@@ -264,6 +264,21 @@ def as_recorded(
     return found, layout
 
 
+def on_bench(
+    case: dict[str, Any], call: Callable[..., Any], inputs: dict[str, torch.Tensor], incoming: dict[str, torch.Tensor], unit: float
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The results of the bench, and those on inputs that were moved; where there is no kernel in float64, of the recorded types alone."""
+    cpu = torch.device("cpu")
+    try:
+        bench = run(case, call, inputs, incoming, cpu, True)
+    except (RuntimeError, TypeError):
+        return run(case, call, inputs, incoming, cpu, False), []
+    try:
+        return bench, [run(case, call, moved(case, inputs, n, unit), moved(case, incoming, n, unit), cpu, True) for n in range(2)]
+    except (RuntimeError, TypeError, ValueError):  # inputs that were moved may be outside of what the operator takes
+        return bench, []
+
+
 COLUMNS = ("tensor", "dtype", "shape", "recorded", "max abs", "max rel", "mean ulp", "max ulp", "units", "verdict", "why")
 
 
@@ -280,12 +295,9 @@ def check(
     inputs, incoming = made(case, case["inputs"], data, seed), made(case, case.get("incoming", {}), data, seed)
     known = {**case["outputs"], **case.get("gradients", {})} if data == "recorded" else {}
     recorded = made(case, {name: spec for name, spec in known.items() if "file" in spec}, data, seed)
-    cpu, unit = torch.device("cpu"), round_off(inputs)
+    unit = round_off(inputs)
     found, layout = as_recorded(case, torch.compile(call) if compiled else call, inputs, incoming, recorded, device)
-    bench = run(case, call, inputs, incoming, cpu, True)
-    near = []
-    for n in range(2):
-        near.append(run(case, call, moved(case, inputs, n, unit), moved(case, incoming, n, unit), cpu, True))
+    bench, near = on_bench(case, call, inputs, incoming, unit)
     rows = []
     for name, result in found.items():
         direction = "backward" if name.startswith("gradient of ") else "forward"

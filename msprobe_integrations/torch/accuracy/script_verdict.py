@@ -25,9 +25,9 @@ HIDDEN = 8.0
 """Operators that round values which nobody sees may have so many times more."""
 BIAS, BIASED = 1.5, 16
 """Largest sum of all signed errors of a 16 bit type, in its round-off; how many elements such a sum needs."""
-NEIGHBOURS, SHARE, OF_ALL, JUMP, MOST = 4, 0.25, 0.5, 64.0, 0.95
+NEIGHBOURS, SHARE, OF_ALL, JUMP, MOST, UNMEASURED = 4, 0.25, 0.5, 64.0, 0.95, 8.0
 """A scale is at least this share of the largest one so near, and this of all; an operator that amplifies a change more jumps there;
-so many of the elements have to be right without the size of others as an excuse."""
+so many of the elements have to be right without the size of others as an excuse; the condition where none was measured."""
 
 
 def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -203,6 +203,8 @@ def measured(
         moved = torch.maximum(moved, step)
     top = float(size.max())
     of_all = top * float((size[looked] / top).square().mean().sqrt()) if top > 0 else 0.0
+    if not near:
+        moved = UNMEASURED * unit * size.clamp(min=of_all)
     floor = tiny * info.eps + torch.where(size < tiny, tiny if math.log2(tiny) < -100 else 0.0, 0.0)
     excess = (error - off * size - floor).clamp(min=0.0)
     scale = inner(dtype) * size + moved * (inner(dtype) / unit)
