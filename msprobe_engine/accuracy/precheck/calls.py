@@ -16,6 +16,7 @@ from msprobe_engine.dump.reader import open_dump
 from msprobe_engine.dump.stream import open_records
 from msprobe_engine.errors import DumpFormatError, UsageError
 from msprobe_engine.settings.tree import nearest
+from msprobe_engine.sinks.names import utf8
 
 _MODULES = ("Module", "Cell", "Primitive")
 _OF_THE_DATA = ("Max", "Min", "Mean", "Norm", "Max_except_inf_nan", "Min_except_inf_nan", "data_name", "md5", "crc32")
@@ -101,7 +102,7 @@ def read_calls(path: str | Path) -> DumpCalls:
     with open_records(file) as records:
         for block in records:
             for key, record in block.items():
-                name, _, direction = key.rpartition(".")
+                name, _, direction = utf8(key).rpartition(".")  # as the result files have it
                 if key.startswith(tuple(f"{kind}." for kind in _MODULES[:2])):
                     modules += 1
                 elif direction not in _DIRECTIONS or "." not in name or not isinstance(record, dict):

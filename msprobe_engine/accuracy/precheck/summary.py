@@ -14,7 +14,7 @@ from msprobe_engine.log import one_line
 WORST = 20
 """Calls that are listed."""
 _REASONS = 12
-_NUMBER = re.compile(r"\b\w+(?:\.\w+)+\.[0-9]+\b")
+_NUMBER = re.compile(r"\b[A-Za-z_]\w*(?:\.\w+)+\.[0-9]+\b")
 _FRAME = re.compile(r'File "?(?P<file>.+?)"?, line (?P<line>[0-9]+), in (?P<function>[^,\n]+)')
 _OURS = ("/msprobe_integrations/", "/msprobe_engine/", "/site-packages/torch/")
 
