@@ -35,6 +35,7 @@ NO_DIRECTORY = b'"dump_data_dir": ""'
 """In the header of dump.json, see above."""
 
 _LARGEST_STEP = 10**18
+_LAST_NUMBER = 10**9 - 1  # it is in the name of a shard
 
 
 class Run(NamedTuple):
@@ -111,9 +112,10 @@ def _calls(header: Mapping[str, Any], payload: memoryview) -> Calls:
     for name, record in records.items():
         if not isinstance(record, dict) or names.direction(name) is None:
             raise DumpFormatError(f"a message of calls has a record '{name[:120]}' that is none")
-    return Calls(
-        _number(header, "rank"), _number(header, "step"), _number(header, "number"), records, _checked(data), payload[:size], payload[size:]
-    )
+    number = _number(header, "number")
+    if number > _LAST_NUMBER:
+        raise DumpFormatError(f"a message of calls has number {number}; allowed: up to {_LAST_NUMBER}")
+    return Calls(_number(header, "rank"), _number(header, "step"), number, records, _checked(data), payload[:size], payload[size:])
 
 
 def _step(header: Mapping[str, Any], payload: memoryview) -> Step:

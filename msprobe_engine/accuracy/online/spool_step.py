@@ -72,6 +72,8 @@ class SpoolCall:
             return self._message()
         except (DumpFormatError, OSError) as error:
             return {"name": self.name, "skip": str(error)}
+        except RecursionError:
+            return {"name": self.name, "skip": "its record is nested too deep"}
 
     def _message(self) -> dict[str, Any]:
         if self.skip:
