@@ -67,7 +67,7 @@ class Plans:
     @staticmethod
     def _say_unused(dump: DumpSettings) -> None:
         """Keys that only `PrecisionDebugger` follows."""
-        unused = [key for key, given in (("load", dump.load), ("bench_path", dump.bench_path)) if given is not None]
+        unused = [key for key in ("load", "bench_path", "online") if getattr(dump, key) is not None]
         if dump.level in ("L2", "debug"):
             unused.append(f"level '{dump.level}'")
         if unused:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine import log
+from msprobe_engine.errors import SettingsError
 from msprobe_engine.records import Entry, TensorRef
 from msprobe_engine.settings.schema import DumpSettings
 from msprobe_integrations.common.custom_api import CustomApis
@@ -74,6 +75,8 @@ class MindSporeDumpRun(DumpRun):
         return CustomApis(lambda: None if self.capture is None else self.capture.api)
 
     def make_extras(self, dump: DumpSettings, root: Path) -> list[Extra]:
+        if dump.online is not None:
+            raise SettingsError("online_run_ut: the online pre-check works with PyTorch; leave it out, and check the dump with acc_check")
         return [FreeBenchmark(dump, root, self.faults)] if dump.task == "free_benchmark" else []
 
     def module_dump(self, module: Any, name: str) -> None:
