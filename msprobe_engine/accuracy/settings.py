@@ -52,6 +52,9 @@ class PrecheckSettings:
     spool_path: str = _rule("", "online: directory for what has come and is not checked yet; empty: online_spool in the output directory")
     spool_gb: float = _rule(50.0, "online: a larger spool makes trainings wait (10**9 bytes); 0: no limit", minimum=0)
     keep_spool: bool = _rule(False, "online: what was checked stays in the spool, as a dump with tensors")
+    metrics_port: int = _rule(
+        -1, "online: port of an endpoint for Prometheus on loopback, 0: a free one; -1: none", minimum=-1, maximum=65535
+    )
     end_patience: float = _rule(60.0, "online: seconds that a training without a last word is waited for", minimum=0)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,7 @@ class PrometheusSink:
         self._metrics = RankMetrics(rank, max_series=settings.max_series, layers=settings.layers, info=labels, clock=time.time)
         # A registry of our own: nothing of the process that hosts us is exported, and nothing of ours shows up elsewhere.
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_Collector(self))
+        self._registry.register(FamilyCollector(self.families))
         self._server: MetricsServer | None = None
         self._pusher: Pusher | None = None
         self._textfile: Path | None = None
@@ -183,16 +183,17 @@ class PrometheusSink:
                 write_snapshot(self._node, self._rank, self._metrics.families(), time.time())
 
 
-class _Collector:
+class FamilyCollector:
     """Turns families into what prometheus_client renders, when it is asked."""
 
-    def __init__(self, sink: PrometheusSink) -> None:
-        self._sink = sink
+    def __init__(self, families: Callable[[], Iterable[Family]]) -> None:
+        self._families = families
 
     def collect(self) -> Iterator[Any]:
+        """As prometheus_client asks for it."""
         from prometheus_client import Metric
 
-        for family in self._sink.families():
+        for family in self._families():
             metric = Metric(family.name, family.help, family.type)
             for suffix, labels, value in family.samples:
                 metric.add_sample(family.name + suffix, {name: utf8(text) for name, text in dict(labels).items()}, value)

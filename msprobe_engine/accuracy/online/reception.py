@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from msprobe_engine.accuracy.online.connect import tls_of
 from msprobe_engine.accuracy.online.directory_server import DirectoryServer
 from msprobe_engine.accuracy.online.events import Event, Peer
+from msprobe_engine.accuracy.online.metrics import ServerMetrics
 from msprobe_engine.accuracy.online.options import Address, ServerOptions
 from msprobe_engine.accuracy.online.server import Server, SessionState
 from msprobe_engine.accuracy.online.spool import Spool
@@ -19,7 +20,7 @@ from msprobe_engine.accuracy.online.spool_step import SpoolCall
 from msprobe_engine.accuracy.precheck.calls import why_not
 from msprobe_engine.accuracy.precheck.pool import Feed
 from msprobe_engine.accuracy.settings import PrecheckSettings
-from msprobe_engine.errors import SettingsError
+from msprobe_engine.errors import ProbeError, SettingsError
 from msprobe_engine.log import get_logger, printable
 
 LOOPBACK = "127.0.0.1"
@@ -68,6 +69,7 @@ class Reception:
         """Trainings that ended without a last word, and ranks that never came, in words."""
         feed.put(self._chosen(found))
         self._ear = self._listen()
+        self._metrics = self._serve_metrics()
         self._thread = threading.Thread(target=self._watch, name="msprobe-online-end", daemon=True)
         self._thread.start()
 
@@ -90,6 +92,17 @@ class Reception:
         _log.info("online pre-check: waiting for trainings at %s, %s", Address(host, server.port), how)
         return server
 
+    def _serve_metrics(self) -> ServerMetrics | None:
+        if self._settings.metrics_port < 0:
+            return None
+        try:
+            metrics = ServerMetrics(self._ear.sessions, self._settings.metrics_port)
+        except ProbeError:
+            self._ear.close()
+            raise
+        _log.info("online pre-check: counters for Prometheus at http://%s:%d/metrics", LOOPBACK, metrics.port)
+        return metrics
+
     @property
     def pressed(self) -> int:
         """Calls that were checked without their gradients, because the spool was full."""
@@ -99,6 +112,8 @@ class Reception:
         """Receive nothing more."""
         self._stop.set()
         self._ear.close()
+        if self._metrics is not None:
+            self._metrics.close()
         if threading.current_thread() is not self._thread:
             self._thread.join(10.0)
 
