@@ -14,7 +14,7 @@ from msprobe_integrations.torch.free_benchmark.values import mapped, tensors_of
 
 LARGE = 1 << 23
 """Elements of a result or an input from which on a call is taken in pieces."""
-_PIECE = 1 << 22
+_PIECE = 1 << 21
 
 
 def _names(text: str) -> frozenset[str]:

@@ -23,8 +23,9 @@ HIGHER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 _BITS = {torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float32: torch.int32, torch.float64: torch.int64}
 _STILL = (perturb.IMPROVE, perturb.NO_CHANGE)
 """Modes that do not move the input."""
-_MOST = 1 << 22
-"""Elements that are measured at once."""
+_MOST = {"cpu": 1 << 18}
+"""Elements that are measured at once; on the CPU so many that what comes in between stays in its caches, elsewhere `_AT_ONCE`."""
+_AT_ONCE = 1 << 22
 
 mapped = mapper(torch.Tensor)
 tensors_of = lister(mapped)
@@ -55,7 +56,8 @@ def changed(tensor: torch.Tensor, mode: str) -> torch.Tensor:
         noise = NOISE[FLOATS[x.dtype]]
         return torch.where(x.abs() > math.sqrt(noise), x + torch.tensor(noise, dtype=x.dtype, device=x.device), x)
     if mode == perturb.BIT_NOISE:
-        wanted = x.isfinite() & (x.abs() > torch.finfo(x.dtype).tiny)
+        size = x.abs()
+        wanted = (size > torch.finfo(x.dtype).tiny) & (size <= torch.finfo(x.dtype).max)
         made = x.clone()
         bits = made.view(_BITS[x.dtype])
         bits ^= wanted.to(bits.dtype)
@@ -83,11 +85,12 @@ def measured(original: torch.Tensor, perturbed: torch.Tensor, mode: str, backwar
 
 
 def parts(a: torch.Tensor, b: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Both tensors in pieces of at most `_MOST` elements, as flat views where their layout allows."""
-    if a.numel() <= _MOST:
+    """Both tensors in pieces, as flat views where their layout allows."""
+    most = _MOST.get(a.device.type, _AT_ONCE)
+    if a.numel() <= most:
         yield a.reshape(-1), b.reshape(-1)
     elif a.is_contiguous() and b.is_contiguous():
-        yield from zip(a.view(-1).split(_MOST), b.view(-1).split(_MOST))
+        yield from zip(a.view(-1).split(most), b.view(-1).split(most))
     else:
         widest = max(range(a.dim()), key=lambda dim: a.shape[dim])
         half = a.shape[widest] // 2
@@ -100,7 +103,7 @@ def change_of(before: torch.Tensor, after: torch.Tensor) -> list[torch.Tensor]:
     found = []
     for a, b in parts(before.detach(), after):
         x, y = _computed(a, b)
-        finite = x.isfinite() & y.isfinite()
+        finite = _is_finite(x) & _is_finite(y)
         found.append(torch.cat([_square(_finite(torch.where(finite, y - x, 0.0))), _square(torch.where(finite, x, 0.0))]))
     return found
 
@@ -110,6 +113,11 @@ def _computed(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
     double = torch.float64 in (a.dtype, b.dtype) or not (a.is_floating_point() and b.is_floating_point())
     wide = torch.float64 if double and a.device.type != "mps" else torch.float32
     return a.to(wide), b.to(wide)
+
+
+def _is_finite(values: torch.Tensor) -> torch.Tensor:
+    """``values.isfinite()``, which makes several tensors."""
+    return values.abs() <= torch.finfo(values.dtype).max
 
 
 def _finite(values: torch.Tensor) -> torch.Tensor:
@@ -144,8 +152,8 @@ def _part(a: torch.Tensor, b: torch.Tensor, how: _Rule) -> torch.Tensor:
         difference = (y - x).abs()
         if (difference == 0 if exact else difference < _unit(x, bits, least)).all():  # false for NaN and Inf, of which more is asked
             return x.new_zeros(Measured.fields)
-    finite = x.isfinite() & y.isfinite()
-    other = (x != y) & ~(x.isnan() & y.isnan())
+    finite = _is_finite(x) & _is_finite(y)
+    other = (x != y) & ~((x != x) & (y != y))
     x, y = torch.where(finite, x, 0.0), torch.where(finite, y, 0.0)
     difference = _finite(y - x)
     looked = difference != 0 if exact else difference.abs() > _unit(x, bits, least)
