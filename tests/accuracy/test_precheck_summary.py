@@ -1,0 +1,57 @@
+"""What `msprobe acc_check` says at its end."""
+
+from __future__ import annotations
+
+import math
+
+from msprobe_engine.accuracy.precheck.summary import Tally, source_line, text
+from msprobe_engine.accuracy.results import ERROR, PASS, SKIP, WARNING, CallResult, TensorResult, skipped
+
+
+def call(name: str, status: str, units: float | None) -> CallResult:
+    tensor = TensorResult(f"{name}.forward.output.0", (2, 3), "torch.float64", "torch.bfloat16", status=status, units=units)
+    return CallResult(name, status, tensors=(tensor,))
+
+
+def test_the_worst_come_first_and_errors_before_warnings() -> None:
+    """An error without a number, or of NaN, is worse than any number."""
+    tally = Tally()
+    for result in (
+        call("Torch.a.0", WARNING, 1e9), call("Torch.b.0", ERROR, 50.0), call("Torch.c.0", ERROR, 7e3),
+        call("Torch.d.0", ERROR, math.nan), call("Torch.e.0", PASS, 1.0),
+    ):  # fmt: skip
+        tally.add(result)
+    shown = text(tally, {})
+    assert shown.splitlines()[:2] == [
+        "5 calls, 5 checked: 3 error, 1 warning, 1 pass forward; none backward",
+        "4 calls do not pass, the worst first:",
+    ]
+    assert [line.split(":")[0].strip() for line in shown.splitlines() if line.startswith("  Torch")] == [
+        "Torch.d.0", "Torch.c.0", "Torch.b.0", "Torch.a.0",
+    ]  # fmt: skip
+    assert "forward.output.0 (bfloat16 2x3): 7e+03 times what round-off makes of it" in shown
+    assert tally.errors == 3
+
+
+def test_reasons_of_skipped_calls_are_counted_without_their_numbers() -> None:
+    """What a dump calls its APIs cannot steer a terminal, and a long list ends."""
+    tally = Tally()
+    for n in range(30):
+        tally.add(skipped(f"Torch.x.{n}", f"no kernel for Torch.x.{n}\nsecond line"))
+        tally.add(skipped(f"Torch.y.{n}", f"reason {'abcdefghijklmnopqrstuvwxyzABCD'[n]}\x1b[31m"))
+    shown = text(tally, {})
+    assert "60 calls, 0 checked: 60 skipped forward; none backward" in shown
+    assert "      30  no kernel for API" in shown
+    assert "and for 19 more reasons" in shown
+    assert "\x1b" not in shown
+    assert tally.checked == 0
+    assert SKIP in shown.upper()
+
+
+def test_the_source_line_is_the_innermost_of_the_user() -> None:
+    """Frames inside of torch and of this package are passed over, unless there is no other."""
+    inside = "File /venv/lib/python3.11/site-packages/torch/nn/modules/linear.py, line 134, in forward, \n return F.linear("
+    own = "File /job/model.py, line 7, in block, \n x = self.fc(x)"
+    assert source_line([inside, own]) == "/job/model.py:7 in block"
+    assert source_line([inside]) == "/venv/lib/python3.11/site-packages/torch/nn/modules/linear.py:134 in forward"
+    assert source_line([]) == source_line(["no frame"]) == ""
