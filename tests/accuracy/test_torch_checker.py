@@ -30,7 +30,7 @@ def types(result: CallResult) -> list[tuple[str, str]]:
     return [(t.bench_dtype.removeprefix("torch."), t.device_dtype.removeprefix("torch.")) for t in result.tensors]
 
 
-C64 = torch.complex64
+C64, F8 = torch.complex64, torch.float8_e4m3fn
 CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], Any, list[str]]] = {
     "method": ("Tensor.matmul.0", (normal(3, 4, grad=True), normal(4, 5)), {}, normal(3, 5), ["forward.output.0", "backward.output.0"]),
     "gradients of keywords": (
@@ -71,6 +71,18 @@ CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], Any, list[str]]] = 
         ["forward.output.0", "backward.output.0"],
     ),
     "operator of aten": ("Aten.silu.0", (normal(4, grad=True),), {}, normal(4), ["forward.output.0", "backward.output.0"]),
+    "attention of aten": (
+        "Aten._scaled_dot_product_flash_attention_for_cpu.0", (normal(1, 2, 8, 4), normal(1, 2, 8, 4), normal(1, 2, 8, 4)), {}, None,
+        ["forward.output.0", "forward.output.1"],
+    ),
+    "product in 8 bits": (
+        "Torch._scaled_mm.0", (normal(16, 32).to(F8), normal(16, 32).to(F8).t(), torch.ones(()), torch.ones(())),
+        {"out_dtype": torch.bfloat16}, None, ["forward.output.0"],
+    ),
+    "lists that are written to": (
+        "Torch._foreach_add_.0", ([normal(3), normal(4)], [normal(3), normal(4)]), {"alpha": -0.1}, None,
+        ["forward.output.0", "forward.output.1"],
+    ),
     "recurrent": (
         "VF.gru.0", (normal(2, 3, 4), normal(1, 3, 5), [normal(15, 4), normal(15, 5)], False, 1, 0.0, True, False, False), {}, None,
         ["forward.output.0", "forward.output.1"],

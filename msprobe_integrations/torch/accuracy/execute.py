@@ -119,9 +119,9 @@ def _run(function: Callable[..., Any], call: Call, side: Side, arguments: _Argum
             torch.set_default_dtype(before)
         outputs = list(leaves_of(result))
         returned = {id(value) for value in outputs}
-        copies = arguments.copies.items()
-        written = {place: t for place, t in copies if t._version != versions[place] and id(t) not in returned}
-        written |= {place: arguments.copies[place] for place, old in before_call.items() if not torch.equal(old, arguments.copies[place])}
+        left = {place: t for place, t in arguments.copies.items() if id(t) not in returned}
+        written = {place: t for place, t in left.items() if t._version != versions[place]}
+        written |= {place: left[place] for place, old in before_call.items() if place in left and not torch.equal(old, left[place])}
         with _inside(side):
             gradients, problem = _backward([*outputs, *written.values()], arguments, call) if arguments.leaves else ({}, "")
     return Outcome([_detached(v) for v in outputs], {place: t.detach() for place, t in written.items()}, gradients, problem)

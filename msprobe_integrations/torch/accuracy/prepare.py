@@ -121,12 +121,19 @@ def prepare(
         incoming = arguments.gradients(name, backward)
         incoming = _rounded(incoming, dtype) if dtype is not None else incoming
         wanted = tuple(_wanted(tensors, record))
-    silent = tuple(p for p in _SILENT.get(operator.api, ()) if p not in wanted)
+    silent = tuple(p for p in _silent(operator.api, tensors) if p not in wanted)
     call = Call(args, kwargs, wanted, incoming, zlib.crc32(f"{seed} {name}".encode()), silent)
     return Prepared(
         name, operator, call, tuple(place for place, _ in tensors), floats_of(t for _, t in tensors),
         _outputs(record.get("output"), dtype), dropout_of(operator.api, args, kwargs),
     )  # fmt: skip
+
+
+def _silent(api: str, tensors: Sequence[tuple[Place, torch.Tensor]]) -> Sequence[Place]:
+    """See `Call.silent`; optimizers (``_fused_adamw_``) write to lists of tensors."""
+    if api.startswith("_") and api.endswith("_") and not api.endswith("__"):
+        return [place for place, _ in tensors]
+    return _SILENT.get(api, ())
 
 
 def _rounded(value: Any, dtype: torch.dtype) -> Any:

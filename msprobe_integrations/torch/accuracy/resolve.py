@@ -100,7 +100,9 @@ def _found(base: str) -> tuple[Function, ...]:
             return ()
         spaces = [getattr(torch, part)] if part else [torch, *(getattr(torch, p) for p in _PARTS)]
         made: list[Any] = [getattr(s, name, None) for s in spaces]
-        found: list[Function] = [f for f in made if _is_operation(f) or (name in _MAKERS and f is not None and not part)]
+        found: list[Function] = [
+            f for f in made if _is_operation(f) or (f is not None and not part and (name in _MAKERS or _is_private(name)))
+        ]
         # what torch.special and torch.fft have under a name of torch is the same thing; what torch.linalg has is not always
         return tuple(f for n, f in enumerate(found) if n == 0 or (getattr(torch.linalg, name, None) is f and f is not found[0]))
     if "." in api:
@@ -110,6 +112,11 @@ def _found(base: str) -> tuple[Function, ...]:
     if function is not None and (known or (kind == "Functional" and _is_functional(api, function))):
         return (function,)
     return ()
+
+
+def _is_private(name: str) -> bool:
+    """Is it one of torch's private functions that is an operator of aten (``torch._scaled_mm``)? Torch does not list these."""
+    return name.startswith("_") and not name.startswith("__") and hasattr(torch._C._VariableFunctions, name) and bool(_aten(name))
 
 
 def _is_operation(function: Any) -> bool:

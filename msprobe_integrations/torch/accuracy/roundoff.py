@@ -107,6 +107,8 @@ _EXACT = frozenset(
     )
 )
 """Operators that move values or choose among them."""
+_WHOLE = frozenset(("cumsum", "cumprod"))
+"""Operators whose definition there takes the square of their size in memory."""
 
 
 @lru_cache(maxsize=1)
@@ -126,7 +128,7 @@ class _RoundOff(TorchDispatchMode):
         del types
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
-        steps: Callable[..., Any] | None = None if name in _EXACT or func.is_view else _decompositions().get(func)
+        steps: Callable[..., Any] | None = None if name in _EXACT or name in _WHOLE or func.is_view else _decompositions().get(func)
         if steps is not None and not func._schema.is_mutable:
             with self:
                 result = steps(*args, **kwargs)

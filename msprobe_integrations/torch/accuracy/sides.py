@@ -11,6 +11,7 @@ from msprobe_integrations.common.accuracy.arguments import CannotRun
 from msprobe_integrations.torch.accuracy.execute import Call, Nudge, Outcome, Side, run
 from msprobe_integrations.torch.accuracy.prepare import Prepared
 from msprobe_integrations.torch.accuracy.types import LOW, attempts
+from msprobe_integrations.torch.dispatch_compare import references
 
 _CHANGES = 2
 """Runs of the bench on changed inputs."""
@@ -76,7 +77,7 @@ def on_bench(prepared: Prepared, device: torch.device, kind: str, autocast: torc
         CannotRun: it does not run in any type.
     """
     operator = prepared.operator
-    functions = (operator.reference,) if operator.reference is not None else operator.functions
+    functions = (operator.reference,) if operator.reference is not None else tuple(map(_with_formula, operator.functions))
     if autocast is not None and any(out is not None and out.dtype == autocast for out in prepared.outputs):
         prepared = prepared._replace(call=_to(prepared.call, autocast))
     types = attempts(kind, prepared.api)
@@ -87,6 +88,28 @@ def on_bench(prepared: Prepared, device: torch.device, kind: str, autocast: torc
     if isinstance(ran, Ran):
         return ran
     raise CannotRun(f"bench: {_short(ran)}")
+
+
+def _with_formula(function: Callable[..., Any]) -> Callable[..., Any]:
+    """An operator of aten that does not run in wide types (fused attention, products in 8 bits) is its formula there."""
+    packet = function if isinstance(function, torch._ops.OpOverloadPacket) else getattr(torch.ops.aten, _private(function), None)
+    overload = getattr(packet, "default", None)
+    if not isinstance(overload, torch._ops.OpOverload):
+        return function
+
+    def run_or_formula(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except (RuntimeError, NotImplementedError, ValueError):
+            return references.run(overload, overload.overloadpacket.__name__, list(args), kwargs)
+
+    return run_or_formula
+
+
+def _private(function: Callable[..., Any]) -> str:
+    """Name of one of torch's private functions, which are operators of aten; empty for others."""
+    name = getattr(function, "__name__", "")
+    return name if name.startswith("_") and not name.startswith("__") and getattr(torch, name, None) is function else ""
 
 
 def on_changed(ran: Ran, unit: torch.dtype | None, *, inside: bool = False) -> list[Outcome]:

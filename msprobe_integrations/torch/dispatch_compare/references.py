@@ -19,14 +19,14 @@ def run(func: Any, name: str, args: Args, kwargs: Named) -> Any:
     """Call the operator with converted arguments, or what stands for it.
 
     Raises:
-        RuntimeError, NotImplementedError: it does not run there.
+        RuntimeError, NotImplementedError, ValueError: it does not run there.
     """
     adjust = _ADJUST.get(name)
     if adjust is not None:
         args, kwargs = adjust(args, kwargs)
     try:
         return func(*args, **kwargs)
-    except (RuntimeError, NotImplementedError):
+    except (RuntimeError, NotImplementedError, ValueError):
         formula = _FORMULAS.get(name)
         if formula is None:
             raise
