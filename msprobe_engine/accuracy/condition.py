@@ -46,9 +46,10 @@ class Measured:
     Attributes:
         units: the largest.
         typical: root mean square of all.
-        most: so many units have 95 % of the elements at most when the size of other elements is no excuse (`OF_ALL`).
-        bias: sum of the signed errors (device further from zero than the bench: positive) in units of the output's round-off; 0 for
-            types that compute in themselves, and where there are fewer than `BIASED` elements that are not zero.
+        most: so many units have 95 % of the elements at most when neither neighbours nor all elements together are an excuse.
+        bias: sum of the signed errors (device further from zero than the bench: positive) by that of what rounding the output can make;
+            0 for types that compute in themselves, and where there are fewer than `BIASED` elements that are not zero.
+        drift: the same by what rounding the inputs and intermediate results to that type can make as well.
         at: flat index of the largest.
         error: absolute error there.
     """
@@ -57,6 +58,7 @@ class Measured:
     typical: float = 0.0
     most: float = 0.0
     bias: float = 0.0
+    drift: float = 0.0
     at: int = 0
     error: float = 0.0
 
@@ -91,13 +93,13 @@ def measure(bench: Array, device: Array, kind: FloatType, changed: Sequence[Arra
         floor = kind.smallest + np.where(size < kind.normal, kind.normal if kind.least < -100 else 0.0, 0.0)
         excess = np.maximum(error - kind.round_off * size - floor, 0.0)
         scale = inner * size + moved * (inner / unit)
-        scale = np.maximum(scale, SHARE * _largest_around(scale))
         single = np.where(excess > 0, excess / scale, 0.0)
+        scale = np.maximum(scale, SHARE * _largest_around(scale))
         units = np.where(excess > 0, excess / np.maximum(scale, OF_ALL * inner * all_of_them), 0.0)
         at = int(np.argmax(units))
         most = float(np.quantile(single[looked], MOST, method="lower"))
-        bias = _bias(b, d, looked, moved, kind, unit)
-    return Measured(float(units[at]), _rms(units[looked]), most, bias, at, float(error[at]))
+        bias, drift = _bias(b, d, looked, moved, kind, unit)
+    return Measured(float(units[at]), _rms(units[looked]), most, bias, drift, at, float(error[at]))
 
 
 def _moved(
@@ -115,14 +117,15 @@ def _moved(
     return moved, error
 
 
-def _bias(b: Array, d: Array, looked: Array, moved: Array, kind: FloatType, unit: float) -> float:
+def _bias(b: Array, d: Array, looked: Array, moved: Array, kind: FloatType, unit: float) -> tuple[float, float]:
     if internal(kind) is kind or np.iscomplexobj(b):
-        return 0.0
+        return 0.0, 0.0
     used = looked & (np.abs(b) >= kind.normal)
     if int(used.sum()) < BIASED:
-        return 0.0
+        return 0.0, 0.0
     b, d, moved = b[used], d[used], moved[used]
-    return float(((d - b) * np.sign(b)).sum() / (kind.round_off * np.abs(b).sum() + moved.sum() * (kind.round_off / unit)))
+    total, rounding = ((d - b) * np.sign(b)).sum(), kind.round_off * np.abs(b).sum()
+    return float(total / rounding), float(total / (rounding + moved.sum() * (kind.round_off / unit)))
 
 
 def _rms(values: Array) -> float:
