@@ -23,6 +23,7 @@ from msprobe_engine.accuracy.result_files import DETAILS, RESULT, ResultFiles, r
 from msprobe_engine.accuracy.result_forms import form_of
 from msprobe_engine.accuracy.results import CallResult
 from msprobe_engine.accuracy.settings import PrecheckSettings
+from msprobe_engine.dump import layout
 from msprobe_engine.errors import UsageError
 from msprobe_engine.progress import bar
 
@@ -106,7 +107,7 @@ class Results:
         files = ResultFiles(path, self._form, go_on=True)
         self._open[id(step)] = step, files
         for result in files.done_results():
-            self.tally(step.rank).add(result)
+            self.tally(step.rank).add(_of_step(result, step.number))
         return files.done
 
     def finished_before(self) -> None:
@@ -116,7 +117,7 @@ class Results:
             details = path.with_name(path.name.replace(RESULT, DETAILS, 1))
             if path not in here and path.is_file() and details.is_file():
                 for result in read_results(path, details):
-                    self.tally(rank).add(result)
+                    self.tally(rank).add(_of_step(result, layout.step_of(path.parent.name)))
 
     def tally(self, rank: int) -> summary.Tally:
         """Counts of a rank."""
@@ -137,11 +138,12 @@ class Results:
         source = call.source
         found[1].append(result, source)
         tally = self.tally(step.rank)
-        tally.add(result)
+        told = _of_step(result, step.number)
+        tally.add(told)
         if broken:
-            tally.broken.append(result)
+            tally.broken.append(told)
         if source and not result.passed:
-            self.sources[f"{result.name}.forward"] = [_stack_line(source)]
+            self.sources[f"{told.name}.forward"] = [_stack_line(source)]
 
     def finish(self, step: SpoolStep) -> None:
         """Everything of the step is written: rows get the order of the calls."""
@@ -268,6 +270,15 @@ def _losses(reception: Reception | None, spool: Spool) -> list[str]:
         (spool.alone, "backward records have no forward record"),
     )
     return found + [f"{count:,} {what}" for count, what in counted if count]
+
+
+def _of_step(result: CallResult, step: int | None) -> CallResult:
+    """For the summary, where calls of several steps stand together."""
+    if result.passed and not result.skipped:
+        return result
+    prefix = f"step{step}/"
+    tensors = tuple(replace(tensor, name=f"{prefix}{tensor.name}") for tensor in result.tensors)
+    return replace(result, name=f"{prefix}{result.name}", tensors=tensors)
 
 
 def _stack_line(source: str) -> str:
