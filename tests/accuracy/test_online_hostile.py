@@ -5,20 +5,23 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import shutil
 import socket
 import struct
 import threading
 import time
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from online_ends import LOOPBACK, Kept, sending, serving, until
+from online_ends import LOOPBACK, Kept, sending, serving, tls_directories, until
 
 from msprobe_engine.accuracy.online.frames import Frame, FrameReader, Kind, Need, encode_control, encode_prefix, parse_header, parse_message
+from msprobe_engine.accuracy.online.options import TlsOptions
 from msprobe_engine.accuracy.online.outbox import Outbox
 from msprobe_engine.accuracy.online.server import Server
 from msprobe_engine.errors import TransportError
@@ -199,6 +202,35 @@ def test_many_connections_do_not_exhaust_the_server(target: tuple[Server, Kept])
     assert client.close(5.0).acknowledged == 1
     for raw in flood:
         raw.close()
+
+
+def test_connections_that_stop_inside_of_the_tls_handshake_are_held_to_the_same_number(tmp_path: Path) -> None:
+    """A certificate is not needed to connect, so this is what anybody in the network can do."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl command here")
+    made = tls_directories(tmp_path)
+    kept = Kept()
+    with serving(kept, tls=TlsOptions(made["bench"]), newcomers=8, greeting_seconds=30.0) as server:
+        flood = []
+        for _i in range(60):
+            flood.append(socket.create_connection((LOOPBACK, server.port)))
+            flood[-1].sendall(b"\x16\x03\x01\x02")
+        assert until(lambda: sum(t.name == "msprobe-online" for t in threading.enumerate()) < 20)
+        client = sending(server.port, [], tls=TlsOptions(made["trainer"]))
+        client.send({"i": 0}, [])
+        assert client.close(5.0).acknowledged == 1
+        for raw in flood:
+            raw.close()
+    with serving(kept, clients=3) as server:
+        first = sending(server.port, [])
+        first.send({"i": 0}, [])
+        assert until(lambda: first.counts().acknowledged == 1)
+        flood = [socket.create_connection((LOOPBACK, server.port)) for _ in range(10)]
+        assert until(lambda: kept.said("more are not let in"))
+        first.send({"i": 1}, [])
+        assert first.close(5.0).acknowledged == 2
+        for raw in flood:
+            raw.close()
 
 
 def test_one_session_cannot_be_taken_by_another_rank(target: tuple[Server, Kept]) -> None:

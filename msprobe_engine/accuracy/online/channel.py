@@ -10,7 +10,7 @@ import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any
 
@@ -95,16 +95,26 @@ class Channel:
         """Is there TLS?"""
         return isinstance(self._socket, ssl.SSLSocket)
 
-    def start_tls(self, context: ssl.SSLContext, deadline: float, *, server_side: bool, host: str | None = None) -> None:
+    def start_tls(
+        self,
+        context: ssl.SSLContext,
+        deadline: float,
+        *,
+        server_side: bool,
+        host: str | None = None,
+        waker: Waker | None = None,
+        stop: Callable[[], object] = bool,
+    ) -> None:
         """Shake hands.
 
         Args:
             deadline: `time.monotonic` of the latest end.
             host: the name that the server's certificate must have, where the context checks it.
+            waker, stop: `stop` is asked after every wake; with a true answer it is over.
 
         Raises:
             ssl.SSLError, OSError: it fails.
-            TransportError: it takes too long.
+            TransportError: it takes too long, or was stopped.
         """
         wrapped = context.wrap_socket(self._socket, server_side=server_side, server_hostname=host, do_handshake_on_connect=False)
         self._socket = wrapped
@@ -119,7 +129,9 @@ class Channel:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise TransportError("the TLS handshake was not over in time")
-            self._poll(read, write, left, None)
+            self._poll(read, write, left, waker)
+            if stop():
+                raise TransportError("stopped in the middle of the TLS handshake")
 
     def put(self, buffers: Iterable[bytes | memoryview]) -> None:
         """Queue bytes to be sent. They must not change until `pending` is 0."""

@@ -186,7 +186,9 @@ class Client:
         channel = Channel(connection)
         if self._credentials is not None:
             try:
-                channel.start_tls(self._credentials.context(), deadline, server_side=False, host=host)
+                channel.start_tls(
+                    self._credentials.context(), deadline, server_side=False, host=host, waker=self._waker, stop=self._stop.is_set
+                )
             except BaseException:
                 channel.drain(0.0)
                 raise
@@ -216,9 +218,12 @@ class Client:
                 if frame.kind != Kind.WELCOME:
                     raise TransportError(f"the server answers a greeting with {frame.kind.name}")
                 return self._welcomed(header)
+            self._waker.clear()
+            if self._stop.is_set():
+                raise TransportError("the training ends")
             if time.monotonic() >= deadline:
                 raise TransportError(f"no answer to the greeting within {self._options.connect_seconds:g} s; is this a server of msprobe?")
-            channel.wait(deadline - time.monotonic())
+            channel.wait(deadline - time.monotonic(), self._waker)
 
     def _welcomed(self, header: Mapping[str, Any]) -> None:
         safe, have, limit = header.get("safe"), header.get("have"), header.get("message_bytes")

@@ -101,7 +101,7 @@ class Connection:
         deadline = time.monotonic() + self._options.greeting_seconds
         credentials = self._server.credentials
         if credentials is not None:
-            self._channel.start_tls(credentials.context(), deadline, server_side=True)
+            self._channel.start_tls(credentials.context(), deadline, server_side=True, waker=self._waker, stop=lambda: self._cut)
         elif is_strangers(self._socket):
             raise TransportError("this connection comes from a program of another user of this machine; use TLS (tls_path) between users")
         while not self._cut:

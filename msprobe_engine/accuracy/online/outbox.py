@@ -58,6 +58,7 @@ class Outbox:
         self._ended = False
         self._patient = True
         self._dropping = 0
+        self._faults = 0
         self._limit = options.message_bytes
         self._offered = self._acknowledged = self._refused = self._dropped = self._lost = self._sent_bytes = self._resent = 0
         self._waited = 0.0
@@ -71,7 +72,11 @@ class Outbox:
             with self._room:
                 self._offered += 1
                 self._dropped += 1
-            tell(self._on_event, Event(FAULT, f"a message cannot be sent: {type(error).__name__}: {error}", bad=True))
+                self._faults += 1
+                first = self._faults == 1
+            if first:
+                said = f"a message cannot be sent: {type(error).__name__}: {error} (further ones are counted only)"
+                tell(self._on_event, Event(FAULT, said, bad=True))
         if not taken:
             _finish(done)
         return taken

@@ -37,6 +37,7 @@ __all__ = ["Handler", "Last", "Server", "SessionState"]
 _TICK_SECONDS = 0.5
 _AGAIN_SECONDS = 60.0
 _MOST_REASONS = 1000
+_LIVES = 16
 
 
 class Server:
@@ -121,6 +122,8 @@ class Server:
                         "the same rank (if the other one is dead, its place is free soon)"
                     )
             session = self._sessions.get(peer.session)
+            if session is None and len(self._sessions) >= _LIVES * self.options.clients:
+                raise TransportError("too many lives of trainings were here; start the server again")
             if session is not None and session.peer.rank != peer.rank:
                 raise TransportError(f"this session belongs to rank {session.peer.rank}, not to rank {peer.rank}")
             if session is not None and session.peer.name != peer.name:
@@ -208,24 +211,26 @@ class Server:
 
     def _come(self, accepted: socket.socket, address: tuple[str, int]) -> None:
         """A new connection: nobody yet."""
-        where = str(Address(address[0], address[1]))
-        evicted = None
+        with self._lock:
+            full = len(self._connections) >= self.options.clients
+        if full:  # without a word, and without a thread: who has no thread costs nothing
+            accepted.close()
+            self._once(REFUSED, f"{self.options.clients} connections are open; more are not let in")
+            return
         try:
-            connection = Connection(self, accepted, where)
+            connection = Connection(self, accepted, str(Address(address[0], address[1])))
         except OSError:
             accepted.close()
             return
+        evicted = None
         with self._lock:
             if len(self._newcomers) >= self.options.newcomers:
                 evicted = next(iter(self._newcomers))
-            full = len(self._connections) >= self.options.clients
-            if not full:
-                self._newcomers[connection] = None
-                self._connections.add(connection)
+                del self._newcomers[evicted]
+            self._newcomers[connection] = None
+            self._connections.add(connection)
         if evicted is not None:
             evicted.cut("too many connections have not said who they are")
-        if full:
-            connection.cut(f"{self.options.clients} connections are open, more are not allowed")
         try:
             connection.start()
         except RuntimeError:  # no more threads
