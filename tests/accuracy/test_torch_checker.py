@@ -334,6 +334,23 @@ def test_custom_operators(tmp_path: Any) -> None:
         forget_operator("my.kernels.twice")
 
 
+def test_operators_of_libraries() -> None:
+    """What a library has registered with torch is run when it is loaded; nothing that takes text, and so may open files."""
+
+    @torch.library.custom_op("probed::twice", mutates_args=())
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @torch.library.custom_op("probed::keep", mutates_args=())
+    def keep(x: torch.Tensor, name: str) -> torch.Tensor:
+        raise AssertionError(name, x)
+
+    assert check("probed.twice.0", normal(3)).forward == PASS
+    assert twice is not keep
+    for name in ("probed.keep.0", "probed.none.0", "prim.device.0", "nothing.here.0"):
+        assert "register_operator" in check(name, normal(3), "x").message
+
+
 def test_the_same_inputs_in_any_order() -> None:
     """What is drawn for a call depends on its name and the seed, not on what was checked before; the name and the seed do change it."""
     memory = Memory()

@@ -1,7 +1,7 @@
 """From the name of a record back to the torch function: ``Functional.linear.0`` -> ``torch.nn.functional.linear``.
 
 A dump is not trusted. Only functions that torch itself lists as operations on tensors (`torch.overrides.get_overridable_functions`),
-a fixed list of functions that make tensors, operators of ``torch.ops.aten`` that take tensors, and what the user has registered
+a fixed list of functions that make tensors, operators of ``torch.ops`` that take tensors and no text, and what the user has registered
 (`custom`) are found: none that reads a file, unpickles, compiles or loads anything.
 """
 
@@ -51,6 +51,9 @@ _EMPTY = frozenset(
     )
 )
 COMMUNICATION = frozenset(("Distributed", "MintDistributed", "c10d", "_c10d_functional"))
+_NO_LIBRARIES = frozenset(
+    ("aten", "prims", "prim", "profiler", "c10d", "c10d_functional", "_c10d_functional", "inductor", "debugprims", "rngprims")
+)
 MODULES = frozenset(("Module", "Cell", "Primitive"))
 
 
@@ -90,8 +93,10 @@ def _found(base: str) -> tuple[Function, ...]:
     if kind == "Aten":
         return _aten(api)
     if kind == "NPU":
-        return _npu(api)
+        return _npu(api) or _library("npu", api)
     space = _SPACES.get(kind)
+    if space is None and kind not in _NO_LIBRARIES:
+        return _library(kind, api)
     if space is None or (last.startswith("__") and last not in _OPERATORS):
         return ()
     if kind == "Torch":
@@ -143,6 +148,16 @@ def _aten(api: str) -> tuple[Function, ...]:
     if not takes and name not in _MAKERS:
         return ()
     return (getattr(packet, overload) if overload else packet,)
+
+
+def _library(space: str, api: str) -> tuple[Function, ...]:
+    """An operator that a library has registered with torch, when this process has loaded it. None with text among its arguments: those
+    may be names of files."""
+    packet = getattr(getattr(torch.ops, space, None), api, None) if space.isidentifier() and not space.startswith("_") else None
+    if not isinstance(packet, torch._ops.OpOverloadPacket):
+        return ()
+    kinds = [str(argument.type) for each in packet.overloads() for argument in getattr(packet, each)._schema.arguments]
+    return (packet,) if any("Tensor" in kind for kind in kinds) and not any("str" in kind for kind in kinds) else ()
 
 
 def _npu(api: str) -> tuple[Function, ...]:
