@@ -126,7 +126,7 @@ class Bench:
 
 def results_of(operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> list[Any]:
     """What is compared of a call: leaves of its result, then what it wrote into and does not return."""
-    found = list(leaves(result))
+    found = list(leaves(result))[: 1 if operator.first_only else None]
     if not operator.writes:
         return found
     if found == [None]:

@@ -20,7 +20,7 @@ from msprobe_integrations.torch.accuracy.types import coarsest, floats_of
 from msprobe_integrations.torch.accuracy.values import as_array, kind_of
 from msprobe_integrations.torch.dispatch_compare import references
 from msprobe_integrations.torch.dispatch_compare.bench import NOT_PLAIN, Bench, NoBench, Ran, is_plain, results_of, tensors
-from msprobe_integrations.torch.dispatch_compare.operators import Operator
+from msprobe_integrations.torch.dispatch_compare.operators import Operator, api_of
 from msprobe_integrations.torch.dispatch_compare.tensor_files import TensorFiles, numbered
 
 _CHANGES = (1, 2)
@@ -164,7 +164,7 @@ class Calls:
 
 def _pairs(seen: Seen, device: list[Any], bench: list[Any]) -> list[_Pair]:
     found = []
-    api = "axpy" if seen.kwargs.get("alpha", 1) != 1 else seen.operator.api  # ``add(x, y, alpha=2)`` may round the product
+    api = api_of(seen.operator, seen.args, seen.kwargs)
     for n, ((suffix, d), b) in enumerate(zip(numbered(device), bench)):
         name, kind = f"{seen.name}_output{suffix}", kind_of(d)
         judged_as = kind

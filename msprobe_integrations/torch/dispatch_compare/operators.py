@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -42,9 +43,15 @@ _API = {
     "_linalg_svd": "svd",
     "_linalg_eigh": "eigh",
     "linalg_qr": "qr",
+    "linalg_eig": "eig",
     "constant_pad_nd": "pad",
+    "_ctc_loss": "ctc_loss",
+    "_upsample_bilinear2d_aa": "upsample_bilinear",
+    "_upsample_bicubic2d_aa": "upsample_bicubic",
 }
 _BACKWARD = re.compile(r"_backward(_data|_input|_weight|_overrideable)?_?$")
+_FIRST_ONLY = ("_embedding_bag", "_embedding_bag_forward_only")
+"""What stands behind the first result is memory that may have no values."""
 _ATTENTION = "_scaled_dot_product_"
 
 
@@ -57,6 +64,7 @@ class Operator(NamedTuple):
         gradient: its results are gradients.
         main: results that the program gets; those behind are kept for the backward pass, and nobody promises that they are more
             precise than the inputs.
+        first_only: of its results the first is compared.
         skip: why its calls are never compared; empty: they are.
         writes: arguments it writes into: place among the positional ones, and name.
         random: it may draw random numbers.
@@ -67,6 +75,7 @@ class Operator(NamedTuple):
     api: str
     gradient: bool
     main: int
+    first_only: bool
     skip: str
     writes: tuple[tuple[int, str], ...]
     random: bool
@@ -78,7 +87,7 @@ def known(func: Any) -> Operator:
     """`Operator` of an overload; of a higher order operator only that it is not compared."""
     if not isinstance(func, torch._ops.OpOverload):
         name = str(getattr(func, "__name__", func))
-        return Operator(name, name, False, 1, "operator that takes functions", (), False, True)
+        return Operator(name, name, False, 1, False, "operator that takes functions", (), False, True)
     schema = func._schema
     space, _, name = schema.name.partition("::")
     writes = tuple((n, a.name) for n, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write)
@@ -86,7 +95,15 @@ def known(func: Any) -> Operator:
     main = 1 if name.startswith(_ATTENTION) and not gradient else len(schema.returns) + len(writes)
     skip = _reason(func, space, name)
     return Operator(
-        name, _api(name), gradient, main, skip, writes, torch.Tag.nondeterministic_seeded in func.tags, space not in ("aten", "prims")
+        name,
+        _api(name),
+        gradient,
+        main,
+        name in _FIRST_ONLY,
+        skip,
+        writes,
+        torch.Tag.nondeterministic_seeded in func.tags,
+        space not in ("aten", "prims"),
     )
 
 
@@ -107,3 +124,13 @@ def _reason(func: Any, space: str, name: str) -> str:
     if name in _READS or space in ("prim", "profiler") or name.startswith(_ASSERTS):
         return "reads or asserts, computes nothing"
     return ""
+
+
+def api_of(operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """The name by which this call is judged: some arguments make another function of an operator."""
+    if kwargs.get("alpha", 1) != 1:
+        return "axpy"  # ``add(x, y, alpha=2)`` may round the product
+    if operator.name in ("convolution", "convolution_backward"):
+        transposed = args[len(args) - 3] if operator.name == "convolution" else args[7]
+        return "conv_transpose2d" if transposed is True else operator.api
+    return operator.api
