@@ -138,6 +138,7 @@ def test_what_cannot_be_run_has_a_row() -> None:
         ("Mint.exp.0", ({**tensor, "dtype": "Float31"},), "Float31"),
         ("Mint.exp.0", ({"type": "builtins.object", "value": None},), "cannot be made from a dump"),
         ("Mint.exp.0", ({**tensor, "shape": [1 << 40]},), "too large"),
+        ("Tensor.to_coo.0", (tensor,), "COOTensor"),
     ):
         result = run(name, *args)
         assert (result.forward, words in result.message) == ("SKIP", True), (name, result.message)

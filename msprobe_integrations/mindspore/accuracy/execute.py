@@ -19,6 +19,7 @@ from msprobe_integrations.mindspore import autograd
 from msprobe_integrations.mindspore.accuracy.arguments import Tensor, type_of
 
 FLOATS = ("Float64", "Float32", "Float16", "BFloat16")
+_VALUES = (bool, int, float, complex, str, type(None))
 _WORST_LEFT = 100
 """Failures of former calls that are waited for."""
 
@@ -132,7 +133,11 @@ def run(call: Call, side: Side) -> Outcome:
         for out in outputs:
             if isinstance(out, Tensor):
                 out.asnumpy()
+            elif not isinstance(out, _VALUES):
+                raise CannotRun(f"its result is a {type(out).__name__}, no tensor")
         executor.sync()
+    except CannotRun:
+        raise
     except Exception as error:  # whatever MindSpore says
         _settle()
         raise CannotRun(_short(error)) from None
