@@ -50,7 +50,7 @@ _API = {
     "_upsample_bicubic2d_aa": "upsample_bicubic",
 }
 _BACKWARD = re.compile(r"_backward(_data|_input|_weight|_overrideable)?_?$")
-_FIRST_ONLY = ("_embedding_bag", "_embedding_bag_forward_only")
+_FIRST_ONLY = ("_embedding_bag", "_embedding_bag_forward_only", "_ctc_loss")
 """What stands behind the first result is memory that may have no values."""
 _ATTENTION = "_scaled_dot_product_"
 
