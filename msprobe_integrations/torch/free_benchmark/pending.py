@@ -75,11 +75,15 @@ class Pending:
                     self._preheat.learn(result.base, 1 + found.ratio, result.agrees)
             relative = change / size if size else 0.0
             judgement = decide(found, result.kind, self._choice.mode, threshold, relative)
-            self._choice.found(result.base, result.name, judgement, relative, result.dtype, result.shape, result.place)
+            self._found(result, judgement, relative)
 
     def known(self, result: Waiting, judgement: Judgement) -> None:
         """A result with its verdict."""
-        self._choice.found(result.base, result.name, judgement, 0.0, result.dtype, result.shape, result.place)
+        self._found(result, judgement, 0.0)
+
+    def _found(self, result: Waiting, judgement: Judgement, moved: float) -> None:
+        name = f"{result.name}.{self._choice.stage}"  # as the existing tool has it with torch
+        self._choice.found(result.base, name, judgement, moved, result.dtype, result.shape, result.place)
 
 
 def _fetched(tensors: Sequence[torch.Tensor]) -> Iterator[list[float]]:
