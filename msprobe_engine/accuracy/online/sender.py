@@ -221,7 +221,8 @@ class CallStore(TensorStore):
             return ""
         found = self._lines.get(stack)
         if found is None:
-            found = self._lines[stack] = source_line(self._stacks()[stack])
+            texts = self._stacks()
+            found = self._lines[stack] = source_line(texts[stack]) if stack < len(texts) else ""
         return found
 
     def make_step(self, number: int, path: str) -> SentStep:

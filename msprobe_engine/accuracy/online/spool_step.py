@@ -109,6 +109,7 @@ class SpoolStep:
         self._lock = threading.RLock()
         self._calls: dict[str, _State] = {}
         self._left = 0
+        self._numbers: set[int] = set()
         self._keys: dict[str, tuple[str, str]] = {}
         self._names: dict[str, str] = {}
 
@@ -208,10 +209,9 @@ class SpoolStep:
         """Note what a message holds; False when it is known already."""
         if shard is not None:
             found = {key: (shard.name, source.dtype or "") for key, source in TensorFiles.of_shard(shard).sources().items()}
-            known = any(state.forward == number or state.backward == number for state in self._calls.values())
             self._keys.update(found)
-        else:
-            known = False
+        known = number in self._numbers
+        self._numbers.add(number)
         self._names.update(document["names"])
         for name in document["calls"]:
             base, _, direction = name.rpartition(".")

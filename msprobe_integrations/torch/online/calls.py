@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ from msprobe_engine.writer import Writer
 from msprobe_integrations.common import exits
 from msprobe_integrations.common.filters import record_filter
 from msprobe_integrations.common.patience import raised
+from msprobe_integrations.common.stacks import Stacks
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.capture import Capture
 from msprobe_integrations.torch.graph_tasks import current_graph_task
@@ -78,7 +80,9 @@ class OnlineCalls:
         self._step: int | None = None
         self._seeing = self._over = False
         self._lost: dict[str, int] = {}
+        self._texts: Stacks | None = None
         self._told_kinds: set[str] = set()
+        self._ending: threading.Thread | None = None
 
     # ---- calls of the debugger ----
 
@@ -110,19 +114,20 @@ class OnlineCalls:
         """``step()``."""
         self._finish_step(complete=True)
         if self._window.over(next_step):
-            self.close()
+            self._over = True
+            self._disconnect(wait=False)
         elif self._capture is not None and not self._window.wanted(next_step, self._rank):
             self._capture.close()
 
     def close(self) -> None:
         """Send what is there and say that this was all."""
-        if self._over:
-            return
-        self._over = True
-        cut = self._seeing or raised() or exits.left() < math.inf
-        self._finish_step(complete=not cut)
-        if self._transport is not None:
+        if not self._over:
+            self._over = True
+            cut = self._seeing or raised() or exits.left() < math.inf
+            self._finish_step(complete=not cut)
             self._disconnect()
+        if self._ending is not None:
+            self._ending.join()
 
     # ---- parts ----
 
@@ -130,9 +135,8 @@ class OnlineCalls:
         """The way to the benchmark host, anew when the rank of this process has become another one."""
         if self._transport is not None and rank == self._rank:
             return
-        if self._transport is not None:
-            self._finish_step(complete=False)
-            self._disconnect()
+        self._finish_step(complete=False)
+        self._disconnect()
         self._rank = rank
         self._transport = transport = connect(self._online, rank, self._queue_bytes, self._told)
         self._store = CallStore(
@@ -157,11 +161,11 @@ class OnlineCalls:
             kept=record_filter(self._dump, current_graph_task),
             keeper=self._keeper,
         )
+        self._texts = self._capture.recorder.stacks
 
     def _stacks(self) -> list[list[str]]:
-        """Also called by the thread that makes messages."""
-        stacks = self._capture.recorder.stacks if self._capture is not None else None
-        return [] if stacks is None else stacks.texts()
+        """Called by the thread that makes messages, which may be behind."""
+        return [] if self._texts is None else self._texts.texts()
 
     def _finish_step(self, complete: bool) -> None:
         if self._step is None or self._capture is None:
@@ -174,17 +178,24 @@ class OnlineCalls:
                 _log.warning("%s, step %d: no call of an API was seen between start() and stop()", PART, step)
             self._pipeline.end_step(step, stacks, complete)
 
-    def _disconnect(self) -> None:
-        """Everything goes on its way, and the other end is told that it was all."""
+    def _disconnect(self, wait: bool = True) -> None:
+        """Everything goes on its way, and the other end is told that it was all; without `wait` in the background."""
         transport, sink, store, capture = self._transport, self._sink, self._store, self._capture
         self._transport = self._capture = self._keeper = None
-        assert transport is not None
-        assert sink is not None
-        assert store is not None
+        if transport is None or sink is None or store is None:
+            return
         with self._faults.guard(PART):
             if capture is not None:
                 capture.close()
             self._pipeline.advance(wait=True)
+        if wait:
+            self._end(transport, sink, store)
+        else:
+            self._ending = threading.Thread(target=self._end, args=(transport, sink, store), name="msprobe-online-last", daemon=True)
+            self._ending.start()
+
+    def _end(self, transport: Transport, sink: CallSink, store: CallStore) -> None:
+        with self._faults.guard(PART):
             self._writer.flush()
             counts = finish(transport, self._online.longest_wait, exits.left)
             store.memory.trim()
