@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         options = Options(args.direction, not args.random, args.seed, args.iterations)
         source = read_source(args.dump, args.step, args.rank)
         wanted = [name for given in args.api for name in _calls(given, source.data)]
-    dialect, loader = _framework(source.framework, wanted)
+    dialect, loader = _framework(source.framework, source.data, wanted[0].removesuffix(".forward"))
     refused = 0
     for name in wanted:
         try:
@@ -91,16 +91,19 @@ def _calls(given: str, data: Mapping[str, Any]) -> list[str]:
     return [name.removesuffix(".forward") for name in data if name.endswith(".forward") and name.split(".")[-3:-2] == [given]] or [given]
 
 
-def _framework(name: str, wanted: list[str]) -> tuple[Any, Any]:
-    """What writes scripts of a dump's framework, and what reads its tensors.
+def _framework(name: str, data: Mapping[str, Any], wanted: str) -> tuple[Any, Any]:
+    """What writes scripts of a dump's framework, and what reads its tensors; where the file does not name it (extracted calls), its tensors
+    do. Dumps of MSAdapter have torch's names.
 
     Raises:
         MissingExtraError, UsageError: it is not installed here.
     """
+    import json
+
     from msprobe_engine.backend import load_backend
     from msprobe_engine.errors import MissingExtraError
 
-    mindspore = name in ("mindspore", "mindtorch") or (not name and wanted[0].split(".")[0] in ("Mint", "MintFunctional", "Primitive"))
+    mindspore = name == "mindspore" if name else '"type": "mindspore.' in json.dumps(data.get(f"{wanted}.forward"))
     try:
         backend: Any = load_backend("mindspore" if mindspore else "torch")
     except ImportError:

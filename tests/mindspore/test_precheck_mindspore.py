@@ -133,6 +133,7 @@ def test_what_cannot_be_run_has_a_row() -> None:
 
     for name, args, words in (
         ("Mint.nothing_at_all.0", (tensor,), "no function of the installed MindSpore"),
+        ("Primitive.matmul.MatMul.0", (tensor,), "does not have its attributes"),
         ("Functional.all_reduce.0", (tensor,), "no function"),
         ("Mint.cumsum.0", (tensor, {"type": "int", "value": 0}), "Cumsum"),
         ("Mint.exp.0", ({**tensor, "dtype": "Float31"},), "Float31"),

@@ -131,6 +131,8 @@ class Checker:
     def _call(self, name: str, record: Mapping[str, Any], backward: Mapping[str, Any] | None) -> Call:
         base = name.rpartition(".")[0]
         api = self._apis.get(base)
+        if base.startswith("Primitive."):
+            raise CannotRun("a primitive that a Cell holds: a dump does not have its attributes")
         if api is None:
             raise CannotRun(f"{base} is no function of the installed MindSpore that calculates with tensors")
         args, kwargs = self._arguments.of(name, record)

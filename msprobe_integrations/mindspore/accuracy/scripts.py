@@ -54,6 +54,8 @@ class MindSporeDialect:
             CannotWrite: it is none.
         """
         api = self._apis.get(f"{name.prefix}.{name.api}")
+        if name.prefix.partition(".")[0] == "Primitive":
+            raise CannotWrite("a primitive that a Cell holds: a dump does not have its attributes")
         if api is None:
             raise CannotWrite(f"{name.prefix}.{name.api} is no function of the installed MindSpore that calculates with tensors")
         if api.owner is Tensor:
