@@ -62,7 +62,7 @@ def test_a_call_that_takes_its_process_down_or_hangs_costs_one_row_with_the_reas
     file = dump(tmp_path / "dump", ("good", "fault", "wrong", "out_of_memory", "hangs", "good"))
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"run_ut": {"error_data_path": str(tmp_path), "black_list": ["nothing"]}}))
-    command = ["acc_check", str(file), "-o", str(tmp_path / "out"), "-d", "cpu", "-n", "1", "--operators", BOMBS, "--timeout", "5"]
+    command = ["acc_check", str(file), "-o", str(tmp_path / "out"), "-d", "cpu", "-n", "1", "--operators", BOMBS, "--timeout", "15"]
     assert main([*command, "-save_error_data", "-config", str(config)]) == 1
     result, details = files(tmp_path / "out")
     found = rows(result)
@@ -70,7 +70,7 @@ def test_a_call_that_takes_its_process_down_or_hangs_costs_one_row_with_the_reas
     statuses = [(row["Forward Test Success"], row["Backward Test Success"]) for row in found.values()]
     assert statuses == [("pass", "pass"), ("SKIP", " "), ("error", "error"), ("pass", "pass"), ("SKIP", " "), ("pass", "pass")]
     assert "SIGSEGV: a fault in native code" in found["bombs.fault.1"]["Message"]
-    assert "took longer than 5 s (--timeout)" in found["bombs.hangs.4"]["Message"]
+    assert "took longer than 15 s (--timeout)" in found["bombs.hangs.4"]["Message"]
     assert found["bombs.wrong.2"]["Source Line"] == "/data/train.py:12 in forward"
     assert stat.S_IMODE(result.stat().st_mode) == stat.S_IMODE(details.stat().st_mode) == 0o640
     (data,) = tmp_path.glob("ut_error_data*")
