@@ -273,7 +273,7 @@ def _by_condition(measured: Measured, limits: _Limits, kind: FloatType, known: b
         return ERROR, f"the error is {measured.error:.3g}, {size}{condition}"
     if measured.units > good:
         return WARNING, f"errors as of intermediate results in {kind.name}: {size}{condition}"
-    if measured.most > good:
+    if measured.most > good and (limits.strict or inner is kind):
         return WARNING, f"small results are wrong: {measured.most:.3g} times round-off and condition; up to {good:.3g} is right{condition}"
     return PASS, ""
 

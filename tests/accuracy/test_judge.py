@@ -1,0 +1,158 @@
+"""The verdict of one tensor: what is never held against a device, and what always is."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+from msprobe_engine.accuracy.dtypes import float_type, round_to
+from msprobe_engine.accuracy.judge import judge
+from msprobe_engine.accuracy.results import ERROR, PASS, SKIP, WARNING, CallResult, TensorResult, skipped, worst
+from msprobe_engine.errors import UsageError
+
+INF, NAN = math.inf, math.nan
+TYPES = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+
+
+def verdict(bench: Any, device: Any, dtype: str = "float32", api: str = "exp", way: str = "forward", **kwargs: Any) -> TensorResult:
+    """Of values that are of these types already."""
+    return judge(api, f"Torch.{api}.0.{way}.output.0", np.asarray(bench), np.asarray(device), "torch.float64", f"torch.{dtype}", **kwargs)
+
+
+def rounded(values: Any, dtype: str) -> Any:
+    """As a device of that type has them."""
+    kind = float_type(dtype)
+    assert kind is not None
+    exact = round_to(np.asarray(values, np.float64), kind)
+    return exact if dtype == "float64" else exact.astype(np.float16 if dtype == "float16" else np.float32)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_rounding_the_output_is_no_error(dtype: str) -> None:
+    """Whatever the type, and with all that is not finite, subnormal or zero in it."""
+    values = np.concatenate([np.linspace(-3, 3, 200), [INF, -INF, NAN, 0.0, -0.0, 1e-7, 1e-42]])
+    found = verdict(values, rounded(values, dtype), dtype)
+    assert (found.status, found.units, found.message) == (PASS, 0.0, "")
+
+
+@pytest.mark.parametrize("dtype", TYPES[:4])
+@pytest.mark.parametrize("scale", [1.0, 1e-5, 1e-30, 1e30])
+def test_a_wrong_scale_never_passes(dtype: str, scale: float) -> None:
+    """However small the values are, as far as the type has them."""
+    if dtype == "float16" and scale not in (1.0,):
+        scale = 1e-3
+    values = np.linspace(0.5, 3, 100) * scale
+    for factor in (1.05, 0.95, 10.0, 0.1, -1.0, 0.0):
+        assert verdict(values, rounded(values * factor, dtype), dtype).status == ERROR, factor
+
+
+@pytest.mark.parametrize(
+    ("bench", "device", "dtype", "status"),
+    [
+        ([1.0, NAN], [1.0, NAN], "float32", PASS),
+        ([1.0, 2.0], [1.0, NAN], "float32", ERROR),
+        ([1.0, NAN], [1.0, 2.0], "float32", ERROR),
+        ([-INF, 1.0], [-INF, 1.0], "bfloat16", PASS),
+        ([-INF, 1.0], [INF, 1.0], "float32", ERROR),
+        ([-INF, 1.0], [-3e38, 1.0], "float32", ERROR),
+        ([7e4, 1.0], [INF, 1.0], "float16", PASS),
+        ([7e4, 1.0], [65504.0, 1.0], "float16", PASS),
+        ([65510.0, 1.0], [INF, 1.0], "float16", PASS),
+        ([6e4, 1.0], [INF, 1.0], "float16", ERROR),
+        ([1e30, 1.0], [-INF, 1.0], "float16", ERROR),
+        ([600.0, 1.0], [448.0, 1.0], "float8_e4m3fn", PASS),
+        ([600.0, 1.0], [NAN, 1.0], "float8_e4m3fn", PASS),
+        ([1e39, 1.0], [INF, 1.0], "float32", PASS),
+        ([1e-45, 1.0], [0.0, 1.0], "float32", PASS),
+    ],
+)
+def test_what_is_not_finite(bench: list[float], device: list[float], dtype: str, status: str) -> None:
+    """NaN and Inf stand where the bench has them, or where the type cannot hold the value."""
+    found = verdict(np.array(bench), np.array(device, np.float32), dtype)
+    assert found.status == status
+    assert bool(found.message) == (status != PASS)
+
+
+def test_where_round_off_decides_what_is_finite() -> None:
+    """Inputs that are changed give a number there: a warning."""
+    bench = np.array([1.0, INF])
+    found = verdict(bench, np.array([1.0, 1e30], np.float32), changed=[np.array([1.0, 1e30])])
+    assert found.status == WARNING
+
+
+def test_the_condition_is_what_an_error_is_held_against() -> None:
+    """The same error is right where inputs that are changed by a bit move the result as far, and wrong where they do not."""
+    bench = np.linspace(1, 2, 50)
+    device = (bench * (1 + 1e-4)).astype(np.float32)
+    assert verdict(bench, device, changed=[bench * (1 + 5e-5), bench * (1 - 5e-5)]).status == PASS
+    assert verdict(bench, device, changed=[bench * (1 + 6e-8)]).status == ERROR
+
+
+def test_sixteen_bits_inside() -> None:
+    """A kernel of the list that rounds to 16 bits on the way has a warning, an operator of several kernels none."""
+    generator = np.random.default_rng(1)
+    bench = generator.uniform(1, 2, 500)
+    twice = rounded(rounded(bench, "bfloat16") * (1 + generator.choice([-1, 1], 500) * 2.0**-8), "bfloat16")
+    changed = [bench * (1 + 2.0**-8), bench * (1 - 2.0**-8)]
+    assert verdict(bench, twice, "bfloat16", api="softmax", changed=changed).status == WARNING
+    assert verdict(bench, twice, "bfloat16", api="my_kernel", changed=changed).status == PASS
+    assert verdict(bench, twice, "bfloat16", api="softmax", changed=changed, input_dtype="torch.float32").status == PASS
+
+
+def test_a_second_implementation_excuses_what_it_does_as_well() -> None:
+    """As long as it errs alike."""
+    bench = np.linspace(1, 2, 50)
+    device, alike, better = ((bench * (1 + e)).astype(np.float32) for e in (1e-4, 0.8e-4, 1e-6))
+    assert verdict(bench, device, second=alike).status == PASS
+    assert verdict(bench, device, second=better).status == ERROR
+
+
+def test_operators_that_move_values_change_none() -> None:
+    """One unit in the last place is an error of relu, and none of exp."""
+    bench = np.linspace(1, 2, 50)
+    device = np.nextafter(bench.astype(np.float32), np.float32(3))
+    assert verdict(bench.astype(np.float32).astype(float), device, api="relu").status == ERROR
+    assert verdict(bench.astype(np.float32).astype(float), device, api="relu", way="backward").status == PASS
+    assert verdict(bench, device).status == PASS
+
+
+def test_integers_and_other_types() -> None:
+    """They are equal; another type, another shape and another kind of value are errors; nothing is right when both have none."""
+    numbers = np.arange(5)
+    assert verdict(numbers, numbers, "int64").status == PASS
+    assert "1 of 5" in verdict(numbers, [0, 1, 2, 3, 5], "int64").message
+    assert verdict(numbers > 2, numbers > 2, "bool").status == PASS
+    assert verdict(numbers, numbers.astype(float)).status == ERROR
+    assert "shape" in verdict(np.zeros((2, 3)), np.zeros((3, 2), np.float32)).message
+    assert verdict(np.zeros(0), np.zeros(0, np.float32)).status == PASS
+    for bench, device, status in ((1.5, 1.5, PASS), (NAN, NAN, PASS), (1, 2, ERROR), (1, 1.0, ERROR), (None, 1, SKIP), (True, True, PASS)):
+        assert judge("item", "Tensor.item.0.forward.output.0", bench, device, type(bench).__name__, type(device).__name__).status == status
+
+
+def test_complex_numbers_and_vectors_without_a_sign() -> None:
+    """Errors of complex numbers are lengths; vectors of another sign are right."""
+    bench = np.exp(1j * np.linspace(0, 6, 40)).reshape(8, 5)
+    device = bench.astype(np.complex64)
+    assert verdict(bench, device, "complex64").status == PASS
+    assert verdict(bench, device * np.complex64(1j), "complex64").status == ERROR
+    vectors = np.linalg.qr(np.random.default_rng(0).normal(size=(6, 6)))[0]
+    turned = (vectors * np.array([1, -1, 1, -1, -1, 1])).astype(np.float32)
+    assert verdict(vectors, turned, api="linalg.eigh").status == PASS
+    assert verdict(vectors, turned, api="exp").status == ERROR
+
+
+def test_results_travel() -> None:
+    """As JSON and between processes; what is none of them is refused."""
+    tensor = verdict(np.linspace(0, 1, 5), np.linspace(0, 1, 5).astype(np.float32))
+    call = CallResult("Torch.exp.0", worst([tensor]), tensors=(tensor,), seconds=0.5)
+    assert CallResult.from_json(call.to_json()) == call == pickle.loads(pickle.dumps(call))
+    assert call.passed
+    assert skipped("Torch.rand.0", "random").skipped
+    with pytest.raises(UsageError, match="no result of a call"):
+        CallResult.from_json({"name": "x"})
+    with pytest.raises(UsageError, match="no result of a tensor"):
+        TensorResult.from_json({"name": "x", "shape": [], "odd": 1})
