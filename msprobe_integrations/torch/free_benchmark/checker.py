@@ -22,7 +22,18 @@ from msprobe_integrations.torch.free_benchmark.calls import apart, left_out, wri
 from msprobe_integrations.torch.free_benchmark.cpu import agreement
 from msprobe_integrations.torch.free_benchmark.gradients import Gradients
 from msprobe_integrations.torch.free_benchmark.pending import Pending, Waiting
-from msprobe_integrations.torch.free_benchmark.second import Change, Seen, improved, low, moved, on_cpu, outputs_of, precision, runs
+from msprobe_integrations.torch.free_benchmark.second import (
+    Change,
+    Seen,
+    improved,
+    low,
+    moved,
+    on_cpu,
+    outputs_of,
+    precision,
+    rounding,
+    runs,
+)
 from msprobe_integrations.torch.free_benchmark.values import kind, mapped, measured, tensors_of
 
 CUSTOM = "Autograd"
@@ -119,7 +130,7 @@ class Checker:
             for at, found in agreement(seen, results):
                 self._pending.known(_waiting(seen, results, at, (), ()), found.judgement())
             return
-        change = Change(self._mode)
+        change = Change(self._mode, rounding(seen.autocast, results))
         parts: dict[int, list[torch.Tensor]] = {}
         with closing(runs(seen, self._mode, results, change)) as again:
             for pairs in again:

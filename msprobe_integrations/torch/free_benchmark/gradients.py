@@ -21,14 +21,15 @@ from msprobe_integrations.common.free_benchmark.choice import PART, Choice
 from msprobe_integrations.torch.free_benchmark.calls import apart
 from msprobe_integrations.torch.free_benchmark.cpu import compare
 from msprobe_integrations.torch.free_benchmark.pending import Pending, Waiting
-from msprobe_integrations.torch.free_benchmark.second import Change, Seen, outputs_of, precision
+from msprobe_integrations.torch.free_benchmark.second import Change, Seen, outputs_of, precision, rounding
 from msprobe_integrations.torch.free_benchmark.values import kind, mapped, measured, tensors_of
 
 
 class _Watched:
     """A call whose gradient is waited for."""
 
-    def __init__(self, seen: Seen, size: int, positions: list[int]) -> None:
+    def __init__(self, seen: Seen, size: int, positions: list[int], rounded: torch.dtype | None) -> None:
+        self.rounded = rounded
         arguments = mapped(seen.arguments, lambda tensor: tensor.detach())
         held = tensors_of(arguments)
         self.seen = seen._replace(arguments=arguments, tensors=held)
@@ -71,7 +72,7 @@ class Gradients:
         if self._held + size > self._budget:
             raise Unperturbed("memory_budget_mb is used up")
         self._held += size
-        watched = _Watched(seen, size, places)
+        watched = _Watched(seen, size, places, rounding(seen.autocast, outputs))
         arrived = partial(self._arrived, watched)
         if len(places) == 1:
             watched.handle = outputs[places[0]].register_hook(lambda gradient: arrived([gradient]))
@@ -106,7 +107,7 @@ class Gradients:
                 raise Unperturbed("its input was given back meanwhile")
             if version is not None and tensor._version != version:
                 raise Unperturbed("its input was changed meanwhile")
-        change = Change(self._mode)
+        change = Change(self._mode, watched.rounded)
         scaled = _about_one(gradients)
         to_cpu = self._mode == perturb.TO_CPU
         try:

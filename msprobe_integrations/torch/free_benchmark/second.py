@@ -88,6 +88,13 @@ def precision(mode: str, autocast: Autocast) -> Autocast:
     return {kind: (False, dtype) for kind, (_, dtype) in autocast.items()}
 
 
+def rounding(autocast: Autocast, results: Sequence[torch.Tensor]) -> torch.dtype | None:
+    """The type that autocast has rounded the inputs to, of a call with these results. The second run starts from the same numbers: how
+    an operator computes is looked at, not what it was given."""
+    types = {result.dtype for result in results if result.dtype in FLOATS}
+    return next((dtype for enabled, dtype in autocast.values() if enabled and types == {dtype}), None)
+
+
 def improved(tensor: torch.Tensor) -> torch.Tensor:
     """In the higher precision, where there is one; follows autograd."""
     return tensor.to(HIGHER.get(tensor.dtype, tensor.dtype))
@@ -112,13 +119,14 @@ class Change:
 
     Args:
         mode: of the perturbation.
+        rounded: what autocast rounds inputs to; see `rounding`.
 
     Attributes:
         how_much: numbers of `judge.norm_of`, by piece.
     """
 
-    def __init__(self, mode: str) -> None:
-        self._mode = mode
+    def __init__(self, mode: str, rounded: torch.dtype | None = None) -> None:
+        self._mode, self._rounded = mode, rounded
         self._whole: dict[int, torch.Tensor] = {}
         self.how_much: list[torch.Tensor] = []
 
@@ -134,9 +142,9 @@ class Change:
             Unperturbed: there is nothing to change.
         """
         if self._mode == perturb.TO_CPU:
-            return moved(mapped(arguments, _once(lambda tensor: _apart(on_cpu(tensor.detach()), tensor, own))), "cpu")
+            return moved(mapped(arguments, _once(lambda tensor: _apart(on_cpu(self._given(tensor)), tensor, own))), "cpu")
         if self._mode == perturb.IMPROVE:
-            return mapped(arguments, _once(lambda tensor: self._same(tensor, lambda t: _apart(improved(t.detach()), t, own))))
+            return mapped(arguments, _once(lambda tensor: self._same(tensor, lambda t: _apart(improved(self._given(t)), t, own))))
         if self._mode == perturb.NO_CHANGE:
             return mapped(arguments, _once(copied)) if own else arguments
         found = next((tensor for tensor in tensors_of(arguments) if kind(tensor) is not None), None)
@@ -157,6 +165,11 @@ class Change:
             return made
 
         return mapped(arguments, _once(change))
+
+    def _given(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What the operator was given."""
+        tensor = tensor.detach()
+        return tensor.to(self._rounded) if self._rounded is not None and tensor.dtype == torch.float32 else tensor
 
     def _same(self, tensor: torch.Tensor, make: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         """What is whole in every piece is converted once; pieces are objects of their own."""
