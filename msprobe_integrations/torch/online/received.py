@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 
 from msprobe_engine.accuracy.precheck.options import ONLY_ACCELERATOR, Work
-from msprobe_engine.accuracy.results import CallResult, skipped
+from msprobe_engine.accuracy.results import ERROR, NOT_RUN, PASS, SKIP, WARNING, CallResult, skipped
 from msprobe_engine.dump import layout
 from msprobe_engine.dump.tensor_reader import SAFETENSORS, TensorFiles, TensorSource
 from msprobe_engine.errors import UsageError
@@ -106,9 +107,24 @@ def make_check(work: Work) -> Callable[..., CallResult]:
             if item.get("data_name") not in places and not item.get("ignored"):
                 return skipped(name, f"a tensor of it ({item.get('data_name') or 'without values'}) has not arrived or was not saved")
         files.use(directory, places)
-        return checker.check(name, record, backward, recorded=True).result
+        result = checker.check(name, record, backward, recorded=True).result
+        return _as_existing(result) if work.compat else result
 
     return check
+
+
+def _as_existing(result: CallResult) -> CallResult:
+    """With the verdicts of the existing tool: in a direction that of the last tensor that does not pass."""
+
+    def of(direction: str, status: str) -> str:
+        if status in (SKIP, NOT_RUN):
+            return status
+        bad = [t.old_status for t in result.tensors if f".{direction}." in t.name and t.old_status in (ERROR, WARNING)]
+        return bad[-1] if bad else PASS
+
+    tensors = tuple(replace(tensor, status=tensor.old_status, message="") for tensor in result.tensors)
+    forward, backward = of("forward", result.forward), of("backward", result.backward)
+    return replace(result, forward=forward, backward=backward, tensors=tensors)
 
 
 def _tensors_in(node: Any) -> Iterator[Mapping[str, Any]]:
