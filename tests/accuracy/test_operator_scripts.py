@@ -278,12 +278,12 @@ CASES = ("exact", "rounded", "bits", "scaled", "nan", "inf", "biased", "noise", 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
 def test_the_verdict_is_that_of_the_pre_check(kind: torch.dtype) -> None:
     """The same status and units as `judge`, whatever is wrong; the same numbers in both."""
-    for name in ("UNITS", "INSIDE", "COARSE", "HIDDEN", "BIAS"):
+    for name in ("UNITS", "INSIDE", "COARSE_INSIDE", "COARSE", "HIDDEN", "BIAS"):
         assert getattr(script_verdict, name) == getattr(engine_judge, name)
     for name in ("BIASED", "NEIGHBOURS", "SHARE", "OF_ALL", "JUMP", "MOST", "UNMEASURED"):
         assert getattr(script_verdict, name) == getattr(engine_condition, name)
     unit = torch.finfo(kind).eps / 2
-    known = {"standard": "benchmark", "hidden": False, "signs": False, "inside": ("forward",)}
+    known = {"standard": "benchmark", "hidden": False, "signs": False, "decides": False, "inside": ("forward",)}
     for seed, case in enumerate(CASES * 3):
         random = torch.Generator().manual_seed(seed)
         bench = torch.randn(64, generator=random, dtype=torch.float64) * 10 ** torch.randint(-3, 3, (64,), generator=random)

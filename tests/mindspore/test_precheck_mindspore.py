@@ -200,6 +200,15 @@ def test_scripts_repeat_the_recorded_bits(dump: Path, tmp_path: Path) -> None:
     assert sum("gradient of input" in text for _, text in found.values()) > 20
 
 
+def test_scripts_have_the_limits_of_the_pre_check() -> None:
+    """The numbers of the verdict stand in scripts as they stand in `judge`."""
+    from msprobe_engine.accuracy import judge
+    from msprobe_integrations.mindspore.accuracy import script_support
+
+    for name in ("UNITS", "INSIDE", "COARSE_INSIDE", "COARSE", "HIDDEN", "BIAS"):
+        assert getattr(script_support, name) == getattr(judge, name)
+
+
 def test_a_script_says_what_is_wrong(dump: Path, tmp_path: Path) -> None:
     """A fault in the types that are tested is an error of the script; drawn inputs work without the tensors."""
     options = ["--dump", str(dump), "--api", "Mint.matmul.0", "-o", str(tmp_path), "--random", "--iterations", "2"]

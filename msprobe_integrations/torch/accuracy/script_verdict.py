@@ -19,12 +19,13 @@ import torch
 PASS, WARNING, ERROR = "pass", "Warning", "error"
 UNITS = 32.0
 """The most units of a right kernel that computes in its own type."""
-INSIDE, COARSE = 0.25, 8.0
-"""The same of narrower ones, in round-off of their type: kernels that compute in float32, and those that round intermediate results."""
+INSIDE, COARSE_INSIDE, COARSE = 1 / 32, 2.0, 8.0
+"""The same of narrower ones, in round-off of their type: kernels that compute in float32, these with one intermediate result that is
+rounded (a warning), and operators of several kernels."""
 HIDDEN = 8.0
 """Operators that round values which nobody sees may have so many times more."""
 BIAS, BIASED = 1.5, 16
-"""Largest sum of all signed errors of a 16 bit type, in its round-off; how many elements such a sum needs."""
+"""Largest sum of all signed errors of a 16 bit type, by what rounding can make; how many elements such a sum needs."""
 NEIGHBOURS, SHARE, OF_ALL, JUMP, MOST, UNMEASURED = 4, 0.25, 0.5, 64.0, 0.95, 8.0
 """A scale is at least this share of the largest one so near, and this of all; an operator that amplifies a change more jumps there;
 so many of the elements have to be right without the size of others as an excuse; the condition where none was measured."""
@@ -53,7 +54,7 @@ def judged(
         near: results of the bench on changed inputs.
         unit: round-off of the inputs, which is how much they were changed; 0: none of them is a floating point number.
         case: what is known of the operator: its standard, ``inside`` (directions in which its narrow kernels compute in float32),
-            ``hidden`` and ``signs`` (of vectors, which nothing determines).
+            ``hidden``, ``decides`` (rounding does, which integer comes out) and ``signs`` (of vectors, which nothing determines).
         direction: ``forward`` or ``backward``.
     """
     if not (torch.is_tensor(device) and torch.is_tensor(bench)):
@@ -68,7 +69,7 @@ def judged(
         return PASS, "", {}
     near = [other.reshape(-1) for other in near if torch.is_tensor(other) and other.shape == bench.shape]
     if family(device) in ("integer", "bool"):
-        return (*exact(bench.reshape(-1), device.reshape(-1), near), {})
+        return (*exact(bench.reshape(-1), device.reshape(-1), near if case["decides"] else []), {})
     unit = unit or torch.finfo(device.dtype).eps / 2
     wide = torch.complex128 if bench.is_complex() else torch.float64
     b, d = bench.reshape(-1).to(wide), device.reshape(-1).to(wide)
@@ -78,16 +79,17 @@ def judged(
     if status == ERROR:
         return ERROR, message, measures
     if case["standard"] == "binary_consistency" and direction == "forward":
-        held = rounded(b, device.dtype)
-        different = finite & (held != d)
-        if bool(different.any()) and not explained(different, [rounded(other, device.dtype) for other in near], held, d):
-            return ERROR, f"{int(different.sum())} of {d.numel()} elements differ; this API moves values, and changes none", measures
+        count = int((finite & (rounded(b, device.dtype) != d)).sum())
+        if count:
+            return ERROR, f"{count} of {d.numel()} elements differ; this API moves values, and changes none", measures
         return status, message, measures
     if case["signs"]:
         d = aligned(b.view(bench.shape), d.view(bench.shape)).reshape(-1)
-    measures["units"], most, bias, at = measured(b, d, near, max(unit, 2.0**-52), finite, device.dtype)
-    good, bearable = limits(device.dtype, unit, case["hidden"], direction in case["inside"])
-    found, text = by_condition(measures["units"], most, bias, at, good, bearable)
+    units, most, bias, drift, at = measured(b, d, near, max(unit, 2.0**-52), finite, device.dtype)
+    measures["units"] = max(units, most)
+    good, bearable, strict = limits(device.dtype, unit, case, direction)
+    own = inner(device.dtype) * 2 == torch.finfo(device.dtype).eps
+    found, text = by_condition(units, most if strict or own else 0.0, bias if strict else drift, at, good, bearable)
     if found == ERROR and case["signs"] and direction == "backward":
         found, text = WARNING, f"{text}; nothing determines the sign of the vectors, which these gradients depend on"
     return max(status, found, key=(PASS, WARNING, ERROR).index), message or text, measures
@@ -112,7 +114,7 @@ def family(tensor: torch.Tensor) -> str:
 
 
 def exact(bench: torch.Tensor, device: torch.Tensor, near: list[torch.Tensor]) -> tuple[str, str]:
-    """Integers and truth values are equal, but where round-off of the inputs decides which they are (ties, steps)."""
+    """Integers and truth values are equal, but where changed inputs give another result (`near`, of operators that compute first)."""
     different = bench != device
     count = int(different.sum())
     if not count or explained(different, near, bench, device):
@@ -122,8 +124,6 @@ def exact(bench: torch.Tensor, device: torch.Tensor, near: list[torch.Tensor]) -
 
 def explained(different: torch.Tensor, near: list[torch.Tensor], bench: torch.Tensor, device: torch.Tensor) -> bool:
     """Is there a difference only where changed inputs make one, too?"""
-    if not near:
-        return False
     moves, hits = torch.zeros_like(different), torch.zeros_like(different)
     for other in near:
         moves, hits = moves | (other != bench), hits | (other == device)
@@ -186,12 +186,12 @@ def inner(dtype: torch.dtype) -> float:
 
 def measured(
     b: torch.Tensor, d: torch.Tensor, near: list[torch.Tensor], unit: float, looked: torch.Tensor, dtype: torch.dtype
-) -> tuple[float, float, float, int]:
-    """Largest units of an element; what most elements have; the sum of the signed errors; where the largest is."""
+) -> tuple[float, float, float, float, int]:
+    """Largest units of an element; what most have; sum of signed errors by that of rounding the result, and the inputs too; the place."""
     info = torch.finfo(dtype)
     off, tiny = info.eps / 2, info.smallest_normal
     if not bool(looked.any()):
-        return 0.0, 0.0, 0.0, 0
+        return 0.0, 0.0, 0.0, 0.0, 0
     size = torch.where(looked, b.abs(), 0.0)
     error = torch.where(looked, (d - b).abs(), 0.0)
     moved = torch.zeros_like(size)
@@ -208,30 +208,31 @@ def measured(
     floor = tiny * info.eps + torch.where(size < tiny, tiny if math.log2(tiny) < -100 else 0.0, 0.0)
     excess = (error - off * size - floor).clamp(min=0.0)
     scale = inner(dtype) * size + moved * (inner(dtype) / unit)
+    single = torch.where(excess > 0, excess / scale, 0.0)
     best = scale.clone()
     for shift in range(1, min(NEIGHBOURS, scale.numel() - 1) + 1):
         best[shift:] = torch.maximum(best[shift:], scale[:-shift])
         best[:-shift] = torch.maximum(best[:-shift], scale[shift:])
     scale = torch.maximum(scale, SHARE * best)
-    single = torch.where(excess > 0, excess / scale, 0.0)
     units = torch.where(excess > 0, excess / scale.clamp(min=OF_ALL * inner(dtype) * of_all), 0.0)
     at = int(units.argmax())
     ordered = single[looked].sort()[0]
     most = float(ordered[int(MOST * (len(ordered) - 1))])
     used = looked & (b.abs() >= tiny)
     if inner(dtype) == off or b.is_complex() or int(used.sum()) < BIASED:
-        return float(units[at]), most, 0.0, at
-    signed = ((d - b) * b.sign())[used].sum()
-    return float(units[at]), most, float(signed / (off * b.abs()[used].sum() + moved[used].sum() * (off / unit))), at
+        return float(units[at]), most, 0.0, 0.0, at
+    total, rounding = float(((d - b) * b.sign())[used].sum()), float(off * b.abs()[used].sum())
+    return float(units[at]), most, total / rounding, total / (rounding + float(moved[used].sum()) * (off / unit)), at
 
 
-def limits(dtype: torch.dtype, unit: float, hidden: bool, inside: bool) -> tuple[float, float]:
-    """Units up to which a result passes, and up to which it is a warning."""
-    loose, own = HIDDEN if hidden else 1.0, torch.finfo(dtype).eps / 2 / inner(dtype)
+def limits(dtype: torch.dtype, unit: float, case: dict[str, Any], direction: str) -> tuple[float, float, bool]:
+    """Units up to which a result passes, and up to which it is a warning; should the kernel compute in float32 and round once?"""
+    loose, own = HIDDEN if case["hidden"] or case["signs"] else 1.0, torch.finfo(dtype).eps / 2 / inner(dtype)
     if own == 1.0:
-        return UNITS * loose, UNITS * loose
-    strict = inside and unit >= torch.finfo(dtype).eps / 2  # of finer inputs, the operator, or autocast, casts these first
-    return INSIDE * own if strict else COARSE * loose * own, math.inf if hidden else COARSE * own
+        return UNITS * loose, UNITS * loose, False
+    if unit >= torch.finfo(dtype).eps / 2 and direction in case["inside"]:  # finer inputs the operator, or autocast, casts first
+        return INSIDE * own, COARSE_INSIDE * own, True
+    return COARSE * loose * own, COARSE * own if loose == 1.0 else math.inf, False
 
 
 def by_condition(units: float, most: float, bias: float, at: int, good: float, bearable: float) -> tuple[str, str]:
