@@ -3,8 +3,8 @@
     python benchmarks/online.py
     python benchmarks/online.py --megabytes 1024 --rounds 15 --sizes 65536 1048576
 
-Sender and receiver are two processes on loopback. A copy is ``sendall`` of the same buffer again and again on one side and ``recv_into``
-one buffer on the other; ours is `Client.send` of as many messages, until all of them are acknowledged by a `Server` whose handler does
+Sender and receiver are two processes on loopback. A copy is ``sendall`` of the same buffer again and again on one side and ``recv_into`` a
+buffer of the same size on the other; ours is `Client.send` of as many messages, until all are acknowledged by a `Server` whose handler does
 nothing. The two take turns; shown are medians over the rounds, and of the ratios of a round. CPU is what both processes use together:
 on a machine that others use too, its ratio says more than that of times. Directory: a shared directory on the local disk, against
 writing and reading the same bytes as files.
@@ -33,13 +33,6 @@ from msprobe_engine.accuracy.online.server import Server
 from msprobe_engine.accuracy.online.shared_directory import DirectoryClient
 
 HOST = "127.0.0.1"
-_BUFFER = 1 << 20
-
-
-def cpu() -> float:
-    """Seconds this process has used."""
-    used = os.times()
-    return used.user + used.system
 
 
 def receive_copies(pipe: Connection, tls: Path | None) -> None:
@@ -50,17 +43,20 @@ def receive_copies(pipe: Connection, tls: Path | None) -> None:
         context.load_cert_chain(tls / "server.crt", tls / "server.key")
     listener = socket.create_server((HOST, 0))
     pipe.send(listener.getsockname()[1])
-    buffer = memoryview(bytearray(_BUFFER))
     while True:
         connection: Any = listener.accept()[0]
         if context is not None:
             connection = context.wrap_socket(connection, server_side=True)
-        left = int.from_bytes(connection.recv(8), "big")
-        begin = cpu()
+        left, size = (int.from_bytes(connection.recv(8), "big") for _ in range(2))
+        buffer = memoryview(bytearray(size))
+        begin = time.process_time()
         while left > 0:
-            left -= connection.recv_into(buffer)
+            at = 0
+            while at < size:
+                at += connection.recv_into(buffer[at:])
+            left -= size
         connection.sendall(b"x")
-        pipe.send(cpu() - begin)
+        pipe.send(time.process_time() - begin)
         connection.close()
 
 
@@ -74,9 +70,9 @@ def receive_ours(pipe: Connection, tls: Path | None) -> None:
     )
     pipe.send(server.port)
     while True:
-        begin = cpu()
+        begin = time.process_time()
         pipe.recv()
-        pipe.send(cpu() - begin)
+        pipe.send(time.process_time() - begin)
 
 
 def receive_directory(pipe: Connection, directory: Path) -> None:
@@ -84,11 +80,11 @@ def receive_directory(pipe: Connection, directory: Path) -> None:
     server = DirectoryServer(directory, lambda *_: None, ServerOptions(), lambda event: print(event.message) if event.bad else None)
     pipe.send(0)
     while True:
-        begin = cpu()
+        begin = time.process_time()
         count = pipe.recv()
         while sum(session.final is not None for session in server.sessions()) < count:
             time.sleep(0.005)
-        pipe.send(cpu() - begin)
+        pipe.send(time.process_time() - begin)
 
 
 def start(target: Callable[..., None], *arguments: object) -> tuple[Connection, int]:
@@ -110,14 +106,14 @@ class Copy:
         if self._tls is not None:
             context = ssl.create_default_context(cafile=str(self._tls / "ca.crt"))
             connection = context.wrap_socket(connection, server_hostname=HOST)
-        begin, used = time.perf_counter(), cpu()
-        connection.sendall((len(data) * count).to_bytes(8, "big"))
+        begin, used = time.perf_counter(), time.process_time()
+        connection.sendall((len(data) * count).to_bytes(8, "big") + len(data).to_bytes(8, "big"))
         for _ in range(count):
             connection.sendall(data)
         connection.recv(1)
         seconds = time.perf_counter() - begin
         connection.close()
-        return seconds, cpu() - used + float(self._pipe.recv())
+        return seconds, time.process_time() - used + float(self._pipe.recv())
 
 
 class Ours:
@@ -133,14 +129,14 @@ class Ours:
             time.sleep(0.001)
         self._pipe.send(0)
         self._pipe.recv()
-        begin, used = time.perf_counter(), cpu()
+        begin, used = time.perf_counter(), time.process_time()
         for i in range(count):
             client.send({"i": i}, [data])
         counts = client.close(600.0)
         seconds = time.perf_counter() - begin
         assert counts.acknowledged == count, counts
         self._pipe.send(0)
-        return seconds, cpu() - used + float(self._pipe.recv())
+        return seconds, time.process_time() - used + float(self._pipe.recv())
 
 
 class Files:
@@ -151,13 +147,13 @@ class Files:
 
     def __call__(self, data: memoryview, count: int) -> tuple[float, float]:
         buffer = bytearray(len(data))
-        begin, used = time.perf_counter(), cpu()
+        begin, used = time.perf_counter(), time.process_time()
         for i in range(count):
             (self._root / str(i)).write_bytes(data)
             with open(self._root / str(i), "rb") as file:
                 file.readinto(buffer)
             os.unlink(self._root / str(i))
-        return time.perf_counter() - begin, cpu() - used
+        return time.perf_counter() - begin, time.process_time() - used
 
 
 class Directory:
@@ -170,14 +166,14 @@ class Directory:
 
     def __call__(self, data: memoryview, count: int) -> tuple[float, float]:
         self._runs += 1
-        begin, used = time.perf_counter(), cpu()
+        begin, used = time.perf_counter(), time.process_time()
         client = DirectoryClient(self._root, ClientOptions(rank=self._runs), lambda event: print(event.message) if event.bad else None)
         for i in range(count):
             client.send({"i": i}, [data])
         client.close(600.0)
         self._pipe.send(self._runs)
         theirs = float(self._pipe.recv())
-        return time.perf_counter() - begin, cpu() - used + theirs
+        return time.perf_counter() - begin, time.process_time() - used + theirs
 
 
 def main() -> None:
@@ -200,9 +196,8 @@ def main() -> None:
             "TLS": (Copy(bench), Ours(bench, trainer)),
             "directory": (Files(root / "files"), Directory(root / "shared")),
         }
-        print(
-            "| way | message | copy, MB/s | ours, MB/s | ratio | copy, CPU s/GB | ours, CPU s/GB | ratio |\n|---|---|---|---|---|---|---|---|"
-        )
+        print("| way | message | copy, MB/s | ours, MB/s | ratio | copy, CPU s/GB | ours, CPU s/GB | ratio |")
+        print("|---|---|---|---|---|---|---|---|", flush=True)
         for name, (copy, ours) in ways.items():
             for size in arguments.sizes:
                 data = memoryview(os.urandom(size))

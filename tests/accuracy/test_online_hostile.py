@@ -23,6 +23,7 @@ from online_ends import LOOPBACK, Kept, sending, serving, tls_directories, until
 from msprobe_engine.accuracy.online.frames import Frame, FrameReader, Kind, Need, encode_control, encode_prefix, parse_header, parse_message
 from msprobe_engine.accuracy.online.options import TlsOptions
 from msprobe_engine.accuracy.online.outbox import Outbox
+from msprobe_engine.accuracy.online.pace import Pace
 from msprobe_engine.accuracy.online.server import Server
 from msprobe_engine.errors import TransportError
 
@@ -190,6 +191,21 @@ def test_slow_loris_is_cut_off_before_and_after_the_greeting(target: tuple[Serve
     for thread in threads:
         thread.join()
     assert until(lambda: server.budget.used == 0)
+
+
+def test_pace_counts_only_the_time_in_which_this_end_reads() -> None:
+    """Silence and slowness are the other end's; a pause of ours, at any place, is not held against it."""
+    look: dict[str, Any] = {"reading": True, "heard": True, "complete": True, "inside": 0}
+    pace = Pace(1000.0, 10.0, 100.0)
+    assert pace.look(1001.0, **look) == ""
+    assert pace.look(1002.0, **look | {"reading": False}) == ""
+    assert pace.look(1500.0, **look | {"complete": False, "inside": 50, "heard": False}) == ""
+    assert pace.look(1505.0, **look | {"complete": False, "inside": 50}) == ""
+    assert pace.look(1506.0, **look | {"reading": False, "complete": False, "inside": 50}) == ""
+    assert pace.look(1700.0, **look | {"reading": False, "complete": False, "inside": 50}) == ""
+    assert pace.look(1704.0, **look | {"complete": False, "inside": 50}) == ""
+    assert "too slow" in pace.look(1712.0, **look | {"complete": False, "inside": 50})
+    assert "nothing was heard" in Pace(0.0, 10.0, 100.0).look(11.0, reading=True, heard=False, complete=False, inside=0)
 
 
 def test_many_connections_do_not_exhaust_the_server(target: tuple[Server, Kept]) -> None:

@@ -9,14 +9,18 @@ import numpy as np
 
 from msprobe_engine.accuracy.online.channel import Waker
 
-_KEPT = 64 << 20
+_KEPT = 256 << 20
+_MOST = 256
 _LEAST = 4096
+_WASTE = 4
+"""A buffer is used for what needs at least this part of it."""
 
 
 class Budget:
-    """So many bytes for all connections together; one message alone may be larger."""
+    """So many bytes for all connections together; one message alone may be larger. `memory` is where they come from."""
 
     def __init__(self, limit: int) -> None:
+        self.memory = Memory()
         self._limit = limit
         self._used = 0
         self._lock = threading.Lock()
@@ -59,7 +63,7 @@ class Budget:
 
 
 class Memory:
-    """Buffers of one connection, used again because memory that is new costs more than what is put into it. At most 64 MiB are kept."""
+    """Buffers, used again because memory that is new costs more than what is put into it. At most 256 MiB are kept."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -70,7 +74,7 @@ class Memory:
         """A view of `size` bytes, and what to give back with `put`."""
         with self._lock:
             for i, whole in enumerate(self._free):
-                if len(whole) >= size:
+                if size <= len(whole) <= _WASTE * max(size, _LEAST):
                     del self._free[i]
                     self._kept -= len(whole)
                     return whole[:size], whole
@@ -82,5 +86,5 @@ class Memory:
         with self._lock:
             self._free.append(whole)
             self._kept += len(whole)
-            while self._kept > _KEPT:
+            while self._kept > _KEPT or len(self._free) > _MOST:
                 self._kept -= len(self._free.popleft())

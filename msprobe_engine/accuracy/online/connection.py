@@ -10,11 +10,11 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from msprobe_engine.accuracy.online.addresses import is_strangers
-from msprobe_engine.accuracy.online.budget import Memory
 from msprobe_engine.accuracy.online.channel import CLOSED, Channel, Waker
 from msprobe_engine.accuracy.online.events import Counts, Peer
 from msprobe_engine.accuracy.online.frames import Frame, FrameReader, Kind, Need, encode_control, parse_header
 from msprobe_engine.accuracy.online.options import ServerOptions
+from msprobe_engine.accuracy.online.pace import Pace
 from msprobe_engine.accuracy.online.session import Session
 from msprobe_engine.errors import TransportError
 
@@ -47,7 +47,6 @@ class Connection:
         self._socket = accepted
         self._channel = Channel(accepted)
         self._waker = Waker()
-        self._memory = Memory()
         self._session: Session | None = None
         self._cut = ""
         self._need: Need | None = None
@@ -138,9 +137,8 @@ class Connection:
 
     def _serve(self, session: Session, reader: FrameReader) -> None:
         options = self._options
-        heard = said = time.monotonic()
-        began = 0.0
-        paused = 0.0
+        said = time.monotonic()
+        pace = Pace(said, options.silence, options.least_rate)
         while not self._cut:
             self._waker.clear()
             self._acknowledge(session, time.monotonic() - self._answered > _ANSWER_SECONDS)
@@ -152,20 +150,12 @@ class Connection:
             if complete < 0:
                 return
             now = time.monotonic()
-            if reader.bytes:
-                heard, reader.bytes = now, 0
+            heard, reader.bytes = reader.bytes > 0, 0
+            if heard:
                 session.seen = now
-            if not reading:
-                paused = paused or now
-            elif paused:  # what was not read for our sake is not the client's fault
-                heard += now - paused
-                began += now - paused
-                paused = 0.0
-            began = 0.0 if not reader.inside else now if complete or not began else began
-            if reading and now - heard > options.silence:
-                raise TransportError(f"nothing was heard for {options.silence:g} s")
-            if reading and began and now - began > options.silence + reader.inside / options.least_rate:
-                raise TransportError(f"a message of {reader.inside} bytes has not come within {now - began:.0f} s, which is too slow")
+            problem = pace.look(now, reading=reading, heard=heard, complete=complete > 0, inside=reader.inside)
+            if problem:
+                raise TransportError(problem)
             if now - said >= options.heartbeat and not self._channel.pending:
                 self._channel.put([encode_control(Kind.ALIVE)])
                 said = now
@@ -192,7 +182,7 @@ class Connection:
             if not self._server.budget.take(self._need.size, self._waker):
                 return False
             self._taken = self._need.size
-            view, memory = self._memory.get(self._need.payload)
+            view, memory = self._server.budget.memory.get(self._need.payload)
             reader.give(view, memory)
             self._need = None
         return True
@@ -229,7 +219,7 @@ class Connection:
     def _take(self, session: Session, frame: Frame) -> bool:
         if frame.kind == Kind.MESSAGE:
             size, self._taken = self._taken, 0
-            if not session.accept(frame, self._memory):
+            if not session.accept(frame):
                 self._server.budget.release(size)
             return True
         header = parse_header(frame.header)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine.accuracy.online import directory_layout as layout
-from msprobe_engine.accuracy.online.budget import Budget, Memory
+from msprobe_engine.accuracy.online.budget import Budget
 from msprobe_engine.accuracy.online.channel import Waker
 from msprobe_engine.accuracy.online.connection import counts_of, whole
 from msprobe_engine.accuracy.online.events import CONNECTED, EXPIRING, FAULT, FINISHED, GONE, RECONNECTED, REFUSED, Event, OnEvent, Peer
@@ -40,7 +40,6 @@ class _Client:
     last: int = -1
     missing_since: float = 0.0
     looked: float = 0.0
-    memory: Memory = field(default_factory=Memory)
 
 
 class DirectoryServer:
@@ -254,7 +253,7 @@ class DirectoryServer:
                 return True
             if not self._budget.take(size, self._waker):
                 return False
-            view, memory = client.memory.get(size)
+            view, memory = self._budget.memory.get(size)
             try:
                 with os.fdopen(os.dup(descriptor), "rb", buffering=0) as file:
                     frame = _whole_file(file, view)
@@ -265,7 +264,7 @@ class DirectoryServer:
                 self._reject(client, sequence, str(error))
                 return True
             extra = size - len(frame.header) - len(frame.payload)
-            if not session.accept(frame._replace(memory=memory), client.memory):
+            if not session.accept(frame._replace(memory=memory)):
                 extra = size
             self._budget.release(extra)
             session.seen = time.monotonic()

@@ -116,7 +116,8 @@ class Server:
         safe = self._last(peer) if known is None and self._last is not None else 0
         with self._lock:
             for other in self._sessions.values():
-                if other.peer.rank == peer.rank and other.peer.session != peer.session and other.connection is not None:
+                there = other.connection is not None and other.final is None
+                if there and other.peer.rank == peer.rank and other.peer.session != peer.session:
                     raise TransportError(
                         f"rank {peer.rank} is connected from {other.peer.address} already; two trainings, or two processes of one, have "
                         "the same rank (if the other one is dead, its place is free soon)"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from msprobe_engine.accuracy.online.budget import Budget, Memory
+from msprobe_engine.accuracy.online.budget import Budget
 from msprobe_engine.accuracy.online.events import FAULT, LOST, RECOVERED, REFUSED, Counts, Event, OnEvent, Peer
 from msprobe_engine.accuracy.online.frames import Frame, parse_header
 from msprobe_engine.accuracy.online.outbox import tell
@@ -83,7 +83,7 @@ class Session:
         self._budget = budget
         self._read_ahead = read_ahead
         self._changed = threading.Condition()
-        self._inbox: deque[tuple[Frame, Memory]] = deque()
+        self._inbox: deque[Frame] = deque()
         self._waiting = 0
         self._woken = 0.0
         self._worker: threading.Thread | None = None
@@ -123,14 +123,14 @@ class Session:
                 self.safe = self.have
         return gap
 
-    def accept(self, frame: Frame, memory: Memory) -> bool:
+    def accept(self, frame: Frame) -> bool:
         """Take a message that has arrived; False when it was here before. The handler may get it at the next `kick` only."""
         with self._changed:
             if frame.sequence <= self.have:
                 return False
             self._skip(frame.sequence)
             self.have = frame.sequence
-            self._inbox.append((frame, memory))
+            self._inbox.append(frame)
             self._waiting += _size(frame)
             if self._worker is None:
                 self._worker = threading.Thread(target=self._work, name=f"msprobe-handler-{self.peer.rank}", daemon=True)
@@ -203,7 +203,7 @@ class Session:
                 if not self._changed.wait_for(lambda: self._inbox or self._stopped, 60.0) or self._stopped:
                     self._worker = None
                     return
-                frame, memory = self._inbox[0]
+                frame = self._inbox[0]
             reason = self._handle(frame)
             if reason is None:
                 continue  # stopped: it was not taken
@@ -222,7 +222,7 @@ class Session:
                     self._bytes += size
                 connection = self.connection
                 news = not self._inbox or not room
-            memory.put(frame.memory)
+            self._budget.memory.put(frame.memory)
             del frame
             self._budget.release(size)
             now = time.monotonic()
