@@ -7,14 +7,14 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
 from msprobe_engine import names
 from msprobe_engine.accuracy.online import messages
+from msprobe_engine.accuracy.online.spool_files import bases, data_names_in, document, listed, number_of
 from msprobe_engine.accuracy.precheck.calls import bare_name
 from msprobe_engine.dump import layout
 from msprobe_engine.dump.packedfiles import INDEX, index_text, shard_name
@@ -23,7 +23,6 @@ from msprobe_engine.dump.tensor_reader import TensorFiles
 from msprobe_engine.errors import DumpFormatError
 
 LOST_ON_THE_WAY = "it did not reach the benchmark host"
-_REMEMBERED = 64
 
 
 @dataclass
@@ -139,9 +138,9 @@ class SpoolStep:
         made = cls(directory, session, number, rank)
         for path in sorted(directory.glob(".calls-*.json")):
             text = path.read_bytes()
-            shard = directory / layout.TENSORS / shard_name(_number_of(path))
+            shard = directory / layout.TENSORS / shard_name(number_of(path))
             try:
-                made._take(_number_of(path), json.loads(text), shard if shard.is_file() else None)
+                made._take(number_of(path), json.loads(text), shard if shard.is_file() else None)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise DumpFormatError(f"{path}: is damaged ({type(error).__name__}: {str(error)[:120]})") from None
             made.bytes += len(text) + (shard.stat().st_size if shard.is_file() else 0)
@@ -203,7 +202,7 @@ class SpoolStep:
             layout.write_file(self._calls_file(message.number), [message.text])
             if new:
                 self.bytes += len(message.text) + len(message.shard)
-            return [call for name in _bases(message.records) if (call := self._complete(name)) is not None]
+            return [call for name in bases(message.records) if (call := self._complete(name)) is not None]
 
     def _take(self, number: int, document: Mapping[str, Any], shard: Path | None) -> bool:
         """Note what a message holds; False when it is known already."""
@@ -246,7 +245,7 @@ class SpoolStep:
         """
         found = messages.data_names(message.files[messages.NAMES]) if messages.NAMES in message.files else dict(self._names)
         missing = self._write_index(found)
-        not_saved = _listed(message.files.get(layout.NOT_SAVED)) + [{"name": n, "bytes": 0, "reason": LOST_ON_THE_WAY} for n in missing]
+        not_saved = listed(message.files.get(layout.NOT_SAVED)) + [{"name": n, "bytes": 0, "reason": LOST_ON_THE_WAY} for n in missing]
         if not_saved:
             layout.write_file(self.directory / layout.NOT_SAVED, [json.dumps({"not_saved": not_saved}, indent=1).encode()])
         for name in (layout.STACK, layout.CONSTRUCT):
@@ -355,7 +354,7 @@ class SpoolStep:
         Raises:
             DumpFormatError, OSError: it is gone.
         """
-        found = _document(str(self._calls_file(number)), self.session)["calls"].get(name)
+        found = document(str(self._calls_file(number)), self.session)["calls"].get(name)
         if not isinstance(found, dict):
             raise DumpFormatError(f"{self._calls_file(number)}: has no record '{name[:120]}'")
         return found
@@ -366,7 +365,7 @@ class SpoolStep:
         Raises:
             OSError: it is gone.
         """
-        found = _document(str(self._calls_file(number)), self.session)["sources"].get(name)
+        found = document(str(self._calls_file(number)), self.session)["sources"].get(name)
         return found if isinstance(found, str) else ""
 
     def places(self, *records: Mapping[str, Any] | None) -> dict[str, tuple[str, str]]:
@@ -374,7 +373,7 @@ class SpoolStep:
         found = {}
         with self._lock:
             for record in records:
-                for name in _data_names(record):
+                for name in data_names_in(record):
                     key = self._names.get(name)
                     if key is not None and key in self._keys:
                         found[name] = (self._keys[key][0], key)
@@ -382,42 +381,3 @@ class SpoolStep:
 
     def _calls_file(self, number: int) -> Path:
         return self.directory / f".calls-{number:05d}.json"
-
-
-@lru_cache(maxsize=_REMEMBERED)
-def _document(path: str, _session: str) -> dict[str, Any]:
-    with open(path, "rb") as file:
-        found: dict[str, Any] = json.load(file)
-    return found
-
-
-def _data_names(node: Any) -> Iterator[str]:
-    if isinstance(node, dict):
-        name = node.get("data_name")
-        if isinstance(name, str):
-            yield name
-        for child in node.values():
-            yield from _data_names(child)
-    elif isinstance(node, list):
-        for child in node:
-            yield from _data_names(child)
-
-
-def _bases(records: Mapping[str, Any]) -> list[str]:
-    return list(dict.fromkeys(name.rpartition(".")[0] for name in records))
-
-
-def _number_of(path: Path) -> int:
-    return int(path.name.removeprefix(".calls-").removesuffix(".json"))
-
-
-def _listed(text: memoryview | None) -> list[Any]:
-    if text is None:
-        return []
-    try:
-        found = json.loads(bytes(text))["not_saved"]
-    except (ValueError, KeyError, TypeError):
-        raise DumpFormatError(f"{layout.NOT_SAVED} of a step is damaged") from None
-    if not isinstance(found, list):
-        raise DumpFormatError(f"{layout.NOT_SAVED} of a step is damaged")
-    return found

@@ -1,0 +1,66 @@
+"""Files of a step in the spool: records as they came, and what is in them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from msprobe_engine.dump import layout
+from msprobe_engine.errors import DumpFormatError
+
+_REMEMBERED = 64
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def document(path: str, _session: str) -> dict[str, Any]:
+    """What came with one message; of another session it is another file.
+
+    Raises:
+        OSError: it is gone.
+    """
+    with open(path, "rb") as file:
+        found: dict[str, Any] = json.load(file)
+    return found
+
+
+def data_names_in(node: Any) -> Iterator[str]:
+    """The ``data_name`` of every tensor in a record."""
+    if isinstance(node, dict):
+        name = node.get("data_name")
+        if isinstance(name, str):
+            yield name
+        for child in node.values():
+            yield from data_names_in(child)
+    elif isinstance(node, list):
+        for child in node:
+            yield from data_names_in(child)
+
+
+def bases(records: Mapping[str, Any]) -> list[str]:
+    """Names of the calls that these records are of, each once."""
+    return list(dict.fromkeys(name.rpartition(".")[0] for name in records))
+
+
+def number_of(path: Path) -> int:
+    """Number of the message whose records are in this file."""
+    return int(path.name.removeprefix(".calls-").removesuffix(".json"))
+
+
+def listed(text: memoryview | None) -> list[Any]:
+    """The list in a ``not_saved.json``; empty when there is none.
+
+    Raises:
+        DumpFormatError: it is damaged.
+    """
+    if text is None:
+        return []
+    try:
+        found = json.loads(bytes(text))["not_saved"]
+    except (ValueError, KeyError, TypeError):
+        raise DumpFormatError(f"{layout.NOT_SAVED} of a step is damaged") from None
+    if not isinstance(found, list):
+        raise DumpFormatError(f"{layout.NOT_SAVED} of a step is damaged")
+    return found
