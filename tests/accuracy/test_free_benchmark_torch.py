@@ -311,6 +311,7 @@ def test_what_is_not_run_again_is_said(tmp_path: Path) -> None:
     def calls() -> None:
         torch.func.vmap(lambda t: torch.sin(t))(x)
         torch.tanh(x.to_sparse())
+        torch.relu(torch.nested.nested_tensor([torch.rand(2), torch.rand(3)]))
         torch.normal(x, x, generator=torch.Generator())
         with torch.inference_mode():
             torch.exp(x)
@@ -321,6 +322,7 @@ def test_what_is_not_run_again_is_said(tmp_path: Path) -> None:
     found = operators(around, tmp_path)
     assert "transformation" in found["Torch.sin"]["skipped"]
     assert "sparse" in found["Torch.tanh"]["skipped"]
+    assert "nested" in found["Torch.relu"]["skipped"]
     assert "random" in found["Torch.normal"]["skipped"]
     assert found["Torch.exp"]["checked"] == "1"
     assert not around.faults.disabled

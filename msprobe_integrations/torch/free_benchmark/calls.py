@@ -34,8 +34,8 @@ def left_out(prefix: str, api: str, args: Any, kwargs: Mapping[str, Any]) -> str
     for tensor in tensors_of((args, kwargs)):
         if type(tensor) not in _KINDS:
             return f"a tensor of class {type(tensor).__name__}"
-        if tensor.layout != torch.strided:
-            return "a sparse tensor"
+        if tensor.layout != torch.strided or tensor.is_nested:
+            return "a sparse or nested tensor"
         if tensor.is_meta:
             return "tensors without values"
         if tensor.is_cuda and torch.cuda.is_current_stream_capturing():

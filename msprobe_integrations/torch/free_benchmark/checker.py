@@ -110,6 +110,8 @@ class Checker:
                     self._compared(seen, outputs_of(result, (seen.tensors, {})))
             except Unperturbed as error:
                 self._choice.table.looked(seen.base).skip(str(error))
+            except (NotImplementedError, torch.cuda.OutOfMemoryError) as error:  # a kind of tensor, or a size, that nothing can be asked of
+                self._choice.table.looked(seen.base).skip(f"cannot be compared ({type(error).__name__})")
         return result
 
     def end_step(self) -> None:

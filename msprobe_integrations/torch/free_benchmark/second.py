@@ -214,7 +214,12 @@ def runs(seen: Seen, mode: str, results: Sequence[torch.Tensor], change: Change)
 
 def _plain(tensor: torch.Tensor) -> bool:
     """Is it a tensor whose values can be compared, though no float?"""
-    return tensor.layout == torch.strided and not tensor.is_quantized and not (tensor.is_floating_point() or tensor.is_complex())
+    return (
+        tensor.layout == torch.strided
+        and not tensor.is_nested
+        and not tensor.is_quantized
+        and not (tensor.is_floating_point() or tensor.is_complex())
+    )
 
 
 def _made(func: Callable[..., Any], arguments: tuple[tuple[Any, ...], Mapping[str, Any]]) -> list[torch.Tensor]:

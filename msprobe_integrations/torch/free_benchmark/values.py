@@ -33,7 +33,7 @@ tensors_of = lister(mapped)
 
 def kind(tensor: torch.Tensor) -> str | None:
     """Name of its type for the engine, None when it is not compared."""
-    return FLOATS.get(tensor.dtype) if tensor.layout == torch.strided else None
+    return FLOATS.get(tensor.dtype) if tensor.layout == torch.strided and not tensor.is_nested else None
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:
