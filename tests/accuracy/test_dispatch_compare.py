@@ -17,6 +17,7 @@ from torch.nn import functional
 from msprobe.pytorch.online_dispatch import PtdbgDispatch
 from msprobe_engine.accuracy.dispatch_table import DETAIL_COLUMNS, OPERATOR_COLUMNS, RESULT_COLUMNS, difference
 from msprobe_engine.errors import UsageError
+from msprobe_integrations.torch.dispatch_compare import references
 
 Rows = list[dict[str, str]]
 
@@ -205,6 +206,55 @@ def test_in_place_operators_are_judged_from_what_was_there_before(tmp_path: Path
     assert torch.equal(x, expected * 2 + 1)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_running_statistics_are_updated_once(dtype: torch.dtype, tmp_path: Path) -> None:
+    """What an operator writes without saying so is not written by the benchmark, in float64 neither; and it is compared."""
+    torch.manual_seed(0)
+    x, norms = torch.randn(4, 3, 5, dtype=dtype), [nn.BatchNorm1d(3).to(dtype) for _ in range(2)]
+    norms[0](x)
+    _, rows = one(tmp_path, lambda: norms[1](x))
+    assert torch.equal(norms[0].running_mean, norms[1].running_mean)  # type: ignore[arg-type]
+    assert torch.equal(norms[0].running_var, norms[1].running_var)  # type: ignore[arg-type]
+    if dtype is torch.float32:
+        assert [row["verdict"] for row in rows if row["Npu Name"].startswith("native_batch_norm_1")] == ["pass"] * 5
+
+
+@pytest.mark.parametrize("heads", [4, 2])
+@pytest.mark.parametrize("causal", [True, False])
+def test_formulas_of_fused_attention(heads: int, causal: bool) -> None:
+    """What stands for attention kernels that only accelerators have is attention and its gradient, with shared heads and a bias."""
+    torch.manual_seed(0)
+    q = torch.randn(2, 4, 6, 8, dtype=torch.float64, requires_grad=True)
+    k, v = (torch.randn(2, heads, 6, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    bias = None if causal else torch.randn(2, 4, 6, 6, dtype=torch.float64)
+    out = functional.scaled_dot_product_attention(q, k, v, bias, is_causal=causal, enable_gqa=True)
+    gradient = torch.randn_like(out)
+    expected = torch.autograd.grad(out, (q, k, v), gradient)
+    aten, q, k, v = torch.ops.aten, q.detach(), k.detach(), v.detach()
+    forward = aten._scaled_dot_product_efficient_attention.default
+    found = references.formula(forward, [q, k, v, bias, True], {"is_causal": causal})
+    torch.testing.assert_close(found, out)
+    backward = aten._scaled_dot_product_efficient_attention_backward.default
+    rest = [None, None, None, 0.0, [True, True, True, False]]
+    gradients = references.formula(backward, [gradient, q, k, v, bias, out, *rest], {"is_causal": causal})
+    for a, b in zip(gradients, expected):
+        torch.testing.assert_close(a, b)
+
+
+def test_formulas_of_other_fused_operators() -> None:
+    """RMS norm, batch norm and scaled products by formula are what torch has."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(4, 8, dtype=torch.float64), torch.randn(8, dtype=torch.float64)
+    found = references.formula(torch.ops.aten._fused_rms_norm.default, [x, [8], weight, 1e-6], {})
+    torch.testing.assert_close(found[0], functional.rms_norm(x, [8], weight, 1e-6))
+    mean, var = torch.zeros(8).double(), torch.ones(8).double()
+    found = references.formula(torch.ops.aten.cudnn_batch_norm.default, [x, weight, weight, mean, var, True, 0.1, 1e-5], {})
+    torch.testing.assert_close(found[0], functional.batch_norm(x, None, None, weight, weight, True))
+    scale = torch.tensor(0.5, dtype=torch.float64)
+    product = references.formula(torch.ops.aten._scaled_mm.default, [x, x.t(), scale, scale], {})
+    torch.testing.assert_close(product, x @ x.t() * 0.25)
+
+
 def test_dropout_is_judged_by_its_mask(tmp_path: Path) -> None:
     """What a random operator drew is given to the benchmark where the result says it; random streams are untouched."""
     torch.manual_seed(3)
@@ -263,7 +313,7 @@ def test_two_settings_of_one_device(tmp_path: Path) -> None:
     assert [(row["verdict"], row["Bench Dtype"], row["bench"]) for row in rows] == [("pass", "torch.float32", "cpu same types")]
     mode, rows = one(tmp_path, call, bench_dtype="same")
     assert not rows
-    assert "it would be the same run" in mode.tables.text()
+    assert "the benchmark would be the same run: 1" in mode.tables.text()
 
 
 def test_other_processes_give_the_same_verdicts(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from msprobe_integrations.torch.dispatch_compare import references
 from msprobe_integrations.torch.dispatch_compare.operators import Operator
 
 NOT_PLAIN = "tensors without plain values (meta, sparse, nested, quantized)"
+SAME = "the benchmark would be the same run"
 
 
 class NoBench(Exception):
@@ -77,10 +78,11 @@ class Bench:
         if random and operator.name not in references.FROM_RESULT:
             raise NoBench("draws random numbers")
         problem = ""
-        for name in ("same",) if operator.api in KEPT else dict.fromkeys((self._dtype, "raised", "same")):
+        only = self._dtype == "same" or operator.api in KEPT
+        for name in ("same",) if only else dict.fromkeys((self._dtype, "raised", "same")):
             types = BENCHES[name]
-            if name == "same" and not self._differs(args, kwargs):
-                break
+            if not self._differs(args, kwargs, types):
+                continue
 
             def once(change: int | None = None, types: Types = types) -> list[Any]:
                 return self._once(func, operator, args, kwargs, result if random else None, types, change)
@@ -95,11 +97,11 @@ class Bench:
                 IndexError,
             ) as error:  # what a kernel says of a type it has not
                 problem = problem or f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}"
-        raise NoBench(f"no benchmark on {self.device}: {problem or 'it would be the same run'}")
+        raise NoBench(f"no benchmark on {self.device}: {problem}" if problem else SAME)
 
-    def _differs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Is a run in the same types another run at all?"""
-        return self._tells or any(t.device != self.device for t in tensors([args, kwargs]))
+    def _differs(self, args: Sequence[Any], kwargs: Mapping[str, Any], types: Types) -> bool:
+        """Is it another run at all? Integers on one device, float64 in float64 are not."""
+        return self._tells or any(t.device != self.device or types.get(t.dtype, t.dtype) != t.dtype for t in tensors([args, kwargs]))
 
     def _text(self, dtype: str) -> str:
         return f"{self.device} {'same types' if dtype == 'same' else dtype}"
@@ -110,15 +112,14 @@ class Bench:
         with ExitStack() as stack:
             stack.enter_context(unseen())
             generator = None if change is None else torch.Generator().manual_seed(change)
-            copy = bool(operator.writes) or operator.foreign
-            conversion = Conversion(self.device, types, copy, generator)
+            conversion = Conversion(self.device, types, generator)
             ours, named = conversion.of(list(args)), conversion.of(dict(kwargs))
             if operator.random or operator.foreign:
                 devices = [self.device] if self.device.type != "cpu" else []
                 stack.enter_context(torch.random.fork_rng(devices=devices, device_type=self.device.type if devices else "cuda"))
             stack.enter_context(self._context())
             if result is not None:
-                got = references.FROM_RESULT[operator.name](ours, named, Conversion(self.device, types, False, None).of(result))
+                got = references.FROM_RESULT[operator.name](ours, named, Conversion(self.device, types, None).of(result))
             else:
                 got = references.run(func, operator.name, ours, named)
             return results_of(operator, ours, named, got)
@@ -159,13 +160,13 @@ class Conversion:
     """Makes the arguments of one run. The same tensor given twice stays one tensor.
 
     Args:
-        device, types: where they go, and which types take the place of others.
-        copy: also where nothing changes.
+        device, types: where they go, and which types take the place of others. Every tensor is copied, also where nothing changes: what
+            an operator writes into is not always in its schema.
         generator: of signs by which floating inputs move one unit of round-off; None: they stay.
     """
 
-    def __init__(self, device: torch.device, types: Types, copy: bool, generator: torch.Generator | None) -> None:
-        self._device, self._types, self._copy, self._generator = device, types, copy, generator
+    def __init__(self, device: torch.device, types: Types, generator: torch.Generator | None) -> None:
+        self._device, self._types, self._generator = device, types, generator
         self._made: dict[int, torch.Tensor] = {}
 
     def of(self, value: Any) -> Any:
@@ -185,7 +186,7 @@ class Conversion:
         return type(value)(map(self.of, value)) if type(value) in (list, tuple) else value
 
     def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        wide = tensor.detach().to(device=self._device, dtype=self._types.get(tensor.dtype, tensor.dtype), copy=self._copy)
+        wide = tensor.detach().to(device=self._device, dtype=self._types.get(tensor.dtype, tensor.dtype), copy=True)
         if self._generator is not None and tensor.dtype.is_floating_point and wide.layout is torch.strided:
             moved = nudged(tensor.detach(), tensor.dtype, lambda shape: self._signs(shape).to(tensor.device))
             return moved.to(device=self._device, dtype=wide.dtype)

@@ -19,7 +19,7 @@ from msprobe_integrations.torch.accuracy.ties import equally_right
 from msprobe_integrations.torch.accuracy.types import coarsest, floats_of
 from msprobe_integrations.torch.accuracy.values import as_array, kind_of
 from msprobe_integrations.torch.dispatch_compare import references
-from msprobe_integrations.torch.dispatch_compare.bench import NOT_PLAIN, Bench, NoBench, Ran, is_plain, results_of, tensors
+from msprobe_integrations.torch.dispatch_compare.bench import NOT_PLAIN, SAME, Bench, NoBench, Ran, is_plain, results_of, tensors
 from msprobe_integrations.torch.dispatch_compare.operators import Operator, api_of
 from msprobe_integrations.torch.dispatch_compare.tensor_files import TensorFiles, numbered
 
@@ -102,6 +102,9 @@ class Calls:
         try:
             ran = bench.run(func, seen.operator, seen.args, seen.kwargs, result, random)
         except NoBench as error:
+            if str(error) == SAME:
+                self._tables.operator(seen.operator.name).skip(SAME)
+                return
             self._tables.add(Compared(seen.name, seen.operator.name, seen.direction, "", seen.source, message=str(error)))
             return
         problem = _structure(seen.operator, device, ran.leaves)

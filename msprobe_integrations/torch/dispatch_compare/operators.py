@@ -50,8 +50,12 @@ _API = {
     "_upsample_bicubic2d_aa": "upsample_bicubic",
 }
 _BACKWARD = re.compile(r"_backward(_data|_input|_weight|_overrideable)?_?$")
+_NORMS = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
+_RUNNING = ("running_mean", "running_var")
+"""Written in training, which the schemas of these do not say."""
 _FIRST_ONLY = ("_embedding_bag", "_embedding_bag_forward_only", "_ctc_loss")
 """What stands behind the first result is memory that may have no values."""
+_ALL = 1 << 30
 _ATTENTION = "_scaled_dot_product_"
 
 
@@ -90,9 +94,12 @@ def known(func: Any) -> Operator:
         return Operator(name, name, False, 1, False, "operator that takes functions", (), False, True)
     schema = func._schema
     space, _, name = schema.name.partition("::")
-    writes = tuple((n, a.name) for n, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write)
+    silent = _RUNNING if name in _NORMS else ()
+    writes = tuple(
+        (n, a.name) for n, a in enumerate(schema.arguments) if (a.alias_info is not None and a.alias_info.is_write) or a.name in silent
+    )
     gradient = _BACKWARD.search(name) is not None
-    main = 1 if name.startswith(_ATTENTION) and not gradient else len(schema.returns) + len(writes)
+    main = 1 if name.startswith(_ATTENTION) and not gradient else _ALL
     skip = _reason(func, space, name)
     return Operator(
         name,

@@ -27,10 +27,18 @@ def run(func: Any, name: str, args: Args, kwargs: Named) -> Any:
     try:
         return func(*args, **kwargs)
     except (RuntimeError, NotImplementedError, ValueError):
-        formula = _FORMULAS.get(name)
-        if formula is None:
+        if name not in _FORMULAS:
             raise
-        return formula(_bound(func, args, kwargs))
+        return formula(func, args, kwargs)
+
+
+def formula(func: Any, args: Args, kwargs: Named) -> Any:
+    """What stands for an operator.
+
+    Raises:
+        KeyError: nothing does.
+    """
+    return _FORMULAS[func._schema.name.partition("::")[2]](_bound(func, args, kwargs))
 
 
 def _bound(func: Any, args: Args, kwargs: Named) -> Named:
@@ -66,13 +74,13 @@ def _no_dropout(a: Mapping[str, Any]) -> None:
         raise RuntimeError("attention with dropout has no formula")
 
 
-def _attention(a: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Output and log-sum-exp: the first two results of every fused attention."""
+def _attention(a: Mapping[str, Any]) -> torch.Tensor:
+    """The output, the first result of every fused attention. Behind it are what the backward takes, padded as the kernel likes."""
     _no_dropout(a)
     q = a["query"]
     k, v = _heads(a["key"], q), _heads(a["value"], q)
     scores, _ = _scores(q, k, a)
-    return torch.softmax(scores, -1) @ v, torch.logsumexp(scores, -1)
+    return torch.softmax(scores, -1) @ v
 
 
 def _attention_backward(a: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
