@@ -78,7 +78,7 @@ class OnlineCalls:
         self._keeper: Keeper | None = None
         self._capture: Capture | None = None
         self._step: int | None = None
-        self._seeing = self._over = False
+        self._seeing = self._over = self._left_out = False
         self._lost: dict[str, int] = {}
         self._texts: Stacks | None = None
         self._told_kinds: set[str] = set()
@@ -88,6 +88,7 @@ class OnlineCalls:
 
     def begin(self, model: Any, step: int, rank: int | None) -> None:
         """``start()``."""
+        self._left_out = bool(self._dump.rank) and _rank(rank) not in self._dump.rank
         if self._over or not self._window.wanted(step, rank) or not self._faults.enabled(PART):
             return
         with self._faults.guard(PART):
@@ -125,6 +126,8 @@ class OnlineCalls:
             self._over = True
             cut = self._seeing or raised() or exits.left() < math.inf
             self._finish_step(complete=not cut)
+            if self._store is None and not self._left_out:
+                _log.warning("%s: nothing was sent: start() was called in no step that 'step' wants", PART)
             self._disconnect()
         if self._ending is not None:
             self._ending.join()
