@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,8 @@ UNMEASURED = 8.0
 BIASED = 16
 """A mean of signed errors is taken of so many elements at least."""
 MOST = 0.95
+AT_ONCE = 1 << 17
+"""Elements that are looked at at a time: more do not fit into the caches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,28 +80,66 @@ def measure(bench: Array, device: Array, kind: FloatType, changed: Sequence[Arra
         unit: relative size of these changes.
         finite: elements to be looked at, bool.
     """
-    b, d = bench.reshape(-1), device.reshape(-1)
-    looked = finite.reshape(-1)
-    if not looked.any():
+    b, d, looked, others = bench.reshape(-1), device.reshape(-1), finite.reshape(-1), [c.reshape(-1) for c in changed]
+    count = int(np.count_nonzero(looked))
+    if not count:
         return Measured()
     with np.errstate(all="ignore"):
-        size = np.where(looked, np.abs(b), 0.0)
-        error = np.where(looked, np.abs(d - b), 0.0)
-        moved, error = _moved(b, d, size, error, [c.reshape(-1) for c in changed], looked, unit, kind)
-        all_of_them = _rms(size[looked])
-        if not changed:
-            moved = UNMEASURED * unit * np.maximum(size, all_of_them)
-        inner = internal(kind).round_off
-        floor = kind.smallest + np.where(size < kind.normal, kind.normal if kind.least < -100 else 0.0, 0.0)
-        excess = np.maximum(error - kind.round_off * size - floor, 0.0)
-        scale = inner * size + moved * (inner / unit)
-        single = np.where(excess > 0, excess / scale, 0.0)
-        scale = np.maximum(scale, SHARE * _largest_around(scale))
-        units = np.where(excess > 0, excess / np.maximum(scale, OF_ALL * inner * all_of_them), 0.0)
-        at = int(np.argmax(units))
-        most = float(np.quantile(single[looked], MOST, method="lower"))
-        bias, drift = _bias(b, d, looked, moved, kind, unit)
-    return Measured(float(units[at]), _rms(units[looked]), most, bias, drift, at, float(error[at]))
+        all_of_them = _rms(np.abs(b[looked]) if count < b.size else np.abs(b))
+        parts = []
+        for start in range(0, b.size, AT_ONCE):
+            part = slice(start, start + AT_ONCE)
+            parts.append(_part(b[part], d[part], kind, [c[part] for c in others], unit, looked[part], all_of_them))
+        worst = max(range(len(parts)), key=lambda n: parts[n].units)
+        singles = np.concatenate([part.singles for part in parts])
+        most = float(np.partition(singles, at := int(MOST * (singles.size - 1)))[at])
+        used, total, rounding, inputs = (sum(part.signed[n] for part in parts) for n in range(4))
+        typical = math.sqrt(sum(part.squares for part in parts) / count)
+        known = used >= BIASED and internal(kind) is not kind and not np.iscomplexobj(b)
+    bias, drift = (total / rounding, total / (rounding + inputs)) if known else (0.0, 0.0)
+    return Measured(parts[worst].units, typical, most, float(bias), float(drift), worst * AT_ONCE + parts[worst].at, parts[worst].error)
+
+
+class _Part(NamedTuple):
+    """What `measure` knows of some elements.
+
+    Attributes:
+        units, at, error: of `Measured`, the place within them.
+        squares: sum of the squares of all units.
+        singles: units of each without excuses.
+        signed: number of elements that are not zero, sum of their signed errors, of what rounding the output, and the inputs, can make.
+    """
+
+    units: float
+    at: int
+    error: float
+    squares: float
+    singles: Array
+    signed: tuple[float, float, float, float]
+
+
+def _part(b: Array, d: Array, kind: FloatType, changed: list[Array], unit: float, looked: Array, all_of_them: float) -> _Part:
+    size = np.where(looked, np.abs(b), 0.0)
+    error = np.where(looked, np.abs(d - b), 0.0)
+    moved, error = _moved(b, d, size, error, changed, looked, unit, kind)
+    if not changed:
+        moved = UNMEASURED * unit * np.maximum(size, all_of_them)
+    inner = internal(kind).round_off
+    floor = kind.smallest + np.where(size < kind.normal, kind.normal if kind.least < -100 else 0.0, 0.0)
+    excess = np.maximum(error - kind.round_off * size - floor, 0.0)
+    scale = inner * size + moved * (inner / unit)
+    single = np.where(excess > 0, excess / scale, 0.0)
+    scale = np.maximum(scale, SHARE * _largest_around(scale))
+    units = np.where(excess > 0, excess / np.maximum(scale, OF_ALL * inner * all_of_them), 0.0)
+    units = np.where(np.isnan(units), np.inf, units)  # beyond the range of float64
+    at = int(np.argmax(units))
+    signed = (0.0, 0.0, 0.0, 0.0)
+    if internal(kind) is not kind and not np.iscomplexobj(b):
+        used = looked & (size >= kind.normal)
+        difference = np.where(used, (d - b) * np.sign(b), 0.0)
+        rounding = kind.round_off * float(size[used].sum())
+        signed = (float(used.sum()), float(difference.sum()), rounding, float(moved[used].sum()) * (kind.round_off / unit))
+    return _Part(float(units[at]), at, float(error[at]), float(np.square(units).sum()), single[looked].astype(np.float32), signed)
 
 
 def _moved(
@@ -115,17 +155,6 @@ def _moved(
             error = np.where(jumps, np.minimum(error, np.maximum(np.abs(d - other) - kind.round_off * np.abs(other), 0.0)), error)
         moved = np.maximum(moved, step)
     return moved, error
-
-
-def _bias(b: Array, d: Array, looked: Array, moved: Array, kind: FloatType, unit: float) -> tuple[float, float]:
-    if internal(kind) is kind or np.iscomplexobj(b):
-        return 0.0, 0.0
-    used = looked & (np.abs(b) >= kind.normal)
-    if int(used.sum()) < BIASED:
-        return 0.0, 0.0
-    b, d, moved = b[used], d[used], moved[used]
-    total, rounding = ((d - b) * np.sign(b)).sum(), kind.round_off * np.abs(b).sum()
-    return float(total / rounding), float(total / (rounding + moved.sum() * (kind.round_off / unit)))
 
 
 def _rms(values: Array) -> float:

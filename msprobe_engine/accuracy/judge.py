@@ -29,6 +29,8 @@ UNITS = 32.0
 INSIDE, COARSE_INSIDE, COARSE = 1 / 32, 2.0, 8.0
 """The same for results of 16 bits and less, in units of their own type: of kernels that compute in float32, of these with a single
 intermediate result that is rounded to it (a warning), and of operators of several kernels."""
+WEIGHTS = 2.0
+"""The same for operators that round one intermediate result in every fused kernel there is (``weights`` in standards.yaml)."""
 HIDDEN = 8.0
 """Operators that round values nobody sees (``hidden`` in standards.yaml) may have so many times more."""
 BIAS = 1.5
@@ -102,7 +104,7 @@ def _metrics(bench: Array, device: Array, device_dtype: str, standard: str) -> d
         return {}
     if not _is_float(bench):
         return {"error_rate": error_rate(bench, device)}
-    return dict(float_metrics(bench, device, device_dtype, standard, standards.BENCHMARK))
+    return dict(float_metrics(bench, device, device_dtype, *dict.fromkeys((standard, standards.BENCHMARK))))
 
 
 def _is_float(values: Array) -> bool:
@@ -204,6 +206,8 @@ def _nonfinite(b: Array, d: Array, kind: FloatType, changed: Sequence[Array]) ->
     kernel saturates; one that round-off brings to the other side of that border may be either.
     """
     with np.errstate(all="ignore"):
+        if np.isfinite(d).all() and (np.abs(b) < kind.largest / 2).all():
+            return np.ones(b.shape, bool), PASS, ""
         rounded = round_to(b, kind)
         finite = np.isfinite(rounded) & np.isfinite(d)
         same = (rounded == d) | (np.isnan(rounded) & np.isnan(d))
@@ -256,6 +260,8 @@ def _limits(api: str, name: str, kind: FloatType, inputs: FloatType) -> _Limits:
     # results narrower than the inputs: the operator, or autocast, casts these first
     if inputs.bits <= kind.bits and standards.belongs(api, "inside_backward" if ".backward." in name else "inside"):
         return _Limits(INSIDE * own, COARSE_INSIDE * own, True)
+    if standards.belongs(api, "weights") and ".backward." not in name:
+        return _Limits(WEIGHTS * own, COARSE * own, False)
     return _Limits(COARSE * loose * own, COARSE * own if loose == 1 else math.inf, False)
 
 
