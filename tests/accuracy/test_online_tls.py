@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import shutil
 import socket
 import ssl
@@ -16,13 +17,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from online_ends import LOOPBACK, QUICK_CLIENT, Kept, sending, serving, tls_directories, until
+from online_ends import LOOPBACK, QUICK_CLIENT, QUICK_SERVER, Cable, Kept, sending, serving, tls_directories, until
 
 from msprobe_engine.accuracy.online.authority import Authority
 from msprobe_engine.accuracy.online.certificate import read_certificate, read_revocations
 from msprobe_engine.accuracy.online.client import Client
 from msprobe_engine.accuracy.online.events import Event
 from msprobe_engine.accuracy.online.options import Address, TlsOptions
+from msprobe_engine.accuracy.online.server import Server
 from msprobe_engine.accuracy.online.tls import CLIENT, SERVER, Credentials
 from msprobe_engine.cli.main import main
 from msprobe_engine.errors import SettingsError, UsageError
@@ -312,3 +314,46 @@ def test_help_is_fast_and_needs_nothing() -> None:
     assert "ssl" not in loaded
     assert "numpy" not in loaded
     assert time.monotonic() - begin < 5
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_whatever_happens_to_cable_and_server_all_bytes_arrive_once_and_in_order(
+    made: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tls: bool
+) -> None:
+    """Connections broken, cut off inside of frames, silent, damaged, the server ended and begun again, at random, for two seconds."""
+    monkeypatch.setattr("msprobe_engine.accuracy.online.client.is_loopback", lambda _: False)  # checksums where there is no TLS
+    dice, kept, events, sent = random.Random(5), Kept(), [], []
+    server_options = replace(QUICK_SERVER, tls=TlsOptions(made["bench"]) if tls else None)
+    server = Server(Address(LOOPBACK, 0), kept, server_options, kept.events.append, kept.last)
+    port = server.port
+    cable = Cable(port)
+    client = sending(cable.port, events, tls=TlsOptions(made["trainer"]) if tls else None, plain=True, longest_wait=30.0)
+    end = time.monotonic() + 2.0
+    trouble = 0.0
+    while time.monotonic() < end:
+        sent.append(dice.randbytes(dice.choice([0, 10, 1000, 40_000])))
+        assert client.send({"i": len(sent) - 1}, [sent[-1]])
+        time.sleep(0.001)
+        if time.monotonic() < trouble:
+            continue
+        trouble = time.monotonic() + dice.uniform(0.05, 0.3)
+        cable.cut = False
+        match dice.randrange(5):
+            case 0:
+                cable.pull()
+            case 1:
+                cable.flip_at = cable.passed + dice.randrange(100_000)
+            case 2:
+                cable.stop_after = cable.passed + dice.randrange(100_000)
+            case 3:
+                cable.cut = True
+            case 4:
+                server.close(2.0)
+                server = Server(Address(LOOPBACK, port), kept, server_options, kept.events.append, kept.last)
+    cable.cut = False
+    counts = client.close(20.0)
+    server.close()
+    cable.close()
+    assert [payload for _, _, payload in kept.messages[client.session]] == sent
+    assert counts.acknowledged == len(sent)
+    assert counts.connections > 2

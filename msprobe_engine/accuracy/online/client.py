@@ -47,6 +47,7 @@ from msprobe_engine.errors import ProbeError, TransportError
 _FROM_SERVER = (Kind.WELCOME, Kind.REFUSED, Kind.ACK, Kind.ALIVE, Kind.ENDED)
 _AHEAD = 4 << 20
 """Bytes given to the channel before the next message is taken from the queue."""
+_REFUSED_SECONDS = 5.0
 _END_SECONDS = 1.0
 _AGAIN_SECONDS = 600.0
 """The same trouble is said again after so long."""
@@ -147,8 +148,9 @@ class Client:
                 self._connection()
                 pause = 0.0
             except _RefusedByServerError as error:
-                self._outbox.impatient()
                 self._trouble(REFUSED, f"{self._address}: {error}")
+                if time.monotonic() - self._lost_since > _REFUSED_SECONDS:
+                    self._outbox.impatient()  # this will last: the training must not wait for it
             except (ProbeError, OSError) as error:
                 kind = UNREACHABLE if self._connections == before else DISCONNECTED
                 self._trouble(kind, f"{self._address}: {explain(error, CLIENT)}")

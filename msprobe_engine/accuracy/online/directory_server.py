@@ -26,6 +26,9 @@ from msprobe_engine.errors import SettingsError, TransportError
 
 _LOCK = ".msprobe-server"
 _POLL_SECONDS = 0.2
+_PAUSE_SECONDS = 0.02
+_BUSY = 16
+"""Messages found at once after which the next look comes without a pause."""
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 
 
@@ -129,6 +132,7 @@ class DirectoryServer:
                     said = f"{self._directory}: cannot be read now ({type(error).__name__}: {error}); it is tried again"
                     tell(self._on_event, Event(FAULT, said, bad=True))
             if not busy:
+                self._stop.wait(_PAUSE_SECONDS)  # to look for every single file would cost more than to read it
                 self._waker.wait(_POLL_SECONDS)
 
     def _find(self) -> None:
@@ -184,7 +188,7 @@ class DirectoryServer:
         session.kick()
         if client.last >= 0 and not client.files and session.safe >= session.have:
             self._finish(client)
-        return read > 0
+        return read >= _BUSY
 
     def _waited(self, client: _Client, sequence: int) -> bool:
         """A message is missing and later ones are there: has it been waited for long enough?"""
