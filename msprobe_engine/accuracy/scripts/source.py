@@ -287,6 +287,7 @@ def _assembled(
         "standard": standard_of(call.name.api, "float32"),
         "inside": tuple(direction for direction, names_ in _INSIDE.items() if belongs(call.name.api, names_)),
         "hidden": belongs(call.name.api, "hidden"),
+        "weights": belongs(call.name.api, "weights"),
         "decides": belongs(call.name.api, "decides"),
         "signs": belongs(call.name.api, "signs"),
         "directions": tuple(directions),

@@ -22,6 +22,8 @@ UNITS = 32.0
 INSIDE, COARSE_INSIDE, COARSE = 1 / 32, 2.0, 8.0
 """The same of narrower ones, in round-off of their type: kernels that compute in float32, these with one intermediate result that is
 rounded (a warning), and operators of several kernels."""
+WEIGHTS = 2.0
+"""The same of fused attention, which rounds its probabilities."""
 HIDDEN = 8.0
 """Operators that round values which nobody sees may have so many times more."""
 BIAS, BIASED = 1.5, 16
@@ -232,6 +234,8 @@ def limits(dtype: torch.dtype, unit: float, case: dict[str, Any], direction: str
         return UNITS * loose, UNITS * loose, False
     if unit >= torch.finfo(dtype).eps / 2 and direction in case["inside"]:  # finer inputs the operator, or autocast, casts first
         return INSIDE * own, COARSE_INSIDE * own, True
+    if case.get("weights") and direction == "forward":
+        return WEIGHTS * own, COARSE * own, False
     return COARSE * loose * own, COARSE * own if loose == 1.0 else math.inf, False
 
 
