@@ -92,8 +92,8 @@ class PtdbgDispatch(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Compiled functions run compiled, as without the mode; of what they do only calls of ATen operators are seen (torch 2.10 and
-        later; before, torch runs them uncompiled inside of any mode)."""
+        """Compiled functions run compiled, as without the mode; of what they do only calls of ATen operators are seen. (Versions
+        of torch that do not ask run them uncompiled inside of any mode.)"""
         return True
 
     def __exit__(self, *error: Any) -> None:
