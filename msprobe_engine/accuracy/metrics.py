@@ -50,7 +50,8 @@ def single_in_double(kind: str, dimensions: int) -> bool:
 def working(bench: Array, device: Array, device_dtype: str) -> tuple[Array, Array]:
     """Both sides in the types the metrics are computed in."""
     if plain(device_dtype) == "bfloat16":
-        return bench.astype(np.float32, copy=False), device.astype(np.float32, copy=False)
+        with np.errstate(over="ignore"):
+            return bench.astype(np.float32, copy=False), device.astype(np.float32, copy=False)
     return bench, device
 
 
