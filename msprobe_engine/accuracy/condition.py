@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -100,7 +100,8 @@ def measure(bench: Array, device: Array, kind: FloatType, changed: Sequence[Arra
     return Measured(parts[worst].units, typical, most, float(bias), float(drift), worst * AT_ONCE + parts[worst].at, parts[worst].error)
 
 
-class _Part(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Part:
     """What `measure` knows of some elements.
 
     Attributes:
