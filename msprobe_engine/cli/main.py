@@ -71,11 +71,11 @@ examples:
 EXIT_CODES = """\
 exit codes:
   0    done
-  1    done, and something was found (acc_check, compare, diagnose, nan_analyze, monitor analyze, monitor learn --check, grad_probe compare,
-       config_check, certs show, ckpt diff, frameworks) or does not fit (estimate)
+  1    done, and something was found (acc_check, api_precision_compare, compare, diagnose, nan_analyze, monitor analyze,
+       monitor learn --check, grad_probe compare, config_check, certs show, ckpt diff, frameworks) or does not fit (estimate)
   2    wrong usage, settings or input; the message says what to do; cannot tell (ckpt diff)
-  3    nothing found, but something could not be read (compare, diagnose, nan_analyze); elsewhere a bug in this tool: please
-       report it with the output of --debug
+  3    nothing found, but something could not be read (api_precision_compare, compare, diagnose, nan_analyze) or run (acc_check);
+       elsewhere a bug in this tool: please report it with the output of --debug
   130  interrupted"""
 
 
