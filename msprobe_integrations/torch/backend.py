@@ -22,6 +22,7 @@ from msprobe_integrations.common.descriptions import intern
 from msprobe_integrations.common.row_memory import MemoryPool
 from msprobe_integrations.common.wanted import CHECKSUMS, Wanted
 from msprobe_integrations.torch import describe as _describe
+from msprobe_integrations.torch.arrays import as_array
 from msprobe_integrations.torch.checksums import Staging, xor_into
 from msprobe_integrations.torch.derived import PairRows
 from msprobe_integrations.torch.job import Job
@@ -395,16 +396,11 @@ class TorchBackend(PairRows, Wanted, Job):
         return buffer.getvalue()
 
     def host_array(self, tensor: Any) -> Any:
-        """A tensor (of a DTensor this rank's part) as a contiguous array; types that numpy has not as float32, which holds them exactly."""
+        """A tensor (of a DTensor this rank's part) as an array of its own; types unknown to numpy as float32, which holds them exactly."""
         with torch.no_grad(), torch._C.DisableTorchFunction():
             tensor = tensor.detach()
             local = getattr(tensor, "to_local", None)
-            tensor = (tensor if local is None else local()).cpu().resolve_conj().resolve_neg()
-            try:
-                array = tensor.numpy()
-            except TypeError:
-                array = tensor.float().numpy()
-        return np.ascontiguousarray(array).reshape(array.shape)
+            return as_array(tensor if local is None else local())
 
     def load(self, path: Path) -> Any:
         """A tensor written by `save`, on the CPU. Executes nothing of the file."""

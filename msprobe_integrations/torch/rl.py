@@ -14,6 +14,7 @@ from msprobe_engine.accuracy.rl.mismatch import Batch, Mismatch, measure
 from msprobe_engine.accuracy.rl.tables import Tables
 from msprobe_engine.errors import UsageError
 from msprobe_engine.guard import Faults
+from msprobe_integrations.torch.arrays import as_array
 
 _PART = "log probabilities"
 
@@ -77,8 +78,12 @@ class LogProbMonitor:
         """
         if not self._faults.enabled(_PART):
             return None
-        found = None
-        batch = Batch.of(*(_array(value) for value in (rollout, trainer, mask, tokens)))
+        found = arrays = None
+        with self._faults.guard(_PART):
+            arrays = [_array(value) for value in (rollout, trainer, mask, tokens)]
+        if arrays is None:
+            return None
+        batch = Batch.of(*arrays)
         with self._faults.guard(_PART):
             found = measure(batch, self._clip)
             self.cause = cause_of(found, first=not self._updated or self._shifted)
@@ -110,8 +115,5 @@ class LogProbMonitor:
 
 
 def _array(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return value
     with torch.no_grad(), torch._C.DisableTorchFunction():
-        value = value.detach().cpu()
-        return (value.double() if value.is_floating_point() else value).numpy()
+        return as_array(value)

@@ -205,3 +205,13 @@ def _near(a: Any, b: Any) -> bool:
     if isinstance(a, list):
         return len(a) == len(b) and all(map(_near, a, b))
     return bool(np.isclose(a, b, rtol=5e-3, atol=1e-7))
+
+
+def test_saving_leaves_the_memory_of_a_tensor_its_own(tmp_path: Path) -> None:
+    """Sharded training resizes storages, which torch refuses once numpy has shared them; also where tensors are made elsewhere by default."""
+    SingleSave(tmp_path)
+    weight = torch.arange(6.0)
+    with torch.device("meta"):
+        SingleSave.save({"weight": weight})
+    weight.untyped_storage().resize_(0)
+    assert np.load(next(tmp_path.rglob("weight.npy"))).tolist() == [0, 1, 2, 3, 4, 5]

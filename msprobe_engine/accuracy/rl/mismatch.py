@@ -55,7 +55,7 @@ class Batch:
             if array.dtype.kind not in "biuf" or array.ndim not in (1, 2):
                 what = f"{array.dtype} of shape {list(array.shape)}"
                 raise UsageError(f"log probabilities: {name} is {what}; allowed: numbers of shape [sequences, positions]")
-            made[name] = array.reshape(-1, array.shape[-1])
+            made[name] = array[np.newaxis] if array.ndim == 1 else array
             if made[name].shape != made["rollout"].shape:
                 raise UsageError(
                     f"log probabilities: {name} has shape {list(array.shape)}, rollout {list(np.shape(rollout))}; they must be the same: "

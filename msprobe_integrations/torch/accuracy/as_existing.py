@@ -26,6 +26,7 @@ from msprobe_integrations.common.accuracy.arguments import CannotRun
 from msprobe_integrations.torch.accuracy.arguments import Arguments
 from msprobe_integrations.torch.accuracy.checker import Checked
 from msprobe_integrations.torch.accuracy.resolve import find
+from msprobe_integrations.torch.arrays import as_array
 
 _RAISED = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float64}
 _EXECUTED = ("Functional", "Tensor", "Torch", "NPU", "Aten")
@@ -236,7 +237,7 @@ def _row(api: str, name: str, bench: Any, device: Any, version: str) -> TensorRe
         return TensorResult(name, (), "", "", status=SKIP, message="the bench has no result", old_status=SKIP)
     if isinstance(bench, (list, tuple, dict)):
         return TensorResult(name, (), "", "", status=ERROR, message="a result within a result is not compared", old_status=ERROR)
-    b, d = _array(bench), _array(device)
+    b, d = as_array(bench), as_array(device)
     found = judge(api, name, b, d, _kind(bench), _kind(device))
     metrics, status = found.metrics, found.old_status
     if isinstance(bench, torch.Tensor) and isinstance(device, torch.Tensor):
@@ -249,15 +250,6 @@ def _row(api: str, name: str, bench: Any, device: Any, version: str) -> TensorRe
 def _zeros(bench: torch.Tensor, device: torch.Tensor) -> str:
     share = abs(int((bench == 0).sum()) - int((device == 0).sum())) / max(bench.numel(), 1)
     return PASS if bench.numel() < _ENOUGH or share < _FEW_ZEROS else ERROR
-
-
-def _array(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return value
-    value = value.detach().resolve_conj().resolve_neg().cpu()
-    if value.dtype.is_floating_point and (value.dtype.itemsize == 1 or value.dtype is torch.bfloat16):
-        value = value.float()
-    return value.numpy()
 
 
 def _kind(value: Any) -> str:

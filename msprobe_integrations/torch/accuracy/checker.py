@@ -24,7 +24,7 @@ from msprobe_integrations.torch.accuracy.prepare import Prepared, given_leaves, 
 from msprobe_integrations.torch.accuracy.sides import Ran, on_bench, on_changed, on_target
 from msprobe_integrations.torch.accuracy.ties import equally_right
 from msprobe_integrations.torch.accuracy.types import BENCHES, coarsest
-from msprobe_integrations.torch.accuracy.values import as_array, kind_of
+from msprobe_integrations.torch.arrays import as_array, kind_of
 
 
 class Target(NamedTuple):

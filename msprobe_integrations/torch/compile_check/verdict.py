@@ -19,7 +19,7 @@ import torch
 from msprobe_engine.accuracy.compile_report import FAILED, PASSED, SKIPPED, WARNED, TensorDiff
 from msprobe_engine.accuracy.judge import UNITS, judge
 from msprobe_engine.accuracy.results import ERROR, PASS, SKIP, WARNING
-from msprobe_integrations.torch.accuracy.values import as_array, kind_of
+from msprobe_integrations.torch.arrays import as_array, kind_of
 
 Array = npt.NDArray[Any]
 

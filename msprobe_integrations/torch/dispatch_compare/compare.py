@@ -17,7 +17,7 @@ from msprobe_engine.accuracy.judge import judge
 from msprobe_engine.accuracy.results import ERROR, PASS, WARNING, TensorResult
 from msprobe_integrations.torch.accuracy.ties import equally_right
 from msprobe_integrations.torch.accuracy.types import coarsest, floats_of
-from msprobe_integrations.torch.accuracy.values import as_array, kind_of
+from msprobe_integrations.torch.arrays import as_array, kind_of
 from msprobe_integrations.torch.dispatch_compare import references
 from msprobe_integrations.torch.dispatch_compare.bench import NOT_PLAIN, SAME, Bench, NoBench, Ran, is_plain, results_of, tensors
 from msprobe_integrations.torch.dispatch_compare.operators import Operator, api_of

@@ -12,7 +12,7 @@ import torch
 
 from msprobe_engine.dump.layout import write_file
 from msprobe_engine.sinks.files import make_directory
-from msprobe_integrations.torch.accuracy.values import as_array
+from msprobe_integrations.torch.arrays import as_array
 
 DEVICE, BENCH = "npu", "cpu"
 """Directories of the two sides; names of the existing tool, whatever the devices are."""

@@ -18,7 +18,7 @@ def as_array(value: Any) -> Any:
     elif value.dtype is torch.complex32:
         value = value.to(torch.complex64)
     # a copy: memory that an array of numpy shares cannot be resized any more, which sharded training does with its parameters
-    array: np.ndarray[Any, Any] = torch.empty(value.shape, dtype=value.dtype).copy_(value).numpy()
+    array: np.ndarray[Any, Any] = torch.empty(value.shape, dtype=value.dtype, device="cpu").copy_(value).numpy()
     return array
 
 
