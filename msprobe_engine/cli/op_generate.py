@@ -98,12 +98,11 @@ def _framework(name: str, data: Mapping[str, Any], wanted: str) -> tuple[Any, An
     Raises:
         MissingExtraError, UsageError: it is not installed here.
     """
-    import json
-
     from msprobe_engine.backend import load_backend
+    from msprobe_engine.dump.reader import framework_of
     from msprobe_engine.errors import MissingExtraError
 
-    mindspore = name == "mindspore" if name else '"type": "mindspore.' in json.dumps(data.get(f"{wanted}.forward"))
+    mindspore = framework_of({"framework": name}, [data.get(f"{wanted}.forward")]) == "mindspore"
     try:
         backend: Any = load_backend("mindspore" if mindspore else "torch")
     except ImportError:

@@ -11,7 +11,7 @@ import gc
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -237,6 +237,14 @@ def read_stacks(directory: Path) -> dict[str, tuple[str, ...]]:
         DumpFormatError: the file is damaged.
     """
     return _stacks(_optional(directory / layout.STACK), directory / layout.STACK)
+
+
+def framework_of(header: Mapping[str, Any], records: Iterable[object]) -> str:
+    """``pytorch``, ``mindspore``, ``mindtorch``: what dump.json says, else what the tensors in its records are."""
+    said = header.get("framework")
+    if isinstance(said, str) and said:
+        return said
+    return "mindspore" if any('"type": "mindspore.' in json.dumps(record) for record in records) else "pytorch"
 
 
 def _older(file: Path, marker: Path) -> bool:

@@ -136,3 +136,12 @@ def test_settings_are_the_section_of_config_json_or_a_flat_file(tmp_path: Path) 
 def test_the_bare_name_is_what_stands_between_the_type_and_the_number() -> None:
     """Names of any depth have one."""
     assert [bare_name(name) for name in ("Torch.matmul.0", "Torch.linalg.inv.3", "odd")] == ["matmul", "linalg.inv", "odd"]
+
+
+def test_a_dump_that_does_not_say_its_framework_is_what_its_tensors_are(tmp_path: Path) -> None:
+    """What an argument's text says does not count."""
+    text = {"type": "str", "value": '"type": "mindspore.Tensor"'}
+    for first, framework in ((tensor([2]), "pytorch"), ({**tensor([2], dtype="Float32"), "type": "mindspore.Tensor"}, "mindspore")):
+        file = tmp_path / "dump.json"
+        file.write_text(json.dumps({"level": "L1", "data": {"Functional.relu.0.forward": {"input_args": [text, first], "output": []}}}))
+        assert read_calls(file).framework == framework

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from msprobe_engine.accuracy.results import bare_name
 from msprobe_engine.accuracy.settings import ALWAYS_BLOCKED, PrecheckSettings
 from msprobe_engine.dump import layout
-from msprobe_engine.dump.reader import open_dump
+from msprobe_engine.dump.reader import framework_of, open_dump
 from msprobe_engine.dump.stream import open_records
 from msprobe_engine.errors import DumpFormatError, UsageError
 from msprobe_engine.settings.tree import nearest
@@ -124,7 +124,7 @@ def read_calls(path: str | Path) -> DumpCalls:
     if recovered:
         remarks.append("the run was killed before it wrote dump.json; what its frame log holds is checked")
     calls = tuple(Call(name, record, backward.get(name)) for name, record in forward.items())
-    return DumpCalls(file, str(header.get("framework") or "pytorch"), calls, tuple(remarks))
+    return DumpCalls(file, framework_of(header, forward.values()), calls, tuple(remarks))
 
 
 def without_repeats(calls: Iterable[Call]) -> list[Call]:
