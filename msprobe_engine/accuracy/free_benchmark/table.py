@@ -13,7 +13,7 @@ from pathlib import Path
 
 from msprobe_engine.accuracy.free_benchmark.judge import Judgement
 from msprobe_engine.accuracy.free_benchmark.perturb import TO_CPU
-from msprobe_engine.dump.layout import FILE_MODE, make_directories, write_file
+from msprobe_engine.dump.layout import FILE_MODE, make_directories, write_all, write_file
 from msprobe_engine.sinks.names import safe_cell, utf8
 
 NAME, SUMMARY = "free_benchmark.csv", "free_benchmark_summary"
@@ -94,7 +94,7 @@ class FreeBenchmarkTable:
             self._begin(path)
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            os.write(fd, "".join(self._rows).encode())
+            write_all(fd, ["".join(self._rows).encode()])
         finally:
             os.close(fd)
         self._rows.clear()
