@@ -21,7 +21,6 @@ from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.capture import Capture
 from msprobe_integrations.torch.dump_checks import MODELS
 from msprobe_integrations.torch.extras import parts_of
-from msprobe_integrations.torch.free_benchmark.run import FreeBenchmark
 from msprobe_integrations.torch.graph_tasks import current_graph_task
 from msprobe_integrations.torch.keep import Keeper
 from msprobe_integrations.torch.module_hooks import OwnHook
@@ -81,7 +80,7 @@ class TorchDumpRun(DumpRun):
         """What sees calls of APIs now."""
         if self.capture is not None:
             return self.capture.api
-        return next((part.api for part in self.extras.parts if isinstance(part, FreeBenchmark)), None)
+        return next((api for part in self.extras.parts if (api := getattr(part, "api", None)) is not None), None)  # of the free benchmark
 
     def make_extras(self, dump: DumpSettings, root: Path) -> list[Extra]:
         return parts_of(dump, root, self.faults)

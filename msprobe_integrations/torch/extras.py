@@ -1,4 +1,4 @@
-"""What a dump of torch has besides the records: replay of inputs, kernels of an NPU, the free benchmark."""
+"""What a dump of torch has besides the records: replay of inputs, kernels of an NPU, the free benchmark, the online pre-check."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from msprobe_engine.settings.extras import kernel_api
 from msprobe_engine.settings.schema import DumpSettings
 from msprobe_engine.window import Window
 from msprobe_integrations.common.extras import Extra
-from msprobe_integrations.torch.free_benchmark.run import FreeBenchmark
 from msprobe_integrations.torch.kernel_dump import KernelDump
-from msprobe_integrations.torch.online.calls import OnlineCalls
 from msprobe_integrations.torch.replay import Replay
 
 
@@ -25,8 +23,12 @@ def parts_of(dump: DumpSettings, root: Path, faults: Faults) -> list[Extra]:
     """
     parts: list[Extra] = [] if dump.load is None else [Replay(dump.load, faults)]
     if dump.task == "free_benchmark":
+        from msprobe_integrations.torch.free_benchmark.run import FreeBenchmark  # here: a plain dump does not pay for it
+
         parts.append(FreeBenchmark(dump, root, faults))
     if dump.online is not None:
+        from msprobe_integrations.torch.online.calls import OnlineCalls  # here: sockets and TLS
+
         parts.append(OnlineCalls(dump, faults))
     if dump.level == "L2":
         parts.append(_Kernels(KernelDump(kernel_api(dump), root, faults), Window(dump.rank, dump.step)))
