@@ -98,5 +98,5 @@ def test_single_save(place: Path) -> None:
     assert len(written) == 1 + 4 * 5
     shutil.copytree(place / "run1", place / "run2")
     run(compare, {})
-    assert sorted(p.name for p in (place / "result").iterdir()) == ["log_probs.csv", "response.csv"]
+    assert sorted(p.name for p in (place / "result").iterdir()) == ["log_probs.csv", "response.csv", "summary.csv"]
     assert (place / "result/response.csv").read_text(encoding="utf-8-sig").count(",100.0,") >= 4
