@@ -208,7 +208,7 @@ def _near(a: Any, b: Any) -> bool:
 
 
 def test_saving_leaves_the_memory_of_a_tensor_its_own(tmp_path: Path) -> None:
-    """Sharded training resizes storages, which torch refuses once numpy has shared them; also where tensors are made elsewhere by default."""
+    """Sharded training resizes storages, which torch refuses once numpy has shared them; the default device is another one."""
     SingleSave(tmp_path)
     weight = torch.arange(6.0)
     with torch.device("meta"):
