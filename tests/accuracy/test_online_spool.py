@@ -141,6 +141,16 @@ def test_a_step_ends_with_the_next_one(tmp_path: Path) -> None:
     assert put(spool, 3, calls(0, FORWARD, step=1)) == ["Torch.exp.0"]
 
 
+def test_steps_may_overlap(tmp_path: Path) -> None:
+    """Calls of the next step may be there before the last ones of a step; what is open says that these still come."""
+    spool = Spool(tmp_path / "spool")
+    put(spool, 1, calls(0, FORWARD, OTHER))
+    header, payload = calls(0, FORWARD, step=1)
+    assert put(spool, 2, ({**header, "open": 0}, payload)) == []
+    assert put(spool, 3, calls(1, BACKWARD)) == ["Torch.exp.0"], "with its gradients"
+    assert put(spool, 4, step_over(FORWARD, OTHER, BACKWARD)) == ["Torch.exp.1"]
+
+
 def test_another_training_takes_the_place_of_a_step(tmp_path: Path) -> None:
     """A training that was started again sends its steps again: calls of the first that are not checked are skipped, and counted."""
     spool = Spool(tmp_path / "spool")

@@ -3,7 +3,8 @@
 Header (JSON), and payload, by ``header["kind"]``::
 
     run    {"kind", "version", "rank", "world", "framework"}: no payload; the first message of a training
-    calls  {"kind", "rank", "step", "number", "calls": n}
+    calls  {"kind", "rank", "step", "number", "open", "calls": n}
+           ``open``: the oldest step that is not over (calls of the next one may come before the last ones of a step); absent: this one;
            n bytes of JSON {"calls": {record name: record as in dump.json}, "names": {data name: key},
            "sources": {record name: "file:line in function"}}, then a safetensors file with the contents that were not sent before
            in this step (none: nothing), by key
@@ -51,6 +52,7 @@ class Calls(NamedTuple):
 
     Attributes:
         number: of the message within its step, from 0; a message that comes again has the same.
+        open: the oldest step of the training of which more may come.
         records: by record name (with direction).
         names: key of the content of each data name in them.
         shard: a safetensors file; empty when no content is new.
@@ -59,6 +61,7 @@ class Calls(NamedTuple):
     rank: int
     step: int
     number: int
+    open: int
     records: Mapping[str, Mapping[str, Any]]
     names: Mapping[str, str]
     text: memoryview
@@ -115,7 +118,9 @@ def _calls(header: Mapping[str, Any], payload: memoryview) -> Calls:
     number = _number(header, "number")
     if number > _LAST_NUMBER:
         raise DumpFormatError(f"a message of calls has number {number}; allowed: up to {_LAST_NUMBER}")
-    return Calls(_number(header, "rank"), _number(header, "step"), number, records, _checked(data), payload[:size], payload[size:])
+    step = _number(header, "step")
+    oldest = min(step, _number(header, "open")) if "open" in header else step
+    return Calls(_number(header, "rank"), step, number, oldest, records, _checked(data), payload[:size], payload[size:])
 
 
 def _step(header: Mapping[str, Any], payload: memoryview) -> Step:

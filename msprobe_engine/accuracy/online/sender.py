@@ -30,6 +30,8 @@ TOGETHER = 1 << 20
 """Bytes of contents after which a message is sent."""
 MOST_CALLS = 256
 """Records of one message."""
+MOST_OPEN = 64
+"""Steps whose end was not sent; of more the oldest has none."""
 NOT_SENT = "calls not sent"
 WITHOUT_TENSORS = "calls not sent, for a tensor that could not be kept"
 _WHY_NOT_SENT = "the benchmark host was too slow or could not be reached"
@@ -143,7 +145,7 @@ class SentCalls:
         shard: list[bytes | memoryview] = []
         if payloads:
             shard = [packedfiles.header(payloads, self._files.step), *packedfiles.pieces(payloads)]
-        header = {"kind": messages.CALLS, "step": self._files.step, "number": self._number, "calls": len(text)}
+        header = {"kind": messages.CALLS, "step": self._files.step, "number": self._number, "open": self._store.oldest, "calls": len(text)}
         self._number += 1
 
         def done() -> None:
@@ -214,6 +216,22 @@ class CallStore(TensorStore):
         self._rank = rank
         self._stacks = stacks
         self._lines: dict[int, str] = {}
+        self._open: list[int] = []
+        self.oldest = 0
+        """The first step whose end was not sent. The thread that sends calls is not the one that sends ends, and may be ahead of it."""
+
+    def begin_step(self, number: int, path: str) -> None:
+        """Calls of this step follow."""
+        self._set_open([*self._open[1 - MOST_OPEN :], number])
+        super().begin_step(number, path)
+
+    def over(self, number: int) -> None:
+        """Everything of this step is sent, its end too."""
+        self._set_open([n for n in self._open if n != number])
+
+    def _set_open(self, numbers: list[int]) -> None:
+        self._open = numbers
+        self.oldest = min(numbers, default=self.oldest)
 
     def source(self, stack: int) -> str:
         """The line of the user's program that made a call; empty when it is not known."""
@@ -296,6 +314,7 @@ class CallSink:
             "files": {name: sum(len(part) for part in parts) for name, parts in files.items()},
         }
         self.steps += self._store.send(header, [part for parts in files.values() for part in parts], important=True)
+        self._store.over(frame.step)
 
     def drain(self) -> None:
         """Wait until all messages of calls are with the transport."""

@@ -160,7 +160,7 @@ class Spool:
         training = self._training(peer, message.world if isinstance(message, messages.Run) else 0)
         ready: list[SpoolCall] = []
         if not isinstance(message, messages.Run):
-            step, ready = self._step(training, message.step)
+            step, ready = self._step(training, message.step, message.open if isinstance(message, messages.Calls) else message.step)
             before = step.bytes
             ready += step.add(message) if isinstance(message, messages.Calls) else step.end(message)
             with self._lock:
@@ -196,13 +196,21 @@ class Spool:
                 self._save(training)
             return training
 
-    def _step(self, training: Training, number: int) -> tuple[SpoolStep, list[SpoolCall]]:
-        """The step of this number, made if it is not there. The steps before it of the same training are over."""
+    def _step(self, training: Training, number: int, oldest: int) -> tuple[SpoolStep, list[SpoolCall]]:
+        """The step of this number, made if it is not there. The same training's steps before number `oldest` are over."""
         with self._lock:
-            earlier = [s for (n, r), s in self._steps.items() if r == training.rank and s.session == training.session and n < number]
+            mine = [(n, s) for (n, r), s in self._steps.items() if r == training.rank and s.session == training.session]
+            earlier = [s for n, s in mine if n < oldest and not s.over]
+        ready = [call for step in earlier for call in step.abandon()]
+        for step in earlier:
+            self._settle(step)
+        return self._made(training, number), ready
+
+    def _made(self, training: Training, number: int) -> SpoolStep:
+        with self._lock:
             found = self._steps.get((number, training.rank))
             if found is not None and found.session == training.session:
-                return found, []
+                return found
             if found is not None:
                 self.replaced += found.left
                 self.bytes -= found.bytes
@@ -210,10 +218,7 @@ class Spool:
             made = SpoolStep(self.root / f"step{number}" / layout.rank_directory(training.rank), training.session, number, training.rank)
             made.make()
             self._steps[number, training.rank] = made
-        ready = [call for step in earlier for call in step.abandon()]
-        for step in earlier:
-            self._settle(step)
-        return made, ready
+            return made
 
     def _save(self, training: Training) -> None:
         said = {"rank": training.rank, "world": training.world, "over": training.over}

@@ -49,6 +49,17 @@ def number_of(path: Path) -> int:
     return int(path.name.removeprefix(".calls-").removesuffix(".json"))
 
 
+def dump_text(data_directory: str, records: Mapping[str, Any]) -> bytes:
+    """A ``dump.json`` of records whose step has no end: laid out as `msprobe_engine.dump.stream` wants it, a record in one line."""
+    header = {
+        "task": "tensor", "level": "L1", "framework": "pytorch",
+        "dump_data_dir": data_directory, "tensor_format": "packed", "complete": False,
+    }  # fmt: skip
+    head = json.dumps(header, indent=1).removesuffix("\n}")
+    lines = ",\n  ".join(f"{json.dumps(name)}: {json.dumps(record)}" for name, record in records.items())
+    return f'{head},\n "data": {{\n  {lines}\n }}\n}}'.encode()
+
+
 def listed(text: memoryview | None) -> list[Any]:
     """The list in a ``not_saved.json``; empty when there is none.
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from msprobe_engine import names
 from msprobe_engine.accuracy.online import messages
-from msprobe_engine.accuracy.online.spool_files import bases, data_names_in, document, listed, number_of
+from msprobe_engine.accuracy.online.spool_files import bases, data_names_in, document, dump_text, listed, number_of
 from msprobe_engine.accuracy.precheck.calls import bare_name
 from msprobe_engine.dump import layout
 from msprobe_engine.dump.packedfiles import INDEX, index_text, shard_name
@@ -289,15 +289,10 @@ class SpoolStep:
             if not self.over:
                 self.over = True
                 self._write_index(self._names)
-                header = {
-                    "task": "tensor", "level": "L1", "framework": "pytorch",
-                    "dump_data_dir": str(self.directory / layout.TENSORS), "tensor_format": "packed", "complete": False,
-                }  # fmt: skip
                 records: dict[str, Any] = {}
                 for path in sorted(self.directory.glob(".calls-*.json")):
                     records |= json.loads(path.read_bytes())["calls"]
-                text = json.dumps({**header, "data": records}, indent=1).encode()
-                layout.write_file(self.directory / layout.DUMP, [text])
+                layout.write_file(self.directory / layout.DUMP, [dump_text(str(self.directory / layout.TENSORS), records)])
             return self.ready()
 
     def ready(self) -> list[SpoolCall]:
