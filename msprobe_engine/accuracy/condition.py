@@ -14,7 +14,7 @@ should be computed in float32 has 65536 units, whatever the operator; one that r
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,7 +74,7 @@ def measure(bench: Array, device: Array, kind: FloatType, changed: Sequence[Arra
     """Measure one tensor.
 
     Args:
-        bench, device: values of one shape, float64 or complex128.
+        bench, device: values of one shape, real or complex; blocks of them are taken to float64 (complex128).
         kind: type of the device's tensor.
         changed: results of the bench on changed inputs, of the same shape; may be empty.
         unit: relative size of these changes.
@@ -84,15 +84,16 @@ def measure(bench: Array, device: Array, kind: FloatType, changed: Sequence[Arra
     count = int(np.count_nonzero(looked))
     if not count:
         return Measured()
+    wide = np.complex128 if np.iscomplexobj(bench) else np.float64
     with np.errstate(all="ignore"):
-        all_of_them = _rms(np.abs(b[looked]) if count < b.size else np.abs(b))
+        all_of_them = _rms(b, looked, count)
         parts = []
         for start in range(0, b.size, AT_ONCE):
             part = slice(start, start + AT_ONCE)
-            parts.append(_part(b[part], d[part], kind, [c[part] for c in others], unit, looked[part], all_of_them))
+            one, other = (values[part].astype(wide, copy=False) for values in (b, d))
+            parts.append(_part(one, other, kind, [c[part].astype(wide, copy=False) for c in others], unit, looked[part], all_of_them))
         worst = max(range(len(parts)), key=lambda n: parts[n].units)
-        singles = np.concatenate([part.singles for part in parts])
-        most = float(np.partition(singles, at := int(MOST * (singles.size - 1)))[at])
+        most = _most(parts, count)
         used, total, rounding, inputs = (sum(part.signed[n] for part in parts) for n in range(4))
         typical = math.sqrt(sum(part.squares for part in parts) / count)
         known = used >= BIASED and internal(kind) is not kind and not np.iscomplexobj(b)
@@ -107,7 +108,7 @@ class _Part:
     Attributes:
         units, at, error: of `Measured`, the place within them.
         squares: sum of the squares of all units.
-        singles: units of each without excuses.
+        singles: units of each without excuses, those that are not 0.
         signed: number of elements that are not zero, sum of their signed errors, of what rounding the output, and the inputs, can make.
     """
 
@@ -140,7 +141,8 @@ def _part(b: Array, d: Array, kind: FloatType, changed: list[Array], unit: float
         difference = np.where(used, (d - b) * np.sign(b), 0.0)
         rounding = kind.round_off * float(size[used].sum())
         signed = (float(used.sum()), float(difference.sum()), rounding, float(moved[used].sum()) * (kind.round_off / unit))
-    return _Part(float(units[at]), at, float(error[at]), float(np.square(units).sum()), single[looked].astype(np.float32), signed)
+    single = single[looked & (single != 0)].astype(np.float32)
+    return _Part(float(units[at]), at, float(error[at]), float(np.square(units).sum()), single, signed)
 
 
 def _moved(
@@ -158,12 +160,25 @@ def _moved(
     return moved, error
 
 
-def _rms(values: Array) -> float:
-    """Without overflow."""
-    top = float(np.abs(values).max(initial=0.0))
+def _most(parts: list[_Part], count: int) -> float:
+    """So many units have `MOST` of the elements at most; those of which nothing is kept have none."""
+    singles = np.concatenate([part.singles for part in parts])
+    at = int(MOST * (count - 1)) - (count - singles.size)
+    return float(np.partition(singles, at)[at]) if at >= 0 else 0.0
+
+
+def _rms(values: Array, looked: Array, count: int) -> float:
+    """Root mean square of the `count` elements that are looked at, without overflow."""
+
+    def sizes() -> Iterator[Array]:
+        for start in range(0, values.size, AT_ONCE):
+            part = np.abs(values[start : start + AT_ONCE])
+            yield part if count == values.size else part[looked[start : start + AT_ONCE]]
+
+    top = float(max(part.max(initial=0.0) for part in sizes()))
     if not top or not math.isfinite(top):
         return top
-    return top * float(np.sqrt(np.mean(np.square(values / top))))
+    return top * math.sqrt(sum(float(np.square(part / top).sum()) for part in sizes()) / count)
 
 
 def _largest_around(values: Array) -> Array:

@@ -18,7 +18,7 @@ from msprobe_engine.accuracy import standards
 from msprobe_engine.accuracy.compat import old_status
 from msprobe_engine.accuracy.condition import Measured, internal, measure
 from msprobe_engine.accuracy.dtypes import FloatType, float_type, plain, round_to
-from msprobe_engine.accuracy.metrics import error_rate, float_metrics, working
+from msprobe_engine.accuracy.metrics import blocks, error_rate, float_metrics, working
 from msprobe_engine.accuracy.results import ERROR, PASS, SKIP, WARNING, Metric, TensorResult
 
 Array = npt.NDArray[Any]
@@ -68,8 +68,7 @@ def judge(
         return _scalar(name, bench, device, bench_dtype, device_dtype)
     standard = standards.standard_of(api, device_dtype)
     metrics = _metrics(bench, device, device_dtype, standard)
-    b, d = working(bench, device, device_dtype)
-    old = old_status(b, d, device_dtype, metrics)
+    old = old_status(*working(bench, device, device_dtype), device_dtype, metrics)
     status, message, measured = _verdict(api, name, bench, device, device_dtype, standard, changed, second, input_dtype)
     units = None if measured is None else max(measured.units, measured.most)
     return TensorResult(name, device.shape, bench_dtype, device_dtype, metrics, standard, status, message, old, units)
@@ -128,15 +127,17 @@ def _verdict(
     kind = float_type(device_dtype)
     if not _is_float(bench) or kind is None:
         return *_exact(bench, device, changed if standards.belongs(api, "decides") else ()), None
-    wide = np.complex128 if np.iscomplexobj(bench) else np.float64
-    b, d = bench.astype(wide), device.astype(wide)
-    changed = [other.astype(wide) for other in changed]
+    b, d = bench, device
+    if np.iscomplexobj(b) or standards.belongs(api, "signs"):
+        wide = np.complex128 if np.iscomplexobj(bench) else np.float64
+        b, d, *changed = (values.astype(wide, copy=False) for values in (b, d, *changed))
     finite, status, message = _nonfinite(b, d, kind, changed)
     if status == ERROR:
         return ERROR, message, None
     if standard == standards.BINARY and ".backward." not in name:
-        rounded = round_to(b, kind)
-        different = finite & (rounded != d)
+        different = finite.copy()
+        for part, one, other in blocks(different.reshape(-1), b.reshape(-1), d.reshape(-1)):
+            part &= round_to(one, kind) != other
         if different.any():
             return ERROR, _lines(message, f"{_count(different)}; this API moves values, and changes none"), None
         return status, message, Measured()
@@ -147,9 +148,9 @@ def _verdict(
     measured = measure(b, d, kind, changed, unit, finite)
     found, text = _by_condition(measured, _limits(api, name, kind, inputs), kind, bool(changed))
     if found != PASS and second is not None and second.shape == bench.shape:
-        other = measure(b, second.astype(wide), kind, changed, unit, finite)
-        if measured.units <= SECOND_WORST * other.units and measured.typical <= SECOND_TYPICAL * other.typical:
-            found, text = PASS, _lines(text, f"the second implementation errs alike ({other.units:.3g} units)")
+        alike = measure(b, second, kind, changed, unit, finite)
+        if measured.units <= SECOND_WORST * alike.units and measured.typical <= SECOND_TYPICAL * alike.typical:
+            found, text = PASS, _lines(text, f"the second implementation errs alike ({alike.units:.3g} units)")
     if found == ERROR and ".backward." in name and standards.belongs(api, "signs"):
         found, text = WARNING, _lines(text, "nothing determines the sign of the vectors, which these gradients depend on")
     return max(status, found, key=(PASS, WARNING, ERROR).index), _lines(message, text), measured
@@ -205,36 +206,49 @@ def _nonfinite(b: Array, d: Array, kind: FloatType, changed: Sequence[Array]) ->
     A value beyond the type's range may have come out infinite, or as the largest one there is where the type has no infinity or the
     kernel saturates; one that round-off brings to the other side of that border may be either.
     """
+    finite = np.ones(b.shape, bool)
+    wrong, first, stable, start = 0, -1, False, 0
     with np.errstate(all="ignore"):
-        if np.isfinite(d).all() and (np.abs(b) < kind.largest / 2).all():
-            return np.ones(b.shape, bool), PASS, ""
-        rounded = round_to(b, kind)
-        finite = np.isfinite(rounded) & np.isfinite(d)
-        same = (rounded == d) | (np.isnan(rounded) & np.isnan(d))
-        if finite.all():
-            return finite, PASS, ""
-        size = np.maximum(np.abs(b.real), np.abs(b.imag))
-        moved = np.zeros(b.shape)
-        for other in changed:
-            moved = np.maximum(moved, np.where(np.isfinite(other), np.abs(other - b), 0.0))
-        near = np.isfinite(b) & (size * (1 + 4 * kind.round_off) + COARSE * moved >= kind.largest)
-        if not kind.infinite:
-            same |= (size > kind.largest) & ~np.isnan(b) & (np.isnan(d) | (np.abs(d) == kind.largest))
-        if np.iscomplexobj(b):
-            same |= ~np.isfinite(b) & ~np.isfinite(d)
-        right_side = np.isinf(d) | (np.abs(d) >= kind.largest * (1 - 8 * kind.round_off))
-        same |= near & right_side & (np.sign(d.real) == np.sign(b.real))
-        wrong = ~finite & ~same
-        if not wrong.any():
-            return finite, PASS, ""
-        unstable = np.zeros(b.shape, bool)
-        for other in changed:
-            unstable |= np.isfinite(other) != np.isfinite(b)
-    at = tuple(int(i) for i in np.unravel_index(int(np.argmax(wrong)), wrong.shape))
-    text = f"NaN and Inf: {int(wrong.sum())} of {wrong.size} elements disagree, the first at {at}: bench {b[at]:.6g}, device {d[at]:.6g}"
-    if (wrong & ~unstable).any():
+        for part, *values in blocks(finite.reshape(-1), b.reshape(-1), d.reshape(-1), *(other.reshape(-1) for other in changed)):
+            bad, firm = _disagree(part, *values, kind=kind)
+            if bad is not None:
+                first = start + int(np.argmax(bad)) if first < 0 else first
+                wrong, stable = wrong + int(bad.sum()), stable or firm
+            start += part.size
+    if not wrong:
+        return finite, PASS, ""
+    at = tuple(int(i) for i in np.unravel_index(first, finite.shape))
+    text = f"NaN and Inf: {wrong} of {finite.size} elements disagree, the first at {at}: bench {b[at]:.6g}, device {d[at]:.6g}"
+    if stable:
         return finite, ERROR, text
     return finite, WARNING, f"{text}; round-off of the inputs decides whether they are finite"
+
+
+def _disagree(finite: Array, b: Array, d: Array, *changed: Array, kind: FloatType) -> tuple[Array | None, bool]:
+    """Of one block: where NaN and Inf disagree, None where they do not, and is that so whatever round-off does? Writes to `finite`."""
+    if np.isfinite(d).all() and (np.abs(b) < kind.largest / 2).all():
+        return None, False
+    wide = np.complex128 if np.iscomplexobj(b) else np.float64
+    b, d = b.astype(wide, copy=False), d.astype(wide, copy=False)
+    rounded = round_to(b, kind)
+    np.logical_and(np.isfinite(rounded), np.isfinite(d), out=finite)
+    same = (rounded == d) | (np.isnan(rounded) & np.isnan(d))
+    if finite.all():
+        return None, False
+    size = np.maximum(np.abs(b.real), np.abs(b.imag))
+    moved, unstable = np.zeros(b.shape), np.zeros(b.shape, bool)
+    for other in changed:
+        moved = np.maximum(moved, np.where(np.isfinite(other), np.abs(other - b), 0.0))
+        unstable |= np.isfinite(other) != np.isfinite(b)
+    near = np.isfinite(b) & (size * (1 + 4 * kind.round_off) + COARSE * moved >= kind.largest)
+    if not kind.infinite:
+        same |= (size > kind.largest) & ~np.isnan(b) & (np.isnan(d) | (np.abs(d) == kind.largest))
+    if np.iscomplexobj(b):
+        same |= ~np.isfinite(b) & ~np.isfinite(d)
+    right_side = np.isinf(d) | (np.abs(d) >= kind.largest * (1 - 8 * kind.round_off))
+    same |= near & right_side & (np.sign(d.real) == np.sign(b.real))
+    wrong = ~finite & ~same
+    return (wrong if wrong.any() else None), bool((wrong & ~unstable).any())
 
 
 class _Limits(NamedTuple):
