@@ -12,6 +12,7 @@ ApiName(prefix='Functional', api='linear', number=2, direction='forward')
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -160,6 +161,18 @@ def check_file_name(name: str, where: str) -> str:
             f"{where}: tensor file name {name[:120]!r} is not a plain file name; the dump is damaged or was tampered with, do not use it"
         )
     return name
+
+
+def check_file_names(found: Collection[str], where: str) -> None:
+    """`check_file_name` for thousands at once.
+
+    Raises:
+        DumpFormatError: one of them could point outside its directory.
+    """
+    short = max(map(len, found), default=0) <= 1024
+    if not short or not all(name.strip(".") for name in found) or _FORBIDDEN.search("".join(found)):
+        for name in found:
+            check_file_name(name, where)
 
 
 def split_tensor_file(file: str) -> tuple[str, str]:

@@ -150,8 +150,7 @@ def _checked(data: Mapping[str, Any]) -> dict[str, str]:
     for name, key in data.items():
         if not isinstance(key, str):
             raise DumpFormatError(f"a message names '{name[:120]}' without a key")
-        names.check_file_name(name, "a message")
-        names.check_file_name(key, "a message")
+    names.check_file_names({*data, *data.values()}, "a message")
     return dict(data)
 
 

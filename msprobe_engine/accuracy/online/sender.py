@@ -26,9 +26,9 @@ from msprobe_engine.guard import Faults
 from msprobe_engine.records import Entry, Frame
 from msprobe_engine.rules.base import Alert
 
-TOGETHER = 1 << 20
+TOGETHER = 4 << 20
 """Bytes of contents after which a message is sent."""
-MOST_CALLS = 256
+MOST_CALLS = 1024
 """Records of one message."""
 MOST_OPEN = 64
 """Steps whose end was not sent; of more the oldest has none."""
