@@ -136,6 +136,33 @@ def test_autocast() -> None:
     assert (wide.forward, types(wide)) == (PASS, [("float64", "float32")])
 
 
+def test_autocast_sums() -> None:
+    """Under autocast a gradient that is the sum of several of 16 bits (of an LSTM's input, by its two directions) is judged as one of
+    these; a wrong one is none."""
+    cell = torch.nn.LSTM(16, 16, bidirectional=True, batch_first=True)
+    x, zero, weights = normal(2, 5, 16, grad=True), torch.zeros(2, 2, 16), [w.detach().requires_grad_() for w in cell._flat_weights]
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = torch._VF.lstm(x, (zero, zero), weights, True, 1, 0.0, True, True, True)
+    g = normal(2, 5, 32).bfloat16()
+    (gradient,) = torch.autograd.grad(outputs[0], [x], g)
+    assert not torch.equal(gradient.bfloat16().float(), gradient), "more digits than 16 bits have"
+    call = (x, (zero, zero), weights, True, 1, 0.0, True, True, True)
+    right = check("VF.lstm.0", *call, grad=[g, None, None], recorded_output=outputs)
+    assert (right.forward, right.backward) == (PASS, PASS), right.message
+    memory = Memory()
+    record, backward = memory.record(call, {}, outputs), memory.backward(g, None, None)
+    wrong = Checker(memory).check("VF.lstm.0", record, backward, gradients=[1.05 * gradient])
+    assert wrong.result.backward == ERROR
+
+
+def test_names_of_types() -> None:
+    """What names a type is no number: the bench has another type because it is meant to."""
+    named = check("Tensor.type.0", normal(4), recorded_output="torch.FloatTensor")
+    assert (named.forward, named.message) == (SKIP, "there is nothing to compare: the call gives no values")
+    cast = check("Tensor.type.1", normal(4), torch.bfloat16, recorded_output=torch.zeros(4, dtype=torch.bfloat16))
+    assert (cast.forward, types(cast)) == (PASS, [("float64", "bfloat16")])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gradients_that_cancel(dtype: torch.dtype) -> None:
     """Where terms of a gradient cancel it is zero for all inputs, and right kernels have the round-off of these terms there; a wrong

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from msprobe_engine.accuracy.judge import judge
+from msprobe_engine.accuracy.precheck.memory import free_memory
 from msprobe_engine.accuracy.results import ERROR, NOT_RUN, PASS, SKIP, WARNING, CallResult, TensorResult, skipped, worst
 from msprobe_engine.errors import UsageError
 from msprobe_integrations.common.accuracy.arguments import CannotRun
@@ -25,6 +26,15 @@ from msprobe_integrations.torch.accuracy.sides import Ran, on_bench, on_changed,
 from msprobe_integrations.torch.accuracy.ties import equally_right
 from msprobe_integrations.torch.accuracy.types import BENCHES, coarsest
 from msprobe_integrations.torch.arrays import as_array, kind_of
+
+_ABOUT = (str, torch.dtype, torch.device)
+"""Results that name a type or a device (``x.type()``, ``torch.result_type``): the bench has others because it is meant to."""
+
+
+_LARGE = 1 << 28
+"""Bytes of results from which on it is asked whether there is memory for more."""
+_INSIDE = 5
+"""Memory that runs with changes inside take, in sizes of the results."""
 
 
 class Target(NamedTuple):
@@ -264,7 +274,7 @@ class _Comparison:
             problems.append(f"the bench has {len(bench.outputs)} outputs, the device {len(device.outputs)}")
         for n, (b, d) in enumerate(zip(bench.outputs, device.outputs)):
             data[f"forward.output.bench.{n}"], data[f"forward.output.device.{n}"] = _on_cpu(b), _on_cpu(d)
-            if b is None or (d is None and some):
+            if b is None or (d is None and some) or isinstance(b, _ABOUT):
                 continue
             results.append(self._tensor(f"{name}.forward.output.{n}", b, d, partial(_output, n)))
         for place, tensor in bench.written.items():
@@ -302,9 +312,11 @@ class _Comparison:
         result = self._judge(name, bench, device, part, self._changed)
         if result.status in (WARNING, ERROR) and self._again is not None:  # changed inputs do not tell all of an operator's condition
             if self._inside is None:
-                self._inside = on_changed(self._again, self._unit, inside=True)
+                self._inside = on_changed(self._again, self._unit, inside=True) if self._has_room() else []
             if self._inside:
                 result = self._judge(name, bench, device, part, [*self._changed, *self._inside])
+            elif not self._has_room():
+                result = replace(result, message=f"{result.message}\nround-off inside the operator was not measured: too little memory")
         call = self._prepared.call
         if (
             result.status == ERROR
@@ -315,6 +327,12 @@ class _Comparison:
             self._tied = True
             return replace(result, status=PASS, message="")
         return result
+
+    def _has_room(self) -> bool:
+        """Is there memory for the steps of the operator, and for its results once more?"""
+        size = sum(8 * t.numel() for t in (*self._bench.outputs, *self._bench.gradients.values()) if isinstance(t, torch.Tensor))
+        free = free_memory() if size >= _LARGE else None
+        return free is None or _INSIDE * size <= free
 
     def _judge(self, name: str, bench: Any, device: Any, part: Callable[[Outcome], Any], changed: Sequence[Outcome]) -> TensorResult:
         others = [as_array(value) for run in changed if isinstance(value := part(run), torch.Tensor)]
@@ -327,16 +345,15 @@ class _Comparison:
         return result if computed == kind_of(device) else replace(result, device_dtype=kind_of(device))
 
     def _computed_in(self, device: Any) -> str:
-        """Under autocast the gradient of a float32 weight has been computed in 16 bits: then that is its type."""
+        """Under autocast the gradient of a float32 weight has been computed in 16 bits: then that is its type. One that is the sum of
+        several such (an input of both directions of an LSTM, each of which casts it for itself) has more digits, none of them right."""
         low = self._autocast
-        if (
-            low is not None
-            and isinstance(device, torch.Tensor)
-            and device.dtype is torch.float32
-            and torch.equal(device.to(low).float(), device)
-        ):
-            return str(low)
-        return kind_of(device)
+        if low is None or not isinstance(device, torch.Tensor) or device.dtype is not torch.float32:
+            return kind_of(device)
+        cast = any(device is gradient for gradient in self._device.gradients.values()) and all(
+            not isinstance(out, torch.Tensor) or out.dtype is low for out in self._device.outputs
+        )
+        return str(low) if cast or torch.equal(device.to(low).float(), device) else kind_of(device)
 
 
 def _output(number: int, run: Outcome) -> Any:
