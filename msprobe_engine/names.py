@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from functools import lru_cache
+from itertools import repeat
 from typing import NamedTuple
 
 from msprobe_engine.errors import DumpFormatError, UsageError
@@ -170,7 +171,7 @@ def check_file_names(found: Collection[str], where: str) -> None:
         DumpFormatError: one of them could point outside its directory.
     """
     short = max(map(len, found), default=0) <= 1024
-    if not short or not all(name.strip(".") for name in found) or _FORBIDDEN.search("".join(found)):
+    if not short or not all(map(str.strip, found, repeat("."))) or _FORBIDDEN.search("".join(found)):
         for name in found:
             check_file_name(name, where)
 

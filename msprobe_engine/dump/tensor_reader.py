@@ -285,7 +285,7 @@ def _tensor(key: str, field: Any, known: Mapping[str, tuple[str, int]], odd: Any
     try:
         safe, shape, (begin, end) = field["dtype"], field["shape"], field["data_offsets"]
         whole = [begin, end, *shape]
-        if not all(type(n) is int and n >= 0 for n in whole) or len(shape) > _MOST_DIMENSIONS or not begin <= end <= size - start:
+        if set(map(type, whole)) != {int} or min(whole) < 0 or len(shape) > _MOST_DIMENSIONS or not begin <= end <= size - start:
             raise ValueError("numbers")
         dtype, item = known[safe]
         if math.prod(shape) * item != end - begin:
