@@ -231,7 +231,7 @@ class Spool:
             handle = self._numbers.get(training.session)
             if handle is None:
                 path = self.root / SESSIONS / f"{training.session}.last"
-                handle = self._numbers[training.session] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
+                handle = self._numbers[training.session] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, layout.FILE_MODE)
             os.pwrite(handle, b"%0*d" % (_NUMBER_BYTES, training.last), 0)
 
     # ---- results ----
@@ -252,8 +252,13 @@ class Spool:
             OSError: that cannot be written down.
         """
         step.note_results(path)
-        with self._lock, open(self.root / SESSIONS / _RESULTS, "a", encoding="utf-8") as file:
-            file.write(json.dumps([step.rank, str(path)]) + "\n")
+        with self._lock:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+            handle = os.open(self.root / SESSIONS / _RESULTS, flags, layout.FILE_MODE)
+            try:
+                layout.write_all(handle, [json.dumps([step.rank, str(path)]).encode() + b"\n"])
+            finally:
+                os.close(handle)
 
     def checked(self, call: SpoolCall) -> None:
         """The results of this call are written."""

@@ -141,7 +141,7 @@ class SpoolStep:
             shard = directory / layout.TENSORS / shard_name(number_of(path))
             try:
                 made._take(number_of(path), json.loads(text), shard if shard.is_file() else None)
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 raise DumpFormatError(f"{path}: is damaged ({type(error).__name__}: {str(error)[:120]})") from None
             made.bytes += len(text) + (shard.stat().st_size if shard.is_file() else 0)
         made.over = (directory / layout.DUMP).exists()
@@ -151,7 +151,7 @@ class SpoolStep:
     def results(self) -> Path | None:
         """The result file of this step, None when there is none yet."""
         try:
-            return Path((self.directory / self.RESULTS).read_text(encoding="utf-8"))
+            return Path(os.fsdecode((self.directory / self.RESULTS).read_bytes()))
         except FileNotFoundError:
             return None
 
