@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import torch
 
 from msprobe_engine.accuracy.judge import judge
-from msprobe_engine.accuracy.precheck.memory import free_memory
 from msprobe_engine.accuracy.results import ERROR, NOT_RUN, PASS, SKIP, WARNING, CallResult, TensorResult, skipped, worst
 from msprobe_engine.errors import UsageError
 from msprobe_integrations.common.accuracy.arguments import CannotRun
@@ -29,12 +28,6 @@ from msprobe_integrations.torch.arrays import as_array, kind_of
 
 _ABOUT = (str, torch.dtype, torch.device)
 """Results that name a type or a device (``x.type()``, ``torch.result_type``): the bench has others because it is meant to."""
-
-
-_LARGE = 1 << 28
-"""Bytes of results from which on it is asked whether there is memory for more."""
-_INSIDE = 5
-"""Memory that runs with changes inside take, in sizes of the results."""
 
 
 class Target(NamedTuple):
@@ -312,11 +305,9 @@ class _Comparison:
         result = self._judge(name, bench, device, part, self._changed)
         if result.status in (WARNING, ERROR) and self._again is not None:  # changed inputs do not tell all of an operator's condition
             if self._inside is None:
-                self._inside = on_changed(self._again, self._unit, inside=True) if self._has_room() else []
+                self._inside = on_changed(self._again, self._unit, inside=True)
             if self._inside:
                 result = self._judge(name, bench, device, part, [*self._changed, *self._inside])
-            elif not self._has_room():
-                result = replace(result, message=f"{result.message}\nround-off inside the operator was not measured: too little memory")
         call = self._prepared.call
         if (
             result.status == ERROR
@@ -327,12 +318,6 @@ class _Comparison:
             self._tied = True
             return replace(result, status=PASS, message="")
         return result
-
-    def _has_room(self) -> bool:
-        """Is there memory for the steps of the operator, and for its results once more?"""
-        size = sum(8 * t.numel() for t in (*self._bench.outputs, *self._bench.gradients.values()) if isinstance(t, torch.Tensor))
-        free = free_memory() if size >= _LARGE else None
-        return free is None or _INSIDE * size <= free
 
     def _judge(self, name: str, bench: Any, device: Any, part: Callable[[Outcome], Any], changed: Sequence[Outcome]) -> TensorResult:
         others = [as_array(value) for run in changed if isinstance(value := part(run), torch.Tensor)]
