@@ -231,7 +231,8 @@ class Spool:
             handle = self._numbers.get(training.session)
             if handle is None:
                 path = self.root / SESSIONS / f"{training.session}.last"
-                handle = self._numbers[training.session] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, layout.FILE_MODE)
+                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+                handle = self._numbers[training.session] = os.open(path, flags, layout.FILE_MODE)
             os.pwrite(handle, b"%0*d" % (_NUMBER_BYTES, training.last), 0)
 
     # ---- results ----
