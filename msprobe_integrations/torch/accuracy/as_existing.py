@@ -10,7 +10,7 @@ tensor. Dropout is the identity, and only its zeros are counted.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from msprobe_engine.dump.tensor_reader import TensorFiles
 from msprobe_integrations.common.accuracy.arguments import CannotRun
 from msprobe_integrations.torch.accuracy.arguments import Arguments
 from msprobe_integrations.torch.accuracy.checker import Checked
+from msprobe_integrations.torch.accuracy.execute import leaves_of
 from msprobe_integrations.torch.accuracy.resolve import find
 from msprobe_integrations.torch.arrays import as_array
 
@@ -112,7 +113,7 @@ class CheckerAsExisting:
     def _sides(self, api: str, args: list[Any], kwargs: dict[str, Any], needs: Any, record: Mapping[str, Any]) -> _Sides:
         if api in _SINGLE:
             args, kwargs = _mapped(args, _shortened), _mapped(kwargs, _shortened)
-        types = {value.dtype for value in _leaves([args, kwargs]) if isinstance(value, torch.Tensor)} & _RAISED.keys()
+        types = {value.dtype for value in leaves_of([args, kwargs]) if isinstance(value, torch.Tensor)} & _RAISED.keys()
         autocast: torch.dtype | None = None
         raised: dict[torch.dtype, torch.dtype] = {}
         recorded = _output_type(record)
@@ -191,21 +192,11 @@ def _output_type(record: Mapping[str, Any]) -> torch.dtype | None:
     return dtype if isinstance(dtype, torch.dtype) and dtype.is_floating_point else None
 
 
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
-        for child in value:
-            yield from _leaves(child)
-    else:
-        yield value
-
-
 def _backward(api: str, out: Any, incoming: torch.Tensor, args: Sequence[Any]) -> list[Any]:
     """Gradients of all tensors among the positional arguments; None for those that have none."""
     root = out[_GRADIENT_OF[api]] if api in _GRADIENT_OF else out
     root.backward(incoming.to(root.device, _RAISED.get(incoming.dtype, incoming.dtype) if root.dtype in _RAISED.values() else root.dtype))
-    return [value.grad for value in _leaves(list(args)) if isinstance(value, torch.Tensor)]
+    return [value.grad for value in leaves_of(list(args)) if isinstance(value, torch.Tensor)]
 
 
 def _result(name: str, api: str, bench: Any, device: Any, grads: tuple[list[Any], list[Any]], reason: str, version: str) -> CallResult:
@@ -261,4 +252,4 @@ def _data(inputs: Any, bench: Any, device: Any, incoming: Any, grads: tuple[list
         ("forward.input", inputs), ("forward.output.bench", bench), ("forward.output.device", device),
         ("backward.input", incoming), ("backward.output.bench", grads[0]), ("backward.output.device", grads[1]),
     )  # fmt: skip
-    return {f"{part}.{n}": value for part, values in sides for n, value in enumerate(_leaves(values))}
+    return {f"{part}.{n}": value for part, values in sides for n, value in enumerate(leaves_of(values))}
