@@ -18,7 +18,7 @@ exit codes:
   0  no error found (with --compat: done)
   1  calls whose result is wrong (with --compat never)
   2  wrong usage, settings or input, no such device
-  3  no error found, but some calls took their process down or ran out of time"""
+  3  no error found, but some calls took their process down, ran out of time or do not fit into memory"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,17 +8,24 @@ import numpy as np
 import torch
 
 
-def as_array(value: Any) -> Any:
-    """A tensor as an array of its own on the host, of types that numpy has not the next wider one; other values as they are."""
+def as_array(value: Any, *, share: bool = False) -> Any:
+    """A tensor as an array of its own on the host, of types that numpy has not the next wider one; other values as they are.
+
+    Args:
+        share: the array may have the memory of the tensor, which is nobody else's.
+    """
     if not isinstance(value, torch.Tensor):
         return value
-    value = value.detach().resolve_conj().resolve_neg()
-    if value.dtype.is_floating_point and (value.dtype.itemsize == 1 or value.dtype is torch.bfloat16):
-        value = value.float()
-    elif value.dtype is torch.complex32:
-        value = value.to(torch.complex64)
-    # a copy: memory that an array of numpy shares cannot be resized any more, which sharded training does with its parameters
-    array: np.ndarray[Any, Any] = torch.empty(value.shape, dtype=value.dtype, device="cpu").copy_(value).numpy()
+    tensor = value.detach().resolve_conj().resolve_neg()
+    if tensor.dtype.is_floating_point and (tensor.dtype.itemsize == 1 or tensor.dtype is torch.bfloat16):
+        tensor = tensor.float()
+    elif tensor.dtype is torch.complex32:
+        tensor = tensor.to(torch.complex64)
+    array: np.ndarray[Any, Any]
+    if (share or tensor.dtype != value.dtype) and tensor.device.type == "cpu" and tensor.layout is torch.strided:
+        array = tensor.contiguous().numpy()
+    else:  # memory that an array of numpy shares cannot be resized any more, which sharded training does with its parameters
+        array = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu").copy_(tensor).numpy()
     return array
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from msprobe_engine.accuracy.precheck import memory
 from msprobe_engine.cli.main import main
 
 BOMBS = str(Path(__file__).with_name("bombs.py"))
@@ -85,7 +86,7 @@ def test_a_call_that_takes_its_process_down_or_hangs_costs_one_row_with_the_reas
     ]  # fmt: skip
     out, err = capsys.readouterr()
     assert "6 calls, 4 checked: 1 error, 3 pass, 2 skipped forward" in out
-    assert "2 took their process down or ran out of time:" in out
+    assert "2 took their process down, ran out of time or do not fit into memory:" in out
     assert re.search(r"bombs\.wrong\.2: forward error, backward error\n +(forward|backward)\.output\.0 \(float32 64\): the error is", out)
     assert "called in /data/train.py:12 in forward" in out
     assert "black_list: no call of 'nothing' in this dump" in err
@@ -186,3 +187,20 @@ def test_devices_types_and_operators_that_are_not_here_are_said(tmp_path: Path, 
     ):
         assert main(["run_ut", str(file), "-o", str(tmp_path / "out"), *arguments]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_a_call_that_does_not_fit_into_memory_has_a_row_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is not run, and counts as one that could not be checked; large ones are checked by fewer processes, which is said once."""
+    file = dump(tmp_path / "dump", ("good", "good", "good"))
+    document = json.loads(file.read_text())
+    for n, elements in ((1, 1 << 40), (2, 1 << 21)):
+        document["data"][f"bombs.good.{n}.forward"]["input_args"][0]["shape"] = [elements]
+    file.write_text(json.dumps(document))
+    monkeypatch.setattr(memory, "free_memory", lambda: 1 << 30)
+    assert main(["acc_check", str(file), "-o", str(tmp_path / "out"), "-d", "cpu", "-n", "2", "--operators", BOMBS]) == 3
+    found = rows(files(tmp_path / "out")[0])
+    assert [row["Forward Test Success"] for row in found.values()] == ["pass", "SKIP", "pass"]
+    assert "too large for this machine" in found["bombs.good.1"]["Message"]
+    assert capsys.readouterr().err.count("large calls (1) are checked after the others") == 1

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from msprobe_engine.accuracy.mindspore_form import form_for
-from msprobe_engine.accuracy.precheck import summary
+from msprobe_engine.accuracy.precheck import memory, summary
 from msprobe_engine.accuracy.precheck.calls import Call, DumpCalls, read_calls, remarks_on_lists, why_not, without_repeats
 from msprobe_engine.accuracy.precheck.options import Options, Work
 from msprobe_engine.accuracy.precheck.pool import Pool
@@ -156,13 +156,23 @@ def _check_rest(
         else:
             keep(skipped(call.name, reason))
     number = processes(options, len(asked))
-    pool = Pool(_works(number, dump, settings, options, error_data), options.timeout)
-    with bar("checking", len(asked)) as advance, closing(pool.check(asked)) as answers:
-        for answer in answers:
-            keep(answer.result)
-            if answer.broken:
-                tally.broken.append(answer.result)
-            advance(bare_name(answer.call.name))
+    shared = memory.plan(asked, number, memory.free_memory())
+    if shared.large and shared.processes < number:
+        text = "large calls (%d) are checked after the others, with %d processes at a time instead of %d: memory has no room for more"
+        get_logger().warning(text, len(shared.large), shared.processes, number)
+    with bar("checking", len(asked)) as advance:
+        for call, reason in shared.refused:
+            tally.broken.append(skipped(call.name, reason))
+            keep(tally.broken[-1])
+            advance(bare_name(call.name))
+        for part, count in ((shared.together, number), (shared.large, shared.processes)):
+            pool = Pool(_works(count, dump, settings, options, error_data), options.timeout)
+            with closing(pool.check(part)) as answers:
+                for answer in answers:
+                    keep(answer.result)
+                    if answer.broken:
+                        tally.broken.append(answer.result)
+                    advance(bare_name(answer.call.name))
 
 
 def _files(out_path: str | Path, resume: str | Path | None, options: Options, settings: PrecheckSettings, framework: str) -> ResultFiles:

@@ -70,7 +70,7 @@ def text(tally: Tally, stacks: Mapping[str, Sequence[str]]) -> str:
         more = len(tally.reasons) - _REASONS
         lines += [f"          and for {more} more reasons"] if more > 0 else []
     if tally.broken:
-        lines.append(f"{len(tally.broken)} took their process down or ran out of time:")
+        lines.append(f"{len(tally.broken)} took their process down, ran out of time or do not fit into memory:")
         lines += [f"  {one_line(result.name)}: {one_line(result.message)}" for result in tally.broken[:WORST]]
     if tally.found:
         ranked = sorted(tally.found, key=_rank)

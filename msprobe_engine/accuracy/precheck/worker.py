@@ -10,6 +10,7 @@ does, and with the one that started it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import json
@@ -17,6 +18,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from msprobe_engine.accuracy.precheck.options import Work
@@ -38,6 +40,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(2, 1)
     _end_with_parent()
+    _end_first()
     faulthandler.enable()
     lines = sys.stdin
     try:
@@ -74,6 +77,12 @@ def make_check(work: Work) -> Check:
 def _say(answers: Any, message: Mapping[str, Any]) -> None:
     answers.write(json.dumps(message) + "\n")
     answers.flush()
+
+
+def _end_first() -> None:
+    """When memory runs out, Linux ends this process and no training or other program: the call gets a row with the reason."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000", "ascii")
 
 
 def _end_with_parent() -> None:

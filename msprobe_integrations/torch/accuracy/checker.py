@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from msprobe_engine.accuracy.judge import judge
+from msprobe_engine.accuracy.precheck.memory import free_memory
 from msprobe_engine.accuracy.results import ERROR, NOT_RUN, PASS, SKIP, WARNING, CallResult, TensorResult, skipped, worst
 from msprobe_engine.errors import UsageError
 from msprobe_integrations.common.accuracy.arguments import CannotRun
@@ -28,6 +29,12 @@ from msprobe_integrations.torch.arrays import as_array, kind_of
 
 _ABOUT = (str, torch.dtype, torch.device)
 """Results that name a type or a device (``x.type()``, ``torch.result_type``): the bench has others because it is meant to."""
+
+
+_LARGE = 1 << 28
+"""Bytes of results from which on it is asked whether there is memory for more."""
+_INSIDE = 5
+"""Memory that runs with changes inside take, in sizes of the results."""
 
 
 class Target(NamedTuple):
@@ -305,9 +312,11 @@ class _Comparison:
         result = self._judge(name, bench, device, part, self._changed)
         if result.status in (WARNING, ERROR) and self._again is not None:  # changed inputs do not tell all of an operator's condition
             if self._inside is None:
-                self._inside = on_changed(self._again, self._unit, inside=True)
+                self._inside = on_changed(self._again, self._unit, inside=True) if self._has_room() else []
             if self._inside:
                 result = self._judge(name, bench, device, part, [*self._changed, *self._inside])
+            elif not self._has_room():
+                result = replace(result, message=f"{result.message}\nround-off inside the operator was not measured: too little memory")
         call = self._prepared.call
         if (
             result.status == ERROR
@@ -319,13 +328,19 @@ class _Comparison:
             return replace(result, status=PASS, message="")
         return result
 
+    def _has_room(self) -> bool:
+        """Is there memory for the steps of the operator, and for its results once more?"""
+        size = sum(8 * t.numel() for t in (*self._bench.outputs, *self._bench.gradients.values()) if isinstance(t, torch.Tensor))
+        free = free_memory() if size >= _LARGE else None
+        return free is None or _INSIDE * size <= free
+
     def _judge(self, name: str, bench: Any, device: Any, part: Callable[[Outcome], Any], changed: Sequence[Outcome]) -> TensorResult:
-        others = [as_array(value) for run in changed if isinstance(value := part(run), torch.Tensor)]
+        others = [as_array(value, share=True) for run in changed if isinstance(value := part(run), torch.Tensor)]
         second = part(self._second) if self._second is not None else None
         computed = self._computed_in(device)
         result = judge(
-            self._prepared.api, name, as_array(bench), as_array(device), kind_of(bench), computed,
-            changed=others, second=None if second is None else as_array(second), input_dtype=_text(self._unit),
+            self._prepared.api, name, as_array(bench, share=True), as_array(device, share=True), kind_of(bench), computed,
+            changed=others, second=None if second is None else as_array(second, share=True), input_dtype=_text(self._unit),
         )  # fmt: skip
         return result if computed == kind_of(device) else replace(result, device_dtype=kind_of(device))
 

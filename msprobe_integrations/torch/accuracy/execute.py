@@ -194,7 +194,8 @@ class _Arguments:
         return value
 
     def tensor(self, value: torch.Tensor) -> torch.Tensor:
-        return self._nudged(value).to(self._side.device, self._side.types.get(value.dtype, value.dtype), copy=True)
+        moved = self._nudged(value)
+        return moved.to(self._side.device, self._side.types.get(value.dtype, value.dtype), copy=moved is value)
 
     def _nudged(self, value: torch.Tensor) -> torch.Tensor:
         nudge, generator = self._side.nudge, self._signs

@@ -145,7 +145,10 @@ class _RoundOff(TorchDispatchMode):
             return
         with torch.no_grad():
             parts = torch.view_as_real(out) if out.is_complex() else out
-            move(parts, torch.randint(0, 2, parts.shape, generator=self._generator, dtype=torch.int8).to(out.device) * 2 - 1, self._unit)
+            move(parts, lambda shape: self._signs(shape).to(out.device), self._unit)
+
+    def _signs(self, shape: torch.Size) -> torch.Tensor:
+        return torch.randint(0, 2, shape, generator=self._generator, dtype=torch.int8) * 2 - 1
 
 
 @contextmanager

@@ -10,11 +10,13 @@ import torch
 from msprobe_integrations.common.accuracy.arguments import CannotRun
 from msprobe_integrations.torch.accuracy.execute import Call, Nudge, Outcome, Side, run
 from msprobe_integrations.torch.accuracy.prepare import Prepared
-from msprobe_integrations.torch.accuracy.types import LOW, attempts
+from msprobe_integrations.torch.accuracy.types import BLOCK, LOW, attempts
 from msprobe_integrations.torch.dispatch_compare import references
 
 _CHANGES = 2
 """Runs of the bench on changed inputs."""
+_COARSE = 2.0**-12
+"""Types with at least this distance from 1 to the next number are coarse beside float32."""
 
 
 class Ran(NamedTuple):
@@ -125,10 +127,30 @@ def on_changed(ran: Ran, unit: torch.dtype | None, *, inside: bool = False) -> l
     for number in range(_CHANGES):
         nudge = Nudge(unit, ran.call.seed + number)
         try:
-            found.append(run(ran.function, ran.call, ran.side._replace(nudge=nudge, inside=nudge if inside else None)))
+            found.append(_kept(run(ran.function, ran.call, ran.side._replace(nudge=nudge, inside=nudge if inside else None)), unit))
         except Exception:  # changed inputs may be outside of what the operator takes: then nothing is known of its condition
             return []
     return found
+
+
+def _kept(outcome: Outcome, unit: torch.dtype) -> Outcome:
+    """Large results in float32 where the changes are those of a coarser type: their round-off is nothing beside."""
+
+    def small(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or value.dtype is not torch.float64 or value.numel() <= BLOCK:
+            return value
+        narrow = value.float()
+        return value if narrow.isinf().any() else narrow
+
+    if torch.finfo(unit).eps < _COARSE:
+        return outcome
+    outputs = outcome.outputs
+    for number in range(len(outputs)):
+        outputs[number] = small(outputs[number])
+    for results in (outcome.written, outcome.gradients):
+        for place in results:
+            results[place] = small(results[place])
+    return outcome
 
 
 def _to(call: Call, dtype: torch.dtype) -> Call:

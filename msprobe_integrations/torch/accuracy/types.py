@@ -47,18 +47,28 @@ def attempts(bench: str, api: str) -> list[Types]:
     return [BENCHES[bench], RAISED, {}] if bench == "float64" else [BENCHES[bench], {}]
 
 
+BLOCK = 1 << 20
+"""Elements that are changed at a time; tensors of more are large."""
+
+
 def nudged(tensor: torch.Tensor, unit: torch.dtype, signs: Callable[[torch.Size], torch.Tensor]) -> torch.Tensor:
     """Every value of a float tensor up or down by one unit of round-off of the coarser of its type and `unit`, in float64 (complex
-    types: complex128). NaN and Inf stay."""
+    types: complex128). NaN and Inf stay.
+
+    Args:
+        signs: the next -1 and 1 of a shape; of a large tensor it is asked for blocks.
+    """
     if tensor.dtype.is_complex:
         return torch.view_as_complex(nudged(torch.view_as_real(tensor), unit, signs))
     eps = max(torch.finfo(tensor.dtype).eps, torch.finfo(unit).eps)
     wide = tensor.to(torch.float64, copy=True)
-    move(wide, signs(tensor.shape), eps / 2)
+    move(wide, signs, eps / 2)
     return wide
 
 
-def move(wide: torch.Tensor, signs: torch.Tensor, unit: float) -> None:
+def move(wide: torch.Tensor, signs: Callable[[torch.Size], torch.Tensor], unit: float) -> None:
     """Change every finite value of a float64 tensor by the factor 1 + sign * unit, in place. (Not by a product: 1 + ... would be a number
     of the default type, which may be too coarse.)"""
-    wide.add_((wide * signs).nan_to_num_(0.0, 0.0, 0.0), alpha=unit)
+    small = wide.numel() <= BLOCK or not wide.is_contiguous()
+    for part in (wide,) if small else wide.view(-1).split(BLOCK):
+        part.add_((part * signs(part.shape)).nan_to_num_(0.0, 0.0, 0.0), alpha=unit)
