@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-i", "--config_input", metavar="FILE", help="config_op.json, with the keys of the existing tool")
     add("-o", "--api_output_path", required=True, metavar="DIR", help="where the script goes, and its tensors")
     add("--dump", metavar="PATH", help="dump.json, or a directory of a dump, in place of -i")
-    add("--api", action="append", default=[], metavar="NAME", help="Torch.matmul.0: this call; matmul: all of that name; may be repeated")
+    add("--api", action="append", default=[], metavar="NAME", help="Torch.matmul.0: this call; matmul: all of its API; may be repeated")
     add("--step", type=int, metavar="N", help="of the dump, where it has several")
     add("--rank", type=int, metavar="R", help="of the dump, where it has several")
     add("--direction", choices=("forward", "backward", "both"), default="both", help="what is compared (default: both)")
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     """0: all written; errors are raised as `ProbeError`, which the entry point turns into 2."""
     from pathlib import Path
 
-    from msprobe_engine.accuracy.scripts.generate import find_call, generate, read_extracted, read_source, write_extracted
+    from msprobe_engine.accuracy.scripts.generate import calls_of, find_call, generate, read_extracted, read_source, write_extracted
     from msprobe_engine.accuracy.scripts.literals import CannotWrite
     from msprobe_engine.accuracy.scripts.request import read_request
     from msprobe_engine.accuracy.scripts.source import Options
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"--iterations {args.iterations} --seed {args.seed}: allowed are 1 and more, and 0 and more")
         options = Options(args.direction, not args.random, args.seed, args.iterations)
         source = read_source(args.dump, args.step, args.rank)
-        wanted = [name for given in args.api for name in _calls(given, source.data)]
+        wanted = [name for given in args.api for name in calls_of(source, given)]
     dialect, loader = _framework(source.framework, source.data, wanted[0].removesuffix(".forward"))
     refused = 0
     for name in wanted:
@@ -82,13 +82,6 @@ def run(args: argparse.Namespace) -> int:
     if refused:
         print(f"{refused} of {len(wanted)} calls cannot be repeated by a script")
     return int(refused > 0)
-
-
-def _calls(given: str, data: Mapping[str, Any]) -> list[str]:
-    """The calls that `given` means: itself, when it is a call, else all of an API of that name."""
-    if "." in given:
-        return [given]
-    return [name.removesuffix(".forward") for name in data if name.endswith(".forward") and name.split(".")[-3:-2] == [given]] or [given]
 
 
 def _framework(name: str, data: Mapping[str, Any], wanted: str) -> tuple[Any, Any]:

@@ -278,9 +278,9 @@ CASES = ("exact", "rounded", "bits", "scaled", "nan", "inf", "biased", "noise", 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
 def test_the_verdict_is_that_of_the_pre_check(kind: torch.dtype) -> None:
     """The same status and units as `judge`, whatever is wrong; the same numbers in both."""
-    for name in ("UNITS", "INSIDE", "COARSE_INSIDE", "COARSE", "HIDDEN", "BIAS"):
+    for name in ("UNITS", "INSIDE", "COARSE_INSIDE", "COARSE", "HIDDEN"):
         assert getattr(script_verdict, name) == getattr(engine_judge, name)
-    for name in ("BIASED", "NEIGHBOURS", "SHARE", "OF_ALL", "JUMP", "MOST", "UNMEASURED"):
+    for name in ("BIAS", "BIASED", "CONSTANT", "SPREAD", "SHIFT", "NEIGHBOURS", "SHARE", "OF_ALL", "JUMP", "MOST", "UNMEASURED"):
         assert getattr(script_verdict, name) == getattr(engine_condition, name)
     unit = torch.finfo(kind).eps / 2
     known = {"standard": "benchmark", "hidden": False, "signs": False, "decides": False, "inside": ("forward",)}
@@ -334,3 +334,30 @@ def test_errors_are_probe_errors(tmp_path: Path) -> None:
     (tmp_path / "dump.json").write_text('{"data": {}}')
     assert main(["op_generate", "--dump", str(tmp_path), "--api", "Torch.add.0", "-o", str(tmp_path)]) == 2
     assert issubclass(ProbeError, Exception)
+
+
+def test_names_are_taken_without_their_number_and_misspelled_ones_told(
+    statistics: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``Torch.softmax`` and ``softmax`` are all calls of it; for ``sofmax`` the nearest recorded name is said."""
+    assert generate(statistics, tmp_path / "full", ["Functional.linear"]) == 0
+    assert generate(statistics, tmp_path / "bare", ["linear"]) == 0
+    written = sorted(path.name for path in (tmp_path / "full").glob("*.py"))
+    assert written == sorted(path.name for path in (tmp_path / "bare").glob("*.py")) != []
+    for wrong in ("linaer", "Functional.linaer.0", "functional.Linear"):
+        assert generate(statistics, tmp_path / "none", [wrong]) == 2
+        assert "did you mean Functional.linear" in capsys.readouterr().err
+
+
+def test_a_device_that_is_not_there_is_one_line(statistics: Path, tmp_path: Path) -> None:
+    """Exit status 2, no traceback; and nothing is said of a numpy that the script does not need."""
+    assert generate(statistics, tmp_path, ["Functional.linear.0"]) == 0
+    (tmp_path / "numpy.py").write_text("raise ModuleNotFoundError('none', name='numpy')")
+    command = [sys.executable, "Functional.linear.0.py", "--device"]
+    for device in ("cuda:77", "npu", "nothing"):
+        done = subprocess.run([*command, device], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"Functional.linear.0: --device {device}: there is no such device here")
+        assert done.stderr.count("\n") == 1
+    done = subprocess.run([*command, "cpu"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -101,10 +101,30 @@ def _name(record: str) -> names.ApiName | None:
     return found if isinstance(found, names.ApiName) else None
 
 
+def calls_of(source: Source, given: str) -> list[str]:
+    """The calls that a user means: the call of this name (``Torch.matmul.0``), else all of an API, by its full name (``Torch.matmul``)
+    or the last part of it (``matmul``); the given name itself where there is none."""
+    if f"{given.removesuffix('.forward').removesuffix('.backward')}.forward" in source.data:
+        return [given]
+    calls = [key.removesuffix(".forward") for key in source.data if key.endswith(".forward")]
+    return [name for name in calls if given in (_api(name), _api(name).rpartition(".")[2])] or [given]
+
+
+def _api(call: str) -> str:
+    """``Torch.matmul`` of ``Torch.matmul.0``."""
+    return call.rpartition(".")[0]
+
+
 def _near(source: Source, title: str) -> str:
     import difflib
 
     known = [key.removesuffix(".forward") for key in source.data if key.endswith(".forward")]
+    apis = {api.rpartition(".")[2].lower(): api for api in map(_api, known)} | {api.lower(): api for api in map(_api, known)}
+    number = f".{last}" if (last := title.rpartition(".")[2]).isdecimal() else ""
+    plain = title.removesuffix(number)
+    meant = difflib.get_close_matches(plain.lower(), list(apis), n=1, cutoff=0.7)
+    if meant and (api := apis[meant[0]]) != plain:
+        return f"; did you mean {one_line(f'{api}{number}' if f'{api}{number}' in known else api)}?"
     close = difflib.get_close_matches(title, known, n=3) or [key for key in known if title.lower() in key.lower()][:3] or known[:3]
     return f"; there are {len(known)}, as {', '.join(map(one_line, close))}" if close else "; it has none (level L1 records them)"
 

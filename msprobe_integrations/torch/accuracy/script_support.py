@@ -11,13 +11,15 @@ import itertools
 import math
 import os
 import sys
+import warnings
 import zlib
 from collections.abc import Callable
 from typing import Any
 
-import torch
+warnings.filterwarnings("ignore", message="Failed to initialize NumPy")  # which is not needed here
+import torch  # noqa: E402
 
-from msprobe_integrations.torch.accuracy.script_verdict import ERROR, PASS, WARNING, judged
+from msprobe_integrations.torch.accuracy.script_verdict import ERROR, PASS, WARNING, judged  # noqa: E402
 
 CASE: dict[str, Any] = {"mode": "recorded", "seed": 0}
 
@@ -333,6 +335,17 @@ def test_call() -> None:
     assert all(row["verdict"] == PASS for row in rows), "\n" + table(rows)
 
 
+def why_no_device(name: str) -> str:
+    """Why nothing can be run on a device here, in one line; empty: it can."""
+    try:
+        if name.startswith("npu"):
+            import torch_npu  # noqa: F401
+        torch.ones(1, device=name).add_(1)
+    except Exception as error:  # torch raises AssertionError, RuntimeError, ImportError, ...
+        return (str(error).splitlines() or [type(error).__name__])[0]
+    return ""
+
+
 def main(case: dict[str, Any], call: Callable[..., Any]) -> int:
     """The command line of the script; returns the exit status."""
     parser = argparse.ArgumentParser(description=f"Run {case['name']} once more and compare it with a bench in float64 on the CPU.")
@@ -346,8 +359,9 @@ def main(case: dict[str, Any], call: Callable[..., Any]) -> int:
     parser.add_argument("--exact", action="store_true", help="fail, too, where a result is not the recorded one, bit for bit")
     parser.add_argument("--save", metavar="DIR", help="write inputs and the results of both sides there")
     args = parser.parse_args()
-    if args.device.startswith("npu"):
-        import torch_npu  # noqa: F401
+    if reason := why_no_device(args.device):
+        print(f"{case['name']}: --device {args.device}: there is no such device here ({reason}); cpu works everywhere", file=sys.stderr)
+        return 2
     wrong = False
     for seed in range(args.seed, args.seed + (args.iterations if args.data == "random" else 1)):
         try:
