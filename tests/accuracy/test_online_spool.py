@@ -6,6 +6,7 @@ import contextlib
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,14 @@ from hypothesis import strategies as st
 from msprobe_engine.accuracy.online import messages
 from msprobe_engine.accuracy.online.events import Peer
 from msprobe_engine.accuracy.online.payload import Content, safetensors
+from msprobe_engine.accuracy.online.sender import MOST_OPEN, CallStore
 from msprobe_engine.accuracy.online.spool import Spool
 from msprobe_engine.accuracy.online.spool_step import SpoolCall, SpoolStep
 from msprobe_engine.dump.reader import open_dump
+from msprobe_engine.dump.steptext import StepText
+from msprobe_engine.dump.template import Options
 from msprobe_engine.errors import DumpFormatError, UsageError
+from msprobe_engine.guard import Faults
 
 SESSION = "ab" * 16
 Message = tuple[dict[str, Any], bytes]
@@ -149,6 +154,22 @@ def test_steps_may_overlap(tmp_path: Path) -> None:
     assert put(spool, 2, ({**header, "open": 0}, payload)) == []
     assert put(spool, 3, calls(1, BACKWARD)) == ["Torch.exp.0"], "with its gradients"
     assert put(spool, 4, step_over(FORWARD, OTHER, BACKWARD)) == ["Torch.exp.1"]
+
+
+def test_a_sender_says_which_step_is_open() -> None:
+    """A step is open until its end is sent, whatever begins meanwhile; one whose end never comes does not stay open for ever."""
+    text = StepText(Options(("all",), lambda _: True, ".pt"), level="L1", task="tensor")
+    nothing = SimpleNamespace(send=lambda *_, **__: True)
+    store = CallStore(text, nothing, 0, list, Faults(), budget=1 << 20, count=lambda *_: None, patience=0.0)
+    store.begin_step(3, "")
+    store.begin_step(5, "")
+    assert store.oldest == 3
+    store.over(3)
+    assert store.oldest == 5
+    for step in range(6, 6 + MOST_OPEN):
+        store.begin_step(step, "")
+    assert store.oldest == 6
+    store.close()
 
 
 def test_another_training_takes_the_place_of_a_step(tmp_path: Path) -> None:
