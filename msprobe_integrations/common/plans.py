@@ -49,7 +49,7 @@ class Plans:
             self._ring = self._make_capture(settings.incident.level, record_collectives=True, optimizer_calls=False)
         if settings.dump is not None:
             self._say_unused(settings.dump)
-            if settings.dump.level in ("L0", "L1", "mix"):
+            if settings.dump.level in ("L0", "L1", "mix") and settings.dump.task != "free_benchmark":
                 self._plan_dump(settings.dump)
 
     def _make_capture(self, level: str, **options: Any) -> Any:
@@ -70,6 +70,8 @@ class Plans:
         unused = [key for key in ("load", "bench_path", "online") if getattr(dump, key) is not None]
         if dump.level in ("L2", "debug"):
             unused.append(f"level '{dump.level}'")
+        if dump.task == "free_benchmark":
+            unused.append(f"task '{dump.task}'")
         if unused:
             log.warn_once("dump keys of the probe", f"dump: {' and '.join(unused)} have no effect here; PrecisionDebugger follows them")
 

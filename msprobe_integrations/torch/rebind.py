@@ -35,9 +35,13 @@ class Rebinding(Replaced):
 
 
 def compiled_as(wrapper: Any, function: Any) -> Any:
-    """Let ``torch.jit.script`` compile `function` where it meets `wrapper`; returns `wrapper`."""
+    """Let ``torch.jit.script`` compile `function` where it meets `wrapper`; returns `wrapper`. A function whose annotations name what is
+    imported for type checkers alone cannot be compiled, with or without a wrapper."""
     if function.__name__ != wrapper.__name__:  # the compiler wants one name for both
-        hints, code = get_type_hints(function), function.__code__
+        try:
+            hints, code = get_type_hints(function), function.__code__
+        except (NameError, AttributeError, TypeError, SyntaxError):
+            return wrapper
         function = FunctionType(code, function.__globals__, wrapper.__name__, function.__defaults__, function.__closure__)
         function.__annotations__ = hints
     vars(wrapper).update({"__script_if_tracing_wrapper": True, "__original_fn": function})

@@ -177,6 +177,24 @@ def composite_softmax(x: torch.Tensor, dim: int | None = None, **_: Any) -> torc
     return e / e.sum(-1 if dim is None else dim, keepdim=True)
 
 
+def known_to_type_checkers(x: OnlyThere, *args: Any, **_: Any) -> torch.Tensor:  # type: ignore[name-defined]  # noqa: F821
+    """A function of a program whose annotations cannot be resolved while it runs."""
+    del args
+    return torch.exp(x) / torch.exp(x).sum(-1, keepdim=True)
+
+
+def test_annotations_that_do_not_resolve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program may put a function in the place of one of torch whose annotations name what is imported for type checkers alone."""
+    monkeypatch.setattr(F, "softmax", known_to_type_checkers)
+    run = debugger(tmp_path, pert_mode="improve_precision")
+    run.start()
+    F.softmax(torch.linspace(-2, 2, 8, dtype=torch.bfloat16), -1)
+    run.stop()
+    run.step()
+    assert [row["api_name"] for row in rows(tmp_path)] == ["Functional.softmax.0.forward"]
+    assert F.softmax is known_to_type_checkers
+
+
 def test_a_composite_softmax_is_found_and_fixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In bfloat16, where the program has it in the place of torch's, which is not reported; fix gives the result of the good kernel."""
     torch.manual_seed(0)

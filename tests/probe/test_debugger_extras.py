@@ -247,3 +247,12 @@ def test_the_probe_says_what_it_does_not_follow(tmp_path: Path, capsys: pytest.C
     dump = {"task": "tensor", "level": "debug", "load": load, "bench_path": str(tmp_path), "summary_mode": "md5"}
     TorchProbe(load_settings({"output_dir": str(tmp_path), "dump": dump})).close()
     assert "load and bench_path and level 'debug' have no effect here" in capsys.readouterr().err
+
+
+def test_the_probe_makes_no_free_benchmark(tmp_path: Path) -> None:
+    """TorchProbe leaves this task to PrecisionDebugger, and everything else of the settings works."""
+    from msprobe.pytorch import TorchProbe
+
+    settings = {"output_dir": str(tmp_path), "strict": True, "monitor": {"gradients": True}, "dump": {"task": "free_benchmark"}}
+    TorchProbe(load_settings(settings)).close()
+    assert not (tmp_path / "dump").exists()
