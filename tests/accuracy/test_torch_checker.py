@@ -155,6 +155,21 @@ def test_autocast_sums() -> None:
     assert wrong.result.backward == ERROR
 
 
+@pytest.mark.parametrize(
+    ("given", "made", "status"), [("Partial", "Replicate", SKIP), ("Shard", "Replicate", SKIP), ("Shard", "Shard", PASS)]
+)
+def test_operators_that_communicate(given: str, made: str, status: str) -> None:
+    """The recorded result of an operator on DTensors that asks other ranks is not held against the local tensors."""
+    memory, x = Memory(), normal(8)
+    local = torch.linalg.vector_norm(x)
+    result = local if status == PASS else 2 * local
+    record = memory.record((x, 2.0), {}, result)
+    record["input_args"][0]["placements"], record["output"][0]["placements"] = [{given: {}}], [{made: {}}]
+    found = Checker(memory).check("Torch.vector_norm.0", record, None, recorded=True).result
+    assert found.forward == status
+    assert Checker(memory).check("Torch.vector_norm.0", record, None).result.forward == PASS, "run here, it is the local operator"
+
+
 def test_names_of_types() -> None:
     """What names a type is no number: the bench has another type because it is meant to."""
     named = check("Tensor.type.0", normal(4), recorded_output="torch.FloatTensor")

@@ -21,7 +21,7 @@ from msprobe_integrations.common.accuracy.arguments import CannotRun
 from msprobe_integrations.torch.accuracy.arguments import Arguments, Files, Place
 from msprobe_integrations.torch.accuracy.dropout import expected, wrong_share
 from msprobe_integrations.torch.accuracy.execute import Outcome, Side, leaves_of, memory_of, places_of
-from msprobe_integrations.torch.accuracy.prepare import Prepared, given_leaves, prepare, slots
+from msprobe_integrations.torch.accuracy.prepare import Prepared, communicated, given_leaves, prepare, slots
 from msprobe_integrations.torch.accuracy.sides import Ran, on_bench, on_changed, on_target
 from msprobe_integrations.torch.accuracy.ties import equally_right
 from msprobe_integrations.torch.accuracy.types import BENCHES, coarsest
@@ -148,6 +148,8 @@ class Checker:
             recorded = True
             if not _saved(record.get("output")):
                 raise CannotRun(f"{prepared.api} cannot be run here, and the dump has no tensors of its results to be judged")
+        if (recorded or outputs is not None) and communicated(record):
+            raise CannotRun("an operator on DTensors that has communicated: its result is not that of the tensors of this rank")
         if recorded:
             outputs = self._arguments.recorded(record.get("output") or [])
             gradients = self._arguments.recorded((backward or {}).get("output") or []) if backward is not None else None

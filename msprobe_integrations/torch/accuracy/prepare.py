@@ -185,6 +185,26 @@ def _items(value: Any) -> Iterator[Any]:
         yield value
 
 
+def communicated(record: Mapping[str, Any]) -> bool:
+    """Has an operator on DTensors asked other ranks for its result? Then that is not what comes of the recorded local tensors: partial sums
+    went in and none came out (the norm of partial norms), or shards went in and whole tensors came out."""
+    inputs = set(_placements([record.get("input_args"), record.get("input_kwargs")]))
+    outputs = set(_placements(record.get("output")))
+    return bool(outputs) and (("Partial" in inputs and "Partial" not in outputs) or ("Shard" in inputs and outputs == {"Replicate"}))
+
+
+def _placements(node: Any) -> Iterator[str]:
+    """Kinds of the placements in a record: ``[{"Shard": {"dim": 0}}, {"Replicate": {}}]``."""
+    if isinstance(node, Mapping):
+        found = node.get("placements")
+        if isinstance(found, list):
+            yield from (kind for each in found if isinstance(each, Mapping) for kind in each)
+        node = list(node.values())
+    if isinstance(node, list):
+        for child in node:
+            yield from _placements(child)
+
+
 def slots(tensors: Sequence[tuple[Place, torch.Tensor]], wanted: Sequence[Place], found: Sequence[Any]) -> dict[Place, torch.Tensor | None]:
     """Recorded gradients by the place of their tensor (`msprobe_integrations.common.slots`): one for each floating tensor among the
     positional arguments, null where none was needed, then those of keyword tensors that needed one."""
