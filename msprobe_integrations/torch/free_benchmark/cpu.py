@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from contextlib import closing
 
+import numpy as np
 import torch
 
 from msprobe_engine.accuracy.free_benchmark import perturb
 from msprobe_engine.accuracy.free_benchmark.reference import Agreement
+from msprobe_integrations.torch.arrays import as_array
 from msprobe_integrations.torch.free_benchmark.second import Change, Seen, rounding, runs
 from msprobe_integrations.torch.free_benchmark.values import kind, parts
 
@@ -32,4 +34,4 @@ def compare(found: Agreement, device: torch.Tensor, cpu: torch.Tensor) -> None:
     finite = cpu[cpu.isfinite()].abs()
     found.largest = max(found.largest, float(finite.max()) if finite.numel() else 0.0)
     for a, b in parts(device, cpu):
-        found.add(a.double().numpy(), b.double().numpy())
+        found.add(as_array(a).astype(np.float64), as_array(b).astype(np.float64))

@@ -30,6 +30,7 @@ from msprobe_integrations.common import exits
 from msprobe_integrations.common.filters import record_filter
 from msprobe_integrations.common.patience import raised
 from msprobe_integrations.common.stacks import Stacks
+from msprobe_integrations.torch.api import ApiCapture
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.capture import Capture
 from msprobe_integrations.torch.graph_tasks import current_graph_task
@@ -83,6 +84,11 @@ class OnlineCalls:
         self._texts: Stacks | None = None
         self._told_kinds: set[str] = set()
         self._ending: threading.Thread | None = None
+
+    @property
+    def api(self) -> ApiCapture | None:
+        """What sees calls of APIs now: functions that the user registered call it."""
+        return None if self._capture is None else self._capture.api
 
     # ---- calls of the debugger ----
 
