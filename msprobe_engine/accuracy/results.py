@@ -12,6 +12,8 @@ PASS, WARNING, ERROR, SKIP, NOT_RUN = "pass", "Warning", "error", "SKIP", " "
 """Statuses, spelled as the existing tool's files (version 8.1.1) have them. `NOT_RUN` is that of a backward that was not asked for."""
 
 STATUSES = (PASS, WARNING, ERROR, SKIP, NOT_RUN)
+UNREADABLE = "the saved tensor cannot be read"
+"""Stands in the message of a call whose dump names a tensor file that is damaged or not there."""
 _GRAVITY = {NOT_RUN: 0, SKIP: 1, PASS: 2, WARNING: 3, ERROR: 4}
 
 Metric = float | bool | None

@@ -18,7 +18,8 @@ exit codes:
   0  no error found (with --compat: done)
   1  calls whose result is wrong (with --compat never)
   2  wrong usage, settings or input, no such device
-  3  no error found, but some calls took their process down, ran out of time or do not fit into memory"""
+  3  no error found, but some calls took their process down, ran out of time or do not fit into memory,
+     or saved tensors cannot be read"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -204,3 +204,23 @@ def test_a_call_that_does_not_fit_into_memory_has_a_row_with_the_reason(
     assert [row["Forward Test Success"] for row in found.values()] == ["pass", "SKIP", "pass"]
     assert "too large for this machine" in found["bombs.good.1"]["Message"]
     assert capsys.readouterr().err.count("large calls (1) are checked after the others") == 1
+
+
+def test_saved_tensors_that_cannot_be_read_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A damaged, missing or foreign file costs no call: its input is drawn, the row says which and why, the check ends with 3."""
+    file = dump(tmp_path / "dump", ("good", "good", "good", "good"))
+    (folder := tmp_path / "dump" / "dump_tensor_data").mkdir()
+    document = json.loads(file.read_text())
+    for n, (name, content) in enumerate((("cut.pt", b"PK\x03\x04"), ("empty.pt", b""), ("gone.pt", None))):
+        document["data"][f"bombs.good.{n}.forward"]["input_args"][0]["data_name"] = name
+        if content is not None:
+            (folder / name).write_bytes(content)
+    file.write_text(json.dumps(document))
+    assert main(["acc_check", str(file), "-o", str(tmp_path / "out"), "-d", "cpu", "-n", "1", "--operators", BOMBS]) == 3
+    messages = [row["Message"] for row in rows(files(tmp_path / "out")[0]).values()]
+    for name, message in zip(("cut.pt", "empty.pt", "gone.pt"), messages):
+        assert message.startswith("input 0: the saved tensor cannot be read: ")
+        assert name in message
+        assert message.endswith("drawn from its statistics instead")
+    assert not messages[3].strip()
+    assert "saved tensors of 3 calls cannot be read" in capsys.readouterr().out

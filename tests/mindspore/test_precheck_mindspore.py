@@ -121,6 +121,22 @@ def test_recorded_results_are_judged(dump: Path, tmp_path: Path) -> None:
     assert found["Mint.matmul.0"].passed
 
 
+def test_saved_tensors_that_cannot_be_read_are_told(dump: Path, tmp_path: Path) -> None:
+    """Inputs are drawn instead, results are computed; the message says which file, and why."""
+    import shutil
+
+    copy = tmp_path / "rank0"
+    shutil.copytree(dump.parent, copy)
+    for what in ("input", "output"):
+        (copy / "dump_tensor_data" / f"Mint.exp.0.forward.{what}.0.npy").write_bytes(b"cut")
+    found = checked(copy / "dump.json", ["Mint.exp.0", "Mint.matmul.0"], recorded=True)
+    lines = found["Mint.exp.0"].message.splitlines()
+    assert found["Mint.exp.0"].forward == "pass"
+    assert any(line.startswith("input 0: the saved tensor cannot be read") and line.endswith("statistics instead") for line in lines)
+    assert any(line.startswith("recorded result") and "forward.output.0.npy" in line for line in lines)
+    assert not found["Mint.matmul.0"].message
+
+
 def test_what_cannot_be_run_has_a_row() -> None:
     """An unknown API, one without a kernel, damaged arguments: skipped with the reason, and the calls behind it are not touched by it."""
     from msprobe_integrations.mindspore.accuracy.checker import Checker

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from msprobe_engine.accuracy.results import ERROR, NOT_RUN, PASS, SKIP, WARNING, CallResult
+from msprobe_engine.accuracy.results import ERROR, NOT_RUN, PASS, SKIP, UNREADABLE, WARNING, CallResult
 from msprobe_engine.log import one_line
 
 WORST = 20
@@ -28,6 +28,7 @@ class Tally:
         found: results that are an error or a warning.
         reasons: why calls were skipped, and how many.
         broken: calls that their process did not live through.
+        unreadable: calls with saved tensors that cannot be read.
     """
 
     forward: Counter[str] = field(default_factory=Counter)
@@ -35,11 +36,14 @@ class Tally:
     found: list[CallResult] = field(default_factory=list)
     reasons: Counter[str] = field(default_factory=Counter)
     broken: list[CallResult] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
 
     def add(self, result: CallResult) -> None:
         """Count one."""
         self.forward[result.forward] += 1
         self.backward[result.backward] += 1
+        if UNREADABLE in result.message:
+            self.unreadable.append(result.name)
         if not result.passed:
             self.found.append(result)
         elif result.skipped:
@@ -72,6 +76,9 @@ def text(tally: Tally, stacks: Mapping[str, Sequence[str]]) -> str:
     if tally.broken:
         lines.append(f"{len(tally.broken)} took their process down, ran out of time or do not fit into memory:")
         lines += [f"  {one_line(result.name)}: {one_line(result.message)}" for result in tally.broken[:WORST]]
+    if tally.unreadable:
+        first = ", ".join(map(one_line, tally.unreadable[:3])) + (", ..." if len(tally.unreadable) > 3 else "")
+        lines.append(f"saved tensors of {len(tally.unreadable):,} calls cannot be read (see Message); inputs are drawn instead: {first}")
     if tally.found:
         ranked = sorted(tally.found, key=_rank)
         calls = "1 call does not pass:" if len(ranked) == 1 else f"{len(ranked)} calls do not pass, the worst first:"

@@ -6,12 +6,15 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy.typing as npt
 
 from msprobe_engine.accuracy.draw import draw
+from msprobe_engine.accuracy.results import UNREADABLE, CallResult
 from msprobe_engine.errors import DumpFormatError, UsageError
+from msprobe_engine.log import one_line
 from msprobe_integrations.common.accuracy.purposes import Purpose, purpose
 
 Place = tuple[int | str, ...]
@@ -48,12 +51,14 @@ class RecordedArguments(ABC):
 
     Attributes:
         drawn: places of the arguments that the last `of` has drawn and not read.
+        unreadable: what the dump names a file for that cannot be read, since `told` was last called.
     """
 
     def __init__(self, files: Files | None, seed: int = 0) -> None:
         self._files = files
         self._seed = seed
         self.drawn: list[Place] = []
+        self.unreadable: list[str] = []
 
     @abstractmethod
     def is_tensor(self, value: Any) -> bool:
@@ -128,6 +133,12 @@ class RecordedArguments(ABC):
         finally:
             self.drawn = drawn
 
+    def told(self, result: CallResult) -> CallResult:
+        """The result of a call whose arguments were made last; its message says which saved tensors could not be read."""
+        new = [line for line in dict.fromkeys(self.unreadable) if line not in result.message]
+        self.unreadable = []
+        return replace(result, message="\n".join(filter(None, (result.message, *new)))) if new else result
+
     def _make(self, item: Any, place: Place, what: str, purposes: Any) -> Any:
         if len(place) > _DEEPEST:
             raise CannotRun("its arguments are nested too deep")
@@ -148,16 +159,21 @@ class RecordedArguments(ABC):
         if special := [key for key in _SPECIAL if key in item]:
             raise CannotRun(f"an argument is no plain tensor ({special[0]}: {item[special[0]]!s:.40})")
         name = item.get("data_name")
-        problem = "was not saved"
+        problem = ""
         if self._files is not None and isinstance(name, str) and name not in ("", "-1"):
             try:
                 loaded = self.load(self._files, name, item)
                 if loaded is not None:
                     return loaded
-            except (DumpFormatError, UsageError) as error:
-                problem = str(error)  # not saved, or damaged: drawn, and the result says so
+                problem = f"{name} holds no tensor"
+            except (DumpFormatError, UsageError) as error:  # not there, or damaged: drawn, and the result says so
+                problem = str(error)
+        where = f"{what.rpartition(' ')[2] or 'recorded result'} {'.'.join(map(str, place))}"
+        if problem:
+            problem = one_line(f"{where}: {UNREADABLE}: {problem}")
+            self.unreadable.append(f"{problem}; drawn from its statistics instead" if purposes is not None else problem)
         if purposes is None:
-            raise CannotRun(f"a recorded result cannot be had: {problem}")
+            raise CannotRun(problem or "a recorded result was not saved")
         self.drawn.append(place)
         return self.draw(item, f"{self._seed} {what} {'.'.join(map(str, place))}", purposes(place) if place else Purpose())
 

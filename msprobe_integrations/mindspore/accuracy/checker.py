@@ -97,7 +97,7 @@ class Checker:
             result, data = skipped(name, str(error)), {}
         except Exception as error:  # of MindSpore, of any kind
             result, data = skipped(name, f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"), {}
-        return Checked(replace(result, seconds=time.perf_counter() - start), data)
+        return Checked(replace(self._arguments.told(result), seconds=time.perf_counter() - start), data)
 
     def _check(self, name: str, record: Mapping[str, Any], backward: Mapping[str, Any] | None) -> tuple[CallResult, dict[str, Any]]:
         call = self._call(name, record, backward)

@@ -19,9 +19,10 @@ import torch
 from msprobe_engine.accuracy.compat import comparable, old_status
 from msprobe_engine.accuracy.judge import judge
 from msprobe_engine.accuracy.metrics import working
-from msprobe_engine.accuracy.results import ERROR, NOT_RUN, PASS, SKIP, WARNING, CallResult, TensorResult, skipped
+from msprobe_engine.accuracy.results import ERROR, NOT_RUN, PASS, SKIP, WARNING, CallResult, TensorResult, not_judged, skipped
 from msprobe_engine.accuracy.standards import OLD
 from msprobe_engine.dump.tensor_reader import TensorFiles
+from msprobe_engine.errors import ProbeError
 from msprobe_integrations.common.accuracy.arguments import CannotRun
 from msprobe_integrations.torch.accuracy.arguments import Arguments
 from msprobe_integrations.torch.accuracy.checker import Checked
@@ -72,12 +73,12 @@ class CheckerAsExisting:
         start = time.perf_counter()
         try:
             result, data = self._check(name, record, backward)
-        except CannotRun as error:
+        except (CannotRun, ProbeError) as error:  # the latter: of a damaged record
             result, data = skipped(name, str(error)), {}
-        except Exception as error:  # of torch, of any kind
-            result, data = skipped(name, f"{type(error).__name__}: {error}"[:500]), {}
+        except Exception as error:  # what operators raise is a `CannotRun` by now
+            result, data = not_judged(name, error), {}
         found = CallResult(result.name, result.forward, result.backward, result.message, result.tensors, time.perf_counter() - start)
-        return Checked(found, data)
+        return Checked(self._arguments.told(found), data)
 
     def _check(self, name: str, record: Mapping[str, Any], backward: Mapping[str, Any] | None) -> tuple[CallResult, dict[str, Any]]:
         kind, _, rest = name.partition(".")
@@ -93,9 +94,9 @@ class CheckerAsExisting:
         needs = wants and _flags(record.get("input_args"))
         sides = self._sides(api, args, kwargs, needs if wants else False, record)
         torch.manual_seed(self._seed)
-        bench = function(*sides.bench[0], **sides.bench[1])
+        bench = _told(function, *sides.bench[0], **sides.bench[1])
         with torch.autocast(self._device.type, sides.autocast, enabled=sides.autocast is not None):
-            device = function(*sides.device[0], **sides.device[1])
+            device = _told(function, *sides.device[0], **sides.device[1])
         grads: tuple[list[Any], list[Any]] = ([], [])
         incoming = None
         if wants:
@@ -106,7 +107,7 @@ class CheckerAsExisting:
                 incoming = self._arguments.gradients(name, backward)[0]
                 if incoming is None:
                     raise CannotRun("there is no gradient in the record")
-                grads = _backward(api, bench, incoming, sides.bench[0]), _backward(api, device, incoming, sides.device[0])
+                grads = _told(_backward, api, bench, incoming, sides.bench[0]), _told(_backward, api, device, incoming, sides.device[0])
         data = _data([args, kwargs], bench, device, incoming, grads)
         return _result(name, api, bench, device, grads, reason, self._version), data
 
@@ -137,6 +138,14 @@ class CheckerAsExisting:
             there[1]["device"] = self._device
             bench[1].pop("device")
         return _Sides(bench, there, autocast if region else None)
+
+
+def _told(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call an operator; what it says of its arguments is the reason that it cannot be run."""
+    try:
+        return function(*args, **kwargs)
+    except Exception as error:  # of torch, of any kind
+        raise CannotRun(f"{type(error).__name__}: {error}"[:500]) from error
 
 
 def _identity(input: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:

@@ -138,7 +138,7 @@ class Checker:
             result, data = skipped(name, str(error)), {}
         except Exception as error:  # of torch, of any kind
             result, data = skipped(name, f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"), {}
-        return Checked(replace(result, seconds=time.perf_counter() - start), data)
+        return Checked(replace(self._arguments.told(result), seconds=time.perf_counter() - start), data)
 
     def _check(
         self, name: str, record: Mapping[str, Any], backward: Mapping[str, Any] | None, outputs: Any, gradients: Any, recorded: bool
