@@ -35,6 +35,8 @@ BALANCE_LIMIT = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 ERROR_LIMIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 OTHER_LIMIT = 2.0**-14
 """Limits of the existing tool by type of the device's tensor. They are shown (``eb_thd``, ``error_thd``); the verdict is `judge`'s."""
+SWITCHED_OFF = "switched off after a fault"
+"""Begins the reason that calls are not compared because the comparison has failed before."""
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -216,7 +218,9 @@ class DispatchTables:
             for reason, count in known.skipped.items():
                 reasons[reason] = reasons.get(reason, 0) + count
         counts = ", ".join(f"{total.get(status, 0)} {status}" for status in (PASS, WARNING, ERROR))
-        lines = [f"dispatch compare: {sum(total.values())} calls of operators compared: {counts} ({self.results})"]
+        off = [name for name, known in sorted(self.operators.items()) if any(why.startswith(SWITCHED_OFF) for why in known.skipped)]
+        told = f"; {SWITCHED_OFF}: {', '.join(off[:10])}{', ...' if len(off) > 10 else ''}" if off else ""
+        lines = [f"dispatch compare: {sum(total.values())} calls of operators compared: {counts}{told} ({self.results})"]
         failing = [row for row in self.rows() if row[4] != "0" or row[3] != "0"]
         lines += [f"  {row[0]}: {row[4]} error, {row[3]} Warning of {row[1]} calls; first: {row[6]}" for row in failing[:10]]
         if len(failing) > 10:

@@ -18,6 +18,7 @@ from msprobe.pytorch.online_dispatch import PtdbgDispatch
 from msprobe_engine.accuracy.dispatch_table import DETAIL_COLUMNS, OPERATOR_COLUMNS, RESULT_COLUMNS, difference
 from msprobe_engine.errors import UsageError
 from msprobe_integrations.torch.dispatch_compare import references
+from msprobe_integrations.torch.dispatch_compare.compare import Calls
 
 Rows = list[dict[str, str]]
 
@@ -348,6 +349,26 @@ def test_full_disk_or_deleted_directory_does_not_stop_the_training(tmp_path: Pat
         second = first @ first
     assert second.tolist() == [[8.0, 8.0], [8.0, 8.0]]
     assert capfd.readouterr().err.count("is switched off, training goes on") == 1
+
+
+def test_operators_that_were_switched_off_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault of the comparison costs one operator; the summary and the table have its name, the fault, and how many calls were lost."""
+    add = Calls.add
+
+    def broken(self: Calls, seen: Any, *rest: Any) -> None:
+        if seen.operator.name == "mul":
+            raise KeyError("standard")
+        add(self, seen, *rest)
+
+    monkeypatch.setattr(Calls, "add", broken)
+    with PtdbgDispatch(dump_path=tmp_path) as dispatch:
+        for _ in range(3):
+            (torch.ones(4) * 2 + 1).sum()
+    shown = dispatch.tables.text()
+    assert "6 calls of operators compared" in shown.splitlines()[0]
+    assert "; switched off after a fault: mul (" in shown.splitlines()[0]
+    assert "switched off after a fault (KeyError: 'standard'): 3" in shown
+    assert "mul,0,0,0,0,,,switched off after a fault (KeyError: 'standard'): 3" in dispatch.tables.summary.read_text()
 
 
 def test_error_of_the_training_is_raised_as_it_is(tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from msprobe_engine.accuracy.dispatch_table import DispatchTables
+from msprobe_engine.accuracy.dispatch_table import SWITCHED_OFF, DispatchTables
 from msprobe_engine.errors import SinkError, UsageError
 from msprobe_engine.guard import Faults
-from msprobe_engine.log import current_rank, get_logger
+from msprobe_engine.log import current_rank, get_logger, one_line
 from msprobe_engine.sinks.files import make_directory
 from msprobe_integrations.torch.devices import in_use
 from msprobe_integrations.torch.dispatch_compare.bench import NOT_PLAIN, Bench, is_plain, leaves, snapshot, tensors, unseen
@@ -109,7 +109,7 @@ class PtdbgDispatch(TorchDispatchMode):
                 return NotImplemented  # a DTensor and its like: what they call inside is seen
             return func(*args, **kwargs)  # fake and functional tensors: no values yet
         part, seen = f"{_PART} of {known(func).name}", None
-        if self._faults.enabled(_PART) and self._faults.enabled(part):
+        if self._works(part):
             with self._faults.guard(part), self._lock:
                 seen = self._before(func, args, kwargs)
         start = time.perf_counter()
@@ -120,7 +120,14 @@ class PtdbgDispatch(TorchDispatchMode):
                     self._after(seen, func, args, kwargs, result, time.perf_counter() - start)
                 except (OSError, SinkError) as error:
                     self._faults.fail(_PART, error)
+        if not self._works(part):
+            reason = self._faults.disabled.get(part) or self._faults.disabled.get(_PART, "")
+            with self._lock:
+                self.tables.operator(known(func).name).skip(f"{SWITCHED_OFF} ({one_line(reason)[:200]})")
         return result
+
+    def _works(self, part: str) -> bool:
+        return self._faults.enabled(_PART) and self._faults.enabled(part)
 
     def _before(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Seen | None:
         """What has to be kept of a call that is to be compared; None: it is not."""
