@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +16,8 @@ PASS, WARNING, ERROR, SKIP, NOT_RUN = "pass", "Warning", "error", "SKIP", " "
 STATUSES = (PASS, WARNING, ERROR, SKIP, NOT_RUN)
 UNREADABLE = "the saved tensor cannot be read"
 """Stands in the message of a call whose dump names a tensor file that is damaged or not there."""
+NOT_JUDGED = "could not be judged"
+"""Begins the message of a call on which the check itself has failed (`not_judged`)."""
 _GRAVITY = {NOT_RUN: 0, SKIP: 1, PASS: 2, WARNING: 3, ERROR: 4}
 
 Metric = float | bool | None
@@ -121,6 +125,16 @@ class CallResult:
 def skipped(name: str, reason: str, seconds: float = 0.0) -> CallResult:
     """Result of a call that is not checked, with the reason that the files give."""
     return CallResult(name, SKIP, NOT_RUN, reason, (), seconds)
+
+
+def not_judged(name: str, error: Exception) -> CallResult:
+    """Result of a call on which the check itself has failed; the message says where. Not for what an operator says of its arguments."""
+    place = ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        if "msprobe_" in frame.filename:
+            place = f" ({os.path.basename(frame.filename)}:{frame.lineno})"
+    text = (str(error).splitlines() or [""])[0][:300]
+    return skipped(name, f"{NOT_JUDGED}: {type(error).__name__}: {text}{place}")
 
 
 def worst(tensors: tuple[TensorResult, ...] | list[TensorResult]) -> str:

@@ -19,7 +19,7 @@ exit codes:
   1  calls whose result is wrong (with --compat never)
   2  wrong usage, settings or input, no such device
   3  no error found, but some calls took their process down, ran out of time or do not fit into memory,
-     or saved tensors cannot be read"""
+     saved tensors cannot be read, or the check itself has failed on a call ("could not be judged")"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from msprobe_engine.accuracy.precheck.summary import Tally, source_line, text
-from msprobe_engine.accuracy.results import ERROR, PASS, SKIP, WARNING, CallResult, TensorResult, skipped
+from msprobe_engine.accuracy.results import ERROR, PASS, SKIP, WARNING, CallResult, TensorResult, not_judged, skipped
 
 
 def call(name: str, status: str, units: float | None) -> CallResult:
@@ -55,3 +55,20 @@ def test_the_source_line_is_the_innermost_of_the_user() -> None:
     assert source_line([inside, own]) == "/job/model.py:7 in block"
     assert source_line([inside]) == "/venv/lib/python3.11/site-packages/torch/nn/modules/linear.py:134 in forward"
     assert source_line([]) == source_line(["no frame"]) == ""
+
+
+def test_a_fault_of_the_check_is_no_skipped_call() -> None:
+    """It is counted apart, with the place, and the check was not complete; the operator's own refusal is a reason to skip."""
+    tally = Tally()
+    tally.add(skipped("Torch.a.0", "RuntimeError: the operator does not take this"))
+    assert not tally.incomplete
+    try:
+        {}["standard"]
+    except KeyError as error:
+        tally.add(not_judged("Torch.b.0", error))
+    assert tally.incomplete
+    assert tally.checked == 0
+    shown = text(tally, {})
+    assert "1 skipped:\n       1  RuntimeError: the operator does not take this" in shown
+    assert "1 calls could not be judged: a fault of the check" in shown
+    assert "  Torch.b.0: KeyError: 'standard'" in shown

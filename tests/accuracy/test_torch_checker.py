@@ -9,8 +9,10 @@ import pytest
 import torch
 from call_records import Memory, check, names, tensor
 
-from msprobe_engine.accuracy.results import ERROR, NOT_RUN, PASS, SKIP, CallResult
+from msprobe_engine.accuracy.results import ERROR, NOT_JUDGED, NOT_RUN, PASS, SKIP, CallResult
 from msprobe_engine.errors import UsageError
+from msprobe_integrations.torch.accuracy import checker
+from msprobe_integrations.torch.accuracy.as_existing import CheckerAsExisting
 from msprobe_integrations.torch.accuracy.checker import Bench, Checker, Target
 from msprobe_integrations.torch.accuracy.custom import forget_operator, load_operators, register_operator
 
@@ -447,3 +449,18 @@ def test_compiled() -> None:
     """The target may be the compiled call."""
     result = check("Functional.gelu.0", normal(4, 8, grad=True), grad=normal(4, 8), checker=Checker(None, Target(compiled=True)))
     assert (result.forward, result.backward) == (PASS, PASS)
+
+
+def test_a_fault_of_ours_is_no_refusal_of_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the operator says of its arguments is a reason to skip; what our verdict raises is told as such, with its place."""
+    record = {"input_args": [tensor(torch.ones(2, 3)), tensor(torch.ones(2, 3))], "input_kwargs": {}, "output": []}
+    refused = Checker(None).check("Torch.matmul.0", record, None).result
+    assert refused.forward == SKIP
+    assert not refused.message.startswith(NOT_JUDGED)
+    monkeypatch.setattr(checker, "judge", lambda *_, **__: {}["standard"])
+    for check_call in (Checker(None), CheckerAsExisting(None)):
+        assert check_call.check("Torch.matmul.0", record, None).result.message == refused.message
+    record["input_args"][1] = tensor(torch.ones(3, 2))
+    failed = Checker(None).check("Torch.matmul.0", record, None).result
+    assert failed.forward == SKIP
+    assert failed.message.startswith(f"{NOT_JUDGED}: KeyError: 'standard' (checker.py:")

@@ -63,7 +63,7 @@ class OnlineOutcome:
             return 0
         if any(tally.errors for tally in self.tallies.values()):
             return 1
-        return 3 if self.losses or any(tally.broken or tally.unreadable for tally in self.tallies.values()) else 0
+        return 3 if self.losses or any(tally.incomplete for tally in self.tallies.values()) else 0
 
     def text(self) -> str:
         """The summary for the console."""

@@ -62,7 +62,7 @@ class Outcome:
             return 0
         if self.tally.errors:
             return 1
-        return 3 if self.tally.broken or self.tally.unreadable else 0
+        return 3 if self.tally.incomplete else 0
 
     def text(self) -> str:
         """The summary for the console."""

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from msprobe_engine.accuracy.results import ERROR, NOT_RUN, PASS, SKIP, UNREADABLE, WARNING, CallResult
+from msprobe_engine.accuracy.results import ERROR, NOT_JUDGED, NOT_RUN, PASS, SKIP, UNREADABLE, WARNING, CallResult
 from msprobe_engine.log import one_line
 
 WORST = 20
@@ -28,6 +28,7 @@ class Tally:
         found: results that are an error or a warning.
         reasons: why calls were skipped, and how many.
         broken: calls that their process did not live through.
+        unjudged: calls on which the check itself has failed.
         unreadable: calls with saved tensors that cannot be read.
     """
 
@@ -36,6 +37,7 @@ class Tally:
     found: list[CallResult] = field(default_factory=list)
     reasons: Counter[str] = field(default_factory=Counter)
     broken: list[CallResult] = field(default_factory=list)
+    unjudged: list[CallResult] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
 
     def add(self, result: CallResult) -> None:
@@ -46,13 +48,20 @@ class Tally:
             self.unreadable.append(result.name)
         if not result.passed:
             self.found.append(result)
+        elif result.skipped and result.message.startswith(NOT_JUDGED):
+            self.unjudged.append(result)
         elif result.skipped:
             self.reasons[_reason(result)] += 1
 
     @property
     def checked(self) -> int:
         """Calls of which something was compared."""
-        return sum(self.forward.values()) - self.reasons.total()
+        return sum(self.forward.values()) - self.reasons.total() - len(self.unjudged)
+
+    @property
+    def incomplete(self) -> bool:
+        """Were there calls that ought to have been checked and were not, or not with their own inputs?"""
+        return bool(self.broken or self.unjudged or self.unreadable)
 
     @property
     def errors(self) -> int:
@@ -76,6 +85,11 @@ def text(tally: Tally, stacks: Mapping[str, Sequence[str]]) -> str:
     if tally.broken:
         lines.append(f"{len(tally.broken)} took their process down, ran out of time or do not fit into memory:")
         lines += [f"  {one_line(result.name)}: {one_line(result.message)}" for result in tally.broken[:WORST]]
+    if tally.unjudged:
+        lines.append(f"{len(tally.unjudged):,} calls could not be judged: a fault of the check, not of the operators; please report it:")
+        lines += [
+            f"  {one_line(result.name)}: {one_line(result.message.removeprefix(f'{NOT_JUDGED}: '))}" for result in tally.unjudged[:WORST]
+        ]
     if tally.unreadable:
         first = ", ".join(map(one_line, tally.unreadable[:3])) + (", ..." if len(tally.unreadable) > 3 else "")
         lines.append(f"saved tensors of {len(tally.unreadable):,} calls cannot be read (see Message); inputs are drawn instead: {first}")

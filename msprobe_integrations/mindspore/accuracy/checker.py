@@ -13,8 +13,8 @@ import numpy as np
 from msprobe_engine.accuracy.dtypes import float_type
 from msprobe_engine.accuracy.judge import judge
 from msprobe_engine.accuracy.mindspore_form import existing_metrics, existing_status
-from msprobe_engine.accuracy.results import ERROR, NOT_RUN, PASS, SKIP, CallResult, TensorResult, skipped, worst
-from msprobe_engine.errors import UsageError
+from msprobe_engine.accuracy.results import ERROR, NOT_RUN, PASS, SKIP, CallResult, TensorResult, not_judged, skipped, worst
+from msprobe_engine.errors import ProbeError, UsageError
 from msprobe_integrations.common.accuracy.arguments import CannotRun, Files
 from msprobe_integrations.mindspore.accuracy.arguments import Arguments
 from msprobe_integrations.mindspore.accuracy.execute import FLOATS, Call, Outcome, Side, array_of, kind_of, leaves_of, places_of, run
@@ -93,10 +93,10 @@ class Checker:
         start = time.perf_counter()
         try:
             result, data = self._check(name, record, backward)
-        except CannotRun as error:
+        except (CannotRun, ProbeError) as error:  # the latter: of a damaged record
             result, data = skipped(name, str(error)), {}
-        except Exception as error:  # of MindSpore, of any kind
-            result, data = skipped(name, f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"), {}
+        except Exception as error:  # what operators raise is a `CannotRun` by now
+            result, data = not_judged(name, error), {}
         return Checked(replace(self._arguments.told(result), seconds=time.perf_counter() - start), data)
 
     def _check(self, name: str, record: Mapping[str, Any], backward: Mapping[str, Any] | None) -> tuple[CallResult, dict[str, Any]]:

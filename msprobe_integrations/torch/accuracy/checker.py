@@ -15,8 +15,8 @@ import torch
 
 from msprobe_engine.accuracy.judge import judge
 from msprobe_engine.accuracy.precheck.memory import free_memory
-from msprobe_engine.accuracy.results import ERROR, NOT_RUN, PASS, SKIP, WARNING, CallResult, TensorResult, skipped, worst
-from msprobe_engine.errors import UsageError
+from msprobe_engine.accuracy.results import ERROR, NOT_RUN, PASS, SKIP, WARNING, CallResult, TensorResult, not_judged, skipped, worst
+from msprobe_engine.errors import ProbeError, UsageError
 from msprobe_integrations.common.accuracy.arguments import CannotRun
 from msprobe_integrations.torch.accuracy.arguments import Arguments, Files, Place
 from msprobe_integrations.torch.accuracy.dropout import expected, wrong_share
@@ -134,16 +134,19 @@ class Checker:
         name = name.removesuffix(".forward")
         try:
             result, data = self._check(name, record, backward, outputs, gradients, recorded)
-        except CannotRun as error:
+        except (CannotRun, ProbeError) as error:  # the latter: of a damaged record
             result, data = skipped(name, str(error)), {}
-        except Exception as error:  # of torch, of any kind
-            result, data = skipped(name, f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"), {}
+        except Exception as error:  # what operators raise is a `CannotRun` by now
+            result, data = not_judged(name, error), {}
         return Checked(replace(self._arguments.told(result), seconds=time.perf_counter() - start), data)
 
     def _check(
         self, name: str, record: Mapping[str, Any], backward: Mapping[str, Any] | None, outputs: Any, gradients: Any, recorded: bool
     ) -> tuple[CallResult, dict[str, Any]]:
-        prepared = prepare(name, record, backward, self._arguments, self._dtype, self._seed)
+        try:
+            prepared = prepare(name, record, backward, self._arguments, self._dtype, self._seed)
+        except (RuntimeError, ValueError, OverflowError) as error:  # torch makes no tensor of what the record says
+            raise CannotRun(f"inputs cannot be made: {type(error).__name__}: {str(error)[:200]}") from error
         if not recorded and not prepared.operator.functions and outputs is None:
             recorded = True
             if not _saved(record.get("output")):

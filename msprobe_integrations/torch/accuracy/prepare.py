@@ -105,7 +105,10 @@ def prepare(
     operator = resolve(name.rpartition(".")[0], FORMULAS.get)
     args, kwargs = arguments.of(name, record)
     if operator.inputs is not None and arguments.drawn:
-        made = operator.inputs(args, kwargs)
+        try:
+            made = operator.inputs(args, kwargs)
+        except Exception as error:  # the user's code
+            raise CannotRun(f"inputs registered for {operator.name}: {type(error).__name__}: {str(error)[:200]}") from error
         if not (isinstance(made, tuple) and len(made) == 2):
             raise CannotRun(f"inputs registered for {operator.name}: must return (args, kwargs)")
         args, kwargs = list(made[0]), dict(made[1])
