@@ -36,6 +36,13 @@ UNMEASURED = 8.0
 """Condition that is assumed where none was measured, of the element and of the tensor's root mean square."""
 BIASED = 16
 """A mean of signed errors is taken of so many elements at least."""
+BIAS = 1.5
+"""Largest sum of all signed errors, by that of one round-off of each element, in the same direction."""
+CONSTANT, CONSTANTS, SPREAD, SHIFT = 1.0, 1.75, 4.0, 3.0
+"""Of many elements less is right: one round-off of each (results that are all alike; in several kernels also a factor that is rounded), so
+many standard deviations of round-off that goes both ways, and so many times the sum by which changed inputs move the result."""
+ALIKE = 0.5
+"""Intermediate values that are all alike are rounded alike: this share of what changes make, beyond one round-off of each."""
 MOST = 0.95
 AT_ONCE = 1 << 17
 """Elements that are looked at at a time: more do not fit into the caches."""
@@ -49,9 +56,10 @@ class Measured:
         units: the largest.
         typical: root mean square of all.
         most: so many units have 95 % of the elements at most when neither neighbours nor all elements together are an excuse.
-        bias: sum of the signed errors (device further from zero than the bench: positive) by that of what rounding the output can make;
+        mean: sum of the signed errors (device further from zero than the bench: positive) by that of the round-off of the elements;
             0 for types that compute in themselves, and where there are fewer than `BIASED` elements that are not zero.
-        drift: the same by what rounding the inputs and intermediate results to that type can make as well.
+        bias: the same by the most that rounding the output can make; above 1 in size it is a bias.
+        drift: the same by the most that rounding the inputs and intermediate results to that type can make as well.
         at: flat index of the largest.
         error: absolute error there.
     """
@@ -59,6 +67,7 @@ class Measured:
     units: float = 0.0
     typical: float = 0.0
     most: float = 0.0
+    mean: float = 0.0
     bias: float = 0.0
     drift: float = 0.0
     at: int = 0
@@ -94,11 +103,21 @@ def measure(bench: Array, device: Array, kind: FloatType, changed: Sequence[Arra
             parts.append(_part(one, other, kind, [c[part].astype(wide, copy=False) for c in others], unit, looked[part], all_of_them))
         worst = max(range(len(parts)), key=lambda n: parts[n].units)
         most = _most(parts, count)
-        used, total, rounding, inputs = (sum(part.signed[n] for part in parts) for n in range(4))
+        signed = np.sum([part.signed for part in parts], axis=0)
         typical = math.sqrt(sum(part.squares for part in parts) / count)
-        known = used >= BIASED and internal(kind) is not kind and not np.iscomplexobj(b)
-    bias, drift = (total / rounding, total / (rounding + inputs)) if known else (0.0, 0.0)
-    return Measured(parts[worst].units, typical, most, float(bias), float(drift), worst * AT_ONCE + parts[worst].at, parts[worst].error)
+        biases = _biases(signed) if signed[0] >= BIASED else (0.0, 0.0, 0.0)
+    return Measured(parts[worst].units, typical, most, *biases, worst * AT_ONCE + parts[worst].at, parts[worst].error)
+
+
+def _biases(signed: Array) -> tuple[float, float, float]:
+    """`Measured.mean`, `bias` and `drift` from the sums of `_Part.signed`."""
+    total, rounding, inputs, roundings, moves = (float(value) for value in signed[1:6])
+    shift = float(np.abs(signed[6:]).max(initial=0.0))
+    random = SPREAD * math.sqrt(roundings)
+    own = min(BIAS * rounding, CONSTANT * rounding + random + SHIFT * shift)
+    random = math.hypot(random, SPREAD * math.sqrt(moves)) + ALIKE * max(inputs - rounding, 0.0)
+    with_inputs = min(BIAS * (rounding + inputs), CONSTANTS * rounding + random + SHIFT * shift)
+    return total / rounding, total / own, total / with_inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +128,8 @@ class _Part:
         units, at, error: of `Measured`, the place within them.
         squares: sum of the squares of all units.
         singles: units of each without excuses, those that are not 0.
-        signed: number of elements that are not zero, sum of their signed errors, of what rounding the output, and the inputs, can make.
+        signed: number of elements that are not zero, sum of their signed errors, of what rounding the output, and the inputs, can make,
+            the sums of the variances of these two, and for each of the changes the sum of what it moves, outwards positive.
     """
 
     units: float
@@ -117,7 +137,7 @@ class _Part:
     error: float
     squares: float
     singles: Array
-    signed: tuple[float, float, float, float]
+    signed: Array
 
 
 def _part(b: Array, d: Array, kind: FloatType, changed: list[Array], unit: float, looked: Array, all_of_them: float) -> _Part:
@@ -135,12 +155,16 @@ def _part(b: Array, d: Array, kind: FloatType, changed: list[Array], unit: float
     units = np.where(excess > 0, excess / np.maximum(scale, OF_ALL * inner * all_of_them), 0.0)
     units = np.where(np.isnan(units), np.inf, units)  # beyond the range of float64
     at = int(np.argmax(units))
-    signed = (0.0, 0.0, 0.0, 0.0)
+    signed = np.zeros(6 + len(changed))
     if internal(kind) is not kind and not np.iscomplexobj(b):
         used = looked & (size >= kind.normal)
         difference = np.where(used, (d - b) * np.sign(b), 0.0)
-        rounding = kind.round_off * float(size[used].sum())
-        signed = (float(used.sum()), float(difference.sum()), rounding, float(moved[used].sum()) * (kind.round_off / unit))
+        by_output, by_inputs = kind.round_off * size[used], (kind.round_off / unit) * moved[used]
+        signed[:4] = used.sum(), difference.sum(), by_output.sum(), by_inputs.sum()
+        signed[4:6] = np.square(by_output).sum() / 3, np.square(by_inputs).sum() / 3
+        for n, other in enumerate(changed):
+            shift = np.where(used & np.isfinite(other), (other - b) * np.sign(b), 0.0)
+            signed[6 + n] = shift.sum() * (kind.round_off / unit)
     single = single[looked & (single != 0)].astype(np.float32)
     return _Part(float(units[at]), at, float(error[at]), float(np.square(units).sum()), single, signed)
 

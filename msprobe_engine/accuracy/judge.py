@@ -33,8 +33,6 @@ WEIGHTS = 2.0
 """The same for operators that round one intermediate result in every fused kernel there is (``weights`` in standards.yaml)."""
 HIDDEN = 8.0
 """Operators that round values nobody sees (``hidden`` in standards.yaml) may have so many times more."""
-BIAS = 1.5
-"""Largest sum of all signed errors of such a type, by what rounding can make."""
 SECOND_WORST, SECOND_TYPICAL = 10.0, 2.0
 """The error may be so many times that of another implementation, the largest and the typical one."""
 
@@ -283,9 +281,9 @@ def _by_condition(measured: Measured, limits: _Limits, kind: FloatType, known: b
     inner, good = internal(kind), limits.good
     condition = "" if known else "; the condition was not measured"
     bias = measured.bias if limits.strict else measured.drift
-    if abs(bias) > BIAS and limits.bearable < math.inf:
+    if abs(bias) > 1 and limits.bearable < math.inf:
         side = "large" if bias > 0 else "small"
-        return ERROR, f"all results are too {side}, on average by {abs(bias):.3g} times the round-off of {kind.name}{condition}"
+        return ERROR, f"all results are too {side}, on average by {abs(measured.mean):.3g} times the round-off of {kind.name}{condition}"
     size = (
         f"{measured.units:.3g} times the round-off of {inner.name} and the condition, at element {measured.at}; up to {good:.3g} is right"
     )

@@ -92,6 +92,24 @@ def test_the_condition_is_what_an_error_is_held_against() -> None:
     assert verdict(bench, device, changed=[bench * (1 + 6e-8)]).status == ERROR
 
 
+def test_a_bias_of_many_elements() -> None:
+    """Results that are all 1 % too large are found in an operator of no list, of some hundred elements on; what is rounded right is not,
+    nor is a factor that the kernel rounds, nor intermediate values that are all alike and so are rounded in one direction."""
+    random = np.random.default_rng(0)
+    for dtype, unit in (("bfloat16", 2.0**-8), ("float16", 2.0**-11)):
+        values = rounded(random.standard_normal(4096), dtype).astype(np.float64)
+        changed = [values * (1 + unit * random.choice((-1, 1), values.size)) for _ in range(2)]
+        for count in (1024, 4096):
+            near, part = [other[:count] for other in changed], values[:count]
+            for factor, status in ((1.01, ERROR), (0.99, ERROR), (1.0, PASS), (1 + unit / 2, PASS)):
+                found = verdict(part, rounded(part * factor, dtype), dtype, "own_operator", changed=near)
+                assert found.status == status, (dtype, count, factor, found)
+        kept = 0.995 + 0.001 * random.random(4096)
+        steps = [1 - np.square(kept * (1 + unit * random.choice((-1, 1), kept.size))) for _ in range(2)]
+        alike = rounded(1 - np.square(rounded(kept, dtype).astype(np.float64)), dtype)
+        assert verdict(1 - np.square(kept), alike, dtype, "own_operator", changed=steps).status == PASS
+
+
 def test_sixteen_bits_inside() -> None:
     """A kernel of the list that rounds to 16 bits on the way has a warning, an operator of several kernels none."""
     generator = np.random.default_rng(1)

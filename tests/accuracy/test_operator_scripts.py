@@ -280,7 +280,21 @@ def test_the_verdict_is_that_of_the_pre_check(kind: torch.dtype) -> None:
     """The same status and units as `judge`, whatever is wrong; the same numbers in both."""
     for name in ("UNITS", "INSIDE", "COARSE_INSIDE", "COARSE", "HIDDEN"):
         assert getattr(script_verdict, name) == getattr(engine_judge, name)
-    for name in ("BIAS", "BIASED", "CONSTANT", "SPREAD", "SHIFT", "NEIGHBOURS", "SHARE", "OF_ALL", "JUMP", "MOST", "UNMEASURED"):
+    for name in (
+        "BIAS",
+        "BIASED",
+        "CONSTANT",
+        "CONSTANTS",
+        "SPREAD",
+        "SHIFT",
+        "ALIKE",
+        "NEIGHBOURS",
+        "SHARE",
+        "OF_ALL",
+        "JUMP",
+        "MOST",
+        "UNMEASURED",
+    ):
         assert getattr(script_verdict, name) == getattr(engine_condition, name)
     unit = torch.finfo(kind).eps / 2
     known = {"standard": "benchmark", "hidden": False, "signs": False, "decides": False, "inside": ("forward",)}

@@ -27,7 +27,10 @@ WEIGHTS = 2.0
 HIDDEN = 8.0
 """Operators that round values which nobody sees may have so many times more."""
 BIAS, BIASED = 1.5, 16
-"""Largest sum of all signed errors of a 16 bit type, by what rounding can make; how many elements such a sum needs."""
+"""Largest sum of all signed errors of a 16 bit type, by that of one round-off of each; how many elements such a sum needs."""
+CONSTANT, CONSTANTS, SPREAD, SHIFT, ALIKE = 1.0, 1.75, 4.0, 3.0, 0.5
+"""Of many elements less is right: one round-off of each, more of several kernels, standard deviations, what changed inputs move
+the sum by, and a share of what they make beyond one round-off."""
 NEIGHBOURS, SHARE, OF_ALL, JUMP, MOST, UNMEASURED = 4, 0.25, 0.5, 64.0, 0.95, 8.0
 """A scale is at least this share of the largest one so near, and this of all; an operator that amplifies a change more jumps there;
 so many of the elements have to be right without the size of others as an excuse; the condition where none was measured."""
@@ -189,7 +192,7 @@ def inner(dtype: torch.dtype) -> float:
 def measured(
     b: torch.Tensor, d: torch.Tensor, near: list[torch.Tensor], unit: float, looked: torch.Tensor, dtype: torch.dtype
 ) -> tuple[float, float, float, float, int]:
-    """Largest units of an element; what most have; sum of signed errors by that of rounding the result, and the inputs too; the place."""
+    """Largest units of an element; what most have; sum of signed errors by the most of rounding it, and inputs too; the place."""
     info = torch.finfo(dtype)
     off, tiny = info.eps / 2, info.smallest_normal
     if not bool(looked.any()):
@@ -223,8 +226,14 @@ def measured(
     used = looked & (b.abs() >= tiny)
     if inner(dtype) == off or b.is_complex() or int(used.sum()) < BIASED:
         return float(units[at]), most, 0.0, 0.0, at
-    total, rounding = float(((d - b) * b.sign())[used].sum()), float(off * b.abs()[used].sum())
-    return float(units[at]), most, total / rounding, total / (rounding + float(moved[used].sum()) * (off / unit)), at
+    total, by_output, by_inputs = float(((d - b) * b.sign())[used].sum()), off * b.abs()[used], (off / unit) * moved[used]
+    shifts = [float(torch.where(used & other.isfinite(), (other - b) * b.sign(), 0.0).sum()) * (off / unit) for other in near]
+    most_shift, rounding, inputs = SHIFT * max((abs(s) for s in shifts), default=0.0), float(by_output.sum()), float(by_inputs.sum())
+    random, random_inputs = (SPREAD * math.sqrt(float(values.square().sum()) / 3) for values in (by_output, by_inputs))
+    own = min(BIAS * rounding, CONSTANT * rounding + random + most_shift)
+    several = math.hypot(random, random_inputs) + ALIKE * max(inputs - rounding, 0.0)
+    with_inputs = min(BIAS * (rounding + inputs), CONSTANTS * rounding + several + most_shift)
+    return float(units[at]), most, total / own, total / with_inputs, at
 
 
 def limits(dtype: torch.dtype, unit: float, case: dict[str, Any], direction: str) -> tuple[float, float, bool]:
@@ -241,8 +250,8 @@ def limits(dtype: torch.dtype, unit: float, case: dict[str, Any], direction: str
 
 def by_condition(units: float, most: float, bias: float, at: int, good: float, bearable: float) -> tuple[str, str]:
     """Status and reason."""
-    if abs(bias) > BIAS and bearable < math.inf:
-        return ERROR, f"all results are too {'large' if bias > 0 else 'small'}, by {abs(bias):.3g} times the round-off of the type"
+    if abs(bias) > 1 and bearable < math.inf:
+        return ERROR, f"all results are too {'large' if bias > 0 else 'small'}, by {abs(bias):.3g} times what round-off can make of all"
     text = f"{units:.3g} times round-off and condition, at element {at}; up to {good:.3g} is right"
     if units > bearable:
         return ERROR, text
