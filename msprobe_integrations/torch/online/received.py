@@ -18,6 +18,7 @@ from msprobe_engine.dump import layout
 from msprobe_engine.dump.tensor_reader import SAFETENSORS, TensorFiles, TensorSource
 from msprobe_engine.errors import UsageError
 from msprobe_integrations.torch.accuracy.checker import Bench, Checker, Target
+from msprobe_integrations.torch.accuracy.custom import load_operators
 from msprobe_integrations.torch.accuracy.precheck import resolved
 
 _SHARDS = 32
@@ -88,10 +89,12 @@ def make_check(work: Work) -> Callable[..., CallResult]:
     """See `msprobe_engine.accuracy.precheck.worker.Check`.
 
     Raises:
-        UsageError: there is no such device here.
+        UsageError: there is no such device here, or a file of operators cannot be loaded.
     """
     warnings.simplefilter("ignore")
     torch.set_num_threads(work.threads)
+    for source in work.operators:
+        load_operators(source)
     device = resolved(work.second.removeprefix(ONLY_ACCELERATOR), work.jit_compile) if work.second else ""
     second = Target(device) if device and not (work.second.startswith(ONLY_ACCELERATOR) and device == "cpu") else None
     bench = Bench(resolved(work.bench, work.jit_compile), work.bench_dtype)
