@@ -49,8 +49,9 @@ class Backend(Protocol):
         the same tensor in one step gives the same row."""
         ...
 
-    def forget(self, tensor: Any = None) -> None:
-        """`tensor` (None: every tensor) may have changed without a new version: reduce it again when it is seen next."""
+    def forget(self, tensor: Any = None, *, views: bool = True) -> None:
+        """`tensor` (None: every tensor) may have changed without a new version: reduce it again when it is seen next, and, unless
+        nobody looks at them, its `views`."""
         ...
 
     def finish_step(self) -> PendingRows:

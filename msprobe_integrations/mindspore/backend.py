@@ -142,7 +142,7 @@ class MindSporeBackend(PairRows, Wanted, Job):
         self._step.host.clear(row)
         return row
 
-    def forget(self, tensor: Any = None) -> None:
+    def forget(self, tensor: Any = None, *, views: bool = True) -> None:
         """Nothing to do: no row is taken for the present value of a tensor without reading it."""
 
     def finish_step(self) -> MindSporePendingRows:

@@ -30,6 +30,7 @@ from msprobe_integrations.torch.frames import PLAIN, called_internally, kinds
 from msprobe_integrations.torch.origins import Origins
 from msprobe_integrations.torch.raw import ignored_argument, raw_results
 from msprobe_integrations.torch.recorder import Recorder
+from msprobe_integrations.torch.silent_writes import NAMES, OPERATORS, written_silently
 
 _DEPTH = 3  # recorder.begin, begin, handler
 _DATA: Any = torch.Tensor.data.__get__  # type: ignore[attr-defined]
@@ -203,6 +204,9 @@ class ApiCapture(TorchFunctionMode):
                     self._recorder.raw.add(made)
                 if kwargs and "out" in kwargs:
                     self._written(kwargs["out"])
+                if type(func) in OPERATORS or api.startswith(NAMES):
+                    for tensor in written_silently(func, api, args, kwargs or {}):
+                        self._recorder.pipeline.backend.forget(tensor, views=tensor is None)
         except Exception as error:
             self._fail(error)
         self.end(call, result)

@@ -317,10 +317,15 @@ class TorchBackend(PairRows, Wanted, Job):
         """Can the bytes of a tensor that `describe.resolve` found be copied now?"""
         return self._unfit(data) not in ("graph capture", "no memory")
 
-    def forget(self, tensor: Any = None) -> None:  # noqa: ARG002
+    def forget(self, tensor: Any = None, *, views: bool = True) -> None:
         """Data may have changed without a new version (collective, ``.data``, fused optimizer): nothing reduced so far in this
-        step is taken for the present value of any tensor. `tensor` says which one changed; views of it count too, so all go."""
-        self._step.seen.clear()
+        step is taken for the present value of any tensor. `tensor` says which one changed; `views` of it count too, so all go."""
+        seen = self._step.seen
+        if tensor is None or views:
+            seen.clear()
+        else:
+            seen.pop(id(tensor), None)
+            seen.pop(~id(tensor), None)
 
     def finish_step(self) -> TorchPendingRows:
         """Hand over the rows since the last call: one copy per device, started here and not waited for."""
