@@ -29,7 +29,6 @@ def test_the_examples_find_the_wrong_epsilon(tmp_path: Path, monkeypatch: pytest
         Path(code.partition("\n")[0].removeprefix("# ")).write_text(code)
     subprocess.run([sys.executable, "train.py"], check=True, capture_output=True)
     (Path("config.json")).write_text(blocks("json")[0])
-    (rank,) = Path("out/step0").iterdir()
     commands = [line for block in blocks("bash") for line in block.splitlines() if line.startswith(("msprobe acc_check", "msprobe -f"))]
     check, listed, resumed, compat = commands[:4]
     assert main([*shlex.split(check)[1:], "-d", "cpu"]) == 1
@@ -44,12 +43,12 @@ def test_the_examples_find_the_wrong_epsilon(tmp_path: Path, monkeypatch: pytest
     assert "7 calls, 7 checked: 1 error" in capsys.readouterr().out
     assert main([*shlex.split(listed)[1:], "-d", "cpu"]) == 0
     assert "is not in white_list" in capsys.readouterr().out
-    assert main([*shlex.split(compat.replace("rank0", rank.name))[1:], "-d", "cpu"]) == 0
+    assert main([*shlex.split(compat)[1:], "-d", "cpu"]) == 0
 
 
 def _without_numbers(text: str) -> str:
-    """Errors differ in their last digits from one processor to the next."""
-    return re.sub(r"[0-9]+\.?[0-9]*(e[+-][0-9]+)?", "N", text)
+    """Errors differ in their last digits from one processor to the next; builds of torch have more than a number."""
+    return re.sub(r"[0-9]+\.?[0-9]*(e[+-][0-9]+)?", "N", re.sub(r"(torch [0-9.]+)[a-z+][\w.+]*", r"\1", text))
 
 
 def test_the_tables_have_every_key_and_column() -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from msprobe_engine.accuracy.precheck import memory
 from msprobe_engine.cli.main import main
@@ -224,3 +225,39 @@ def test_saved_tensors_that_cannot_be_read_are_told(tmp_path: Path, capsys: pyte
         assert message.endswith("drawn from its statistics instead")
     assert not messages[3].strip()
     assert "saved tensors of 3 calls cannot be read" in capsys.readouterr().out
+
+
+def test_the_summary_says_what_was_compared_with_what(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In its first line. Without an accelerator the default is said to be the CPU. With nothing wrong there is no directory of error data.
+    Registered names that no call has are told, with the nearest."""
+    file = dump(tmp_path / "dump", ("good",))
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"run_ut": {"error_data_path": str(tmp_path)}}))
+    operators = tmp_path / "operators.py"
+    operators.write_text(Path(BOMBS).read_text() + "\nregister_operator('bomb.good', good)\n")
+    command = ["acc_check", str(file), "-o", str(tmp_path / "out"), "--operators", str(operators)]
+    assert main([*command, "-save_error_data", "-config", str(config)]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith(("cpu in the recorded types against cpu in float64 (torch ", "cuda:", "npu:"))
+    assert err.count("there is no accelerator here: the CPU's own kernels are checked") == out.startswith("cpu ")
+    assert "no call of 'bomb.good' in this dump; did you mean 'bombs.good'?" in err
+    assert "inputs and results" not in out
+    assert not list(tmp_path.glob("ut_error_data*"))
+
+
+@pytest.mark.parametrize("device", [["cuda:77"], ["0"], ["0", "1"]])
+def test_a_device_that_is_not_there_is_refused_before_files_are_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], device: list[str]
+) -> None:
+    """Also by number, where there is no accelerator; with --compat too."""
+    if device != ["cuda:77"] and torch.accelerator.is_available():
+        pytest.skip("there is an accelerator")
+    file = dump(tmp_path / "dump", ("good", "good"))
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"run_ut": {"black_list": ["bombs.good.1"]}}))
+    for more in ([], ["--compat"]):
+        assert main(["acc_check", str(file), "-o", str(tmp_path / "out"), "-config", str(config), *more, "-d", *device]) == 2
+        err = capsys.readouterr().err
+        assert "-csv_path" not in err
+        assert ("there is no device of this type" in err) or ("-d 0: there is no accelerator here; -d cpu checks the CPU" in err)
+        assert not (tmp_path / "out").exists()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,7 +93,49 @@ class Work:
         """The reverse of `dataclasses.asdict` after a trip as JSON."""
         return cls(**{**values, "quantized": tuple(values["quantized"]), "operators": tuple(values["operators"])})
 
+    def sides(self, versions: str) -> str:
+        """How the device's results are made, and what they are compared with, for `About`."""
+        types = f"rounded to {self.dtype}" if self.dtype else "in the recorded types"
+        compiled = ", compiled," if self.compiled else ""
+        bench = "in float64" if self.bench_dtype == "float64" else "one type wider"
+        rules = f", by the rules of {self.compat}" if self.compat else ""
+        return f"{types}{compiled} against {self.bench} {bench}{rules} ({versions})"
+
     @property
     def rank_directory(self) -> Path:
         """`directory` as a path."""
         return Path(self.directory)
+
+
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What a process that checks calls says of itself before the first; travels as JSON.
+
+    Attributes:
+        device: what is tested, ``"cpu"``, ``"cuda:1"``.
+        sides: how, and against what (`Work.sides`).
+        remark: what the user should know of the device; empty else.
+        operators: names that the files of `Work.operators` have registered.
+    """
+
+    device: str
+    sides: str
+    remark: str = ""
+    operators: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class AboutCheck:
+    """A check of calls that can say what it compares with what.
+
+    Attributes:
+        check: see `worker.Check`.
+        about: of it.
+    """
+
+    check: Callable[..., Any]
+    about: About
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Check a call."""
+        return self.check(*args, **kwargs)

@@ -12,11 +12,11 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple, Protocol
 
-from msprobe_engine.accuracy.precheck.options import Work
+from msprobe_engine.accuracy.precheck.options import About, Work
 from msprobe_engine.accuracy.results import CallResult, skipped
 from msprobe_engine.errors import ProbeError, UsageError
 
@@ -85,15 +85,21 @@ class Feed(deque[Item]):
             os.write(self._write, b"!")
 
 
+class CannotBegin(UsageError):
+    """A process says that the work cannot be done here: no such device, operators that cannot be loaded."""
+
+
 class Pool:
     """Checks calls in other processes.
 
     Args:
         works: what each process has to know; its length is how many there are.
         timeout: seconds that a call may take.
+        told: gets what each process says of itself when it is ready.
     """
 
-    def __init__(self, works: Sequence[Work], timeout: float) -> None:
+    def __init__(self, works: Sequence[Work], timeout: float, told: Callable[[About], None] | None = None) -> None:
+        self._told = told
         self._works = works
         self._timeout = timeout
 
@@ -145,7 +151,9 @@ class Pool:
     def _hear(self, worker: _Worker, waiting: deque[Item], alone: deque[Item] | None) -> Iterator[Answer]:
         for message in worker.read():
             if "failed" in message:
-                raise UsageError(str(message["failed"]))
+                raise (UsageError if worker.ready else CannotBegin)(str(message["failed"]))
+            if self._told is not None and isinstance(message.get("ready"), dict):
+                self._told(About(**{**message["ready"], "operators": tuple(message["ready"]["operators"])}))
             worker.ready = True
             worker.since = time.monotonic()
             if "result" in message and worker.call is not None:

@@ -9,23 +9,23 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from msprobe_engine.accuracy.mindspore_form import form_for
 from msprobe_engine.accuracy.precheck import memory, summary
 from msprobe_engine.accuracy.precheck.calls import Call, DumpCalls, read_calls, remarks_on_lists, why_not, without_repeats
-from msprobe_engine.accuracy.precheck.options import Options, Work
-from msprobe_engine.accuracy.precheck.pool import Pool
+from msprobe_engine.accuracy.precheck.options import About, Options, Work
+from msprobe_engine.accuracy.precheck.pool import CannotBegin, Pool
 from msprobe_engine.accuracy.result_files import ResultFiles
 from msprobe_engine.accuracy.results import CallResult, bare_name, skipped
 from msprobe_engine.accuracy.settings import PrecheckSettings
-from msprobe_engine.dump import layout
 from msprobe_engine.dump.reader import read_stacks
 from msprobe_engine.errors import SettingsError
 from msprobe_engine.log import get_logger, printable
 from msprobe_engine.progress import bar
+from msprobe_engine.settings.tree import nearest
 
 MOST_PROCESSES = 8
 CALLS_PER_PROCESS = 100
@@ -38,7 +38,7 @@ class Outcome:
 
     Attributes:
         result_path, details_path: the files.
-        error_data: directory of inputs and results of calls that do not pass; None when none were asked for.
+        error_data: directory of inputs and results of calls that do not pass; None when there are none, or none were asked for.
         tally: counts, and what does not pass.
         stacks: of the dump.
         repeats: calls that were left out because they repeat an earlier one.
@@ -95,9 +95,10 @@ def check_dump(
     began = time.perf_counter()
     dump = read_calls(path)
     calls = without_repeats(dump.calls) if options.filter_api else list(dump.calls)
-    for remark in (*dump.remarks, *remarks_on_lists(calls, settings)):
+    for remark in (*dump.remarks, *remarks_on_lists(calls, settings, options.compat is not None)):
         get_logger().warning("%s", printable(f"{dump.file}: {remark}"))
     order = [call.name for call in calls]
+    there = Path(out_path).exists()
     with _files(out_path, resume, options, settings, dump.framework) as files:
         error_data = _error_data(settings, files.stamp) if options.save_error_data else None
         stacks = read_stacks(dump.file.parent)
@@ -107,6 +108,15 @@ def check_dump(
         rest = [call for call in calls if call.name not in files.done]
         try:
             _check_rest(rest, dump, settings, options, files, stacks, tally, error_data)
+        except CannotBegin:
+            if resume is not None or tally.devices:
+                _tell_how_to_go_on(files)
+            else:  # nothing was checked: as if it had not begun
+                _take_away(files)
+                if not there:
+                    with suppress(OSError):
+                        Path(out_path).rmdir()
+            raise
         except BaseException:
             _tell_how_to_go_on(files)
             raise
@@ -114,7 +124,7 @@ def check_dump(
     return Outcome(
         result_path=files.result_path,
         details_path=files.details_path,
-        error_data=error_data,
+        error_data=error_data if error_data is not None and error_data.is_dir() else None,
         tally=tally,
         stacks=stacks,
         repeats=len(dump.calls) - len(calls),
@@ -128,6 +138,10 @@ def _tell_how_to_go_on(files: ResultFiles) -> None:
     if files.done:
         get_logger().warning("%s", printable(f"the check was not finished; go on with: -csv_path {files.result_path}"))
         return
+    _take_away(files)
+
+
+def _take_away(files: ResultFiles) -> None:
     for path in (files.result_path, files.details_path):
         path.unlink(missing_ok=True)
 
@@ -148,9 +162,15 @@ def _check_rest(
         tally.add(result)
         files.append(result, summary.source_line(stacks.get(f"{result.name}.forward", ())))
 
+    def told(about: About) -> None:
+        for remark in (about.remark, *_without_call(about.operators, calls)) if not tally.devices else ():
+            if remark:
+                get_logger().warning("%s", printable(remark))
+        tally.devices[about.device] = about.sides
+
     asked = []
     for call in calls:
-        reason = why_not(call, settings)
+        reason = why_not(call, settings, options.compat is not None)
         if reason is None:
             asked.append(call)
         else:
@@ -166,13 +186,24 @@ def _check_rest(
             keep(tally.broken[-1])
             advance(bare_name(call.name))
         for part, count in ((shared.together, number), (shared.large, shared.processes)):
-            pool = Pool(_works(count, dump, settings, options, error_data), options.timeout)
+            pool = Pool(_works(count, dump, settings, options, error_data), options.timeout, told)
             with closing(pool.check(part)) as answers:
                 for answer in answers:
                     keep(answer.result)
                     if answer.broken:
                         tally.broken.append(answer.result)
                     advance(bare_name(answer.call.name))
+
+
+def _without_call(operators: Sequence[str], calls: Sequence[Call]) -> list[str]:
+    """Registered names that no call has, with the nearest one that a call has."""
+    known = sorted({call.name.rpartition(".")[0] for call in calls})
+    remarks = []
+    for name in operators:
+        if name not in known:
+            near = nearest(name, known) or next((api for api in known if api.rpartition(".")[2] == name.rpartition(".")[2]), None)
+            remarks.append(f"--operators: no call of {name!r} in this dump" + (f"; did you mean {near!r}?" if near else ""))
+    return remarks
 
 
 def _files(out_path: str | Path, resume: str | Path | None, options: Options, settings: PrecheckSettings, framework: str) -> ResultFiles:
@@ -203,21 +234,15 @@ def _works(number: int, dump: DumpCalls, settings: PrecheckSettings, options: Op
 
 
 def _error_data(settings: PrecheckSettings, stamp: str) -> Path:
-    """``ut_error_data{stamp}``, the one of the result files with this stamp.
+    """``ut_error_data{stamp}``, the one of the result files with this stamp; the first call that does not pass makes it.
 
     Raises:
         SettingsError: the directory that the settings name is not there.
-        SinkError: it cannot be made.
     """
     parent = Path(settings.error_data_path)
     if not parent.is_dir():
         raise SettingsError(f"error_data_path: {settings.error_data_path!r} is no directory; make it, or name another one")
-    path = parent / f"ut_error_data{stamp}"
-    try:
-        layout.make_directories(str(path))
-    except OSError as error:
-        raise layout.DumpWriteError(error, path) from error
-    return path
+    return parent / f"ut_error_data{stamp}"
 
 
 def processes(options: Options, calls: int) -> int:

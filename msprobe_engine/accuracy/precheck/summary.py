@@ -14,7 +14,7 @@ from msprobe_engine.log import one_line
 WORST = 20
 """Calls that are listed."""
 _REASONS = 12
-_NUMBER = re.compile(r"\b[A-Za-z_]\w*(?:\.\w+)+\.[0-9]+\b")
+_NUMBER = re.compile(r"\b[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+\.[0-9]+\b")
 _FRAME = re.compile(r'File "?(?P<file>.+?)"?, line (?P<line>[0-9]+), in (?P<function>[^,\n]+)')
 _OURS = ("/msprobe_integrations/", "/msprobe_engine/", "/site-packages/torch/")
 
@@ -28,6 +28,7 @@ class Tally:
         found: results that are an error or a warning.
         reasons: why calls were skipped, and how many.
         broken: calls that their process did not live through.
+        devices: what is tested, with how and against what (`options.About`).
         unjudged: calls on which the check itself has failed.
         unreadable: calls with saved tensors that cannot be read.
     """
@@ -37,6 +38,7 @@ class Tally:
     found: list[CallResult] = field(default_factory=list)
     reasons: Counter[str] = field(default_factory=Counter)
     broken: list[CallResult] = field(default_factory=list)
+    devices: dict[str, str] = field(default_factory=dict)
     unjudged: list[CallResult] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
 
@@ -76,7 +78,8 @@ def text(tally: Tally, stacks: Mapping[str, Sequence[str]]) -> str:
         stacks: of dump.json's records, by name with direction (``Torch.matmul.0.forward``).
     """
     total = sum(tally.forward.values())
-    lines = [f"{total:,} calls, {tally.checked:,} checked: {_counts(tally.forward)} forward; {_counts(tally.backward)} backward"]
+    lines = [f"{', '.join(tally.devices)} {next(iter(tally.devices.values()))}"] if tally.devices else []
+    lines += [f"{total:,} calls, {tally.checked:,} checked: {_counts(tally.forward)} forward; {_counts(tally.backward)} backward"]
     if tally.reasons:
         lines.append(f"{tally.reasons.total():,} skipped:")
         lines += [f"  {count:6,}  {one_line(reason)}" for reason, count in tally.reasons.most_common(_REASONS)]

@@ -1,6 +1,6 @@
 """A process that checks calls: it reads one JSON object a line and answers with one.
 
-    -> the work (`options.Work`)              <- {"ready": true}, or {"failed": "why"} and the end
+    -> the work (`options.Work`)              <- {"ready": `options.About`, or true}, or {"failed": "why"} and the end
     -> {"name", "record", "backward"}         <- {"result": ...}, likewise; once per call. Calls of a training that runs have more:
                                                  "directory", "tensors" (where they are), or only "name" and "skip" (why not)
 
@@ -18,6 +18,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,8 @@ def main() -> None:
     except ImportError as error:
         _say(answers, {"failed": f"the framework of the dump cannot be imported here: {error}"})
         return
-    _say(answers, {"ready": True})
+    about = getattr(check, "about", None)
+    _say(answers, {"ready": True if about is None else asdict(about)})
     for line in lines:
         call = json.loads(line)
         try:

@@ -13,7 +13,7 @@ import mindspore
 import numpy as np
 
 from msprobe_engine import names
-from msprobe_engine.accuracy.precheck.options import Work
+from msprobe_engine.accuracy.precheck.options import About, AboutCheck, Work
 from msprobe_engine.accuracy.results import CallResult
 from msprobe_engine.dump import layout
 from msprobe_engine.dump.tensor_reader import TensorFiles
@@ -40,12 +40,13 @@ def make_check(work: Work) -> Callable[[str, Mapping[str, Any], Mapping[str, Any
     _use(kind, number)
     directory = work.rank_directory
     files = TensorFiles(directory) if (directory / layout.TENSORS).is_dir() else None
+    recorded = kind == "auto" and work.dtype is None and not work.compiled
     checker = Checker(
         files,
         bench=work.bench_dtype,
         dtype=work.dtype,
         compiled=work.compiled,
-        recorded=kind == "auto" and work.dtype is None and not work.compiled,
+        recorded=recorded,
         seed=work.seed,
         condition=work.condition,
         compat=bool(work.compat),
@@ -58,7 +59,9 @@ def make_check(work: Work) -> Callable[[str, Mapping[str, Any], Mapping[str, Any
             save(keep, name, checked.data)
         return checked.result
 
-    return check
+    target = str(mindspore.get_context("device_target"))
+    device = f"recorded results (where none were saved: {target})" if recorded else target
+    return AboutCheck(check, About(device=device, sides=work.sides(f"mindspore {mindspore.__version__}")))
 
 
 def _use(kind: str, number: str) -> None:
@@ -88,6 +91,7 @@ def save(directory: Path, call: str, data: Mapping[str, Any]) -> None:
             buffer = io.BytesIO()
             np.save(buffer, value, allow_pickle=False)
             try:
+                layout.make_directories(str(directory))
                 layout.write_file(path, [buffer.getvalue()])
             except OSError as error:
                 raise layout.DumpWriteError(error, os.fspath(path)) from error

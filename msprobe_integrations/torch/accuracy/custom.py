@@ -71,6 +71,11 @@ def custom(name: str) -> Custom | None:
     return _registered.get(name)
 
 
+def registered() -> tuple[str, ...]:
+    """All names that were registered."""
+    return tuple(_registered)
+
+
 def load_operators(source: str) -> None:
     """Run a Python file, or import a module, that calls `register_operator`: for the processes of a check.
 

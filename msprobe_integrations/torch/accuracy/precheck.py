@@ -12,14 +12,14 @@ from typing import Any
 import torch
 
 from msprobe_engine import names
-from msprobe_engine.accuracy.precheck.options import Work
+from msprobe_engine.accuracy.precheck.options import About, AboutCheck, Work
 from msprobe_engine.accuracy.results import CallResult
 from msprobe_engine.dump import layout
 from msprobe_engine.dump.tensor_reader import TensorFiles
 from msprobe_engine.errors import UsageError
 from msprobe_integrations.torch.accuracy.as_existing import CheckerAsExisting
 from msprobe_integrations.torch.accuracy.checker import Bench, Checker, Target
-from msprobe_integrations.torch.accuracy.custom import load_operators
+from msprobe_integrations.torch.accuracy.custom import load_operators, registered
 from msprobe_integrations.torch.backend import TorchBackend
 
 _LONGEST = 200
@@ -55,7 +55,14 @@ def make_check(work: Work) -> Callable[[str, Mapping[str, Any], Mapping[str, Any
             save(keep, name, checked.data)
         return checked.result
 
-    return check
+    remark = "there is no accelerator here: the CPU's own kernels are checked (-d names a device)" if work.device == "auto" else ""
+    about = About(
+        device=device,
+        sides=work.sides(f"torch {torch.__version__}"),
+        remark=remark if device == "cpu" else "",
+        operators=registered() if work.operators else (),
+    )
+    return AboutCheck(check, about)
 
 
 def resolved(device: str, jit_compile: bool = False) -> str:
@@ -66,6 +73,8 @@ def resolved(device: str, jit_compile: bool = False) -> str:
     """
     found = torch.accelerator.current_accelerator() if hasattr(torch, "accelerator") else None
     kind, _, number = device.partition(":")
+    if kind == "auto" and number and found is None:
+        raise UsageError(f"-d {number}: there is no accelerator here; -d cpu checks the CPU's kernels")
     if kind == "auto":
         kind = "cpu" if found is None else found.type
     if kind == "cpu":
@@ -101,6 +110,7 @@ def save(directory: Path, call: str, data: Mapping[str, Any]) -> None:
             name = names.check_file_name(f"{call}.{part}.pt", str(directory))
             path = directory / name
             try:
+                layout.make_directories(str(directory))
                 layout.write_file(path, [backend.to_bytes(value.detach().contiguous().cpu())])
             except OSError as error:
                 raise layout.DumpWriteError(error, os.fspath(path)) from error
