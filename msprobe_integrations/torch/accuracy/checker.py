@@ -33,7 +33,7 @@ _ABOUT = (str, torch.dtype, torch.device)
 
 _LARGE = 1 << 28
 """Bytes of results from which on it is asked whether there is memory for more."""
-_INSIDE = 5
+_INSIDE = 7
 """Memory that runs with changes inside take, in sizes of the results."""
 
 
@@ -319,7 +319,9 @@ class _Comparison:
             if self._inside is None:
                 self._inside = on_changed(self._again, self._unit, inside=True) if self._has_room() else []
             if self._inside:
-                result = self._judge(name, bench, device, part, [*self._changed, *self._inside])
+                exact = isinstance(device, torch.Tensor) and not (device.is_floating_point() or device.is_complex())
+                inside = self._inside[: len(self._changed)] if exact else self._inside  # more of them would only let more indices pass
+                result = self._judge(name, bench, device, part, [*self._changed, *inside])
             elif not self._has_room():
                 result = replace(result, message=f"{result.message}\nround-off inside the operator was not measured: too little memory")
         call = self._prepared.call

@@ -1,8 +1,10 @@
-"""What round-off inside of an operator makes of its result: every intermediate result is changed by one unit, up or down by chance.
+"""What round-off inside of an operator makes of its result: every intermediate result is changed by about one unit, up or down by chance.
 
 Changed inputs do not tell everything of an operator's condition. A gradient that is exactly zero, because two equal terms cancel, stays
 zero for all inputs, and every kernel that computes the terms one after the other has their round-off there. So operators are taken apart
-into the steps of their definition (torch's own decompositions), and the result of each step is changed (Monte Carlo arithmetic).
+into the steps of their definition (torch's own decompositions), and the result of each step is changed (Monte Carlo arithmetic). How far is
+drawn too, half a unit to one and a half: of four whole units, up or down, every third sum is none at all, and a gradient that is the
+difference of two equal numbers (a softmax whose probability is 1) would seem to have no round-off.
 """
 
 from __future__ import annotations
@@ -145,14 +147,16 @@ class _RoundOff(TorchDispatchMode):
             return
         with torch.no_grad():
             parts = torch.view_as_real(out) if out.is_complex() else out
-            move(parts, lambda shape: self._signs(shape).to(out.device), self._unit)
+            move(parts, lambda shape: self._changes(shape).to(out.device), self._unit)
 
-    def _signs(self, shape: torch.Size) -> torch.Tensor:
-        return torch.randint(0, 2, shape, generator=self._generator, dtype=torch.int8) * 2 - 1
+    def _changes(self, shape: torch.Size) -> torch.Tensor:
+        """In units, 0.5 to 1.5 in size; float32, also while another type is the default."""
+        drawn = torch.rand(shape, generator=self._generator, dtype=torch.float32).mul_(2).sub_(1)
+        return drawn.add_(drawn.sign().mul_(0.5))
 
 
 @contextmanager
 def rounding(unit: torch.dtype, seed: int) -> Iterator[None]:
-    """Within, every step in float64 (complex128) is changed by one unit of round-off of `unit`, forward and backward."""
+    """Within, every step in float64 (complex128) is changed by about one unit of round-off of `unit`, forward and backward."""
     with sdpa_kernel(SDPBackend.MATH), _RoundOff(torch.finfo(unit).eps / 2, seed):
         yield

@@ -13,8 +13,9 @@ from msprobe_integrations.torch.accuracy.prepare import Prepared
 from msprobe_integrations.torch.accuracy.types import BLOCK, LOW, attempts
 from msprobe_integrations.torch.dispatch_compare import references
 
-_CHANGES = 2
-"""Runs of the bench on changed inputs."""
+_CHANGES, _INSIDE = 2, 4
+"""Runs of the bench on changed inputs, and with changes inside as well: few calls need these, and what cancels in two by chance does not in
+four."""
 _COARSE = 2.0**-12
 """Types with at least this distance from 1 to the next number are coarse beside float32."""
 
@@ -124,7 +125,7 @@ def on_changed(ran: Ran, unit: torch.dtype | None, *, inside: bool = False) -> l
     if unit is None or not ran.side.types:
         return []
     found = []
-    for number in range(_CHANGES):
+    for number in range(_INSIDE if inside else _CHANGES):
         nudge = Nudge(unit, ran.call.seed + number)
         try:
             found.append(_kept(run(ran.function, ran.call, ran.side._replace(nudge=nudge, inside=nudge if inside else None)), unit))
