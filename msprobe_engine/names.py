@@ -125,6 +125,16 @@ def direction(name: str) -> str | None:
     return None
 
 
+PASS = 1_000_000
+"""Added to the number of a call in the names of its backward records, for each further backward pass through it (``retain_graph``)."""
+
+
+def of_first_pass(call: str) -> str:
+    """The call that a further backward pass went through: ``Functional.linear.2`` of ``Functional.linear.1000002``; any other is itself."""
+    base, _, number = call.rpartition(".")
+    return f"{base}.{int(number) % PASS}" if number.isascii() and number.isdigit() and _short(number) and int(number) >= PASS else call
+
+
 def is_module(name: str) -> bool:
     """True for the forward or backward call of a module."""
     return isinstance(parse(name), ModuleName)

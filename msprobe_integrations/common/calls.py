@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
+from msprobe_engine.names import PASS
 from msprobe_integrations.common.filters import ALWAYS, Base
 
 __all__ = ["PASS", "Call", "CallStack", "Numbering", "again", "pass_of"]
@@ -102,10 +103,6 @@ class CallStack(threading.local):
                 del calls[i:]
                 return call
         return None
-
-
-PASS = 1_000_000
-"""Added to the number of a call for each further backward pass through it."""
 
 
 def again(name: str, passes: int) -> str:

@@ -92,6 +92,29 @@ def test_a_call_is_given_out_when_it_is_complete(tmp_path: Path) -> None:
     assert spool.waiting == 2
 
 
+def test_a_further_backward_pass_is_a_call_of_its_own(tmp_path: Path) -> None:
+    """With retain_graph a call has several backward records: each is checked with the forward record of the call."""
+    again = "Torch.exp.1000000.backward"
+    spool = Spool(tmp_path / "spool")
+    assert put(spool, 1, calls(0, FORWARD)) == []
+    assert put(spool, 2, calls(1, BACKWARD)) == ["Torch.exp.0"]
+    (call,) = take(spool, 3, calls(2, again))
+    message = call.message()
+    assert (message["name"], message["record"], message["backward"]) == ("Torch.exp.1000000", record(FORWARD), record(again))
+    assert {f"{FORWARD}.input.0.pt", f"{again}.input.0.pt"} <= set(message["tensors"])
+    put(spool, 4, step_over(FORWARD, BACKWARD, again))
+    assert (spool.waiting, spool.alone) == (2, 0)
+
+
+def test_a_further_backward_pass_may_come_before_its_call(tmp_path: Path) -> None:
+    """In a spool that is found again messages have any order; a pass of a call that never came is counted."""
+    spool = Spool(tmp_path / "spool")
+    assert put(spool, 1, calls(0, "Torch.exp.1000000.backward", "Torch.sin.1000000.backward")) == []
+    assert put(spool, 2, calls(1, FORWARD, BACKWARD)) == ["Torch.exp.0"]
+    assert put(spool, 3, step_over(FORWARD, BACKWARD)) == ["Torch.exp.1000000"]
+    assert spool._steps[0, 0].alone == 1
+
+
 def test_a_message_that_comes_again_changes_nothing(tmp_path: Path) -> None:
     """A host that was killed before it could acknowledge gets the same message again."""
     spool = Spool(tmp_path / "spool")

@@ -45,6 +45,16 @@ def test_forward_and_backward_records_of_one_call_are_one_call_in_the_order_of_t
     assert "1 backward records have no forward record" in found.remarks[0]
 
 
+def test_a_further_backward_pass_is_checked_with_the_forward_record_of_its_call(tmp_path: Path) -> None:
+    """Its number is that of the call plus a million for each pass before."""
+    back = {"input": [tensor([2])], "output": [tensor([2])]}
+    data = {"Torch.relu.3.forward": record(tensor([2])), "Torch.relu.3.backward": back, "Torch.relu.2000003.backward": back}
+    found = read_calls(write(tmp_path, data))
+    assert [call.name for call in found.calls] == ["Torch.relu.3", "Torch.relu.2000003"]
+    assert found.calls[1].record == found.calls[0].record
+    assert found.remarks == ()
+
+
 def test_the_dump_is_found_by_its_file_its_directory_or_its_root_unless_there_are_several(tmp_path: Path) -> None:
     """Of several ranks one has to be named."""
     file = write(tmp_path / "step0" / "rank0", {"Torch.relu.0.forward": record(tensor([2]))})

@@ -33,6 +33,7 @@ class _State:
     backward: int = -1
     given: bool = False
     checked: bool = False
+    first: str = ""
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class SpoolCall:
         step: where it is.
         forward, backward: numbers of the messages with its records; -1: there is no backward record.
         skip: why it is not checked; empty: it is.
+        first: the call, when this is a further backward pass through it; empty: this is one.
     """
 
     name: str
@@ -51,6 +53,7 @@ class SpoolCall:
     forward: int = -1
     backward: int = -1
     skip: str = ""
+    first: str = ""
 
     @property
     def api(self) -> str:
@@ -61,7 +64,7 @@ class SpoolCall:
     def source(self) -> str:
         """The line of the training that made it; empty when it is not known."""
         try:
-            return self.step.source(self.forward, f"{self.name}.{names.FORWARD}")
+            return self.step.source(self.forward, f"{self.first or self.name}.{names.FORWARD}")
         except (DumpFormatError, OSError):
             return ""
 
@@ -79,7 +82,7 @@ class SpoolCall:
             return {"name": self.name, "skip": self.skip}
         if self.step.gone:
             raise DumpFormatError("another training has sent this step again before the call was checked")
-        record = self.step.record(self.forward, f"{self.name}.{names.FORWARD}")
+        record = self.step.record(self.forward, f"{self.first or self.name}.{names.FORWARD}")
         backward = self.step.record(self.backward, f"{self.name}.{names.BACKWARD}") if self.backward >= 0 else None
         places = self.step.places(record, backward)
         return {"name": self.name, "record": record, "backward": backward, "directory": str(self.step.directory), "tensors": places}
@@ -107,6 +110,7 @@ class SpoolStep:
         self.gone = False
         self._lock = threading.RLock()
         self._calls: dict[str, _State] = {}
+        self._further: dict[str, list[_State]] = {}
         self._left = 0
         self._numbers: set[int] = set()
         self._keys: dict[str, tuple[str, str]] = {}
@@ -218,12 +222,23 @@ class SpoolStep:
             if state is None:
                 state = self._calls[base] = _State()
             if direction == names.FORWARD:
-                if state.forward < 0:
-                    self._left += 1
-                state.forward = number
-            else:
-                state.backward = number
+                state.first = ""
+                for each in (state, *self._further.get(base, ())):
+                    self._has_forward(each, number)
+                continue
+            state.backward = number
+            first = names.of_first_pass(base)
+            if first != base and state.forward < 0:  # the forward record of one more pass through a call is that of the call
+                state.first = first
+                self._further.setdefault(first, []).append(state)
+                if first in self._calls and self._calls[first].forward >= 0:
+                    self._has_forward(state, self._calls[first].forward)
         return not known
+
+    def _has_forward(self, state: _State, number: int) -> None:
+        if state.forward < 0:
+            self._left += 1
+        state.forward = number
 
     def _complete(self, name: str) -> SpoolCall | None:
         """The call, when both of its records are here and it was not given out."""
@@ -234,7 +249,7 @@ class SpoolStep:
 
     def _give(self, name: str, state: _State) -> SpoolCall:
         state.given = True
-        return SpoolCall(name, self, state.forward, state.backward)
+        return SpoolCall(name, self, state.forward, state.backward, first=state.first)
 
     def end(self, message: messages.Step) -> list[SpoolCall]:
         """The step is over: its dump.json and what belongs to it.

@@ -15,6 +15,7 @@ from msprobe_engine.dump import layout
 from msprobe_engine.dump.reader import framework_of, open_dump
 from msprobe_engine.dump.stream import open_records
 from msprobe_engine.errors import DumpFormatError, UsageError
+from msprobe_engine.names import of_first_pass
 from msprobe_engine.settings.tree import nearest
 from msprobe_engine.sinks.names import utf8
 
@@ -29,7 +30,7 @@ class Call:
     """One call of an API.
 
     Attributes:
-        name: ``"Torch.matmul.0"``.
+        name: ``"Torch.matmul.0"``; a further backward pass through it is a call with the same forward, ``"Torch.matmul.1000000"``.
         record: of its forward, as in dump.json.
         backward: of its backward, None when the dump has none.
     """
@@ -111,7 +112,8 @@ def read_calls(path: str | Path) -> DumpCalls:
                     (forward if direction == "forward" else backward)[name] = record
         header = dict(records.header)
         recovered = records.recovered
-    alone = len(backward.keys() - forward.keys())
+    further = {name: forward[first] for name in backward if name not in forward and (first := of_first_pass(name)) in forward}
+    alone = len(backward.keys() - forward.keys() - further.keys())
     if not forward:
         level = header.get("level")
         what = f"; its level is {level}, and calls of APIs are in levels L1 and mix" if level in ("L0", "L2", "debug") else ""
@@ -123,7 +125,7 @@ def read_calls(path: str | Path) -> DumpCalls:
         remarks.append(f"{alone} backward records have no forward record; they cannot be checked")
     if recovered:
         remarks.append("the run was killed before it wrote dump.json; what its frame log holds is checked")
-    calls = tuple(Call(name, record, backward.get(name)) for name, record in forward.items())
+    calls = tuple(Call(name, record, backward.get(name)) for name, record in (*forward.items(), *further.items()))
     return DumpCalls(file, framework_of(header, forward.values()), calls, tuple(remarks))
 
 
