@@ -44,6 +44,9 @@ _MAKERS = frozenset(
 _METHODS = frozenset(("new_zeros", "new_ones", "new_full", "new_tensor"))
 """Methods of tensors that make tensors."""
 _RANDOM = frozenset((*TORCH, *TENSOR, "gumbel_softmax", "fractional_max_pool2d", "fractional_max_pool3d"))
+_UNLISTED = frozenset(("as_strided", "as_strided_", "segment_reduce", "zero_", "fill_"))
+"""Functions of torch that torch's own list of operations does not have."""
+_MAY_DRAW = frozenset(("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout", "rrelu"))
 _EMPTY = frozenset(
     (
         *("empty", "empty_like", "empty_strided", "empty_permuted", "empty_quantized", "new_empty", "new_empty_strided"),
@@ -106,7 +109,7 @@ def _found(base: str) -> tuple[Function, ...]:
         spaces = [getattr(torch, part)] if part else [torch, *(getattr(torch, p) for p in _PARTS)]
         made: list[Any] = [getattr(s, name, None) for s in spaces]
         found: list[Function] = [
-            f for f in made if _is_operation(f) or (f is not None and not part and (name in _MAKERS or _is_private(name)))
+            f for f in made if _is_operation(f) or (f is not None and not part and (name in _MAKERS or _is_unlisted(name)))
         ]
         # what torch.special and torch.fft have under a name of torch is the same thing; what torch.linalg has is not always
         return tuple(f for n, f in enumerate(found) if n == 0 or (getattr(torch.linalg, name, None) is f and f is not found[0]))
@@ -119,9 +122,13 @@ def _found(base: str) -> tuple[Function, ...]:
     return ()
 
 
-def _is_private(name: str) -> bool:
-    """Is it one of torch's private functions that is an operator of aten (``torch._scaled_mm``)? Torch does not list these."""
-    return name.startswith("_") and not name.startswith("__") and hasattr(torch._C._VariableFunctions, name) and bool(_aten(name))
+def _is_unlisted(name: str) -> bool:
+    """Is it one of torch's functions that are operators of aten and that torch does not list: private ones (``torch._scaled_mm``), forms
+    in place of what is listed (``torch.relu_``), and a few more?"""
+    if name.startswith("__") or not hasattr(torch._C._VariableFunctions, name) or not _aten(name):
+        return False
+    in_place = name.endswith("_") and _is_operation(getattr(torch, name[:-1], None)) and name[:-1] not in _MAY_DRAW
+    return name.startswith("_") or name in _UNLISTED or in_place
 
 
 def _is_operation(function: Any) -> bool:

@@ -119,8 +119,8 @@ class TorchDialect:
             return f"torch.Size({value!r})"
         if kind == "torch.memory_format" and item.get("format") in _FORMATS:
             return f"torch.{item['format']}"
-        if kind == "torch.layout" and value in _LAYOUTS:
-            return str(value)
+        if kind == "torch.layout" and (value is None or value in _LAYOUTS):
+            return str(value or _LAYOUTS[0])
         return "device" if kind == "torch.device" else None
 
     def support(self) -> str:
