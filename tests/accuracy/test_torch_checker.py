@@ -490,3 +490,32 @@ def test_a_fault_of_ours_is_no_refusal_of_the_operator(monkeypatch: pytest.Monke
     failed = Checker(None).check("Torch.matmul.0", record, None).result
     assert failed.forward == SKIP
     assert failed.message.startswith(f"{NOT_JUDGED}: KeyError: 'standard' (checker.py:")
+
+
+@pytest.mark.parametrize("place", ["positional", "keyword"])
+def test_attention_with_dropout_is_not_judged(place: str) -> None:
+    """What drops inside draws other numbers on every device: it is skipped, and judged where nothing is dropped."""
+    size, x = 8, normal(5, 2, 8, grad=True)
+    weights = (normal(24, 8), normal(24), None, None, False)
+
+    def call(p: float, training: bool) -> CallResult:
+        rest = (normal(8, 8), normal(8))
+        args, kwargs = (x, x, x, size, 2, *weights), {"training": training, "need_weights": False}
+        if place == "positional":
+            return check("Functional.multi_head_attention_forward.0", *args, p, *rest, **kwargs)
+        kwargs |= {"dropout_p": p, "out_proj_weight": rest[0], "out_proj_bias": rest[1]}
+        return check("Functional.multi_head_attention_forward.0", *args, **kwargs)
+
+    skipped = call(0.1, True)
+    assert (skipped.forward, "random" in skipped.message) == (SKIP, True)
+    assert call(0.1, False).forward == call(0.0, True).forward == PASS
+
+
+def test_operators_that_draw_inside_are_not_judged() -> None:
+    """That an operator draws is told by its run, whatever its name."""
+    register_operator("Mine.noisy", lambda x: x + torch.rand_like(x))
+    try:
+        result = check("Mine.noisy.0", normal(4))
+    finally:
+        forget_operator("Mine.noisy")
+    assert (result.forward, result.message) == (SKIP, "draws random numbers: no two devices draw the same")

@@ -24,7 +24,7 @@ from msprobe_integrations.torch.accuracy.execute import Outcome, Side, leaves_of
 from msprobe_integrations.torch.accuracy.prepare import Prepared, communicated, given_leaves, prepare, slots
 from msprobe_integrations.torch.accuracy.sides import Ran, on_bench, on_changed, on_target
 from msprobe_integrations.torch.accuracy.ties import equally_right
-from msprobe_integrations.torch.accuracy.types import BENCHES, coarsest
+from msprobe_integrations.torch.accuracy.types import BENCHES, LOW, coarsest
 from msprobe_integrations.torch.arrays import as_array, kind_of
 
 _ABOUT = (str, torch.dtype, torch.device)
@@ -153,19 +153,33 @@ class Checker:
                 raise CannotRun(f"{prepared.api} cannot be run here, and the dump has no tensors of its results to be judged")
         if (recorded or outputs is not None) and communicated(record):
             raise CannotRun("an operator on DTensors that has communicated: its result is not that of the tensors of this rank")
+        if recorded and record.get("output") is None and record.get("stopped_early"):
+            raise CannotRun("recomputation was stopped inside this call: it has no result")
         if recorded:
             outputs = self._arguments.recorded(record.get("output") or [])
             gradients = self._arguments.recorded((backward or {}).get("output") or []) if backward is not None else None
         autocast = None
         given = outputs is not None or gradients is not None
         if given:
-            device = _given(prepared, outputs, gradients)
+            device, autocast = _given(prepared, outputs, gradients), self._autocast_of(prepared)
         else:
             ran = self._run(prepared, self._target)
             device, autocast = ran.outcome, ran.side.autocast
         bench = on_bench(prepared, torch.device(self._bench.device), self._bench.dtype, autocast)
+        if bench.outcome.drew and prepared.dropout is None:
+            raise CannotRun("draws random numbers: no two devices draw the same")
         second = self._run(prepared, self._second).outcome if self._second is not None else None
         return _Comparison(prepared, device, bench, second, autocast, self._condition, given).result()
+
+    def _autocast_of(self, prepared: Prepared) -> torch.dtype | None:
+        """Type of the autocast region that recorded results come from: a run here needs one to give their types."""
+        outputs = {out.dtype for out in prepared.outputs if out is not None}
+        if not (outputs.intersection(LOW) and torch.float32 in prepared.inputs and prepared.operator.functions):
+            return None
+        try:
+            return on_target(prepared, Side(torch.device(self._bench.device)), as_recorded=True).side.autocast
+        except CannotRun:
+            return None
 
     def _run(self, prepared: Prepared, target: Target) -> Ran:
         side = Side(torch.device(target.device), compiled=target.compiled)

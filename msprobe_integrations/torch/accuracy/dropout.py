@@ -13,7 +13,7 @@ _DROPOUTS = frozenset(
 )
 _PLACES = {"p": 1, "training": 2, "train": 2}
 _NEVER = frozenset(("alpha_dropout", "alpha_dropout_", "feature_alpha_dropout", "feature_alpha_dropout_", "rrelu", "rrelu_"))
-_ATTENTION = {"scaled_dot_product_attention": 4, "multi_head_attention_forward": 11, "_scaled_dot_product_flash_attention_for_cpu": 3}
+_ATTENTION = {"scaled_dot_product_attention": 4, "multi_head_attention_forward": 10, "_scaled_dot_product_flash_attention_for_cpu": 3}
 _RECURRENT = frozenset(("lstm", "gru", "rnn_tanh", "rnn_relu"))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -78,12 +79,14 @@ class Outcome(NamedTuple):
         written: arguments that the call changed and did not return.
         gradients: by place; None where the call does not depend on the tensor.
         problem: why there are no gradients though they were asked for; empty else.
+        drew: the forward has drawn random numbers.
     """
 
     outputs: list[Any]
     written: dict[Place, torch.Tensor]
     gradients: dict[Place, torch.Tensor | None]
     problem: str
+    drew: bool = False
 
 
 def run(function: Callable[..., Any], call: Call, side: Side) -> Outcome:
@@ -103,7 +106,7 @@ def run(function: Callable[..., Any], call: Call, side: Side) -> Outcome:
 def _run(function: Callable[..., Any], call: Call, side: Side, arguments: _Arguments) -> Outcome:
     # as the default type is that of what an operation makes of integers, or of nothing
     wide, device = side.types.get(torch.get_default_dtype()), side.device.type
-    with warnings.catch_warnings(), _seeded(call.seed, side.device):
+    with warnings.catch_warnings(), _seeded(call.seed, side.device) as drawn:
         warnings.simplefilter("ignore")
         args = [arguments.of(value, (n,)) for n, value in enumerate(call.args)]
         kwargs = {key: arguments.of(value, (key,)) for key, value in call.kwargs.items()}
@@ -117,6 +120,7 @@ def _run(function: Callable[..., Any], call: Call, side: Side, arguments: _Argum
                 result = _prepared(function, side)(*args, **kwargs)
         finally:
             torch.set_default_dtype(before)
+        drew = drawn()
         outputs = list(leaves_of(result))
         returned = {id(value) for value in outputs}
         left = {place: t for place, t in arguments.copies.items() if id(t) not in returned}
@@ -124,7 +128,7 @@ def _run(function: Callable[..., Any], call: Call, side: Side, arguments: _Argum
         written |= {place: left[place] for place, old in before_call.items() if place in left and not torch.equal(old, left[place])}
         with _inside(side):
             gradients, problem = _backward([*outputs, *written.values()], arguments, call) if arguments.leaves else ({}, "")
-    return Outcome([_detached(v) for v in outputs], {place: t.detach() for place, t in written.items()}, gradients, problem)
+    return Outcome([_detached(v) for v in outputs], {place: t.detach() for place, t in written.items()}, gradients, problem, drew)
 
 
 def _inside(side: Side) -> AbstractContextManager[None]:
@@ -132,8 +136,8 @@ def _inside(side: Side) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Random numbers of the host and of `device` from this seed; afterwards as if none had been drawn.
+def _seeded(seed: int, device: torch.device) -> Iterator[Callable[[], bool]]:
+    """Random numbers of the host and of `device` from this seed; afterwards as if none had been drawn. Gives what says whether some were.
 
     `torch.manual_seed` and `torch.random.fork_rng` ask every kind of device there is, which costs more than most operations."""
     generator = torch.default_generator
@@ -145,7 +149,11 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
         if module is not None and there is not None:
             with module.device(device):
                 module.manual_seed(seed)
-        yield
+        readers: list[Callable[[], torch.Tensor]] = [generator.get_state]
+        if module is not None and there is not None:
+            readers.append(partial(module.get_rng_state, device))
+        states = [read() for read in readers]
+        yield lambda: any(not torch.equal(before, read()) for before, read in zip(states, readers))
     finally:
         generator.set_state(state)
         if module is not None and there is not None:

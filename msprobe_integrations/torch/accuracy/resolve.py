@@ -20,6 +20,7 @@ from torch.overrides import get_overridable_functions
 
 from msprobe_integrations.common.accuracy.arguments import CannotRun
 from msprobe_integrations.torch.accuracy.custom import Custom, custom
+from msprobe_integrations.torch.accuracy.moves import MOVES
 from msprobe_integrations.torch.random_calls import TENSOR, TORCH
 
 Function = Callable[..., Any]
@@ -32,6 +33,8 @@ _NOT = frozenset(
 )
 """Listed as operations, and no computation (or ones that touch files)."""
 _OPERATORS = frozenset(dir(operator)) | {f"__{prefix}{name.strip('_')}__" for name in dir(operator) for prefix in ("", "r", "i")}
+_VALUES = frozenset(("__bool__", "__float__", "__int__", "__complex__", "__len__"))
+"""Methods of tensors that give a value of Python."""
 _SPACES: dict[str, Any] = {"Functional": torch.nn.functional, "Torch": torch, "Tensor": torch.Tensor, "VF": torch._VF}
 _PARTS = ("linalg", "fft", "special")
 """Modules of torch whose functions are recorded as ``Torch.<name>``, or ``Torch.linalg.<name>``."""
@@ -100,7 +103,9 @@ def _found(base: str) -> tuple[Function, ...]:
     space = _SPACES.get(kind)
     if space is None and kind not in _NO_LIBRARIES:
         return _library(kind, api)
-    if space is None or (last.startswith("__") and last not in _OPERATORS):
+    if kind == "Tensor" and api in MOVES:
+        return (MOVES[api],)
+    if space is None or (last.startswith("__") and last not in (_VALUES if kind == "Tensor" else ()) and last not in _OPERATORS):
         return ()
     if kind == "Torch":
         part, _, name = api.rpartition(".")
@@ -116,10 +121,11 @@ def _found(base: str) -> tuple[Function, ...]:
     if "." in api:
         return ()
     function = getattr(torch, api, None) if kind == "VF" else getattr(space, api, None)  # VF: the functions behind torch's own
-    known = _is_operation(function) or (kind == "Tensor" and callable(function) and (_is_operator(api) or api in _METHODS))
+    known = _is_operation(function) or (kind == "Tensor" and callable(function) and (_is_operator(api) or api in _METHODS or api in _VALUES))
     if function is not None and (known or (kind == "Functional" and _is_functional(api, function))):
         return (function,)
-    return ()
+    behind = getattr(torch._C._nn, api, None) if kind == "Functional" and function is None else None  # flatten_dense_tensors
+    return (behind,) if behind is not None and _aten(api) else ()
 
 
 def _is_unlisted(name: str) -> bool:
