@@ -22,7 +22,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-npu", "--npu_csv_path", required=True, metavar="FILE", help="details file of the pre-check on the device under test")
     add("-gpu", "--gpu_csv_path", required=True, metavar="FILE", help="details file of the same calls on the device it is held against")
     add("-o", "--out_path", default="./", metavar="DIR", help="where the two files go (default: the working directory)")
-    add("--compat", choices=("8.1.1", "26.2.0"), help="rules, rows and columns of this version of the existing tool")
+    add(
+        "--compat",
+        nargs="?",
+        const="8.1.1",
+        choices=("8.1.1", "26.2.0"),
+        help="rules, rows and columns of this version of the existing tool (default: 8.1.1)",
+    )
     parser.epilog = EPILOG
 
 

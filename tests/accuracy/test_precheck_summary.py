@@ -72,3 +72,15 @@ def test_a_fault_of_the_check_is_no_skipped_call() -> None:
     assert "1 skipped:\n       1  RuntimeError: the operator does not take this" in shown
     assert "1 calls could not be judged: a fault of the check" in shown
     assert "  Torch.b.0: KeyError: 'standard'" in shown
+
+
+def test_with_compat_the_reason_is_that_of_the_old_rule() -> None:
+    """Units of round-off are ours: a status of the existing tool's rules has the numbers that these look at."""
+    tensor = TensorResult(
+        "Torch.a.0.forward.output.0", (2,), "torch.float64", "torch.float32", {"cosine": 0.5, "max_abs": 2.0}, status=ERROR, units=0.0
+    )
+    tally = Tally()
+    tally.add(CallResult("Torch.a.0", ERROR, tensors=(tensor,)))
+    shown = text(tally, {}, by_old_rules=True)
+    assert "(float32 2): by the existing tool's rule: cosine 0.5, largest error 2" in shown
+    assert "round-off" not in shown

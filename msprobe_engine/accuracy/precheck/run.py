@@ -66,7 +66,7 @@ class Outcome:
 
     def text(self) -> str:
         """The summary for the console."""
-        lines = [summary.text(self.tally, self.stacks)]
+        lines = [summary.text(self.tally, self.stacks, self.compat)]
         if self.repeats:
             lines.append(f"{self.repeats:,} calls were left out: they repeat an earlier one (-f)")
         lines.append(f"{self.seconds:.1f} s; results: {self.result_path}")

@@ -14,6 +14,11 @@ from msprobe_engine.log import one_line
 WORST = 20
 """Calls that are listed."""
 _REASONS = 12
+_OF_OLD_RULES = {
+    "cosine": "cosine", "max_abs": "largest error", "hundredth": "share within 1/100", "thousandth": "within 1/1000",
+    "ten_thousandth": "within 1/10000", "error_rate": "share that differs",
+}  # fmt: skip
+"""Metrics by which the existing tool gives a status."""
 _NUMBER = re.compile(r"\b[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+\.[0-9]+\b")
 _FRAME = re.compile(r'File "?(?P<file>.+?)"?, line (?P<line>[0-9]+), in (?P<function>[^,\n]+)')
 _OURS = ("/msprobe_integrations/", "/msprobe_engine/", "/site-packages/torch/")
@@ -71,11 +76,12 @@ class Tally:
         return sum(ERROR in (result.forward, result.backward) for result in self.found)
 
 
-def text(tally: Tally, stacks: Mapping[str, Sequence[str]]) -> str:
+def text(tally: Tally, stacks: Mapping[str, Sequence[str]], by_old_rules: bool = False) -> str:
     """The summary, several lines.
 
     Args:
         stacks: of dump.json's records, by name with direction (``Torch.matmul.0.forward``).
+        by_old_rules: statuses are those of the existing tool's rules (``--compat``), and so are reasons.
     """
     total = sum(tally.forward.values())
     lines = [f"{', '.join(tally.devices)} {next(iter(tally.devices.values()))}"] if tally.devices else []
@@ -101,7 +107,7 @@ def text(tally: Tally, stacks: Mapping[str, Sequence[str]]) -> str:
         calls = "1 call does not pass:" if len(ranked) == 1 else f"{len(ranked)} calls do not pass, the worst first:"
         lines.append(calls if len(ranked) <= WORST else f"{len(ranked)} calls do not pass, the worst {WORST}:")
         for result in ranked[:WORST]:
-            lines += _told(result, stacks)
+            lines += _told(result, stacks, by_old_rules)
     return "\n".join(lines)
 
 
@@ -123,7 +129,14 @@ def _rank(result: CallResult) -> tuple[bool, float, str]:
     return ERROR not in (result.forward, result.backward), -far, result.name
 
 
-def _told(result: CallResult, stacks: Mapping[str, Sequence[str]]) -> list[str]:
+def _old_reason(tensor: TensorResult) -> str:
+    """The numbers that the existing tool's rules look at."""
+    shown = ((name, tensor.metrics.get(key)) for key, name in _OF_OLD_RULES.items())
+    told = ", ".join(f"{name} {value:.6g}" for name, value in shown if value is not None)
+    return f"by the existing tool's rule{f': {told}' if told else ', which compares no such types or shapes'}"
+
+
+def _told(result: CallResult, stacks: Mapping[str, Sequence[str]], by_old_rules: bool) -> list[str]:
     bad = [tensor for tensor in result.tensors if tensor.status in (ERROR, WARNING)]
     sides = ", ".join(
         f"{side} {status}" for side, status in (("forward", result.forward), ("backward", result.backward)) if status in (ERROR, WARNING)
@@ -131,7 +144,9 @@ def _told(result: CallResult, stacks: Mapping[str, Sequence[str]]) -> list[str]:
     lines = [f"  {one_line(result.name)}: {sides}"]
     for tensor in sorted(bad, key=lambda tensor: -(tensor.units or 0.0))[:2]:
         why = next((line.strip() for line in tensor.message.splitlines() if line.strip()), "")
-        if not why and tensor.units is not None:
+        if not why and by_old_rules:
+            why = _old_reason(tensor)
+        elif not why and tensor.units is not None:
             why = f"{tensor.units:.3g} times what round-off makes of it"
         place = tensor.name.removeprefix(f"{result.name}.")
         shape = "x".join(map(str, tensor.shape)) or "scalar"
