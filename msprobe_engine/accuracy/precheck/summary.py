@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from msprobe_engine.accuracy.results import ERROR, NOT_JUDGED, NOT_RUN, PASS, SKIP, UNREADABLE, WARNING, CallResult
+from msprobe_engine.accuracy.results import ERROR, NOT_JUDGED, NOT_RUN, PASS, SKIP, UNREADABLE, WARNING, CallResult, TensorResult
 from msprobe_engine.log import one_line
 
 WORST = 20
