@@ -29,6 +29,21 @@ Rank = int | str
 _DATA_DIRECTORY = re.compile(rb'"dump_data_dir": *"[^"]*?(proc[0-9]+)/')
 
 
+def nearby(path: Path) -> str:
+    """For the message of a path that is not there: where a dump lies instead (``step0/proc123/dump.json`` for ``step0/rank0/dump.json``);
+    empty where there is none."""
+    one = path.suffix == ".json"
+    step = path.parent.parent if one else path.parent
+    try:
+        found = sorted(step.glob(f"*/{layout.DUMP}"))[:3]
+    except OSError:
+        return ""
+    if not found:
+        return ""
+    places = ", ".join(str(each if one else each.parent) for each in found)
+    return f"; there is {places}"
+
+
 def open_dump(root: Path | str) -> DumpDirectory:
     """Open a dump by any of its paths: the root, a step directory, a rank directory, or its dump.json or debug.json.
 
@@ -39,7 +54,7 @@ def open_dump(root: Path | str) -> DumpDirectory:
     if path.name in (layout.DUMP, layout.DEBUG) and not path.is_dir():
         path = path.parent
     if not path.is_dir():
-        what = "is no directory and no dump.json" if path.exists() else "there is no such file or directory"
+        what = "is no directory and no dump.json" if path.exists() else f"there is no such file or directory{nearby(Path(root))}"
         raise DumpFormatError(f"{root}: {what}; give a dump.json, the directory of a rank or a step, or the root of a dump")
     found: dict[int | None, dict[str, Path]] = {}
     if _has_dump(path):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from msprobe_engine.dump import framelog, layout
-from msprobe_engine.dump.reader import parse_json, read_bytes
+from msprobe_engine.dump.reader import nearby, parse_json, read_bytes
 from msprobe_engine.errors import DumpFormatError
 
 BLOCK = 1 << 20
@@ -61,7 +61,8 @@ def open_records(path: Path, block: int = BLOCK) -> Iterator[Records]:
     unfinished = (path.parent / layout.MARKER).exists() and log.is_file() and path.name == layout.DUMP
     if unfinished or not path.exists():
         if path.name != layout.DUMP or not log.is_file():
-            raise DumpFormatError(f"{path}: is not there; the run was stopped before it wrote this step, or this is no directory of a rank")
+            hint = nearby(path) or "; the run was stopped before it wrote this step, or this is no directory of a rank"
+            raise DumpFormatError(f"{path}: is not there{hint}")
         text = framelog.decode(read_bytes(log), str(log)).dump_json(str(log))
         yield _in_one_piece(text, log, recovered=True)
         return

@@ -227,6 +227,18 @@ def test_saved_tensors_that_cannot_be_read_are_told(tmp_path: Path, capsys: pyte
     assert "saved tensors of 3 calls cannot be read" in capsys.readouterr().out
 
 
+def test_a_dump_beside_the_path_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Single processes write ``proc<pid>``, not ``rank0``: for all commands, by file and by directory."""
+    file = dump(tmp_path / "step0" / "proc77", ("good",))
+    wrong = tmp_path / "step0" / "rank0" / "dump.json"
+    out = str(tmp_path / "out")
+    for command in (["acc_check", str(wrong), "-o", out], ["op_generate", "--dump", str(wrong), "--api", "good", "-o", out]):
+        assert main(command) == 2
+        assert f"; there is {file}\n" in capsys.readouterr().err
+    assert main(["acc_check", str(wrong.parent), "-o", out]) == 2
+    assert f"; there is {file.parent};" in capsys.readouterr().err
+
+
 def test_the_summary_says_what_was_compared_with_what(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In its first line. Without an accelerator the default is said to be the CPU. With nothing wrong there is no directory of error data.
     Registered names that no call has are told, with the nearest."""

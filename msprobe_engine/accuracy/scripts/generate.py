@@ -12,7 +12,7 @@ from msprobe_engine import names
 from msprobe_engine.accuracy.scripts.literals import CannotWrite
 from msprobe_engine.accuracy.scripts.source import BOTH, Dialect, Options, Recorded, Script, script
 from msprobe_engine.dump import layout
-from msprobe_engine.dump.reader import open_dump, parse_json, read_bytes
+from msprobe_engine.dump.reader import nearby, open_dump, parse_json, read_bytes
 from msprobe_engine.dump.tensor_reader import Loader, TensorFiles
 from msprobe_engine.errors import DumpFormatError, UsageError
 from msprobe_engine.log import one_line
@@ -68,7 +68,7 @@ def read_source(path: str | Path, step: int | None = None, rank: int | None = No
     try:
         document = parse_json(read_bytes(file), file)
     except FileNotFoundError:
-        raise DumpFormatError(f"{file}: is not there") from None
+        raise DumpFormatError(f"{file}: is not there{nearby(file)}") from None
     data = document.get("data") if isinstance(document, dict) else None
     if not isinstance(data, dict):
         raise DumpFormatError(f"{file}: no object 'data'; this is no dump file")
