@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from msprobe_engine.accuracy.result_forms import BLANK, RESULT_COLUMNS, Form, form_of, number
+from msprobe_engine.accuracy.result_forms import BLANK, RESULT_COLUMNS, Form, form_of, number, text_cell
 from msprobe_engine.accuracy.results import ERROR, PASS, TensorResult
-from msprobe_engine.sinks.names import safe_cell, utf8
 
 COLUMNS = {"cosine": "Cosine", "max_abs": "MaxAbsErr", "max_rel": "MaxRelativeErr"}
 DETAILS_COLUMNS = ("API Name", "Bench Dtype", "Tested Dtype", "Shape", *COLUMNS.values(), "Status", "Message")
@@ -37,7 +36,7 @@ class MindSporeForm(Form):
             str(tensor.shape) if tensor.device_dtype else BLANK,
         )
         numbers = [number(value if isinstance(value := tensor.metrics.get(key), (int, float)) else None) for key in COLUMNS]
-        return [*(safe_cell(utf8(cell)) for cell in cells), *numbers, tensor.old_status, safe_cell(utf8(tensor.message))]
+        return [*(text_cell(cell) for cell in cells), *numbers, tensor.old_status, text_cell(tensor.message)]
 
 
 def form_for(framework: str, compat: str | None, precision: int = 14) -> Form:

@@ -16,6 +16,7 @@ from msprobe_engine.accuracy.compat import shown
 from msprobe_engine.accuracy.dtypes import float_type, plain
 from msprobe_engine.accuracy.metrics import COLUMNS
 from msprobe_engine.accuracy.results import SKIP, WARNING, CallResult, Metric, TensorResult
+from msprobe_engine.log import printable
 from msprobe_engine.sinks.names import safe_cell, utf8
 
 BLANK = " "
@@ -52,10 +53,10 @@ class Form:
         if self.compat:
             backward = SKIP if result.skipped and not result.tensors else result.backward
             message = result.message if SKIP in (result.forward, backward) else ""
-            return [*map(_text, (result.name, self._status(result.forward), self._status(backward), message))]
+            return [*map(text_cell, (result.name, self._status(result.forward), self._status(backward), message))]
         units = max((t.units for t in result.tensors if t.units is not None), default=None)
         cells = (result.name, result.forward, result.backward, result.message)
-        return [*map(_text, cells), number(units), _text(source)]
+        return [*map(text_cell, cells), number(units), text_cell(source)]
 
     def details_rows(self, result: CallResult, source: str = "") -> list[list[str]]:
         """Cells of its results; of a call that was skipped one row, with the reason."""
@@ -72,10 +73,10 @@ class Form:
         if self.compat and kinds[0] != kinds[1] and any(map(_scalar, kinds)):
             kinds = BLANK, BLANK  # it stops before it looks at them
         shape = str(tensor.shape) if tensor.device_dtype and not _scalar(tensor.device_dtype) else BLANK
-        cells = [*map(_text, (tensor.name, *kinds, shape)), *numbers, _text(self._status(status)), _text(tensor.message)]
+        cells = [*map(text_cell, (tensor.name, *kinds, shape)), *numbers, text_cell(self._status(status)), text_cell(tensor.message)]
         if self.compat:
             return cells
-        return [*cells, number(tensor.units), *map(_text, (tensor.standard, tensor.old_status, source))]
+        return [*cells, number(tensor.units), *map(text_cell, (tensor.standard, tensor.old_status, source))]
 
     def _status(self, status: str) -> str:
         return status.lower() if self.compat == standards.NEW and status == WARNING else status
@@ -163,8 +164,9 @@ def _kind(dtype: str) -> str:
     return f"<class '{dtype}'>" if dtype in _SCALARS else dtype or BLANK
 
 
-def _text(text: str) -> str:
-    return safe_cell(utf8(text))
+def text_cell(text: str) -> str:
+    """A cell that no spreadsheet runs and no terminal obeys; line breaks stay."""
+    return safe_cell(printable(utf8(text)))
 
 
 def join(cells: Sequence[str]) -> bytes:

@@ -167,3 +167,15 @@ def test_names() -> None:
     assert bare_api("Torch.linalg.inv.0.backward.output.0") == "linalg.inv"
     assert bare_api("Torch.add.0") == "add"
     assert bare_api("Tensor.add_.1.forward") == "add_"
+
+
+def test_no_cell_steers_a_terminal(tmp_path: Path) -> None:
+    """Control characters of names, messages and sources are escapes in both files, as elsewhere; line breaks of messages stay."""
+    hostile = "\x1b]0;owned\x07\x9b2J\u202e"
+    with ResultFiles.new(tmp_path, Form()) as files:
+        files.append(CallResult(f"Torch.{hostile}.0", "SKIP", message=f"why\n{hostile}"), f"x.py:1 in {hostile}")
+        for path in (files.result_path, files.details_path):
+            text = path.read_text("utf-8-sig")
+            assert not set(hostile) - set("]0;owned2J") & set(text)
+            assert "\\x1b]0;owned\\x07\\x9b2J\\u202e" in text
+            assert "why\n" in text

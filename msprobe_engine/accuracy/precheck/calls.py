@@ -15,6 +15,7 @@ from msprobe_engine.dump import layout
 from msprobe_engine.dump.reader import framework_of, open_dump
 from msprobe_engine.dump.stream import open_records
 from msprobe_engine.errors import DumpFormatError, UsageError
+from msprobe_engine.log import printable
 from msprobe_engine.names import of_first_pass
 from msprobe_engine.settings.tree import nearest
 from msprobe_engine.sinks.names import utf8
@@ -103,7 +104,7 @@ def read_calls(path: str | Path) -> DumpCalls:
     with open_records(file) as records:
         for block in records:
             for key, record in block.items():
-                name, _, direction = utf8(key).rpartition(".")  # as the result files have it
+                name, _, direction = printable(utf8(key)).rpartition(".")  # as the result files have it
                 if key.startswith(tuple(f"{kind}." for kind in _MODULES[:2])):
                     modules += 1
                 elif direction not in _DIRECTIONS or "." not in name or not isinstance(record, dict):
