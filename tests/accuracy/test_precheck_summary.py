@@ -84,3 +84,14 @@ def test_with_compat_the_reason_is_that_of_the_old_rule() -> None:
     shown = text(tally, {}, by_old_rules=True)
     assert "(float32 2): by the existing tool's rule: cosine 0.5, largest error 2" in shown
     assert "round-off" not in shown
+
+
+def test_a_check_of_few_of_the_calls_says_so() -> None:
+    """More than half not checked is a warning, unless nobody wanted them checked, or nobody can."""
+    for reason, warned in (("torch 2 has no operator Torch.x", True), ("API x is in black_list", False), ("draws random numbers", False)):
+        tally = Tally()
+        for n in range(3):
+            tally.add(call(f"Torch.a.{n}", PASS, 1.0))
+        for n in range(4):
+            tally.add(skipped(f"Torch.x.{n}", reason))
+        assert ("warning: 4 of 7 calls could not be checked" in text(tally, {})) is warned

@@ -14,6 +14,11 @@ from msprobe_engine.log import one_line
 WORST = 20
 """Calls that are listed."""
 _REASONS = 12
+_EXPECTED = (
+    *("communication", "draws random numbers", "is in black_list", "is not in white_list"),
+    *("has no result that can be compared", "is not checked by the existing tool"),
+)
+"""In the reasons for which calls are not checked on purpose."""
 _OF_OLD_RULES = {
     "cosine": "cosine", "max_abs": "largest error", "hundredth": "share within 1/100", "thousandth": "within 1/1000",
     "ten_thousandth": "within 1/10000", "error_rate": "share that differs",
@@ -91,6 +96,9 @@ def text(tally: Tally, stacks: Mapping[str, Sequence[str]], by_old_rules: bool =
         lines += [f"  {count:6,}  {one_line(reason)}" for reason, count in tally.reasons.most_common(_REASONS)]
         more = len(tally.reasons) - _REASONS
         lines += [f"          and for {more} more reasons"] if more > 0 else []
+    left = sum(count for reason, count in tally.reasons.items() if not any(words in reason for words in _EXPECTED)) + len(tally.unjudged)
+    if 2 * left > total:
+        lines.append(f"warning: {left:,} of {total:,} calls could not be checked; what was found holds for the others alone")
     if tally.broken:
         lines.append(f"{len(tally.broken)} took their process down, ran out of time or do not fit into memory:")
         lines += [f"  {one_line(result.name)}: {one_line(result.message)}" for result in tally.broken[:WORST]]
