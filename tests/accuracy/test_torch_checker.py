@@ -519,3 +519,25 @@ def test_operators_that_draw_inside_are_not_judged() -> None:
     finally:
         forget_operator("Mine.noisy")
     assert (result.forward, result.message) == (SKIP, "draws random numbers: no two devices draw the same")
+
+
+def test_norms_of_numbers_whose_squares_are_lost() -> None:
+    """A kernel that squares 1e-26 in float32 has nothing left, everywhere; one that loses what it could keep is found."""
+    small = torch.full((16,), 1e-26)
+    assert check("Torch._foreach_norm.0", [small, torch.ones(16)], 2.0).forward == PASS
+    register_operator("Torch._foreach_norm", lambda tensors, order: [t.norm(order) * (1 - 1e-3) for t in tensors], torch._foreach_norm)
+    try:
+        assert check("Torch._foreach_norm.0", [small, torch.full((16,), 1e-12)], 2.0).forward == ERROR
+    finally:
+        forget_operator("Torch._foreach_norm")
+
+
+def test_recorded_results_of_an_autocast_region() -> None:
+    """They are those of rounded inputs; what is wrong by more is found."""
+    x, w = normal(6, 64), normal(8, 64)
+    with torch.autocast("cpu", torch.bfloat16):
+        right = torch.nn.functional.linear(x, w)
+    for result, status in ((right, PASS), (right * 1.1, ERROR)):
+        memory = Memory()
+        record = memory.record((x, w), {}, result)
+        assert Checker(memory).check("Functional.linear.0", record, None, recorded=True).result.forward == status
