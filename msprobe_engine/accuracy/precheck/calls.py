@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from msprobe_engine.accuracy.results import bare_name
-from msprobe_engine.accuracy.settings import ALWAYS_BLOCKED, PrecheckSettings
+from msprobe_engine.accuracy.settings import ALWAYS_BLOCKED, BLOCKED_THERE, PrecheckSettings
 from msprobe_engine.dump import layout
 from msprobe_engine.dump.reader import framework_of, open_dump
 from msprobe_engine.dump.stream import open_records
@@ -165,10 +165,12 @@ class Named(Protocol):
     def api(self) -> str: ...
 
 
-def why_not(call: Named, settings: PrecheckSettings) -> str | None:
-    """The reason that the lists give not to check a call, None when it is to be checked."""
+def why_not(call: Named, settings: PrecheckSettings, compat: bool = False) -> str | None:
+    """The reason that the lists give not to check a call, None when it is to be checked; with `compat` as the existing tool has it."""
     if call.api in ALWAYS_BLOCKED:
         return f"API {call.api} has no result that can be compared"
+    if compat and call.api in BLOCKED_THERE:
+        return f"API {call.api} is not checked by the existing tool"
     if _listed(call, settings.black_list):
         return f"API {call.api} is in black_list"
     if settings.white_list and not _listed(call, settings.white_list):
@@ -184,7 +186,7 @@ def _is_pattern(name: str) -> bool:
     return any(sign in name for sign in "*?[")
 
 
-def remarks_on_lists(calls: Sequence[Call], settings: PrecheckSettings) -> list[str]:
+def remarks_on_lists(calls: Sequence[Call], settings: PrecheckSettings, compat: bool = False) -> list[str]:
     """Names in the lists that no call has, with the nearest that one has.
 
     Raises:
@@ -197,7 +199,7 @@ def remarks_on_lists(calls: Sequence[Call], settings: PrecheckSettings) -> list[
             if not any(_listed(call, (name,)) for call in calls):
                 near = nearest(name, apis)
                 remarks.append(f"{key}: no call of {name!r} in this dump" + (f"; did you mean {near!r}?" if near else ""))
-    if all(why_not(call, settings) for call in calls):
+    if all(why_not(call, settings, compat) for call in calls):
         known = ", ".join(apis[:12]) + (", ..." if len(apis) > 12 else "")
         raise UsageError("\n".join([f"white_list and black_list leave no call to be checked; APIs of the dump: {known}", *remarks]))
     return remarks

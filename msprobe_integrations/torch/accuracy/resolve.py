@@ -105,7 +105,7 @@ def _found(base: str) -> tuple[Function, ...]:
         return _library(kind, api)
     if kind == "Tensor" and api in MOVES:
         return (MOVES[api],)
-    if space is None or (last.startswith("__") and last not in (_VALUES if kind == "Tensor" else ()) and last not in _OPERATORS):
+    if space is None or (last.startswith("__") and last not in _OPERATORS and not (kind == "Tensor" and api in _VALUES)):
         return ()
     if kind == "Torch":
         part, _, name = api.rpartition(".")
@@ -121,7 +121,7 @@ def _found(base: str) -> tuple[Function, ...]:
     if "." in api:
         return ()
     function = getattr(torch, api, None) if kind == "VF" else getattr(space, api, None)  # VF: the functions behind torch's own
-    known = _is_operation(function) or (kind == "Tensor" and callable(function) and (_is_operator(api) or api in _METHODS or api in _VALUES))
+    known = _is_operation(function) or (kind == "Tensor" and callable(function) and (_is_operator(api) or api in _METHODS | _VALUES))
     if function is not None and (known or (kind == "Functional" and _is_functional(api, function))):
         return (function,)
     behind = getattr(torch._C._nn, api, None) if kind == "Functional" and function is None else None  # flatten_dense_tensors
