@@ -31,6 +31,8 @@ _MATRICES = {SYMMETRIC: symmetric, DEFINITE: definite, TRIANGULAR: dominant}
 LARGEST = 1 << 33
 """Bytes of one drawn tensor: a damaged shape must not take the machine's memory."""
 _MOST_DIMENSIONS = 64
+_FAR = 8
+"""Part of the range that a mean nobody knows is away from its middle, when that is zero."""
 _WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf, "nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _COMPLEX = {"complex32": "complex64", "complex64": "complex64", "complex128": "complex128", "chalf": "complex64"}
 
@@ -189,18 +191,26 @@ def _floats(rng: np.random.Generator, shape: tuple[int, ...], found: Statistics)
         pattern = counting(shape, *found[:4])
         if pattern is not None:
             return pattern
-        return moments(rng, count, low, high, found.mean, found.norm).reshape(shape)
+        return moments(rng, count, low, high, _mean(found, low, high), found.norm).reshape(shape)
     out = np.empty(count)
     places = _places(rng, shape, special)
     rest = np.ones(count, bool)
     rest[places] = False
-    out[rest] = moments(rng, count - special, low, high, None, None)
+    out[rest] = moments(rng, count - special, low, high, _mean(found, low, high), None)
     if found.nans and found.positive + found.negative:
         rng.shuffle(places)
     out[places[: found.nans]] = math.nan
     out[places[found.nans : found.nans + found.positive]] = math.inf
     out[places[found.nans + found.positive :]] = -math.inf
     return out.reshape(shape)
+
+
+def _mean(found: Statistics, low: float, high: float) -> float | None:
+    """The recorded mean. Where there is none (NaN or Inf among the values), one that is not near zero: of values whose mean is zero any
+    number of them has the same mean, and a kernel that divides by a wrong one would pass."""
+    if found.mean is not None or high - low == math.inf or abs(low + high) > (high - low) / _FAR:
+        return found.mean
+    return low + (0.5 + 1 / _FAR) * (high - low)
 
 
 def _places(rng: np.random.Generator, shape: tuple[int, ...], special: int) -> npt.NDArray[np.int64]:

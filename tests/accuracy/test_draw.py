@@ -127,6 +127,16 @@ def test_nan_and_inf_occur_as_often() -> None:
 
 
 def test_purposes() -> None:
+def test_means_that_nobody_knows_are_not_zero() -> None:
+    """With NaN in a record its mean is unknown: what divides by a wrong number must show."""
+    for limits in ({}, {"Max_except_inf_nan": 3.0, "Min_except_inf_nan": -3.0}, {"Max_except_inf_nan": 3.0, "Min_except_inf_nan": 1.0}):
+        values = draw({"dtype": "torch.float32", "shape": [5000], "Mean": "NaN", "Norm": "NaN", "nan_count": 500, **limits}, "0 x")
+        finite = values[np.isfinite(values)]
+        assert finite.size == 4500
+        assert finite.mean() > 0.05 * (finite.max() - finite.min())
+        assert (finite.min(), finite.max()) == (limits.get("Min_except_inf_nan", -1.0), limits.get("Max_except_inf_nan", 1.0))
+
+
     """Boundaries are sorted, indices differ, ignored classes are the recorded one, matrices are definite, masks leave something."""
     floats = record(np.random.default_rng(0).standard_normal((6, 6)).astype(np.float32))
     assert (np.diff(draw(floats, "x", SORTED)) >= 0).all()
