@@ -21,11 +21,11 @@ from msprobe_engine.dump.dtypes import plain_name
 from msprobe_engine.errors import DumpFormatError
 
 Array = npt.NDArray[Any]
-PLAIN, SORTED, OFFSETS, UNIQUE, CLASSES = "plain", "sorted", "offsets", "unique", "classes"
+PLAIN, SORTED, OFFSETS, UNIQUE, DISTINCT, CLASSES = "plain", "sorted", "offsets", "unique", "distinct", "classes"
 DEFINITE, SYMMETRIC, TRIANGULAR, KEEP, DROP = "definite", "symmetric", "triangular", "keep", "drop"
 """What a tensor is for: nothing special; boundaries in ascending order; the same beginning with the smallest; indices of which none
-occurs twice along an axis; numbers of classes, of which a negative one is ignored; a symmetric positive definite, symmetric or triangular
-well-conditioned matrix; a mask that is true where values are kept, or where they are dropped."""
+occurs twice along an axis, or anywhere; numbers of classes, of which a negative one is ignored; a symmetric positive definite, symmetric
+or triangular well-conditioned matrix; a mask that is true where values are kept, or where they are dropped."""
 
 _MATRICES = {SYMMETRIC: symmetric, DEFINITE: definite, TRIANGULAR: dominant}
 LARGEST = 1 << 33
@@ -294,6 +294,10 @@ def _integers(rng: np.random.Generator, shape: tuple[int, ...], found: Statistic
             return unique.astype(kind)
     if (pattern := counting(shape, *found[:4])) is not None and purpose != SORTED:
         return pattern.astype(kind)
+    if purpose == DISTINCT and shape:
+        distinct = _unique(rng, (count,), low, high, 0)
+        if distinct is not None:
+            return distinct.reshape(shape).astype(kind)
     unit = moments(rng, count, float(low), float(high), found.mean, found.norm)
     span = high - low
     steps = np.rint(unit - low) if span < 1 << 52 else (unit - low)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from msprobe_engine.accuracy.draw import (
     CLASSES,
     DEFINITE,
+    DISTINCT,
     DROP,
     KEEP,
     OFFSETS,
@@ -147,6 +148,11 @@ def test_means_that_nobody_knows_are_not_zero() -> None:
     assert all(len(set(row)) == 4 for row in unique.tolist())
     assert unique.min() >= 2
     assert unique.max() <= 9
+    distinct = draw({"dtype": "torch.int64", "shape": [3, 4], "Max": 19, "Min": 2, "Mean": 9.0, "Norm": 40.0}, "x", DISTINCT)
+    assert len(set(distinct.reshape(-1).tolist())) == 12
+    assert (distinct.min() >= 2, distinct.max() <= 19) == (True, True)
+    repeated = draw({"dtype": "torch.int64", "shape": [3, 4], "Max": 4, "Min": 2, "Mean": 3.0, "Norm": 11.0}, "x", DISTINCT)
+    assert (repeated.min(), repeated.max()) == (2, 4)
     classes = draw(record(np.array([-100, 3, 7, 2, -100, 1]), "torch.int64"), "x", CLASSES)
     assert set(classes.tolist()) <= {-100, *range(8)}
     assert -100 in classes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from msprobe_engine.accuracy.draw import CLASSES, DEFINITE, DROP, KEEP, OFFSETS, PLAIN, SORTED, SYMMETRIC, TRIANGULAR, UNIQUE
+from msprobe_engine.accuracy.draw import CLASSES, DEFINITE, DISTINCT, DROP, KEEP, OFFSETS, PLAIN, SORTED, SYMMETRIC, TRIANGULAR, UNIQUE
 
 
 class Purpose(NamedTuple):
@@ -42,6 +42,10 @@ _ONE_EACH = frozenset(
 )
 """Operators that write to the places of an index: which of two writers wins differs from device to device."""
 
+_TAKE = frozenset(("__getitem__", "index"))
+"""Operators that read from the places of an index, `index_select` besides. Programs pick rows more often than they repeat them, and where
+an index repeats, the backward adds up in the recorded type: in 16 bits that is an error of its own."""
+
 
 def purpose(api: str, place: tuple[int | str, ...], args: Any) -> Purpose:
     """What the argument at `place` of a record is for.
@@ -56,6 +60,8 @@ def purpose(api: str, place: tuple[int | str, ...], args: Any) -> Purpose:
         accumulates = api.startswith(("index_put", "put_")) and isinstance(args, list) and len(args) > 3 and _value(args[3])
         axis = _value(args[1]) if api.startswith("scatter") and isinstance(args, list) and len(args) > 1 else -1
         return Purpose() if accumulates else Purpose(UNIQUE, axis if type(axis) is int else -1)
+    if (api in _TAKE and first in (1, "indices")) or (api == "index_select" and first in (2, "index")):
+        return Purpose(DISTINCT)
     found = _PLACES.get(api, {}).get(first) or (_NAMED.get(first) if isinstance(first, str) else None)
     return Purpose(found or PLAIN)
 
