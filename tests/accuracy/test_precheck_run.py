@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from msprobe_engine.accuracy.precheck import memory
+from msprobe_engine.accuracy.precheck.options import Work
 from msprobe_engine.cli.main import main
 
 BOMBS = str(Path(__file__).with_name("bombs.py"))
@@ -273,3 +274,23 @@ def test_a_device_that_is_not_there_is_refused_before_files_are_made(
         assert "-csv_path" not in err
         assert ("there is no device of this type" in err) or ("-d 0: there is no accelerator here; -d cpu checks the CPU" in err)
         assert not (tmp_path / "out").exists()
+
+
+def test_a_process_that_is_ready_has_loaded_what_calls_need() -> None:
+    """The first call is not charged with the imports of torch's own lazy modules."""
+    work = Work(
+        framework="pytorch", directory=".", device="cpu", dtype=None, compiled=False, bench="cpu", bench_dtype="float64", jit_compile=False,
+        seed=0, condition=True, compat="", error_data="", quantized=(), threads=1,
+    )  # fmt: skip
+    code = f"""
+import sys
+from msprobe_engine.accuracy.precheck.worker import make_check
+from msprobe_engine.accuracy.precheck.options import Work
+check, one = make_check({work!r}), {tensor()!r}
+before = set(sys.modules)
+record = {{"input_args": [one], "input_kwargs": {{}}, "output": [one]}}
+assert check(name="Torch.sin.0", record=record, backward={{"input": [one], "output": [one]}}).forward == "pass"
+print(len(set(sys.modules) - before))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 5
