@@ -466,6 +466,14 @@ def test_data_of_a_call() -> None:
     assert set(data) == {
         *("forward.input.0", "forward.input.1", "forward.output.bench.0", "forward.output.device.0", "backward.input.0"),
         *("backward.output.bench.0", "backward.output.device.0"),
+def test_operators_of_torch_with_text() -> None:
+    """Words that say what is computed are taken; an operator whose text may be anything, as that of a library, is not."""
+    assert check("Aten.div.Tensor_mode.0", normal(3), normal(3), rounding_mode="trunc").forward == PASS
+    assert check("Aten.gelu.0", normal(3), approximate="tanh").forward == PASS
+    for name in ("Aten.from_file.0", "Aten._assert_async.0", "Aten._test_string_default.0"):
+        assert check(name, normal(3), "/etc/passwd").forward == SKIP
+
+
     }
     assert data["forward.input.1"] == 2.0
     assert data["forward.output.bench.0"].dtype is torch.float64

@@ -63,6 +63,15 @@ _NO_LIBRARIES = frozenset(
 MODULES = frozenset(("Module", "Cell", "Primitive"))
 
 
+_WORDS = frozenset(
+    (
+        *("reduce", "activation", "algorithm", "padding_side", "norm", "approximate", "mode", "pad_mode", "ord", "rounding_mode"),
+        *("interpolation", "driver", "p", "UPLO", "side", "padding", "equation", "indexing"),
+    )
+)
+"""Arguments of torch's own operators that are text: what is to be computed ("sum", "trunc"). Any other text may name a file, or code."""
+
+
 class Operator(NamedTuple):
     """What a record is run by.
 
@@ -156,9 +165,10 @@ def _aten(api: str) -> tuple[Function, ...]:
     packet = getattr(torch.ops.aten, name, None)
     if not isinstance(packet, torch._ops.OpOverloadPacket) or (overload and overload not in packet.overloads()):
         return ()
-    schemas = [getattr(packet, each)._schema for each in packet.overloads()]
-    takes = any("Tensor" in str(argument.type) for schema in schemas for argument in schema.arguments)
-    if not takes and name not in _MAKERS:
+    taken = _taken(packet)
+    if any(argument not in _WORDS for argument, kind in taken if "str" in kind):
+        return ()
+    if not any("Tensor" in kind for _, kind in taken) and name not in _MAKERS:
         return ()
     return (getattr(packet, overload) if overload else packet,)
 
@@ -169,8 +179,13 @@ def _library(space: str, api: str) -> tuple[Function, ...]:
     packet = getattr(getattr(torch.ops, space, None), api, None) if space.isidentifier() and not space.startswith("_") else None
     if not isinstance(packet, torch._ops.OpOverloadPacket):
         return ()
-    kinds = [str(argument.type) for each in packet.overloads() for argument in getattr(packet, each)._schema.arguments]
+    kinds = [kind for _, kind in _taken(packet)]
     return (packet,) if any("Tensor" in kind for kind in kinds) and not any("str" in kind for kind in kinds) else ()
+
+
+def _taken(packet: Any) -> list[tuple[str, str]]:
+    """Names and types of the arguments of all overloads of an operator."""
+    return [(argument.name, str(argument.type)) for each in packet.overloads() for argument in getattr(packet, each)._schema.arguments]
 
 
 def _npu(api: str) -> tuple[Function, ...]:
