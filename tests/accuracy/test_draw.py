@@ -127,7 +127,6 @@ def test_nan_and_inf_occur_as_often() -> None:
     assert (int(np.isposinf(found).sum()), found[np.isfinite(found)].max()) == (1, 3.0)
 
 
-def test_purposes() -> None:
 def test_means_that_nobody_knows_are_not_zero() -> None:
     """With NaN in a record its mean is unknown: what divides by a wrong number must show."""
     for limits in ({}, {"Max_except_inf_nan": 3.0, "Min_except_inf_nan": -3.0}, {"Max_except_inf_nan": 3.0, "Min_except_inf_nan": 1.0}):
@@ -138,6 +137,7 @@ def test_means_that_nobody_knows_are_not_zero() -> None:
         assert (finite.min(), finite.max()) == (limits.get("Min_except_inf_nan", -1.0), limits.get("Max_except_inf_nan", 1.0))
 
 
+def test_purposes() -> None:
     """Boundaries are sorted, indices differ, ignored classes are the recorded one, matrices are definite, masks leave something."""
     floats = record(np.random.default_rng(0).standard_normal((6, 6)).astype(np.float32))
     assert (np.diff(draw(floats, "x", SORTED)) >= 0).all()
