@@ -33,6 +33,8 @@ WEIGHTS = 2.0
 """The same for operators that round one intermediate result in every fused kernel there is (``weights`` in standards.yaml)."""
 HIDDEN = 8.0
 """Operators that round values nobody sees (``hidden`` in standards.yaml) may have so many times more."""
+LONG_SUMS = 8.0
+"""So are float32 gradients that are sums of many terms (``long_sums``)."""
 SECOND_WORST, SECOND_TYPICAL = 10.0, 2.0
 """The error may be so many times that of another implementation, the largest and the typical one."""
 
@@ -266,9 +268,13 @@ class _Limits(NamedTuple):
 def _limits(api: str, name: str, kind: FloatType, inputs: FloatType) -> _Limits:
     inner = internal(kind)
     loose = HIDDEN if standards.belongs(api, "hidden") or standards.belongs(api, "signs") else 1.0
+    if kind.name == "float32" and ".backward." in name and standards.belongs(api, "long_sums"):
+        loose = LONG_SUMS
     if inner is kind:
         return _Limits(UNITS * loose, UNITS * loose, False)
     own = kind.round_off / inner.round_off  # units of the type itself
+    if standards.belongs(api, "casts"):
+        return _Limits(INSIDE * own, INSIDE * own, True)
     # results narrower than the inputs: the operator, or autocast, casts these first
     if inputs.bits <= kind.bits and standards.belongs(api, "inside_backward" if ".backward." in name else "inside"):
         return _Limits(INSIDE * own, COARSE_INSIDE * own, True)

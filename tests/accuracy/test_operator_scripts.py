@@ -18,6 +18,7 @@ import torch
 
 from msprobe_engine.accuracy import condition as engine_condition
 from msprobe_engine.accuracy import judge as engine_judge
+from msprobe_engine.accuracy.dtypes import FLOAT32, float_type
 from msprobe_engine.cli.main import main
 from msprobe_engine.errors import ProbeError
 from msprobe_integrations.torch.accuracy import script_support, script_verdict
@@ -275,10 +276,32 @@ def test_a_damaged_dump(dump: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
 CASES = ("exact", "rounded", "bits", "scaled", "nan", "inf", "biased", "noise", "zero", "overflow")
 
 
+@pytest.mark.parametrize(
+    ("kind", "known", "name", "direction"),
+    [
+        (torch.float32, {"long_sums": True}, "conv2d", "backward"),
+        (torch.float32, {"long_sums": True}, "conv2d", "forward"),
+        (torch.bfloat16, {"long_sums": True}, "conv2d", "backward"),
+        (torch.bfloat16, {"casts": True}, "to", "forward"),
+        (torch.float32, {"casts": True}, "to", "forward"),
+    ],
+)
+def test_limits_of_casts_and_long_sums_are_those_of_the_pre_check(
+    kind: torch.dtype, known: dict[str, bool], name: str, direction: str
+) -> None:
+    """Casts of wider inputs are one rounding; only float32 gradients may have the error of a long sum."""
+    case = {"hidden": False, "signs": False, "inside": ("forward",) if name in ("to", "conv2d") else ()} | known
+    found = script_verdict.limits(kind, 2.0**-24, case, direction)
+    float_kind = float_type(str(kind))
+    assert float_kind is not None
+    theirs = engine_judge._limits(name, f"Tensor.{name}.0.{direction}.output.0", float_kind, FLOAT32)
+    assert found == tuple(theirs)
+
+
 @pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
 def test_the_verdict_is_that_of_the_pre_check(kind: torch.dtype) -> None:
     """The same status and units as `judge`, whatever is wrong; the same numbers in both."""
-    for name in ("UNITS", "INSIDE", "COARSE_INSIDE", "COARSE", "HIDDEN"):
+    for name in ("UNITS", "INSIDE", "COARSE_INSIDE", "COARSE", "HIDDEN", "LONG_SUMS"):
         assert getattr(script_verdict, name) == getattr(engine_judge, name)
     for name in (
         "BIAS",

@@ -96,6 +96,16 @@ CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], Any, list[str]]] = 
     ),
     "nothing in it": ("Torch.matmul.1", (normal(0, 4), normal(4, 5)), {}, None, ["forward.output.0"]),
     "8 bits": ("Tensor.to.0", (normal(4).to(torch.float8_e4m3fn), torch.bfloat16), {}, None, ["forward.output.0"]),
+    "cast": ("Tensor.to.1", (normal(4, grad=True), torch.bfloat16), {}, normal(4).bfloat16(), ["forward.output.0", "backward.output.0"]),
+    "move": ("Tensor.to.2", (normal(4, grad=True), "npu:3"), {}, normal(4), ["forward.output.0", "backward.output.0"]),
+    "move and cast": ("Tensor.to.3", (normal(4),), {"device": "cuda:0", "dtype": torch.int32}, None, ["forward.output.0"]),
+    "cast by a name": ("Tensor.type.0", (normal(4), "torch.cuda.HalfTensor"), {}, None, ["forward.output.0"]),
+    "move by a method": ("Tensor.npu.0", (normal(4, grad=True), 1), {}, normal(4), ["forward.output.0", "backward.output.0"]),
+    "value of Python": ("Tensor.__bool__.0", (torch.tensor(3.0),), {}, None, ["forward.output.0"]),
+    "flattened": ("Functional.flatten_dense_tensors.0", ([normal(2, 3), normal(4)],), {}, None, ["forward.output.0"]),
+    "taken apart": (
+        "Functional.unflatten_dense_tensors.0", (normal(5), [normal(3), normal(2)]), {}, None, ["forward.output.0", "forward.output.1"],
+    ),
     "made for its type": ("Torch.nan_to_num.0", (torch.tensor([1.0, torch.inf]),), {}, None, ["forward.output.0"]),
     "bits as another type": ("Tensor.view.0", (normal(4), torch.int32), {}, None, ["forward.output.0"]),
 }  # fmt: skip
@@ -194,32 +204,6 @@ def test_gradients_that_cancel(dtype: torch.dtype) -> None:
     assert check("Functional.normalize.0", column, dim=1, grad=normal(4, 1).to(dtype)).backward == PASS
 
 
-def test_what_an_index_was() -> None:
-    """JSON has a list for a tuple: the recorded shape tells ``x[0, 1]`` from ``x[[0, 1]]``."""
-    x = normal(4, 4)
-    both = (
-        check("Tensor.__getitem__.0", x, [0, 1], recorded_output=x[[0, 1]]),
-        check("Tensor.__getitem__.0", x, [0, 1], recorded_output=x[0, 1]),
-    )
-    assert [result.tensors[0].shape for result in both] == [(2, 4), ()]
-    assert check("Torch.norm.0", x, ord="nuc", recorded_output=torch.tensor(1.0)).forward == PASS  # only torch.linalg.norm has it
-
-
-@pytest.mark.parametrize(
-    ("name", "args", "reason"),
-    [
-        ("Torch.randn.0", (3,), "random"),
-        ("Torch.bernoulli.0", (torch.rand(3),), "random"),
-        ("Functional.scaled_dot_product_attention.0", (*(normal(1, 1, 4, 4) for _ in range(3)), None, 0.5), "random"),
-        ("Torch.empty.0", (3,), "nobody has written"),
-        ("Distributed.all_reduce.0", (normal(3),), "communication"),
-        ("NPU.npu_nothing.0", (normal(3),), "torch_npu"),
-        ("NPU.npu_swiglu.0", (normal(3, 4),), "cannot be run here"),
-        ("my.kernel.0", (normal(3),), "register_operator"),
-        ("Torch.load.0", ("x",), "computes nothing"),
-        ("Aten.from_file.0", ("/etc/passwd",), "computes nothing"),
-        ("Torch.matmul.0", (normal(2, 3), normal(2, 3)), "cannot be multiplied"),
-        ("Torch.mul.0", ({"a"},), "argument of type set"),
 def test_gradients_of_certain_probabilities() -> None:
     """Where a softmax is 1, its gradient is the difference of two equal numbers: whoever computes it, all of it is round-off. One that
     is wrong by more is still found."""
@@ -246,6 +230,32 @@ def test_gradients_of_certain_probabilities() -> None:
     assert [(r.forward, r.backward) for r in found.values()] == [(PASS, PASS), (PASS, PASS), (PASS, ERROR)]
 
 
+def test_what_an_index_was() -> None:
+    """JSON has a list for a tuple: the recorded shape tells ``x[0, 1]`` from ``x[[0, 1]]``."""
+    x = normal(4, 4)
+    both = (
+        check("Tensor.__getitem__.0", x, [0, 1], recorded_output=x[[0, 1]]),
+        check("Tensor.__getitem__.0", x, [0, 1], recorded_output=x[0, 1]),
+    )
+    assert [result.tensors[0].shape for result in both] == [(2, 4), ()]
+    assert check("Torch.norm.0", x, ord="nuc", recorded_output=torch.tensor(1.0)).forward == PASS  # only torch.linalg.norm has it
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "reason"),
+    [
+        ("Torch.randn.0", (3,), "random"),
+        ("Torch.bernoulli.0", (torch.rand(3),), "random"),
+        ("Functional.scaled_dot_product_attention.0", (*(normal(1, 1, 4, 4) for _ in range(3)), None, 0.5), "random"),
+        ("Torch.empty.0", (3,), "nobody has written"),
+        ("Distributed.all_reduce.0", (normal(3),), "communication"),
+        ("NPU.npu_nothing.0", (normal(3),), "torch_npu"),
+        ("NPU.npu_swiglu.0", (normal(3, 4),), "cannot be run here"),
+        ("my.kernel.0", (normal(3),), "register_operator"),
+        ("Torch.load.0", ("x",), "computes nothing"),
+        ("Aten.from_file.0", ("/etc/passwd",), "computes nothing"),
+        ("Torch.matmul.0", (normal(2, 3), normal(2, 3)), "cannot be multiplied"),
+        ("Torch.mul.0", ({"a"},), "argument of type set"),
         ("Torch.__import__.0", ("os",), "no operator"),
         ("Functional.os.0", (), "no operator"),
         ("", (), ""),
@@ -331,6 +341,41 @@ def test_equal_values_in_another_order() -> None:
             assert check("Torch.topk.0", x, 3).forward == status
     finally:
         forget_operator("Torch.topk")
+
+
+def test_wrong_casts_are_errors() -> None:
+    """A cast is one rounding to its type: cutting off the last bits, and a move that changes something, are errors."""
+    x = normal(64)
+    try:
+        for to in (torch.bfloat16, "cuda:1"):
+            cut = (x.view(torch.int32) & -(1 << 16)).view(torch.float32)
+            wrong = cut.bfloat16() if isinstance(to, torch.dtype) else cut
+            register_operator("Tensor.to", lambda *_, wrong=wrong: wrong, lambda x, _: x)
+            assert check("Tensor.to.0", x, to).forward == ERROR
+    finally:
+        forget_operator("Tensor.to")
+
+
+def test_gradients_that_are_long_sums() -> None:
+    """Gradients of parameters over many places may have the error of a float32 sum in order; one of 16 bits is found."""
+    x, weight, bias, g = normal(16, 3, 64, 64, grad=True), normal(4, 3, 3, 3, grad=True), normal(4, grad=True), normal(16, 4, 64, 64)
+    assert check("Functional.conv2d.0", x, weight, bias, 1, 1, grad=g).backward == PASS
+
+    class Rounded(torch.autograd.Function):
+        @staticmethod
+        def forward(_: Any, value: torch.Tensor) -> torch.Tensor:
+            return value.clone()
+
+        @staticmethod
+        def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return gradient.bfloat16().float()
+
+    conv2d = torch.nn.functional.conv2d
+    try:
+        register_operator("Functional.conv2d", lambda x, w, b, *more: conv2d(x, Rounded.apply(w), Rounded.apply(b), *more), conv2d)
+        assert check("Functional.conv2d.0", x, weight, bias, 1, 1, grad=g).backward == ERROR
+    finally:
+        forget_operator("Functional.conv2d")
 
 
 @pytest.mark.parametrize("api", ["dropout", "dropout2d"])
@@ -421,6 +466,14 @@ def test_operators_of_libraries() -> None:
         assert "register_operator" in check(name, normal(3), "x").message
 
 
+def test_operators_of_torch_with_text() -> None:
+    """Words that say what is computed are taken; an operator whose text may be anything, as that of a library, is not."""
+    assert check("Aten.div.Tensor_mode.0", normal(3), normal(3), rounding_mode="trunc").forward == PASS
+    assert check("Aten.gelu.0", normal(3), approximate="tanh").forward == PASS
+    for name in ("Aten.from_file.0", "Aten._assert_async.0", "Aten._test_string_default.0"):
+        assert check(name, normal(3), "/etc/passwd").forward == SKIP
+
+
 def test_the_same_inputs_in_any_order() -> None:
     """What is drawn for a call depends on its name and the seed, not on what was checked before; the name and the seed do change it."""
     memory = Memory()
@@ -466,14 +519,6 @@ def test_data_of_a_call() -> None:
     assert set(data) == {
         *("forward.input.0", "forward.input.1", "forward.output.bench.0", "forward.output.device.0", "backward.input.0"),
         *("backward.output.bench.0", "backward.output.device.0"),
-def test_operators_of_torch_with_text() -> None:
-    """Words that say what is computed are taken; an operator whose text may be anything, as that of a library, is not."""
-    assert check("Aten.div.Tensor_mode.0", normal(3), normal(3), rounding_mode="trunc").forward == PASS
-    assert check("Aten.gelu.0", normal(3), approximate="tanh").forward == PASS
-    for name in ("Aten.from_file.0", "Aten._assert_async.0", "Aten._test_string_default.0"):
-        assert check(name, normal(3), "/etc/passwd").forward == SKIP
-
-
     }
     assert data["forward.input.1"] == 2.0
     assert data["forward.output.bench.0"].dtype is torch.float64

@@ -288,6 +288,8 @@ def _assembled(
         "inside": tuple(direction for direction, names_ in _INSIDE.items() if belongs(call.name.api, names_)),
         "hidden": belongs(call.name.api, "hidden"),
         "weights": belongs(call.name.api, "weights"),
+        "casts": belongs(call.name.api, "casts"),
+        "long_sums": belongs(call.name.api, "long_sums"),
         "decides": belongs(call.name.api, "decides"),
         "signs": belongs(call.name.api, "signs"),
         "directions": tuple(directions),

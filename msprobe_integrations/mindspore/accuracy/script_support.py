@@ -36,7 +36,7 @@ def call(**arguments: Any) -> Any:
 # (where MindSpore has such a kernel), each with copies of the same inputs, and compares outputs and gradients.
 
 PASS, WARNING, ERROR = "pass", "Warning", "error"
-UNITS, INSIDE, COARSE_INSIDE, COARSE, HIDDEN = 32.0, 1 / 32, 2.0, 8.0, 8.0
+UNITS, INSIDE, COARSE_INSIDE, COARSE, HIDDEN, LONG_SUMS = 32.0, 1 / 32, 2.0, 8.0, 8.0, 8.0
 """Limits of the verdict (`msprobe_engine.accuracy.judge`): of kernels that compute in their type, of narrow ones that compute in float32,
 these with one rounded intermediate result, and of several kernels; how much more hidden values may cost."""
 FLOATS = ("Float64", "Float32", "Float16", "BFloat16")
@@ -222,8 +222,11 @@ def judged(
 def by_condition(found: Measured, kind: FloatType, unit: float, case: dict[str, Any], direction: str) -> tuple[str, str]:
     """Status and reason."""
     own, loose = kind.round_off / internal(kind).round_off, HIDDEN if case["hidden"] or case["signs"] else 1.0
+    loose = LONG_SUMS if kind.name == "float32" and direction == "backward" and case.get("long_sums") else loose
     good, bearable, strict = UNITS * loose, UNITS * loose, False
-    if own > 1 and unit >= kind.round_off and direction in case["inside"]:
+    if own > 1 and case.get("casts"):
+        good, bearable, strict = INSIDE * own, INSIDE * own, True
+    elif own > 1 and unit >= kind.round_off and direction in case["inside"]:
         good, bearable, strict = INSIDE * own, COARSE_INSIDE * own, True
     elif own > 1:
         good, bearable = COARSE * loose * own, COARSE * own if loose == 1 else math.inf

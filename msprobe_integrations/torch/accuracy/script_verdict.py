@@ -26,6 +26,8 @@ WEIGHTS = 2.0
 """The same of fused attention, which rounds its probabilities."""
 HIDDEN = 8.0
 """Operators that round values which nobody sees may have so many times more."""
+LONG_SUMS = 8.0
+"""So may float32 gradients that are sums of many terms."""
 BIAS, BIASED = 1.5, 16
 """Largest sum of all signed errors of a 16 bit type, by that of one round-off of each; how many elements such a sum needs."""
 CONSTANT, CONSTANTS, SPREAD, SHIFT, ALIKE = 1.0, 1.75, 4.0, 3.0, 0.5
@@ -59,7 +61,8 @@ def judged(
         near: results of the bench on changed inputs.
         unit: round-off of the inputs, which is how much they were changed; 0: none of them is a floating point number.
         case: what is known of the operator: its standard, ``inside`` (directions in which its narrow kernels compute in float32),
-            ``hidden``, ``decides`` (rounding does, which integer comes out) and ``signs`` (of vectors, which nothing determines).
+            ``hidden``, ``casts``, ``long_sums`` (its gradients),
+            ``decides`` (rounding does, which integer comes out) and ``signs`` (of vectors, which nothing determines).
         direction: ``forward`` or ``backward``.
     """
     if not (torch.is_tensor(device) and torch.is_tensor(bench)):
@@ -239,8 +242,12 @@ def measured(
 def limits(dtype: torch.dtype, unit: float, case: dict[str, Any], direction: str) -> tuple[float, float, bool]:
     """Units up to which a result passes, and up to which it is a warning; should the kernel compute in float32 and round once?"""
     loose, own = HIDDEN if case["hidden"] or case["signs"] else 1.0, torch.finfo(dtype).eps / 2 / inner(dtype)
+    if dtype is torch.float32 and direction == "backward" and case.get("long_sums"):
+        loose = LONG_SUMS
     if own == 1.0:
         return UNITS * loose, UNITS * loose, False
+    if case.get("casts"):
+        return INSIDE * own, INSIDE * own, True
     if unit >= torch.finfo(dtype).eps / 2 and direction in case["inside"]:  # finer inputs the operator, or autocast, casts first
         return INSIDE * own, COARSE_INSIDE * own, True
     if case.get("weights") and direction == "forward":
