@@ -20,6 +20,11 @@ from msprobe_integrations.common.wanted import CHECKSUMS
 from msprobe_integrations.common.wants import Wants
 
 
+def _dumps(dump: DumpSettings) -> bool:
+    """Does a probe write this dump? Calls for a benchmark host are not meant for the disk."""
+    return dump.level in ("L0", "L1", "mix") and dump.task != "free_benchmark" and dump.online is None
+
+
 class Plans:
     """The captures of one probe; a framework's own say what a capture is.
 
@@ -48,8 +53,9 @@ class Plans:
         if settings.incident.enabled and settings.incident.level:
             self._ring = self._make_capture(settings.incident.level, record_collectives=True, optimizer_calls=False)
         if settings.dump is not None:
-            self._say_unused(settings.dump)
-            if settings.dump.level in ("L0", "L1", "mix") and settings.dump.task != "free_benchmark":
+            ours = _dumps(settings.dump)
+            self._say_unused(settings.dump, ours)
+            if ours:
                 self._plan_dump(settings.dump)
 
     def _make_capture(self, level: str, **options: Any) -> Any:
@@ -65,15 +71,16 @@ class Plans:
         raise NotImplementedError
 
     @staticmethod
-    def _say_unused(dump: DumpSettings) -> None:
-        """Keys that only `PrecisionDebugger` follows."""
+    def _say_unused(dump: DumpSettings, dumped: bool) -> None:
+        """Keys that only `PrecisionDebugger` follows; and is there a dump without them?"""
         unused = [key for key in ("load", "bench_path", "online") if getattr(dump, key) is not None]
         if dump.level in ("L2", "debug"):
             unused.append(f"level '{dump.level}'")
         if dump.task == "free_benchmark":
             unused.append(f"task '{dump.task}'")
         if unused:
-            log.warn_once("dump keys of the probe", f"dump: {' and '.join(unused)} have no effect here; PrecisionDebugger follows them")
+            text = f"dump: {' and '.join(unused)} have no effect here{'' if dumped else ', and no dump is written'}"
+            log.warn_once(f"dump keys of the probe: {unused}", f"{text}; PrecisionDebugger follows them")
 
     def _plan_dump(self, dump: DumpSettings) -> None:
         window = self._window = Window(dump.rank, dump.step)

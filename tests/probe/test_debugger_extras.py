@@ -256,3 +256,17 @@ def test_the_probe_makes_no_free_benchmark(tmp_path: Path) -> None:
     settings = {"output_dir": str(tmp_path), "strict": True, "monitor": {"gradients": True}, "dump": {"task": "free_benchmark"}}
     TorchProbe(load_settings(settings)).close()
     assert not (tmp_path / "dump").exists()
+
+
+def test_the_probe_writes_no_dump_in_place_of_the_online_pre_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Calls that are meant for a benchmark host do not fill the disk: nothing is dumped, and the message says so."""
+    from msprobe.pytorch import TorchProbe
+
+    dump = {"task": "tensor", "level": "L1", "step": [0], "online": {"host": "127.0.0.1", "port": 6000}}
+    probe = TorchProbe(load_settings({"output_dir": str(tmp_path), "strict": True, "dump": dump}))
+    model = torch.nn.Linear(2, 2)
+    probe.attach(model)
+    model(torch.ones(1, 2))
+    probe.close()
+    assert "online have no effect here, and no dump is written; PrecisionDebugger follows them" in capsys.readouterr().err
+    assert not (tmp_path / "dump").exists()
