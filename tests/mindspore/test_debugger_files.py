@@ -104,5 +104,5 @@ def test_tasks_that_are_something_else(tmp_path: Path) -> None:
     """exception_dump says what does its work here."""
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"task": "exception_dump", "dump_path": str(tmp_path)}))
-    with pytest.raises(SettingsError, match="task 'exception_dump' of the existing tool is not built"):
+    with pytest.raises(SettingsError, match="task 'exception_dump' of the existing tool is no task here"):
         PrecisionDebugger(path)

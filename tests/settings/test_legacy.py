@@ -116,7 +116,7 @@ def test_nested_options_are_read_and_null_is_absent() -> None:
         ({"task": "statistics", "statistics": {"lst": []}}, "settings: statistics.lst: unknown key; did you mean 'list'?"),
         ({"task": "statistics", "tensor": {"lst": []}}, "settings: tensor.lst: unknown key"),
         ({"task": "statistics", "statistics": [1]}, "settings: statistics: [1] (list)"),
-        ({"task": "run_ut"}, "task 'run_ut' of the existing tool is not built"),
+        ({"task": "run_ut"}, "task 'run_ut' of the existing tool is no task here"),
         ({"task": "statistic"}, "did you mean 'statistics'?"),
         ({"task": "tensor", "tensor": {"data_mode": ["fwd"]}}, "settings: tensor.data_mode[0]: 'fwd'"),
         ({"task": "tensor", "async_dump": "yes"}, "settings: async_dump: 'yes' (string)"),

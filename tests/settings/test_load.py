@@ -63,7 +63,7 @@ def test_arguments_override_the_dump_section() -> None:
     assert load_settings(dump_path="c") == ProbeSettings(dump=DumpSettings(dump_path="c"))
     with pytest.raises(SettingsError, match="argument: level: 'L9'"):
         load_settings({"task": "tensor"}, level="L9")
-    with pytest.raises(SettingsError, match="task 'run_ut' of the existing tool is not built"):
+    with pytest.raises(SettingsError, match="task 'run_ut' of the existing tool is no task here"):
         load_settings({}, task="run_ut")
 
 
