@@ -94,7 +94,8 @@ def convert_task(value: Any, path: str, report: Report) -> Any:
     """The task; those that are other features say so instead of looking like a typing mistake."""
     if isinstance(value, str) and value in OTHER_TASKS:
         instead = f" ({_INSTEAD[value]})" if value in _INSTEAD else ""
-        return report.error(path, f"task '{value}' of the existing tool is no task here{instead}; allowed: {', '.join(_DUMP['task'].choices)}")
+        allowed = ", ".join(_DUMP["task"].choices)
+        return report.error(path, f"task '{value}' of the existing tool is no task here{instead}; allowed: {allowed}")
     return convert(_DUMP["task"], value, path, report)
 
 
