@@ -106,7 +106,7 @@ lint: $(VENV)/.installed
 # The environments and lint beside each other, then two lanes of tests, because most of all that waits for others. In a process of their own: tests with the device shim that lets Megatron
 # train on a CPU, which wraps functions of torch for good; what the second lane prints comes last.
 SHIMMED := tests/megatron tests/monitor_faults
-SECOND := tests/deepspeed tests/diagnose tests/checkpoint tests/integrations/isolation
+SECOND := tests/config_check tests/deepspeed tests/diagnose tests/checkpoint tests/integrations/isolation
 MINDSPORE_TESTS = if [ -x $(MINDSPORE_DIR)/bin/python ]; then $(MINDSPORE_DIR)/bin/python -m pytest tests/mindspore $(PYTEST_ARGS); \
   else echo "tests/mindspore skipped: no environment with $(MINDSPORE)"; fi
 test: system-packages $(VENV)/.created

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from megatron_harness import Frames
-from test_launch import EXAMPLES, launch, rows
+from test_launch import EVERY, EXAMPLES, launch, rows
 from torch import nn
 
 from msprobe_engine.diagnose.nan_analyze import nan_analyze
@@ -82,7 +82,9 @@ def run(tmp_path: Path, level: str, times: int, arguments: list[str], code: int)
 
 
 @pytest.mark.framework
-@pytest.mark.parametrize(("level", "arguments"), [("", ["--use-distributed-optimizer"]), ("mix", ["--tensor-model-parallel-size", "2"])])
+@pytest.mark.parametrize(
+    ("level", "arguments"), [("", ["--use-distributed-optimizer"]), ("mix", ["--tensor-model-parallel-size", "2"])][0 if EVERY else 1 :]
+)
 def test_a_nan_that_reproduces(tmp_path: Path, level: str, arguments: list[str]) -> None:
     """In Megatron's own loop a NaN gradient makes the machine run the step again; with the monitor alone the second run's dump names
     step, rank, module and operator, and says that it reproduced; the samples of the step are those of one run."""
