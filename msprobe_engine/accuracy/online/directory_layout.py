@@ -16,13 +16,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.dump.layout import write_all
+
 ALIVE, END = "alive.json", "end.json"
 FILE_MODE, FOLDER_MODE = 0o640, 0o770
 """The server removes what it has taken, so its group may write into a folder."""
 _FOLDER = re.compile(r"rank([0-9]{1,8})-([0-9a-f]{32})")
 _MESSAGE = re.compile(r"([0-9]{12,18})(?:\.step[0-9]{1,12})?\.msg")
 _LARGEST_NOTE = 64 << 10
-_PIECES = 512
 
 
 def folder_name(rank: int, session: str) -> str:
@@ -59,7 +60,7 @@ def write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
     try:
         try:
-            _write(descriptor, [memoryview(piece) for piece in pieces if len(piece)])
+            write_all(descriptor, list(pieces))
         finally:
             os.close(descriptor)  # a network file system may say only here that its disk is full
         os.rename(part, path)
@@ -67,17 +68,6 @@ def write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
         with contextlib.suppress(OSError):
             part.unlink()
         raise
-
-
-def _write(descriptor: int, pieces: list[memoryview]) -> None:
-    at = 0
-    while at < len(pieces):
-        count = os.writev(descriptor, pieces[at : at + _PIECES])
-        while at < len(pieces) and count >= len(pieces[at]):
-            count -= len(pieces[at])
-            at += 1
-        if count:
-            pieces[at] = pieces[at][count:]
 
 
 def write_note(path: Path, note: Mapping[str, Any]) -> None:
