@@ -24,6 +24,7 @@ from msprobe_integrations.common.wanted import CHECKSUMS, Wanted
 from msprobe_integrations.torch import describe as _describe
 from msprobe_integrations.torch.arrays import as_array
 from msprobe_integrations.torch.checksums import Staging, xor_into
+from msprobe_integrations.torch.commands import Commands
 from msprobe_integrations.torch.derived import PairRows
 from msprobe_integrations.torch.job import Job
 from msprobe_integrations.torch.pending import Step, TorchPendingRows, quiet
@@ -55,7 +56,7 @@ def _freed(data: torch.Tensor) -> bool:
     return data.data_ptr() <= data.storage_offset() * data.element_size()
 
 
-class TorchBackend(PairRows, Wanted, Job):
+class TorchBackend(PairRows, Wanted, Job, Commands):
     """Statistics, files and ranks for torch. One per process; `reduce` may be called from any thread.
 
     Attributes:
@@ -371,28 +372,6 @@ class TorchBackend(PairRows, Wanted, Job):
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o640)
             with os.fdopen(descriptor, "wb") as file:
                 torch.save(copy, file)
-
-    def rerun_overflow(self, file: Path, device_id: int, jit_compile: bool) -> Any:
-        """What ``msprobe run_overflow_check`` does."""
-        from msprobe_integrations.torch.overflow_rerun import rerun
-
-        return rerun(file, device_id, jit_compile)
-
-    def script_dialect(self) -> Any:
-        """How ``msprobe op_generate`` writes scripts for torch."""
-        from msprobe_integrations.torch.accuracy.scripts import TorchDialect
-
-        return TorchDialect()
-
-    def precheck(self, work: Any) -> Any:
-        """What a process of ``msprobe acc_check`` checks calls with; `work` is a `msprobe_engine.accuracy.precheck.options.Work`."""
-        if work.received:
-            from msprobe_integrations.torch.online.received import make_check as make_check_of_received
-
-            return make_check_of_received(work)
-        from msprobe_integrations.torch.accuracy.precheck import make_check
-
-        return make_check(work)
 
     def to_bytes(self, tensor: Any) -> bytes:
         """A CPU tensor as the content of a ``.pt`` file."""

@@ -11,7 +11,7 @@ from call_records import Memory, check, names, tensor
 
 from msprobe_engine.accuracy.results import ERROR, NOT_JUDGED, NOT_RUN, PASS, SKIP, CallResult
 from msprobe_engine.errors import UsageError
-from msprobe_integrations.torch.accuracy import checker
+from msprobe_integrations.torch.accuracy import comparison
 from msprobe_integrations.torch.accuracy.as_existing import CheckerAsExisting
 from msprobe_integrations.torch.accuracy.checker import Bench, Checker, Target
 from msprobe_integrations.torch.accuracy.custom import forget_operator, load_operators, register_operator
@@ -536,13 +536,13 @@ def test_a_fault_of_ours_is_no_refusal_of_the_operator(monkeypatch: pytest.Monke
     refused = Checker(None).check("Torch.matmul.0", record, None).result
     assert refused.forward == SKIP
     assert not refused.message.startswith(NOT_JUDGED)
-    monkeypatch.setattr(checker, "judge", lambda *_, **__: {}["standard"])
+    monkeypatch.setattr(comparison, "judge", lambda *_, **__: {}["standard"])
     for check_call in (Checker(None), CheckerAsExisting(None)):
         assert check_call.check("Torch.matmul.0", record, None).result.message == refused.message
     record["input_args"][1] = tensor(torch.ones(3, 2))
     failed = Checker(None).check("Torch.matmul.0", record, None).result
     assert failed.forward == SKIP
-    assert failed.message.startswith(f"{NOT_JUDGED}: KeyError: 'standard' (checker.py:")
+    assert failed.message.startswith(f"{NOT_JUDGED}: KeyError: 'standard' (comparison.py:")
 
 
 @pytest.mark.parametrize("place", ["positional", "keyword"])
