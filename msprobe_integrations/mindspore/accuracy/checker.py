@@ -16,8 +16,9 @@ from msprobe_engine.accuracy.mindspore_form import existing_metrics, existing_st
 from msprobe_engine.accuracy.results import ERROR, NOT_RUN, PASS, SKIP, CallResult, TensorResult, not_judged, skipped, worst
 from msprobe_engine.errors import ProbeError, UsageError
 from msprobe_integrations.common.accuracy.arguments import CannotRun, Files
+from msprobe_integrations.common.nested import leaves_of
 from msprobe_integrations.mindspore.accuracy.arguments import Arguments
-from msprobe_integrations.mindspore.accuracy.execute import FLOATS, Call, Outcome, Side, array_of, kind_of, leaves_of, places_of, run
+from msprobe_integrations.mindspore.accuracy.execute import FLOATS, Call, Outcome, Side, array_of, kind_of, places_of, run
 from msprobe_integrations.mindspore.api_names import Api, apis
 from msprobe_integrations.mindspore.free_benchmark.calls import left_out
 

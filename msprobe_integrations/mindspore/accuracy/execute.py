@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_integrations.common.accuracy.arguments import CannotRun, Place
+from msprobe_integrations.common.nested import leaves_of
 from msprobe_integrations.mindspore import autograd
 from msprobe_integrations.mindspore.accuracy.arguments import Tensor, type_of
 
@@ -84,17 +85,6 @@ def array_of(value: Any) -> Any:
         return value
     found: npt.NDArray[Any] = value.asnumpy()
     return found.astype(np.float32) if str(value.dtype) == "BFloat16" else found.copy()
-
-
-def leaves_of(value: Any) -> Iterator[Any]:
-    """Leaves of nested lists, tuples and dicts, in order."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
-        for child in value:
-            yield from leaves_of(child)
-    else:
-        yield value
 
 
 def places_of(value: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:

@@ -10,7 +10,7 @@ import mindspore
 import numpy as np
 import numpy.typing as npt
 
-from msprobe_integrations.common.free_benchmark.structures import lister, mapper
+from msprobe_integrations.common.nested import lister, mapper
 from msprobe_integrations.mindspore.api_names import COLLECTIVES, Api
 
 Tensor: Any = mindspore.Tensor

@@ -24,12 +24,14 @@ from msprobe_engine.accuracy.standards import OLD
 from msprobe_engine.dump.tensor_reader import TensorFiles
 from msprobe_engine.errors import ProbeError
 from msprobe_integrations.common.accuracy.arguments import CannotRun
+from msprobe_integrations.common.nested import mapper
 from msprobe_integrations.torch.accuracy.arguments import Arguments
 from msprobe_integrations.torch.accuracy.checker import Checked
 from msprobe_integrations.torch.accuracy.execute import leaves_of
 from msprobe_integrations.torch.accuracy.resolve import find
 from msprobe_integrations.torch.arrays import as_array
 
+_mapped = mapper(torch.Tensor)
 _RAISED = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float64}
 _EXECUTED = ("Functional", "Tensor", "Torch", "NPU", "Aten")
 _SINGLE = ("conv1d", "conv2d")
@@ -171,14 +173,6 @@ def _copies(value: Any, needs: Any, move: Callable[[torch.Tensor], torch.Tensor]
         inner = needs if isinstance(needs, list) else [needs] * len(value)
         return type(value)(_copies(child, n, move, attached) for child, n in zip(value, inner))
     return value
-
-
-def _mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if type(value) is dict:
-        return {key: _mapped(child, change) for key, child in value.items()}
-    return type(value)(_mapped(child, change) for child in value) if type(value) in (list, tuple) else value
 
 
 def _plain(kwargs: dict[str, Any], raised: Mapping[torch.dtype, torch.dtype]) -> dict[str, Any]:

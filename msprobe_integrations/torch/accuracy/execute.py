@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from msprobe_integrations.common import nested
 from msprobe_integrations.torch.accuracy.arguments import Place
 from msprobe_integrations.torch.accuracy.roundoff import rounding
 from msprobe_integrations.torch.accuracy.types import FLOAT8, Types, nudged
@@ -252,14 +253,8 @@ def _backward(outputs: Sequence[Any], arguments: _Arguments, call: Call) -> tupl
 
 
 def leaves_of(value: Any) -> Iterator[Any]:
-    """Leaves of nested lists, tuples and dicts, in order."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
-        for child in value:
-            yield from leaves_of(child)
-    else:
-        yield value
+    """Leaves of nested lists, tuples and dicts, in order; a ``torch.Size`` is one."""
+    return nested.leaves_of(value, (torch.Size,))
 
 
 def places_of(value: Any, place: Place = ()) -> Iterator[tuple[Place, torch.Tensor]]:

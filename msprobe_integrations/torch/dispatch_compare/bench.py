@@ -15,6 +15,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from msprobe_engine.errors import UsageError
+from msprobe_integrations.common.nested import leaves_of
 from msprobe_integrations.torch.accuracy.types import BENCHES, KEPT, Types, nudged
 from msprobe_integrations.torch.dispatch_compare import references
 from msprobe_integrations.torch.dispatch_compare.operators import Operator
@@ -127,7 +128,7 @@ class Bench:
 
 def results_of(operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> list[Any]:
     """What is compared of a call: leaves of its result, then what it wrote into and does not return."""
-    found = list(leaves(result))[: 1 if operator.first_only else None]
+    found = list(leaves_of(result))[: 1 if operator.first_only else None]
     if not operator.writes:
         return found
     if found == [None]:
@@ -215,17 +216,6 @@ def is_plain(tensor: torch.Tensor) -> bool:
     return type(tensor) in (torch.Tensor, torch.nn.Parameter) and not special
 
 
-def leaves(value: Any) -> Iterator[Any]:
-    """Leaves of nested lists, tuples and dicts, in order."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
-        for child in value:
-            yield from leaves(child)
-    else:
-        yield value
-
-
 def tensors(value: Any) -> Iterator[torch.Tensor]:
     """Tensors among the leaves."""
-    return (leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor))
+    return (leaf for leaf in leaves_of(value) if isinstance(leaf, torch.Tensor))

@@ -19,8 +19,9 @@ from msprobe_engine.errors import SinkError, UsageError
 from msprobe_engine.guard import Faults
 from msprobe_engine.log import current_rank, get_logger, one_line
 from msprobe_engine.sinks.files import make_directory
+from msprobe_integrations.common.nested import leaves_of
 from msprobe_integrations.torch.devices import in_use
-from msprobe_integrations.torch.dispatch_compare.bench import NOT_PLAIN, Bench, is_plain, leaves, snapshot, tensors, unseen
+from msprobe_integrations.torch.dispatch_compare.bench import NOT_PLAIN, Bench, is_plain, snapshot, tensors, unseen
 from msprobe_integrations.torch.dispatch_compare.compare import Calls, Seen
 from msprobe_integrations.torch.dispatch_compare.operators import known
 from msprobe_integrations.torch.dispatch_compare.sources import Sources
@@ -165,7 +166,7 @@ class PtdbgDispatch(TorchDispatchMode):
 
 def _streams(kwargs: Mapping[str, Any]) -> list[bytes]:
     """State of every generator a call may draw from."""
-    generators = [torch.default_generator, *(leaf for leaf in leaves(dict(kwargs)) if isinstance(leaf, torch.Generator))]
+    generators = [torch.default_generator, *(leaf for leaf in leaves_of(dict(kwargs)) if isinstance(leaf, torch.Generator))]
     generators += [module.default_generators[module.current_device()] for _, module in in_use()]
     with unseen():
         return [generator.get_state().numpy().tobytes() for generator in generators]

@@ -15,7 +15,7 @@ import torch
 from msprobe_engine.accuracy.free_benchmark import perturb
 from msprobe_engine.accuracy.free_benchmark.judge import Measured, settled, small_value
 from msprobe_engine.accuracy.free_benchmark.perturb import NOISE, Unperturbed
-from msprobe_integrations.common.free_benchmark.structures import lister, mapper
+from msprobe_integrations.common.nested import lister, mapper
 
 FLOATS = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32", torch.float64: "float64"}
 """Types that are perturbed and compared, and what the engine calls them."""

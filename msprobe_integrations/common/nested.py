@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 Mapped = Callable[[Any, Callable[[Any], Any]], Any]
@@ -42,3 +42,18 @@ def lister(mapped: Mapped) -> Callable[[Any], list[Any]]:
         return found
 
     return tensors_of
+
+
+def leaves_of(value: Any, whole: tuple[type, ...] = ()) -> Iterator[Any]:
+    """Leaves of nested lists, tuples and dicts, in order.
+
+    Args:
+        whole: tuples that are values, as ``torch.Size``.
+    """
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)) and not isinstance(value, whole):
+        for child in value:
+            yield from leaves_of(child, whole)
+    else:
+        yield value
