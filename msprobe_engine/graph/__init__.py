@@ -1,0 +1,1 @@
+"""The hierarchy of calls of a dump as a graph: built, compared, written for viewers."""
