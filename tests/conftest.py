@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -39,6 +40,14 @@ def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Col
         collector: pytest.Collector = _NeedsMindSpore.from_parent(parent, path=path)
         return collector
     return None
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Directories that tests and the code under test make by `tempfile` go with those of pytest."""
+    before, tempfile.tempdir = tempfile.tempdir, str(tmp_path_factory.mktemp("t"))
+    yield
+    tempfile.tempdir = before
 
 
 @pytest.fixture(autouse=True)
