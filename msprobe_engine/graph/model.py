@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from msprobe_engine.compare.side import OUTPUT, PARAMETERS_GRAD, Side
+from msprobe_engine.compare.side import OUTPUT, Side
 
 ROOT = 0
 ROOT_NAME = "DefaultModel"
@@ -112,18 +112,18 @@ class Graph:
         return range(0) if self.side is None or record < 0 else self.side.rows(record)
 
     def inputs(self, node: int) -> list[int]:
-        """Rows that the existing tool shows as ``input_data``: arguments, and parameters of a module."""
+        """Rows that the existing tool shows as ``input_data``: arguments, parameters of a module, gradients of parameters."""
         if self.side is None:
             return []
         role = self.side.role
-        return [row for row in self.rows(node) if role[row] not in (OUTPUT, PARAMETERS_GRAD)]
+        return [row for row in self.rows(node) if role[row] != OUTPUT]
 
     def outputs(self, node: int) -> list[int]:
-        """Rows that the existing tool shows as ``output_data``: results, and gradients of parameters."""
+        """Rows that the existing tool shows as ``output_data``."""
         if self.side is None:
             return []
         role = self.side.role
-        return [row for row in self.rows(node) if role[row] in (OUTPUT, PARAMETERS_GRAD)]
+        return [row for row in self.rows(node) if role[row] == OUTPUT]
 
     def items(self, node: int) -> tuple[Items, Items]:
         """``input_data`` and ``output_data`` of a node as the existing tool writes them, without metrics."""

@@ -1,0 +1,58 @@
+"""Which micro batch of a step each node belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from msprobe_engine import names
+from msprobe_engine.graph.model import API, API_COLLECTION, MULTI_COLLECTION, ROOT, Graph
+
+
+def set_micro_steps(graph: Graph, construct: Mapping[str, Any]) -> None:
+    """Number the micro steps of a graph, from 0.
+
+    construct.json may say them (``[parent, micro step]``, Megatron under 26.2.0). Else a forward call of a module at the top that follows
+    a backward one begins the next, and what stands between them belongs to the current one.
+    """
+    said = {name: value[1] for name, value in construct.items() if isinstance(value, list) and len(value) > 1 and type(value[1]) is int}
+    if said:
+        _as_said(graph, said)
+    else:
+        _by_order(graph)
+    graph.micro_step_count = max(graph.micro_steps, default=0) + 1
+
+
+def _by_order(graph: Graph) -> None:
+    current, backward = 0, False
+    for node in graph.children[ROOT]:
+        if graph.types[node] not in (API, API_COLLECTION, MULTI_COLLECTION):
+            way = names.direction(graph.names[node])
+            if way == names.FORWARD and backward:
+                current += 1
+                backward = False
+            elif way == names.BACKWARD:
+                backward = True
+        graph.micro_steps[node] = current
+        _inherit(graph, node)
+
+
+def _inherit(graph: Graph, top: int) -> None:
+    waiting = [top]
+    while waiting:
+        node = waiting.pop()
+        for child in graph.children[node]:
+            graph.micro_steps[child] = graph.micro_steps[node]
+        waiting += graph.children[node]
+
+
+def _as_said(graph: Graph, said: Mapping[str, int]) -> None:
+    waiting = [ROOT]
+    while waiting:
+        node = waiting.pop()
+        for child in graph.children[node]:
+            number = said.get(graph.names[child], -1)
+            if number < 0 and graph.types[child] in (API_COLLECTION, MULTI_COLLECTION) and graph.children[child]:
+                number = said.get(graph.names[graph.children[child][0]], -1)
+            graph.micro_steps[child] = number if number >= 0 else graph.micro_steps[node]
+        waiting += graph.children[node]
