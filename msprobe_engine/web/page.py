@@ -108,7 +108,8 @@ def _frame(title: str, kind: str, body: str, verdict: Verdict | None, headline: 
         return f'<body class="app">\n{bar}<main id="main">\n{body}\n</main>\n'
     sign = f'<span class="sign" aria-hidden="true">{_MARKS[verdict]}</span>' if verdict else ""
     return (
-        f'<body>\n{bar}<main id="main" tabindex="-1"><div class="banner {verdict or "plain"}">{sign}<h1>{heading}</h1></div>\n{body}\n</main>\n'
+        f'<body>\n{bar}<main id="main"><div class="banner {verdict or "plain"}">{sign}<h1>{heading}</h1></div>\n'
+        f"{body}\n</main>\n"
         f"<footer>{words('kit', 'made_by', __version__)}</footer>\n"
     )
 

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (extra test)")
-
 
 @pytest.fixture(scope="session")
 def browser(binary: Callable[[str], str]) -> Iterator[Any]:
     """The browser of the session: a playwright `Browser` over the system's chromium."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (extra test)")
     with sync_api.sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=binary("chromium"), args=["--no-sandbox", "--disable-gpu"])
         yield started
