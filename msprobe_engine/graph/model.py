@@ -59,7 +59,8 @@ class Graph:
     And of the whole:
         step, rank: numbers; rank 0 when the dump names none.
         side: rows of the nodes; of a merged graph those that merging made. None: of structure nothing else is known.
-        links: node -> the calls of other ranks it communicates with.
+        links: node -> the calls of other ranks it communicates with; several of a call that sends and receives at once
+            (``batch_isend_irecv``).
         merge_notes: node -> sentences on how it was made of several ranks.
         micro_step_count: at least 1.
         problems: sentences about what could not be made of the dump.
@@ -77,7 +78,7 @@ class Graph:
     micro_steps: list[int] = field(default_factory=lambda: [0])
     stacks: list[tuple[str, ...]] = field(default_factory=lambda: [()])
     overflow: list[str | None] = field(default_factory=lambda: [None])
-    links: dict[int, Link] = field(default_factory=dict)
+    links: dict[int, tuple[Link, ...]] = field(default_factory=dict)
     merge_notes: dict[int, list[str]] = field(default_factory=dict)
     micro_step_count: int = 1
     problems: list[str] = field(default_factory=list)
