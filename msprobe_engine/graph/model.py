@@ -65,6 +65,9 @@ class Graph:
         micro_step_count: at least 1.
         problems: sentences about what could not be made of the dump.
         by_names: construct.json says nothing; the hierarchy was made of the names of modules and the order of calls.
+        suspect: where the first NaN or Inf of the rank is made; None: none, or there are two sides (`Comparison.suspect`).
+        suspect_text: a sentence on it, "" when there is none.
+        leading: the suspect is the first one over all ranks and steps.
     """
 
     step: int
@@ -83,6 +86,9 @@ class Graph:
     micro_step_count: int = 1
     problems: list[str] = field(default_factory=list)
     by_names: bool = False
+    suspect: int | None = None
+    suspect_text: str = ""
+    leading: bool = False
 
     def __len__(self) -> int:
         return len(self.names)
@@ -161,7 +167,7 @@ def _no_metrics(_node: int) -> Mapping[str, Mapping[str, Cell]]:
 
 @dataclass
 class Comparison:
-    """Two graphs of one rank and step.
+    """Two graphs of one rank and step. All of it can be pickled: ranks are compared in other processes.
 
     Attributes:
         target, golden: both graphs.
@@ -172,8 +178,9 @@ class Comparison:
         index_of_811: makes the numbers of 8.1.1 when they are asked for (`index_811`).
         units: float64 per target node: largest difference of its outputs in multiples of round-off; NaN: nothing to compare, inf: a value
             that is not finite on one side only.
-        suspect: target node where the first difference begins (with one graph: where the first NaN or Inf is made); None: none.
+        suspect: target node where the first difference begins; None: none.
         suspect_text: a sentence on it, "" when there is none.
+        leading: the suspect is the first one over all ranks and steps.
         metrics: per node, what the rows of both sides differ by.
         by_structure: target nodes whose partner has another name and was found by the place in the hierarchy, not by the rules of the
             existing tool.
@@ -190,6 +197,7 @@ class Comparison:
     index_of_811: Callable[[], list[float | None]] | None = None
     suspect: int | None = None
     suspect_text: str = ""
+    leading: bool = False
     metrics: Metrics = _no_metrics
     by_structure: set[int] = field(default_factory=set)
     golden_rows: npt.NDArray[np.int64] | None = None

@@ -1,0 +1,79 @@
+"""The face of what writes graphs into files, and what a writer is told before the first one."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from msprobe_engine.graph.model import Comparison, Graph
+from msprobe_engine.graph.options import DB, HTML, MODEL_EXPLORER, VIS, GraphOptions
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is going to be written.
+
+    Attributes:
+        output: directory; it exists.
+        stamp: time in the names of the files, 14 digits; no other run in the directory has it.
+        options: of the whole.
+        target, golden: the paths as given; golden "" where there is one side only.
+        places: (step, rank) in the order in which they will be added; of a merged graph the first rank of it.
+    """
+
+    output: Path
+    stamp: str
+    options: GraphOptions
+    target: str
+    golden: str
+    places: tuple[tuple[int, int], ...]
+
+    @property
+    def comparing(self) -> bool:
+        """There are two sides."""
+        return bool(self.golden)
+
+    @property
+    def word(self) -> str:
+        """What the names of the files begin with: ``compare`` or ``build``."""
+        return "compare" if self.comparing else "build"
+
+
+class Writer(Protocol):
+    """Is made with a `Plan`; takes graphs one by one and never holds more than it must."""
+
+    def __init__(self, plan: Plan) -> None: ...
+
+    def add(self, made: Graph | Comparison) -> None:
+        """Take the next one; its links and suspect are known.
+
+        Raises:
+            SinkError: it cannot be written.
+        """
+
+    def finish(self) -> list[Path]:
+        """All were added: give the files their names and return these.
+
+        Raises:
+            SinkError: they cannot be written.
+        """
+
+    def abort(self) -> None:
+        """Leave nothing behind."""
+
+
+_CLASSES = {
+    HTML: ("page.page", "PageWriter"),
+    VIS: ("vis_json", "VisJsonWriter"),
+    DB: ("vis_db", "VisDbWriter"),
+    MODEL_EXPLORER: ("model_explorer", "ModelExplorerWriter"),
+}
+
+
+def open_writer(mode: str, plan: Plan) -> Writer:
+    """The writer of one of `options.FORMATS`; its module is imported only now."""
+    module, name = _CLASSES[mode]
+    made: Writer = getattr(importlib.import_module(f"msprobe_engine.graph.{module}"), name)(plan)
+    return made
