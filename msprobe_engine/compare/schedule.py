@@ -18,7 +18,7 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExe
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from msprobe_engine.compare.source import Task
 from msprobe_engine.compare.tables import unwritable
@@ -28,6 +28,17 @@ from msprobe_engine.dump.layout import write_file
 from msprobe_engine.dump.reader import parse_json, read_bytes
 from msprobe_engine.errors import DumpFormatError, MissingExtraError, SinkError, UsageError
 
+
+class Job(Protocol):
+    """A piece of work: a file or two to be read."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the files."""
+
+
+J = TypeVar("J", bound=Job)
+R = TypeVar("R")
 Work = Callable[[Task], Result]
 
 SMALL = 8 << 20
@@ -44,11 +55,25 @@ _MOST_AT_ONCE = 1000
 def run_tasks(
     tasks: Sequence[Task], work: Work, kind: str, workers: int, memory_mb: int, address: str = ""
 ) -> Iterator[tuple[Task, Result]]:
+    """`run_jobs`, of the tasks of a comparison."""
+    return run_jobs(tasks, work, failed, kind, workers, memory_mb, address)
+
+
+def run_jobs(
+    tasks: Sequence[J],
+    work: Callable[[J], R],
+    lost: Callable[[J, BaseException], R],
+    kind: str,
+    workers: int,
+    memory_mb: int,
+    address: str = "",
+) -> Iterator[tuple[J, R]]:
     """Do the tasks; results come as they are ready.
 
     Args:
         tasks: what is to be done, the first ones first.
         work: does one task; for processes and clusters it must be one that pickle can name.
+        lost: the result of a task whose process was killed twice.
         kind: one of `msprobe_engine.compare.options.SCHEDULERS`.
         workers: how many at a time; 0: one per core.
         memory_mb: MiB that all tasks in flight may take together; a single one is always done.
@@ -65,7 +90,7 @@ def run_tasks(
         for task in tasks:
             yield task, work(task)
         return
-    broken: list[Task] = []
+    broken: list[J] = []
     with _executor(kind, min(workers, len(tasks)), address) as executor:
         most = len(tasks) if kind == "dask" else workers
         yield from _in_flight(executor, tasks, work, most, memory_mb << 20, broken)
@@ -74,10 +99,10 @@ def run_tasks(
             try:
                 yield task, _submit(executor, work, task).result()
             except BrokenProcessPool:
-                yield task, failed(task, MemoryError("the process that compared it was killed (out of memory?); give a larger machine"))
+                yield task, lost(task, MemoryError("the process that read it was killed (out of memory?); give a larger machine"))
 
 
-def _kind(tasks: Sequence[Task], kind: str, workers: int) -> str:
+def _kind(tasks: Sequence[Job], kind: str, workers: int) -> str:
     if kind != "auto":
         return kind
     small = sum(task.size for task in tasks) < SMALL
@@ -85,10 +110,10 @@ def _kind(tasks: Sequence[Task], kind: str, workers: int) -> str:
 
 
 def _in_flight(
-    executor: Executor, tasks: Sequence[Task], work: Work, most: int, memory: int, broken: list[Task]
-) -> Iterator[tuple[Task, Result]]:
+    executor: Executor, tasks: Sequence[J], work: Callable[[J], R], most: int, memory: int, broken: list[J]
+) -> Iterator[tuple[J, R]]:
     waiting, used = list(reversed(tasks)), 0
-    flying: dict[Future[Result], Task] = {}
+    flying: dict[Future[R], J] = {}
     while waiting or flying:
         while waiting and len(flying) < most and (not flying or used + _memory(waiting[-1]) <= memory):
             task = waiting.pop()
@@ -110,11 +135,11 @@ def _in_flight(
                 yield task, result
 
 
-def _memory(task: Task) -> int:
+def _memory(task: Job) -> int:
     return task.size * BYTES_PER_BYTE
 
 
-def _submit(executor: Executor, work: Work, task: Task) -> Future[Result]:
+def _submit(executor: Executor, work: Callable[[J], R], task: J) -> Future[R]:
     with _main_hidden():
         return executor.submit(work, task)
 
