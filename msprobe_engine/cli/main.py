@@ -44,6 +44,8 @@ COMMANDS = {
     "estimate": Command("estimate", "say what a dump will cost in disk and time, before it is made"),
     "frameworks": Command("frameworks", "say which training frameworks are here, and what the probe does not find in them"),
     "grad_probe": Command("grad_probe", "compare the gradient directions of two runs (compare)"),
+    "graph": Command("graph", "draw a dump, or two beside each other, as a graph: one page, .vis.db, .vis, Model Explorer"),
+    "graph_visualize": Command("graph_visualize", "the same with the flags of 26.2.0"),
     "merge_result": Command("merge_result", "put chosen rows of the tables of many ranks into one file, a sheet per metric"),
     "monitor": Command("monitor", "work with what the monitor has written (analyze, report, learn, csv2tb)"),
     "nan_analyze": Command("nan_analyze", "find the operator where the first NaN or Inf was born, over all ranks of a step"),
@@ -52,6 +54,7 @@ COMMANDS = {
     "run": Command("run", "run a launch line with the probe in every training process it starts"),
     "run_overflow_check": Command("run_overflow_check", "run the APIs of an overflow dump again: normal or abnormal overflow"),
     "show": Command("show", "list what an output directory holds: dumps, monitor files, incidents, reports"),
+    "trends": Command("trends", "show how the numbers of a run went, or of two: heat maps of steps, ranks and layers on one page"),
 }
 GROUPS = ("certs", "ckpt", "grad_probe", "monitor")
 """Commands that have sub-commands: the table ``COMMANDS`` of their file."""
@@ -71,10 +74,11 @@ examples:
 EXIT_CODES = """\
 exit codes:
   0    done
-  1    done, and something was found (acc_check, api_precision_compare, compare, diagnose, nan_analyze, monitor analyze,
+  1    done, and something was found (acc_check, api_precision_compare, compare, diagnose, graph, nan_analyze, monitor analyze,
        monitor learn --check, grad_probe compare, config_check, certs show, ckpt diff, frameworks) or does not fit (estimate)
   2    wrong usage, settings or input; the message says what to do; cannot tell (ckpt diff)
-  3    nothing found, but something could not be read (api_precision_compare, compare, diagnose, nan_analyze) or run (acc_check);
+  3    nothing found, but something could not be read (api_precision_compare, compare, diagnose, graph, nan_analyze) or run
+       (acc_check);
        elsewhere a bug in this tool: please report it with the output of --debug
   130  interrupted"""
 

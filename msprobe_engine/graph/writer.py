@@ -42,9 +42,7 @@ class Plan:
 
 
 class Writer(Protocol):
-    """Is made with a `Plan`; takes graphs one by one and never holds more than it must."""
-
-    def __init__(self, plan: Plan) -> None: ...
+    """Is made with a `Plan` (`open_writer`); takes graphs one by one and never holds more than it must."""
 
     def add(self, made: Graph | Comparison) -> None:
         """Take the next one; its links and suspect are known.
@@ -64,16 +62,16 @@ class Writer(Protocol):
         """Leave nothing behind."""
 
 
-_CLASSES = {
-    HTML: ("page.page", "PageWriter"),
-    VIS: ("vis_json", "VisJsonWriter"),
-    DB: ("vis_db", "VisDbWriter"),
-    MODEL_EXPLORER: ("model_explorer", "ModelExplorerWriter"),
-}
+_CLASSES = {VIS: ("vis_json", "VisJsonWriter"), DB: ("vis_db", "VisDbWriter"), MODEL_EXPLORER: ("model_explorer", "ModelExplorerWriter")}
 
 
 def open_writer(mode: str, plan: Plan) -> Writer:
     """The writer of one of `options.FORMATS`; its module is imported only now."""
+    if mode == HTML:
+        from msprobe_engine.graph.page.page import PageWriter
+
+        title = "Graph comparison" if plan.comparing else "Graph"
+        return PageWriter(plan.output / f"graph_{plan.stamp}.html", title, plan.target, plan.golden or None)
     module, name = _CLASSES[mode]
     made: Writer = getattr(importlib.import_module(f"msprobe_engine.graph.{module}"), name)(plan)
     return made

@@ -1,0 +1,150 @@
+"""What both commands for graphs have in common: flags, options made of them, and what is said at the end."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from msprobe_engine.graph.options import Layout
+    from msprobe_engine.graph.summary import Result
+
+EXIT_CODES = """\
+exit codes:
+  0  nothing beyond round-off; of one run: no NaN or Inf that matters
+  1  something was found
+  2  wrong usage, no dump at a path, nothing in it, or the output cannot be written
+  3  something could not be read or compared; the message says what"""
+
+FORMATS = ("html", "vis", "db", "model_explorer")
+
+
+def add_shared(parser: argparse.ArgumentParser, formats: str) -> None:
+    """Flags of ours that both commands have; `formats`: the default, as a text."""
+    parser.add_argument("-oc", "--overflow_check", action="store_true", help="mark where NaN, Inf or a jump of the norm is made")
+    parser.add_argument(
+        "-lm",
+        "--layer_mapping",
+        nargs="?",
+        const=True,
+        metavar="YAML",
+        help="names of layers; alone: match by names, whatever the shapes",
+    )
+    ours = parser.add_argument_group("what comes out and what goes in")
+    ours.add_argument("--format", metavar="NAME,NAME", help=f"among {', '.join(FORMATS)}; default: {formats}")
+    ours.add_argument("--step", metavar="N,N-M", help="only these steps")
+    ours.add_argument("--rank", metavar="N,N-M", help="only these ranks")
+    ours.add_argument(
+        "--match",
+        choices=("structure", "exact"),
+        default="structure",
+        help="exact: nodes that the existing tool leaves without a partner are left; default: %(default)s",
+    )
+    ours.add_argument("--open", action="store_true", help="show the page in a browser")
+    ours.add_argument("--workers", type=int, default=0, metavar="N", help="processes; default: one per core")
+    ours.add_argument("--memory_mb", type=int, default=2048, metavar="MIB", help="for all of them together; default: %(default)s")
+    merge = parser.add_argument_group("ranks of a parallel job in one graph")
+    merge.add_argument("--merge", choices=("auto",), help="auto: the dumps themselves say how the job was cut")
+    merge.add_argument("--rank_size", type=int, nargs="+", metavar="N", help="number of ranks; with two runs two numbers")
+    merge.add_argument("--tp", type=int, nargs="+", metavar="N", help="size of tensor parallel groups")
+    merge.add_argument("--pp", type=int, nargs="+", metavar="N", help="pipeline stages")
+    merge.add_argument("--vpp", type=int, nargs="+", metavar="N", help="parts of a stage; default: 1")
+    merge.add_argument("--order", nargs="+", metavar="TEXT", help="of the groups; default: tp-cp-ep-dp-pp")
+    merge.add_argument("--file_type", choices=("db", "json"), default="db", help="json: write the merged dump itself, of one run")
+    parser.epilog = EXIT_CODES
+
+
+def formats_of(args: argparse.Namespace, default: tuple[str, ...]) -> tuple[str, ...]:
+    """What ``--format`` says.
+
+    Raises:
+        UsageError: it names something else.
+    """
+    from msprobe_engine.errors import UsageError
+
+    if args.format is None:
+        return default
+    found = tuple(name for name in args.format.replace(" ", "").split(",") if name)
+    wrong = [name for name in found if name not in FORMATS]
+    if wrong or not found:
+        raise UsageError(f"--format {args.format!r}: allowed are {', '.join(FORMATS)}, several with commas between them")
+    return found
+
+
+def layouts(args: argparse.Namespace, sides: int) -> tuple[Layout, ...]:
+    """What ``--rank_size --tp --pp --vpp --order`` say of each side; empty without them.
+
+    Raises:
+        UsageError: they do not fit each other.
+    """
+    from msprobe_engine.errors import UsageError
+    from msprobe_engine.graph.options import Layout
+
+    given = {name: getattr(args, name) for name in ("rank_size", "tp", "pp", "vpp", "order")}
+    if not any(given.values()):
+        return ()
+    if args.merge:
+        raise UsageError("--merge auto takes the layout from the dumps; leave --rank_size, --tp, --pp, --vpp and --order out")
+    for name in ("rank_size", "tp", "pp"):
+        if not given[name]:
+            raise UsageError(f"--{name} is missing: --rank_size, --tp and --pp belong together")
+    for name, values in given.items():
+        if values and len(values) != sides:
+            what = "one run: one value" if sides == 1 else "two runs: two values, that of the target first"
+            raise UsageError(f"--{name} {' '.join(map(str, values))}: {what}")
+        if name != "order" and any(value < 1 for value in values or ()):
+            raise UsageError(f"--{name} {' '.join(map(str, values))}: 1 or more is allowed")
+    orders = given["order"] or ["tp-cp-ep-dp-pp"] * sides
+    columns = zip(given["rank_size"], given["tp"], given["pp"], given["vpp"] or [1] * sides, orders)
+    return tuple(Layout(*values) for values in columns)
+
+
+def draw(args: argparse.Namespace, target: str, golden: str | None, **settings: Any) -> int:
+    """Make the graphs, print what they came to, and return the exit code; `settings`: further fields of the options."""
+    from msprobe_engine.compare.source import numbers
+    from msprobe_engine.errors import UsageError
+    from msprobe_engine.graph.options import GraphOptions
+    from msprobe_engine.graph.run import run
+
+    if args.workers < 0 or args.memory_mb < 64:
+        raise UsageError(
+            f"--workers {args.workers} and --memory_mb {args.memory_mb}: 0 (one per core) or more, and 64 or more, are allowed"
+        )
+    cut = layouts(args, 2 if golden else 1)
+    options = GraphOptions(
+        match=args.match,
+        layer_mapping=args.layer_mapping,
+        overflow=args.overflow_check,
+        ranks=numbers(args.rank, "--rank"),
+        steps=numbers(args.step, "--step"),
+        merge="given" if cut else args.merge or "",
+        layouts=cut,
+        file_type=args.file_type,
+        memory_mb=args.memory_mb,
+        workers=args.workers,
+        **settings,
+    )
+    if args.file_type == "json" and (golden or not options.merge):
+        raise UsageError("--file_type json writes the merged dump of one run; give one path, and --merge auto or --rank_size")
+    found = run(target, golden, args.output_path, options, _said if options.progress_log else None)
+    _say(found, args.open)
+    return found.exit_code
+
+
+def _said(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _say(found: Result, show: bool) -> None:
+    from msprobe_engine.log import printable
+
+    print(printable(found.text()))
+    for note in found.notes:
+        print(printable(f"note: {note}"), file=sys.stderr)
+    pages = [path for path in found.files if path.suffix == ".html"]
+    if show and pages:
+        import webbrowser
+
+        webbrowser.open(Path(pages[0]).resolve().as_uri())
