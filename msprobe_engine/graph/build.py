@@ -200,7 +200,9 @@ def _parents_by_paths(order: list[str]) -> dict[str, str]:
 
 
 def _add_gradients(graph: Graph, side: Side, records: list[int]) -> None:
-    """Gradients of a module's parameters are a child of its last backward call, else of its last forward call, else of the root."""
+    """Gradients of a module's parameters are a child of its last backward call, else of its last forward call, else of the root. Those that
+    were never filled in become no node."""
+    records = [record for record in records if any(side.dtype[row] is not None for row in side.rows(record))]
     if not records:
         return
     last: dict[tuple[str, str], int] = {}
