@@ -1,0 +1,56 @@
+"use strict";
+// What is shown stands in the address (#step=0&rank=1&node=…), so that a link shows it again.
+Graph.address = (() => {
+  const LONGEST = 1000; // characters of a name in an address; of longer ones only step and rank stand there
+  let own = "";
+
+  // {step, rank, side, name}; numbers are null and the name "" where the address does not say.
+  function parse(hash) {
+    const given = new URLSearchParams(hash.replace(/^#/, ""));
+    const number = (key) => (/^\d{1,9}$/.test(given.get(key) ?? "") ? Number(given.get(key)) : null);
+    return { step: number("step"), rank: number("rank"), side: given.get("side") === "golden" ? 1 : 0, name: given.get("node") ?? "" };
+  }
+
+  function text(pair, side, name) {
+    const given = new URLSearchParams({ step: pair.step, rank: pair.rank });
+    if (side) given.set("side", "golden");
+    if (name && name.length <= LONGEST) given.set("node", name);
+    return "#" + given.toString();
+  }
+
+  // What the address asks for, or null: {index, side, name}. Says when it asks for what is not there.
+  function wanted(store) {
+    const { step, rank, side, name } = parse(location.hash);
+    if (step === null && rank === null && !name) return null;
+    const index = store.manifest.pairs.findIndex((pair) => (step === null || pair.step === step) && (rank === null || pair.rank === rank));
+    if (index < 0) { Graph.panel.say(Kit.t("graph.address_pair", step ?? "–", rank ?? "–")); return null; }
+    return { index, side: store.manifest.comparison ? side : 0, ...(name ? { name } : {}) };
+  }
+
+  function mount(store) {
+    const put = () => {
+      const chosen = store.selection;
+      if (!store.pair) return;
+      const hash = text(store.pair, chosen ? chosen.side : 0, chosen ? store.sides[chosen.side].name(chosen.node) : "");
+      if (hash === location.hash) return;
+      own = hash;
+      try { history.replaceState(null, "", hash); } catch { /* some browsers count them: the address stays behind for a while */ }
+    };
+    store.on("select", put);
+    store.on("open", put);
+    addEventListener("hashchange", async () => {
+      if (location.hash === own) return;
+      const asked = wanted(store);
+      if (asked) await store.open(asked.index, asked);
+      check(store);
+    });
+  }
+
+  // Says when the name in the address is nobody's.
+  function check(store) {
+    const { side, name } = parse(location.hash);
+    if (name && store.sides.length && store.find(Math.min(side, store.sides.length - 1), name) < 0) Graph.panel.say(Kit.t("graph.address_unknown", Kit.name(name, 120)));
+  }
+
+  return Object.assign(wanted, { parse, text, mount, check });
+})();

@@ -1,0 +1,73 @@
+"use strict";
+// What two rows differ in, and how a difference is put into words. Functions of plain data: no element, no store.
+Graph.compare = (() => {
+  const STATISTICS = ["max", "min", "mean", "norm"];
+  const number = (v) => (typeof v === "number" ? v : v === "nan" ? NaN : v === "inf" ? Infinity : v === "-inf" ? -Infinity : null);
+  const finite = (v) => { const n = number(v); return n === null || Number.isFinite(n); };
+  const same = (a, b) => a === b || JSON.stringify(a) === JSON.stringify(b);
+
+  // Is the row a tensor? Arguments that are none have a value.
+  const isTensor = (row) => row.value === undefined && row.dtype !== null;
+  const isBad = (row) => row.nans > 0 || row.infs > 0 || (isTensor(row) && STATISTICS.some((s) => !finite(row[s])));
+
+  // Rows of a node beside those of its partner: [{target, golden}], one of them null where the other side has no such row.
+  function pairs(target, golden) {
+    const left = new Map(golden.map((row) => [row.place, row]));
+    const found = target.map((row) => {
+      const place = row.partner ?? row.place, other = left.get(place) || null;
+      left.delete(place);
+      return { target: row, golden: other };
+    });
+    return found.concat([...left.values()].map((row) => ({ target: null, golden: row })));
+  }
+
+  // {state, statistics: {max: {difference, relative}, ...}}; state is "same", "differs", or a word for what cannot be subtracted.
+  function difference({ target, golden }) {
+    if (!golden) return { state: "only_target", statistics: {} };
+    if (!target) return { state: "only_golden", statistics: {} };
+    if (!isTensor(target) || !isTensor(golden)) {
+      const equal = same(target.value, golden.value) && same(target.shape, golden.shape);
+      return { state: equal ? "same" : "other_value", statistics: {} };
+    }
+    const statistics = {};
+    let equal = true;
+    for (const s of STATISTICS) {
+      const a = number(target[s]), b = number(golden[s]);
+      if (a === null || b === null) continue;
+      if (Object.is(a, b) || a === b) { statistics[s] = { difference: 0, relative: 0 }; continue; }
+      equal = false;
+      const d = a - b;
+      statistics[s] = { difference: d, relative: b !== 0 && Number.isFinite(d / b) ? Math.abs(d / b) : NaN };
+    }
+    if (!same(target.shape, golden.shape)) return { state: "other_shape", statistics };
+    if (plain(target.dtype) !== plain(golden.dtype)) return { state: "other_dtype", statistics };
+    const a = target.md5 ?? target.digest, b = golden.md5 ?? golden.digest;
+    if (a && b && a !== b) return { state: equal ? "other_checksum" : "differs", statistics };
+    return { state: equal ? "same" : "differs", statistics };
+  }
+
+  const plain = (dtype) => String(dtype ?? "").replace(/^(torch|mindspore|numpy)\./i, "").toLowerCase();
+  const shape = (value) => (Array.isArray(value) ? "[" + value.join(", ") + "]" : value === null || value === undefined ? "" : String(value));
+
+  // 3 figures, or the exponent: "12.4", "3,120", "2.1e+8".
+  function multiple(units) {
+    if (units >= 1e5) return units.toExponential(1).replace("e+", "e");
+    return units >= 100 ? Kit.count(Math.round(units)) : String(+units.toPrecision(units < 1 ? 1 : 2));
+  }
+
+  // "12.4 × round-off", in the reader's language.
+  function units(value) {
+    if (Number.isNaN(value) || value === null || value === undefined) return Kit.t("graph.units_none");
+    if (value === Infinity) return Kit.t("graph.units_bad");
+    return value === 0 ? Kit.t("graph.units_equal") : Kit.t("graph.units", multiple(value));
+  }
+
+  // Figures of a relative difference: "0.31 %", "1.2e-5 %".
+  function percent(relative) {
+    if (Number.isNaN(relative)) return "";
+    const value = 100 * relative;
+    return (value >= 1e4 || value < 1e-3 ? value.toExponential(1).replace("e+", "e") : String(+value.toPrecision(2))) + " %";
+  }
+
+  return { STATISTICS, number, isTensor, isBad, pairs, difference, plain, shape, multiple, units, percent };
+})();

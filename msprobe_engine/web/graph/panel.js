@@ -1,0 +1,118 @@
+"use strict";
+// Small pieces that all panels are made of. Names are only ever set as text, after `Kit.name`.
+Graph.panel = (() => {
+  const { make, word } = Kit;
+  const FLAG = Graph.FLAG;
+
+  // A button with fixed words, or with a sign and fixed words as its name and tip.
+  function button(parent, key, press, { cls = "", sign = null } = {}) {
+    const node = make("button", parent, null, cls);
+    node.type = "button";
+    if (sign === null) word(node, key);
+    else { make("span", node, sign).setAttribute("aria-hidden", "true"); label(node, key); }
+    node.addEventListener("click", press);
+    return node;
+  }
+
+  // The name of an element for those who cannot see its sign, and for those who wait over it.
+  function label(node, key, ...args) {
+    node.dataset.label = key;
+    node.labelArguments = args;
+    node.setAttribute("aria-label", Kit.t(key, ...args));
+    if (node.tagName !== "INPUT" && node.tagName !== "SELECT") node.title = Kit.t(key, ...args);
+    return node;
+  }
+  Kit.on("language", () => {
+    for (const node of document.querySelectorAll("[data-label]")) label(node, node.dataset.label, ...(node.labelArguments || []));
+  });
+
+  // The class that colours a node: its difference where two runs are compared, else whether it is finite.
+  function tone(columns, node) {
+    const flags = columns.flags[node];
+    if (flags & FLAG.NONFINITE_OUT) return "ubad";
+    if (Graph.store.sides.length < 2) return flags & (FLAG.NONFINITE_BELOW | FLAG.NONFINITE_IN) ? "ubad hollow" : "ufine";
+    if (flags & FLAG.UNMATCHED) return "unone";
+    return "u" + Kit.scale(columns.units[node]).level;
+  }
+
+  // A coloured square for a node.
+  function swatch(parent, columns, node) {
+    const found = make("i", parent, null, "swatch " + tone(columns, node));
+    found.setAttribute("aria-hidden", "true");
+    return found;
+  }
+
+  // The path of modules around a node, for a second line under its label; long ones lose their beginning.
+  function around(columns, node, most = 4) {
+    const names = columns.ancestors(node).slice(1).map((one) => columns.label(one));
+    return Kit.name((names.length > most ? "… › " : "") + names.slice(-most).join(" › "), 200);
+  }
+
+  // A node as something to press; it is chosen then.
+  function nodeLink(parent, side, node, { place = true, figure = true } = {}) {
+    const columns = Graph.store.sides[side], found = make("button", parent, null, "node-link");
+    found.type = "button";
+    found.title = Kit.name(columns.name(node), 500);
+    swatch(found, columns, node);
+    const texts = make("span", found, null, "texts");
+    make("bdi", texts, title(columns, node), "label");
+    if (place && columns.parent[node] > 0) make("bdi", texts, around(columns, node), "around");
+    if (figure && columns.units[node] >= 0) make("span", found, short(columns.units[node]), "figure");
+    found.addEventListener("click", () => Graph.store.select(side, node));
+    return found;
+  }
+
+  // "mlp.down_proj", "matmul 12": what stands in lists. A call is told from others of its kind by its number.
+  function title(columns, node, most = 80) {
+    const label = columns.label(node), call = columns.type[node] === Graph.API ? columns.call(node) : "";
+    return Kit.name(call ? label + " " + call : label, most);
+  }
+
+  const short = (units) => (units === Infinity ? "NaN/Inf" : units === 0 ? "0" : Graph.compare.multiple(units) + " ×");
+
+  const isBackward = (columns, node) => (columns.flags[node] & FLAG.BACKWARD) !== 0;
+  const isCollection = (columns, node) => columns.type[node] === Graph.API_COLLECTION || columns.type[node] === Graph.MULTI_COLLECTION;
+
+  // Which words say what a node is.
+  function sort(columns, node) {
+    if (node === 0) return "one_root";
+    if (isCollection(columns, node)) return "one_collection";
+    if (columns.kind(node) === "parameters_grad") return "one_gradients";
+    return columns.type[node] === Graph.API ? "one_api" : "one_module";
+  }
+
+  // A short message that goes away by itself; read out.
+  let toast = null, due = 0;
+  function say(text) {
+    toast ||= make("div", document.getElementById("graph") || document.body, null, "toast");
+    toast.setAttribute("role", "status");
+    toast.textContent = text;
+    toast.classList.add("shown");
+    clearTimeout(due);
+    due = setTimeout(() => toast.classList.remove("shown"), 2600);
+  }
+
+  async function copy(text) {
+    say(Kit.t((await Kit.copy(text)) ? "graph.copied" : "graph.not_copied"));
+  }
+
+  // Something below a button that opens and closes: Escape and a press elsewhere close it, and the focus returns.
+  function popover(opener, content, opening = () => {}) {
+    content.hidden = true;
+    opener.setAttribute("aria-expanded", "false");
+    opener.setAttribute("aria-haspopup", "dialog");
+    const set = (open) => {
+      if (open === !content.hidden) return;
+      content.hidden = !open;
+      opener.setAttribute("aria-expanded", String(open));
+      if (open) opening();
+      else if (content.contains(document.activeElement)) opener.focus();
+    };
+    opener.addEventListener("click", () => set(content.hidden));
+    content.addEventListener("keydown", (event) => { if (event.key === "Escape") { set(false); opener.focus(); event.stopPropagation(); } });
+    document.addEventListener("pointerdown", (event) => { if (!content.contains(event.target) && !opener.contains(event.target)) set(false); });
+    return { set, get open() { return !content.hidden; } };
+  }
+
+  return { button, label, tone, swatch, around, nodeLink, title, short, isBackward, isCollection, sort, say, copy, popover };
+})();
