@@ -16,7 +16,7 @@ from msprobe_engine.compare.schedule import run_jobs
 from msprobe_engine.compare.tables import unwritable
 from msprobe_engine.dump.layout import make_directories
 from msprobe_engine.errors import NothingCapturedError, SinkError, UsageError
-from msprobe_engine.graph import suspects
+from msprobe_engine.graph import over_ranks
 from msprobe_engine.graph.model import Comparison, Graph
 from msprobe_engine.graph.options import GraphOptions
 from msprobe_engine.graph.source import Job, jobs_of
@@ -93,12 +93,12 @@ def _made(jobs: Sequence[Job], options: GraphOptions, store: _Store, progress: P
     return [done[job.key] for job in jobs]
 
 
-def _suspects(jobs: Sequence[Job], parts: Sequence[Part], options: GraphOptions, store: _Store, result: Result) -> suspects.Suspects:
+def _suspects(jobs: Sequence[Job], parts: Sequence[Part], options: GraphOptions, store: _Store, result: Result) -> over_ranks.Suspects:
     if result.golden:
         mappings = Mappings(layer=options.layer_mapping if options.layer_mapping not in (None, True) else None)
-        found = suspects.of_two(jobs, f"{result.target} and {result.golden}", mappings, store.sides())
+        found = over_ranks.of_two(jobs, f"{result.target} and {result.golden}", mappings, store.sides())
     else:
-        found = suspects.of_one(jobs, {part.job.key for part in parts if part.nonfinite})
+        found = over_ranks.of_one(jobs, {part.job.key for part in parts if part.nonfinite})
     result.finding, result.headline, result.why = found.finding, found.headline, found.why
     result.problems += [problem for problem in found.problems if problem not in result.problems]
     return found
@@ -124,7 +124,7 @@ def _write(
     parts: Sequence[Part],
     store: _Store,
     links: dict[tuple[int, int], tuple[Any, ...]],
-    found: suspects.Suspects,
+    found: over_ranks.Suspects,
     result: Result,
     progress: Progress | None,
 ) -> None:
@@ -138,7 +138,7 @@ def _write(
                 graphs = (made.target, made.golden) if isinstance(made, Comparison) else (made,)
                 for graph, linked in zip(graphs, links.get(part.job.key, ())):
                     graph.links = linked
-                suspects.put(made, found)
+                over_ranks.put(made, found)
                 result.count(part.job.key, made)
                 for writer in writers:
                     writer.add(made)

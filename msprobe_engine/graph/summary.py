@@ -24,7 +24,7 @@ class Result:
 
     Attributes:
         target, golden: as given; golden "" with one side.
-        finding, headline, why: of the diagnosis (`msprobe_engine.graph.suspects`).
+        finding, headline, why: of the diagnosis (`msprobe_engine.graph.over_ranks`).
         files: what was written.
         notes: what was left out on purpose, and why.
         problems: what could not be read or compared.

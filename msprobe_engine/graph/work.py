@@ -78,9 +78,9 @@ def _make(part: Part, options: GraphOptions) -> None:
 
 def compare(target: Graph, golden: Graph, options: GraphOptions) -> Comparison:
     """Match two graphs and measure what they differ by."""
-    from msprobe_engine.graph import precision
+    from msprobe_engine.graph import comparing
 
-    return precision.compare(target, golden, options)
+    return comparing.compare(target, golden, options)
 
 
 def finish(part: Part, made: Graph | Comparison, options: GraphOptions) -> None:
