@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from msprobe_engine.compare.side import INPUT, OUTPUT, PARAMETERS
+from msprobe_engine.compare.side import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD
 from msprobe_engine.compare.tree import Tree
 from msprobe_engine.diagnose import facts
 
@@ -19,10 +19,11 @@ class Placements:
 
     Args:
         tree: of its records.
+        one_stage: the records are those of one stage of a pipeline, or of a model without stages, whatever the header says.
     """
 
-    def __init__(self, tree: Tree) -> None:
-        self._tree, self._side = tree, tree.side
+    def __init__(self, tree: Tree, one_stage: bool = False) -> None:
+        self._tree, self._side, self._one_stage = tree, tree.side, one_stage
         parallel = self._side.header.get("parallel")
         self._parallel: Mapping[str, Any] = parallel if isinstance(parallel, Mapping) else {}
 
@@ -36,7 +37,7 @@ class Placements:
     def _marks(self) -> dict[str, Mapping[str, Any]] | None:
         """Name of a parameter -> its marks; None when they were not recorded, or the records are those of several stages by now."""
         groups = self._parallel.get("parameters")
-        if not isinstance(groups, list) or self.size("tp") is None or self.size("pp") != 1:
+        if not isinstance(groups, list) or self.size("tp") is None or not (self._one_stage or self.size("pp") == 1):
             return None
         found: dict[str, Mapping[str, Any]] = {}
         for group in groups:
@@ -54,6 +55,13 @@ class Placements:
         if isinstance(known, list) and len(known) == len(shape) and all(type(size) is int for size in known):
             return known
         return self._of_parameters.get((self._bytes(row), tuple(shape)))
+
+    def of_parameter(self, row: int) -> list[int] | None:
+        """Shape of the whole of a parameter, or of its gradient, by its name; None of any other row, and where the dump does not say."""
+        shape = self._side.shape[row]
+        if self._marks is None or self._side.role[row] not in (PARAMETERS, PARAMETERS_GRAD) or not isinstance(shape, list):
+            return None
+        return self._times(self._marks.get(f"{self._tree.kinds[self._side.op[row]][2]}.{self._side.name[row].rpartition('.')[2]}", {}), shape)
 
     def is_partial(self, row: int) -> bool:
         """A part of a sum that is still to come, as a DTensor says it."""

@@ -1,0 +1,1 @@
+"""Ranks of a parallel job in one graph."""

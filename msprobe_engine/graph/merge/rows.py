@@ -1,0 +1,224 @@
+"""The ranks that hold pieces of the same tensors as one rank that holds the whole.
+
+A tensor is a replica (all ranks say the same), one of several pieces of a whole, or a term of a sum (`sums`). The statistics of the whole
+follow exactly in all three cases. Ranks whose replicas should agree, and do not, are said: a call without anything cut that took in the
+same on all ranks and gave out something else, and a parameter that the dump says is not cut.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from msprobe_engine.compare.layout.experts import weighted
+from msprobe_engine.compare.layout.merge import Floats
+from msprobe_engine.compare.layout.outcome import copy
+from msprobe_engine.compare.layout.placements import twins
+from msprobe_engine.compare.record_rows import Value
+from msprobe_engine.compare.side import INPUT, MD5, OUTPUT, PARAMETERS, STATISTICS, STRUCTURE, TENSOR, Side
+from msprobe_engine.diagnose import measure
+from msprobe_engine.errors import UsageError
+from msprobe_engine.graph.merge.beside import Beside
+from msprobe_engine.graph.merge.dims import Cut, Told, cuts
+from msprobe_engine.graph.merge.sums import Sum, terms
+
+_RANDOM = ("dropout", "rand", "bernoulli", "normal", "uniform", "multinomial", "exponential", "empty")
+"""Parts of the names of calls that give out something else each time."""
+
+_NAMES = ("Max", "Min", "Mean", "Norm")
+
+
+@dataclass
+class Merged:
+    """Attributes:
+    side: of the first rank, its rows replaced by those of the whole.
+    notes: record -> sentences on how its rows were made, one per row that is none of the first rank's own.
+    unlike: sentences about replicas that do not agree.
+    lost: per rank but the first, names of records that are on that rank alone.
+    """
+
+    side: Side
+    notes: dict[int, list[str]] = field(default_factory=dict)
+    unlike: list[str] = field(default_factory=list)
+    lost: dict[int, list[str]] = field(default_factory=dict)
+
+
+def merged(sides: Mapping[int, Side]) -> Merged:
+    """Make one side of several.
+
+    Args:
+        sides: by rank; ranks that ran the same part of the model on the same data.
+
+    Raises:
+        UsageError: the dumps have no statistics.
+    """
+    for rank, side in sides.items():
+        if side.mode not in (STATISTICS, TENSOR, MD5, STRUCTURE) or (side.mode == MD5 and not np.isfinite(side.stats).any()):
+            raise UsageError(f"{side.path}: has checksums, no statistics; rank {rank} cannot be merged. Dump task statistics")
+    if len(sides) == 1:
+        return Merged(next(iter(sides.values())))
+    return _Merger(Beside(sides)).run()
+
+
+class _Merger:
+    def __init__(self, beside: Beside) -> None:
+        self.beside, self.first = beside, beside.first
+        self.told = Told(beside)
+        self.twins = twins(beside.tree)
+        self.made = Merged(copy(beside.first))
+        if beside.first.task != "structure":
+            self.made.side.header = {**beside.first.header, "task": "statistics"}
+        self.ranks = ", ".join(map(str, beside.ranks))
+
+    def run(self) -> Merged:
+        beside, side = self.beside, self.made.side
+        sums = terms(beside)
+        differs = [row for row in np.flatnonzero(beside.tensor & ~beside.alike & (beside.at >= 0).any(0)).tolist() if row not in sums]
+        same = set(self.unlike(differs))
+        pieces = [row for row in differs if row not in same and len(beside.members(row)) > 1]
+        also = self.cut_alike()
+        where = cuts(beside, self.told, sorted((*pieces, *also)))
+        for row, one in sums.items():
+            self.put_sum(row, one)
+        for row in sorted({*pieces, *where}):
+            self.put_pieces(row, where.get(row))
+        for row in differs:
+            if row not in same and len(beside.members(row)) == 1:
+                self.note(row, f"is on rank {beside.ranks[beside.members(row)[0][0]]} alone")
+        self.say_arguments()
+        for rank, there, records in zip(beside.ranks, beside.sides, beside.lost_records()):
+            if records:
+                self.made.lost[rank] = [there.ops[op] for op in records]
+        side.md5 = [None if row not in side.values else md5 for row, md5 in enumerate(side.md5)]
+        side.data_name = [""] * len(side)
+        return self.made
+
+    def cut_alike(self) -> list[int]:
+        """Rows that say the same on all ranks and are pieces all the same, as the dump says: zeros, mostly."""
+        same = np.flatnonzero(self.beside.tensor & self.beside.alike & self.beside.everywhere)
+        return [row for row in same.tolist() if self.told.is_cut(row)]
+
+    def unlike(self, differs: list[int]) -> list[int]:
+        """Say replicas that do not agree, and return their rows, which stay those of the first rank."""
+        beside, first = self.beside, self.first
+        found = []
+        for row in differs:
+            op = first.op[row]
+            if self.told.is_whole(row):
+                what = "the dump says that all ranks hold the whole of it"
+            elif first.role[row] == OUTPUT and self.should_agree(op):
+                what = "all ranks took in the same"
+            else:
+                continue
+            values = self.values(row)
+            self.note(row, f"differs between ranks {self.ranks}, and {what}: {values}. Shown as on rank {beside.ranks[0]}")
+            self.made.unlike.append(f"{first.name[row]}: differs between ranks {self.ranks}, and {what} ({values})")
+            found.append(row)
+        return found
+
+    def should_agree(self, op: int) -> bool:
+        """A forward call, with nothing inside it, that took in the same tensors and arguments on all ranks, and has no reason to give out
+        other things."""
+        beside, first = self.beside, self.first
+        name = first.ops[op]
+        kind = beside.tree.kinds[op]
+        if kind[0] != "forward" or len(kind) == 4 or beside.tree.children.get(op) or op in first.collectives:
+            return False
+        if name.startswith(("Autograd.", "Distributed.")) or any(word in kind[-1].lower() for word in _RANDOM) or kind[-1].endswith("_"):
+            return False
+        taken = [row for row in first.rows(op) if first.role[row] in (INPUT, PARAMETERS)]
+        tensors = [row for row in taken if beside.tensor[row]]
+        if not tensors or not all(beside.alike[row] and beside.everywhere[row] and beside.stats[0, row, 3] > 0 for row in tensors):
+            return False
+        return all(self.argument_agrees(row) for row in taken if not beside.tensor[row])
+
+    def argument_agrees(self, row: int) -> bool:
+        values = [self.beside.sides[place].values.get(at) for place, at in self.beside.members(row)]
+        return len(values) == len(self.beside.ranks) and all(repr(one) == repr(values[0]) for one in values)
+
+    def say_arguments(self) -> None:
+        """Arguments that are other ones on each rank: sizes, places."""
+        for row in self.first.values:
+            if not self.argument_agrees(row):
+                values = (
+                    f"{self.beside.sides[place].values.get(at)} on {self.beside.ranks[place]}" for place, at in self.beside.members(row)
+                )
+                self.note(row, f"differs between ranks: {', '.join(values)}")
+
+    def values(self, row: int) -> str:
+        """Statistics of all ranks, of those that differ."""
+        said = []
+        fours = [self.beside.sides[place].four(at) for place, at in self.beside.members(row)]
+        for name, values in zip(_NAMES, zip(*fours)):
+            if any(value != values[0] for value in values):
+                said.append(f"{name} {', '.join(map(_short, values))}")
+        return "; ".join(said)
+
+    def note(self, row: int, text: str) -> None:
+        start = len(self.first.ops[self.first.op[row]]) + 1
+        self.made.notes.setdefault(self.first.op[row], []).append(f"{self.first.name[row][start:]}: {text}")
+
+    def put_sum(self, row: int, one: Sum) -> None:
+        """A term becomes the sum."""
+        where = f"the numbers are those of all, as {self.first.ops[one.record]} gives them out"
+        self.note(row, f"one term on each of ranks {self.ranks}; {where} ({self.values(row)})")
+        self.put(row, one.value, list(self.first.shape[row]))
+
+    def put_pieces(self, row: int, cut: Cut | None) -> None:
+        """Pieces become the whole. Single numbers, which are none, become all of them."""
+        beside = self.beside
+        members = [(place, at, shape) for place, at in beside.members(row) if isinstance(shape := beside.sides[place].shape[at], list)]
+        whole = list(self.first.shape[row])
+        if cut is not None:
+            whole[cut.dimension] = sum(shape[cut.dimension] for _, _, shape in members)
+        where = "" if cut is None else f" along dimension {cut.dimension}"
+        held = ", ".join(str(beside.ranks[place]) for place, _, _ in members)
+        values = self.values(row)
+        how = f"put together{where} from"
+        if cut is None and self.is_open_term(row):
+            how = "one term of a sum that the dump does not have here; the statistics are those of all terms, on"
+        elif cut is None and measure.elements(whole) == 1:
+            how = "one number on each rank; the statistics are those of all numbers, on"
+        self.note(row, f"{how} ranks {held}" + (f" ({values})" if values else ""))
+        value = weighted([(shape, beside.stats[place, row]) for place, _, shape in members])
+        self.put(row, value, whole)
+        side = self.made.side
+        for known in ("nans", "infs"):
+            count = sum(getattr(beside.sides[place], known).get(at, 0) for place, at, _ in members)
+            if count:
+                getattr(side, known)[row] = count
+
+    def is_open_term(self, row: int) -> bool:
+        """The gradient of something that all ranks hold alike, and that is not the same on all of them."""
+        twin = self.twins.get(row)
+        return twin is not None and bool(self.beside.alike[twin]) and not self.told.is_cut(twin)
+
+    def put(self, row: int, value: Floats, shape: list[int]) -> None:
+        side = self.made.side
+        side.numbers[4 * row : 4 * row + 4] = array("d", value.tolist())
+        side.shape[row] = shape
+        side.facts[row] = {key: fact for key, fact in side.facts.get(row, {}).items() if key != "digest"}
+        if row in side.odd:
+            side.odd[row] = self.odd(row)
+
+    def odd(self, row: int) -> tuple[Value, Value, Value, Value]:
+        """Statistics that are no floats (those of whole numbers, of masks), each put together for itself."""
+        fours = [self.beside.sides[place].four(at) for place, at in self.beside.members(row)]
+        made: list[Value] = []
+        for name, values in zip(_NAMES, zip(*fours)):
+            numbers = [value for value in values if isinstance(value, (int, float)) and not (type(value) is float and math.isnan(value))]
+            if len(numbers) < len(values):
+                made.append(values[0])
+            elif name in ("Max", "Min"):
+                made.append(max(numbers) if name == "Max" else min(numbers))
+            else:
+                made.append(sum(numbers) / len(numbers) if name == "Mean" else math.sqrt(sum(number * number for number in numbers)))
+        return made[0], made[1], made[2], made[3]
+
+
+def _short(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
