@@ -39,7 +39,15 @@ Rules = Mapping[str, Mapping[str, list[tuple[str, str, int]]]]
 
 
 def rows_by_layer(target: Side, golden: Side, source: Any) -> dict[str, str]:
-    """Row name of the target -> row name of the golden side, or ``N/A``; a data mapping.
+    """Row name of the target -> row name of the golden side, or ``N/A``; a data mapping. Arguments and errors as `partners_by_layer`."""
+    found: dict[str, str] = {}
+    for op, other in enumerate(partners_by_layer(target, golden, source)):
+        _rows(found, target, golden, op, other)
+    return found
+
+
+def partners_by_layer(target: Side, golden: Side, source: Any) -> list[int]:
+    """Record of the golden side that belongs to each record of the target, -1 for none.
 
     Args:
         source: True (names are the same), a mapping, or the file with it.
@@ -57,14 +65,14 @@ def rows_by_layer(target: Side, golden: Side, source: Any) -> dict[str, str]:
         places.setdefault((scope, state), []).append(op)
     counts: dict[tuple[str, str], int] = {}
     converted: dict[str, str] = {}
-    found: dict[str, str] = {}
-    for op, (scope, state) in enumerate(zip(first.scopes, first.states)):
+    found: list[int] = []
+    for scope, state in zip(first.scopes, first.states):
         index = counts.get((scope, state), 0)
         counts[scope, state] = index + 1
         if scope not in converted:
             converted[scope] = first.converted(scope, rules)
         others = places.get((converted[scope], state), ())
-        _rows(found, target, golden, op, others[index] if index < len(others) else -1)
+        found.append(others[index] if index < len(others) else -1)
     return found
 
 

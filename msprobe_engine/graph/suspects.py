@@ -1,166 +1,99 @@
-"""Where it begins, over all ranks and steps of a run of `msprobe_engine.graph.run`, by the diagnosis that the other commands have too."""
+"""Where the difference between two graphs begins, and how far their nodes are apart in multiples of round-off; both from the diagnosis."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from msprobe_engine.compare.mapped import Mappings
-from msprobe_engine.compare.side import Side, read_side
-from msprobe_engine.diagnose.findings import NONE
-from msprobe_engine.dump.reader import collection_paused
-from msprobe_engine.errors import DumpFormatError, NothingCapturedError
-from msprobe_engine.graph.model import Comparison, Graph
-from msprobe_engine.graph.source import Job
-from msprobe_engine.log import one_line
+import numpy as np
 
-Key = tuple[int, int]
-"""Step and rank of the target."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """A suspect.
-
-    Attributes:
-        names: records that show it, the nearest first; the first one that the graph has is its node.
-        text: a sentence.
-    """
-
-    names: tuple[str, ...]
-    text: str
+from msprobe_engine.compare import codes
+from msprobe_engine.compare.side import OUTPUT, PARAMETERS_GRAD
+from msprobe_engine.compare.structure import Aligned, Structure
+from msprobe_engine.diagnose import explain
+from msprobe_engine.diagnose.begun import begin
+from msprobe_engine.diagnose.divergence import diverge
+from msprobe_engine.diagnose.origins import Walker
+from msprobe_engine.diagnose.spans import Spans
+from msprobe_engine.graph.match import standing_for
+from msprobe_engine.graph.model import Graph
+from msprobe_engine.graph.rows import Floats
 
 
 @dataclass
-class Suspects:
-    """What was found.
-
-    Attributes:
-        finding: one of `msprobe_engine.diagnose.findings.FINDINGS`; ``unknown`` when it could not be told.
-        headline: the first line of the summary.
-        why: a sentence on the first suspect, "" when there is none.
-        places: step and rank -> the first suspect there.
-        first: the most likely of all.
-        problems: what could not be read or compared.
+class Measured:
+    """Attributes:
+    units: float64 per target node: the largest difference of its results (gradients, of gradients) in multiples of what round-off
+        explains in one call of its dtype and size; NaN: nothing could be compared, inf: NaN or Inf on one side only, or another shape.
+    suspect: target node where the difference begins, None without one.
+    text: a sentence on it.
     """
 
-    finding: str = NONE
-    headline: str = ""
-    why: str = ""
-    places: dict[Key, Place] = field(default_factory=dict)
-    first: Key | None = None
-    problems: list[str] = field(default_factory=list)
+    units: Floats
+    suspect: int | None = None
+    text: str = ""
 
 
-def of_two(jobs: Sequence[Job], what: str, mappings: Mappings, sides: dict[Key, tuple[Side, Side]]) -> Suspects:
-    """Where two runs part.
+def measured(target: Graph, golden: Graph, partners: Sequence[int], aligned: Aligned) -> Measured:
+    """Measure two graphs.
 
     Args:
-        jobs: pairs of dump files.
-        what: the two runs, for messages.
-        mappings: names of the target on the golden side.
-        sides: those that are in memory already; others are read.
+        partners: golden node of each target node, -1 for none.
+        aligned: their records by structure; the search for the first difference goes by these.
     """
-    from msprobe_engine.diagnose.run import over_steps
-
-    def read(step: int, problems: list[str]) -> tuple[dict[int, Side], dict[int, Side]]:
-        target: dict[int, Side] = {}
-        golden: dict[int, Side] = {}
-        for job in jobs:
-            if job.step != step or job.golden is None:
-                continue
-            try:
-                both = sides.get(job.key) or (read_side(job.target), read_side(job.golden))
-            except DumpFormatError as error:
-                problems.append(str(error))
-                continue
-            mappings.apply(*both)
-            if len(both[0]) and len(both[1]):
-                target[job.rank], golden[job.rank] = both
-        return target, golden
-
-    found = Suspects()
-    try:
-        with collection_paused():
-            diagnosis = over_steps(sorted({job.step for job in jobs}), read, what)
-    except (NothingCapturedError, DumpFormatError) as error:
-        return Suspects("unknown", problems=[f"no first suspect: {error}"])
-    found.finding, found.headline, found.problems = diagnosis.finding, diagnosis.headline(), diagnosis.problems
-    for suspect in diagnosis.suspects:
-        row = suspect.tensor
-        names = tuple(name for name in (suspect.record, _record_of_row(row)) if name)
-        found.places.setdefault((suspect.step, suspect.rank), Place(names, one_line(suspect.why)))
-        found.first = found.first or (suspect.step, suspect.rank)
-        found.why = found.why or one_line(suspect.why)
-    return found
+    first, second = target.side, golden.side
+    assert first is not None
+    assert second is not None
+    begun = begin(first, second, aligned)
+    units = np.full(len(target), np.nan)
+    done = _by_walker(units, target, golden, partners, begun.walker)
+    rest = [node for node, other in enumerate(partners) if other >= 0 and node not in done]
+    _directly(units, target, golden, partners, rest)
+    found = diverge({0: first}, {0: second}, begun={0: begun})
+    if not found.origins:
+        return Measured(units)
+    one = explain.suspect(target.step, target.rank, found.origins[0][1], found.walkers[0])
+    walker = found.walkers[0]
+    node = target.index.get(walker.side.ops[found.origins[0][1].op])
+    where = f" ({one.source})" if one.source else ""
+    return Measured(units, node, f"{one.record}: {one.why}{where}")
 
 
-def of_one(jobs: Iterable[Job], bad: set[Key]) -> Suspects:
-    """The first NaN or Inf of a run.
-
-    Args:
-        jobs: its dump files.
-        bad: step and rank of those that hold something that is not finite; when there are none, nothing is read.
-    """
-    from msprobe_engine.diagnose import first_bad, load, report
-    from msprobe_engine.diagnose.findings import NONFINITE, OVERFLOW
-
-    found = Suspects(headline="No NaN or Inf that matters")
-    jobs = list(jobs)
-    for step in sorted({step for step, _ in bad}):
-        traces = {}
-        for job in jobs:
-            if job.step == step:
-                try:
-                    traces[job.rank] = load.load_rank(step, job.rank, job.target.parent, found.problems)
-                except DumpFormatError as error:
-                    found.problems.append(str(error))
-        if not traces:
-            continue
-        verdict = first_bad.analyse(traces)
-        findings = [report.finding(verdict, n) for n in range(len(verdict.suspects))]
-        for item in findings:
-            text = one_line(f"{item['what']}: {item['explanation']}")
-            found.places.setdefault((step, item["rank"]), Place((item["op_name"],), text))
-        if findings:
-            first = findings[0]
-            found.finding = OVERFLOW if first["what"] in ("Inf", "-Inf") else NONFINITE
-            found.first, found.why = (step, first["rank"]), one_line(str(first["explanation"]))
-            found.headline = report.text(verdict, findings).split("\n")[0]
-            break
-    return found
+def _by_walker(units: Floats, target: Graph, golden: Graph, partners: Sequence[int], walker: Walker) -> set[int]:
+    """Fill in nodes whose records the walk has beside each other; returns them."""
+    done: set[int] = set()
+    for (x, y), value in zip(walker.structure.pairs, _units(walker).tolist()):
+        theirs = standing_for(golden, walker.golden.side, y)
+        for node in standing_for(target, walker.side, x):
+            if partners[node] in theirs:
+                units[node] = value
+                done.add(node)
+    return done
 
 
-def put(made: Graph | Comparison, found: Suspects) -> None:
-    """Note the suspect of a rank in its graph."""
-    key = (made.step, made.rank)
-    place = found.places.get(key)
-    if place is None:
-        return
-    graph = made.target if isinstance(made, Comparison) else made
-    node = next((graph.index[name] for name in place.names if name in graph.index), None)
-    if node is None and isinstance(made, Comparison):  # a call that only the golden run makes
-        node = _beside_missing(made, place.names)
-    if node is not None:
-        made.suspect, made.suspect_text, made.leading = node, place.text, key == found.first
+def _directly(units: Floats, target: Graph, golden: Graph, partners: Sequence[int], nodes: Sequence[int]) -> None:
+    """Fill in nodes that are beside others than the structure says."""
+    first, second = target.side, golden.side
+    assert first is not None
+    assert second is not None
+    pairs = [(target.records[node], golden.records[partners[node]], node) for node in nodes]
+    pairs = [pair for pair in pairs if pair[0] >= 0 and pair[1] >= 0]
+    if pairs:
+        from msprobe_engine.compare.tree import Tree
+
+        walker = Walker(Tree(first), Tree(second), Structure([(x, y) for x, y, _ in pairs]))
+        units[[node for _, _, node in pairs]] = _units(walker)
 
 
-def _beside_missing(made: Comparison, names: Sequence[str]) -> int | None:
-    """The target's node where the golden run makes a call that the target does not."""
-    golden = made.golden
-    for name in names:
-        node = golden.index.get(name, -1)
-        while node > 0:
-            if made.partners and made.golden_partners[node] >= 0:
-                return made.golden_partners[node]
-            node = golden.parents[node]
-    return None
-
-
-def _record_of_row(row: str) -> str:
-    """``Functional.linear.0.forward`` of ``Functional.linear.0.forward.output.0``."""
-    for word in (".input", ".output", ".parameters.", ".kwargs"):
-        head, found, _ = row.rpartition(word)
-        if found:
-            return head
-    return row
+def _units(walker: Walker) -> Floats:
+    """float64, one per pair of records."""
+    m, rows = walker.measured, codes.columns(walker.rows)[0]
+    role = np.frombuffer(bytes(walker.side.role), np.uint8)[rows]
+    out = (role == OUTPUT) | (role == PARAMETERS_GRAD)
+    sums = Spans(walker.starts)
+    largest = sums.largest(np.where(out & m.known, m.distance, 0.0))[0]
+    limits = np.asarray(walker.limits, np.float64)
+    with np.errstate(all="ignore"):
+        units = np.where(largest == 0, 0.0, largest / limits)
+    units[~sums.any(out & m.known)] = np.nan
+    return units

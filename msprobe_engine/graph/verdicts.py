@@ -1,0 +1,174 @@
+"""pass, warning and error of 26.2.0 for rows whose nodes belong together, with its reasons.
+
+The checks are those of its tables (`compare.verdict_262`); in a graph they look at the values of the dump and not at texts of a table,
+which makes some of them say something else:
+
+* a golden 0 makes no relative error at all (in a table an infinite one);
+* a dtype, a shape or ``requires_grad`` that one side does not have is not compared; but what the target has more of than its partner is
+  off by the first two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from msprobe_engine.compare import codes, verdict_262
+from msprobe_engine.compare.codes import Bools
+from msprobe_engine.graph.model import Graph
+from msprobe_engine.graph.rows import Floats, Numbers, PairedRows
+
+PASS, WARNING, ERROR = 0, 1, 2
+WORDS = ("pass", "warning", "error")
+UNINITIALISED = frozenset(("empty", "empty_like", "empty_with_format", "new_empty_strided", "new_empty", "empty_strided"))
+"""Calls whose result is not defined."""
+
+_LEFT_OUT = UNINITIALISED | {"numpy", "to", "__setitem__"}
+_INPUTS_LEFT_OUT = frozenset(("_reduce_scatter_base", "_all_gather_base", "all_to_all_single", "batch_isend_irecv"))
+_SMALL, _LARGE, _TIMES, _NEW = 0.1, 0.5, 10, 0.1
+"""Limits of the norms: of inputs that agree, of results that do not, how much a result may be worse than the inputs, and of one whose
+inputs are equal."""
+_ALIKE, _APART = 0.9, 0.1
+"""Limits of the share of elements within one thousandth, and of the cosine: of inputs that agree; of results that do not, and of what a
+cosine may lose."""
+
+
+@dataclass
+class Verdicts:
+    """Attributes:
+    levels: int8 (n,), `PASS`, `WARNING` or `ERROR` of each row.
+    flags: (rows that a check flagged, bool (n,); its words), in the order of the checks.
+    """
+
+    levels: npt.NDArray[np.int8]
+    flags: list[tuple[Bools, str]]
+
+    def reasons(self, at: int) -> list[str]:
+        """What is wrong with a row."""
+        return [text for flagged, text in self.flags if flagged[at]]
+
+
+class Checks:
+    """Runs the checks over rows.
+
+    Args:
+        graph: of the target.
+        rows: beside those of the golden side.
+        sharded: both sides are parallel jobs put together: shapes are not compared.
+    """
+
+    def __init__(self, graph: Graph, rows: PairedRows, sharded: bool = False) -> None:
+        self.graph, self.rows, self.sharded = graph, rows, sharded
+        self.found = Verdicts(np.zeros(len(rows), np.int8), [])
+        n = len(rows.nodes)
+        left_out, inputs_left_out = np.zeros(n, bool), np.zeros(n, bool)
+        has_inputs = rows.largest((~rows.outputs).astype(np.float64)) > 0
+        for at, node in enumerate(rows.nodes.tolist()):
+            parts = graph.names[node].split(".", 2)
+            if len(parts) > 1 and has_inputs[at]:
+                api = parts[1].partition("_rank")[0] if sharded else parts[1]
+                left_out[at], inputs_left_out[at] = api in _LEFT_OUT, api in _INPUTS_LEFT_OUT
+        self.against_inputs = ~left_out & ~inputs_left_out
+        self.looked_at = ~left_out[rows.group] & (rows.outputs | ~inputs_left_out[rows.group])
+
+    def statistics(self, mine: Numbers, theirs: Numbers, norm: Floats) -> Verdicts:
+        """By statistics; `norm`: float64 (n,), relative error of the norm as a fraction, NaN without one."""
+        rows = self.rows
+        self._finite(mine, theirs)
+        known = np.where(np.isnan(norm), 0.0, norm)
+        inside = rows.largest(np.where(rows.outputs, 0.0, known))
+        outside = rows.largest(np.where(rows.outputs, known, 0.0))
+        off = rows.outputs & (self.against_inputs & (inside < _SMALL))[rows.group] & (known > _LARGE)
+        self._flag(off, ERROR, verdict_262.RELATIVE)
+        self._facts()
+        with np.errstate(all="ignore"):
+            grown = np.where(inside == 0, outside > _NEW, outside / inside > _TIMES)
+        self._first_output(self.against_inputs & grown, WARNING, verdict_262.TEN_TIMES)
+        return self.found
+
+    def tensors(self, mine: Numbers, theirs: Numbers, thousandth: Sequence[object], cosine: Sequence[object]) -> Verdicts:
+        """By saved tensors; the cells of both metrics, one per row."""
+        self._finite(mine, theirs)
+        inside, outside = self._smallest(thousandth)
+        self._first_output(self.against_inputs & (inside > _ALIKE) & (outside < _APART), ERROR, verdict_262.THOUSANDTH)
+        self._facts()
+        inside, outside = self._smallest(cosine)
+        self._first_output(self.against_inputs & (inside > _ALIKE) & (inside - outside > _APART), WARNING, verdict_262.COSINE)
+        return self.found
+
+    def checksums(self, equal: Bools) -> Verdicts:
+        """By checksums; `equal`: bool (n,)."""
+        off = ~equal & self.looked_at
+        self._flag(off & self.rows.matched, ERROR, verdict_262.CHECKSUM)
+        self._flag(off & ~self.rows.matched, WARNING, verdict_262.NO_CHECKSUM)
+        return self.found
+
+    def _finite(self, mine: Numbers, theirs: Numbers) -> None:
+        rows = self.rows
+        other = theirs.bad_text[rows.right] if len(theirs.bad_text) else np.ones(len(rows), bool)
+        self._flag(mine.bad_text[rows.left] & rows.matched & ~other & self.looked_at, ERROR, verdict_262.NOT_FINITE)
+
+    def _facts(self) -> None:
+        rows = self.rows
+        first, second = rows.target, rows.golden
+        right = np.where(rows.matched, rows.right, 0)
+        alone = ~rows.matched
+        if len(second):
+            grads = [codes.of_each(side.requires_grad, _grad, np.int64) for side in (first, second)]
+            mine, theirs = grads[0][rows.left], grads[1][right]
+            self._flag((mine * theirs < 0) & rows.matched & self.looked_at, ERROR, verdict_262.REQUIRES_GRAD)
+        scalars = np.zeros(len(rows), bool)
+        both = codes.mask(first.values, len(first))[rows.left] & rows.matched & ~rows.outputs & self.against_inputs[rows.group]
+        if len(second):
+            both &= codes.mask(second.values, len(second))[right]
+        for at in np.flatnonzero(both).tolist():
+            i, j = int(rows.left[at]), int(rows.right[at])
+            if first.shape[i] == [] and "class" in str(first.dtype[i]) and "class" in str(second.dtype[j]):
+                scalars[at] = not _same(first.four(i)[0], second.four(j)[0])
+        self._flag(scalars, ERROR, verdict_262.SCALAR)
+        for words, other, text in ((first.dtype, second.dtype, verdict_262.DTYPE), (first.shape, second.shape, verdict_262.SHAPE)):
+            if self.sharded and words is first.shape:
+                continue
+            there = codes.of_each(words, lambda word: word is not None, bool)[rows.left]
+            off = there & alone
+            if len(second):
+                there &= codes.of_each(other, lambda word: word is not None, bool)[right]
+                off |= there & rows.matched & codes.unequal(words, other, rows.left, right)
+            if text is verdict_262.DTYPE:  # tensors that one side has as one and the other in parts
+                for at in np.flatnonzero(off & rows.matched).tolist():
+                    name = second.name[rows.right[at]]
+                    off[at] = "qkv" not in name and "gate_up" not in name
+            self._flag(off & self.looked_at, ERROR, text)
+
+    def _smallest(self, cells: Sequence[object]) -> tuple[Floats, Floats]:
+        """The smallest number among the inputs and among the results of each node; 1 where there is none."""
+        rows = self.rows
+        values = np.fromiter(
+            (float(cell) if type(cell) in (int, float) and cell == cell else 1.0 for cell in cells),  # type: ignore[arg-type]
+            np.float64,
+            len(rows),
+        )
+        values = np.minimum(values, 1.0)
+        return rows.smallest(np.where(rows.outputs, 1.0, values)), rows.smallest(np.where(rows.outputs, values, 1.0))
+
+    def _first_output(self, nodes: Bools, level: int, reason: str) -> None:
+        rows = self.rows
+        before = np.cumsum(rows.outputs)
+        earlier = np.concatenate(([0], before))[rows.starts][rows.group] if len(rows) else before
+        self._flag(rows.outputs & (before - earlier == 1) & nodes[rows.group], level, reason)
+
+    def _flag(self, off: Bools, level: int, reason: str) -> None:
+        self.found.levels[off] = np.maximum(self.found.levels[off], level)
+        self.found.flags.append((off, reason))
+
+
+def _grad(required: bool | None) -> int:
+    return 0 if required is None else 1 if required else -1
+
+
+def _same(x: object, y: object) -> bool:
+    """Two NaN are one text in the tables, and equal."""
+    return bool(x == y) or (x != x and y != y)
