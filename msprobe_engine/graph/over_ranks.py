@@ -132,9 +132,12 @@ def of_one(jobs: Iterable[Job], bad: set[Key]) -> Suspects:
 
 
 def put(made: Graph | Comparison, found: Suspects) -> None:
-    """Note the suspect of a rank in its graph."""
+    """Note the suspect of a rank in its graph. What a rank shows alone stands where the whole says nothing of it, unless that says that
+    nothing is off."""
     key = (made.step, made.rank)
     place = found.places.get(key)
+    if found.finding == NONE:
+        made.suspect, made.suspect_text = None, ""
     if place is None:
         return
     graph = made.target if isinstance(made, Comparison) else made

@@ -34,7 +34,7 @@ def reserve(output: Path) -> Iterator[str]:
         except OSError as error:
             raise unwritable(lock, error) from error
         try:
-            if next(output.glob(f"*_{stamp}.*"), None) is None or later == _MOST_AT_ONCE - 1:
+            if not any(path.name[0] != "." for path in output.glob(f"*_{stamp}.*")):
                 yield stamp
                 return
         finally:
