@@ -29,14 +29,14 @@ class Shapes(NamedTuple):
 
 
 class Producers:
-    """Row -> record; of rows that have none, none."""
+    """Row -> record; of rows that have none, none. `records` is the column, with -1."""
 
     def __init__(self, records: array[int]) -> None:
-        self._records = records
+        self.records = records
 
     def get(self, row: int) -> int | None:
         """The record, or None."""
-        found = self._records[row] if row >= 0 else -1
+        found = self.records[row] if row >= 0 else -1
         return None if found < 0 else found
 
     def __contains__(self, row: int) -> bool:

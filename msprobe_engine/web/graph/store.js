@@ -4,6 +4,8 @@
 //
 // ---- The page ------------------------------------------------------------------------------------------------------------------------
 //   #graph           the whole application (grid); inside it
+//   Graph.panels.push((store) => ...)   a panel: called once, when the places below are there and the manifest is read
+//   Graph.address(store) -> {index, side, name} or null, when a panel defines it: what a link into the page wants to see first
 //   #graph-bar       above everything: pairs of step and rank, search, filters                                      (panels)
 //   #graph-tree      left: the hierarchy as a tree grid                                                              (tree.js)
 //   #graph-canvas    centre: nested boxes                                                                            (canvas.js)
@@ -35,11 +37,12 @@
 //   store.path                null or {side, nodes: Int32Array, edges: Int32Array of pairs, kind: 'nonfinite'|'difference'}  (path.js)
 //   store.showPath(bool)
 //   await store.details(side, node)   {inputs: [Row], outputs: [Row], metrics: {place: {column: value}}, notes: [text]}
+//                                     metrics: only of saved tensors (task 'all'); of statistics and md5 both sides' rows say it all
 //     Row                     {place: 'input.0', dtype, shape: [..]|text|null, max, min, mean, norm (number or 'nan', 'inf', '-inf', null),
 //                              partner: place on the other side or null, and where known md5, value, requires_grad, nans, infs, ...}
 //   await store.stack(side, node)     lines, innermost first
 //   await store.stacks(side)          {lines: [text], stacks: [[line number]]}; columns.stack[node] is a position in stacks
-//   store.link(side, node)            null or {kind: 'send'|'receive'|'send_receive', nodes: [{rank, name, level}]}
+//   store.link(side, node)            null or {kind: 'send'|'receive'|'send_receive', nodes: [{rank, name, level, kind}]}
 //   store.follow(side, node, rank)    open the pair of that rank (same step) at the linked node
 //   store.find(side, name)            node of that name, -1
 //   store.on(event, f) -> off()       'open' another pair is shown; 'rows' something opened, closed or was filtered; 'select', 'hover',
@@ -56,6 +59,7 @@
 //     producers(i), consumers(i) -> Int32Array of nodes, by equal tensors;  inSubtree(i, outer)
 // --------------------------------------------------------------------------------------------------------------------------------------
 const Graph = {
+  panels: [], // f(store), called once each before the first pair is shown
   MODULE: 0,
   API: 1,
   MULTI_COLLECTION: 8,
@@ -310,7 +314,10 @@ Graph.store = (() => {
   function island(id, read, most) {
     let found = cache.get(id);
     if (found) cache.delete(id);
-    else found = Kit.data(id).then(read);
+    else {
+      found = Kit.data(id).then(read);
+      found.finally(() => Kit.drop(id)); // kept here, read; not there too, inflated
+    }
     cache.set(id, found); // last in order: used last
     const kind = id.slice(id.lastIndexOf('-') + 1).replace(/\d+$/, '');
     const alike = [...cache.keys()].filter((key) => key.slice(key.lastIndexOf('-') + 1).replace(/\d+$/, '') === kind);
@@ -333,7 +340,7 @@ Graph.store = (() => {
       min,
       mean,
       norm,
-      partner: null,
+      partner: block.texts[place], // the same place, unless the row says another
       ...other,
     });
     return { inputs: inputs.map(row), outputs: outputs.map(row), metrics, notes };
@@ -401,8 +408,8 @@ Graph.store = (() => {
   function link(side, node) {
     const found = store.sides[side].links[node];
     if (!found) return null;
-    const [kind, nodes] = found;
-    return { kind, nodes: nodes.map(([rank, name, level]) => ({ rank, name, level })) };
+    const kinds = new Set(found.map((one) => one[3]));
+    return { kind: kinds.size === 1 ? found[0][3] : 'send_receive', nodes: found.map(([rank, name, level, kind]) => ({ rank, name, level, kind })) };
   }
 
   async function follow(side, node, rank) {
