@@ -66,6 +66,12 @@ def lost(job: Job, error: BaseException) -> Part:
 
 def _make(part: Part, options: GraphOptions) -> None:
     job = part.job
+    if job.members:
+        from msprobe_engine.graph.merge.make import forced, graphs
+
+        both = graphs(job, options, part.problems)
+        finish(part, compare(both[0], both[1], forced(options)) if len(both) > 1 else both[0], options)
+        return
     target = _graph(part, job.target, job.step, job.rank)
     if job.golden is None:
         if target is not None:
@@ -92,9 +98,9 @@ def finish(part: Part, made: Graph | Comparison, options: GraphOptions) -> None:
         from msprobe_engine.graph import overflow
 
         for graph in graphs:
-            overflow.mark(graph)
+            overflow.mark(graph, options.match == "exact")
     part.made = made
-    part.calls = links.calls(made)
+    part.calls = links.calls(made, options)
     for graph in graphs:
         part.problems += [problem for problem in graph.problems if problem not in part.problems]
         if graph.side is not None:
