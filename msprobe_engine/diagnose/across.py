@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from msprobe_engine.compare.side import INPUT, Side
 from msprobe_engine.diagnose import facts, links
@@ -17,16 +17,18 @@ T = TypeVar("T")
 
 def linked(sides: Mapping[int, Side]) -> Links:
     """The collectives and messages of all ranks of one step; call indices are record indices."""
-    return links.match({rank: _trace(rank, side) for rank, side in sides.items()})
+    return links.match(
+        {rank: traced(rank, ((op, side.ops[op], one) for op, one in side.collectives.items())) for rank, side in sides.items()}
+    )
 
 
-def _trace(rank: int, side: Side) -> Trace:
+def traced(rank: int, records: Iterable[tuple[int, str, Mapping[str, Any]]]) -> Trace:
+    """Communication calls of a rank, in order of execution: (index, name, the record as the dump has it) of each."""
     calls = []
-    for op, record in side.collectives.items():
-        name = side.ops[op]
+    for index, name, record in records:
         direction, call = name.rpartition(".")[2], name.split(".")[-3] if name.count(".") >= 3 else name
         ins = facts.inputs_of("collective", call, record)
-        calls.append(Call(op, name, "collective", direction, call, ins, None, [], 0, 0, 0, None, record))
+        calls.append(Call(index, name, "collective", direction, call, ins, None, [], 0, 0, 0, None, record))
     return Trace(0, rank, calls)
 
 
