@@ -209,7 +209,8 @@ Graph.Columns = class {
   parts(i) {
     const words = this.name(i).split('.');
     const last = words.length - 1;
-    if (words[last] === 'parameters_grad') return { path: words.slice(1, -1), kind: 'parameters_grad', call: '', prefix: words[0] };
+    if (words[last] === 'parameters_grad') return { path: words.slice(1, -2), kind: 'parameters_grad', call: '', prefix: words[0] };
+    if (words[last - 1] === 'parameters_grad') return { path: words.slice(1, -3), kind: 'parameters_grad', call: words[last], prefix: words[0] };
     if ((words[last - 1] === 'forward' || words[last - 1] === 'backward') && last >= 3) {
       return { path: words.slice(1, last - 2), kind: words[last - 2], call: words[last], prefix: words[0] };
     }
@@ -234,6 +235,7 @@ Graph.Columns = class {
     for (let p = this.parent[i]; p > 0; p = this.parent[p]) {
       const outer = this.parts(p).path;
       if (!outer.length) continue;
+      if (kind === 'parameters_grad' && outer.length === path.length) return kind; // of the module whose backward call encloses it
       const inside = outer.length < path.length && outer.every((word, at) => word === path[at]);
       return inside ? path.slice(outer.length).join('.') : path.join('.');
     }
