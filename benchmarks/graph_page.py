@@ -71,7 +71,7 @@ class Model:
                     self.finish_module(attention)
             self.finish_module(block)
         self.finish_module(root)
-        loss = self.call("Functional.cross_entropy", "forward", 0, CALLS[0][0], -1)
+        self.call("Functional.cross_entropy", "forward", 0, CALLS[0][0], -1)
         back = self.module("Module.model.GPT.backward.0", 0)
         for layer in reversed(range(layers)):
             block = self.module(f"Module.model.layers.{layer}.Block.backward.0", back)
@@ -83,7 +83,9 @@ class Model:
                 for call in reversed(calls):
                     self.call(call, "backward", inner, name, -1)
                 self.finish_module(inner)
-        self.loss = loss
+        graph = self.graph
+        records = {record: graph.names[parent] for record, parent in zip(graph.records, graph.parents) if record >= 0 and parent > 0}
+        self.side.construct = {name: records.get(record) for record, name in enumerate(self.side.ops)}
 
     def module(self, name: str, parent: int) -> int:
         """A node without rows so far."""

@@ -94,7 +94,18 @@ Graph.panels.push((store) => {
       hovered: hovered && hovered.side === side ? hovered.node : hovered ? store.partner(hovered.side, hovered.node) : -1,
       kept: store.kept(side),
       path: path && path.side === side ? path : null,
+      way: path && path.side === side ? (views[side].way ||= wayOf(views[side], path)) : null,
     };
+  }
+
+  // The nodes of a path as far as they are visible, each once.
+  function wayOf({ layout }, path) {
+    const found = [];
+    for (const i of path.nodes) {
+      const there = layout.visible(i);
+      if (there !== found[found.length - 1]) found.push(there);
+    }
+    return found;
   }
 
   function draw(now) {
@@ -127,7 +138,8 @@ Graph.panels.push((store) => {
     if (i === view.said) return;
     view.said = i;
     const outer = i > 0 ? [...layout.columns.ancestors(i), i].slice(1) : [];
-    view.where.textContent = outer.map((one) => layout.text(one).label).join(' › ');
+    const near = outer.slice(-3).map((one) => layout.text(one).label);
+    view.where.textContent = (outer.length > 3 ? ['…', ...near] : near).join(' › ');
   }
 
   // A line from the chosen node to its partner.
@@ -213,9 +225,6 @@ Graph.panels.push((store) => {
   function drawMap(view, side) {
     const at = mapPlace(view);
     const { layout } = view;
-    pen.globalAlpha = 0.92;
-    pen.drawImage(maps[side], at.x, at.y, at.w, at.h);
-    pen.globalAlpha = 1;
     const sx = at.w / layout.w[0];
     const sy = at.h / layout.h[0];
     const clamp = (value, most) => Math.max(0, Math.min(most, value));
@@ -223,6 +232,11 @@ Graph.panels.push((store) => {
     const right = clamp(((view.width - view.dx) / view.scale) * sx, at.w);
     const top = clamp((-view.dy / view.scale) * sy, at.h);
     const bottom = clamp(((view.height - view.dy) / view.scale) * sy, at.h);
+    view.mapped = right - left < at.w - 1 || bottom - top < at.h - 1; // of what is in view as a whole no map is needed
+    if (!view.mapped) return;
+    pen.globalAlpha = 0.92;
+    pen.drawImage(maps[side], at.x, at.y, at.w, at.h);
+    pen.globalAlpha = 1;
     pen.strokeStyle = painter.colour.strong;
     pen.lineWidth = 1;
     pen.strokeRect(at.x - 0.5, at.y - 0.5, at.w + 1, at.h + 1);
@@ -340,7 +354,7 @@ Graph.panels.push((store) => {
   };
   const onMap = (side, x, y) => {
     const at = mapPlace(views[side]);
-    return x >= at.x && x <= at.x + at.w && y >= at.y && y <= at.y + at.h ? at : null;
+    return views[side].mapped && x >= at.x && x <= at.x + at.w && y >= at.y && y <= at.y + at.h ? at : null;
   };
 
   function toMap(side, x, y) {
@@ -563,7 +577,10 @@ Graph.panels.push((store) => {
       way = null;
     }
     const before = painter.place(views[fixed.side], fixed.node);
-    for (const view of views) view.layout.update();
+    for (const view of views) {
+      view.layout.update();
+      view.way = null;
+    }
     const after = painter.place(views[fixed.side], fixed.node);
     views[fixed.side].dx += before.x + before.w / 2 - after.x - after.w / 2;
     views[fixed.side].dy += before.y - after.y;
@@ -573,6 +590,7 @@ Graph.panels.push((store) => {
   store.on('centre', ({ side, node: i }) => (i === 0 ? fit(side) : centre(side, i)));
   for (const event of ['select', 'hover', 'filter']) store.on(event, redraw);
   store.on('path', () => {
+    for (const view of views) view.way = null;
     buttons();
     redraw();
   });

@@ -409,10 +409,13 @@ Graph.Painter = class {
     pen.strokeStyle = ink;
     pen.fillStyle = ink;
     let before = -1;
-    for (const node of marks.path.nodes) {
-      const there = view.layout.visible(node);
-      if (there === before) continue;
-      if (before >= 0) this._link(before, there, 3);
+    for (const there of marks.way) {
+      if (before >= 0) {
+        pen.strokeStyle = colour.card; // a seam of the page's colour keeps it apart from what it crosses
+        this._link(before, there, 6);
+        pen.strokeStyle = ink;
+        this._link(before, there, 3);
+      }
       const { x, y, w, h } = this.place(view, there);
       before = there;
       if (y + h < view.top || y > view.top + view.height || h < 3) continue;

@@ -40,10 +40,7 @@ Graph.Layout = class {
     let found = this.labels.get(i);
     if (!found) {
       const { columns } = this;
-      const { path, kind, call } = columns.parts(i);
-      const label = Kit.name(i === 0 ? columns.name(0) : columns.label(i), 80);
-      const second = path.length ? (call && call !== '0' ? `${kind} ·${call}` : kind) : call ? `·${call}` : '';
-      found = { label, second: Kit.name(second, 60) };
+      found = { label: Kit.name(columns.label(i), 80), second: Kit.name(columns.second(i), 60) };
       this.labels.set(i, found);
     }
     return found;
@@ -55,7 +52,7 @@ Graph.Layout = class {
     const S = Graph.SIZES;
     const { columns } = this;
     const { label, second } = this.text(i);
-    const wide = (label.length + (second ? second.length + 2 : 0)) * S.letter + 2 * S.pad + (columns.isLeaf(i) ? 0 : 34);
+    const wide = (label.length * (columns.isLeaf(i) ? 1 : 1.12) + (second ? second.length + 2 : 0)) * S.letter + 2 * S.pad + (columns.isLeaf(i) ? 0 : 34);
     const own = Math.max(S.narrowest, Math.min(S.widest, wide));
     if (!this.open[i] || columns.isLeaf(i)) {
       this.placed.delete(i);

@@ -9,8 +9,12 @@ Graph.path = (store) => {
   const nonfinite = (flags[born] & Graph.FLAG.NONFINITE_OUT) !== 0;
   const carries = nonfinite ? (i) => (flags[i] & (Graph.FLAG.NONFINITE_OUT | Graph.FLAG.NONFINITE_IN)) !== 0 : (i) => units[i] > 4;
   const from = new Int32Array(count).fill(-1);
-  const way = [born];
-  from[born] = born;
+  const way = [];
+  for (let i = born; i < born + columns.size[born]; i++) {
+    if (i > born && !carries(i)) continue; // where a module is to blame, all that is inside of it
+    from[i] = i;
+    way.push(i);
+  }
   const direction = flags[born] & Graph.FLAG.BACKWARD;
   let last = born;
   for (let k = 0; k < way.length; k++) {
@@ -22,7 +26,9 @@ Graph.path = (store) => {
     }
   }
   const nodes = [last];
-  while (nodes[0] !== born) nodes.unshift(from[nodes[0]]);
+  for (let i = last; from[i] !== i; i = from[i]) nodes.push(from[i]);
+  if (nodes[nodes.length - 1] !== born) nodes.push(born);
+  nodes.reverse();
   const edges = [];
   for (let k = 1; k < nodes.length; k++) edges.push(nodes[k - 1], nodes[k]);
   return { side: 0, kind: nonfinite ? 'nonfinite' : 'difference', nodes: Int32Array.from(nodes), edges: Int32Array.from(edges), reached: way.length };

@@ -55,6 +55,7 @@
 //     in its subtree); index Float32Array (precision index of the existing tool, NaN none); partner Int32Array (-1 none); micro Int16Array;
 //     stack Int32Array (-1 none); children(i) -> array of nodes; isLeaf(i); ancestors(i) -> root first
 //     name(i) the record's name; label(i) the short one for a box or a row; kind(i) 'Linear', 'softmax', ...; call(i) its number as text
+//     second(i) what stands behind the label: class, number, ↩ of a backward call among forward ones
 //     names: one text, all names one after the other; start(i), end(i) places in it; nodeAt(place)   (for a search over all names)
 //     producers(i), consumers(i) -> Int32Array of nodes, by equal tensors;  inSubtree(i, outer)
 // --------------------------------------------------------------------------------------------------------------------------------------
@@ -209,6 +210,7 @@ Graph.Columns = class {
   parts(i) {
     const words = this.name(i).split('.');
     const last = words.length - 1;
+    if (last > 0 && this.type[i] >= Graph.MULTI_COLLECTION) return { path: [], kind: words.slice(0, last).join('.'), call: words[last], prefix: '' };
     if (words[last] === 'parameters_grad') return { path: words.slice(1, -2), kind: 'parameters_grad', call: '', prefix: words[0] };
     if (words[last - 1] === 'parameters_grad') return { path: words.slice(1, -3), kind: 'parameters_grad', call: words[last], prefix: words[0] };
     if ((words[last - 1] === 'forward' || words[last - 1] === 'backward') && last >= 3) {
@@ -218,6 +220,20 @@ Graph.Columns = class {
       return { path: [], kind: words.slice(1, last - 1).join('.') || words[0], call: words[last - 1], prefix: words[0] };
     }
     return { path: [], kind: words.join('.'), call: '', prefix: '' };
+  }
+
+  // Calls inside of a backward module are known to be backward; of others it has to be said.
+  turnsBack(i) {
+    const { BACKWARD } = Graph.FLAG;
+    return (this.flags[i] & BACKWARD) !== 0 && this.parent[i] >= 0 && (this.flags[this.parent[i]] & BACKWARD) === 0;
+  }
+
+  // What stands behind the label: of a module its class, and the number of a call that is not the first.
+  second(i) {
+    const { path, kind, call } = this.parts(i);
+    const number = call && (call !== '0' || !path.length) ? `·${call}` : '';
+    const back = this.turnsBack(i) && kind !== 'parameters_grad' ? '↩' : '';
+    return [path.length ? kind : '', number, back].filter(Boolean).join(' ');
   }
 
   kind(i) {
@@ -595,9 +611,7 @@ Graph.store = (() => {
     const found = visible && Graph.path ? Graph.path(store) : null;
     if (!found && !store.path) return;
     store.path = found;
-    if (found) {
-      for (const node of found.nodes) reveal(found.side, node);
-    }
+    if (found && found.nodes.length <= 60) for (const node of found.nodes) reveal(found.side, node); // a longer way shows on what is open
     fire('path');
   }
 

@@ -110,9 +110,8 @@ Graph.panels.push((store) => {
       if (parts.shown !== i || parts.of !== columns) {
         parts.shown = i;
         parts.of = columns;
-        const { path, kind, call } = columns.parts(i);
         parts.label.textContent = Kit.name(columns.label(i), 160);
-        parts.second.textContent = path.length ? Kit.name(kind, 80) : call && `·${Kit.name(call, 20)}`;
+        parts.second.textContent = Kit.name(columns.second(i), 100);
         parts.cell.style.paddingLeft = `${6 + Math.min(columns.depth[i], 40) * 14}px`;
         node.setAttribute('aria-level', String(columns.depth[i] + 1));
       }
