@@ -17,9 +17,10 @@ from msprobe_engine.compare.options import CompareOptions
 from msprobe_engine.compare.side import DIGEST, MD5, STRUCTURE, TENSOR, Side
 from msprobe_engine.compare.structure import Aligned
 from msprobe_engine.compare.tensor_mode import metrics as tensor_metrics
+from msprobe_engine.diagnose.divergence import Divergence
 from msprobe_engine.errors import UsageError
 from msprobe_engine.graph import precision, suspects
-from msprobe_engine.graph.match import match
+from msprobe_engine.graph.match import match, match_told
 from msprobe_engine.graph.metrics import RowMetrics
 from msprobe_engine.graph.model import Comparison, Graph, TaskOfGraph
 from msprobe_engine.graph.options import NEW, OLD, GraphOptions
@@ -27,12 +28,13 @@ from msprobe_engine.graph.rows import Numbers, PairedRows, numbers_of, pair_rows
 from msprobe_engine.graph.verdicts import Checks, Verdicts
 
 
-def compare(target: Graph, golden: Graph, options: GraphOptions) -> Comparison:
+def compare(target: Graph, golden: Graph, options: GraphOptions, told: Divergence | None = None) -> Comparison:
     """Compare two graphs.
 
     Args:
         target, golden: with sides.
         options: of the whole; `generation` says whose rules and columns hold, numbers of both are made.
+        told: of two sides that were made of runs cut in different ways, which records belong together and where the runs part.
 
     Raises:
         UsageError: two frameworks are to be matched by name and there is no layer mapping, or the mapping is none.
@@ -52,10 +54,16 @@ def compare(target: Graph, golden: Graph, options: GraphOptions) -> Comparison:
     def aligned() -> Aligned:
         return align_sides(first, second)
 
-    matched = match(target, golden, options, aligned)
+    if told is None:
+        matched = match(target, golden, options, aligned)
+    else:
+        matched = match_told(target, golden, (pair for structure in told.structures.values() for pair in structure.pairs))
     rows = pair_rows(target, golden, matched.partners)
     made = _Numbers(target, rows, task_of(first, second), options)
-    found = suspects.measured(target, golden, matched.partners, aligned())
+    if told is None:
+        found = suspects.measured(target, golden, matched.partners, aligned())
+    else:
+        found = suspects.measured_by(target, golden, matched.partners, told)
     return Comparison(
         target=target,
         golden=golden,

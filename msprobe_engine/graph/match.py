@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -65,6 +65,22 @@ def match(target: Graph, golden: Graph, options: GraphOptions, aligned: Callable
     if options.match == "structure" and aligned is not None and _left_over(target, golden, found):
         _complete(target, golden, found, aligned())
     return found
+
+
+def match_told(target: Graph, golden: Graph, pairs: Iterable[tuple[int, int]]) -> Matched:
+    """Match the nodes of two graphs whose records are known to belong together.
+
+    Args:
+        pairs: (record of the target, record of the golden side).
+    """
+    partners = [-1] * len(target)
+    partners[ROOT] = ROOT
+    for x, y in pairs:
+        node, other = target.node_of_record[x], golden.node_of_record[y]
+        if node >= 0 and other >= 0:
+            partners[node] = other
+    _without_records(target, golden, partners)
+    return Matched(partners, _turned(partners, len(golden)))
 
 
 def _turned(partners: list[int], n: int) -> list[int]:

@@ -24,6 +24,9 @@ class Job:
         golden: that of the golden run; None: there is one side only.
         step, rank: of the target; 0 where its path does not say.
         golden_step, golden_rank: of the golden run.
+        members, golden_members: rank and file of all ranks that are put together, the first of which `target` (`golden`) is; empty: this
+            one alone.
+        across: the two sides were cut over their ranks in different ways.
     """
 
     target: Path
@@ -32,11 +35,25 @@ class Job:
     rank: int
     golden_step: int = 0
     golden_rank: int = 0
+    members: tuple[tuple[int, Path], ...] = ()
+    golden_members: tuple[tuple[int, Path], ...] = ()
+    across: bool = False
 
     @property
     def size(self) -> int:
         """Bytes of the files; 0 of those that are not there."""
-        return sum(os.path.getsize(path) for path in (self.target, self.golden) if path is not None and path.is_file())
+        files = [path for _, path in (*self.ranks, *self.golden_ranks)]
+        return sum(os.path.getsize(path) for path in files if path.is_file())
+
+    @property
+    def ranks(self) -> tuple[tuple[int, Path], ...]:
+        """Rank and file of all that the target is made of."""
+        return self.members or ((self.rank, self.target),)
+
+    @property
+    def golden_ranks(self) -> tuple[tuple[int, Path], ...]:
+        """The same of the golden run; empty without one."""
+        return self.golden_members or (((self.golden_rank, self.golden),) if self.golden is not None else ())
 
     @property
     def key(self) -> tuple[int, int]:
@@ -46,6 +63,8 @@ class Job:
     @property
     def place(self) -> str:
         """For messages."""
+        if len(self.members) > 1:
+            return f"step {self.step}, ranks {', '.join(str(rank) for rank, _ in self.members)}"
         return f"step {self.step}, rank {self.rank}"
 
 
@@ -76,6 +95,10 @@ def jobs_of(target: str | Path, golden: str | Path | None, options: GraphOptions
         DumpFormatError: there is no dump at a path.
         UsageError: nothing is left of it.
     """
+    if options.merge:
+        from msprobe_engine.graph.merge.jobs import merged
+
+        return merged(_alone(Path(target), options), _alone(Path(golden), options) if golden else None, options)
     found = _pairs(target, golden, options) if golden else _alone(Path(target), options)
     found.jobs.sort(key=lambda job: job.key)
     once: dict[tuple[int, int], Job] = {}

@@ -12,7 +12,7 @@ from msprobe_engine.compare.side import OUTPUT, PARAMETERS_GRAD
 from msprobe_engine.compare.structure import Aligned, Structure
 from msprobe_engine.diagnose import explain
 from msprobe_engine.diagnose.begun import begin
-from msprobe_engine.diagnose.divergence import diverge
+from msprobe_engine.diagnose.divergence import Divergence, diverge
 from msprobe_engine.diagnose.origins import Walker
 from msprobe_engine.diagnose.spans import Spans
 from msprobe_engine.graph.match import standing_for
@@ -49,12 +49,24 @@ def measured(target: Graph, golden: Graph, partners: Sequence[int], aligned: Ali
     done = _by_walker(units, target, golden, partners, begun.walker)
     rest = [node for node, other in enumerate(partners) if other >= 0 and node not in done]
     _directly(units, target, golden, partners, rest)
-    found = diverge({0: first}, {0: second}, begun={0: begun})
+    return _with_suspect(units, target, diverge({0: first}, {0: second}, begun={0: begun}))
+
+
+def measured_by(target: Graph, golden: Graph, partners: Sequence[int], told: Divergence) -> Measured:
+    """Measure two graphs whose divergence is known. `partners`: as it has the records beside each other."""
+    units = np.full(len(target), np.nan)
+    for walker in told.walkers.values():
+        _by_walker(units, target, golden, partners, walker)
+    return _with_suspect(units, target, told)
+
+
+def _with_suspect(units: Floats, target: Graph, found: Divergence) -> Measured:
     if not found.origins:
         return Measured(units)
-    one = explain.suspect(target.step, target.rank, found.origins[0][1], found.walkers[0])
-    walker = found.walkers[0]
-    node = target.index.get(walker.side.ops[found.origins[0][1].op])
+    rank, origin = found.origins[0]
+    walker = found.walkers[rank]
+    one = explain.suspect(target.step, target.rank, origin, walker)
+    node = target.index.get(walker.side.ops[origin.op])
     where = f" ({one.source})" if one.source else ""
     return Measured(units, node, f"{one.record}: {one.why}{where}")
 

@@ -67,10 +67,9 @@ def lost(job: Job, error: BaseException) -> Part:
 def _make(part: Part, options: GraphOptions) -> None:
     job = part.job
     if job.members:
-        from msprobe_engine.graph.merge.make import forced, graphs
+        from msprobe_engine.graph.merge.make import merged
 
-        both = graphs(job, options, part.problems)
-        finish(part, compare(both[0], both[1], forced(options)) if len(both) > 1 else both[0], options)
+        finish(part, merged(job, options, part.problems), options)
         return
     target = _graph(part, job.target, job.step, job.rank)
     if job.golden is None:

@@ -61,7 +61,8 @@ class Placements:
         shape = self._side.shape[row]
         if self._marks is None or self._side.role[row] not in (PARAMETERS, PARAMETERS_GRAD) or not isinstance(shape, list):
             return None
-        return self._times(self._marks.get(f"{self._tree.kinds[self._side.op[row]][2]}.{self._side.name[row].rpartition('.')[2]}", {}), shape)
+        name = f"{self._tree.kinds[self._side.op[row]][2]}.{self._side.name[row].rpartition('.')[2]}"
+        return self._times(self._marks.get(name, {}), shape)
 
     def is_partial(self, row: int) -> bool:
         """A part of a sum that is still to come, as a DTensor says it."""

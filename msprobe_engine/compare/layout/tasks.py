@@ -106,13 +106,13 @@ def read_whole(task: Task, mappings: Mappings, problems: list[str]) -> tuple[Sid
     joiner = Joiner(theirs, ours) if turn else Joiner(ours, theirs)
     whole = joiner.join_turned() if turn else joiner.join()
     rows, _ = measure.paired_rows(whole.target, whole.golden, whole.structure.pairs)
-    left_out = {*whole.skipped, *_of_groups(whole.target)}
+    left_out = {*whole.skipped, *of_groups(whole.target)}
     kept = np.array([pair for pair in rows if pair[0] not in left_out], np.int64).reshape(-1, 2)
     records = np.array(whole.target.op, np.int64), np.array(whole.golden.op, np.int64)
     return whole.target, whole.golden, Matching(kept[:, 0], kept[:, 1], {}, records)
 
 
-def _of_groups(side: Side) -> Iterator[int]:
+def of_groups(side: Side) -> Iterator[int]:
     """Arguments of calls that are given a process group: the group, and switches for what is done with it."""
     for op in {side.op[row] for row, dtype in enumerate(side.dtype) if dtype == "torch.ProcessGroup"}:
         yield from (row for row in side.rows(op) if row in side.values)

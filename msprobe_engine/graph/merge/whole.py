@@ -62,7 +62,7 @@ def whole(sides: Mapping[int, Side]) -> Whole:
         found.said.append(
             f"ranks {', '.join(map(str, others))}: the dump does not say how they belong together with rank {first}; not shown"
         )
-    side = _in_order(left[first])
+    side = in_order(left[first])
     found.side = side
     for op in range(len(side.ops)):
         rank, name = origin_of(side, op) or (first, side.ops[op])
@@ -105,7 +105,7 @@ def _joined(sides: Mapping[int, Side], found: Whole) -> dict[int, Side]:
     return made
 
 
-def _in_order(side: Side) -> Side:
+def in_order(side: Side) -> Side:
     """construct.json names the records in the order in which they stand: graphs are drawn in its order, and where several ranks were woven
     into one it has those of one rank after the other."""
     if not side.ops or origin_of(side, 0) is None:
