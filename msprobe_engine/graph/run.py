@@ -73,7 +73,7 @@ def run(
             raise NothingCapturedError(f"{target}: nothing of it can be drawn" + "".join(f"\n  {problem}" for problem in result.problems))
         found = _suspects([part.job for part in there], there, options, store, result)
         links = _links(there)
-        plan = Plan(directory, stamp, options, result.target, result.golden, tuple(part.job.key for part in there))
+        plan = Plan(directory, stamp, options, result.target, result.golden, tuple(part.job.key for part in there), found.first)
         _write(plan, there, store, links, found, result, progress)
     return result
 

@@ -21,6 +21,7 @@ class Plan:
         options: of the whole.
         target, golden: the paths as given; golden "" where there is one side only.
         places: (step, rank) in the order in which they will be added; of a merged graph the first rank of it.
+        first: (step, rank) where the first suspect of all is; None without one.
     """
 
     output: Path
@@ -29,6 +30,7 @@ class Plan:
     target: str
     golden: str
     places: tuple[tuple[int, int], ...]
+    first: tuple[int, int] | None = None
 
     @property
     def comparing(self) -> bool:
@@ -71,7 +73,7 @@ def open_writer(mode: str, plan: Plan) -> Writer:
         from msprobe_engine.graph.page.page import PageWriter
 
         title = "Graph comparison" if plan.comparing else "Graph"
-        return PageWriter(plan.output / f"graph_{plan.stamp}.html", title, plan.target, plan.golden or None)
+        return PageWriter(plan.output / f"graph_{plan.stamp}.html", title, plan.target, plan.golden or None, first=plan.first)
     module, name = _CLASSES[mode]
     made: Writer = getattr(importlib.import_module(f"msprobe_engine.graph.{module}"), name)(plan)
     return made

@@ -38,12 +38,14 @@ class PageWriter:
         title: of the page.
         target: what is shown, as a text.
         golden: what it is compared with; None: with nothing.
+        first: (step, rank) where the first suspect of all is, which the page shows first.
     """
 
-    def __init__(self, path: Path, title: str, target: str, golden: str | None = None) -> None:
+    def __init__(self, path: Path, title: str, target: str, golden: str | None = None, *, first: tuple[int, int] | None = None) -> None:
         self.path = path
         self.title = title
         self._about: dict[str, Any] = {"title": title, "target": target, "golden": golden, "comparison": golden is not None, "task": None}
+        self._about["first"] = None if first is None else {"step": first[0], "rank": first[1]}
         self._pairs: list[dict[str, Any]] = []
         self._islands: list[tuple[str, int, int]] = []
         self._spool: IO[bytes] = tempfile.TemporaryFile(dir=path.parent, prefix=f".{path.name}.")  # noqa: SIM115 - closed by finish and abort

@@ -10,8 +10,9 @@ Graph.start = async () => {
   await store.start();
   for (const panel of Graph.panels) panel(store);
   const wanted = Graph.address ? Graph.address(store) : null; // {index, side, name} of a link into this page
-  const first = store.manifest.pairs.findIndex((pair) => pair.suspect >= 0);
-  await store.open(wanted ? wanted.index : Math.max(0, first), wanted || {});
+  const { first, pairs } = store.manifest;
+  const begins = first ? store.pairOf(first.step, first.rank) : pairs.findIndex((pair) => pair.suspect >= 0);
+  await store.open(wanted ? wanted.index : Math.max(0, begins), wanted || {});
   app.classList.add('ready');
 };
 Graph.start();

@@ -13,8 +13,8 @@ Graph.bar = (() => {
     const where = make("div", parent, null, "group");
     step = chooser(where, "step");
     rank = chooser(where, "rank");
-    button(where, "graph.back", () => store.back(), { cls: "icon", sign: "←" });
-    button(where, "graph.forth", () => store.forward(), { cls: "icon", sign: "→" });
+    button(where, "graph.back", () => store.back(), { cls: "icon", sign: "left" });
+    button(where, "graph.forth", () => store.forward(), { cls: "icon", sign: "right" });
     Graph.search.mount(parent, store);
     Graph.filters.mount(parent, store);
     const go = make("div", parent, null, "group end");
@@ -25,7 +25,7 @@ Graph.bar = (() => {
     path.type = "button";
     path.setAttribute("aria-pressed", "false");
     path.addEventListener("click", togglePath);
-    button(go, "graph.help", () => Graph.keys.help(), { cls: "icon", sign: "?" });
+    button(go, "graph.help", () => Graph.keys.help(), { cls: "icon", sign: "help" });
     for (const event of ["open", "path"]) store.on(event, draw);
     Kit.on("language", draw);
     draw();
@@ -56,19 +56,23 @@ Graph.bar = (() => {
   function draw() {
     fill(step, "step");
     fill(rank, "rank");
-    const some = store.pair && store.pair.suspect >= 0;
+    const first = store.manifest.pairs[Graph.panel.firstSuspect()], some = first !== undefined;
     word(suspect, some ? "graph.suspect" : "graph.no_suspect");
     suspect.disabled = !some;
-    suspect.title = some ? Kit.t("graph.suspect_go") + "\n" + Kit.name(store.pair.suspectName ?? "", 300) : "";
+    suspect.title = some ? [Kit.t("graph.suspect_go"), Kit.t("graph.step_rank", first.step, first.rank), Kit.name(first.suspectName ?? "", 300)].join("\n") : "";
     word(path, "graph.path");
     path.title = Kit.t(store.manifest.comparison ? "graph.path_difference" : "graph.path_nonfinite");
     path.setAttribute("aria-pressed", String(store.path !== null));
-    path.disabled = !some && !(store.pair && store.pair.nonfinite);
+    path.disabled = !store.pair || (store.pair.suspect < 0 && !store.pair.nonfinite);
   }
 
-  function toSuspect() {
-    if (!store.pair || store.pair.suspect < 0) return;
-    store.select(0, store.pair.suspect);
+  // Of all ranks and steps; once there, a further press goes nowhere else.
+  async function toSuspect() {
+    const first = Graph.panel.firstSuspect();
+    if (first < 0) return;
+    const node = store.manifest.pairs[first].suspect;
+    if (first === store.pairIndex) store.select(0, node);
+    else await store.open(first, { side: 0, node });
     Graph.side.show("details");
   }
 

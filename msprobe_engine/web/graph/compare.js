@@ -49,9 +49,11 @@ Graph.compare = (() => {
   const plain = (dtype) => String(dtype ?? "").replace(/^(torch|mindspore|numpy)\./i, "").toLowerCase();
   const shape = (value) => (Array.isArray(value) ? "[" + value.join(", ") + "]" : value === null || value === undefined ? "" : String(value));
 
+  const short = (value) => value.toExponential(1).replace("e+", "e").replace(".0e", "e");
+
   // 3 figures, or the exponent: "12.4", "3,120", "2.1e+8".
   function multiple(units) {
-    if (units >= 1e5) return units.toExponential(1).replace("e+", "e");
+    if (units >= 1e5) return short(units);
     return units >= 100 ? Kit.count(Math.round(units)) : String(+units.toPrecision(units < 1 ? 1 : 2));
   }
 
@@ -66,7 +68,7 @@ Graph.compare = (() => {
   function percent(relative) {
     if (Number.isNaN(relative)) return "";
     const value = 100 * relative;
-    return (value >= 1e4 || value < 1e-3 ? value.toExponential(1).replace("e+", "e") : String(+value.toPrecision(2))) + " %";
+    return (value >= 1e4 || value < 1e-3 ? short(value) : String(+value.toPrecision(2))) + " %";
   }
 
   return { STATISTICS, number, isTensor, isBad, pairs, difference, plain, shape, multiple, units, percent };

@@ -66,7 +66,7 @@ Graph.details = (() => {
     const store = Graph.store, columns = store.sides[side], name = columns.name(node), node_ = make("div", parent, null, "node-head");
     const line = make("div", node_, null, "title-line");
     swatch(line, columns, node);
-    make("h2", line).append(make("bdi", null, Graph.panel.title(columns, node, 160)));
+    make("h2", line).append(make("bdi", null, node === 0 ? Kit.t("graph.one_root") : Graph.panel.title(columns, node, 160)));
     const badges = make("div", node_, null, "badges");
     const badge = (text, cls = "") => make("span", badges, text, "badge " + cls);
     if (store.sides.length === 2) badge(Kit.t(side ? "graph.golden" : "graph.target"));
@@ -82,7 +82,7 @@ Graph.details = (() => {
     if (level) badge(Kit.t("graph.overflow_n", Kit.t("graph." + level)), level === "medium" ? "warn" : "bad");
     const named = make("div", node_, null, "full-name");
     make("bdi", named, Kit.name(name, 1000), "name");
-    button(named, "graph.copy", () => Graph.panel.copy(name), { cls: "icon", sign: "⧉" });
+    button(named, "graph.copy", () => Graph.panel.copy(name), { cls: "icon", sign: "copy" });
     verdict(node_, side, node);
     partner(node_, side, node);
   }
@@ -248,8 +248,8 @@ Graph.details = (() => {
       }
     };
     if (!named) { line("", target || golden); return; }
+    if (found.state === "same") return line("both_sides", target);
     line("target", target);
-    if (found.state === "same") return;
     line("golden", golden);
     const tr = make("tr", body, null, "delta");
     word(make("th", tr), "graph.difference").scope = "row";
@@ -264,7 +264,7 @@ Graph.details = (() => {
   const precise = (v) => {
     if (!Number.isFinite(v)) return Kit.number(v);
     const size = Math.abs(v);
-    return size !== 0 && (size >= 1e6 || size < 1e-3) ? v.toExponential(4).replace("e+", "e") : String(+v.toPrecision(6));
+    return size !== 0 && (size >= 1e6 || size < 1e-3) ? v.toExponential(3).replace("e+", "e") : String(+v.toPrecision(5));
   };
 
   // ---- What it is connected to ----
@@ -313,7 +313,7 @@ Graph.details = (() => {
 
   function stackLines(part, lines) {
     if (!lines.length) { word(make("p", part, null, "soft none"), "graph.stack_none"); return; }
-    button(part.querySelector("h3"), "graph.stack_copy", () => Graph.panel.copy(lines.join("\n")), { cls: "icon", sign: "⧉" });
+    button(part.querySelector("h3"), "graph.stack_copy", () => Graph.panel.copy(lines.join("\n")), { cls: "icon", sign: "copy" });
     const list = make("ol", part, null, "stack");
     lines.slice(0, 200).forEach((text, i) => {
       const { file, line, of, code } = frame(text), item = make("li", list, null, i ? "" : "innermost");

@@ -82,9 +82,8 @@ Graph.filters = (() => {
   function drawCount() {
     const line = content.querySelector(".left");
     if (!line) return;
-    const left = store.matchCount, all = store.sides.reduce((sum, columns) => sum + columns.count - 1, 0);
-    const some = left ? left.reduce((sum, one) => sum + one, 0) : all;
-    line.textContent = Kit.t(some ? "graph.filters_left" : "graph.filters_none", Kit.count(some), Kit.count(all));
+    const all = store.sides[0].count - 1, some = store.matchCount ? store.matchCount[0] : all, other = store.matchCount?.[1] ?? 0;
+    line.textContent = some || other ? Kit.t("graph.filters_left", Kit.count(some), Kit.count(all)) : Kit.t("graph.filters_none");
     content.querySelector(".clear").disabled = !count();
   }
 
@@ -92,9 +91,10 @@ Graph.filters = (() => {
   function tally() {
     const found = { states: {}, levels: {}, types: {}, directions: { forward: 0, backward: 0 } };
     const add = (group, name) => { group[name] = (group[name] || 0) + 1; };
-    for (const columns of store.sides) {
+    for (const [side, columns] of store.sides.entries()) {
       for (let i = 1; i < columns.count; i++) {
         const flags = columns.flags[i];
+        if (side && !(flags & FLAG.UNMATCHED)) continue; // its partner is counted
         for (const name in STATES) if (flags & STATES[name]) add(found.states, name);
         for (const name in LEVELS) if ((flags & FLAG.OVERFLOW) === LEVELS[name]) add(found.levels, name);
         add(found.types, columns.type[i]);

@@ -22,16 +22,17 @@ Graph.overview = (() => {
     const made = make("div", null, null, "overview");
     runs(part(made, "runs"));
     if (store.manifest.pairs.length > 1) pairs(part(made, "all_pairs"));
-    const suspects = store.manifest.pairs.filter((pair) => pair.suspect >= 0);
+    const first = store.manifest.pairs[Graph.panel.firstSuspect()];
+    const suspects = store.manifest.pairs.filter((pair) => pair.suspect >= 0).sort((a, b) => (b === first) - (a === first));
     if (suspects.length) firsts(part(made, "first_suspects"), suspects);
-    figures(part(made, "numbers"));
+    figures(part(made, "step_rank", store.pair.step, store.pair.rank));
     problems(made);
     place.replaceChildren(made);
   }
 
-  function part(parent, key) {
+  function part(parent, key, ...args) {
     const node = make("div", parent, null, "part");
-    word(make("h3", node), "graph." + key);
+    word(make("h3", node), "graph." + key, ...args);
     return node;
   }
 
@@ -78,6 +79,7 @@ Graph.overview = (() => {
 
   function firsts(parent, suspects) {
     const list = make("div", parent, null, "links");
+    const first = Graph.panel.firstSuspect();
     for (const pair of suspects.slice(0, MOST_SUSPECTS)) {
       const node = make("button", list, null, "node-link");
       node.type = "button";
@@ -85,6 +87,7 @@ Graph.overview = (() => {
       const texts = make("span", node, null, "texts");
       make("bdi", texts, Kit.name(pair.suspectName ?? "", 200), "label name");
       make("span", texts, Kit.t("graph.step_rank", pair.step, pair.rank), "around");
+      if (suspects.length > 1 && pair === store.manifest.pairs[first]) word(make("span", node, null, "badge bad"), "graph.most_likely");
       node.addEventListener("click", () => store.open(store.pairOf(pair.step, pair.rank), { side: 0, node: pair.suspect }));
     }
     if (suspects.length > MOST_SUSPECTS) make("p", parent, Kit.t("graph.more", Kit.count(suspects.length - MOST_SUSPECTS)), "soft");

@@ -4,12 +4,37 @@ Graph.panel = (() => {
   const { make, word } = Kit;
   const FLAG = Graph.FLAG;
 
-  // A button with fixed words, or with a sign and fixed words as its name and tip.
+  // Drawn on a field of 16 by 16, so that no font has to have them.
+  const ICONS = {
+    copy: "M6 6h7v7h-7zM10 6V3H3v7h3",
+    search: "M7 3a4 4 0 1 0 0 8a4 4 0 0 0 0-8M10 10l3.5 3.5",
+    up: "M8 12.5v-9M4.5 7L8 3.5L11.5 7",
+    down: "M8 3.5v9M4.5 9L8 12.5L11.5 9",
+    left: "M12.5 8h-9M7 4.5L3.5 8L7 11.5",
+    right: "M3.5 8h9M9 4.5L12.5 8L9 11.5",
+    help: "M6 6a2 2 0 1 1 2.8 1.85c-.6.3-.8.7-.8 1.4M8 11.9v.1M8 1.8a6.2 6.2 0 1 0 0 12.4A6.2 6.2 0 0 0 8 1.8",
+    save: "M8 2.5v7M5 7L8 10L11 7M3 12.5h10",
+    side: "M2.5 3.5h11v9h-11zM9.5 3.5v9",
+  };
+  const SVG = "http://www.w3.org/2000/svg";
+
+  function icon(parent, name) {
+    const node = document.createElementNS(SVG, "svg"), line = document.createElementNS(SVG, "path");
+    node.setAttribute("viewBox", "0 0 16 16");
+    node.setAttribute("class", "drawn");
+    node.setAttribute("aria-hidden", "true");
+    line.setAttribute("d", ICONS[name]);
+    node.append(line);
+    parent.append(node);
+    return node;
+  }
+
+  // A button with fixed words, or with one of the icons and fixed words as its name and tip.
   function button(parent, key, press, { cls = "", sign = null } = {}) {
     const node = make("button", parent, null, cls);
     node.type = "button";
     if (sign === null) word(node, key);
-    else { make("span", node, sign).setAttribute("aria-hidden", "true"); label(node, key); }
+    else { icon(node, sign); label(node, key); }
     node.addEventListener("click", press);
     return node;
   }
@@ -62,10 +87,10 @@ Graph.panel = (() => {
     return found;
   }
 
-  // "mlp.down_proj", "matmul 12": what stands in lists. A call is told from others of its kind by its number.
+  // "down_proj", "matmul ·12 ↩": what stands in lists. A call is told from others of its kind by its number; ↩ is backward.
   function title(columns, node, most = 80) {
     const label = columns.label(node), call = columns.type[node] === Graph.API ? columns.call(node) : "";
-    return Kit.name(call ? label + " " + call : label, most);
+    return Kit.name((call ? label + " ·" + call : label) + (isBackward(columns, node) ? " ↩" : ""), most);
   }
 
   const short = (units) => (units === Infinity ? "NaN/Inf" : units === 0 ? "0" : Graph.compare.multiple(units) + " ×");
@@ -79,6 +104,13 @@ Graph.panel = (() => {
     if (isCollection(columns, node)) return "one_collection";
     if (columns.kind(node) === "parameters_grad") return "one_gradients";
     return columns.type[node] === Graph.API ? "one_api" : "one_module";
+  }
+
+  // The pair with the first suspect of all, -1 without one.
+  function firstSuspect() {
+    const { first, pairs } = Graph.store.manifest;
+    const index = first ? Graph.store.pairOf(first.step, first.rank) : -1;
+    return index >= 0 && pairs[index].suspect >= 0 ? index : pairs.findIndex((pair) => pair.suspect >= 0);
   }
 
   // A short message that goes away by itself; read out.
@@ -114,5 +146,5 @@ Graph.panel = (() => {
     return { set, get open() { return !content.hidden; } };
   }
 
-  return { button, label, tone, swatch, around, nodeLink, title, short, isBackward, isCollection, sort, say, copy, popover };
+  return { button, icon, label, tone, swatch, around, nodeLink, title, short, isBackward, isCollection, sort, firstSuspect, say, copy, popover };
 })();

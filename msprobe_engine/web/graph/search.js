@@ -79,7 +79,7 @@ Graph.search = (() => {
     store = given;
     box = make("div", parent, null, "search");
     box.setAttribute("role", "search");
-    make("span", box, "⌕", "sign").setAttribute("aria-hidden", "true");
+    Graph.panel.icon(box, "search");
     field = make("input", box);
     field.type = "text";
     field.id = "graph-search";
@@ -93,8 +93,8 @@ Graph.search = (() => {
     field.setAttribute("aria-expanded", "false");
     where = make("span", box, null, "where");
     where.setAttribute("role", "status");
-    button(box, "graph.previous", () => step(-1), { cls: "icon", sign: "↑" });
-    button(box, "graph.next", () => step(1), { cls: "icon", sign: "↓" });
+    button(box, "graph.previous", () => step(-1), { cls: "icon", sign: "up" });
+    button(box, "graph.next", () => step(1), { cls: "icon", sign: "down" });
     make("kbd", box, "/").setAttribute("aria-hidden", "true");
     menu();
     field.addEventListener("input", () => { clearTimeout(due); due = setTimeout(run, 120); open(true); });
@@ -225,7 +225,6 @@ Graph.search = (() => {
     make("bdi", texts, Graph.panel.title(columns, node), "label");
     make("bdi", texts, Graph.panel.around(columns, node), "around");
     if (side) make("span", row, Kit.t("graph.search_of_golden"), "badge");
-    else if (Graph.panel.isBackward(columns, node)) make("span", row, Kit.t("graph.backward"), "badge");
     if (columns.units[node] > 1) make("span", row, Graph.panel.short(columns.units[node]), "figure");
     row.addEventListener("click", () => { go(i); open(false); });
   }

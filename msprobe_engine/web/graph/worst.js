@@ -58,6 +58,7 @@ Graph.worst = (() => {
     fresh();
     const made = make("div", null, null, "worst"), top = make("div", made, null, "worst-head");
     word(make("p", top, null, "soft"), compared() ? "graph.worst_what" : "graph.worst_what_alone");
+    const number = make("p", top, null, "soft small");
     const tools = make("div", top, null, "tools");
     if (compared()) {
       const order = make("select", tools);
@@ -71,17 +72,19 @@ Graph.worst = (() => {
     box.checked = modules;
     word(make("span", tick), "graph.with_modules");
     box.addEventListener("change", () => { modules = box.checked; stale = true; draw(); place.querySelector("input")?.focus(); });
-    const save = button(tools, "graph.export", () => {
+    const save = button(tools, "graph.csv", () => {
       const text = csv(store.sides[0], nodes, store.pair, store.sides[1]);
       Kit.save(`worst_step${store.pair.step}_rank${store.pair.rank}.csv`, "\ufeff" + text, "text/csv");
     });
     save.disabled = !nodes.length;
+    save.title = Kit.t("graph.export");
+    save.classList.add("end");
     if (!nodes.length) {
       const what = store.manifest.task === "structure" ? "worst_structure" : store.matchCount ? "worst_none_filter" : compared() ? "worst_none" : "worst_none_alone";
       word(make("p", made, null, "empty-title"), "graph." + what);
       list = null;
     } else {
-      make("p", top, Kit.t("graph.list_of", Kit.count(nodes.length)), "soft small");
+      number.textContent = Kit.t("graph.list_of", Kit.count(nodes.length));
       list = make("div", made, null, "worst-list");
       list.tabIndex = 0;
       list.setAttribute("role", "listbox");
@@ -100,14 +103,13 @@ Graph.worst = (() => {
     const first = Math.max(0, Math.floor(list.scrollTop / ROW) - 4), last = Math.min(nodes.length, first + Math.ceil((list.clientHeight || 600) / ROW) + 8);
     const inner = make("div", null, null, "inner"), columns = store.sides[0], chosen = current();
     inner.style.height = nodes.length * ROW + "px";
-    const most = compared() ? Math.log10(Math.max(10, nodes.reduce((top, i) => (columns.units[i] < Infinity ? Math.max(top, columns.units[i]) : top), 1))) : 1;
-    for (let k = first; k < last; k++) row(inner, k, columns, most, k === chosen);
+    for (let k = first; k < last; k++) row(inner, k, columns, k === chosen);
     list.replaceChildren(inner);
     if (chosen >= first && chosen < last) list.setAttribute("aria-activedescendant", "worst-" + chosen);
     else list.removeAttribute("aria-activedescendant");
   }
 
-  function row(parent, k, columns, most, chosen) {
+  function row(parent, k, columns, chosen) {
     const node = nodes[k], line = make("div", parent, null, "worst-row" + (chosen ? " current" : ""));
     line.id = "worst-" + k;
     line.setAttribute("role", "option");
@@ -121,13 +123,9 @@ Graph.worst = (() => {
     const texts = make("span", line, null, "texts");
     make("bdi", texts, Graph.panel.title(columns, node), "label");
     make("bdi", texts, Graph.panel.around(columns, node), "around");
-    if (Graph.panel.isBackward(columns, node)) make("span", line, Kit.t("graph.backward"), "badge");
     const units = columns.units[node];
-    if (compared()) {
-      make("span", line, Graph.panel.short(units), "figure");
-      const bar = make("i", line, null, "measure-bar " + Graph.panel.tone(columns, node));
-      bar.style.width = (units === Infinity ? 100 : Math.max(3, (100 * Math.log10(Math.max(1, units))) / most)) + "%";
-    } else make("span", line, Kit.t(columns.flags[node] & FLAG.NONFINITE_IN ? "graph.legend_bad" : "graph.is_suspect"), "figure");
+    if (compared()) make("span", line, Graph.panel.short(units), "figure");
+    else if (!(columns.flags[node] & FLAG.NONFINITE_IN)) make("span", line, Kit.t("graph.born"), "figure bad");
     line.addEventListener("click", () => store.select(0, node));
   }
 
