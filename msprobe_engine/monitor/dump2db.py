@@ -6,13 +6,13 @@ the place of the tensor behind: ``Module.layers.3.mlp.MLP.input.0``; the number 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from msprobe_engine.dump.parsed import DumpedEntry, DumpedTensor, StepDump
+from msprobe_engine.dump.parsed import DumpedTensor, StepDump
 from msprobe_engine.dump.reader import DumpDirectory, open_dump
 from msprobe_engine.errors import DumpFormatError, UsageError
 from msprobe_engine.monitor.data2db import DUMP_DB, Imported, Options, open_database
@@ -52,7 +52,7 @@ def dump2db(directory: Path, source: Path, options: Options) -> Imported:
 
 def _convert(dump: DumpDirectory, database: TrendDatabase, options: Options, done: Imported) -> None:
     known = database.imported()
-    units = [(step, rank, name) for step in dump.steps for rank, name in _ranks(dump, step)]
+    units = [(step, rank, name) for step in dump.steps for rank, name in ranks_of(dump, step)]
     start, longest, present = 0, 1, -1
     with bar("reading", len(units)) as advance:
         for step, rank, name in units:
@@ -73,7 +73,7 @@ def _convert(dump: DumpDirectory, database: TrendDatabase, options: Options, don
             advance(unit)
 
 
-def _ranks(dump: DumpDirectory, step: int) -> list[tuple[int, int | str]]:
+def ranks_of(dump: DumpDirectory, step: int) -> list[tuple[int, int | str]]:
     """Ranks of a step and what the dump calls them; directories that do not say their rank follow the last one that does."""
     names = dump.ranks(step)
     after = max((r for r in names if isinstance(r, int)), default=-1) + 1
@@ -82,13 +82,10 @@ def _ranks(dump: DumpDirectory, step: int) -> list[tuple[int, int | str]]:
 
 def _add(dump: StepDump, rank: int, begin: int, database: TrendDatabase, options: Options, done: Imported, unit: str) -> int:
     """Write one rank of one step; how many micro steps it has."""
-    micro_steps = micro_steps_of(dump.construct) if options.micro_step else {}
-    renamed = renumbered(micro_steps)
     rows: dict[str, list[tuple[int, Key, DumpedTensor]]] = {}
-    for entry in dump.entries.values():
-        for place, tensor, micro in _tensors(entry, micro_steps, renamed, options):
-            rows.setdefault(place.metric, []).append((begin + micro, place.key, tensor))
-    count = max(micro_steps.values(), default=0) + 1
+    for place, tensor, micro in tensors_of(dump, options.micro_step, options.name):
+        rows.setdefault(place.metric, []).append((begin + micro, place.key, tensor))
+    count = max(micro_steps_of(dump.construct).values(), default=0) + 1 if options.micro_step else 1
     with database.transaction():
         for metric, found in rows.items():
             metrics, targets = zip(*(database.place(metric, key) for _, key, _ in found))
@@ -99,26 +96,34 @@ def _add(dump: StepDump, rank: int, begin: int, database: TrendDatabase, options
     return count
 
 
-def _tensors(
-    entry: DumpedEntry, micro_steps: Mapping[str, int], renamed: Mapping[str, str], options: Options
-) -> list[tuple[Place, DumpedTensor, int]]:
-    name, node = entry.name, entry.name
-    if renamed:
-        if name in renamed:
-            name = renamed[name]
-        elif "parameters_grad" in name:  # no node of the tree: its module's forward call is
-            node = name.replace(".parameters_grad", ".forward")
-        else:
-            return []
-    found = place_of(options.name(name), bool(entry.tags.get("is_recompute")))
-    if found is None:
-        return []
-    metric, prefix, call = found
-    out = []
-    for where, tensor in entry.tensors():
-        if tensor.max is not None or tensor.norm is not None:
-            out.append((Place(metric, Key(0, f"{prefix}.{where}", call)), tensor, micro_steps.get(node, 0)))
-    return out
+def tensors_of(
+    dump: StepDump, micro_steps: bool, name_of: Callable[[str], str] = str, strays: bool = False
+) -> Iterator[tuple[Place, DumpedTensor, int]]:
+    """The tensors with statistics of one rank and step: where each goes, and its micro step.
+
+    Args:
+        micro_steps: tell micro steps apart and count calls in each of them; False: all are micro step 0.
+        name_of: what a record is to be called.
+        strays: also records that are no node of the tree of modules, as calls of micro step 0; the existing tool leaves them out.
+    """
+    of_node = micro_steps_of(dump.construct) if micro_steps else {}
+    renamed = renumbered(of_node)
+    for entry in dump.entries.values():
+        name, node = entry.name, entry.name
+        if renamed:
+            if name in renamed:
+                name = renamed[name]
+            elif "parameters_grad" in name:  # no node of the tree: its module's forward call is
+                node = name.replace(".parameters_grad", ".forward")
+            elif not strays:
+                continue
+        found = place_of(name_of(name), bool(entry.tags.get("is_recompute")))
+        if found is None:
+            continue
+        metric, prefix, call = found
+        for where, tensor in entry.tensors():
+            if tensor.max is not None or tensor.norm is not None:
+                yield Place(metric, Key(0, f"{prefix}.{where}", call)), tensor, of_node.get(node, 0)
 
 
 def place_of(name: str, recompute: bool) -> tuple[str, str, int] | None:

@@ -28,6 +28,8 @@ __all__ = ["Key", "Run", "Series", "Table", "open_run"]
 ALERTS_FILE = "alerts.jsonl"
 _KEPT = 24
 """Tables that stay in memory."""
+_LARGE = 1 << 29
+"""Bytes of tables above which `Run.forget` gives them back."""
 
 
 class Source(Protocol):
@@ -99,6 +101,13 @@ class Run:
             while len(self._tables) > _KEPT:
                 self._tables.popitem(last=False)
         return self._tables[key]
+
+    def forget(self, rank: int) -> None:
+        """Give back the memory of a rank whose tables are large; they are read again when they are asked for."""
+        mine = [key for key in self._tables if key[0] == rank]
+        if sum(table.nbytes for table in self._tables.values()) > _LARGE:
+            for key in mine:
+                del self._tables[key]
 
     def ops(self, rank: int, family: str) -> list[str]:
         """Statistics (for features: columns) that a family has."""

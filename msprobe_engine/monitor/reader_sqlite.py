@@ -1,6 +1,7 @@
 """The trend data base as a run: ours with exact numbers, the existing tool's as it has clamped them.
 
-In a data base of the existing tool NaN and what does not exist are both NULL (NaN here), and its infinities are +-(1e9 + 1).
+In a data base of the existing tool NaN and what does not exist are both NULL (NaN here). Its infinities, written as +-(1e9 + 1), are
+infinities here: no other number is beyond 1e9 there.
 """
 
 from __future__ import annotations
@@ -124,7 +125,8 @@ def _read(db: sqlite3.Connection, rank: int, metric: int, builder: Builder) -> N
     query = "SELECT target_id, target_name, vpp_stage, micro_step FROM monitoring_targets"
     keys = {target: Key(stage, name, micro) for target, name, stage, micro in db.execute(query)}
     exact: dict[str, dict[tuple[int, int], float]] = {op: {} for op in ops}
-    if _has(db, "row_keys"):
+    ours = _has(db, "row_keys")
+    if ours:
         keys.update((target, key) for m, target, _, key in stored_keys(db) if m == metric)
         query = "SELECT target_id, step, statistic, value FROM exact_values WHERE rank = ? AND metric_id = ?"
         for target, step, op, value in db.execute(query, (rank, metric)):
@@ -141,5 +143,8 @@ def _read(db: sqlite3.Connection, rank: int, metric: int, builder: Builder) -> N
             known = exact[op]
             for i in np.flatnonzero(np.isnan(numbers) | (np.abs(numbers) >= LIMIT)).tolist() if known else ():
                 numbers[i] = known.get((targets[i], steps[i]), numbers[i])
+            if not ours:
+                infinite = np.abs(numbers) > LIMIT
+                numbers[infinite] = np.copysign(np.inf, numbers[infinite])
             values[op] = numbers
         builder.add(Part(ids, np.array(steps, np.int64), values))

@@ -126,7 +126,7 @@ def _add(found: Collected, table: Table, rank: int, family: str) -> None:
     bins = len(found.starts)
     where = np.searchsorted(found.starts, table.steps, "right") - 1
     there = ~_empty(table)
-    for title, wanted in _titles(table, family).items():
+    for title, wanted in titles(table, family).items():
         keys = [table.keys[i] for i in wanted]
         names = [layer_of(key.name, key.vpp_stage) for key in keys]
         for statistic, (values, kind) in _statistics(table, family).items():
@@ -161,12 +161,14 @@ def _empty(table: Table) -> npt.NDArray[np.bool_]:
     return none if size is None or "nans" not in table.values else np.isnan(size) & (table.values["nans"] == 0)
 
 
-def _titles(table: Table, family: str) -> dict[str, list[int]]:
-    """Keys of each picture of a family: phases, states and tags are told apart."""
+def titles(table: Table, family: str, layers: bool = True) -> dict[str, list[int]]:
+    """Keys of each picture of a family: phases, states and tags are told apart. `layers`: only what belongs to a layer of the model."""
     out: dict[str, list[int]] = {}
     for i, key in enumerate(table.keys):
         if family == "other" and key.detail != "mg_direction":
-            continue  # collectives are no layers
+            if not layers:
+                out.setdefault(family, []).append(i)  # collectives are no layers
+            continue
         more = key.detail or (key.phase if family in _GRADIENTS else "")
         out.setdefault(f"{family}, {more}" if more else family, []).append(i)
     return out

@@ -56,6 +56,11 @@ class Table:
     values: Mapping[str, Floats]
     repeated: int = 0
 
+    @property
+    def nbytes(self) -> int:
+        """Memory of the columns."""
+        return self.ids.nbytes + self.steps.nbytes + sum(values.nbytes for values in self.values.values())
+
     def series(self, op: str) -> dict[Key, Series]:
         """One series per key; empty when there is no such statistic."""
         values = self.values.get(op)

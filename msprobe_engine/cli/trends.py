@@ -1,0 +1,73 @@
+"""Write one HTML page of how the numbers of a run went, or of two runs beside each other: heat maps of steps, ranks and layers, and lines.
+Reads what the monitor wrote, trend data bases and dumps of several steps."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+EPILOG = """\
+examples:
+  msprobe trends runs/a                                  writes runs/a/trends.html
+  msprobe trends runs/a runs/b -o ab.html                the second beside the first
+  msprobe trends runs/a --metric grad_reduced --target layers.3. --rank 0-7
+  msprobe trends trend/monitor_data.trend.db
+
+The page holds every step and rank where --size allows; else neighbouring steps, then ranks, are put together, and the largest and the
+smallest number of a group stay. NaN and Inf always do.
+
+exit codes: 0 done, 2 no data or wrong usage"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The runs, the page, and what of them is wanted."""
+    parser.add_argument("run_path", metavar="RUN", help="output directory of a run, what is in it, a dump, or a trend data base")
+    parser.add_argument("other_path", metavar="RUN2", nargs="?", help="a second run, compared with the first")
+    parser.add_argument("-o", "--output", default="", metavar="FILE", help="the page (default: RUN/trends.html)")
+    parser.add_argument("--metric", action="append", default=[], metavar="TEXT", help="only metrics with this in their name; repeatable")
+    parser.add_argument(
+        "--statistic", action="append", default=[], metavar="TEXT", help="only statistics with this in their name; repeatable"
+    )
+    parser.add_argument("--target", action="append", default=[], metavar="TEXT", help="only tensors with this in their name; repeatable")
+    parser.add_argument("--rank", metavar="RANGE", help="only these ranks: 0,2 or 0-7")
+    parser.add_argument("--step", metavar="RANGE", help="only these steps: 10,12 or 100-200")
+    parser.add_argument("--shift", type=int, default=0, metavar="N", help="add N to the steps of RUN2")
+    parser.add_argument("--micro_steps", action="store_true", help="micro batches as rows of their own (default: their extremes)")
+    parser.add_argument("--size", type=float, default=48.0, metavar="MB", help="numbers that the page may hold, 4 bytes each (default: 48)")
+    parser.add_argument("--open", action="store_true", help="open the page in a browser")
+    parser.epilog = EPILOG
+
+
+def run(args: argparse.Namespace) -> int:
+    """0: the page is written; errors are raised as `ProbeError`, which the entry point turns into 2."""
+    from msprobe_engine.compare.source import numbers
+    from msprobe_engine.errors import UsageError
+    from msprobe_engine.progress import bar
+    from msprobe_engine.trends.page import write_trends
+    from msprobe_engine.trends.source import Wanted, open_source
+    from msprobe_engine.trends.summary import lines
+
+    if not 0 < args.size < 4096:
+        raise UsageError(f"--size is {args.size:g}; allowed: more than 0, less than 4096 MB")
+    wanted = Wanted(
+        ranks=numbers(args.rank, "--rank") or None,
+        steps=numbers(args.step, "--step") or None,
+        metrics=tuple(args.metric),
+        statistics=tuple(args.statistic),
+        targets=tuple(args.target),
+        micro_steps=args.micro_steps,
+    )
+    paths = [args.run_path, *([args.other_path] if args.other_path else [])]
+    sources = [open_source(path, wanted) for path in paths]
+    where = Path(args.run_path)
+    page = Path(args.output) if args.output else (where if where.is_dir() else where.parent) / "trends.html"
+    with bar("reading", sum(source.pieces() for source in sources)) as advance:
+        trends = write_trends(sources, page, numbers=int(args.size * 250_000), shift=args.shift, progress=advance)
+    print(f"{page}: {page.stat().st_size / 1e6:.1f} MB")
+    for line in lines(trends):
+        print(f"  {line}")
+    if args.open:
+        import webbrowser
+
+        webbrowser.open(page.resolve().as_uri())
+    return 0

@@ -1,0 +1,72 @@
+"""Steps and ranks as columns of bounded number, and rows of numbers as their extremes in these columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Numbers = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Bins:
+    """Numbers (steps, or ranks), ascending, in groups of neighbours.
+
+    Attributes:
+        first, last: of every group, int64 [n].
+        of: how many numbers there are.
+    """
+
+    first: npt.NDArray[np.int64]
+    last: npt.NDArray[np.int64]
+    of: int
+
+    @classmethod
+    def even(cls, numbers: npt.NDArray[np.int64], count: int) -> Bins:
+        """Groups of as equal size as possible, at most `count`; every number by itself where there are no more."""
+        if not len(numbers):
+            return cls(numbers, numbers, 0)
+        cuts = np.linspace(0, len(numbers), min(count, len(numbers)) + 1).astype(np.int64)
+        return cls(numbers[cuts[:-1]], numbers[cuts[1:] - 1], len(numbers))
+
+    def every(self, count: int) -> Bins:
+        """`count` neighbouring groups as one."""
+        starts = np.arange(0, len(self.first), count)
+        return Bins(self.first[starts], self.last[np.minimum(starts + count, len(self.last)) - 1], self.of)
+
+    def place(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The group of each number; all of them have to be in one."""
+        return np.searchsorted(self.first, numbers, "right") - 1
+
+    @property
+    def single(self) -> bool:
+        """Every number is a group by itself."""
+        return len(self.first) == self.of
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+
+class Extremes:
+    """The largest and the smallest number of every cell of a grid.
+
+    NaN wins over every number, infinities over finite ones, so that nothing that is not finite gets lost in a cell. A cell without
+    numbers has ``-inf`` as largest and ``+inf`` as smallest; `missing` says which they are.
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.high = np.full(shape, -np.inf)
+        self.low = np.full(shape, np.inf)
+
+    def add(self, cells: npt.NDArray[np.int64], values: Numbers) -> None:
+        """Take numbers into cells, given by their flat index."""
+        with np.errstate(invalid="ignore"):  # NaN stays NaN
+            np.maximum.at(self.high.reshape(-1), cells, values)
+            np.minimum.at(self.low.reshape(-1), cells, values)
+
+    @property
+    def missing(self) -> npt.NDArray[np.bool_]:
+        """Cells without numbers."""
+        return np.asarray((self.high == -np.inf) & (self.low == np.inf))

@@ -1,0 +1,136 @@
+"""Reads one or two runs into one grid, in two passes: what there is, then the numbers. Memory is that of the page and one table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from msprobe_engine.errors import UsageError
+from msprobe_engine.monitor.series import Floats, Integers
+from msprobe_engine.records import FAMILIES
+from msprobe_engine.trends import findings
+from msprobe_engine.trends.bins import Extremes
+from msprobe_engine.trends.model import Grid, Metric, RunTrend, Trends
+from msprobe_engine.trends.order import in_order
+from msprobe_engine.trends.plan import Plan, plan
+from msprobe_engine.trends.source import ABSMAX, SCALARS, Part, Progress, Source, Target
+
+NUMBERS = 12_000_000
+"""Numbers a page holds unless asked otherwise: about 30 to 50 MB."""
+_FIRST = ("norm", ABSMAX, "max", "min", "mean")
+
+
+@dataclass
+class _Seen:
+    """What the first pass finds in a metric."""
+
+    targets: dict[Target, int] = field(default_factory=dict)
+    statistics: dict[str, None] = field(default_factory=dict)
+
+
+def collect(sources: Sequence[Source], *, numbers: int = NUMBERS, shift: int = 0, progress: Progress = lambda _: None) -> Trends:
+    """Everything of one or two runs, in a grid of at most about `numbers` cells.
+
+    Args:
+        shift: added to the steps of the second run.
+        progress: told what is read next.
+
+    Raises:
+        UsageError: there is nothing to show.
+    """
+    seen: dict[str, _Seen] = {}
+    steps: list[npt.NDArray[np.int64]] = []
+    runs: list[RunTrend] = []
+    doubled = False
+    for number, source in enumerate(sources):
+        run = RunTrend(source.path.resolve().name, str(source.path), source.kinds, [])
+        mine: list[npt.NDArray[np.int64]] = []
+        for rank in source.ranks:
+            for part in source.parts(rank, progress):
+                doubled = doubled or _repeats(part)
+                found = seen.setdefault(part.metric, _Seen())
+                for target in part.targets:
+                    found.targets.setdefault(target, len(found.targets))
+                found.statistics.update(dict.fromkeys(part.values))
+                mine.append(np.unique(part.steps))
+                run.rows += len(part.ids)
+                if not run.ranks or run.ranks[-1] != rank:
+                    run.ranks.append(rank)
+        if not mine:
+            raise UsageError(f"{source.path}: nothing to show: no numbers of what was asked for (ranks, steps, metrics, targets)")
+        own = np.unique(np.concatenate(mine)) + (shift if number else 0)
+        run.steps = (len(own), int(own[0]), int(own[-1]))
+        steps.append(own)
+        runs.append(run)
+    metrics = {name: _metric(name, seen[name]) for name in sorted(seen, key=_place)}
+    rows = sum(len(m.targets) * len(m.statistics) for m in metrics.values()) * len(sources)
+    ranks = np.array(sorted({rank for run in runs for rank in run.ranks}), np.int64)
+    how = plan(np.unique(np.concatenate(steps)), ranks, rows, numbers, doubled)
+    trends = Trends(how, metrics, runs, shift)
+    for number, (source, run) in enumerate(zip(sources, runs)):
+        _fill(trends, run, source, shift if number else 0, progress)
+        run.problems = dict(source.problems)
+        run.stand_out = findings.stand_out(trends, run)
+    if len(runs) > 1:
+        trends.apart = findings.apart(trends)
+    return trends
+
+
+def _repeats(part: Part) -> bool:
+    """Whether a target has several rows in a step."""
+    span = part.steps.max() - part.steps.min() + 1 if len(part.steps) else 1
+    places = part.ids * span + (part.steps - (part.steps.min() if len(part.steps) else 0))
+    return len(np.unique(places)) < len(places)
+
+
+def _place(metric: str) -> tuple[int, str]:
+    """Numbers of the steps first, then families in the order of the monitor, then passes of dumps."""
+    if metric == SCALARS:
+        return -1, ""
+    order = (*FAMILIES, "forward", "backward", "recompute", "parameters_grad")
+    family = metric.partition(",")[0]
+    return order.index(family) if family in order else len(order), metric
+
+
+def _metric(name: str, seen: _Seen) -> Metric:
+    statistics = sorted(seen.statistics, key=lambda s: _FIRST.index(s) if s in _FIRST else len(_FIRST))
+    return Metric(name, in_order(list(seen.targets)), statistics)
+
+
+def _fill(trends: Trends, run: RunTrend, source: Source, shift: int, progress: Progress) -> None:
+    how = trends.plan
+    index = {name: {target: i for i, target in enumerate(m.targets)} for name, m in trends.metrics.items()}
+    gathered = findings.Gathered()
+    for rank in source.ranks:
+        for part in source.parts(rank, progress):
+            places = index[part.metric]
+            rows = np.array([places[target] for target in part.targets], np.int64)[part.ids]
+            steps = part.steps + shift
+            fine = how.fine.place(steps)
+            group = int(how.ranks.place(np.array([rank]))[0])
+            flat = (rows * len(how.ranks) + group) * len(how.coarse) + fine // how.factor
+            for statistic, values in part.values.items():
+                grid = run.grids.get((part.metric, statistic))
+                if grid is None:
+                    grid = run.grids[part.metric, statistic] = _grid(how, len(places))
+                mask = part.there.get(statistic)
+                if mask is None:
+                    _add(grid, rows, fine, flat, values)
+                else:
+                    _add(grid, rows[mask], fine[mask], flat[mask], values[mask])
+            gathered.add(part, rows, steps)
+    run.nonfinite, run.nonfinite_count = gathered.first()
+
+
+def _grid(how: Plan, targets: int) -> Grid:
+    overview = Extremes((targets, len(how.fine))) if how.overview else None
+    return Grid(overview, Extremes((targets, len(how.ranks), len(how.coarse))))
+
+
+def _add(grid: Grid, rows: Integers, fine: Integers, flat: Integers, values: Floats) -> None:
+    grid.cube.add(flat, values)
+    if grid.overview is not None:
+        grid.overview.add(rows * grid.overview.high.shape[1] + fine, values)

@@ -1,0 +1,26 @@
+"""Targets in the order of the model, whatever order the ranks wrote them in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from msprobe_engine.trends.source import Target
+
+_NUMBER = re.compile(r"\d+")
+
+
+def in_order(targets: Sequence[Target]) -> list[Target]:
+    """Targets as they were first seen, with layers of one list beside each other by their numbers.
+
+    ``layers.10.w`` stands behind ``layers.9.w`` also where another rank wrote it first. Stages of the pipeline follow each other within
+    a chunk, as the layers of the model do.
+    """
+    first: dict[str, int] = {}
+    keys = {}
+    for i, target in enumerate(targets):
+        match = _NUMBER.search(target.name)
+        stem = target.name[: match.start()] if match else target.name
+        place = first.setdefault(f"{target.vpp} {target.pp} {stem}", i)
+        keys[target] = (target.vpp, target.pp, place, int(match.group()) if match else -1, i)
+    return sorted(targets, key=keys.__getitem__)

@@ -1,0 +1,118 @@
+"use strict";
+/* The lists beside the map: what is not finite, where two runs go apart, what stands out, what was read and kept. A row leads to its cell. */
+const Lists = (() => {
+  let box, tabs, pane, chosen = "bad";
+
+  const kinds = () => {
+    const b = Trends.book, out = [["bad", b.runs.reduce((n, run) => n + run.nonfiniteCount, 0)]];
+    if (b.runs.length > 1) out.push(["apart", b.apart.length]);
+    out.push(["out", b.runs.reduce((n, run) => n + run.standOut.length, 0)], ["about", b.runs.reduce((n, run) => n + run.problemCount, 0)]);
+    return out;
+  };
+  function mount(parent) {
+    box = parent;
+    tabs = Kit.make("div", box, null, "t-tabs"); tabs.setAttribute("role", "tablist"); tabs.dataset.tLabel = "trends.lists"; tabs.setAttribute("aria-label", Kit.t("trends.lists"));
+    pane = Kit.make("div", box, null, "t-pane"); pane.setAttribute("role", "tabpanel"); pane.id = "t-pane";
+    if (!kinds()[0][1]) chosen = Trends.book.runs.length > 1 && Trends.book.apart.length ? "apart" : kinds().find(([, n]) => n)?.[0] || "about";
+    draw(); Kit.on("language", draw); Trends.on("pick", mark); Trends.on("change", mark);
+  }
+  function draw() {
+    tabs.replaceChildren(); pane.replaceChildren();
+    for (const [kind, n] of kinds()) {
+      const tab = Kit.make("button", tabs, null, kind === "bad" && n ? "t-tab bad" : "t-tab");
+      tab.setAttribute("role", "tab"); tab.setAttribute("aria-selected", String(kind === chosen)); tab.setAttribute("aria-controls", "t-pane"); tab.tabIndex = kind === chosen ? 0 : -1; tab.id = "t-tab-" + kind;
+      Kit.word(Kit.make("span", tab), "trends.list_" + kind); if (kind !== "about" || n) Kit.make("b", tab, Kit.count(n));
+      tab.onclick = () => { chosen = kind; draw(); document.getElementById("t-tab-" + kind).focus(); };
+      tab.onkeydown = (e) => {
+        const all = kinds().map(([k]) => k), by = { ArrowRight: 1, ArrowLeft: -1 }[e.key];
+        if (by) { e.preventDefault(); chosen = all[(all.indexOf(chosen) + by + all.length) % all.length]; draw(); document.getElementById("t-tab-" + chosen).focus(); }
+      };
+    }
+    pane.setAttribute("aria-labelledby", "t-tab-" + chosen);
+    ({ bad, apart, out, about })[chosen]();
+    mark();
+  }
+  const note = (key, ...args) => Kit.make("p", pane, Kit.t(key, ...args), "soft");
+  const ranges = (numbers) => {
+    const out = [];
+    for (const n of numbers) { const last = out[out.length - 1]; if (last && last[1] === n - 1) last[1] = n; else out.push([n, n]); }
+    return out.map(([a, b]) => a === b ? a : a + "–" + b).join(", ");
+  };
+  const stepName = (step) => Trends.stepText(Trends.columnOf(step));
+  function item(list, sign, tone, target, lines, go, key) {
+    const li = Kit.make("li", list), button = Kit.make("button", li, null, "t-item");
+    Kit.make("i", button, sign, tone);
+    const words = Kit.make("span", button), name = Kit.make("span", words, null, "name");
+    const shown = Kit.name(target, 300); name.textContent = shown; name.title = shown;
+    for (const line of lines) Kit.make("small", words, line);
+    button.onclick = () => go(); button.dataset.key = key;
+  }
+  const go = (run, metric, statistic, target, step, rank) => {
+    const S = Trends.state, change = { metric, statistic: Math.max(0, statistic), map: "ts", third: "max", target, column: Trends.columnOf(step) };
+    if (rank !== null) change.rank = Trends.groupOf(rank);
+    if (run !== null && Trends.book.runs.length > 1 && !(S.run === "both" || S.run === String(run))) change.run = String(run);
+    if (run === null && S.run !== "difference" && S.run !== "relative") change.run = "both";
+    const name = Trends.book.metrics[metric].targets[target].toLowerCase();
+    if (S.filter && !S.filter.toLowerCase().split(/\s+/).every((w) => w[0] === "-" ? !name.includes(w.slice(1)) : name.includes(w))) change.filter = "";
+    if (change.column < S.from || change.column > S.to) Object.assign(change, { from: 0, to: Trends.fine() - 1 });
+    if (S.badOnly && run === null) change.badOnly = false;
+    Object.assign(S, change); Trends.tell("filter"); Trends.tell("change");
+  };
+  function bad() {
+    const b = Trends.book;
+    if (!b.runs.some((run) => run.nonfiniteCount)) { note("trends.none_bad"); return; }
+    b.runs.forEach((run, r) => {
+      if (!run.nonfiniteCount) { if (b.runs.length > 1) { Kit.make("h3", pane, "AB"[r] + " · " + Kit.name(run.name)); note("trends.none_bad"); } return; }
+      if (b.runs.length > 1) Kit.make("h3", pane, "AB"[r] + " · " + Kit.name(run.name));
+      if (run.nonfiniteCount > run.nonfinite.length) note("trends.first_of", run.nonfinite.length, Kit.count(run.nonfiniteCount));
+      const list = Kit.make("ol", pane, null, "t-list");
+      for (const [step, ranks, count, m, target, kind, statistics, last, steps] of run.nonfinite) {
+        const metric = b.metrics[m], where = Kit.t("trends.step_n", step) + (b.plan.rankCount > 1 ? " · " + Kit.t("trends.rank_n", ranges(ranks) + (count > ranks.length ? ", …" : "")) : "");
+        item(list, kind === "NaN" ? "×" : "▲", "nan", metric.targets[target], [kind + " · " + where + (steps > 1 ? " · " + Kit.t("trends.n_steps_to", Kit.count(steps), last) : ""), Kit.name(metric.name) + ": " + statistics.map((s) => Kit.name(metric.statistics[s])).join(", ")],
+          () => go(r, m, statistics.length ? statistics[0] : 0, target, step, ranks[0]), `${m}/${target}`);
+      }
+    });
+  }
+  function outliers(found, run) {
+    const b = Trends.book, list = Kit.make("ol", pane, null, "t-list");
+    for (const [what, step, m, s, target, factor] of found) {
+      const metric = b.metrics[m], text = what === "runs" ? (factor >= 2 ? Kit.t("trends.one_finite") : Kit.t("trends.what_runs", Kit.number(+factor.toPrecision(2)))) : Kit.t("trends.what_" + what, Kit.number(+factor.toPrecision(3)));
+      item(list, { jump: "↑", fall: "↓", ranks: "↕", runs: "≠" }[what], what === "runs" ? "apart" : "out", metric.targets[target], [Kit.t("trends.step_n", stepName(step)) + " · " + text, Kit.name(metric.name) + ": " + Kit.name(metric.statistics[s])], () => go(run, m, s, target, step, null), `${m}/${target}`);
+    }
+  }
+  function apart() {
+    if (!Trends.book.apart.length) { note("trends.none_apart"); return; }
+    note("trends.about_apart"); outliers(Trends.book.apart, null);
+  }
+  function out() {
+    const b = Trends.book;
+    if (!b.runs.some((run) => run.standOut.length)) { note("trends.none_out"); return; }
+    note("trends.about_out");
+    b.runs.forEach((run, r) => { if (!run.standOut.length) return; if (b.runs.length > 1) Kit.make("h3", pane, "AB"[r] + " · " + Kit.name(run.name)); outliers(run.standOut, r); });
+  }
+  function about() {
+    const b = Trends.book, p = b.plan;
+    b.runs.forEach((run, r) => {
+      Kit.make("h3", pane, (b.runs.length > 1 ? "AB"[r] + " · " : "") + Kit.name(run.name));
+      const list = Kit.make("dl", pane, null, "t-facts"), fact = (key, value) => { Kit.make("dt", list, Kit.t(key)); Kit.make("dd", list, value); };
+      fact("trends.fact_path", Kit.name(run.path)); fact("trends.fact_read", run.kinds.join(", ") + ", " + Kit.t("trends.n_rows", Kit.count(run.rows)));
+      fact("trends.ranks", Kit.count(run.ranks.length)); fact("trends.steps", Kit.t("trends.steps_range", Kit.count(run.steps[0]), run.steps[1], run.steps[2]));
+      if (r && b.shift) fact("trends.fact_shift", b.shift);
+    });
+    Kit.make("h3", pane, Kit.t("trends.kept"));
+    const every = p.fine[0].length === p.steps && p.ranks[0].length === p.rankCount && p.factor === 1;
+    note(every ? "trends.kept_all" : "trends.kept_some", Kit.count(p.steps), Kit.count(p.fine[0].length), Kit.count(Math.ceil(p.fine[0].length / p.factor)), Kit.count(p.rankCount), Kit.count(p.ranks[0].length));
+    if (!every) note("trends.kept_how", Kit.count(b.numbers), Kit.count(b.wanted));
+    b.runs.forEach((run) => {
+      if (!run.problemCount) return;
+      Kit.make("h3", pane, Kit.t("trends.not_read", Kit.count(run.problemCount)));
+      const list = Kit.make("ul", pane, null, "t-problems");
+      for (const [what, n] of run.problems) Kit.make("li", list, Kit.name(what, 1000) + (n > 1 ? " (" + Kit.count(n) + ")" : ""));
+    });
+  }
+  function mark() {
+    const key = Trends.state.metric + "/" + Trends.state.target;
+    for (const node of pane.querySelectorAll(".t-item")) if (node.dataset.key === key) node.setAttribute("aria-current", "true"); else node.removeAttribute("aria-current");
+  }
+  return { mount, go };
+})();
