@@ -1,75 +1,96 @@
-"""A comparison as one page of HTML that needs nothing else: no script, no request, every text escaped."""
+"""A comparison as one page of html, readable without scripts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
 from msprobe_engine.config_check.comparison import Comparison
 from msprobe_engine.config_check.difference import Difference, listed, short
 from msprobe_engine.config_check.report_text import headline
-from msprobe_engine.config_check.severity import CHANGES, MAY
-from msprobe_engine.htmlpage import document, section, text
+from msprobe_engine.config_check.severity import CHANGES, ERROR, HARMLESS, MAY, PASS, WARNING
+from msprobe_engine.web.markup import Html, badge, bullets, folded, paragraph, section, soft, table, text, tiles
+from msprobe_engine.web.page import Verdict, document
+from msprobe_engine.web.words import words
 
 MOST_ROWS = 5_000
 _LONGEST = 300
-_STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;max-width:80rem;margin:2rem auto;padding:0 1rem;color:#1b1f24;background:#fff}
-h1{font-size:1.35rem;border-left:.4rem solid var(--mark);padding-left:.8rem}h2{font-size:1.05rem;margin-top:2rem}
-table{border-collapse:collapse;width:100%;font-size:.88rem}td,th{border-bottom:1px solid #d8dee4;padding:.3rem .6rem;text-align:left;
-vertical-align:top;overflow-wrap:anywhere}th{position:sticky;top:0;background:#f3f5f7}tr.c td:first-child{border-left:.3rem solid #cf222e}
-tr.m td:first-child{border-left:.3rem solid #bf8700}summary{cursor:pointer;font-weight:600;margin-top:2rem}
-@media (prefers-color-scheme:dark){body{background:#15191e;color:#e3e8ee}th{background:#232a32}td,th{border-color:#333c46}}
-"""
-_HEAD = ("where", "bench", "cmp", "bench value", "cmp value", "severity", "why", "step, rank", "stands in")
-_MARKS = {"error": "#cf222e", "warning": "#bf8700", "pass": "#2da44e"}
-_CLASSES = {CHANGES: "c", MAY: "m"}
+_VERDICTS: Mapping[str, Verdict] = {ERROR: "bad", WARNING: "warn", PASS: "good"}
+_TOLD = ((CHANGES, "changes"), (MAY, "may"))
+_TONES = {CHANGES: "bad", MAY: "warn", HARMLESS: ""}
 
 
 def page(found: Comparison) -> str:
     """The whole document."""
-    parts = [f"<h1>{text(headline(found))}</h1>"]
+    counts = found.counts()
+    parts: list[str] = []
+    if found.differences or found.harmless:
+        names = ((CHANGES, "tile_changes"), (MAY, "tile_may"), (HARMLESS, "tile_harmless"))
+        parts.append(tiles((_t(key), counts[severity]) for severity, key in names))
+    parts += section(_t("differences"), _differences(found.differences))
+    checkers = [
+        (name, badge(_t(verdict), _VERDICTS[verdict]), sheet.compared, sum(one.matters for one in sheet.differences))
+        for name, verdict in found.summary().items()
+        for sheet in (found.sheets[name],)
+    ]
+    parts += section(_t("checkers"), table(_head("checker", "verdict", "compared", "n_differences"), checkers, numbers={2, 3}))
     sides = (
         (who, *(str(side.get(key, "-")) for key in ("path", "framework", "world_size", "host", "created")))
         for who, side in found.sides.items()
     )
-    parts.append(_table(("", "pack", "framework", "ranks", "host", "made"), sides))
-    checkers = [
-        (name, verdict, found.sheets[name].compared, sum(o.matters for o in found.sheets[name].differences))
-        for name, verdict in found.summary().items()
+    parts += section(_t("packs"), table(_head("side", "pack", "framework", "ranks", "host", "made"), sides, names={1}))
+    derived = [
+        (name.replace("_", " "), a, b, badge(_t("equals"), "good") if equal else badge(_t("differs"), "bad"))
+        for name, (a, b, equal) in found.derived.items()
     ]
-    parts += section("Checkers", _table(("checker", "verdict", "compared", "differences"), checkers))
-    parts += section("Differences, the worst first", _differences(found.differences))
-    derived = ((name.replace("_", " "), a, b, "equal" if equal else "differs") for name, (a, b, equal) in found.derived.items())
-    parts += section("Computed of several settings", _table(("quantity", "bench", "cmp", ""), derived))
-    parts += section("Not compared", _list(found.not_compared.values()))
-    parts += section("Problems", _list(found.problems))
-    parts += section("Notes", _list(found.notes))
+    parts += section(_t("derived"), table(_head("quantity", "bench_side", "cmp_side", "verdict"), derived))
+    parts += section(_t("not_compared"), bullets(found.not_compared.values()))
+    parts += section(_t("problems"), bullets(found.problems))
+    parts += section(_t("notes"), bullets(found.notes))
     if found.harmless:
-        parts.append(f"<details><summary>{len(found.harmless)} harmless differences</summary>{_differences(found.harmless)}</details>")
-    body = "\n".join(part for part in parts if part)
-    return document(headline(found), _MARKS[found.verdict], _STYLE, body)
+        parts += ["<section>", folded(_t("n_harmless", len(found.harmless)), _differences(found.harmless)), "</section>"]
+    return document(
+        headline(found),
+        kind="config",
+        body="\n".join(parts),
+        sections=("config",),
+        verdict=_VERDICTS[found.verdict],
+        headline=_headline(found, counts),
+    )
 
 
-def _differences(items: Sequence[Difference]) -> str:
+def _t(key: str, *arguments: object) -> Html:
+    return words("config", key, *arguments)
+
+
+def _head(*keys: str) -> list[Html]:
+    return [_t(key) for key in keys]
+
+
+def _headline(found: Comparison, counts: Mapping[str, int]) -> Html:
+    """`report_text.headline` in words of both languages."""
+    harmless = _t("and_harmless", counts[HARMLESS]) if counts[HARMLESS] else ""
+    if found.equal:
+        return _t("same_harmless", counts[HARMLESS]) if harmless else _t("same")
+    told = [_t(f"{key}_{'one' if counts[severity] == 1 else 'many'}", counts[severity]) for severity, key in _TOLD if counts[severity]]
+    return Html(f"{_t('differ')}: {', '.join(told)}{harmless}.")
+
+
+def _differences(items: Sequence[Difference]) -> Html:
     rows = []
     for one in items[:MOST_ROWS]:
         at = ", ".join(
             part for part in (f"step {listed(one.steps)}" if one.steps else "", f"rank {listed(one.ranks)}" if one.ranks else "") if part
         )
-        cells = (one.sheet, one.bench_name, one.cmp_name, one.bench, one.cmp, one.severity, one.why, at, one.where)
-        shown = "".join(f"<td>{text(short(cell, _LONGEST) if cell else '')}</td>" for cell in cells)
-        rows.append(f"<tr class={_CLASSES.get(one.severity, 'h')}>{shown}</tr>")
-    if not rows:
-        return ""
-    more = f"<p>{len(items) - MOST_ROWS} more are in result.json.</p>" if len(items) > MOST_ROWS else ""
-    return f"<table><tr>{''.join(f'<th>{text(cell)}</th>' for cell in _HEAD)}</tr>{''.join(rows)}</table>{more}"
+        names = [one.bench_name, *([one.cmp_name] if one.cmp_name != one.bench_name else [])]
+        name = Html("<br>".join(text(_short(part)) for part in names if part))
+        why = Html(f"{text(_short(one.why))}{soft(_short(' '.join(part for part in (at, one.where) if part)))}")
+        severity = badge(_t(one.severity.replace(" ", "_")), _TONES[one.severity])
+        rows.append((severity, one.sheet, name, _short(one.bench), _short(one.cmp), why))
+    tones = [_TONES[one.severity] for one in items[:MOST_ROWS]]
+    shown = table(_head("severity", "where", "name", "bench_value", "cmp_value", "why"), rows, names={2, 3, 4}, tones=tones)
+    more = paragraph(_t("more", len(items) - MOST_ROWS), soft=True) if len(items) > MOST_ROWS else ""
+    return Html(f"{shown}{more}")
 
 
-def _list(items: Iterable[str]) -> str:
-    rows = "".join(f"<li>{text(item)}</li>" for item in items)
-    return f"<ul>{rows}</ul>" if rows else ""
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    lines = "".join(f"<tr>{''.join(f'<td>{text(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<table><tr>{''.join(f'<th>{text(cell)}</th>' for cell in head)}</tr>{lines}</table>" if lines else ""
+def _short(value: str | None) -> str:
+    return short(value, _LONGEST) if value else ""

@@ -1,84 +1,89 @@
-"""`Diagnosis` as one page of HTML that needs nothing else: no script, no request, every text escaped."""
+"""`Diagnosis` as one page of html, readable without scripts."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from msprobe_engine.diagnose.findings import NONE, Diagnosis, Suspect
-from msprobe_engine.htmlpage import document, section, text
+from msprobe_engine.diagnose.findings import CHECKPOINT, CONFIG, HEADLINES, NONE, Diagnosis, Suspect
+from msprobe_engine.log import one_line
+from msprobe_engine.web.markup import Html, bullets, code, facts, paragraph, section, table, text
+from msprobe_engine.web.page import document
+from msprobe_engine.web.words import words
 
-_STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;max-width:64rem;margin:2rem auto;padding:0 1rem;color:#1b1f24;background:#fff}
-h1{font-size:1.35rem;border-left:.4rem solid var(--mark);padding-left:.8rem}h2{font-size:1.05rem;margin-top:2rem}
-table{border-collapse:collapse;width:100%;font-size:.9rem}
-td,th{border-bottom:1px solid #d8dee4;padding:.3rem .6rem;text-align:left;vertical-align:top}
-code,pre{font-family:ui-monospace,monospace;font-size:.85rem;background:#f3f5f7;overflow-wrap:anywhere}pre{padding:.6rem;overflow:auto}
-@media (prefers-color-scheme:dark){body{background:#15191e;color:#e3e8ee}code,pre{background:#232a32}td,th{border-color:#333c46}}
-"""
+_MOST_NAMES = 200
 
 
 def page(found: Diagnosis) -> str:
     """The whole document."""
-    mark = "#2da44e" if found.finding == NONE else "#cf222e"
     first = found.first_suspect
-    parts = [f"<h1>{text(found.headline())}</h1>"]
-    if first is not None:
-        parts += [f"<p>{text(first.why)}.</p>", _where(first), _numbers(first.numbers)]
-    parts += section("Evidence", _list(found.evidence))
-    parts += section("Further suspects, in order of execution", _suspects(found.suspects[1:]))
-    parts += section("Also", _list(found.first_nonfinite()))
+    parts = _first(first) if first is not None else []
+    parts += section(_t("evidence"), bullets(found.evidence))
+    parts += section(_t("next"), bullets(map(code, found.next)))
+    parts += section(_t("further"), _suspects(found.suspects[1:]))
+    parts += section(_t("also"), bullets(found.first_nonfinite()))
     for side, names in found.unmatched.items():
-        parts += section(f"Calls of the {side} side only", _list(names[:200], code=True))
-    parts += section("Modules that the other side calls otherwise", _pairs(found.renamed))
-    parts += section("What could not be read or compared", _list(found.problems))
-    parts += section("Next", _list(found.next, code=True))
+        parts += section(_t(f"only_{side}"), bullets(map(code, names[:_MOST_NAMES])))
+    parts += section(_t("renamed"), table((_t("name_target"), _t("name_golden")), found.renamed.items(), names={0, 1}))
+    parts += section(_t("problems"), bullets(found.problems))
     if first is not None and first.stack:
-        parts += section("Call stack of the first suspect, innermost first", f"<pre>{text(chr(10).join(first.stack))}</pre>")
-    parts += section("Looked at", _pairs({key: str(value) for key, value in found.looked_at.items()}))
-    body = "\n".join(parts)
-    return document(found.headline(), mark, _STYLE, body)
-
-
-def _list(items: Sequence[str], code: bool = False) -> str:
-    if not items:
-        return ""
-    rows = (f"<li>{f'<code>{text(item)}</code>' if code else text(item)}</li>" for item in items)
-    return f"<ul>{''.join(rows)}</ul>"
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    lines = "".join(f"<tr>{''.join(f'<td>{text(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<table><tr>{''.join(f'<th>{text(cell)}</th>' for cell in head)}</tr>{lines}</table>" if lines else ""
-
-
-def _pairs(items: Mapping[str, str]) -> str:
-    return _table(("", ""), items.items())
-
-
-def _where(first: Suspect) -> str:
-    rows = (
-        ("record", first.record),
-        ("module", first.module or "-"),
-        ("step, rank", f"{first.step}, {first.rank}"),
-        ("source", " ".join(first.source.split()) or "-"),
-        ("tensor", first.tensor or "-"),
-        ("on the golden side", first.partner or "-"),
+        parts += section(_t("stack"), f"<pre>{text(chr(10).join(first.stack))}</pre>")
+    parts += section(_t("looked_at"), facts(found.looked_at.items()))
+    return document(
+        found.headline(),
+        kind="diagnosis",
+        body="\n".join(parts),
+        sections=("diagnosis",),
+        verdict="good" if found.finding == NONE else "bad",
+        headline=_headline(found),
     )
-    return _table(("first suspect", ""), rows)
 
 
-def _numbers(numbers: Mapping[str, Any]) -> str:
-    if not numbers:
-        return ""
+def _t(key: str, *arguments: object) -> Html:
+    return words("diagnosis", key, *arguments)
+
+
+def _headline(found: Diagnosis) -> Html | None:
+    """`Diagnosis.headline` with its fixed words; None where it is a sentence of its own."""
+    first, plain = found.first_suspect, found.headline()
+    if not plain.startswith(HEADLINES[found.finding]):
+        return None
+    if first is None:
+        return Html(f"{_t(found.finding)}.")
+    if found.finding in (CONFIG, CHECKPOINT):
+        return Html(f"{_t(found.finding)}: {text(one_line(first.record))}")
+    module = f", {_t('module_at', one_line(first.module))}" if first.module else ""
+    return Html(f"{_t(found.finding)}: {_t('step_rank', first.step, first.rank)}{module}, {text(one_line(first.record))}")
+
+
+def _first(first: Suspect) -> list[str]:
+    rows: list[tuple[object, object]] = [(_t("record"), code(first.record))]
+    if first.module:
+        rows.append((_t("module"), code(first.module)))
+    rows.append((_t("where"), f"{first.step}, {first.rank}"))
+    rows += [
+        (_t(key), code(" ".join(value.split())))
+        for key, value in (("source", first.source), ("tensor", first.tensor), ("partner", first.partner))
+        if value
+    ]
+    why = paragraph(f"{first.why}.") if first.why else ""
+    return section(_t("first_suspect"), why + facts(rows)) + section(_t("numbers"), _numbers(first.numbers))
+
+
+def _numbers(numbers: Mapping[str, Any]) -> Html:
+    """Both sides' rows; what differs stands out."""
     keys = list(dict.fromkeys(key for side in numbers.values() for key in side))
-    return _table(("", *numbers), ((key, *(_shown(side.get(key)) for side in numbers.values())) for key in keys))
+    head = (_t("number"), *(_t(side) if side in ("target", "golden") else side for side in numbers))
+    rows = [(key, *(_shown(side.get(key)) for side in numbers.values())) for key in keys]
+    tones = ["apart" if row[0] != "row" and len(set(row[1:])) > 1 else "" for row in rows]
+    return table(head, rows, tones=tones, kind="narrow")
 
 
 def _shown(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def _suspects(suspects: Sequence[Suspect]) -> str:
-    return _table(("step", "rank", "record", "why"), ((s.step, s.rank, s.record, s.why) for s in suspects))
+def _suspects(suspects: Sequence[Suspect]) -> Html:
+    head = (_t("step"), _t("rank"), _t("record"), _t("why"))
+    return table(head, ((s.step, s.rank, s.record, s.why) for s in suspects), numbers={0, 1}, names={2})

@@ -7,11 +7,12 @@
   Kit.on(event, f)             "language", "theme", "resize"
   Kit.make(tag, parent, text, class)
   Kit.word(node, key, ...args) sets fixed words that follow the language
-  Kit.name(text), Kit.number(value), Kit.count(value)
+  Kit.name(text), Kit.number(value), Kit.count(value), Kit.value(cell)
   Kit.data(id), Kit.json(id), Kit.drop(id)    islands: Uint8Array, parsed JSON; inflated when asked for
   Kit.scale(units)             {level, colour, ink, label} of a difference in multiples of round-off; Kit.scale.legend()
   Kit.shade(t), Kit.series(i), Kit.colour(name)   colours for canvases, of the theme shown
   Kit.canvas(parent, height)   {node, pen, width, height} in CSS pixels, sharp on every screen
+  Kit.figure(parent, options)  a picture that is drawn when it comes into view, and again when colours, language or width change
   Kit.table(parent, options)   sorted, searched, paged table
   Kit.tip(event, text), Kit.hush()
   Kit.save(name, text, type), Kit.copy(text), Kit.fault(text)
@@ -50,9 +51,19 @@ const Kit = (() => {
     node.textContent = t(key, ...args);
     return node;
   }
+  /* Names of columns for rows that stand as lists in narrow windows. */
+  const narrow = matchMedia("(max-width: 40rem)");
+  function label(below = document) {
+    if (!narrow.matches) return;
+    for (const grid of below.querySelectorAll("table.stack")) {
+      const names = [...grid.querySelectorAll("thead tr > *")].map((one) => one.textContent);
+      for (const row of grid.tBodies[0].rows) [...row.cells].forEach((cell, i) => { cell.dataset.label = names[i] || ""; });
+    }
+  }
+  narrow.addEventListener("change", () => label());
   function setLanguage(value) {
     language = value; root.lang = value === "zh" ? "zh-Hans" : "en";
-    apply(); tell("language");
+    apply(); label(); tell("language");
   }
 
   // ---- theme ----
@@ -153,6 +164,37 @@ const Kit = (() => {
     return { node, pen, width, height };
   }
 
+  /* options: height (a number, or a function of the width), label (what it is, read aloud), draw(pen, width, height),
+     hover(x, y): text at a place, or null. Returns {node, draw()}. */
+  function figure(parent, options) {
+    const node = make("canvas", parent);
+    let seen = false;
+    node.setAttribute("role", "img");
+    const tall = () => typeof options.height === "function" ? options.height() : options.height;
+    node.style.height = tall() + "px";
+    const draw = (always = false) => {
+      seen ||= always;
+      node.setAttribute("aria-label", typeof options.label === "function" ? options.label() : options.label || "");
+      if (!node.isConnected) { figures.delete(draw); watch.disconnect(); return; }
+      if (!seen) return;
+      const { pen, width, height } = canvas(parent, tall(), node);
+      pen.clearRect(0, 0, width, height);
+      options.draw(pen, width, height);
+    };
+    const watch = new IntersectionObserver((found) => {
+      if (found.some((one) => one.isIntersecting)) { seen = true; watch.disconnect(); draw(); }
+    }, { rootMargin: "600px" });
+    watch.observe(node); figures.add(draw); draw();
+    if (options.hover) {
+      node.onmousemove = (e) => { const text = options.hover(e.offsetX, e.offsetY); if (text === null || text === undefined) hush(); else tip(e, text); };
+      node.onmouseleave = hush;
+    }
+    return { node, draw };
+  }
+  const figures = new Set();
+  for (const event of ["theme", "language", "resize"]) on(event, () => { for (const draw of figures) draw(); });
+  addEventListener("beforeprint", () => { for (const draw of figures) draw(true); });
+
   // ---- tip ----
   let balloon = null;
   function tip(event, text) {
@@ -166,15 +208,26 @@ const Kit = (() => {
   const hush = () => { if (balloon) balloon.style.display = "none"; };
 
   // ---- table ----
-  const order = (a, b) => typeof a === "number" && typeof b === "number" ? a - b : typeof a === "number" ? -1 : typeof b === "number" ? 1 : String(a).localeCompare(String(b));
+  /* The number that a cell stands for ("0.5", "12%", 3), or null. */
+  const value = (cell) => {
+    if (typeof cell === "number") return cell;
+    const text = String(cell ?? "").trim().replace(/%$/, "");
+    return text !== "" && !Number.isNaN(Number(text)) ? Number(text) : null;
+  };
+  const order = (a, b) => {
+    const x = value(a), y = value(b);
+    if (x !== null && y !== null) return x - y;
+    if (x !== null || y !== null) return x !== null ? -1 : 1;
+    return String(a).localeCompare(String(b));
+  };
   /* options: columns [{title, key (a text), kind: "text"|"number"|"name", show(cell, row)}], rows [[cell]], tone(row) "bad"|"warn"|"good"|"",
-     label, search, page (rows at once), choice (column that is chosen from a list), pick(row): a row can be chosen with mouse and Enter.
+     label, search, lines (one line a row, for many columns), page (rows at once), choice (column that is chosen from a list), pick(row): a row can be chosen with mouse and Enter.
      Returns {node, set(rows), rows()}: rows as shown now. */
   function table(parent, options) {
     const { columns, tone = () => "", page = 200, choice = null, pick = null } = options;
     let all = options.rows || [], shown = all, at = 0, by = null, down = false, find = null, wanted = null;
-    const node = make("div", parent, null, "kit-table");
-    const tools = make("div", node, null, "tools"), place = make("div", node, null, "scroll"), grid = make("table", place);
+    const node = make("div", parent, null, options.lines ? "kit-table lines" : "kit-table");
+    const tools = make("div", node, null, "tools"), place = make("div", node, null, "scroll"), grid = make("table", place, null, options.lines ? "" : "stack");
     if (options.label) { grid.setAttribute("aria-label", options.label); }
     if (options.search) {
       find = make("input", tools); find.type = "search";
@@ -191,7 +244,7 @@ const Kit = (() => {
     const heads = columns.map((column, i) => {
       const th = make("th", line, null, column.kind); th.scope = "col";
       const button = make("button", th, null, "sort");
-      if (column.key) word(button, column.key); else button.textContent = name(column.title);
+      if (column.key) word(button, column.key); else button.textContent = name(column.title || "");
       button.onclick = () => { down = by === i && !down; by = i; refresh(); };
       return th;
     });
@@ -214,12 +267,13 @@ const Kit = (() => {
         const tr = make("tr", null, null, tone(row) || "");
         columns.forEach((column, i) => {
           const cell = row[i], text = column.show ? column.show(cell, row) : column.kind === "number" ? number(cell) : name(cell ?? "");
-          const td = make("td", tr, text, column.kind);
+          const td = make("td", tr, text, String(text).length <= 24 ? "short " + (column.kind || "") : column.kind);
           if (String(text).length > 60) td.title = name(cell, 4000);
         });
         if (pick) {
           tr.tabIndex = 0; tr.classList.add("pick");
-          tr.onclick = () => pick(row); tr.onkeydown = (e) => { if (e.key === "Enter") pick(row); };
+          const chosen = () => { for (const one of body.rows) one.setAttribute("aria-selected", String(one === tr)); pick(row); };
+          tr.onclick = chosen; tr.onkeydown = (e) => { if (e.key === "Enter") chosen(); };
         }
         return tr;
       }));
@@ -227,10 +281,11 @@ const Kit = (() => {
       back.hidden = forth.hidden = shown.length <= page;
       back.disabled = at === 0; forth.disabled = at + page >= shown.length;
       if (shown.length) word(where, "kit.rows_shown", count(at + 1), count(Math.min(at + page, shown.length)), count(shown.length)); else word(where, "kit.no_row");
-      reach(node);
+      label(node); reach(node);
     }
     const set = (rows) => { all = rows; if (wanted) options_(); refresh(); };
     set(all); apply(node);
+    on("language", draw);
     return { node, set, rows: () => shown };
   }
 
@@ -275,7 +330,7 @@ const Kit = (() => {
       chooser(place, "kit.theme", [["", "kit.theme_auto"], ["light", "kit.theme_light"], ["dark", "kit.theme_dark"]], chosen || "", (value) => { keep("msprobe-theme", value || null); setTheme(value || null); });
     }
     setLanguage(language);
-    document.addEventListener("DOMContentLoaded", () => { apply(); reach(); });
+    document.addEventListener("DOMContentLoaded", () => { apply(); label(); reach(); });
     let due = 0;
     addEventListener("resize", () => { clearTimeout(due); due = setTimeout(() => { reach(); tell("resize"); }, 120); });
     addEventListener("keydown", (e) => { if (e.key === "Escape") hush(); });
@@ -283,7 +338,7 @@ const Kit = (() => {
   }
 
   return {
-    t, texts, apply, word, on, make, name, number, count, data, json, drop, scale, shade, series, colour, canvas, tip, hush, table, save, copy, fault, reach, start,
+    t, texts, apply, word, on, make, name, number, count, value, data, json, drop, scale, shade, series, colour, canvas, figure, tip, hush, table, save, copy, fault, reach, start,
     get language() { return language; }, get theme() { return theme(); },
   };
 })();

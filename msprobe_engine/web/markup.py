@@ -7,6 +7,9 @@ from html import escape
 
 from msprobe_engine.log import printable
 
+_SHORT = 24
+"""Characters of a cell that is not broken."""
+
 
 class Html(str):
     """Text that is html already."""
@@ -26,12 +29,17 @@ def section(title: object, content: str) -> list[str]:
 
 def paragraph(content: object, soft: bool = False) -> Html:
     """A paragraph; a soft one stands back."""
-    return Html(f'<p class="soft">{text(content)}</p>' if soft else f"<p>{text(content)}</p>")
+    return Html(f"<p{' class=soft' if soft else ''}>{text(content)}</p>")
 
 
 def code(value: object) -> Html:
     """A name or a line to type."""
     return Html(f"<code>{text(value)}</code>")
+
+
+def soft(value: object) -> Html:
+    """A line below what it belongs to, standing back; empty for no text."""
+    return Html(f'<div class="soft">{text(value)}</div>' if value else "")
 
 
 def bullets(items: Iterable[object]) -> Html:
@@ -69,21 +77,21 @@ def table(
     numbers: Collection[int] = (),
     names: Collection[int] = (),
     tones: Iterable[str] | None = None,
-    kind: str = "",
+    kind: str = "stack",
 ) -> Html:
     """A table that scrolls inside itself where it is wider than the window; empty for no rows.
 
     Args:
         numbers: columns set flush right.
         names: columns of names, which may be broken anywhere.
-        tones: one per row: good, warn, bad or empty.
-        kind: a further class.
+        tones: one per row: good, warn, bad, apart (in bold) or empty.
+        kind: ``stack`` (in a narrow window a row is a list of its cells), or ``narrow``: of few short columns.
     """
     lines = []
     tone = iter(tones) if tones is not None else None
     for row in rows:
         of_row = next(tone, "") if tone is not None else ""
-        cells = "".join(f"<td{_class(i, numbers, names)}>{text(cell)}</td>" for i, cell in enumerate(row))
+        cells = "".join(f"<td{_class(i, numbers, names, cell)}>{text(cell)}</td>" for i, cell in enumerate(row))
         lines.append(f'<tr class="{of_row}">{cells}</tr>' if of_row else f"<tr>{cells}</tr>")
     if not lines:
         return Html("")
@@ -91,5 +99,8 @@ def table(
     return Html(f'<div class="scroll"><table class="{kind}"><thead><tr>{top}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>')
 
 
-def _class(i: int, numbers: Collection[int], names: Collection[int]) -> str:
-    return ' class="number"' if i in numbers else ' class="name"' if i in names else ""
+def _class(i: int, numbers: Collection[int], names: Collection[int], cell: object = None) -> str:
+    found = ["number"] if i in numbers else ["name"] if i in names else []
+    if cell is not None and not isinstance(cell, Html) and len(str(cell)) <= _SHORT:
+        found.append("short")
+    return f' class="{" ".join(found)}"' if found else ""

@@ -53,6 +53,7 @@ def page(
     verdict: Verdict | None = None,
     headline: str | None = None,
     app: bool = False,
+    wide: bool = False,
 ) -> Iterator[bytes]:
     """One self-contained html file, piece by piece.
 
@@ -70,6 +71,7 @@ def page(
         verdict: colour and sign of the headline.
         headline: html of the headline where it is more than the title.
         app: the page fills the window and has its own layout (the graph viewer): the title stands in the bar, there is no footer.
+        wide: the page is as wide as the window.
     """
     sheets = [source("kit.css"), *map(source, styles)]
     codes = [source("kit.js"), *map(source, scripts), _START]
@@ -85,7 +87,7 @@ def page(
     for sheet in sheets:
         yield f"<style>{sheet}</style>\n".encode()
     yield f"<script>{codes[0]}</script></head>\n".encode()
-    yield _frame(title, kind, body, verdict, headline, app).encode("utf-8", "backslashreplace")
+    yield _frame(title, kind, body, verdict, headline, app, wide).encode("utf-8", "backslashreplace")
     for code in codes[1:]:
         yield f"<script>{code}</script>\n".encode()
     for name, content in data:
@@ -97,26 +99,34 @@ def page(
     yield b"</body></html>\n"
 
 
-def _frame(title: str, kind: str, body: str, verdict: Verdict | None, headline: str | None, app: bool) -> str:
+def document(title: str, **options: Any) -> str:
+    """`page` as one text, for pages that are small."""
+    return b"".join(page(title, **options)).decode()
+
+
+def _frame(title: str, kind: str, body: str, verdict: Verdict | None, headline: str | None, app: bool, wide: bool) -> str:
     what = words("kit", f"kind_{kind}")
-    heading = headline or text(title)
+    sign = f'<span class="sign {verdict}" aria-hidden="true">{_MARKS[verdict]}</span>' if verdict else ""
+    top = f"{sign}<h1>{headline or text(title)}</h1>"
     bar = (
         f'<header class="bar"><span class="brand">{_LOGO}<b>msprobe</b></span><span class="kind">{what}</span>'
-        f'{f"<h1>{heading}</h1>" if app else ""}<span class="switches" id="kit-switches"></span></header>\n'
+        f'{top if app else ""}<span class="switches" id="kit-switches"></span></header>\n'
     )
     if app:
         return f'<body class="app">\n{bar}<main id="main">\n{body}\n</main>\n'
-    sign = f'<span class="sign" aria-hidden="true">{_MARKS[verdict]}</span>' if verdict else ""
+    width, tone = "wide" if wide else "text", verdict or "plain"
     return (
-        f'<body>\n{bar}<main id="main"><div class="banner {verdict or "plain"}">{sign}<h1>{heading}</h1></div>\n'
-        f"{body}\n</main>\n"
+        f'<body class="{width}">\n{bar}<main id="main"><div class="banner {tone}">{top}</div>\n{body}\n</main>\n'
         f"<footer>{words('kit', 'made_by', __version__)}</footer>\n"
     )
 
 
 def policy(styles: Iterable[str], scripts: Iterable[str]) -> str:
     """The content security policy of a page that has these style sheets and scripts in it, and nothing else."""
-    return f"default-src 'none'; style-src {_hashes(styles)}; script-src {_hashes(scripts)}; img-src data:; base-uri 'none'; form-action 'none'"
+    return (
+        f"default-src 'none'; style-src {_hashes(styles)}; script-src {_hashes(scripts)}; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
 
 
 def _hashes(contents: Iterable[str]) -> str:

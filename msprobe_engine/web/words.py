@@ -44,3 +44,8 @@ def words(section: str, key: str, *arguments: object) -> Html:
 
 def _put(template: str, arguments: tuple[object, ...]) -> str:
     return re.sub(r"\{(\d)\}", lambda found: str(arguments[int(found[1])]), template)
+
+
+def needs_scripts() -> Html:
+    """What a page says that is made by its scripts, where these are switched off."""
+    return Html(f"<noscript><p>{words('kit', 'needs_scripts')}</p></noscript>")

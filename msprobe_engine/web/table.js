@@ -1,0 +1,28 @@
+"use strict";
+// The page of one comparison table: the rows of island "table", searched, sorted and chosen by verdict; a row that is chosen is shown whole.
+(async () => {
+  const found = await Kit.json("table"), main = document.getElementById("main"), { make, name } = Kit;
+  const OFF = ["error", "No", "Warning", "Different"];
+  const tone = found.verdict === null ? () => "" : (row) => OFF.includes(row[1]) ? "bad" : row[1] === "warning" ? "warn" : "";
+  const card = make("div", main, null, "card"), whole = make("section", main);
+  whole.hidden = true;
+  const numeric = (i) => found.rows.some((row) => Kit.value(row[i]) !== null) && found.rows.every((row) => Kit.value(row[i]) !== null || ["", "N/A", "NaN"].includes(row[i]));
+  // The verdict stands beside the name: the table is wide, and it is what the reader looks for.
+  const places = found.columns.map((_, i) => i), at = found.verdict;
+  if (at !== null) places.splice(1, 0, ...places.splice(at, 1));
+  const columns = places.map((i) => ({ title: found.columns[i], kind: i === at ? "text" : numeric(i) ? "number" : i < 2 ? "name" : "text", show: (cell) => name(cell) }));
+  const rows = found.rows.map((row) => places.map((i) => row[i]));
+  const pick = (row) => {
+    whole.replaceChildren(); whole.hidden = false;
+    make("h2", whole, name(row[0]));
+    const list = make("dl", whole, null, "facts");
+    columns.forEach(({ title }, i) => {
+      if (row[i] === "") return;
+      const line = make("div", list);
+      make("dt", line, name(title)); make("dd", line, name(row[i], 20000));
+    });
+    whole.scrollIntoView({ block: "nearest" });
+  };
+  Kit.table(card, { columns, rows, tone, search: true, choice: at === null ? null : 1, lines: true, pick, label: document.title });
+  document.body.dataset.done = "yes";
+})();

@@ -1,0 +1,156 @@
+"""Rules that hold for every html page of the product: accessible, as wide as the window, nothing of a run is markup, both languages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sample_pages
+
+NAMES = ("diagnosis", "table", "checkpoint", "config", "monitor")
+WIDTH = "document.documentElement.scrollWidth"
+READABLE = ("diagnosis", "checkpoint", "config")
+"""Pages that say all they have without scripts."""
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    return sample_pages.all_pages(tmp_path_factory.mktemp("pages"))
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    return sample_pages.all_pages(tmp_path_factory.mktemp("hostile"), sample_pages.HOSTILE + sample_pages.LONG)
+
+
+@pytest.fixture(scope="module")
+def accessible() -> Callable[[Any], list[str]]:
+    """Serious and critical findings of axe on a page that is open."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed (extra test)").Axe()
+
+    def findings(page: Any) -> list[str]:
+        found = axe.run(page).response["violations"]
+        return [f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in found if one["impact"] in ("serious", "critical")]
+
+    return findings
+
+
+def ready(page: Any) -> Any:
+    """The page when its scripts are through."""
+    page.wait_for_function("document.body.dataset.done === 'yes' || !document.querySelector('noscript')")
+    return page
+
+
+def test_the_samples_are_all_pages(pages: Mapping[str, Path]) -> None:
+    """What the tests below look at is every page that has a kind of its own and is not tested elsewhere (graph, trends)."""
+    assert set(pages) == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_accessible_and_as_wide_as_the_window(name: str, pages: Mapping[str, Path], opened: Callable[..., Any], accessible: Any) -> None:
+    """Axe has no serious finding in light and dark, wide and narrow; nothing sticks out of a window of 1280 or 400 pixels."""
+    page = ready(opened(pages[name]))
+    if name == "table":
+        page.get_by_label("Search").fill("linear.31")  # axe looks at each cell
+    assert accessible(page) == []
+    assert page.evaluate(WIDTH) <= 1280
+    page.emulate_media(color_scheme="dark")
+    page.set_viewport_size({"width": 400, "height": 800})
+    page.locator("#kit-switches select").first.select_option("zh")
+    page.wait_for_timeout(200)  # a resize is answered when it has come to rest
+    assert accessible(page) == []
+    assert page.evaluate(WIDTH) <= 400
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_of_a_run_are_text(name: str, hostile: Mapping[str, Path], opened: Callable[..., Any]) -> None:
+    """Markup in names makes no element and runs nothing, what turns the direction of writing is an escape, and long names stay inside."""
+    page = ready(opened(hostile[name]))
+    page.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; }); document.querySelector('tr.pick')?.click()")
+    assert page.locator("img").count() == 0
+    assert page.title() != "run"
+    shown = page.evaluate("document.body.innerText")
+    assert not re.search("[\u202e\u2066\x07\x1b]", shown + page.title())
+    assert "\\u202e" in shown
+    assert "<img src=x" in shown
+    assert page.evaluate(WIDTH) <= 1280
+    page.set_viewport_size({"width": 400, "height": 800})
+    assert page.evaluate(WIDTH) <= 400
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_policy_allows_nothing_inline(name: str, pages: Mapping[str, Path]) -> None:
+    """Every page names its styles and scripts by their hashes; there is no style attribute, no handler and no address in it."""
+    text = pages[name].read_text(encoding="utf-8")
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
+    assert policy
+    assert "unsafe" not in policy[1]
+    assert policy[1].startswith("default-src 'none'; style-src 'sha256-")
+    markup = re.sub(r"<(script|style)[^>]*>.*?</\1>", "", text, flags=re.DOTALL)
+    assert not re.search(r"<[^>]+\s(style|on\w+|src|href)=", markup)
+
+
+@pytest.mark.parametrize("name", READABLE)
+def test_readable_without_scripts(name: str, pages: Mapping[str, Path], opened: Callable[..., Any]) -> None:
+    """With scripts switched off the page has the same headlines and rows."""
+    count = "[document.querySelectorAll('h2').length, document.querySelectorAll('tr').length]"
+    without, with_ = opened(pages[name], scripts=False), opened(pages[name])
+    assert [without.locator("h2").count(), without.locator("tr").count()] == with_.evaluate(count)
+    assert without.locator("h1").inner_text() == with_.locator("h1").inner_text()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_fixed_words_are_chinese_on_request(name: str, pages: Mapping[str, Path], opened: Callable[..., Any]) -> None:
+    """All headlines below the first, and the kind of page, are in Chinese; choosing English brings the words of the file back."""
+    page = ready(opened(pages[name], language="zh-CN"))
+    chinese = page.locator("h2, .kind").all_inner_texts()
+    names = {"models.layers.5"}
+    assert all(re.search("[\u4e00-\u9fff]", text) or text == "" for text in chinese if text not in names)
+    page.locator("#kit-switches select").first.select_option("en")
+    assert not re.search("[\u4e00-\u9fff]", " ".join(page.locator("h2, .kind, th, .tile, dt").all_inner_texts()))
+
+
+def test_a_table_is_searched_sorted_and_chosen(pages: Mapping[str, Path], opened: Callable[..., Any]) -> None:
+    """The comparison's table shows pages of rows, marks those that are off, finds words, sorts numbers, and shows one row whole."""
+    page = ready(opened(pages["table"]))
+    assert "1 to 200 of 270" in page.locator(".where").inner_text()
+    page.get_by_role("button", name="Later").click()
+    assert "201 to 270 of 270" in page.locator(".where").inner_text()
+    page.get_by_label("Search").fill("output")
+    assert "1 to 90 of 90" in page.locator(".where").inner_text()
+    assert page.locator("tr.bad").count() == 1
+    page.get_by_label("Choose a value").select_option("=error")
+    assert page.locator("tbody tr").count() == 1
+    page.locator("tbody tr").focus()
+    page.keyboard.press("Enter")
+    assert page.locator("section dt", has_text="NPU Tensor Shape").count() == 1
+    page.get_by_label("Search").fill("")
+    page.get_by_label("Choose a value").select_option("")
+    head = page.get_by_role("button", name="Max diff")
+    head.click()
+    first = page.locator("tbody tr").first.inner_text()
+    head.click()
+    assert page.locator("th[aria-sort=descending]").count() == 1
+    assert page.locator("tbody tr").first.inner_text() != first
+
+
+def test_the_monitor_draws_its_pictures(pages: Mapping[str, Path], opened: Callable[..., Any]) -> None:
+    """Every picture comes into view with marks in it, says what it is, follows the colours, and gives its numbers under the mouse."""
+    page = ready(opened(pages["monitor"]))
+    canvases = page.locator("canvas")
+    assert canvases.count() == 1 + 3 + 2 * 3  # alerts, numbers of the step, three of each family
+    inks = "c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.reduce((n, v) => n + (v > 0), 0)"
+    for i in range(canvases.count()):
+        canvases.nth(i).scroll_into_view_if_needed()
+        assert canvases.nth(i).get_attribute("aria-label")
+    page.wait_for_function("[...document.querySelectorAll('canvas')].every(c => c.width > 300)")
+    assert all(canvases.nth(i).evaluate(inks) > 1000 for i in range(canvases.count()))
+    canvases.nth(1).hover(position={"x": 200, "y": 60})
+    assert "rank 0:" in page.locator(".tip").inner_text()
+    page.get_by_label("statistic").first.select_option(index=1)
+    assert canvases.count() == 10
+    page.emulate_media(color_scheme="dark")
+    assert page.evaluate("Kit.theme") == "dark"
