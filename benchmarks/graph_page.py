@@ -172,6 +172,86 @@ def write(path: Path, nodes: int, ranks: int = 1, nan: bool = False) -> dict[str
     return {"nodes on each side": total, "seconds to write": round(spent, 2), "MB": round(path.stat().st_size / 1e6, 2)}
 
 
+MEASURE = """
+async () => {
+  const store = Graph.store, found = {};
+  const frame = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done, 0)));
+  const rank = (values, part) => Math.round(values.sort((a, b) => a - b)[Math.floor((values.length - 1) * part)] * 10) / 10;
+  const times = async (name, count, act) => {
+    const all = [];
+    for (let k = 0; k < count; k++) {
+      await frame();
+      const start = performance.now();
+      await act(k);
+      all.push(performance.now() - start);
+    }
+    found[name] = { p50: rank(all, 0.5), p95: rank(all, 0.95) };
+  };
+  // Script and paint calls of a frame: from before its first callback to after its last.
+  const work = (act) => new Promise((done) => {
+    let start;
+    requestAnimationFrame(() => { start = performance.now(); });
+    act();
+    requestAnimationFrame(() => done(performance.now() - start));
+  });
+  const frames = async (name, count, act) => {
+    const all = [], apart = [];
+    let before = 0;
+    for (let k = 0; k < count; k++) {
+      all.push(await work(() => act(k)));
+      const now = performance.now();
+      if (before) apart.push(now - before);
+      before = now;
+    }
+    found[name] = { "work p50": rank(all, 0.5), "work p95": rank(all, 0.95), "apart p50": rank(apart, 0.5), "apart p95": rank(apart, 0.95) };
+  };
+  const canvas = document.querySelector(".plane canvas"), grid = document.querySelector(".tree-grid");
+  const wheel = (more) => canvas.dispatchEvent(new WheelEvent("wheel", { bubbles: true, cancelable: true, clientX: 600, clientY: 450, ...more }));
+  const modules = [...Array(store.sides[0].count).keys()].filter((i) => store.sides[0].depth[i] === 2 && store.sides[0].size[i] > 1);
+  await times("open a module", 40, async (k) => { store.setOpen(0, modules[(k * 97) % modules.length], true); await frame(); });
+  await times("choose a node", 40, async (k) => { store.select(0, modules[(k * 61) % modules.length] + 3); await frame(); });
+  await frames("scroll the graph", 120, () => wheel({ deltaY: 60 }));
+  await frames("zoom out", 100, () => wheel({ deltaY: 20, ctrlKey: true }));
+  await frames("zoom in", 100, () => wheel({ deltaY: -20, ctrlKey: true }));
+  await frames("scroll the tree", 120, () => { grid.scrollTop += 300; });
+  const field = document.querySelector("#graph-bar input[type=search]");
+  if (field) await times("search", 10, async (k) => { field.value = "softmax." + (k * 37 + 1); field.dispatchEvent(new Event("input", { bubbles: true })); await frame(); });
+  await times("open everything", 1, async () => { store.openBelow(0, 0, 99); await frame(); });
+  found["boxes open"] = store.rows(0).length;
+  await frames("scroll the graph, all open", 120, () => wheel({ deltaY: 60 }));
+  await frames("zoom out, all open", 100, () => wheel({ deltaY: 20, ctrlKey: true }));
+  await frames("scroll the tree, all open", 120, () => { grid.scrollTop += 3000; });
+  await times("close everything", 1, async () => { store.closeBelow(0, 0); await frame(); });
+  return found;
+}
+"""
+
+
+def measure(path: Path, browser: str) -> dict[str, Any]:
+    """Open the page in chromium and use it; milliseconds."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox", "--enable-precise-memory-info"])
+        page = chromium.new_page(viewport={"width": 1440, "height": 900})
+        opened = []
+        for _ in range(3):
+            start = time.perf_counter()
+            page.goto(path.resolve().as_uri(), wait_until="commit")
+            page.wait_for_selector("#graph.ready")
+            opened.append(time.perf_counter() - start)
+        heap = page.evaluate("performance.memory.usedJSHeapSize / 1e6")
+        found = page.evaluate(MEASURE)
+        after = page.evaluate("performance.memory.usedJSHeapSize / 1e6")
+        chromium.close()
+    return {
+        "seconds until the first suspect is shown": [round(one, 2) for one in opened],
+        "JavaScript heap, MB": round(heap, 1),
+        "after all of this, MB": round(after, 1),
+        "milliseconds": found,
+    }
+
+
 def main() -> None:
     """Write the page, open it, and print the figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -179,7 +259,12 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--nan", action="store_true", help="the fault makes NaN")
     parser.add_argument("--output", type=Path, default=Path("graph_page.html"))
-    print(json.dumps(write(*(lambda a: (a.output, a.nodes, a.ranks, a.nan))(parser.parse_args()))))
+    parser.add_argument("--browser", default="", help="chromium; without it only the page is written")
+    arguments = parser.parse_args()
+    found = write(arguments.output, arguments.nodes, arguments.ranks, arguments.nan)
+    if arguments.browser:
+        found |= measure(arguments.output, arguments.browser)
+    print(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

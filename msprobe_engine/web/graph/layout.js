@@ -51,10 +51,9 @@ Graph.Layout = class {
     this.fresh[i] = 1;
     const S = Graph.SIZES;
     const { columns } = this;
-    const { label, second } = this.text(i);
-    const wide = (label.length * (columns.isLeaf(i) ? 1 : 1.12) + (second ? second.length + 2 : 0)) * S.letter + 2 * S.pad + (columns.isLeaf(i) ? 0 : 34);
-    const own = Math.max(S.narrowest, Math.min(S.widest, wide));
-    if (!this.open[i] || columns.isLeaf(i)) {
+    const opened = this.open[i] && !columns.isLeaf(i);
+    const own = opened ? S.narrowest * 1.6 : Math.max(S.narrowest, Math.min(S.widest, this._wide(i)));
+    if (!opened) {
       this.placed.delete(i);
       this.w[i] = own;
       this.h[i] = columns.isLeaf(i) ? S.leaf : S.closed;
@@ -65,22 +64,14 @@ Graph.Layout = class {
     const starts = this._lines(i, children);
     let width = own;
     let top = S.head + S.gap;
-    const tops = new Float64Array(starts.length);
-    for (let r = 0; r < starts.length; r++) {
-      const line = children.slice(starts[r], starts[r + 1] ?? children.length);
-      const total = line.reduce((sum, c) => sum + this.w[c], (line.length - 1) * S.beside);
-      width = Math.max(width, total + 2 * S.pad);
-    }
+    const tops = new Array(starts.length); // plain arrays: of tens of thousands of small ones the typed cost far more
+    for (let r = 0; r < starts.length; r++) width = Math.max(width, this._total(children, starts, r) + 2 * S.pad);
     for (let r = 0; r < starts.length; r++) {
       const end = starts[r + 1] ?? children.length;
-      let total = (end - starts[r] - 1) * S.beside;
       let high = 0;
-      for (let k = starts[r]; k < end; k++) {
-        total += this.w[children[k]];
-        high = Math.max(high, this.h[children[k]]);
-      }
       tops[r] = top;
-      for (let k = starts[r], left = (width - total) / 2; k < end; k++) {
+      for (let k = starts[r], left = (width - this._total(children, starts, r)) / 2; k < end; k++) {
+        high = Math.max(high, this.h[children[k]]);
         this.x[children[k]] = left;
         this.y[children[k]] = top;
         left += this.w[children[k]] + S.beside;
@@ -92,11 +83,34 @@ Graph.Layout = class {
     this.placed.set(i, { tops, starts, children });
   }
 
+  // How wide a closed box or a call wants to be. Of calls, of which there may be hundreds of thousands, the name is only measured: what is
+  // called stands between its first dot and the number.
+  _wide(i) {
+    const S = Graph.SIZES;
+    const { columns } = this;
+    if (columns.isLeaf(i) && columns.type[i] === Graph.API) {
+      const { names } = columns;
+      let left = names.indexOf('.', columns.start(i)) + 1;
+      let right = names.lastIndexOf('.', columns.end(i) - 1);
+      if (left <= columns.start(i) || right <= left) [left, right] = [columns.start(i), columns.end(i)];
+      return Math.min(60, right - left + 2) * S.letter + 2 * S.pad;
+    }
+    const { label, second } = this.text(i);
+    return (label.length * (columns.isLeaf(i) ? 1 : 1.12) + (second ? second.length + 2 : 0)) * S.letter + 2 * S.pad + (columns.isLeaf(i) ? 0 : 34);
+  }
+
+  _total(children, starts, r) {
+    const end = starts[r + 1] ?? children.length;
+    let total = (end - starts[r] - 1) * Graph.SIZES.beside;
+    for (let k = starts[r]; k < end; k++) total += this.w[children[k]];
+    return total;
+  }
+
   // The children in lines. A call stands beside the one before it when what it takes is known and nothing in the line makes it.
   _lines(i, children) {
     const S = Graph.SIZES;
     const { pairs, takes } = this.flow(i);
-    const lineOf = new Int32Array(children.length);
+    const lineOf = new Array(children.length);
     const starts = [];
     let width = 0;
     let known = false;
@@ -122,16 +136,15 @@ Graph.Layout = class {
   }
 
   // Edges between the children of a node, as positions among them: pairs [from, to, from, to, ...] in the order of `to`; and which child
-  // takes from outside of the node, and which gives there.
+  // takes from outside of the node.
   flow(i) {
     let found = this.flows.get(i);
     if (found) return found;
     const { columns } = this;
     const children = columns.children(i);
     const end = i + columns.size[i];
-    const takes = new Uint8Array(children.length);
-    const gives = new Uint8Array(children.length);
-    const at = (node) => {
+    const takes = new Array(children.length).fill(0);
+        const at = (node) => {
       let low = 0;
       let high = children.length - 1;
       while (low < high) {
@@ -142,20 +155,21 @@ Graph.Layout = class {
       return low;
     };
     const pairs = [];
+    const last = new Array(children.length).fill(-1); // the child to which the last edge from each went
     for (let k = 0; k < children.length; k++) {
       const stop = children[k] + columns.size[children[k]];
-      const sources = new Set();
       for (let e = columns.inFirst[children[k]]; e < columns.inFirst[stop]; e++) {
         const source = columns.inNode[e];
         if (source <= i || source >= end) takes[k] = 1;
-        else if (source < children[k] || source >= stop) sources.add(at(source));
-      }
-      for (const source of sources) pairs.push(source, k);
-      for (let e = columns.outFirst[children[k]]; !gives[k] && e < columns.outFirst[stop]; e++) {
-        if (columns.outNode[e] < i || columns.outNode[e] >= end) gives[k] = 1;
+        else if (source < children[k] || source >= stop) {
+          const from = at(source);
+          if (last[from] === k) continue;
+          last[from] = k;
+          pairs.push(from, k);
+        }
       }
     }
-    found = { pairs: Int32Array.from(pairs), takes, gives };
+    found = { pairs, takes };
     this.flows.set(i, found);
     return found;
   }

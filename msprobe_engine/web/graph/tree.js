@@ -44,7 +44,6 @@ Graph.panels.push((store) => {
   const pool = []; // elements of rows, used again
   let side = 0;
   let due = 0;
-  let first = -1;
   let active = -1; // node that the keys move
 
   const headHigh = 27;
@@ -56,7 +55,6 @@ Graph.panels.push((store) => {
   };
 
   function refresh() {
-    first = -1;
     if (!due) due = requestAnimationFrame(draw);
   }
 
@@ -88,16 +86,18 @@ Graph.panels.push((store) => {
     const rows = store.rows(side);
     const columns = store.sides[side];
     const comparison = store.sides.length === 2;
-    space.style.height = `${Math.min(MOST, rows.length * HIGH)}px`;
-    const offset = scrolled();
+    const offset = scrolled(); // what has to be measured is measured before anything is changed
+    const shift = grid.scrollTop - offset;
+    const high = grid.clientHeight;
+    const tall = `${Math.min(MOST, rows.length * HIGH)}px`;
+    if (space.style.height !== tall) space.style.height = tall;
     const from = Math.max(0, Math.floor(offset / HIGH) - 6);
-    const visible = Math.ceil(grid.clientHeight / HIGH) + 12;
+    const visible = Math.ceil(high / HIGH) + 12;
     const to = Math.min(rows.length, from + visible);
     const chosen = store.selection;
     const hovered = store.hovered;
     const twin = chosen && chosen.side !== side ? store.partner(chosen.side, chosen.node) : -1;
     const matches = store.matches(side);
-    first = from;
     let used = 0;
     grid.removeAttribute('aria-activedescendant');
     for (let at = from; at < to; at++, used++) {
@@ -106,7 +106,7 @@ Graph.panels.push((store) => {
       const { node } = parts;
       node.hidden = false;
       node.id = `tree-${side}-${i}`;
-      node.style.transform = `translateY(${grid.scrollTop - offset + at * HIGH}px)`;
+      node.style.transform = `translateY(${shift + at * HIGH}px)`;
       if (parts.shown !== i || parts.of !== columns) {
         parts.shown = i;
         parts.of = columns;
