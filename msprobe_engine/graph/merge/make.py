@@ -15,7 +15,7 @@ from msprobe_engine.diagnose.layouts import diverge_layouts
 from msprobe_engine.errors import DumpFormatError
 from msprobe_engine.graph.build import build
 from msprobe_engine.graph.comparing import compare
-from msprobe_engine.graph.merge import places
+from msprobe_engine.graph.merge import existing, places
 from msprobe_engine.graph.merge.whole import in_order, whole
 from msprobe_engine.graph.model import Comparison, Graph
 from msprobe_engine.graph.options import GraphOptions, Layout
@@ -39,13 +39,13 @@ def merged(job: Job, options: GraphOptions, problems: list[str]) -> Graph | Comp
     given: tuple[Layout | None, ...] = options.layouts or (None, None)
     target = _sides(job.members, given[0], problems)
     if job.golden is None:
-        return _graph(target, job.step)
+        return _graph(target, job.step, options)
     golden = _sides(job.golden_members, given[-1], problems)
     # merged graphs are matched without regard to the numbers of calls, which differ between ways to cut a model
     fuzzy = replace(options, fuzzy=True)
     if job.across:
         return _across(target, golden, job, fuzzy)
-    return compare(_graph(target, job.step), _graph(golden, job.golden_step), fuzzy)
+    return compare(_graph(target, job.step, options), _graph(golden, job.golden_step, options), fuzzy)
 
 
 def _sides(members: _Members, given: Layout | None, problems: list[str]) -> dict[int, Side]:
@@ -65,8 +65,10 @@ def _sides(members: _Members, given: Layout | None, problems: list[str]) -> dict
     return found
 
 
-def _graph(sides: dict[int, Side], step: int) -> Graph:
+def _graph(sides: dict[int, Side], step: int, options: GraphOptions) -> Graph:
     made = whole(sides)
+    if options.merge == "given":
+        return existing.graph_of(made, sides, step)
     graph = build(made.side, step, made.ranks[0])
     graph.problems += made.said
     for node, record in enumerate(graph.records):
