@@ -78,6 +78,7 @@ def compare(target: Graph, golden: Graph, options: GraphOptions, told: Divergenc
         metrics=made.metrics(),
         by_structure=matched.by_structure,
         golden_rows=_golden_rows(rows),
+        begun=found.begun,
     )
 
 

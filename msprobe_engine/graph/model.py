@@ -11,12 +11,15 @@ from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.compare.side import OUTPUT, Side
+
+if TYPE_CHECKING:
+    from msprobe_engine.diagnose.begun import Begun
 
 ROOT = 0
 ROOT_NAME = "DefaultModel"
@@ -185,6 +188,7 @@ class Comparison:
         by_structure: target nodes whose partner has another name and was found by the place in the hierarchy, not by the rules of the
             existing tool.
         golden_rows: row of the target's side -> row of the golden's side, int64, -1 where it has none; None until they are matched.
+        begun: the walk of the diagnosis through both sides, for that of all ranks; it does not go into other processes or files.
     """
 
     target: Graph
@@ -201,6 +205,10 @@ class Comparison:
     metrics: Metrics = _no_metrics
     by_structure: set[int] = field(default_factory=set)
     golden_rows: npt.NDArray[np.int64] | None = None
+    begun: Begun | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"begun": None}
 
     @cached_property
     def index_811(self) -> list[float | None]:

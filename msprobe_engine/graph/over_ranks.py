@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from msprobe_engine.compare.mapped import Mappings
 from msprobe_engine.compare.side import Side, read_side
+from msprobe_engine.diagnose.begun import Begun
 from msprobe_engine.diagnose.findings import NONE
 from msprobe_engine.dump.reader import collection_paused
 from msprobe_engine.errors import DumpFormatError, NothingCapturedError
@@ -52,47 +54,66 @@ class Suspects:
     problems: list[str] = field(default_factory=list)
 
 
-def of_two(jobs: Sequence[Job], what: str, mappings: Mappings, sides: dict[Key, tuple[Side, Side]]) -> Suspects:
+def of_two(jobs: Sequence[Job], what: str, mappings: Mappings, known: Mapping[Key, Comparison]) -> Suspects:
     """Where two runs part.
 
     Args:
         jobs: pairs of dump files.
         what: the two runs, for messages.
         mappings: names of the target on the golden side.
-        sides: those that are in memory already; others are read.
+        known: comparisons that are in memory; the others are read and walked again.
     """
     from msprobe_engine.diagnose.run import over_steps
+
+    def walked(job: Job) -> Begun | None:
+        made = known.get(job.key)
+        return made.begun if made is not None and not job.members else None
+
+    def begun(step: int) -> dict[int, Begun]:
+        return {job.rank: one for job in jobs if job.step == step and (one := walked(job)) is not None}
 
     def read(step: int, problems: list[str]) -> tuple[dict[int, Side], dict[int, Side]]:
         target: dict[int, Side] = {}
         golden: dict[int, Side] = {}
+        fresh: set[int] = set()
         for job in jobs:
-            if job.step != step or job.golden is None:
-                continue
-            try:
-                both = sides.get(job.key) or (read_side(job.target), read_side(job.golden))
-            except DumpFormatError as error:
-                problems.append(str(error))
-                continue
-            mappings.apply(*both)
-            if len(both[0]) and len(both[1]):
-                target[job.rank], golden[job.rank] = both
+            one = walked(job)
+            if job.step == step and one is not None:
+                target[job.rank], golden[job.rank] = one.sides
+            elif job.step == step:
+                _read(job.ranks, target, problems)
+                _read(job.golden_ranks if job.members else tuple((job.rank, path) for _, path in job.golden_ranks), golden, problems)
+                fresh.update(rank for rank, _ in job.ranks if rank in target)
+        mappings.apply_all({rank: target[rank] for rank in fresh}, golden)
+        for sides in (target, golden):
+            for rank in [rank for rank, side in sides.items() if not len(side)]:
+                del sides[rank]
         return target, golden
 
+    of_rank = {(job.step, rank): job.key for job in jobs for rank, _ in job.ranks}
     found = Suspects()
     try:
         with collection_paused():
-            diagnosis = over_steps(sorted({job.step for job in jobs}), read, what)
+            diagnosis = over_steps(sorted({job.step for job in jobs}), read, what, begun=begun)
     except (NothingCapturedError, DumpFormatError) as error:
         return Suspects("unknown", problems=[f"no first suspect: {error}"])
     found.finding, found.headline, found.problems = diagnosis.finding, diagnosis.headline(), diagnosis.problems
     for suspect in diagnosis.suspects:
         row = suspect.tensor
         names = tuple(name for name in (suspect.record, _record_of_row(row)) if name)
-        found.places.setdefault((suspect.step, suspect.rank), Place(names, one_line(suspect.why)))
-        found.first = found.first or (suspect.step, suspect.rank)
+        key = of_rank.get((suspect.step, suspect.rank), (suspect.step, suspect.rank))
+        found.places.setdefault(key, Place(names, one_line(suspect.why)))
+        found.first = found.first or key
         found.why = found.why or one_line(suspect.why)
     return found
+
+
+def _read(files: Iterable[tuple[int, Path]], sides: dict[int, Side], problems: list[str]) -> None:
+    for rank, path in files:
+        try:
+            sides[rank] = read_side(path)
+        except DumpFormatError as error:
+            problems.append(str(error))
 
 
 def of_one(jobs: Iterable[Job], bad: set[Key]) -> Suspects:
@@ -107,25 +128,25 @@ def of_one(jobs: Iterable[Job], bad: set[Key]) -> Suspects:
 
     found = Suspects(headline="No NaN or Inf that matters")
     jobs = list(jobs)
+    of_rank = {(job.step, rank): job.key for job in jobs for rank, _ in job.ranks}
     for step in sorted({step for step, _ in bad}):
         traces = {}
-        for job in jobs:
-            if job.step == step:
-                try:
-                    traces[job.rank] = load.load_rank(step, job.rank, job.target.parent, found.problems)
-                except DumpFormatError as error:
-                    found.problems.append(str(error))
+        for rank, path in [file for job in jobs if job.step == step for file in job.ranks]:
+            try:
+                traces[rank] = load.load_rank(step, rank, path.parent, found.problems)
+            except DumpFormatError as error:
+                found.problems.append(str(error))
         if not traces:
             continue
         verdict = first_bad.analyse(traces)
         findings = [report.finding(verdict, n) for n in range(len(verdict.suspects))]
         for item in findings:
             text = one_line(f"{item['what']}: {item['explanation']}")
-            found.places.setdefault((step, item["rank"]), Place((item["op_name"],), text))
+            found.places.setdefault(of_rank[step, item["rank"]], Place((item["op_name"],), text))
         if findings:
             first = findings[0]
             found.finding = OVERFLOW if first["what"] in ("Inf", "-Inf") else NONFINITE
-            found.first, found.why = (step, first["rank"]), one_line(str(first["explanation"]))
+            found.first, found.why = of_rank[step, first["rank"]], one_line(str(first["explanation"]))
             found.headline = report.text(verdict, findings).split("\n")[0]
             break
     return found

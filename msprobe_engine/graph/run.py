@@ -96,9 +96,10 @@ def _made(jobs: Sequence[Job], options: GraphOptions, store: _Store, progress: P
 def _suspects(jobs: Sequence[Job], parts: Sequence[Part], options: GraphOptions, store: _Store, result: Result) -> over_ranks.Suspects:
     if result.golden:
         mappings = Mappings(layer=options.layer_mapping if options.layer_mapping not in (None, True) else None)
-        found = over_ranks.of_two(jobs, f"{result.target} and {result.golden}", mappings, store.sides())
+        found = over_ranks.of_two(jobs, f"{result.target} and {result.golden}", mappings, store.known())
     else:
         found = over_ranks.of_one(jobs, {part.job.key for part in parts if part.nonfinite})
+    store.forget_walks()
     result.finding, result.headline, result.why = found.finding, found.headline, found.why
     result.problems += [problem for problem in found.problems if problem not in result.problems]
     return found
@@ -201,9 +202,14 @@ class _Store:
         os.unlink(file.name)
         return kept
 
-    def sides(self) -> dict[tuple[int, int], tuple[Any, Any]]:
-        """Columns of both sides of the comparisons that are in memory."""
-        return {key: (made.target.side, made.golden.side) for key, made in self._made.items() if isinstance(made, Comparison)}
+    def known(self) -> dict[tuple[int, int], Comparison]:
+        """Comparisons that are in memory."""
+        return {key: made for key, made in self._made.items() if isinstance(made, Comparison)}
+
+    def forget_walks(self) -> None:
+        """What the diagnosis has made is not needed any longer."""
+        for made in self.known().values():
+            made.begun = None
 
     @contextmanager
     def _open(self, key: tuple[int, int], mode: str) -> Iterator[IO[bytes]]:

@@ -10,8 +10,9 @@ import numpy as np
 from msprobe_engine.compare import codes
 from msprobe_engine.compare.side import OUTPUT, PARAMETERS_GRAD
 from msprobe_engine.compare.structure import Aligned, Structure
+from msprobe_engine.compare.tree import Tree
 from msprobe_engine.diagnose import explain
-from msprobe_engine.diagnose.begun import begin
+from msprobe_engine.diagnose.begun import Begun, begin
 from msprobe_engine.diagnose.divergence import Divergence, diverge
 from msprobe_engine.diagnose.origins import Walker
 from msprobe_engine.diagnose.spans import Spans
@@ -27,11 +28,13 @@ class Measured:
         explains in one call of its dtype and size; NaN: nothing could be compared, inf: NaN or Inf on one side only, or another shape.
     suspect: target node where the difference begins, None without one.
     text: a sentence on it.
+    begun: the walk through both sides, for a diagnosis over all ranks.
     """
 
     units: Floats
     suspect: int | None = None
     text: str = ""
+    begun: Begun | None = None
 
 
 def measured(target: Graph, golden: Graph, partners: Sequence[int], aligned: Aligned) -> Measured:
@@ -49,7 +52,9 @@ def measured(target: Graph, golden: Graph, partners: Sequence[int], aligned: Ali
     done = _by_walker(units, target, golden, partners, begun.walker)
     rest = [node for node, other in enumerate(partners) if other >= 0 and node not in done]
     _directly(units, target, golden, partners, rest)
-    return _with_suspect(units, target, diverge({0: first}, {0: second}, begun={0: begun}))
+    found = _with_suspect(units, target, diverge({0: first}, {0: second}, begun={0: begun}))
+    found.begun = begun
+    return found
 
 
 def measured_by(target: Graph, golden: Graph, partners: Sequence[int], told: Divergence) -> Measured:
@@ -91,8 +96,6 @@ def _directly(units: Floats, target: Graph, golden: Graph, partners: Sequence[in
     pairs = [(target.records[node], golden.records[partners[node]], node) for node in nodes]
     pairs = [pair for pair in pairs if pair[0] >= 0 and pair[1] >= 0]
     if pairs:
-        from msprobe_engine.compare.tree import Tree
-
         walker = Walker(Tree(first), Tree(second), Structure([(x, y) for x, y, _ in pairs]))
         units[[node for _, _, node in pairs]] = _units(walker)
 
