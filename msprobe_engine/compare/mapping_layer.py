@@ -152,10 +152,12 @@ class _Layers:
         lines = self._side.stacks.get(name, [])
         start, end = -1, len(lines)
         call = _USER_CALL.get(self._side.framework, _TORCH_CALL)
+        # 26.2.0 leaves its own lines out: the first line is the call; what MindSpore does around a cell stands before it there
+        begun = call is _TORCH_CALL and not any("Template" in line for line in lines)
         for at, line in enumerate(lines):
             if "Template" in line:
-                start = at
-            elif start >= 0 and call.search(line):
+                start, begun = at, True
+            elif begun and call.search(line):
                 end = at
                 break
         last = ""

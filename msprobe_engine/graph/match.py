@@ -35,7 +35,7 @@ _RANK = re.compile(r"_rank\d+")
 class Matched:
     """Attributes:
     partners: golden node of each target node, -1 for none; several may have the same one (a layer mapping).
-    golden_partners: target node of each golden node, -1; of several the last.
+    golden_partners: target node of each golden node, -1; of several the last, level by level.
     by_structure: target nodes whose partner the rules of the existing tool do not give.
     """
 
@@ -61,7 +61,7 @@ def match(target: Graph, golden: Graph, options: GraphOptions, aligned: Callable
         partners = _fuzzy(target, golden, options.old)
     else:
         partners = _by_name(target, golden, options.old)
-    found = Matched(partners, _turned(partners, len(golden)))
+    found = Matched(partners, _turned(target, golden, partners))
     if options.match == "structure" and aligned is not None and _left_over(target, golden, found):
         _complete(target, golden, found, aligned())
     return found
@@ -83,11 +83,12 @@ def match_told(target: Graph, golden: Graph, pairs: Iterable[tuple[int, int]]) -
     return Matched(partners, _turned(partners, len(golden)))
 
 
-def _turned(partners: list[int], n: int) -> list[int]:
-    found = [-1] * n
-    for node, other in enumerate(partners):
-        if other >= 0:
-            found[other] = node
+def _turned(target: Graph, golden: Graph, partners: list[int]) -> list[int]:
+    """Target node of each golden node, -1; of several the last, level by level."""
+    found = [-1] * len(golden)
+    for node in outside_in(target):
+        if partners[node] >= 0:
+            found[partners[node]] = node
     return found
 
 
@@ -225,7 +226,7 @@ def _complete(target: Graph, golden: Graph, found: Matched, aligned: Aligned) ->
     partners = [said.get(node, other if other not in taken else -1) for node, other in enumerate(before)]
     _without_records(target, golden, partners)
     found.partners = partners
-    found.golden_partners = _turned(partners, len(golden))
+    found.golden_partners = _turned(target, golden, partners)
     for other, node in turned.items():
         found.golden_partners[other] = node
     found.by_structure = {node for node, other in enumerate(partners) if other >= 0 and other != before[node]}
@@ -238,19 +239,22 @@ def _said(target: Graph, golden: Graph, aligned: Aligned) -> tuple[dict[int, int
     backward: dict[int, int] = {}
     first, second = aligned.target.side, aligned.golden.side
     for x, y in aligned.structure.pairs:
-        mine, theirs = target.index.get(first.ops[x], -1), golden.index.get(second.ops[y], -1)
-        if mine >= 0 and theirs >= 0:
-            forward.update(dict.fromkeys(standing_for(target, first, x), theirs))
-            backward.update(dict.fromkeys(standing_for(golden, second, y), mine))
+        mine, theirs = standing_for(target, first, x), standing_for(golden, second, y)
+        if mine and theirs:
+            forward.update(dict.fromkeys(mine, golden.index.get(second.ops[y], theirs[0])))
+            backward.update(dict.fromkeys(theirs, target.index.get(first.ops[x], mine[0])))
     return forward, backward
 
 
-def standing_for(graph: Graph, side: Side, op: int) -> list[int]:
-    """Nodes of the records that a record stands for."""
+def standing_for(graph: Graph, side: Side, op: int) -> tuple[int, ...]:
+    """Nodes of the records that a record stands for; of a side that is no other than the graph's its own."""
+    if side is graph.side:
+        node = graph.node_of_record[op]
+        return (node,) if node >= 0 else ()
     names = [side.ops[op]]
     if isinstance(side, CommonSide) and graph.side is not None:
         names = [graph.side.ops[member] for member in side.members[op]]
-    return [graph.index[name] for name in names if name in graph.index]
+    return tuple(graph.index[name] for name in names if name in graph.index)
 
 
 def _without_records(target: Graph, golden: Graph, partners: list[int]) -> None:

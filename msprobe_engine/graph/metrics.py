@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from msprobe_engine.compare.codes import Bools
-from msprobe_engine.compare.columns import DIFFERENCES, GRAD_EQUAL, MESSAGE, METRICS, RELATIVE, RESULT, UNMATCHED
+from msprobe_engine.compare.columns import DIFFERENCES, GRAD_EQUAL, MESSAGE, RELATIVE, RESULT, UNMATCHED
 from msprobe_engine.compare.verdict_811 import DIFFERENT
 from msprobe_engine.compare.verdict_811 import PASS as SAME
 from msprobe_engine.graph.model import Cell
 from msprobe_engine.graph.rows import Floats, PairedRows
 from msprobe_engine.graph.verdicts import WORDS, Verdicts
 
-NAN, NOTHING = "Nan", None
+NAN = "Nan"
+_GROUP = "torch.ProcessGroup"
+_NO_STATISTICS: Mapping[str, Cell] = dict.fromkeys((*DIFFERENCES, *RELATIVE), " ")
 Cells = Mapping[str, Mapping[str, Cell]]
 
 
@@ -29,7 +28,7 @@ class RowMetrics:
         rows: beside those of the golden side.
         old: the columns of 8.1.1; else those of 26.2.0, which have a verdict per row.
         verdicts: of 26.2.0.
-        difference, relative: float64 (n, 4), by statistics (`precision.relative_errors`).
+        difference: float64 (n, 4), by statistics (`precision.relative_errors`).
         equal: bool (n,), by checksums.
         cells: column -> (n,), by saved tensors.
     """
@@ -40,57 +39,65 @@ class RowMetrics:
         old: bool,
         verdicts: Verdicts | None,
         difference: Floats | None = None,
-        relative: Floats | None = None,
         equal: Bools | None = None,
         cells: Mapping[str, Sequence[Any]] | None = None,
     ) -> None:
         self._rows, self._old, self._verdicts = rows, old, verdicts
-        self._difference, self._relative, self._equal, self._cells = difference, relative, equal, cells
+        self._difference, self._equal, self._cells = difference, equal, cells
 
     @cached_property
-    def _place(self) -> dict[int, int]:
-        return {node: at for at, node in enumerate(self._rows.nodes.tolist())}
+    def _place(self) -> dict[int, tuple[int, int]]:
+        """Node -> positions of its first row and behind its last."""
+        starts = self._rows.starts.tolist()
+        return dict(zip(self._rows.nodes.tolist(), zip(starts, [*starts[1:], len(self._rows)])))
+
+    @cached_property
+    def _columns(self) -> tuple[list[int], list[int], list[int], list[list[float]]]:
+        """Rows of both sides, levels, differences; lists are read one by one many times faster than arrays."""
+        levels = [] if self._verdicts is None else self._verdicts.levels.tolist()
+        return self._rows.left.tolist(), self._rows.right.tolist(), levels, [] if self._difference is None else self._difference.tolist()
 
     def __call__(self, node: int) -> Cells:
         """Of one node; nothing for a node without a partner."""
-        at = self._place.get(node)
-        if at is None:
+        span = self._place.get(node)
+        if span is None:
             return {}
-        starts, names = self._rows.starts, self._rows.target.name
-        end = int(starts[at + 1]) if at + 1 < len(starts) else len(self._rows)
-        return {names[self._rows.left[row]]: self._row(row) for row in range(int(starts[at]), end)}
+        names, left = self._rows.target.name, self._columns[0]
+        return {names[left[at]]: self._row(at) for at in range(*span)}
 
     def _row(self, at: int) -> dict[str, Cell]:
         found: dict[str, Cell] = {}
-        i, j = int(self._rows.left[at]), int(self._rows.right[at])
-        side = self._rows.target
-        if i in side.odd and side.odd[i][0] is None:  # shown as nothing
+        left, right, levels, differences = self._columns
+        i, j = left[at], right[at]
+        side, golden = self._rows.target, self._rows.golden
+        if (i in side.odd and side.odd[i][0] is None) or side.dtype[i] == _GROUP:  # shown as nothing, or as ranks and no more
             return found
         if self._equal is not None:
             if self._old:
                 return {RESULT: NAN if j < 0 else SAME if self._equal[at] else DIFFERENT}
         elif self._cells is not None:
-            found.update((column, self._cells[column][at]) for column in (*METRICS, *(set(self._cells) - set(METRICS))))
-        elif self._difference is not None:
-            self._statistics(found, at, i, j)
-        if not self._old and self._verdicts is not None:
-            grads = side.requires_grad[i], self._rows.golden.requires_grad[j] if j >= 0 else None
-            found[GRAD_EQUAL] = str(j >= 0 and grads[0] == grads[1])
-            found[RESULT] = WORDS[int(self._verdicts.levels[at])]
-            found[MESSAGE] = json.dumps(self._verdicts.reasons(at))
+            found.update((column, cells[at]) for column, cells in self._cells.items())
+        elif differences:
+            self._statistics(found, differences[at], i, j)
+        if self._verdicts is not None:
+            reasons = self._verdicts.reasons.get(at)
+            found[GRAD_EQUAL] = "True" if j >= 0 and side.requires_grad[i] == golden.requires_grad[j] else "False"
+            found[RESULT] = WORDS[levels[at]]
+            found[MESSAGE] = json.dumps(reasons) if reasons else "[]"
         return found
 
-    def _statistics(self, found: dict[str, Cell], at: int, i: int, j: int) -> None:
+    def _statistics(self, found: dict[str, Cell], differences: Sequence[float], i: int, j: int) -> None:
         if j < 0:
-            found.update(dict.fromkeys((*DIFFERENCES, *RELATIVE), NOTHING))
+            found.update(_NO_STATISTICS)
             return
         first, second = self._rows.target, self._rows.golden
+        theirs = second.four(j)
         if i in first.odd or j in second.odd:
-            pairs = [_pair(x, y) for x, y in zip(first.four(i), second.four(j))]
+            pairs = [_pair(x, y) for x, y in zip(first.four(i), theirs)]
         else:
-            assert self._difference is not None
-            pairs = [_cells(x, y) for x, y in zip(self._difference[at].tolist(), second.four(j))]
-        found.update(zip((*DIFFERENCES, *RELATIVE), (*(x for x, _ in pairs), *(y for _, y in pairs))))
+            pairs = [_cells(x, y) for x, y in zip(differences, theirs)]
+        found.update(zip(DIFFERENCES, (x for x, _ in pairs)))
+        found.update(zip(RELATIVE, (y for _, y in pairs)))
 
 
 def _pair(x: object, y: object) -> tuple[Cell, str]:
@@ -104,7 +111,12 @@ def _pair(x: object, y: object) -> tuple[Cell, str]:
 
 
 def _cells(difference: float, golden: Any) -> tuple[Cell, str]:
-    if math.isnan(difference):
+    if difference != difference:
         return NAN, NAN
-    relative = f"{np.abs(np.float64(difference) / np.float64(golden) * 100)}%" if golden != 0 else UNMATCHED
-    return (f"{difference}\t" if math.isinf(difference) else difference), relative
+    if difference - difference != 0:
+        relative = abs(difference / golden * 100) if golden else 0.0
+        return f"{difference}\t", f"{relative}%" if golden else UNMATCHED
+    try:
+        return difference, f"{abs(difference / golden * 100)}%" if golden else UNMATCHED
+    except OverflowError:
+        return difference, "inf%"

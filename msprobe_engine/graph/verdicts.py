@@ -5,13 +5,13 @@ which makes some of them say something else:
 
 * a golden 0 makes no relative error at all (in a table an infinite one);
 * a dtype, a shape or ``requires_grad`` that one side does not have is not compared; but what the target has more of than its partner is
-  off by the first two.
+  off by all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -40,15 +40,11 @@ cosine may lose."""
 class Verdicts:
     """Attributes:
     levels: int8 (n,), `PASS`, `WARNING` or `ERROR` of each row.
-    flags: (rows that a check flagged, bool (n,); its words), in the order of the checks.
+    reasons: row -> what is wrong with it, in the order of the checks; of rows that pass nothing.
     """
 
     levels: npt.NDArray[np.int8]
-    flags: list[tuple[Bools, str]]
-
-    def reasons(self, at: int) -> list[str]:
-        """What is wrong with a row."""
-        return [text for flagged, text in self.flags if flagged[at]]
+    reasons: dict[int, list[str]] = field(default_factory=dict)
 
 
 class Checks:
@@ -62,7 +58,7 @@ class Checks:
 
     def __init__(self, graph: Graph, rows: PairedRows, sharded: bool = False) -> None:
         self.graph, self.rows, self.sharded = graph, rows, sharded
-        self.found = Verdicts(np.zeros(len(rows), np.int8), [])
+        self.found = Verdicts(np.zeros(len(rows), np.int8))
         n = len(rows.nodes)
         left_out, inputs_left_out = np.zeros(n, bool), np.zeros(n, bool)
         has_inputs = rows.largest((~rows.outputs).astype(np.float64)) > 0
@@ -116,10 +112,9 @@ class Checks:
         first, second = rows.target, rows.golden
         right = np.where(rows.matched, rows.right, 0)
         alone = ~rows.matched
-        if len(second):
-            grads = [codes.of_each(side.requires_grad, _grad, np.int64) for side in (first, second)]
-            mine, theirs = grads[0][rows.left], grads[1][right]
-            self._flag((mine * theirs < 0) & rows.matched & self.looked_at, ERROR, verdict_262.REQUIRES_GRAD)
+        mine = codes.of_each(first.requires_grad, _grad, np.int64)[rows.left]
+        theirs = codes.of_each(second.requires_grad, _grad, np.int64)[right] if len(second) else np.zeros(len(rows), np.int64)
+        self._flag(np.where(alone, mine != 0, mine * theirs < 0) & self.looked_at, ERROR, verdict_262.REQUIRES_GRAD)
         scalars = np.zeros(len(rows), bool)
         both = codes.mask(first.values, len(first))[rows.left] & rows.matched & ~rows.outputs & self.against_inputs[rows.group]
         if len(second):
@@ -162,7 +157,8 @@ class Checks:
 
     def _flag(self, off: Bools, level: int, reason: str) -> None:
         self.found.levels[off] = np.maximum(self.found.levels[off], level)
-        self.found.flags.append((off, reason))
+        for at in np.flatnonzero(off).tolist():
+            self.found.reasons.setdefault(at, []).append(reason)
 
 
 def _grad(required: bool | None) -> int:
