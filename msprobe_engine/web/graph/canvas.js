@@ -19,6 +19,8 @@ Kit.texts('canvas', {
   linked: ['Move both together', '联动移动'],
   close_all: ['Close all modules', '全部折叠'],
   no_partner: ['no partner', '无对应节点'],
+  linked_to: ['Together with rank {0}. Click: to rank {1}', '与卡 {0} 通信。点击跳到卡 {1}'],
+  linked_away: ['Communicates with ranks that are not in this page', '通信对端的卡不在本页面中'],
 });
 
 Graph.view = {};
@@ -123,6 +125,7 @@ Graph.panels.push((store) => {
     views.forEach((view, side) => {
       if (!view.width) return;
       painter.paint(view, marksOf(side));
+      view.spots = painter.spots;
     });
     if (views.length === 2 && both) bridge();
     views.forEach(say);
@@ -352,6 +355,15 @@ Graph.panels.push((store) => {
     const view = views[side];
     return view.layout.hit((x - view.left - view.dx) / view.scale, (y - view.dy) / view.scale);
   };
+  const spotAt = (side, x, y) => (views[side].spots || []).find((spot) => Math.abs(spot.x - x) < 13 && Math.abs(spot.y - y) < 10);
+  // Is it on the sign that opens and closes a module?
+  const onArrow = (side, i, x, y) => {
+    const { layout, scale } = views[side];
+    if (i <= 0 || layout.columns.isLeaf(i) || scale < 0.45) return false;
+    const box = painter.place(views[side], i);
+    const high = (layout.placed.has(i) ? Graph.SIZES.head : Graph.SIZES.closed) * scale;
+    return x - box.x < (Graph.SIZES.pad + Graph.SIZES.arrow - 2) * scale && y - box.y < high;
+  };
   const onMap = (side, x, y) => {
     const at = mapPlace(views[side]);
     return views[side].mapped && x >= at.x && x <= at.x + at.w && y >= at.y && y <= at.y + at.h ? at : null;
@@ -372,6 +384,8 @@ Graph.panels.push((store) => {
     if (event.button > 1 || !views.length) return;
     const [x, y] = local(event);
     const side = sideAt(x);
+    clearTimeout(explained);
+    Kit.hush();
     node.setPointerCapture(event.pointerId);
     fingers.set(event.pointerId, [x, y]);
     drag = { side, x, y, moved: false, map: onMap(side, x, y) !== null };
@@ -382,9 +396,12 @@ Graph.panels.push((store) => {
     const [x, y] = local(event);
     if (!drag) {
       const side = sideAt(x);
-      const i = onMap(side, x, y) ? -1 : hit(side, x, y);
+      const mapped = onMap(side, x, y);
+      const spot = mapped ? null : spotAt(side, x, y);
+      const i = mapped ? -1 : spot ? spot.i : hit(side, x, y);
       store.hover(side, i > 0 ? i : -1);
       node.style.cursor = i > 0 ? 'pointer' : 'grab';
+      explain(event, side, i, spot);
       return;
     }
     const before = fingers.get(event.pointerId);
@@ -413,14 +430,25 @@ Graph.panels.push((store) => {
     if (fingers.size) return;
     drag = null;
     if (!done || done.moved || done.map || event.type === 'pointercancel') return;
+    const spot = spotAt(done.side, done.x, done.y);
+    if (spot) {
+      const ranks = others(done.side, spot.i);
+      if (ranks.length) store.follow(done.side, spot.i, ranks[0]);
+      return;
+    }
     const i = hit(done.side, done.x, done.y);
     if (i <= 0) return store.select(0, -1);
+    if (onArrow(done.side, i, done.x, done.y)) return toggle(done.side, i);
     store.select(done.side, i, { reveal: false, centre: false });
     if (together && views.length === 2) align(done.side, i);
   };
   node.addEventListener('pointerup', lift);
   node.addEventListener('pointercancel', lift);
-  node.addEventListener('pointerleave', () => !drag && store.hover(0, -1));
+  node.addEventListener('pointerleave', () => {
+    clearTimeout(explained);
+    Kit.hush();
+    if (!drag) store.hover(0, -1);
+  });
   node.addEventListener('dblclick', (event) => {
     const [x, y] = local(event);
     const side = sideAt(x);
@@ -457,6 +485,33 @@ Graph.panels.push((store) => {
     else return;
     event.preventDefault();
   });
+
+  // Ranks of a link that are in this page, the next one first.
+  function others(side, i) {
+    const link = store.link(side, i);
+    const { step, rank } = store.pair;
+    const there = [...new Set(link ? link.nodes.map((one) => one.rank) : [])].filter((one) => one !== rank && store.pairOf(step, one) >= 0).sort((a, b) => a - b);
+    return [...there.filter((one) => one > rank), ...there.filter((one) => one < rank)];
+  }
+
+  let explained = 0;
+  function explain(event, side, i, spot) {
+    clearTimeout(explained);
+    Kit.hush();
+    if (i <= 0) return;
+    const at = { clientX: event.clientX, clientY: event.clientY };
+    explained = setTimeout(() => {
+      const { columns } = views[side].layout;
+      const lines = [Kit.name(columns.name(i), 300)];
+      if (spot) {
+        const ranks = others(side, i);
+        lines.push(ranks.length ? Kit.t('canvas.linked_to', ranks.slice(0, 16).join(', '), ranks[0]) : Kit.t('canvas.linked_away'));
+      } else if (store.sides.length === 2) {
+        lines.push(columns.flags[i] & Graph.FLAG.UNMATCHED ? Kit.t('canvas.no_partner') : Kit.scale(columns.units[i]).label);
+      }
+      Kit.tip(at, lines.join('\n'));
+    }, 350);
+  }
 
   function toggle(side, i) {
     anchor = { side, node: i };

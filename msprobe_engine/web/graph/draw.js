@@ -34,6 +34,8 @@ Graph.Painter = class {
     this.marks = marks;
     this.columns = view.layout.columns;
     this.late = [];
+    this.links = [];
+    this.spots = []; // signs of links that can be clicked
     pen.save();
     pen.beginPath();
     pen.rect(view.left, view.top, view.width, view.height);
@@ -42,6 +44,7 @@ Graph.Painter = class {
     this._flowOfSelection();
     this._path();
     for (const one of this.late) this._standsOut(one);
+    for (const one of this.links) this._standsOut(one);
     pen.restore();
   }
 
@@ -125,7 +128,11 @@ Graph.Painter = class {
     if (h < 9) return;
     const pad = Graph.SIZES.pad * scale;
     let room = w - 2 * pad;
+    let left = x + pad;
     if (!leaf) {
+      this._arrow(left - 2 * scale, y + h / 2, scale, false, unmatched ? colour.soft : ink);
+      left += Graph.SIZES.arrow * scale;
+      room -= Graph.SIZES.arrow * scale;
       // What is inside may be worse than what comes out: a chip at the end of a closed module says so.
       const worst = this._worst(i);
       const chip = 9 * scale;
@@ -139,7 +146,7 @@ Graph.Painter = class {
       }
       room -= chip + 6 * scale;
     }
-    this._label(i, x + pad, y + h / 2, room, scale, unmatched ? colour.soft : ink, leaf ? 500 : 600);
+    this._label(i, left, y + h / 2, room, scale, unmatched ? colour.soft : ink, leaf ? 500 : 600);
   }
 
   // An open module.
@@ -158,6 +165,10 @@ Graph.Painter = class {
     if (head < 8) return;
     const pad = Graph.SIZES.pad * scale;
     let left = x + pad;
+    if (i > 0) {
+      this._arrow(left - 2 * scale, y + head / 2, scale, true, colour.soft);
+      left += Graph.SIZES.arrow * scale;
+    }
     if (i > 0 && this.marks.comparison) {
       pen.fillStyle = this._fill(i).colour;
       this._round(left, y + head / 2 - 4.5 * scale, 9 * scale, 9 * scale, 2.5 * scale);
@@ -168,6 +179,26 @@ Graph.Painter = class {
       left += 15 * scale;
     }
     this._label(i, left, y + head / 2, x + w - pad - left, scale, colour.fg, 600);
+  }
+
+  // Says that a module can be opened or closed here.
+  _arrow(x, y, scale, open, ink) {
+    if (scale < 0.45) return;
+    const { pen } = this;
+    const size = 3.6 * Math.min(scale, 1.3);
+    pen.beginPath();
+    if (open) {
+      pen.moveTo(x - size * 0.2, y - size * 0.5);
+      pen.lineTo(x + size * 0.8, y + size * 0.55);
+      pen.lineTo(x + size * 1.8, y - size * 0.5);
+    } else {
+      pen.moveTo(x + size * 0.3, y - size);
+      pen.lineTo(x + size * 1.3, y);
+      pen.lineTo(x + size * 0.3, y + size);
+    }
+    pen.lineWidth = 1.3 * Math.min(scale, 1.3);
+    pen.strokeStyle = ink;
+    pen.stroke();
   }
 
   _label(i, x, middle, room, scale, ink, weight) {
@@ -318,13 +349,14 @@ Graph.Painter = class {
     if (i === marks.partner) this.late.push({ what: 'partner', i, x, y, w, h });
     if (i === marks.hovered && i > 0) this.late.push({ what: 'hovered', i, x, y, w, h });
     if (i === marks.selected) this.late.push({ what: 'selected', i, x, y, w, h });
-    if (this.columns.flags[i] & Graph.FLAG.LINKED && h > 12) this.late.push({ what: 'linked', i, x, y, w, h });
+    if (this.columns.flags[i] & Graph.FLAG.LINKED && h > 9) this.links.push({ what: 'linked', i, x, y, w, h });
   }
 
   _standsOut({ what, i, x, y, w, h }) {
     const { pen, colour } = this;
     const radius = this.columns.isLeaf(i) ? h / 2 : Math.min(9, h / 3);
     if (what === 'linked') {
+      this.spots.push({ i, x: x + w - 5, y: y - 1 });
       this._pill('⇄', x + w + 8, y - 1, colour.card, colour.accent, colour.strong);
       return;
     }

@@ -5,7 +5,7 @@
 // Graph.Layout(store, side): x, y (of a box in its parent), w, h: Float32Array, by node; update(); box(node) -> {x, y, w, h} on the whole
 // plane; visible(node) -> the node itself or what is closed around it; rows(node) -> {tops, first, nodes}; flow(node) -> edges between
 // the children of a node; hit(x, y) -> node at a place, -1.
-Graph.SIZES = { leaf: 26, closed: 30, head: 26, pad: 12, gap: 16, beside: 14, most: 900, widest: 250, narrowest: 92, letter: 6.5 };
+Graph.SIZES = { leaf: 26, closed: 30, head: 26, pad: 12, gap: 16, beside: 14, arrow: 13, most: 900, widest: 250, narrowest: 92, letter: 6.5 };
 
 Graph.Layout = class {
   constructor(store, side) {
@@ -96,7 +96,7 @@ Graph.Layout = class {
       return Math.min(60, right - left + 2) * S.letter + 2 * S.pad;
     }
     const { label, second } = this.text(i);
-    return (label.length * (columns.isLeaf(i) ? 1 : 1.12) + (second ? second.length + 2 : 0)) * S.letter + 2 * S.pad + (columns.isLeaf(i) ? 0 : 34);
+    return (label.length * (columns.isLeaf(i) ? 1 : 1.12) + (second ? second.length + 2 : 0)) * S.letter + 2 * S.pad + (columns.isLeaf(i) ? 0 : 36);
   }
 
   _total(children, starts, r) {
