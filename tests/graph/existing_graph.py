@@ -32,7 +32,7 @@ class Case:
         name: unique for a version.
         target, golden: ``archive:directory``; a golden of "" is a build.
         flags: of 26.2.0 (``-fm`` becomes ``-f`` for 8.1.1).
-        mapping: content of a yaml file for ``-lm``.
+        mapping: content of a yaml file for ``-lm``; with none that flag stands alone.
         framework: of ``-f`` in 8.1.1.
     """
 
@@ -109,7 +109,61 @@ def cases(version: str) -> list[Case]:
     add("two_ranks-build", "two_ranks:golden")
     add("nan-before", "nan:before/bad/step0", "nan:before/clean/step0", ("-oc",))
     add("nan-after", "nan:after/bad/step0", "", ("-oc",))
+    add("job-build", "job:clean", "", ("-oc",))
+    add("job-nan", "job:nan/step1", "job:clean/step1", ("-oc",))
+    add("job-recompute", "job:recompute", "job:inplace")
+    add("job-mapped", "job:inplace/step1/rank0", "job:clean/step0/rank0", ("-lm",), mapping=MODULE_INSIDE)
+    add("job-by-name", "job:recompute/step1/rank0", "job:inplace/step1/rank0", ("-lm",))
+    add("job-structure", "job:structure/step1")
+    add("job-structures", "job:structure/step1", "job:structure/step1")
+    add("mindspore-build", "mindspore:transformer/step0", framework="mindspore")
+    add("mindspore-compare", "mindspore:half/step0", "mindspore:transformer/step0", framework="mindspore")
+    add("mindspore-mapped", "mindspore:transformer/step0", "job:inplace/step1", ("-lm",), mapping=TWO_FRAMEWORKS, framework="mindspore")
+    add("megatron-build", "megatron:tp1/step0")
+    add("megatron-compare", "megatron:tp2_scaled/step0", "megatron:tp2/step0", ("-oc",))
+    add("megatron-pipeline", "megatron:micro/step0")
+    if version == "26.2.0":
+        one = ("--rank_size", "1", "--tp", "1", "--pp", "1")
+        for name, target, sizes, golden, more in MERGES:
+            flags = ("--rank_size", sizes[0], "--tp", sizes[1], "--pp", sizes[2], *(("--vpp", sizes[3]) if len(sizes) > 3 else ()), *more)
+            add(f"merge-{name}", f"megatron:{target}/step0", "", flags)
+            if golden:
+                sides = zip((*sizes, "1")[:4], (*[v for v in one if v.isdigit()], "1"))
+                words = [[word, *pair] for word, pair in zip(("--rank_size", "--tp", "--pp", "--vpp"), sides)]
+                flags = tuple(one for word in words for one in word)
+                add(f"merge-{name}-compare", f"megatron:{target}/step0", f"megatron:{golden}/step0", flags)
+        add(
+            "merge-tp2-scaled",
+            "megatron:tp2_scaled/step0",
+            "megatron:tp2/step0",
+            ("--rank_size", "2", "2", "--tp", "2", "2", "--pp", "1", "1"),
+        )
     return found
+
+
+MODULE_INSIDE = """\
+TopLayer:
+  blocks: module.blocks
+  tokens: module.tokens
+  positions: module.positions
+  head: module.head
+"""
+TWO_FRAMEWORKS = """\
+TopLayer:
+  tokens: tokens
+Attention:
+  q: qkv
+"""
+MERGES: tuple[tuple[str, str, tuple[str, ...], str, tuple[str, ...]], ...] = (
+    ("tp2", "tp2", ("2", "2", "1"), "tp1", ()),
+    ("pp2", "pp2", ("2", "1", "2"), "tp1", ()),
+    ("vpp2", "vpp2", ("2", "1", "2", "2"), "tp1_4", ()),
+    ("tp2pp2", "tp2pp2", ("4", "2", "2"), "tp1", ()),
+    ("dp2", "dp2", ("2", "1", "1"), "", ()),
+    ("tp2-json", "tp2", ("2", "2", "1"), "", ("--file_type", "json")),
+    ("order", "tp2pp2", ("4", "2", "2"), "", ("--order", "tp-cp-ep-pp-dp")),
+)
+"""Name, dump, rank_size, tp, pp and vpp, the dump of one rank to compare with, further flags."""
 
 
 def archive(case: Case, name: str) -> Path:
@@ -141,9 +195,13 @@ def _unpacked(case: Case, place: str, out: Path) -> Path:
     return root / directory if directory else root
 
 
+def kept_in(case: Case) -> Path:
+    """The file with the outcome of a case."""
+    return FIXTURES / "graph" / f"existing_{case.version}_{case.name.partition('-')[0]}.json.xz"
+
+
 @lru_cache(1)
-def _kept(version: str) -> dict[str, Any]:
-    path = FIXTURES / "graph" / f"existing_{version}.json.xz"
+def _kept(path: Path) -> dict[str, Any]:
     with lzma.open(path) as file:
         kept: dict[str, Any] = json.load(file)
     return kept
@@ -151,7 +209,7 @@ def _kept(version: str) -> dict[str, Any]:
 
 def outcome(case: Case) -> Outcome:
     """What the tool made of a case."""
-    kept = _kept(case.version)[case.name]
+    kept = _kept(kept_in(case))[case.name]
     return Outcome(case, kept["error"], kept["files"])
 
 
@@ -171,7 +229,7 @@ def _pair_of_vis(name: str, document: dict[str, Any]) -> Pair:
                 "sub_nodes": node["subnodes"],
                 "precision_index": node["data"].get("precision_index"),
                 "overflow_level": node["data"].get("overflow_level"),
-                "micro_step_id": node["micro_step_id"],
+                "micro_step_id": node.get("micro_step_id"),
                 "matched_node_link": node["matched_node_link"],
                 "stack": node["stack_info"],
                 "matched_distributed": node.get("matched_distributed", {}),
