@@ -19,7 +19,7 @@ from msprobe_engine.compare.structure import Aligned
 from msprobe_engine.compare.tensor_mode import metrics as tensor_metrics
 from msprobe_engine.diagnose.divergence import Divergence
 from msprobe_engine.errors import UsageError
-from msprobe_engine.graph import precision, suspects
+from msprobe_engine.graph import micro_steps, precision, suspects
 from msprobe_engine.graph.match import match, match_told
 from msprobe_engine.graph.metrics import RowMetrics
 from msprobe_engine.graph.model import Comparison, Graph, TaskOfGraph
@@ -58,6 +58,7 @@ def compare(target: Graph, golden: Graph, options: GraphOptions, told: Divergenc
         matched = match(target, golden, options, aligned)
     else:
         matched = match_told(target, golden, (pair for structure in told.structures.values() for pair in structure.pairs))
+    micro_steps.follow(target, golden, matched.partners, options.match == "exact")
     rows = pair_rows(target, golden, matched.partners)
     made = _Numbers(target, rows, task_of(first, second), options)
     if told is None:

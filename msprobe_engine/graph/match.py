@@ -80,7 +80,7 @@ def match_told(target: Graph, golden: Graph, pairs: Iterable[tuple[int, int]]) -
         if node >= 0 and other >= 0:
             partners[node] = other
     _without_records(target, golden, partners)
-    return Matched(partners, _turned(partners, len(golden)))
+    return Matched(partners, _turned(target, golden, partners))
 
 
 def _turned(target: Graph, golden: Graph, partners: list[int]) -> list[int]:

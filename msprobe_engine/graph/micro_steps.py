@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msprobe_engine import names
@@ -15,12 +15,44 @@ def set_micro_steps(graph: Graph, construct: Mapping[str, Any]) -> None:
     construct.json may say them (``[parent, micro step]``, Megatron under 26.2.0). Else a forward call of a module at the top that follows
     a backward one begins the next, and what stands between them belongs to the current one.
     """
-    said = {name: value[1] for name, value in construct.items() if isinstance(value, list) and len(value) > 1 and type(value[1]) is int}
+    said = _said(construct)
     if said:
         _as_said(graph, said)
     else:
         _by_order(graph)
     graph.micro_step_count = max(graph.micro_steps, default=0) + 1
+
+
+def follow(target: Graph, golden: Graph, partners: Sequence[int], exact: bool) -> None:
+    """Let the golden side's nodes have the micro steps of their partners, so that both sides of one are shown together.
+
+    Args:
+        target, golden: the graphs; when the construct.json of the target says the micro steps, those of the golden side are left.
+        partners: golden node of each target node, -1 for none.
+        exact: nodes below the root without a partner have the number that their name ends with, as in the existing tool; else the micro
+            step of the node before them.
+    """
+    if target.side is None or _said(target.side.construct):
+        return
+    at_top = golden.children[ROOT]
+    known: dict[int, int] = {}
+    for node in target.children[ROOT]:
+        if partners[node] >= 0:
+            known[partners[node]] = target.micro_steps[node]
+    current = 0
+    for node in at_top:
+        last = golden.names[node].rpartition(".")[2]
+        current = known.get(node, (int(last) if last.isdecimal() else 0) if exact else current)
+        golden.micro_steps[node] = current
+        _inherit(golden, node)
+    for node in known.keys() - set(at_top):
+        golden.micro_steps[node] = known[node]
+        _inherit(golden, node)
+    golden.micro_step_count = max(golden.micro_steps, default=0) + 1
+
+
+def _said(construct: Mapping[str, Any]) -> dict[str, int]:
+    return {name: value[1] for name, value in construct.items() if isinstance(value, list) and len(value) > 1 and type(value[1]) is int}
 
 
 def _by_order(graph: Graph) -> None:
