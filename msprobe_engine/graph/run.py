@@ -23,7 +23,7 @@ from msprobe_engine.graph.source import Job, jobs_of
 from msprobe_engine.graph.stamps import reserve
 from msprobe_engine.graph.summary import Result
 from msprobe_engine.graph.work import Part, lost, make
-from msprobe_engine.graph.writer import Plan, Writer, open_writer
+from msprobe_engine.graph.writer import MERGED_DUMP, Plan, Writer, open_writer
 from msprobe_engine.progress import bar
 
 _BYTES_PER_BYTE = 12
@@ -131,7 +131,7 @@ def _write(
 ) -> None:
     writers: list[Writer] = []
     try:
-        for mode in dict.fromkeys(plan.options.formats):
+        for mode in (MERGED_DUMP,) if plan.options.file_type == "json" else dict.fromkeys(plan.options.formats):
             writers.append(open_writer(mode, plan))
         with bar("write", len(parts)) as advance:
             for part in parts:

@@ -64,11 +64,19 @@ class Writer(Protocol):
         """Leave nothing behind."""
 
 
-_CLASSES = {VIS: ("vis_json", "VisJsonWriter"), DB: ("vis_db", "VisDbWriter"), MODEL_EXPLORER: ("model_explorer", "ModelExplorerWriter")}
+MERGED_DUMP = "merged_dump"
+"""The mode of ``--file_type json``; no format among others."""
+
+_CLASSES = {
+    VIS: ("vis_json", "VisJsonWriter"),
+    DB: ("vis_db", "VisDbWriter"),
+    MODEL_EXPLORER: ("model_explorer", "ModelExplorerWriter"),
+    MERGED_DUMP: ("merge.write_back", "MergedDumpWriter"),
+}
 
 
 def open_writer(mode: str, plan: Plan) -> Writer:
-    """The writer of one of `options.FORMATS`; its module is imported only now."""
+    """The writer of one of `options.FORMATS`, or of `MERGED_DUMP`; its module is imported only now."""
     if mode == HTML:
         from msprobe_engine.graph.page.page import PageWriter
 

@@ -1,5 +1,4 @@
-"""A whole in the form of the existing tool (26.2.0): what ranks do at the top stands side by side, rank for rank, and calls of functions bear
-the rank they are of.
+"""A whole in the form of the existing tool (26.2.0): what ranks do at the top stands side by side, and calls of functions bear their rank.
 
 Calls between the modules at the top are not merged: the k-th run of them on each rank becomes ``Apis_Between_Modules_Rank{r}.k``, all of
 those ``Apis_Between_Modules_All_Ranks.k``. ``Tensor.add.3.forward`` of rank 2 is ``Tensor.add_rank2.3.forward``; those of the first rank,
@@ -87,10 +86,13 @@ class _Form:
         whole = self.whole.side.ops[record]
         rank, name = self.origin(record)
         parsed, own = names.parse(whole), names.parse(name)
-        if isinstance(parsed, (names.ModuleName, names.ParametersGradName)) and isinstance(own, type(parsed)):
-            found = str(parsed._replace(path=self.chunk + parsed.path, number=own.number))
-        else:
-            found = name if rank == self.first or name.startswith(_KEPT) else with_rank(name, rank)
+        match parsed, own:
+            case names.ModuleName(), names.ModuleName():
+                found = str(parsed._replace(path=self.chunk + parsed.path, number=own.number))
+            case names.ParametersGradName(), names.ParametersGradName():
+                found = str(parsed._replace(path=self.chunk + parsed.path, number=own.number))
+            case _:
+                found = name if rank == self.first or name.startswith(_KEPT) else with_rank(name, rank)
         if found in self.taken:
             found = with_rank(found, rank)
         while found in self.taken:
