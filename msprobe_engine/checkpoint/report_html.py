@@ -75,9 +75,11 @@ def _headline(verdict: str) -> Html:
 
 
 def _tiles(result: Result) -> Html:
-    shown = [("tile_tensors", len(result.tensors)), ("tile_different", len(result.different))]
+    shown: list[tuple[str, int, str]] = [("tile_tensors", len(result.tensors), "")]
+    shown.append(("tile_different", len(result.different), "bad" if result.different else "good"))
     rare = (("tile_only_a", result.only_in_a), ("tile_only_b", result.only_in_b), ("tile_values", result.values_that_matter))
-    return tiles((_t(key), f"{count:,}") for key, count in [*shown, *((key, len(found)) for key, found in rare if found)])
+    shown += ((key, len(found), "bad") for key, found in rare if found)
+    return tiles((_t(key), f"{count:,}", tone) for key, count, tone in shown)
 
 
 def _folded(content: str) -> Html:

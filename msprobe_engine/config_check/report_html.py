@@ -25,7 +25,7 @@ def page(found: Comparison) -> str:
     parts: list[str] = []
     if found.differences or found.harmless:
         names = ((CHANGES, "tile_changes"), (MAY, "tile_may"), (HARMLESS, "tile_harmless"))
-        parts.append(tiles((_t(key), counts[severity]) for severity, key in names))
+        parts.append(tiles((_t(key), counts[severity], _TONES[severity] if counts[severity] else "") for severity, key in names))
     parts += section(_t("differences"), _differences(found.differences))
     checkers = [
         (name, badge(_t(verdict), _VERDICTS[verdict]), sheet.compared, sum(one.matters for one in sheet.differences))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msprobe_engine.diagnose.findings import CHECKPOINT, CONFIG, HEADLINES, NONE, Diagnosis, Suspect
 from msprobe_engine.log import one_line
-from msprobe_engine.web.markup import Html, bullets, code, facts, paragraph, section, table, text
+from msprobe_engine.web.markup import Html, bullets, code, facts, paragraph, section, table, text, tiles
 from msprobe_engine.web.page import document
 from msprobe_engine.web.words import words
 
@@ -18,7 +19,7 @@ _MOST_NAMES = 200
 def page(found: Diagnosis) -> str:
     """The whole document."""
     first = found.first_suspect
-    parts = _first(first) if first is not None else []
+    parts = _first(first, found.differences) if first is not None else []
     parts += section(_t("evidence"), bullets(found.evidence))
     parts += section(_t("next"), bullets(map(code, found.next)))
     parts += section(_t("further"), _suspects(found.suspects[1:]))
@@ -57,7 +58,7 @@ def _headline(found: Diagnosis) -> Html | None:
     return Html(f"{_t(found.finding)}: {_t('step_rank', first.step, first.rank)}{module}, {text(one_line(first.record))}")
 
 
-def _first(first: Suspect) -> list[str]:
+def _first(first: Suspect, differences: int) -> list[str]:
     rows: list[tuple[object, object]] = [(_t("record"), code(first.record))]
     if first.module:
         rows.append((_t("module"), code(first.module)))
@@ -68,7 +69,17 @@ def _first(first: Suspect) -> list[str]:
         if value
     ]
     why = paragraph(f"{first.why}.") if first.why else ""
-    return section(_t("first_suspect"), why + facts(rows)) + section(_t("numbers"), _numbers(first.numbers))
+    parts = section(_t("first_suspect"), why + facts(rows)) + section(_t("numbers"), _numbers(first.numbers))
+    return [_tiles(first, differences), f'<div class="beside">{"".join(parts)}</div>']
+
+
+def _tiles(first: Suspect, differences: int) -> Html:
+    found: list[tuple[object, object, str]] = []
+    if first.distance is not None and first.limit and math.isfinite(first.distance):
+        found.append((_t("times"), f"{first.distance / first.limit:,.0f}", "bad"))
+    if differences:
+        found.append((_t("differences"), f"{differences:,}", ""))
+    return tiles(found)
 
 
 def _numbers(numbers: Mapping[str, Any]) -> Html:

@@ -9,7 +9,6 @@ from typing import Any
 from msprobe_engine.monitor.reader import Run
 from msprobe_engine.monitor.report_data import Progress, collect
 from msprobe_engine.sinks.files import replace_file
-from msprobe_engine.web.markup import paragraph
 from msprobe_engine.web.page import page
 from msprobe_engine.web.words import needs_scripts, words
 
@@ -23,7 +22,7 @@ def render(data: dict[str, Any]) -> bytes:
         headline=words("monitor", f"headline_{'none' if not alerts else 'one' if alerts == 1 else 'many'}", data["run"], alerts),
         verdict=("bad" if critical else "warn") if alerts else None,
         kind="monitor",
-        body=paragraph(words("monitor", "hover"), soft=True) + needs_scripts(),
+        body=needs_scripts(),
         scripts=("monitor.js",),
         sections=("monitor",),
         data=[("run", json.dumps(data, separators=(",", ":"), allow_nan=False).encode())],

@@ -13,6 +13,7 @@
   Kit.shade(t), Kit.series(i), Kit.colour(name)   colours for canvases, of the theme shown
   Kit.canvas(parent, height)   {node, pen, width, height} in CSS pixels, sharp on every screen
   Kit.figure(parent, options)  a picture that is drawn when it comes into view, and again when colours, language or width change
+  Kit.ticks(low, high, most, log)    round numbers for an axis
   Kit.table(parent, options)   sorted, searched, paged table
   Kit.tip(event, text), Kit.hush()
   Kit.save(name, text, type), Kit.copy(text), Kit.fault(text)
@@ -195,6 +196,19 @@ const Kit = (() => {
   for (const event of ["theme", "language", "resize"]) on(event, () => { for (const draw of figures) draw(); });
   addEventListener("beforeprint", () => { for (const draw of figures) draw(true); });
 
+  /* Round numbers between two ends, about as many as asked for; of a logarithmic scale (ends are powers of ten) whole decades where they are enough. */
+  function ticks(low, high, most = 5, log = false) {
+    if (log && high - low >= 2) {
+      const step = Math.max(1, Math.ceil((high - low) / most)), found = [];
+      for (let at = Math.ceil(low - 1e-9); at <= high + 1e-9; at += step) found.push(at);
+      return found;
+    }
+    const raw = (high - low) / most, size = 10 ** Math.floor(Math.log10(raw)), step = [1, 2, 5, 10].map((one) => one * size).find((one) => one >= raw * 0.999) || raw;
+    const found = [];
+    for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) found.push(i * step);
+    return found;
+  }
+
   // ---- tip ----
   let balloon = null;
   function tip(event, text) {
@@ -220,7 +234,7 @@ const Kit = (() => {
     if (x !== null || y !== null) return x !== null ? -1 : 1;
     return String(a).localeCompare(String(b));
   };
-  /* options: columns [{title, key (a text), kind: "text"|"number"|"name", show(cell, row)}], rows [[cell]], tone(row) "bad"|"warn"|"good"|"",
+  /* options: columns [{title, key (a text), kind: "text"|"number"|"name", show(cell, row), badge(cell, row): "bad"|"warn"|"good"|""}], rows [[cell]], tone(row) "bad"|"warn"|"good"|"",
      label, search, lines (one line a row, for many columns), page (rows at once), choice (column that is chosen from a list), pick(row): a row can be chosen with mouse and Enter.
      Returns {node, set(rows), rows()}: rows as shown now. */
   function table(parent, options) {
@@ -267,7 +281,9 @@ const Kit = (() => {
         const tr = make("tr", null, null, tone(row) || "");
         columns.forEach((column, i) => {
           const cell = row[i], text = column.show ? column.show(cell, row) : column.kind === "number" ? number(cell) : name(cell ?? "");
-          const td = make("td", tr, text, String(text).length <= 24 ? "short " + (column.kind || "") : column.kind);
+          const td = make("td", tr, null, String(text).length <= 24 ? "short " + (column.kind || "") : column.kind);
+          const mark = column.badge ? column.badge(cell, row) : "";
+          if (mark) make("span", td, text, "badge " + mark); else td.textContent = text;
           if (String(text).length > 60) td.title = name(cell, 4000);
         });
         if (pick) {
@@ -318,7 +334,7 @@ const Kit = (() => {
     }
   }
   function chooser(parent, key, choices, now, change) {
-    const node = make("select", parent); node.dataset.tLabel = key; node.setAttribute("aria-label", t(key));
+    const node = make("select", parent); node.autocomplete = "off"; node.dataset.tLabel = key; node.setAttribute("aria-label", t(key));
     for (const [value, text, fixed] of choices) { const option = fixed ? make("option", node, text) : word(make("option", node), text); option.value = value; }
     node.value = now; node.onchange = () => change(node.value);
     return node;
@@ -338,7 +354,7 @@ const Kit = (() => {
   }
 
   return {
-    t, texts, apply, word, on, make, name, number, count, value, data, json, drop, scale, shade, series, colour, canvas, figure, tip, hush, table, save, copy, fault, reach, start,
+    t, texts, apply, word, on, make, name, number, count, value, data, json, drop, scale, shade, series, colour, canvas, figure, ticks, tip, hush, table, save, copy, fault, reach, start,
     get language() { return language; }, get theme() { return theme(); },
   };
 })();

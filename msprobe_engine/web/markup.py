@@ -59,9 +59,9 @@ def facts(rows: Iterable[tuple[object, object]]) -> Html:
     return Html(f'<dl class="facts">{found}</dl>' if found else "")
 
 
-def tiles(items: Iterable[tuple[object, object]]) -> Html:
-    """The few numbers that matter, large, each with its name."""
-    found = "".join(f'<div class="tile"><b>{text(value)}</b><span>{text(name)}</span></div>' for name, value in items)
+def tiles(items: Iterable[tuple[object, object, str]]) -> Html:
+    """The few numbers that matter, large: name, number and tone (good, warn, bad or empty) of each; empty for none."""
+    found = "".join(f'<div class="tile {tone}"><b>{text(value)}</b><span>{text(name)}</span></div>' for name, value, tone in items)
     return Html(f'<div class="tiles">{found}</div>' if found else "")
 
 

@@ -12,7 +12,8 @@
     let low = all.reduce((a, b) => Math.min(a, b)), high = all.reduce((a, b) => Math.max(a, b));
     const log = low > 0 && high / low > 50, f = log ? Math.log10 : (v) => v;
     low = f(low); high = f(high);
-    if (high === low) { high += Math.abs(high) * 0.05 || 1; low -= Math.abs(low) * 0.05 || 1; }
+    const span = high - low || Math.abs(high) || 1, flat = high === low;
+    high += span * 0.06; low -= span * (low === 0 && !flat ? 0 : 0.06);
     const left = 58, right = 8;
     const place = (width) => (i) => left + (width - left - right) * (steps.length > 1 ? i / (steps.length - 1) : 0.5);
     let wide = 0;
@@ -22,15 +23,19 @@
         const x = place(width), y = (v) => TOP + (height - TOP - BOTTOM) * (1 - (f(v) - low) / (high - low));
         wide = width;
         pen.strokeStyle = colour("line"); pen.fillStyle = colour("soft"); pen.lineWidth = 1; pen.textAlign = "right";
-        for (let k = 0; k <= 4; k++) {
-          const at = low + (high - low) * k / 4, py = Math.round(TOP + (height - TOP - BOTTOM) * (1 - k / 4)) + 0.5;
+        const shown = Kit.ticks(low, high, 4, log);
+        for (const at of shown.length > 1 ? shown : [low, (low + high) / 2, high]) {
+          const py = Math.round(TOP + (height - TOP - BOTTOM) * (1 - (at - low) / (high - low))) + 0.5;
           pen.beginPath(); pen.moveTo(left, py); pen.lineTo(width - right, py); pen.stroke();
           pen.fillText(number(log ? 10 ** at : at), left - 6, py + 4);
         }
         pen.textAlign = "left"; pen.fillText(t("monitor.step_n", steps[0]), left, height - 5);
         pen.textAlign = "right"; pen.fillText(String(data.last), width - right, height - 5);
-        pen.fillStyle = colour("ubad");
-        for (const i of bad || []) pen.fillRect(x(i) - 1, TOP, 2, height - TOP - BOTTOM);
+        pen.fillStyle = colour("ubad"); pen.globalAlpha = 0.22; // a band per step that is not finite, with a line on top that is seen where it is narrow
+        const band = Math.max(2, (width - left - right) / steps.length);
+        for (const i of bad || []) pen.fillRect(Math.max(left, x(i) - band / 2), TOP, band, height - TOP - BOTTOM);
+        pen.globalAlpha = 1;
+        for (const i of bad || []) pen.fillRect(Math.max(left, x(i) - band / 2), TOP, band, 3);
         names.forEach((one, k) => {
           pen.strokeStyle = Kit.series(k); pen.lineWidth = 1.7; pen.lineJoin = "round"; pen.beginPath();
           let drawn = false;
@@ -132,14 +137,14 @@
     const pictures = data.pictures.filter((p) => p.family === title), card = make("div", parent, null, "card wide");
     const head = make("div", card, null, "tools");
     make("h3", head, name(title));
-    const choice = make("select", head), place = make("div", card, null, "grid");
+    const choice = make("select", head), place = make("div", card, null, "grid close");
     choice.dataset.tLabel = "monitor.statistic";
     pictures.forEach((p, i) => { make("option", choice, name(p.statistic)).value = i; });
     const draw = () => {
       const p = pictures[choice.value];
       place.replaceChildren();
       const a = make("div", place), b = make("div", place);
-      word(make("p", a, null, "soft"), "monitor.per_rank"); chart(a, p.lines, null, () => t("monitor.per_rank"));
+      word(make("p", a, null, "soft"), "monitor.per_rank"); chart(a, p.lines, [...new Set(p.bad.flat())], () => t("monitor.per_rank"));
       word(make("p", b, null, "soft"), "monitor.over_steps"); heat(b, p.top, p.layers, p.bad, () => name(p.statistic), (c) => t("monitor.step_n", steps[c]));
       if (p.apart.length) {
         const c = make("div", place);
@@ -185,6 +190,8 @@
     data.scalars.forEach((s) => { const card = make("div", grid, null, "card"); make("h3", card, name(s.name)); chart(card, s.lines, s.bad, () => name(s.name)); });
   }
   const pictures = section("monitor.families_title"), grid = make("div", pictures, null, "grid");
+  word(make("p", pictures, null, "soft"), "monitor.hover");
+  pictures.append(grid);
   families.forEach((one) => family(grid, one));
   if (!families.length) word(make("p", grid, null, "soft"), "monitor.only_numbers");
   const problems = Object.entries(data.problems);

@@ -10,7 +10,7 @@
   // The verdict stands beside the name: the table is wide, and it is what the reader looks for.
   const places = found.columns.map((_, i) => i), at = found.verdict;
   if (at !== null) places.splice(1, 0, ...places.splice(at, 1));
-  const columns = places.map((i) => ({ title: found.columns[i], kind: i === at ? "text" : numeric(i) ? "number" : i < 2 ? "name" : "text", show: (cell) => name(cell) }));
+  const columns = places.map((i) => ({ title: found.columns[i], kind: i === at ? "text" : numeric(i) ? "number" : i < 2 ? "name" : "text", show: (cell) => name(cell), badge: i === at ? (_, row) => tone(row) : null }));
   const rows = found.rows.map((row) => places.map((i) => row[i]));
   const pick = (row) => {
     whole.replaceChildren(); whole.hidden = false;

@@ -18,7 +18,7 @@ from msprobe_engine.compare.columns import COLOUR
 from msprobe_engine.compare.tables import Block
 from msprobe_engine.compare.tables.wholefile import WholeFile
 from msprobe_engine.sinks.names import utf8
-from msprobe_engine.web.markup import paragraph, tiles
+from msprobe_engine.web.markup import Html, paragraph, tiles
 from msprobe_engine.web.page import Verdict, page
 from msprobe_engine.web.words import needs_scripts, words
 
@@ -26,7 +26,7 @@ MOST_ROWS = 20_000
 _LONGEST = 2_000
 """Characters of a cell."""
 _VERDICTS = ("Result", "Accuracy Reached or Not")
-_TONES: tuple[tuple[Verdict, tuple[str, ...]], ...] = (("bad", ("error", "No", "Warning", "Different")), ("warn", ("warning",)))
+_TONES: tuple[Verdict, ...] = ("bad", "warn", "good")
 _GOOD = frozenset(("pass", "Yes", "", None, "N/A"))
 
 
@@ -67,26 +67,28 @@ class HtmlTable:
         for piece in page(
             self._title,
             kind="table",
-            body=tiles((_cell(verdict), f"{count:,}") for verdict, count in self._verdicts.items() if verdict)
-            + paragraph(note, soft=True)
-            + needs_scripts(),
+            body=self._tiles() + paragraph(note, soft=True) + needs_scripts(),
             scripts=("table.js",),
             sections=("table",),
             data=[("table", island)],
-            verdict=self._tone(),
+            verdict=min(map(_tone, self._verdicts), key=_TONES.index, default=None),
             wide=True,
         ):
             self._file.write(piece)
         self._file.close()
 
-    def _tone(self) -> Verdict | None:
-        if self._verdict is None:
-            return None
-        return next((tone for tone, values in _TONES if any(value in self._verdicts for value in values)), "good")
+    def _tiles(self) -> Html:
+        """How many rows have which verdict, the worst first."""
+        order = sorted((value for value in self._verdicts if value), key=lambda value: (_TONES.index(_tone(value)), value))
+        return tiles((_cell(value), f"{self._verdicts[value]:,}", "" if _tone(value) == "good" else _tone(value)) for value in order)
 
     def abort(self) -> None:
         """Leave nothing behind."""
         self._file.abort()
+
+
+def _tone(verdict: str) -> Verdict:
+    return "bad" if verdict in ("error", "No", "Warning", "Different") else "warn" if verdict == "warning" else "good"
 
 
 def _cell(cell: Any) -> Any:
