@@ -24,7 +24,7 @@ from msprobe_engine.graph.match import match, match_told
 from msprobe_engine.graph.metrics import RowMetrics
 from msprobe_engine.graph.model import Comparison, Graph, TaskOfGraph
 from msprobe_engine.graph.options import NEW, OLD, GraphOptions
-from msprobe_engine.graph.rows import Numbers, PairedRows, numbers_of, pair_rows
+from msprobe_engine.graph.rows import Numbers, PairedRows, numbers_of, pair_rows, told_rows
 from msprobe_engine.graph.verdicts import Checks, Verdicts
 
 
@@ -60,11 +60,14 @@ def compare(target: Graph, golden: Graph, options: GraphOptions, told: Divergenc
         matched = match_told(target, golden, (pair for structure in told.structures.values() for pair in structure.pairs))
     micro_steps.follow(target, golden, matched.partners, options.match == "exact")
     rows = pair_rows(target, golden, matched.partners)
-    made = _Numbers(target, rows, task_of(first, second), options)
     if told is None:
         found = suspects.measured(target, golden, matched.partners, aligned())
     else:
         found = suspects.measured_by(target, golden, matched.partners, told)
+    meant = crossed(first, second) and options.match != "exact"
+    if meant and found.begun is not None:
+        rows = told_rows(target, rows, suspects.rows_in_common(found.begun.walker))
+    made = _Numbers(target, rows, task_of(first, second), options, meant)
     return Comparison(
         target=target,
         golden=golden,
@@ -103,12 +106,17 @@ def _golden_rows(rows: PairedRows) -> Any:
 
 @dataclass
 class _Numbers:
-    """What both versions say of rows beside each other, each made when it is first asked for."""
+    """What both versions say of rows beside each other, each made when it is first asked for.
+
+    Attributes:
+        meant: two frameworks: a dtype is what it means, not its name.
+    """
 
     graph: Graph
     rows: PairedRows
     task: TaskOfGraph
     options: GraphOptions
+    meant: bool = False
 
     @cached_property
     def mine(self) -> Numbers:
@@ -146,7 +154,7 @@ class _Numbers:
 
     @cached_property
     def verdicts(self) -> Verdicts:
-        checks = Checks(self.graph, self.rows, bool(self.options.merge))
+        checks = Checks(self.graph, self.rows, bool(self.options.merge), self.meant)
         if self.task == "md5":
             return checks.checksums(self.equal)
         if self.task == "all":

@@ -6,7 +6,7 @@ by their names: an argument given by name on one side only still stands beside i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -101,6 +101,25 @@ def pair_rows(target: Graph, golden: Graph, partners: Sequence[int]) -> PairedRo
     place, begins, many = _places(first)[left], _first_rows(second), np.bincount(_keys(second), minlength=len(second.ops) * _ROLES + 1)
     right = np.where(exists & (place < many[key]), begins[key] + place, -1)
     return PairedRows(first, second, nodes, starts, left, right)
+
+
+def told_rows(target: Graph, rows: PairedRows, told: Mapping[int, int]) -> PairedRows:
+    """Put the rows of some nodes beside others than their place says; what these nodes have beside that is left out.
+
+    Args:
+        target: the graph.
+        rows: by their places.
+        told: row of the target -> row of the golden side. A node of which a row is told has no others.
+    """
+    assert target.side is not None
+    nodes = {target.node_of_record[target.side.op[row]] for row in told}
+    right = np.array([told.get(row, -1) for row in range(len(rows.target))], np.int64)
+    said = np.isin(rows.nodes, np.fromiter(nodes, np.int64, len(nodes)))[rows.group]
+    other = np.where(said, right[rows.left], rows.right)
+    kept = ~said | (other >= 0)
+    groups = rows.group[kept]
+    starts = np.flatnonzero(np.diff(groups, prepend=-1))
+    return PairedRows(rows.target, rows.golden, rows.nodes[groups[starts]], starts, rows.left[kept], other[kept])
 
 
 def _keys(side: Side) -> Integers:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from msprobe_engine.compare import codes
+from msprobe_engine.compare.frameworks.common import CommonSide
 from msprobe_engine.compare.side import OUTPUT, PARAMETERS_GRAD
 from msprobe_engine.compare.structure import Aligned, Structure
 from msprobe_engine.compare.tree import Tree
@@ -16,7 +17,7 @@ from msprobe_engine.diagnose.begun import Begun, begin
 from msprobe_engine.diagnose.divergence import Divergence, diverge
 from msprobe_engine.diagnose.origins import Walker
 from msprobe_engine.diagnose.spans import Spans
-from msprobe_engine.graph.match import standing_for
+from msprobe_engine.graph.match import outside_in, standing_for
 from msprobe_engine.graph.model import Graph
 from msprobe_engine.graph.rows import Floats
 
@@ -26,6 +27,7 @@ class Measured:
     """Attributes:
     units: float64 per target node: the largest difference of its results (gradients, of gradients) in multiples of what round-off
         explains in one call of its dtype and size; NaN: nothing could be compared, inf: NaN or Inf on one side only, or another shape.
+        Nodes without a record (collections, modules of which nothing was recorded, the root) have what is worst inside of them.
     suspect: target node where the difference begins, None without one.
     text: a sentence on it.
     begun: the walk through both sides, for a diagnosis over all ranks.
@@ -52,6 +54,7 @@ def measured(target: Graph, golden: Graph, partners: Sequence[int], aligned: Ali
     done = _by_walker(units, target, golden, partners, begun.walker)
     rest = [node for node, other in enumerate(partners) if other >= 0 and node not in done]
     _directly(units, target, golden, partners, rest)
+    _containers(units, target)
     found = _with_suspect(units, target, diverge({0: first}, {0: second}, begun={0: begun}))
     found.begun = begun
     return found
@@ -62,6 +65,7 @@ def measured_by(target: Graph, golden: Graph, partners: Sequence[int], told: Div
     units = np.full(len(target), np.nan)
     for walker in told.walkers.values():
         _by_walker(units, target, golden, partners, walker)
+    _containers(units, target)
     return _with_suspect(units, target, told)
 
 
@@ -74,6 +78,16 @@ def _with_suspect(units: Floats, target: Graph, found: Divergence) -> Measured:
     node = target.index.get(walker.side.ops[origin.op])
     where = f" ({one.source})" if one.source else ""
     return Measured(units, node, f"{one.record}: {one.why}{where}")
+
+
+def rows_in_common(walker: Walker) -> dict[int, int]:
+    """Row of the target's file -> row of the golden file, of two frameworks: rows that mean the same. What one side has as several tensors
+    is not among them."""
+    mine, theirs = walker.side, walker.golden.side
+    if not isinstance(mine, CommonSide) or not isinstance(theirs, CommonSide):
+        return {}
+    pairs = ((mine.rows_before[x], theirs.rows_before[y]) for x, y in walker.rows)
+    return {one[0]: other[0] for one, other in pairs if len(one) == len(other) == 1}
 
 
 def _by_walker(units: Floats, target: Graph, golden: Graph, partners: Sequence[int], walker: Walker) -> set[int]:
@@ -98,6 +112,13 @@ def _directly(units: Floats, target: Graph, golden: Graph, partners: Sequence[in
     if pairs:
         walker = Walker(Tree(first), Tree(second), Structure([(x, y) for x, y, _ in pairs]))
         units[[node for _, _, node in pairs]] = _units(walker)
+
+
+def _containers(units: Floats, target: Graph) -> None:
+    """Nodes without a record of their own have what is worst inside of them."""
+    for node in reversed(list(outside_in(target))):
+        if target.records[node] < 0 and target.children[node]:
+            units[node] = np.fmax.reduce(units[target.children[node]])
 
 
 def _units(walker: Walker) -> Floats:

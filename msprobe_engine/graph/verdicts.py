@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.compare import codes, verdict_262
-from msprobe_engine.compare.codes import Bools
+from msprobe_engine.compare.codes import Bools, Integers
+from msprobe_engine.compare.dtypes import kind_of
 from msprobe_engine.graph.model import Graph
 from msprobe_engine.graph.rows import Floats, Numbers, PairedRows
 
@@ -54,10 +55,12 @@ class Checks:
         graph: of the target.
         rows: beside those of the golden side.
         sharded: both sides are parallel jobs put together: shapes are not compared.
+        meant: the sides are of two frameworks: dtypes are compared by what they mean, and ``requires_grad`` not at all. 26.2.0 compares
+            their names, and all are off.
     """
 
-    def __init__(self, graph: Graph, rows: PairedRows, sharded: bool = False) -> None:
-        self.graph, self.rows, self.sharded = graph, rows, sharded
+    def __init__(self, graph: Graph, rows: PairedRows, sharded: bool = False, meant: bool = False) -> None:
+        self.graph, self.rows, self.sharded, self.meant = graph, rows, sharded, meant
         self.found = Verdicts(np.zeros(len(rows), np.int8))
         n = len(rows.nodes)
         left_out, inputs_left_out = np.zeros(n, bool), np.zeros(n, bool)
@@ -114,7 +117,8 @@ class Checks:
         alone = ~rows.matched
         mine = codes.of_each(first.requires_grad, _grad, np.int64)[rows.left]
         theirs = codes.of_each(second.requires_grad, _grad, np.int64)[right] if len(second) else np.zeros(len(rows), np.int64)
-        self._flag(np.where(alone, mine != 0, mine * theirs < 0) & self.looked_at, ERROR, verdict_262.REQUIRES_GRAD)
+        if not self.meant:
+            self._flag(np.where(alone, mine != 0, mine * theirs < 0) & self.looked_at, ERROR, verdict_262.REQUIRES_GRAD)
         scalars = np.zeros(len(rows), bool)
         both = codes.mask(first.values, len(first))[rows.left] & rows.matched & ~rows.outputs & self.against_inputs[rows.group]
         if len(second):
@@ -131,12 +135,17 @@ class Checks:
             off = there & alone
             if len(second):
                 there &= codes.of_each(other, lambda word: word is not None, bool)[right]
-                off |= there & rows.matched & codes.unequal(words, other, rows.left, right)
+                off |= there & rows.matched & self._unequal(words, other, right)
             if text is verdict_262.DTYPE:  # tensors that one side has as one and the other in parts
                 for at in np.flatnonzero(off & rows.matched).tolist():
                     name = second.name[rows.right[at]]
                     off[at] = "qkv" not in name and "gate_up" not in name
             self._flag(off & self.looked_at, ERROR, text)
+
+    def _unequal(self, words: Sequence[object], other: Sequence[object], right: Integers) -> Bools:
+        if self.meant and words is self.rows.target.dtype:
+            return codes.unequal_by(kind_of, words, other, self.rows.left, right)
+        return codes.unequal(words, other, self.rows.left, right)
 
     def _smallest(self, cells: Sequence[object]) -> tuple[Floats, Floats]:
         """The smallest number among the inputs and among the results of each node; 1 where there is none."""
