@@ -18,7 +18,7 @@ HOSTILE = (
     "Module.</script><script>document.title='run'</script>.B.forward.0",
     "Module.\u202egnp.exe\u202c.C.forward.0",
     "Module.a\u0000b\u0007c\u001b[31m.D.forward.0",
-    "Module.=HYPERLINK(\"http://x\").E.forward.0",
+    'Module.=HYPERLINK("http://x").E.forward.0',
     "Module." + "x" * 100_000 + ".F.forward.0",
     "Module.constructor.__proto__.forward.0",
     "Module.模型.中文.forward.0",
@@ -52,26 +52,29 @@ class Sample:
     wrong: float = 1.0
     bad: bool = False
 
-    def tensor(self, *shape: int) -> Tensor:
-        """A new tensor: nobody else's numbers."""
-        size, low = self._random.uniform(1, 3), self._random.uniform(-3, -1)
+    def tensor(self, key: str) -> Tensor:
+        """A tensor with numbers that follow from its key."""
+        draw = random.Random(f"{self.seed} {key}").uniform
+        size, low = draw(1, 3), draw(-3, -1)
         four = [value * self.wrong for value in (size, low, (size + low) / 9, math.hypot(size, low) * 4)]
         found = dict(zip(("Max", "Min", "Mean", "Norm"), [math.nan] * 4 if self.bad else four))
-        return {"type": "torch.Tensor", "dtype": "torch.float32", "shape": list(shape), **found, "requires_grad": True}
+        return {"type": "torch.Tensor", "dtype": "torch.float32", "shape": [2, 8], **found, "requires_grad": True}
 
     def module(self, path: str, kind: str, x: Tensor, calls: tuple[str, ...], parent: str | None, line: int) -> Tensor:
         """A call of a module with calls of functions inside; returns its output."""
         name = f"Module.{path}.{kind}.forward.0"
         inner = x
-        for call in calls:
+        for i, call in enumerate(calls):
             number = sum(one.startswith(f"Functional.{call}.") for one in self.data)
             api = f"Functional.{call}.{number}.forward"
-            if call == calls[-1]:
+            if i == len(calls) - 1:
                 self.wrong = 1.01 if path == self.fault else self.wrong
                 self.bad = self.bad or path == self.nan
-            y = self.tensor(2, 8)
+            y = inner if path.endswith("adapter") else self.tensor(f"{path} {i}")
             weight = {"type": "torch.Tensor", "dtype": "torch.float32", "shape": [8, 8], "Max": 0.5, "Min": -0.5, "Mean": 0.0, "Norm": 2.0}
-            self.record(api, {"input_args": [inner, weight], "input_kwargs": {"eps": {"type": "float", "value": 1e-5}}, "output": [y]}, name, line)
+            self.record(
+                api, {"input_args": [inner, weight], "input_kwargs": {"eps": {"type": "float", "value": 1e-5}}, "output": [y]}, name, line
+            )
             inner = y
         self.record(name, {"input_args": [x], "input_kwargs": {}, "output": [inner]}, parent, line)
         return inner
@@ -79,13 +82,15 @@ class Sample:
     def record(self, name: str, record: dict[str, Any], parent: str | None, line: int) -> None:
         self.data[name] = record
         self.construct[name] = parent
-        lines = [f"File {FILE}, line {line}, in forward, \n x = self.linear(x)", "File /job/train.py, line 7, in <module>, \n loss = model(batch)"]
+        lines = [
+            f"File {FILE}, line {line}, in forward, \n x = self.linear(x)",
+            "File /job/train.py, line 7, in <module>, \n loss = model(batch)",
+        ]
         self.stacks[str(len(self.stacks))] = [[name], lines]
 
     def write(self, directory: Path) -> None:
         """The files of the rank."""
-        self._random = random.Random(self.seed)
-        x = self.tensor(2, 8)
+        x = self.tensor("start")
         first = x
         for i in range(self.layers):
             layer = f"Module.layers.{i}.Layer.forward.0"
@@ -96,13 +101,15 @@ class Sample:
             x = self.module(f"layers.{i}.mlp", "MLP", x, ("linear", "gelu", "linear"), layer, 20 + i)
             self.record(layer, {"input_args": [start], "input_kwargs": {}, "output": [x]}, None, 30)
         group = {"type": "torch.ProcessGroup", "group_ranks": [0, 1], "group_id": "g"}
-        reduced = self.tensor(2, 8)
-        self.record("Distributed.all_reduce.0.forward", {"input_args": [x], "input_kwargs": {"group": group}, "output": [reduced]}, None, 40)
+        reduced = self.tensor("reduced")
+        self.record(
+            "Distributed.all_reduce.0.forward", {"input_args": [x], "input_kwargs": {"group": group}, "output": [reduced]}, None, 40
+        )
         for i in reversed(range(self.layers)):
             name = f"Module.layers.{i}.Layer.backward.0"
-            self.record(name, {"input": [self.tensor(2, 8)], "output": [self.tensor(2, 8)]}, None, 30)
+            self.record(name, {"input": [self.tensor(f"{name} in")], "output": [self.tensor(f"{name} out")]}, None, 30)
         for name in self.names:
-            self.record(name, {"input_args": [first], "input_kwargs": {}, "output": [self.tensor(2, 8)]}, None, 60)
+            self.record(name, {"input_args": [first], "input_kwargs": {}, "output": [self.tensor(name)]}, None, 60)
         directory.mkdir(parents=True)
         header = {"task": "statistics", "level": "mix", "framework": "pytorch", "dump_data_dir": None}
         for file, content in (("dump", header | {"data": self.data}), ("construct", self.construct), ("stack", self.stacks)):

@@ -2,7 +2,7 @@
 // What is shown stands in the address (#step=0&rank=1&node=…), so that a link shows it again.
 Graph.address = (() => {
   const LONGEST = 1000; // characters of a name in an address; of longer ones only step and rank stand there
-  let own = "";
+  let own = "", asked = null;
 
   // {step, rank, side, name}; numbers are null and the name "" where the address does not say.
   function parse(hash) {
@@ -24,11 +24,14 @@ Graph.address = (() => {
     if (step === null && rank === null && !name) return null;
     const index = store.manifest.pairs.findIndex((pair) => (step === null || pair.step === step) && (rank === null || pair.rank === rank));
     if (index < 0) { Graph.panel.say(Kit.t("graph.address_pair", step ?? "–", rank ?? "–")); return null; }
-    return { index, side: store.manifest.comparison ? side : 0, ...(name ? { name } : {}) };
+    asked = { side: store.manifest.comparison ? side : 0, ...(name ? { name } : {}) };
+    return { index, ...asked };
   }
 
   function mount(store) {
-    const put = () => {
+    let due = 0;
+    const put = () => { clearTimeout(due); due = setTimeout(write, 80); }; // once for all that one step changes
+    const write = () => {
       const chosen = store.selection;
       if (!store.pair) return;
       const hash = text(store.pair, chosen ? chosen.side : 0, chosen ? store.sides[chosen.side].name(chosen.node) : "");
@@ -36,21 +39,17 @@ Graph.address = (() => {
       own = hash;
       try { history.replaceState(null, "", hash); } catch { /* some browsers count them: the address stays behind for a while */ }
     };
+    store.on("open", () => {
+      if (asked?.name && store.find(asked.side, asked.name) < 0) Graph.panel.say(Kit.t("graph.address_unknown", Kit.name(asked.name, 120)));
+      asked = null;
+    });
     store.on("select", put);
     store.on("open", put);
-    addEventListener("hashchange", async () => {
-      if (location.hash === own) return;
-      const asked = wanted(store);
-      if (asked) await store.open(asked.index, asked);
-      check(store);
+    addEventListener("hashchange", () => {
+      const there = location.hash === own ? null : wanted(store);
+      if (there) store.open(there.index, there);
     });
   }
 
-  // Says when the name in the address is nobody's.
-  function check(store) {
-    const { side, name } = parse(location.hash);
-    if (name && store.sides.length && store.find(Math.min(side, store.sides.length - 1), name) < 0) Graph.panel.say(Kit.t("graph.address_unknown", Kit.name(name, 120)));
-  }
-
-  return Object.assign(wanted, { parse, text, mount, check });
+  return Object.assign(wanted, { parse, text, mount });
 })();

@@ -213,7 +213,11 @@ Graph.details = (() => {
     }
   }
 
-  const form = (one) => [Kit.name(one.dtype ?? "", 60).replace(/^torch\./, ""), Kit.name(Graph.compare.shape(one.shape), 200)].filter(Boolean).join(" ");
+  // "float32 [2, 12]"; of an argument that is no tensor its type alone.
+  function form(one) {
+    const kind = Kit.name(one.dtype ?? "", 60).replace(/^torch\.(?=[a-z])/, "").replace(/^<class '(.+)'>$/, "$1"), shape = Kit.name(Graph.compare.shape(one.shape), 200);
+    return one.value !== undefined && shape === "[]" ? kind : [kind, shape].filter(Boolean).join(" ");
+  }
 
   function mark(parent, target, golden, found) {
     const bad = [target, golden].some((one) => one && Graph.compare.isBad(one));
@@ -254,12 +258,15 @@ Graph.details = (() => {
     const tr = make("tr", body, null, "delta");
     word(make("th", tr), "graph.difference").scope = "row";
     for (const s of Graph.compare.STATISTICS) {
-      const d = found.statistics[s], td = make("td", tr, !d ? "–" : d.difference === 0 ? "0" : Kit.number(d.difference));
+      const d = found.statistics[s], td = make("td", tr, !d ? "–" : d.difference === 0 ? "0" : figure(d.difference));
       if (d && d.difference !== 0) { td.className = "changed"; td.title = String(d.difference); }
       const share = d && d.difference !== 0 ? Graph.compare.percent(d.relative) : "";
       if (share) make("small", td, share);
     }
   }
+
+  // Three figures are enough of a difference.
+  const figure = (v) => (Number.isFinite(v) && Math.abs(v) >= 1e-3 && Math.abs(v) < 1e5 ? String(+v.toPrecision(3)) : Kit.number(v).replace("e+", "e"));
 
   const precise = (v) => {
     if (!Number.isFinite(v)) return Kit.number(v);

@@ -56,7 +56,7 @@ Graph.panel = (() => {
     const flags = columns.flags[node];
     if (flags & FLAG.NONFINITE_OUT) return "ubad";
     if (Graph.store.sides.length < 2) return flags & (FLAG.NONFINITE_BELOW | FLAG.NONFINITE_IN) ? "ubad hollow" : "ufine";
-    if (flags & FLAG.UNMATCHED) return "unone";
+    if (flags & FLAG.UNMATCHED) return "unone lonely";
     return "u" + Kit.scale(columns.units[node]).level;
   }
 

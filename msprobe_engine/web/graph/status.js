@@ -2,18 +2,16 @@
 // The line below everything: where the chosen node is, and what the colours mean.
 Graph.status = (() => {
   const { make, word } = Kit;
-  let store = null, trail = null, count = null, legend = null;
+  let store = null, trail = null, legend = null;
 
   function mount(parent, given) {
     store = given;
     trail = make("nav", parent, null, "breadcrumbs");
     Graph.panel.label(trail, "graph.breadcrumbs");
     trail.title = "";
-    count = make("span", parent, null, "counts soft");
     legend = make("div", parent, null, "colour-legend");
     for (const event of ["select", "open"]) store.on(event, crumbs);
-    for (const event of ["filter", "open"]) store.on(event, counts);
-    const all = () => { crumbs(); counts(); colours(legend); };
+    const all = () => { crumbs(); colours(legend); };
     Kit.on("language", all);
     all();
   }
@@ -35,12 +33,6 @@ Graph.status = (() => {
     trail.scrollLeft = trail.scrollWidth;
   }
 
-  function counts() {
-    if (!store.sides.length) return;
-    const all = store.sides.map((columns) => Kit.count(columns.count - 1)).join(" · ");
-    count.textContent = store.matchCount ? store.matchCount.map(Kit.count).join(" · ") + " / " + all : Kit.t("graph.nodes", all);
-  }
-
   // One colour after the other with the largest difference that it stands for.
   function colours(parent, long = false) {
     parent.replaceChildren();
@@ -58,14 +50,14 @@ Graph.status = (() => {
     }
     if (long) {
       for (const scale of Kit.scale.legend()) item("u" + scale.level, scale.label);
-      item("unone", Kit.t("graph.legend_none"));
+      item("unone lonely", Kit.t("graph.legend_none"));
       return;
     }
     word(make("span", parent, null, "soft legend-title"), "graph.legend");
     item("u0", Kit.t("graph.legend_equal"));
     for (const [level, most] of ["≤ 1", "≤ 4", "≤ 32", "≤ 1024", "≤ 1e6", "> 1e6"].entries()) item("u" + (level + 1), most);
     item("ubad", Kit.t("graph.legend_bad"));
-    item("unone", Kit.t("graph.legend_none"));
+    item("unone lonely", Kit.t("graph.legend_none"));
   }
 
   return { mount, colours };

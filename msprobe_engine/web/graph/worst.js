@@ -62,7 +62,7 @@ Graph.worst = (() => {
     const tools = make("div", top, null, "tools");
     if (compared()) {
       const order = make("select", tools);
-      Graph.panel.label(order, "graph.order_worst");
+      Graph.panel.label(order, "graph.order");
       order.append(new Option(Kit.t("graph.order_worst"), "worst"), new Option(Kit.t("graph.order_time"), "time"));
       order.value = byTime ? "time" : "worst";
       order.addEventListener("change", () => { byTime = order.value === "time"; stale = true; draw(); place.querySelector("select")?.focus(); });
