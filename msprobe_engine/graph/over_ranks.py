@@ -12,6 +12,7 @@ from msprobe_engine.diagnose.begun import Begun
 from msprobe_engine.diagnose.findings import NONE
 from msprobe_engine.dump.reader import collection_paused
 from msprobe_engine.errors import DumpFormatError, NothingCapturedError
+from msprobe_engine.graph.merge.origins import node_of
 from msprobe_engine.graph.model import Comparison, Graph
 from msprobe_engine.graph.source import Job
 from msprobe_engine.log import one_line
@@ -27,10 +28,12 @@ class Place:
     Attributes:
         names: records that show it, the nearest first; the first one that the graph has is its node.
         text: a sentence.
+        rank: in whose dump these names stand.
     """
 
     names: tuple[str, ...]
     text: str
+    rank: int
 
 
 @dataclass
@@ -102,7 +105,7 @@ def of_two(jobs: Sequence[Job], what: str, mappings: Mappings, known: Mapping[Ke
         row = suspect.tensor
         names = tuple(name for name in (suspect.record, _record_of_row(row)) if name)
         key = of_rank.get((suspect.step, suspect.rank), (suspect.step, suspect.rank))
-        found.places.setdefault(key, Place(names, one_line(suspect.why)))
+        found.places.setdefault(key, Place(names, one_line(suspect.why), suspect.rank))
         found.first = found.first or key
         found.why = found.why or one_line(suspect.why)
     return found
@@ -142,7 +145,7 @@ def of_one(jobs: Iterable[Job], bad: set[Key]) -> Suspects:
         findings = [report.finding(verdict, n) for n in range(len(verdict.suspects))]
         for item in findings:
             text = one_line(f"{item['what']}: {item['explanation']}")
-            found.places.setdefault(of_rank[step, item["rank"]], Place((item["op_name"],), text))
+            found.places.setdefault(of_rank[step, item["rank"]], Place((item["op_name"],), text, item["rank"]))
         if findings:
             first = findings[0]
             found.finding = OVERFLOW if first["what"] in ("Inf", "-Inf") else NONFINITE
@@ -162,7 +165,7 @@ def put(made: Graph | Comparison, found: Suspects) -> None:
     if place is None:
         return
     graph = made.target if isinstance(made, Comparison) else made
-    node = next((graph.index[name] for name in place.names if name in graph.index), None)
+    node = next((node for name in place.names if (node := node_of(graph, place.rank, name)) is not None), None)
     if node is None and isinstance(made, Comparison):  # a call that only the golden run makes
         node = _beside_missing(made, place.names)
     if node is not None:
