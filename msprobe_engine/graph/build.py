@@ -22,12 +22,13 @@ _FORWARD, _BACKWARD = f".{names.FORWARD}.", f".{names.BACKWARD}."
 _FORWARD_END, _BACKWARD_END = f".{names.FORWARD}", f".{names.BACKWARD}"
 
 
-def build(side: Side, step: int = 0, rank: int = 0) -> Graph:
+def build(side: Side, step: int = 0, rank: int = 0, old: bool = False) -> Graph:
     """Make the graph of a side.
 
     Args:
         side: of any level and task; of task ``structure`` construct.json has all.
         step, rank: put into the graph.
+        old: as 8.1.1, which leaves backward calls of modules where construct.json has them.
 
     Returns:
         A graph with at least the root; `Graph.problems` says what construct.json has that cannot be.
@@ -39,6 +40,8 @@ def build(side: Side, step: int = 0, rank: int = 0) -> Graph:
     if not construct:
         told = _parents_by_paths(order)
         graph.by_names = bool(side.ops)
+    elif not old:
+        _undo_displacements(told, construct)
     _Builder(graph, side, told, order).run()
     _add_gradients(graph, side, gradients)
     _collect_functions(graph)
@@ -74,6 +77,22 @@ def _parent(value: object) -> str | None:
     if isinstance(value, list):
         value = value[0] if value else None
     return value if isinstance(value, str) and value else None
+
+
+def _undo_displacements(told: dict[str, str], construct: Mapping[str, object]) -> None:
+    """A module whose backward hook is never called (it works in place) is never left: construct.json has the backward calls of all modules
+    behind it inside of it. They go where their forward calls are: into the backward call of what encloses these, or, when they were made
+    again in a backward pass, into the same one."""
+    for name in construct:
+        call = forward_of(name) if name.startswith(_MODULES) else None
+        if call is None or call not in construct:
+            continue
+        above = told.get(call)
+        there = None if above is None else (backward_of(above) or above)
+        if there is None:
+            told.pop(name, None)
+        elif there in construct:
+            told[name] = there
 
 
 def _in_order(side: Side, construct: Mapping[str, object]) -> tuple[list[str], list[int]]:
@@ -121,10 +140,23 @@ class _Builder:
         for name in self.order:
             if name not in self.known:
                 self.place(name)
+        self.sort()
         if self.circles:
             self.graph.problems.append(
                 f"{self.side.path.parent / 'construct.json'}: {self.circles:,} records enclose each other; they hang below the root"
             )
+
+    def sort(self) -> None:
+        """Children in the order of construct.json; those that are no records themselves are where the first of what they enclose is."""
+        at = {name: place for place, name in enumerate(self.order)}
+        graph = self.graph
+        places = [at.get(name, -1) for name in graph.names]
+        for node in range(len(graph) - 1, 0, -1):  # parents stand before their children
+            if places[node] < 0:
+                places[node] = min((places[child] for child in graph.children[node]), default=len(at))
+        for children in graph.children:
+            if len(children) > 1:
+                children.sort(key=places.__getitem__)
 
     def place(self, name: str) -> None:
         """Add a node and what encloses it and is not there yet."""

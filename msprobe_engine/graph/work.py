@@ -71,12 +71,12 @@ def _make(part: Part, options: GraphOptions) -> None:
 
         finish(part, merged(job, options, part.problems), options)
         return
-    target = _graph(part, job.target, job.step, job.rank)
+    target = _graph(part, job.target, job.step, job.rank, options.old)
     if job.golden is None:
         if target is not None:
             finish(part, target, options)
         return
-    golden = _graph(part, job.golden, job.golden_step, job.golden_rank)
+    golden = _graph(part, job.golden, job.golden_step, job.golden_rank, options.old)
     if target is not None and golden is not None:
         finish(part, compare(target, golden, options), options)
 
@@ -107,11 +107,11 @@ def finish(part: Part, made: Graph | Comparison, options: GraphOptions) -> None:
     part.nonfinite = graphs[0].side is not None and holds_nonfinite(graphs[0].side)
 
 
-def _graph(part: Part, path: Any, step: int, rank: int) -> Graph | None:
+def _graph(part: Part, path: Any, step: int, rank: int, old: bool) -> Graph | None:
     side = read_side(path)
     if side.recovered:
         part.problems.append(f"{path}: the process was killed before it wrote this file; read from its frame log")
-    made = build(side, step, rank)
+    made = build(side, step, rank, old)
     if len(made) == 1:
         part.problems += [f"{path}: no call in it; there is nothing to draw", *side.problems]
         return None
