@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 Numbers = npt.NDArray[np.float64]
+_SPAN = 4_000_000
+"""Steps between the first and the last one up to which tables are made of them."""
+
+
+def distinct(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The numbers that occur, ascending; without sorting where they lie close to each other."""
+    if not len(numbers):
+        return numbers
+    low, high = int(numbers.min()), int(numbers.max())
+    if high - low > min(_SPAN, 4 * len(numbers)):
+        return np.unique(numbers)
+    there = np.zeros(high - low + 1, bool)
+    there[numbers - low] = True
+    return np.flatnonzero(there) + low
 
 
 @dataclass(frozen=True)
@@ -38,6 +53,15 @@ class Bins:
 
     def place(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The group of each number; all of them have to be in one."""
+        table = self._table
+        return table[numbers - self.first[0]] if table is not None else np.searchsorted(self.first, numbers, "right") - 1
+
+    @cached_property
+    def _table(self) -> npt.NDArray[np.int64] | None:
+        """Number less the first to its group, where that is no large table."""
+        if not len(self.first) or int(self.last[-1]) - int(self.first[0]) > _SPAN:
+            return None
+        numbers = np.arange(self.first[0], self.last[-1] + 1)
         return np.searchsorted(self.first, numbers, "right") - 1
 
     @property
@@ -62,9 +86,14 @@ class Extremes:
 
     def add(self, cells: npt.NDArray[np.int64], values: Numbers) -> None:
         """Take numbers into cells, given by their flat index."""
+        if not len(cells):
+            return
+        # Rows of a cell mostly follow each other, as files are in the order of the steps: they are put together first.
+        begins = np.flatnonzero(np.concatenate([[True], cells[1:] != cells[:-1]]))
+        mine = cells[begins]
         with np.errstate(invalid="ignore"):  # NaN stays NaN
-            np.maximum.at(self.high.reshape(-1), cells, values)
-            np.minimum.at(self.low.reshape(-1), cells, values)
+            np.maximum.at(self.high.reshape(-1), mine, np.maximum.reduceat(values, begins))
+            np.minimum.at(self.low.reshape(-1), mine, np.minimum.reduceat(values, begins))
 
     @property
     def missing(self) -> npt.NDArray[np.bool_]:

@@ -12,11 +12,11 @@ from msprobe_engine.errors import UsageError
 from msprobe_engine.monitor.series import Floats, Integers
 from msprobe_engine.records import FAMILIES
 from msprobe_engine.trends import findings
-from msprobe_engine.trends.bins import Extremes
+from msprobe_engine.trends.bins import Extremes, distinct
 from msprobe_engine.trends.model import Grid, Metric, RunTrend, Trends
 from msprobe_engine.trends.order import in_order
 from msprobe_engine.trends.plan import Plan, plan
-from msprobe_engine.trends.source import ABSMAX, SCALARS, Part, Progress, Source, Target
+from msprobe_engine.trends.source import ABSMAX, DUMPED, SCALARS, Part, Progress, Source, Target
 
 NUMBERS = 12_000_000
 """Numbers a page holds unless asked otherwise: about 30 to 50 MB."""
@@ -46,7 +46,7 @@ def collect(sources: Sequence[Source], *, numbers: int = NUMBERS, shift: int = 0
     runs: list[RunTrend] = []
     doubled = False
     for number, source in enumerate(sources):
-        run = RunTrend(source.path.resolve().name, str(source.path), source.kinds, [])
+        run = RunTrend(_name(source, sources), str(source.path), source.kinds, [])
         mine: list[npt.NDArray[np.int64]] = []
         for rank in source.ranks:
             for part in source.parts(rank, progress):
@@ -55,7 +55,7 @@ def collect(sources: Sequence[Source], *, numbers: int = NUMBERS, shift: int = 0
                 for target in part.targets:
                     found.targets.setdefault(target, len(found.targets))
                 found.statistics.update(dict.fromkeys(part.values))
-                mine.append(np.unique(part.steps))
+                mine.append(distinct(part.steps))
                 run.rows += len(part.ids)
                 if not run.ranks or run.ranks[-1] != rank:
                     run.ranks.append(rank)
@@ -79,11 +79,25 @@ def collect(sources: Sequence[Source], *, numbers: int = NUMBERS, shift: int = 0
     return trends
 
 
+def _name(source: Source, sources: Sequence[Source]) -> str:
+    """The directory of a run; with the one above it where that alone says little, or the same of both runs."""
+    path = source.path.resolve()
+    plain = path.name in ("dump", "jsonl", "monitor", "trend") or path.suffix == ".db"
+    if plain or any(other is not source and other.path.resolve().name == path.name for other in sources):
+        return f"{path.parent.name}/{path.name}"
+    return path.name
+
+
 def _repeats(part: Part) -> bool:
     """Whether a target has several rows in a step."""
-    span = part.steps.max() - part.steps.min() + 1 if len(part.steps) else 1
-    places = part.ids * span + (part.steps - (part.steps.min() if len(part.steps) else 0))
-    return len(np.unique(places)) < len(places)
+    ids, steps = part.ids, part.steps
+    same = ids[1:] == ids[:-1]
+    if bool((same & (steps[1:] == steps[:-1])).any()):
+        return True
+    if bool(((ids[1:] > ids[:-1]) | (same & (steps[1:] > steps[:-1]))).all()):
+        return False
+    order = np.lexsort((steps, ids))
+    return bool(((ids[order][1:] == ids[order][:-1]) & (steps[order][1:] == steps[order][:-1])).any())
 
 
 def _place(metric: str) -> tuple[int, str]:
@@ -96,8 +110,9 @@ def _place(metric: str) -> tuple[int, str]:
 
 
 def _metric(name: str, seen: _Seen) -> Metric:
+    """Records of a dump stay in the order in which they ran; those of the monitor are put into that of the model."""
     statistics = sorted(seen.statistics, key=lambda s: _FIRST.index(s) if s in _FIRST else len(_FIRST))
-    return Metric(name, in_order(list(seen.targets)), statistics)
+    return Metric(name, list(seen.targets) if name in DUMPED else in_order(list(seen.targets)), statistics)
 
 
 def _fill(trends: Trends, run: RunTrend, source: Source, shift: int, progress: Progress) -> None:

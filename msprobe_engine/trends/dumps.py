@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,8 @@ _COUNTS = {"nans": "nan_count", "infs": "inf_count"}
 class DumpSource:
     """The statistics of a dump; every step of a rank is one file, read when its rank is asked for."""
 
-    def __init__(self, dump: DumpDirectory, wanted: Wanted) -> None:
-        self.path = dump.root
+    def __init__(self, dump: DumpDirectory, wanted: Wanted, path: Path) -> None:
+        self.path = path
         self.kinds: tuple[str, ...] = ("dump",)
         self._wanted = wanted
         self._dump = dump

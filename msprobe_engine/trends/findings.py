@@ -18,8 +18,10 @@ NOTABLE = 3.0
 APART = 1e-3
 """Relative difference from which two runs are apart."""
 _LEADING = ("norm", ABSMAX, VALUE, "max")
-_FILLING = ("exp_avg", "exp_avg_sq", "opt_state")
-"""Families that begin at zero and fill."""
+_FILLING = ("exp_avg", "exp_avg_sq", "opt_state", "param_origin", "param_updated")
+"""Families whose tensors begin at zero, or may, and fill: that they are small in the first steps is no news in any run."""
+_MOMENTS = ("param_origin", "actv", "forward", "recompute", "actv_grad", "backward", "grad_unreduced", "parameters_grad", "grad_reduced")
+"""Families in the order in which a step makes them; all others come later, the numbers of the steps last."""
 Numbers = npt.NDArray[np.float64]
 
 
@@ -31,20 +33,21 @@ class Gathered:
 
     def add(self, part: Part, rows: npt.NDArray[np.int64], steps: npt.NDArray[np.int64]) -> None:
         """Take a part; `rows`: target of each row, `steps`: on the axis of the page."""
-        bad = np.zeros(len(rows), bool)
         masks: dict[str, npt.NDArray[np.bool_]] = {}
-        nan = np.zeros(len(rows), bool)
         for statistic, values in part.values.items():
-            if statistic == ABSMAX:
-                continue
-            mask = values > 0 if statistic in ("nans", "infs") else ~np.isfinite(values)
-            there = part.there.get(statistic)
-            masks[statistic] = mask if there is None else mask & there
-            bad |= masks[statistic]
-            nan |= masks[statistic] & (np.isnan(values) | (statistic == "nans"))
-        at = np.flatnonzero(bad)
-        if not len(at):
+            if statistic != ABSMAX:
+                mask = values > 0 if statistic in ("nans", "infs") else ~np.isfinite(values)
+                there = part.there.get(statistic)
+                mask = mask if there is None else mask & there
+                if mask.any():
+                    masks[statistic] = mask
+        if not masks:
             return
+        bad, nan = np.zeros(len(rows), bool), np.zeros(len(rows), bool)
+        for statistic, mask in masks.items():
+            bad |= mask
+            nan |= mask & (np.isnan(part.values[statistic]) | (statistic == "nans"))
+        at = np.flatnonzero(bad)
         order = at[np.lexsort((steps[at], rows[at]))]
         targets, begins, counts = np.unique(rows[order], return_index=True, return_counts=True)
         for target, begin, count in zip(targets.tolist(), begins.tolist(), counts.tolist()):
@@ -63,7 +66,7 @@ class Gathered:
 
     def first(self) -> tuple[list[NonFinite], int]:
         """The earliest, and how many there are."""
-        return sorted(self._found.values(), key=lambda one: one.step)[:KEPT], len(self._found)
+        return sorted(self._found.values(), key=lambda one: _moment(one.step, one.metric, one.target))[:KEPT], len(self._found)
 
 
 def over_ranks(grid: Grid) -> Extremes:
@@ -148,11 +151,21 @@ def apart(trends: Trends) -> list[StandOut]:
         far = np.maximum(_relative(x.high, y.high), _relative(x.low, y.low))
         far = np.where(both, far, 0.0)
         hit = far > APART
+        if metric == SCALARS:
+            hit[[i for i, target in enumerate(trends.metrics[metric].targets) if target.name.endswith("seconds")]] = False
         for i in np.flatnonzero(hit.any(1)).tolist():
             column = int(hit[i].argmax())
             found.append(StandOut("runs", int(steps[column]), metric, statistic, i, float(min(far[i, column], 1e300))))
-    found.sort(key=lambda f: (f.step, -f.factor))
+    found.sort(key=lambda one: _moment(one.step, one.metric, one.target))
     return found[:KEPT]
+
+
+def _moment(step: int, metric: str, target: int) -> tuple[int, int, int]:
+    """When in the run a number was made: of two layers the one that is computed first comes first."""
+    family = metric.partition(",")[0]
+    place = _MOMENTS.index(family) if family in _MOMENTS else len(_MOMENTS) + (metric == SCALARS)
+    backwards = 3 < place < len(_MOMENTS)
+    return step, place, -target if backwards else target
 
 
 def _relative(a: Numbers, b: Numbers) -> Numbers:

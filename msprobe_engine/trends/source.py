@@ -25,7 +25,7 @@ SCALARS = "numbers of the steps"
 VALUE = "value"
 """The statistic of `SCALARS`."""
 ABSMAX = "largest absolute value"
-_DUMPED = frozenset(("forward", "backward", "recompute", "parameters_grad"))
+DUMPED = frozenset(("forward", "backward", "recompute", "parameters_grad"))
 """Metrics of dumps, whose `Key.micro_step` is the number of the call."""
 _EITHER = "NaN or not written, this data base does not say which: shown as NaN"
 
@@ -173,8 +173,8 @@ def _dump(root: Path, wanted: Wanted) -> Source:
     for place in (root, root / "dump"):
         if place == root or place.is_dir():
             with contextlib.suppress(DumpFormatError):
-                return DumpSource(open_dump(place), wanted)
-    return DumpSource(open_dump(root), wanted)
+                return DumpSource(open_dump(place), wanted, root)
+    return DumpSource(open_dump(root), wanted, root)
 
 
 class Both:
@@ -246,7 +246,7 @@ class MonitorSource:
             name = key.name
             if family == "other" and key.detail not in ("", "mg_direction"):
                 name = f"{name}/{key.detail}"
-            if family in _DUMPED:
+            if family in DUMPED:
                 name = f"{name} #{micro}" if micro > 0 else name
             elif self._wanted.micro_steps and micro >= 0:
                 name = f"{name} [micro {micro}]"

@@ -2,7 +2,7 @@
 /* The heat map: one picture, or two beside each other with the same rows and the same colours. A pixel that stands for several cells shows the
   most extreme of them; NaN and Inf are drawn last, at least three pixels large, and marked along the right edge for all rows. */
 const Heat = (() => {
-  const S = Trends.state, EDGE = 16, AXIS = 24, HEAD = 20, MARK = 3, ROW = 14;
+  const S = Trends.state, EDGE = 16, AXIS = 24, HEAD = 20, MARK = 3, ROW = 14, TALL = 48;
   const BLUE_ORANGE = {
     light: [[16, 72, 150], [70, 140, 200], [160, 200, 228], [241, 242, 244], [248, 203, 142], [224, 136, 46], [150, 72, 8]],
     dark: [[140, 205, 255], [76, 150, 214], [42, 92, 146], [34, 41, 54], [126, 82, 34], [206, 134, 58], [255, 204, 138]],
@@ -100,7 +100,7 @@ const Heat = (() => {
   function place() {
     const width = box.clientWidth, height = box.clientHeight, two = shown.length > 1, labels = S.map === "rs" ? 84 : Math.round(Math.min(300, Math.max(90, width * 0.26)));
     const top = two ? HEAD : 4, high = Math.max(20, height - top - AXIS), gap = 14, wide = (width - labels - EDGE - 4 - (two ? gap : 0)) / shown.length;
-    const n = count(), fit = Math.min(26, high / Math.max(1, n)), row = rowHeight ? Math.max(rowHeight, fit) : fit;
+    const n = count(), fit = Math.min(TALL, high / Math.max(1, n)), row = rowHeight ? Math.max(rowHeight, fit) : fit;
     scroll = Math.max(0, Math.min(scroll, n * row - high));
     return { width, height, labels, top, high: Math.min(high, n * row), view: high, wide, gap, row, cols: shown[0].cols, n, column: wide / Math.max(1, shown[0].cols) };
   }
@@ -260,10 +260,9 @@ const Heat = (() => {
       for (const [at, text] of scale.ticks) { if (at - last < 0.17 && last >= 0) continue; last = at; const tick = Kit.make("span", ticks, text); tick.style.left = at * 100 + "%"; }
       Kit.make("span", legend, Kit.t(scale.note), "soft");
     }
-    const chip = (cls, text, sign) => { const node = Kit.make("span", legend, null, "t-chip"); Kit.make("i", node, sign, cls); node.append(text); };
-    chip("nan", Kit.t("trends.n_nan", Kit.count(nan)), "×"); chip("nan", Kit.t("trends.n_inf", Kit.count(inf)), "▲");
+    const chip = (cls, text, sign, any = true) => { const node = Kit.make("span", legend, null, any ? "t-chip" : "t-chip zero"); Kit.make("i", node, sign, cls); node.append(text); };
+    chip("nan", Kit.t("trends.n_nan", Kit.count(nan)), "×", nan); chip("nan", Kit.t("trends.n_inf", Kit.count(inf)), "▲", inf);
     if (missing) chip("none", Kit.t("trends.n_missing", Kit.count(missing)), "");
-    legend.classList.toggle("has-bad", nan + inf > 0);
   }
   const numberText = (p, k) => p.kind[k] === Trends.MISSING ? Kit.t("trends.missing") : p.kind[k] === Trends.NAN ? "NaN" : p.kind[k] === Trends.INF ? "Inf" : p.kind[k] ? "-Inf" : Kit.number(p.value[k]);
   function textOf(k, i, c) {
@@ -337,8 +336,8 @@ const Heat = (() => {
     }
   }
   function zoom(height, at, y) {
-    const g = geometry, fit = Math.min(26, g.view / Math.max(1, g.n));
-    rowHeight = height <= fit ? 0 : Math.min(28, height); image = null;
+    const g = geometry, fit = Math.min(TALL, g.view / Math.max(1, g.n));
+    rowHeight = height <= fit ? 0 : Math.min(TALL, height); image = null;
     const row = rowHeight || fit; scroll = at * row - y; paint();
   }
   function zoomBy(factor) {

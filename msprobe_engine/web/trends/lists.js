@@ -68,7 +68,7 @@ const Lists = (() => {
       const list = Kit.make("ol", pane, null, "t-list");
       for (const [step, ranks, count, m, target, kind, statistics, last, steps] of run.nonfinite) {
         const metric = b.metrics[m], where = Kit.t("trends.step_n", step) + (b.plan.rankCount > 1 ? " · " + Kit.t("trends.rank_n", ranges(ranks) + (count > ranks.length ? ", …" : "")) : "");
-        item(list, kind === "NaN" ? "×" : "▲", "nan", metric.targets[target], [kind + " · " + where + (steps > 1 ? " · " + Kit.t("trends.n_steps_to", Kit.count(steps), last) : ""), Kit.name(metric.name) + ": " + statistics.map((s) => Kit.name(metric.statistics[s])).join(", ")],
+        item(list, kind === "NaN" ? "×" : "▲", "nan", metric.targets[target], [kind + " · " + where, Kit.name(metric.name) + (steps > 1 ? " · " + Kit.t("trends.n_steps_to", Kit.count(steps), last) : "")],
           () => go(r, m, statistics.length ? statistics[0] : 0, target, step, ranks[0]), `${m}/${target}`);
       }
     });
