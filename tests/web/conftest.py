@@ -48,5 +48,17 @@ def opened(browser: Any) -> Iterator[Callable[..., Any]]:
     assert not wrong, wrong
 
 
+@pytest.fixture(scope="session")
+def accessible() -> Callable[[Any], list[str]]:
+    """Serious and critical findings of axe on a page that is open."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed (extra test)").Axe()
+
+    def findings(page: Any) -> list[str]:
+        found = axe.run(page).response["violations"]
+        return [f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in found if one["impact"] in ("serious", "critical")]
+
+    return findings
+
+
 def _own(url: str, path: Path) -> bool:
     return url.split("#")[0] == path.resolve().as_uri() or url.startswith(("blob:", "data:"))

@@ -52,13 +52,15 @@ def write_dump(root: Path, names: list[str], wrong: int | None = None, steps: in
 
 
 def comparison(root: Path, name: str) -> dict[str, Path]:
-    """The diagnosis of two runs, and their table."""
+    """The diagnosis of two runs, their table and their graphs."""
     names = [f"Functional.{name}linear" if i % 3 else "Torch.matmul" for i in range(90)]
     target = write_dump(root / "target", names, wrong=31)
     golden = write_dump(root / "golden", names)
     assert main(["compare", "-tp", str(target), "-gp", str(golden), "-o", str(root / "out"), "--html", "--step", "1"]) == 1
     assert main(["diagnose", str(target), str(golden), "-o", str(root / "out")]) == 1
-    return {"diagnosis": root / "out" / "diagnosis.html", "table": next((root / "out").rglob("compare_result_*.html"))}
+    assert main(["graph", str(target), str(golden), "-o", str(root / "graph"), "--format", "html"]) == 1
+    (graph,) = (root / "graph").glob("*.html")
+    return {"diagnosis": root / "out" / "diagnosis.html", "table": next((root / "out").rglob("compare_result_*.html")), "graph": graph}
 
 
 def checkpoint(root: Path, name: str) -> dict[str, Path]:
@@ -129,7 +131,8 @@ def monitor(root: Path, name: str) -> dict[str, Path]:
             sink.write(frame, alerts)
         sink.close()
     assert main(["monitor", "report", str(root)]) == 0
-    return {"monitor": root / "report.html"}
+    assert main(["trends", str(root), "-o", str(root / "trends.html")]) == 0
+    return {"monitor": root / "report.html", "trends": root / "trends.html"}
 
 
 MAKERS: Mapping[str, Callable[[Path, str], dict[str, Path]]] = {
