@@ -17,6 +17,7 @@ from msprobe_engine.compare.tables import unwritable
 from msprobe_engine.dump.layout import make_directories
 from msprobe_engine.errors import NothingCapturedError, SinkError, UsageError
 from msprobe_engine.graph import over_ranks
+from msprobe_engine.graph.merge import copies
 from msprobe_engine.graph.model import Comparison, Graph
 from msprobe_engine.graph.options import GraphOptions
 from msprobe_engine.graph.source import Job, jobs_of
@@ -68,6 +69,8 @@ def run(
         parts = _made(sources.jobs, options, store, progress)
         for part in parts:
             result.problems += [problem for problem in part.problems if problem not in result.problems]
+            result.notes += [note for note in part.notes if note not in result.notes]
+        result.notes += copies.unlike(parts)
         there = [part for part in parts if store.has(part.job.key)]
         if not there:
             raise NothingCapturedError(f"{target}: nothing of it can be drawn" + "".join(f"\n  {problem}" for problem in result.problems))

@@ -28,6 +28,8 @@ class Part:
         made: the graph, or the comparison of two; None when nothing could be made, which `problems` says.
         calls: the communication calls of the target and of the golden side, for the links between ranks.
         problems: what could not be read or compared.
+        notes: what is to be known of ranks that were put together.
+        weights: of a copy of the model that ranks were put together to, each parameter's statistics; those of all copies should agree.
         nonfinite: the target holds NaN or Inf somewhere.
     """
 
@@ -35,6 +37,8 @@ class Part:
     made: Graph | Comparison | None = None
     calls: tuple[list[Call], ...] = ()
     problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    weights: dict[str, bytes] = field(default_factory=dict)
     nonfinite: bool = False
 
 
@@ -67,9 +71,12 @@ def lost(job: Job, error: BaseException) -> Part:
 def _make(part: Part, options: GraphOptions) -> None:
     job = part.job
     if job.members:
+        from msprobe_engine.graph.merge.copies import weights
         from msprobe_engine.graph.merge.make import merged
 
-        finish(part, merged(job, options, part.problems), options)
+        made = merged(job, options, part.problems, part.notes)
+        part.weights = weights(made)
+        finish(part, made, options)
         return
     target = _graph(part, job.target, job.step, job.rank, options.old)
     if job.golden is None:

@@ -38,7 +38,6 @@ def graph_of(whole: Whole, sides: Mapping[int, Side], step: int) -> Graph:
             graph.types[node] = API_COLLECTION
         if name in made.notes:
             graph.merge_notes[node] = made.notes[name]
-    graph.problems += whole.said
     return graph
 
 

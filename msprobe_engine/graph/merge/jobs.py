@@ -31,7 +31,7 @@ def merged(target: Jobs, golden: Jobs | None, options: GraphOptions) -> Jobs:
     ours = _by_step(target)
     if golden is None:
         for step, members in ours.items():
-            found.jobs += [Job(some[0][1], None, step, some[0][0], members=some) for some in _models(members, given[0], found)]
+            found.jobs += [Job(some[0][1], None, step, some[0][0], members=some) for some in _models(members, given[0], found, alone=True)]
         return found
     found.notes += golden.notes
     found.lost += golden.lost
@@ -82,8 +82,8 @@ def _by_step(jobs: Jobs) -> dict[int, _Members]:
     return {step: tuple(sorted(members)) for step, members in sorted(found.items())}
 
 
-def _models(members: _Members, given: Layout | None, found: Jobs) -> list[_Members]:
-    """The ranks of each copy of the model."""
+def _models(members: _Members, given: Layout | None, found: Jobs, alone: bool = False) -> list[_Members]:
+    """The ranks of each copy of the model. `alone`: they are not compared with another run, whose shapes say more."""
     files = dict(members)
     if given is not None:
         places.check(given, files)
@@ -96,7 +96,7 @@ def _models(members: _Members, given: Layout | None, found: Jobs) -> list[_Membe
         found.lost.append(
             f"{members[0][1].parent.parent}: has {len(files)} of the {size} ranks of the job; what the others held is missing in the whole"
         )
-    if not size and len(files) > 1:
+    if alone and not size and len(files) > 1:
         text = (
             f"{members[0][1].parent.parent}: the dumps do not say how the job was cut, so each rank is drawn by itself; "
             "give --rank_size, --tp and --pp to put them together."

@@ -24,13 +24,14 @@ from msprobe_engine.graph.source import Job
 _Members = tuple[tuple[int, Path], ...]
 
 
-def merged(job: Job, options: GraphOptions, problems: list[str]) -> Graph | Comparison:
+def merged(job: Job, options: GraphOptions, problems: list[str], notes: list[str]) -> Graph | Comparison:
     """Make the graph of a job whose ranks are put together, or the comparison of two.
 
     Args:
         job: with `Job.members`.
         options: `layouts` says where each rank stands; without them the dumps do.
-        problems: sentences about what could not be read or put together are added.
+        problems: sentences about what could not be read are added.
+        notes: sentences about what was left out, or differs between ranks that should agree, are added.
 
     Raises:
         DumpFormatError: no rank of a side can be read.
@@ -39,13 +40,13 @@ def merged(job: Job, options: GraphOptions, problems: list[str]) -> Graph | Comp
     given: tuple[Layout | None, ...] = options.layouts or (None, None)
     target = _sides(job.members, given[0], problems)
     if job.golden is None:
-        return _graph(target, job.step, options)
+        return _graph(target, job.step, options, notes)
     golden = _sides(job.golden_members, given[-1], problems)
     # merged graphs are matched without regard to the numbers of calls, which differ between ways to cut a model
     fuzzy = replace(options, fuzzy=True)
     if job.across:
-        return _across(target, golden, job, fuzzy)
-    return compare(_graph(target, job.step, options), _graph(golden, job.golden_step, options), fuzzy)
+        return _across(target, golden, job, fuzzy, notes)
+    return compare(_graph(target, job.step, options, notes), _graph(golden, job.golden_step, options, notes), fuzzy)
 
 
 def _sides(members: _Members, given: Layout | None, problems: list[str]) -> dict[int, Side]:
@@ -65,28 +66,26 @@ def _sides(members: _Members, given: Layout | None, problems: list[str]) -> dict
     return found
 
 
-def _graph(sides: dict[int, Side], step: int, options: GraphOptions) -> Graph:
+def _graph(sides: dict[int, Side], step: int, options: GraphOptions, notes: list[str]) -> Graph:
     made = whole(sides)
+    notes += made.said
     if options.merge == "given":
         return existing.graph_of(made, sides, step)
     graph = build(made.side, step, made.ranks[0])
-    graph.problems += made.said
     for node, record in enumerate(graph.records):
         if record in made.notes:
             graph.merge_notes[node] = made.notes[record]
     return graph
 
 
-def _across(target: dict[int, Side], golden: dict[int, Side], job: Job, options: GraphOptions) -> Comparison:
+def _across(target: dict[int, Side], golden: dict[int, Side], job: Job, options: GraphOptions, notes: list[str]) -> Comparison:
     """Two runs that were cut in different ways: what all ranks of each make together, in the same shapes. Rows that have no counterpart
     (parts of a sum, places within a cut table) are empty on both sides, and the notes of their nodes say why."""
-    notes: list[str] = []
     first, second, _ = together(target, golden, notes, notes)
     found = diverge_layouts(first, second)
     made = found.wholes[min(first)]
     graph = build(in_order(made.target), job.step, job.rank)
     other = build(in_order(made.golden), job.golden_step, job.golden_rank)
-    graph.problems += notes
     side = made.target
     for row, reason in made.skipped.items():
         _note(graph, row, f"not compared: {reason}")
@@ -101,7 +100,7 @@ def _across(target: dict[int, Side], golden: dict[int, Side], job: Job, options:
     for row, rank in made.rank.items():
         _note(graph, row, f"rank {rank} differs from the others")
     if made.factor != 1.0:
-        graph.problems.append(f"the gradients are {made.factor:g} times the golden side's until they are averaged; that was taken out")
+        notes.append(f"the gradients are {made.factor:g} times the golden side's until they are averaged; that was taken out.")
     for op, node in enumerate(graph.node_of_record):
         origin = origin_of(side, op)
         if node >= 0 and origin is not None:
