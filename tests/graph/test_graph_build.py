@@ -16,7 +16,7 @@ from msprobe_engine.graph.options import GraphOptions
 from msprobe_engine.graph.source import jobs_of
 from msprobe_engine.graph.stack_line import stack_line
 
-CASES = {"statistics_mix-stacks", "statistics_mix-more", "statistics_L0-build", "two_ranks-build", "nan-after"}
+CASES = {"statistics_mix-stacks", "statistics_mix-more", "statistics_L0-build", "two_ranks-build", "nan-after", "megatron-build"}
 
 
 def _tensor(value: float = 1.0) -> dict[str, Any]:
@@ -52,7 +52,8 @@ def _children(graph: Graph, name: str) -> list[str]:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_nodes_are_those_of_the_existing_tool(version: str, tmp_path: Path) -> None:
-    """Names, types, what encloses them, their order, and their call stacks, of dumps of both versions."""
+    """Names, types, what encloses them, their order, and their call stacks, of dumps of both versions. 8.1.1 has no node for gradients with a
+    number; functions that a user's class makes are modules there."""
     held = 0
     for case in cases(version):
         if case.name not in CASES:
@@ -60,17 +61,22 @@ def test_nodes_are_those_of_the_existing_tool(version: str, tmp_path: Path) -> N
         target, _ = unpack(case, tmp_path)
         pairs = {(pair.step, pair.rank): pair for pair in outcome(case).pairs}
         for job in jobs_of(target, None, GraphOptions()).jobs:
-            graph, theirs = build(read_side(job.target)), pairs[job.key].npu
-            assert set(graph.names) == set(theirs), case.name
+            graph, theirs = build(read_side(job.target), old=version == "8.1.1"), pairs[job.key].npu
+            ours = {name for name in graph.names if version != "8.1.1" or not name.endswith(".parameters_grad.0")}
+            assert ours == set(theirs), case.name
             whole = version == "26.2.0" or "-cs" in case.flags
             for node, name in enumerate(graph.names):
-                other = theirs[name]
+                other = theirs.get(name)
+                if other is None:
+                    continue
+                kind = MODULE if name.startswith("Autograd.") else graph.types[node]
                 above = graph.names[graph.parents[node]] if node else ""
                 stack = graph.stacks[node] if whole else stack_line(name, graph.stacks[node])
-                mine = (graph.types[node], above, [graph.names[child] for child in graph.children[node]], list(stack))
+                inside = [graph.names[child] for child in graph.children[node] if graph.names[child] in ours]
+                mine = (kind, above, inside, list(stack))
                 assert mine == (int(other["node_type"]), other["up_node"], other["sub_nodes"] or [], other["stack"] or []), name
                 held += 1
-    assert held > 500
+    assert held > 400
 
 
 def test_twins_of_calls() -> None:
@@ -165,6 +171,14 @@ def test_a_damaged_construct_still_makes_a_graph(tmp_path: Path) -> None:
     for node in seen:
         seen += graph.children[node]
     assert sorted(seen) == list(range(len(graph)))
+
+
+def test_displaced_backward_calls_go_where_their_forward_calls_are(tmp_path: Path) -> None:
+    """Behind a module whose backward hook was never called construct.json has all others inside of it; 8.1.1 leaves them there."""
+    names = ["Module.a.A.forward.0", "Module.b.B.forward.0", "Module.b.B.backward.0", "Module.a.A.backward.0"]
+    path = write(tmp_path / "r", names, {**dict.fromkeys(names), names[3]: names[2]})
+    assert _children(build(read_side(path)), "DefaultModel") == names
+    assert _children(build(read_side(path), old=True), names[2]) == [names[3]]
 
 
 def test_calls_that_were_not_recorded_are_nodes_without_rows(tmp_path: Path) -> None:
