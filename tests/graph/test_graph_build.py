@@ -52,8 +52,8 @@ def _children(graph: Graph, name: str) -> list[str]:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_nodes_are_those_of_the_existing_tool(version: str, tmp_path: Path) -> None:
-    """Names, types, what encloses them, their order, and their call stacks, of dumps of both versions. 8.1.1 has no node for gradients with a
-    number; functions that a user's class makes are modules there."""
+    """Names, types, what encloses them, their order, and their call stacks, of dumps of both versions. 8.1.1 has no node for gradients
+    with a number; functions that a class of the user makes are modules there."""
     held = 0
     for case in cases(version):
         if case.name not in CASES:
