@@ -11,6 +11,7 @@ Graph.start = async () => {
   for (const panel of Graph.panels) panel(store);
   const wanted = Graph.address ? Graph.address(store) : null; // {index, side, name} of a link into this page
   const { first, pairs } = store.manifest;
+  if (!pairs.length) throw new Error('no graph in this page');
   const begins = first ? store.pairOf(first.step, first.rank) : pairs.findIndex((pair) => pair.suspect >= 0);
   await store.open(wanted ? wanted.index : Math.max(0, begins), wanted || {});
   app.classList.add('ready');

@@ -193,7 +193,7 @@ Graph.panels.push((store) => {
     const paint = (i, x, y) => {
       const rows = layout.placed.get(i);
       const h = layout.h[i] * sy;
-      if (rows && h > 2) {
+      if (rows && h > 2 && layout.columns.depth[i] < Graph.SIZES.deepest) {
         ink.strokeStyle = painter.colour.line;
         ink.strokeRect(x + 0.5, y + 0.5, layout.w[i] * sx - 1, h - 1);
         let drawn = -1;

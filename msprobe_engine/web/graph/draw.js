@@ -71,7 +71,7 @@ Graph.Painter = class {
     const dim = this.marks.kept && !this.marks.kept[i];
     if (dim) pen.globalAlpha = 0.28;
     const rows = layout.placed.get(i);
-    const inside = rows && scale > 0.04 && w > 22 && h > 14;
+    const inside = rows && scale > 0.04 && w > 22 && h > 14 && columns.depth[i] < Graph.SIZES.deepest;
     if (inside) this._frame(i, x, y, w, h, scale);
     else this._box(i, x, y, w, h, scale, !!rows);
     if (dim) pen.globalAlpha = 1;

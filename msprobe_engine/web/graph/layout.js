@@ -5,7 +5,7 @@
 // Graph.Layout(store, side): x, y (of a box in its parent), w, h: Float32Array, by node; update(); box(node) -> {x, y, w, h} on the whole
 // plane; visible(node) -> the node itself or what is closed around it; rows(node) -> {tops, first, nodes}; flow(node) -> edges between
 // the children of a node; hit(x, y) -> node at a place, -1.
-Graph.SIZES = { leaf: 26, closed: 30, head: 26, pad: 12, gap: 16, beside: 14, arrow: 13, most: 900, widest: 250, narrowest: 92, letter: 6.5 };
+Graph.SIZES = { leaf: 26, closed: 30, head: 26, pad: 12, gap: 16, beside: 14, arrow: 13, most: 900, widest: 250, narrowest: 92, letter: 6.5, deepest: 300 };
 
 Graph.Layout = class {
   constructor(store, side) {
@@ -33,7 +33,10 @@ Graph.Layout = class {
       open[i] = now;
       for (let p = i; p >= 0 && (fresh[p] || p === i); p = columns.parent[p]) fresh[p] = 0;
     }
-    this._place(0);
+    // What has to be placed, the enclosing first; placed from the last, as a box needs the sizes of what is in it.
+    const stale = [];
+    for (let i = 0; i < columns.count; i += open[i] && !fresh[i] ? 1 : columns.size[i]) if (!fresh[i]) stale.push(i);
+    for (let k = stale.length - 1; k >= 0; k--) this._place(stale[k]);
   }
 
   text(i) {
@@ -47,7 +50,6 @@ Graph.Layout = class {
   }
 
   _place(i) {
-    if (this.fresh[i]) return;
     this.fresh[i] = 1;
     const S = Graph.SIZES;
     const { columns } = this;
@@ -60,7 +62,6 @@ Graph.Layout = class {
       return;
     }
     const children = columns.children(i);
-    for (const child of children) this._place(child);
     const starts = this._lines(i, children);
     let width = own;
     let top = S.head + S.gap;

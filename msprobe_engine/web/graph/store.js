@@ -120,7 +120,7 @@ Graph.Columns = class {
     for (let i = 1; i < n; i++) {
       while (open[open.length - 1] + size[open[open.length - 1]] <= i) open.pop();
       parent[i] = open[open.length - 1];
-      depth[i] = open.length;
+      depth[i] = Math.min(open.length, 65535);
       if (size[i] > 1) open.push(i);
     }
     const bad = Graph.FLAG.NONFINITE_OUT | Graph.FLAG.NONFINITE_BELOW;

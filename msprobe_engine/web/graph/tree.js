@@ -80,6 +80,9 @@ Graph.panels.push((store) => {
     return (pool[k] = parts);
   }
 
+  // Of deep hierarchies the last levels move less, so that names keep their room.
+  const indent = (depth) => 6 + Math.min(depth, 12) * 14 + Math.min(Math.max(depth - 12, 0), 16) * 3;
+
   function draw() {
     due = 0;
     if (!store.sides.length) return;
@@ -112,7 +115,7 @@ Graph.panels.push((store) => {
         parts.of = columns;
         parts.label.textContent = Kit.name(columns.label(i), 160);
         parts.second.textContent = Kit.name(columns.second(i), 100);
-        parts.cell.style.paddingLeft = `${6 + Math.min(columns.depth[i], 40) * 14}px`;
+        parts.cell.style.paddingLeft = `${indent(columns.depth[i])}px`;
         node.setAttribute('aria-level', String(columns.depth[i] + 1));
       }
       node.setAttribute('aria-rowindex', String(at + 2));
