@@ -202,6 +202,8 @@ class RowReader:
         self._side.values[row] = value
         if kind == "torch.ProcessGroup":
             self._side.facts[row] = dict(node)
+        elif dtype != kind and kind != type(value).__name__:  # text that stands for a dtype, a device, ...
+            self._side.facts[row] = {"type": kind}
 
     def _row(
         self,

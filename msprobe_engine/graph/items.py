@@ -1,49 +1,91 @@
-"""Rows of a node as the dictionaries of text that the existing formats hold."""
+"""Rows of a node as the dictionaries of text that the existing formats hold.
+
+Both releases write the same fields; 26.2.0 adds whether a tensor requires gradients. Percentages have six digits in both, numbers in 8.1.1.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
+from msprobe_engine.compare.columns import RELATIVE
 from msprobe_engine.compare.side import MD5
+from msprobe_engine.dump import layout
 from msprobe_engine.graph.model import Cell, Graph, Items
 
 _STATISTICS = ("Max", "Min", "Mean", "Norm")
+_GROUP = "torch.ProcessGroup"
+_GROUP_FIELDS = ("group_ranks", "group_id")
+_NO_FILE = "-1"
+_DIGITS = 6
+Metrics = Mapping[str, Mapping[str, Cell]]
 
 
-def items(graph: Graph, node: int, metrics: Mapping[str, Mapping[str, Cell]] | None = None) -> tuple[Items, Items]:
+def items(graph: Graph, node: int, metrics: Metrics | None = None, old: bool = False) -> tuple[Items, Items]:
     """``input_data`` and ``output_data`` of a node.
 
     Args:
         graph: has the node.
         node: its number.
         metrics: row name -> column -> value, added to the fields of the row.
+        old: as 8.1.1 writes them; else as 26.2.0.
     """
     made: tuple[Items, Items] = ({}, {})
     for found, rows in zip(made, (graph.inputs(node), graph.outputs(node))):
         for row in rows:
-            name, item = _item(graph, row)
+            name, item = _item(graph, row, old)
             for column, value in (metrics or {}).get(name, {}).items():
-                item[column] = _text(value)
-            found[name] = item
+                item[column] = _percent(value) if column in RELATIVE and type(value) is str else value
+            found[name] = {key: _text(value, old) for key, value in item.items()}
     return made
 
 
-def _item(graph: Graph, row: int) -> tuple[str, dict[str, str]]:
+def saved_tensors(graph: Graph) -> str | None:
+    """Where the tensors of a dump of task ``tensor`` lie (``dump_data_dir``); None of any other."""
+    if graph.side is None or graph.side.task != "tensor":
+        return None
+    return str(Path(graph.side.path).parent / layout.TENSORS)
+
+
+def _item(graph: Graph, row: int, old: bool) -> tuple[str, dict[str, Any]]:
     side = graph.side
     assert side is not None
-    name = side.name[row]
+    name, dtype = side.name[row], side.dtype[row]
+    item: dict[str, Any] = {"data_name": side.data_name[row] or _NO_FILE}
+    facts = side.facts.get(row, {})
+    if dtype is None:
+        return name, {"value": None}
+    if dtype == _GROUP:
+        return name, {"type": dtype, **{key: facts.get(key) for key in _GROUP_FIELDS}, **item}
     if row in side.values:
-        return name, {"type": _text(side.dtype[row]), "value": _text(side.values[row])}
-    if side.dtype[row] is None:
-        return name, {"value": "null"}
-    item = {"type": "torch.Tensor", "dtype": _text(side.dtype[row]), "shape": _text(side.shape[row])}
-    item |= {key: _text(value) for key, value in zip(_STATISTICS, side.four(row))}
-    if side.mode == MD5 and side.md5[row] is not None:
-        item["md5"] = str(side.md5[row])
-    if side.data_name[row]:
-        item["data_name"] = side.data_name[row]
+        plain = dtype.removeprefix("<class '").removesuffix("'>")
+        item = {"type": facts.get("type", plain), "value": side.values[row], **item}
+    else:
+        item["type"] = "mindspore.Tensor" if side.framework == "mindspore" else "torch.Tensor"
+        if "class_type" in facts:
+            item["class_type"] = facts["class_type"]
+    item |= {"dtype": dtype, "shape": list(shape) if isinstance(shape := side.shape[row], tuple) else shape}
+    item |= zip(_STATISTICS, side.four(row))
+    if side.mode == MD5:
+        item["md5"] = side.checksum(row)
+    if not old:
+        item["requires_grad"] = side.requires_grad[row]
     return name, item
 
 
-def _text(value: object) -> str:
-    return str(round(value, 6)) if type(value) is float else "null" if value is None else str(value)
+def _text(value: object, old: bool) -> str:
+    if value is None:
+        return "null"
+    if type(value) is float and old:
+        return _rounded(value)
+    return str(value).replace("'", "")
+
+
+def _percent(text: str) -> str:
+    return f"{_rounded(float(text[:-1]))}%" if text[-1:] == "%" else text
+
+
+def _rounded(value: float) -> str:
+    """Six digits behind the point, or of a number that is written with an exponent."""
+    return f"{value:.{_DIGITS}e}" if "e" in str(value) else str(round(value, _DIGITS))
