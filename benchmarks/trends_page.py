@@ -19,7 +19,6 @@ import numpy as np
 from msprobe_engine.trends.page import write_trends
 from msprobe_engine.trends.source import Part, Progress, Target
 
-
 _CHANGE = """(change) => new Promise((done) => {
   const box = document.querySelector(".t-heat"), was = box.dataset.ready;
   Trends.set(change);

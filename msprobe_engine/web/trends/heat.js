@@ -193,13 +193,14 @@ const Heat = (() => {
   function axis(pen, g, x0) {
     pen.font = "11px " + Kit.colour("font"); pen.fillStyle = Kit.colour("soft"); pen.textBaseline = "top"; pen.textAlign = "center";
     let next = x0 - 1;
-    const each = Math.max(1, Math.ceil(g.cols * 64 / g.wide)), nice = [1, 2, 5, 10, 20, 25, 50, 100, 200, 250, 500, 1000].find((v) => v >= each) || each;
-    for (let c = 0; c < g.cols; c += nice) {
-      const text = columnText(c, true), x = x0 + (c + 0.5) * g.column, half = pen.measureText(text).width / 2;
-      if (x - half < next || x + half > x0 + g.wide + 12) continue;
-      pen.fillText(text, Math.max(x, x0 + half), g.top + g.high + 7); pen.fillRect(Math.round(x), g.top + g.high + 1, 1, 4); next = x + half + 10;
+    const each = nice(Math.max(1, Math.ceil(g.cols * 64 / g.wide)));
+    for (let c = 0; c < g.cols; c += each) {
+      const text = columnText(c, true), x = x0 + (c + 0.5) * g.column, half = pen.measureText(text).width / 2, middle = Math.max(x, x0 + half);
+      if (middle - half < next || middle + half > x0 + g.wide + 12) continue;
+      pen.fillText(text, middle, g.top + g.high + 7); pen.fillRect(Math.round(x), g.top + g.high + 1, 1, 4); next = x + half + 10;
     }
   }
+  const nice = (n) => [1, 2, 5, 10, 20, 25, 50, 100, 200, 250, 500, 1000].find((v) => v >= n) || n;
   const columnText = (c, first = false) => {
     if (S.map === "tr") return Trends.rankText(c);
     const f = Trends.book.plan.factor, text = Trends.fineColumns() ? Trends.stepText(S.from + c) : Trends.coarseText(Math.floor(S.from / f) + c);
@@ -223,14 +224,17 @@ const Heat = (() => {
   function cursor(pen, g) {
     const i = selectedRow(), c = selectedColumn();
     if (i < 0) return;
-    const y = g.top + i * g.row - scroll, h = Math.max(3, g.row);
-    if (y + h < g.top || y > g.top + g.high) return;
+    const y = g.top + (i + 0.5) * g.row - scroll, h = Math.max(9, g.row);
+    if (y < g.top || y > g.top + g.high) return;
     shown.forEach((_, k) => {
-      pen.strokeStyle = Kit.colour("accent"); pen.lineWidth = 1; pen.globalAlpha = 0.75; pen.strokeRect(left(g, k) + 0.5, Math.max(g.top, y) + 0.5, g.wide - 1, Math.min(h, g.top + g.high - y) - 1); pen.globalAlpha = 1;
+      const x0 = left(g, k);
+      pen.strokeStyle = pen.fillStyle = Kit.colour("accent"); pen.lineWidth = 1;
+      if (g.row >= 6) { pen.globalAlpha = 0.75; pen.strokeRect(x0 + 0.5, y - g.row / 2 + 0.5, g.wide - 1, g.row - 1); pen.globalAlpha = 1; }
+      else for (const [x, to] of [[x0, -6], [x0 + g.wide, 6]]) { pen.beginPath(); pen.moveTo(x, y); pen.lineTo(x + to, y - 4); pen.lineTo(x + to, y + 4); pen.fill(); } // a band would hide the row
       if (c < 0 || c >= g.cols) return;
-      const x = left(g, k) + c * g.column, w = Math.max(4, g.column);
-      pen.strokeStyle = Kit.colour("fg"); pen.lineWidth = 2; pen.strokeRect(x - 1, y - 1, w + 2, h + 2);
-      pen.strokeStyle = Kit.colour("card"); pen.lineWidth = 1; pen.strokeRect(x - 2.5, y - 2.5, w + 5, h + 5);
+      const w = Math.max(9, g.column), x = x0 + (c + 0.5) * g.column - w / 2;
+      pen.strokeStyle = Kit.colour("fg"); pen.lineWidth = 2; pen.strokeRect(x - 1, y - h / 2 - 1, w + 2, h + 2);
+      pen.strokeStyle = Kit.colour("card"); pen.lineWidth = 1; pen.strokeRect(x - 2.5, y - h / 2 - 2.5, w + 5, h + 5);
     });
   }
 
@@ -376,5 +380,5 @@ const Heat = (() => {
     }
     return false;
   }
-  return { mount, refresh, next, zoomBy, focus: () => box.focus(), get scale() { return scale; } };
+  return { mount, refresh, next, zoomBy, nice, focus: () => box.focus(), get scale() { return scale; } };
 })();

@@ -148,7 +148,7 @@ const Lines = (() => {
     pen.strokeStyle = Kit.colour("strong"); pen.beginPath(); pen.moveTo(g.left, g.top + g.height + 0.5); pen.lineTo(g.left + g.width, g.top + g.height + 0.5); pen.stroke();
     pen.fillStyle = Kit.colour("soft"); pen.textBaseline = "top"; pen.textAlign = "center";
     let next = 0;
-    const many = S.along === "layer" ? 4 : Math.max(2, Math.floor(g.width / 80)), each = Math.max(1, Math.ceil(g.n / many));
+    const many = S.along === "layer" ? 4 : Math.max(2, Math.floor(g.width / 80)), each = (S.along === "layer" ? (n) => n : Heat.nice)(Math.max(1, Math.ceil(g.n / many)));
     for (let i = 0; i < g.n; i += each) {
       const whole = S.along === "layer" ? (drawn.x[i].length > 28 ? "…" + drawn.x[i].slice(-27) : drawn.x[i]) : drawn.x[i].split("–")[0], half = pen.measureText(whole).width / 2, x = Math.max(g.left + half - 40, Math.min(X(i), g.left + g.width - half + 10));
       if (x - half < next) continue;
