@@ -33,7 +33,7 @@ class Result:
         nodes: of the targets, the roots not counted.
         matched, unmatched, only_golden: of the nodes with a record, and of those of the golden run.
         by_structure: matched by their place.
-        over: nodes whose outputs differ by more than a unit of round-off.
+        over: nodes with a record whose outputs differ by more than a unit of round-off.
         worst: step, rank, node name and units of the largest difference; None when nothing differs.
         overflows: nodes that were marked, by level.
         by_names: graphs that were made of names, as construct.json says nothing.
@@ -81,7 +81,7 @@ class Result:
         self.unmatched += int((records & ~matched).sum())
         self.only_golden += int(((np.asarray(made.golden.records) >= 0) & (np.asarray(made.golden_partners) < 0)).sum())
         self.by_structure += len(made.by_structure)
-        units = np.where(np.isnan(made.units), 0.0, made.units)
+        units = np.where(np.isnan(made.units) | ~records, 0.0, made.units)  # what encloses a node has the largest of what is in it
         self.over += int((units > 1).sum())
         if len(units):
             node = int(units.argmax())
@@ -121,7 +121,9 @@ class Result:
 
 
 def _units(units: float) -> str:
-    return "NaN or Inf on one side only" if np.isinf(units) else f"{units:,.3g} units of round-off"
+    if np.isinf(units):
+        return "NaN or Inf on one side only"
+    return f"{units:,.0f} units of round-off" if units >= 100 else f"{units:.2g} units of round-off"
 
 
 def _bytes(path: Path) -> str:
