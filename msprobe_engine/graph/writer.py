@@ -67,6 +67,12 @@ class Writer(Protocol):
 MERGED_DUMP = "merged_dump"
 """The mode of ``--file_type json``; no format among others."""
 
+
+def _short(path: str) -> str:
+    """The end of a path, which tells one run from another."""
+    return "/".join(Path(path).parts[-2:])
+
+
 _CLASSES = {
     VIS: ("vis_json", "VisJsonWriter"),
     DB: ("vis_db", "VisDbWriter"),
@@ -80,7 +86,7 @@ def open_writer(mode: str, plan: Plan) -> Writer:
     if mode == HTML:
         from msprobe_engine.graph.page.page import PageWriter
 
-        title = "Graph comparison" if plan.comparing else "Graph"
+        title = " ↔ ".join(_short(path) for path in (plan.target, plan.golden) if path)
         return PageWriter(plan.output / f"graph_{plan.stamp}.html", title, plan.target, plan.golden or None, first=plan.first)
     module, name = _CLASSES[mode]
     made: Writer = getattr(importlib.import_module(f"msprobe_engine.graph.{module}"), name)(plan)

@@ -312,11 +312,31 @@ def test_the_address_shows_the_same_again(show: Open) -> None:
     until(page, "document.querySelector('.toast').textContent.includes('step 9')")
 
 
+def test_the_panels_can_be_made_wider(show: Open) -> None:
+    """The edges follow the mouse and the arrows, keep to their bounds, and a double click brings the first width back."""
+    page = show("two")
+    width = "document.getElementById('graph-details').clientWidth"
+    before = page.evaluate(width)
+    edge = page.get_by_role("separator", name="Width of the panel")
+    edge.focus()
+    page.keyboard.press("ArrowLeft")
+    assert page.evaluate(width) == before + 20
+    edge.hover()
+    page.mouse.down()
+    page.mouse.move(5, 400, steps=3)
+    page.mouse.up()
+    assert before < page.evaluate(width) <= 768
+    edge.dblclick()
+    assert page.evaluate(width) == before
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1280
+
+
 def test_nothing_found_is_said(show: Open) -> None:
     """Equal runs have no suspect: the button says so, the list says so, the panel asks for a choice."""
     page = show("same")
     assert page.locator(".suspect").inner_text() == "No suspect"
     assert page.locator(".suspect").is_disabled()
+    assert "No difference beyond round-off" in page.locator(".details-pane").inner_text()
     assert "Choose a node" in page.locator(".details-pane").inner_text()
     page.keyboard.press("2")
     assert "No difference beyond round-off" in page.locator(".worst-pane").inner_text()

@@ -47,9 +47,21 @@ Graph.details = (() => {
   }
 
   function empty() {
-    const node = make("div", null, null, "empty");
+    const node = make("div", null, null, "empty"), { pair, manifest } = Graph.store, worst = pair ? Graph.overview.worst(pair) : null;
+    if (pair && pair.suspect < 0 && !pair.nonfinite && !(worst > 1) && manifest.task !== "structure") {
+      make("span", node, "✓", "sign").setAttribute("aria-hidden", "true");
+      word(make("p", node, null, "empty-title good"), manifest.comparison ? "graph.clean" : "graph.clean_alone");
+      make("p", node, Kit.t("graph.clean_more", Kit.count(pair.nodes[0] - 1), pair.step, pair.rank), "soft");
+      make("hr", node);
+    }
     word(make("p", node, null, "empty-title"), "graph.nothing_chosen");
     word(make("p", node, null, "soft"), "graph.nothing_chosen_more");
+    const keys = make("p", node, null, "empty-keys");
+    for (const [key, text] of [["/", "key_search"], ["w", "key_worst"], ["?", "help_title"]]) {
+      const one = make("span", keys);
+      make("kbd", one, key);
+      word(make("span", one, null, "soft"), "graph." + text);
+    }
     place.replaceChildren(node);
   }
 

@@ -99,5 +99,6 @@ Graph.keys = (() => {
   (store) => Graph.bar.mount(document.getElementById("graph-bar"), store),
   (store) => Graph.status.mount(document.getElementById("graph-status"), store),
   (store) => Graph.address.mount(store),
+  () => Graph.split.mount(),
   (store) => Graph.keys.mount(store),
 );

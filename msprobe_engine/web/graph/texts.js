@@ -63,11 +63,16 @@ Kit.texts("graph", {
   any_difference: ["any", "不限"],
   // tabs
   tabs: ["What the panel shows", "面板内容"],
+  edge_tree: ["Width of the tree", "层级树的宽度"],
+  edge_details: ["Width of the panel", "面板的宽度"],
   tab_details: ["Details", "详情"],
   tab_worst: ["Worst first", "最差优先"],
   tab_worst_alone: ["NaN and Inf", "NaN 与 Inf"],
   tab_overview: ["All ranks", "全部卡"],
   // details
+  clean: ["No difference beyond round-off", "没有超出舍入误差的差异"],
+  clean_alone: ["No NaN and no Inf", "没有 NaN 和 Inf"],
+  clean_more: ["In {0} nodes of step {1}, rank {2}.", "第 {1} 步、卡 {2} 的 {0} 个节点均正常。"],
   nothing_chosen: ["Choose a node", "请选择一个节点"],
   nothing_chosen_more: ["Click a box or a row of the tree. Its statistics, where its inputs come from and the line that called it are shown here.", "点击方框或树中的一行，此处会显示其统计量、输入来源和调用它的代码行。"],
   both_sides: ["Both", "两侧"],
