@@ -1,6 +1,7 @@
 """Rows of a node as the dictionaries of text that the existing formats hold.
 
-Both releases write the same fields; 26.2.0 adds whether a tensor requires gradients. Percentages have six digits in both, numbers in 8.1.1.
+Both releases write the same fields; 26.2.0 adds whether a tensor requires gradients. Percentages have six digits in both,
+numbers in 8.1.1 too.
 """
 
 from __future__ import annotations
@@ -83,7 +84,9 @@ def _text(value: object, old: bool) -> str:
 
 
 def _percent(text: str) -> str:
-    return f"{_rounded(float(text[:-1]))}%" if text[-1:] == "%" else text
+    """A number with more than six digits behind the point keeps six, one with an exponent keeps all."""
+    digits = text[:-1].partition(".")[2]
+    return f"{float(text[:-1]):.{_DIGITS}f}%" if text[-1:] == "%" and "e" not in digits and len(digits) > _DIGITS else text
 
 
 def _rounded(value: float) -> str:

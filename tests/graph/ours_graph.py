@@ -44,7 +44,8 @@ def _sizes(flags: tuple[str, ...]) -> tuple[Layout, ...]:
             values[next(reversed(values))].append(word)
     sides = range(len(values.get("--rank_size", ())))
     order = values.get("--order", [""])[0] or "tp-cp-ep-dp-pp"
-    return tuple(Layout(*(int(values.get(f"--{key}", ["1", "1"])[i]) for key in ("rank_size", "tp", "pp", "vpp")), order) for i in sides)
+    keys = ("rank_size", "tp", "pp", "vpp")
+    return tuple(Layout(**{key: int(values.get(f"--{key}", ["1", "1"])[i]) for key in keys}, order=order) for i in sides)
 
 
 def ours(case: Case, work: Path) -> Outcome:
