@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ def test_an_island_of_columns_holds_names_of_any_characters() -> None:
     _, columns = unpacked(island)
     text = columns["names"].tobytes().decode().encode("utf-16-le")
     ends = [0, *(2 * columns["name_end"].astype(int)).tolist()]
-    names = [text[a:b].decode("utf-16-le") for a, b in zip(ends, ends[1:])]
+    names = [text[a:b].decode("utf-16-le") for a, b in pairwise(ends)]
     assert names[1:3] == graph.names[1:3]
     assert names[3] == "Module.?.C.forward.0"
     assert names[4] == graph.names[4]

@@ -329,11 +329,16 @@ Graph.panels.push((store) => {
     moved(side);
   }
 
+  // All of it; of a model that is far higher than wide, as much as leaves its boxes to be seen, around what is chosen.
   function fit(side = 0) {
     const view = views[side];
     const { layout } = view;
-    const scale = Math.max(LEAST, Math.min(1.1, (view.width - 48) / layout.w[0], (view.height - 90) / layout.h[0]));
-    go(side, { scale, dx: (view.width - layout.w[0] * scale) / 2, dy: Math.max(50, (view.height - layout.h[0] * scale) / 2) });
+    const [wide, high] = [(view.width - 48) / layout.w[0], (view.height - 90) / layout.h[0]];
+    const scale = Math.max(LEAST, Math.min(1.1, wide, Math.max(high, 0.14 * Math.min(1, wide))));
+    const whole = layout.h[0] * scale <= view.height - 60;
+    const chosen = store.selection && store.selection.side === side ? layout.box(layout.visible(store.selection.node)) : null;
+    const dy = whole ? Math.max(45, (view.height - layout.h[0] * scale) / 2) : chosen ? view.height / 2 - (chosen.y + chosen.h / 2) * scale : 45;
+    go(side, { scale, dx: (view.width - layout.w[0] * scale) / 2, dy });
     if (views[1] && !together) go(1 - side, placeOf(views[side]));
   }
 

@@ -43,6 +43,9 @@ Graph.Painter = class {
     this._node(0, view.left + view.dx, view.top + view.dy);
     this._flowOfSelection();
     this._path();
+    this._tooSmall('suspect', marks.suspect);
+    this._tooSmall('selected', marks.selected);
+    this._tooSmall('partner', marks.partner);
     for (const one of this.late) this._standsOut(one);
     for (const one of this.links) this._standsOut(one);
     pen.restore();
@@ -71,7 +74,7 @@ Graph.Painter = class {
     const dim = this.marks.kept && !this.marks.kept[i];
     if (dim) pen.globalAlpha = 0.28;
     const rows = layout.placed.get(i);
-    const inside = rows && scale > 0.04 && w > 22 && h > 14 && columns.depth[i] < Graph.SIZES.deepest;
+    const inside = rows && w > 5 && h > 14 && columns.depth[i] < Graph.SIZES.deepest;
     if (inside) this._frame(i, x, y, w, h, scale);
     else this._box(i, x, y, w, h, scale, !!rows);
     if (dim) pen.globalAlpha = 1;
@@ -277,7 +280,7 @@ Graph.Painter = class {
       if (b < from || a > to || a > b) continue;
       this._edge(x, y, scale, children[a], children[b], line(b) - line(a), arrows);
     }
-    // What comes from outside enters at the top of the first line, or from the left.
+    // What comes from outside enters at the top of the first line, or at a corner.
     for (let k = from; k <= to; k++) {
       if (!takes[k] || i === 0) continue;
       const c = children[k];
@@ -289,10 +292,10 @@ Graph.Painter = class {
         pen.lineTo(middle, top);
         arrows.push(middle, top, 0);
       } else {
-        const middle = top + (Math.min(layout.h[c], Graph.SIZES.closed) * scale) / 2;
-        pen.moveTo(left - 11 * scale, middle);
-        pen.lineTo(left, middle);
-        arrows.push(left, middle, 1);
+        const corner = left + Math.min(16, layout.w[c] / 4) * scale;
+        pen.moveTo(corner - 5 * scale, top - 11 * scale);
+        pen.quadraticCurveTo(corner, top - 9 * scale, corner, top);
+        arrows.push(corner, top, 0);
       }
     }
     pen.stroke();
@@ -340,6 +343,14 @@ Graph.Painter = class {
       }
     }
     pen.fill();
+  }
+
+  // What stands out is shown where it is, also when it is too small to be drawn itself.
+  _tooSmall(what, i) {
+    if (i < 0 || this.late.some((one) => one.what === what)) return;
+    const { x, y, w, h } = this.place(this.view, i);
+    const [wide, high] = [Math.max(w, 8), Math.max(h, 5)];
+    this.late.push({ what, i, x: x + (w - wide) / 2, y: y + (h - high) / 2, w: wide, h: high });
   }
 
   // What stands out is drawn after all else.

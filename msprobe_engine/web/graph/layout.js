@@ -5,7 +5,7 @@
 // Graph.Layout(store, side): x, y (of a box in its parent), w, h: Float32Array, by node; update(); box(node) -> {x, y, w, h} on the whole
 // plane; visible(node) -> the node itself or what is closed around it; rows(node) -> {tops, first, nodes}; flow(node) -> edges between
 // the children of a node; hit(x, y) -> node at a place, -1.
-Graph.SIZES = { leaf: 26, closed: 30, head: 26, pad: 12, gap: 16, beside: 14, arrow: 13, most: 900, widest: 250, narrowest: 92, letter: 6.5, deepest: 300 };
+Graph.SIZES = { leaf: 26, closed: 30, head: 26, pad: 12, gap: 16, beside: 14, arrow: 13, most: 900, widest: 280, narrowest: 92, letter: 6.5, deepest: 300 };
 
 Graph.Layout = class {
   constructor(store, side) {
@@ -36,7 +36,7 @@ Graph.Layout = class {
     // What has to be placed, the enclosing first; placed from the last, as a box needs the sizes of what is in it.
     const stale = [];
     for (let i = 0; i < columns.count; i += open[i] && !fresh[i] ? 1 : columns.size[i]) if (!fresh[i]) stale.push(i);
-    for (let k = stale.length - 1; k >= 0; k--) this._place(stale[k]);
+    for (let k = stale.length - 1; k >= 0; k--) this._place(stale[k], stale.length > 5000);
   }
 
   text(i) {
@@ -49,12 +49,13 @@ Graph.Layout = class {
     return found;
   }
 
-  _place(i) {
+  // many: so many boxes are placed that heads of open modules are not measured.
+  _place(i, many) {
     this.fresh[i] = 1;
     const S = Graph.SIZES;
     const { columns } = this;
     const opened = this.open[i] && !columns.isLeaf(i);
-    const own = opened ? S.narrowest * 1.6 : Math.max(S.narrowest, Math.min(S.widest, this._wide(i)));
+    const own = opened && many ? S.narrowest * 1.6 : Math.max(S.narrowest, Math.min(S.widest, this._wide(i)));
     if (!opened) {
       this.placed.delete(i);
       this.w[i] = own;
