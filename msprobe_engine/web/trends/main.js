@@ -37,7 +37,7 @@
     controls.filter = Kit.make("input", find); controls.filter.type = "search"; controls.filter.dataset.tHint = "trends.filter_hint"; controls.filter.placeholder = Kit.t("trends.filter_hint"); controls.filter.spellcheck = false;
     let wait = 0;
     controls.filter.oninput = () => { clearTimeout(wait); wait = setTimeout(() => Trends.set({ filter: controls.filter.value }), 120); };
-    controls.filter.onkeydown = (e) => { if (e.key === "Escape" || e.key === "Enter") { e.preventDefault(); if (e.key === "Escape" && controls.filter.value) { controls.filter.value = ""; Trends.set({ filter: "" }); } else Heat.focus(); } };
+    controls.filter.onkeydown = (e) => { if (e.key === "Escape" || e.key === "Enter") { e.preventDefault(); if (e.key === "Escape" && controls.filter.value) { controls.filter.value = ""; Trends.set({ filter: "" }); } Heat.focus(); } };
     const body = Kit.make("div", root, null, "t-body"), side = Kit.make("aside", body, null, "t-side"), centre = Kit.make("div", body, null, "t-centre");
     const map = Kit.make("div", centre, null, "t-map"), head = Kit.make("div", map, null, "t-head"), sentence = Kit.make("p", head, "", "t-sentence"), tools = Kit.make("div", head, null, "t-tools");
     controls.bad = Kit.word(Kit.make("button", tools), "trends.only_bad"); controls.bad.onclick = () => Trends.set({ badOnly: !S.badOnly });
