@@ -66,6 +66,7 @@ def of_two(jobs: Sequence[Job], what: str, mappings: Mappings, known: Mapping[Ke
         mappings: names of the target on the golden side.
         known: comparisons that are in memory; the others are read and walked again.
     """
+    from msprobe_engine.diagnose.origin import MISSING
     from msprobe_engine.diagnose.run import over_steps
 
     def walked(job: Job) -> Begun | None:
@@ -104,8 +105,12 @@ def of_two(jobs: Sequence[Job], what: str, mappings: Mappings, known: Mapping[Ke
     for suspect in diagnosis.suspects:
         row = suspect.tensor
         names = tuple(name for name in (suspect.record, _record_of_row(row)) if name)
+        why = suspect.why
+        if suspect.kind == MISSING:  # its record is one of the golden run, whose names mean other calls in the target
+            names = names[1:] or names
+            why = f"{suspect.record}: {why}"
         key = of_rank.get((suspect.step, suspect.rank), (suspect.step, suspect.rank))
-        found.places.setdefault(key, Place(names, one_line(suspect.why), suspect.rank))
+        found.places.setdefault(key, Place(names, one_line(why), suspect.rank))
         found.first = found.first or key
         found.why = found.why or one_line(suspect.why)
     return found

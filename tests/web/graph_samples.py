@@ -36,7 +36,8 @@ class Sample:
         seed: equal seeds make equal numbers.
         fault: module whose output is a hundredth too large, and all after it; "" none.
         nan: module whose output has NaN, and all after it; "" none.
-        extra: a module that other samples have not.
+        extra: a module that others have not; it gives out what it takes in.
+        missing: the second attention leaves out a multiplication.
         names: further modules at the end.
     """
 
@@ -45,6 +46,7 @@ class Sample:
     fault: str = ""
     nan: str = ""
     extra: bool = False
+    missing: bool = False
     names: tuple[str, ...] = ()
     data: dict[str, Any] = field(default_factory=dict)
     construct: dict[str, str | None] = field(default_factory=dict)
@@ -64,13 +66,15 @@ class Sample:
         """A call of a module with calls of functions inside; returns its output."""
         name = f"Module.{path}.{kind}.forward.0"
         inner = x
+        left_out = self.missing and path == "layers.1.attn"
+        calls = tuple(call for call in calls if not (left_out and call == "mul"))
         for i, call in enumerate(calls):
             number = sum(one.startswith(f"Functional.{call}.") for one in self.data)
             api = f"Functional.{call}.{number}.forward"
             if i == len(calls) - 1:
-                self.wrong = 1.01 if path == self.fault else self.wrong
+                self.wrong = 1.01 if path == self.fault else 1.5 if left_out else self.wrong
                 self.bad = self.bad or path == self.nan
-            y = inner if path.endswith("adapter") else self.tensor(f"{path} {i}")
+            y = inner if path.endswith("adapter") else self.tensor(f"{path} {call} {calls[:i].count(call)}")
             weight = {"type": "torch.Tensor", "dtype": "torch.float32", "shape": [8, 8], "Max": 0.5, "Min": -0.5, "Mean": 0.0, "Norm": 2.0}
             self.record(
                 api, {"input_args": [inner, weight], "input_kwargs": {"eps": {"type": "float", "value": 1e-5}}, "output": [y]}, name, line
@@ -95,7 +99,7 @@ class Sample:
         for i in range(self.layers):
             layer = f"Module.layers.{i}.Layer.forward.0"
             start = x
-            x = self.module(f"layers.{i}.attn", "Attention", x, ("linear", "softmax"), layer, 10 + i)
+            x = self.module(f"layers.{i}.attn", "Attention", x, ("linear", "mul", "softmax"), layer, 10 + i)
             if self.extra and i == 1:
                 x = self.module(f"layers.{i}.adapter", "Adapter", x, ("linear",), layer, 50)
             x = self.module(f"layers.{i}.mlp", "MLP", x, ("linear", "gelu", "linear"), layer, 20 + i)
@@ -120,7 +124,7 @@ def ranks(root: Path, *samples: Sample, steps: int = 1) -> Path:
     """A dump with a rank for each sample; its root."""
     for step in range(steps):
         for rank, sample in enumerate(samples):
-            fresh = Sample(sample.seed + 100 * step, sample.layers, sample.fault, sample.nan, sample.extra, sample.names)
+            fresh = Sample(sample.seed + 100 * step, sample.layers, sample.fault, sample.nan, sample.extra, sample.missing, sample.names)
             fresh.write(root / f"step{step}" / f"rank{rank}")
     return root
 

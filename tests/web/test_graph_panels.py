@@ -34,6 +34,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
         "two": page_of(root / "page_two", target, golden),
         "nan": page_of(root / "page_nan", nan),
         "hostile": page_of(root / "page_hostile", hostile, clean),
+        "missing": page_of(root / "page_missing", ranks(root / "missing", Sample(3, missing=True)), clean),
         "same": page_of(root / "page_same", clean, clean),
         "long": page_of(root / "page_long", ranks(root / "long", Sample(4, layers=250))),
     }
@@ -113,6 +114,14 @@ def test_it_opens_at_the_first_suspect_of_all_ranks(show: Open) -> None:
     assert chosen(page) == FAULTY
 
 
+def test_a_call_that_only_the_golden_run_makes(show: Open) -> None:
+    """The page opens where the target misses it, not at another call that has its number in the target; the sentence names it."""
+    page = show("missing")
+    text = page.locator(".callout.bad").inner_text()
+    assert "Functional.mul.1.forward: only the golden side makes this call" in text
+    assert chosen(page) == "Functional.softmax.1.forward"
+
+
 def test_details_hold_both_sides_against_each_other(show: Open) -> None:
     """Rows of target and golden with their difference, the shape, the line of source, neighbours that can be gone to, and the partner."""
     page = show("two")
@@ -190,13 +199,13 @@ def test_search_finds_names_types_lines_and_patterns(show: Open) -> None:
 def test_thousands_of_hits_are_a_few_elements(show: Open) -> None:
     """Of thousands of hits the list holds those in view; they can be scrolled to the last, and the tree can be left with them alone."""
     page = show("long")
-    assert search(page, "functional") == 1250
+    assert search(page, "functional") == 1500
     assert page.locator(".hit").count() < 30
     page.locator(".hits").evaluate("list => { list.scrollTop = list.scrollHeight; }")
-    page.wait_for_selector("#graph-hit-1249")
+    page.wait_for_selector("#graph-hit-1499")
     page.get_by_label("Show only these in the tree").check()
-    assert page.evaluate("Graph.store.matchCount[0]") == 1250
-    page.locator("#graph-hit-1249").click()
+    assert page.evaluate("Graph.store.matchCount[0]") == 1500
+    page.locator("#graph-hit-1499").click()
     assert chosen(page) == "Functional.linear.749.forward"
 
 
