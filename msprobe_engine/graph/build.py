@@ -19,7 +19,7 @@ COLLECTION = "Apis_Between_Modules"
 
 _MODULES = ("Module.", "Cell.")
 _FORWARD, _BACKWARD = f".{names.FORWARD}.", f".{names.BACKWARD}."
-_FORWARD_END, _BACKWARD_END = f".{names.FORWARD}", f".{names.BACKWARD}"
+_FORWARD_END, _BACKWARD_END, _DEBUG_END = f".{names.FORWARD}", f".{names.BACKWARD}", ".debug"
 
 
 def build(side: Side, step: int = 0, rank: int = 0, old: bool = False) -> Graph:
@@ -39,7 +39,7 @@ def build(side: Side, step: int = 0, rank: int = 0, old: bool = False) -> Graph:
     order, gradients = _in_order(side, construct)
     if not construct:
         told = _parents_by_paths(order)
-        graph.by_names = bool(side.ops)
+        graph.by_names = any(not name.endswith(_DEBUG_END) for name in side.ops)
     elif not old:
         _undo_displacements(told, construct)
     _Builder(graph, side, told, order).run()
@@ -53,7 +53,7 @@ def type_of(name: str) -> int:
     """`MODULE` or `API`, by the name alone; nodes that are no record (``optimizer``) are of type `MODULE`, as in the existing tool."""
     if name.startswith(_MODULES):
         return MODULE
-    return API if name.endswith((_FORWARD_END, _BACKWARD_END, ".debug")) else MODULE
+    return API if name.endswith((_FORWARD_END, _BACKWARD_END, _DEBUG_END)) else MODULE
 
 
 def forward_of(name: str) -> str | None:
@@ -253,8 +253,8 @@ def _add_gradients(graph: Graph, side: Side, records: list[int]) -> None:
 
 def _collect_functions(graph: Graph) -> None:
     """Two or more calls of functions that follow each other at the top become children of a collection."""
-    if graph.side is not None and all(name.endswith(".debug") for name in graph.side.ops) and graph.side.ops:
-        return
+    if graph.side is not None and graph.side.ops and all(name.endswith(_DEBUG_END) for name in graph.side.ops):
+        return  # what was saved one by one is looked at one by one
     at_top: list[int] = []
     run: list[int] = []
     number = 0

@@ -6,10 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from msprobe_engine.compare.mapped import Mappings
 from msprobe_engine.compare.side import Side, read_side
+from msprobe_engine.diagnose import measure
 from msprobe_engine.diagnose.begun import Begun
-from msprobe_engine.diagnose.findings import NONE
+from msprobe_engine.diagnose.findings import NONE, NONFINITE, OVERFLOW
+from msprobe_engine.dump import layout
 from msprobe_engine.dump.reader import collection_paused
 from msprobe_engine.errors import DumpFormatError, NothingCapturedError
 from msprobe_engine.graph.merge.origins import node_of
@@ -132,7 +136,6 @@ def of_one(jobs: Iterable[Job], bad: set[Key]) -> Suspects:
         bad: step and rank of those that hold something that is not finite; when there are none, nothing is read.
     """
     from msprobe_engine.diagnose import first_bad, load, report
-    from msprobe_engine.diagnose.findings import NONFINITE, OVERFLOW
 
     found = Suspects(headline="No NaN or Inf that matters")
     jobs = list(jobs)
@@ -140,11 +143,16 @@ def of_one(jobs: Iterable[Job], bad: set[Key]) -> Suspects:
     for step in sorted({step for step, _ in bad}):
         traces = {}
         for rank, path in [file for job in jobs if job.step == step for file in job.ranks]:
+            if path.name == layout.DEBUG:
+                _saved(found, (step, rank), path)
+                continue
             try:
                 traces[rank] = load.load_rank(step, rank, path.parent, found.problems)
             except DumpFormatError as error:
                 found.problems.append(str(error))
         if not traces:
+            if found.first is not None:
+                break
             continue
         verdict = first_bad.analyse(traces)
         findings = [report.finding(verdict, n) for n in range(len(verdict.suspects))]
@@ -158,6 +166,23 @@ def of_one(jobs: Iterable[Job], bad: set[Key]) -> Suspects:
             found.headline = report.text(verdict, findings).split("\n")[0]
             break
     return found
+
+
+def _saved(found: Suspects, key: Key, path: Path) -> None:
+    """The first value that is not finite among those that were saved one by one (debug.json)."""
+    try:
+        side = read_side(path)
+    except DumpFormatError as error:
+        found.problems.append(str(error))
+        return
+    bad = np.flatnonzero(measure.nonfinite(side, np.arange(len(side))))
+    if not len(bad):
+        return
+    row = int(bad[0])
+    found.places[key] = Place((side.ops[side.op[row]],), f"{side.name[row]} holds NaN or Inf", key[1])
+    if found.first is None:
+        found.first, found.finding, found.why = key, NONFINITE, found.places[key].text
+        found.headline = one_line(f"First NaN or Inf: step {key[0]}, rank {key[1]}, saved value {side.ops[side.op[row]]}")
 
 
 def put(made: Graph | Comparison, found: Suspects) -> None:

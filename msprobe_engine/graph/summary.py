@@ -112,7 +112,8 @@ class Result:
             counts = ", ".join(f"{level} {self.overflows[level]:,}" for level in ("critical", "high", "medium") if level in self.overflows)
             lines.append(_line("overflow", counts))
         if self.by_names:
-            lines.append(_line("note", f"{self.by_names:,} graphs are made of the names of modules: their construct.json says nothing"))
+            what = "modules are put together by their names, functions stand in order"
+            lines.append(_line("note", f"construct.json says nothing of {self.by_names:,} of {self.graphs:,} graphs: {what}"))
         lines += [_line("warning", problem) for problem in self.problems[:_MOST_PROBLEMS]]
         if len(self.problems) > _MOST_PROBLEMS:
             lines.append(_line("warning", f"and {len(self.problems) - _MOST_PROBLEMS:,} more"))
