@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from msprobe_engine.compare.side import PARAMETERS
+from msprobe_engine.graph.merge import places
 from msprobe_engine.graph.model import Comparison, Graph
 
 if TYPE_CHECKING:
@@ -13,11 +14,12 @@ if TYPE_CHECKING:
 
 
 def weights(made: Graph | Comparison) -> dict[str, bytes]:
-    """Name of a parameter -> its statistics where it is first shown, of the target."""
+    """Name of a parameter -> its statistics where it is first shown, of the target; nothing of ranks of which it is not known whether they
+    hold the same."""
     graph = made.target if isinstance(made, Comparison) else made
     side = graph.side
     found: dict[str, bytes] = {}
-    if side is not None:
+    if side is not None and places.told(side.header) is not None:
         for row, role in enumerate(side.role):
             if role == PARAMETERS:
                 found.setdefault(side.name[row], side.numbers[4 * row : 4 * row + 4].tobytes())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ def merged(target: Jobs, golden: Jobs | None, options: GraphOptions) -> Jobs:
         options: says how the ranks belong together, or that the dumps do.
 
     Raises:
+        DumpFormatError: no rank can be read.
         UsageError: what was given does not fit the ranks that are there, or no step is on both sides.
     """
     found = Jobs(notes=list(target.notes), lost=list(target.lost))
@@ -32,7 +34,7 @@ def merged(target: Jobs, golden: Jobs | None, options: GraphOptions) -> Jobs:
     if golden is None:
         for step, members in ours.items():
             found.jobs += [Job(some[0][1], None, step, some[0][0], members=some) for some in _models(members, given[0], found, alone=True)]
-        return found
+        return _some(found)
     found.notes += golden.notes
     found.lost += golden.lost
     theirs = _by_step(golden)
@@ -48,31 +50,23 @@ def merged(target: Jobs, golden: Jobs | None, options: GraphOptions) -> Jobs:
             found.notes.append(f"steps {', '.join(map(str, alone[:16]))} are of the {name} alone and left out.")
     for step, golden_step in pairs:
         found.jobs += _pairs(ours[step], theirs[golden_step], step, golden_step, given, found)
+    return _some(found)
+
+
+def _some(found: Jobs) -> Jobs:
+    if not found.jobs:
+        raise DumpFormatError("graph: no rank can be read; " + "; ".join(found.lost))
     return found
 
 
 def _pairs(ours: _Members, theirs: _Members, step: int, golden_step: int, given: tuple[Layout | None, ...], found: Jobs) -> list[Job]:
     groups = _models(ours, given[0], found), _models(theirs, given[-1], found)
-    cut = _cut(ours, given[0]) != _cut(theirs, given[-1])
-    if cut or len(groups[0]) != len(groups[1]):
-        whole = tuple(tuple(one for some in side for one in some) for side in groups)
-        pairs = [(whole[0], whole[1])]
-    else:
-        pairs = list(zip(*groups))
-    return [
-        Job(
-            a[0][1],
-            b[0][1],
-            step,
-            a[0][0],
-            golden_step,
-            b[0][0],
-            members=a,
-            golden_members=b,
-            across=cut or len(groups[0]) != len(groups[1]),
-        )
-        for a, b in pairs
-    ]
+    if not all(groups):
+        return []
+    whole = tuple(tuple(one for some in side for one in some) for side in groups)
+    across = _cut(whole[0], given[0]) != _cut(whole[1], given[-1]) or len(groups[0]) != len(groups[1])
+    pairs = [(whole[0], whole[1])] if across else list(zip(*groups))
+    return [Job(a[0][1], b[0][1], step, a[0][0], golden_step, b[0][0], a, b, across) for a, b in pairs]
 
 
 def _by_step(jobs: Jobs) -> dict[int, _Members]:
@@ -90,13 +84,28 @@ def _models(members: _Members, given: Layout | None, found: Jobs, alone: bool = 
         numbers = places.given(given)
         copies = sorted({place["dp"] for place in numbers.values()})
         return [tuple((rank, files[rank]) for rank in sorted(files) if numbers[rank]["dp"] == copy) for copy in copies]
-    headers = {rank: _header(path) for rank, path in members}
+    headers: dict[int, Mapping[str, Any]] = {}
+    for rank, path in members:
+        try:
+            headers[rank] = _header(path)
+        except DumpFormatError as error:
+            found.lost.append(f"{error}. Rank {rank} is left out")
+    if not headers:
+        return []
+    for rank in [rank for rank, header in headers.items() if places.told(header) is None]:
+        if len(headers) > 1 and any(places.told(header) is not None for header in headers.values()):
+            del headers[rank]
+            found.lost.append(
+                f"{files[rank]}: does not say where rank {rank} stands, as the others do; it is left out. Is the file damaged?"
+            )
     size = places.whole_size(headers)
-    if size and size != len(files):
+    if size and size > len(headers):
         found.lost.append(
-            f"{members[0][1].parent.parent}: has {len(files)} of the {size} ranks of the job; what the others held is missing in the whole"
+            f"{members[0][1].parent.parent}: has {len(headers)} of the {size} ranks of the job; what the others held is missing"
         )
-    if alone and not size and len(files) > 1:
+    if not size and len(headers) > 1 and _same_data([files[rank] for rank in headers]):
+        return [tuple((rank, files[rank]) for rank in sorted(headers))]
+    if alone and not size and len(headers) > 1:
         text = (
             f"{members[0][1].parent.parent}: the dumps do not say how the job was cut, so each rank is drawn by itself; "
             "give --rank_size, --tp and --pp to put them together."
@@ -104,6 +113,25 @@ def _models(members: _Members, given: Layout | None, found: Jobs, alone: bool = 
         if text not in found.notes:
             found.notes.append(text)
     return [tuple((rank, files[rank]) for rank in ranks) for ranks in places.models(headers)]
+
+
+def _same_data(paths: Sequence[Path]) -> bool:
+    """All ranks were given the same batch, so that they run one model together: their first tensors say the same. Ranks that have a batch
+    each (data parallelism, sharded or not) are copies of a model."""
+    found = set()
+    for path in paths:
+        with open_records(path) as records:
+            found.add(next((first for block in islice(records, 1) for record in block.values() if (first := _first_tensor(record))), None))
+    return len(found) == 1 and None not in found
+
+
+def _first_tensor(record: Any) -> str | None:
+    """Statistics of the first tensor of floats that a record takes in."""
+    taken = record.get("input_args") if isinstance(record, Mapping) else None
+    for item in taken if isinstance(taken, list) else ():
+        if isinstance(item, Mapping) and isinstance(item.get("Norm"), float) and item.get("Max") != item.get("Min"):
+            return repr([item.get(key) for key in ("shape", "Max", "Min", "Norm")])
+    return None
 
 
 def _cut(members: _Members, given: Layout | None) -> Any:
@@ -120,9 +148,5 @@ def _cut(members: _Members, given: Layout | None) -> Any:
 
 
 def _header(path: Path) -> Mapping[str, Any]:
-    """Of a file that cannot be read nothing: reading it whole will say why."""
-    try:
-        with open_records(path) as records:
-            return records.header
-    except DumpFormatError:
-        return {}
+    with open_records(path) as records:
+        return records.header

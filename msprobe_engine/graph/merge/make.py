@@ -39,9 +39,13 @@ def merged(job: Job, options: GraphOptions, problems: list[str], notes: list[str
     """
     given: tuple[Layout | None, ...] = options.layouts or (None, None)
     target = _sides(job.members, given[0], problems)
+    if not job.across:
+        target = places.inferred(target)
     if job.golden is None:
         return _graph(target, job.step, options, notes)
     golden = _sides(job.golden_members, given[-1], problems)
+    if not job.across:
+        golden = places.inferred(golden)
     # merged graphs are matched without regard to the numbers of calls, which differ between ways to cut a model
     fuzzy = replace(options, fuzzy=True)
     if job.across:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from msprobe_engine.compare.layout import stages
 from msprobe_engine.compare.side import Side
 from msprobe_engine.errors import UsageError
 from msprobe_engine.graph.options import Layout
@@ -115,6 +116,18 @@ def placed(layout: Layout, rank: int, side: Side) -> Side:
         return side
     sizes = _sizes(layout) | ({"vpp": layout.vpp} if layout.vpp > 1 else {})
     return with_header(side, {**side.header, "parallel": {"rank": given(layout)[rank], "size": sizes}})
+
+
+def inferred(sides: Mapping[int, Side]) -> dict[int, Side]:
+    """Sides that run one model together, and do not say how: pieces of the same tensors, unless messages between them tell the stages of a
+    pipeline."""
+    if len(sides) == 1 or any(told(side.header) is not None for side in sides.values()) or stages.pipelines(sides):
+        return dict(sides)
+    size = {"tp": len(sides), "pp": 1}
+    return {
+        rank: with_header(side, {**side.header, "parallel": {"rank": {"tp": place, "pp": 0}, "size": size}})
+        for place, (rank, side) in enumerate(sorted(sides.items()))
+    }
 
 
 def merged_along(side: Side, axis: str) -> Side:

@@ -56,6 +56,11 @@ def whole(sides: Mapping[int, Side]) -> Whole:
             f"ranks {', '.join(map(str, others))}: hold other experts of the same layers, which are shown; their own batch around "
             "the experts is not"
         )
+    late: dict[int, list[str]] = {}
+    if len(left) > 1 and not any(places.told(side.header) for side in left.values()):
+        made = rows.merged(left)  # stages were told by their messages; what is left holds pieces of the same tensors
+        left, late = {min(left): made.side}, made.notes
+        _say(made, min(left), found)
     first = min(left)
     if len(left) > 1 and not found.said:
         others = [rank for rank in sorted(left) if rank != first]
@@ -66,7 +71,7 @@ def whole(sides: Mapping[int, Side]) -> Whole:
     found.side = side
     for op in range(len(side.ops)):
         rank, name = origin_of(side, op) or (first, side.ops[op])
-        sentences = list(notes.get(rank, {}).get(name, ()))
+        sentences = [*notes.get(rank, {}).get(name, ()), *late.get(op, ())]
         if name != side.ops[op]:
             sentences.insert(0, f"is {name} of rank {rank}")
         elif rank != first:
@@ -84,12 +89,17 @@ def _merged(sides: dict[int, Side], axis: str, found: Whole, notes: dict[int, di
     known = notes.setdefault(first, {})
     for op, sentences in made.notes.items():
         known.setdefault(made.side.ops[op], []).extend(sentences)
+    _say(made, first, found)
+    return places.merged_along(made.side, axis)
+
+
+def _say(made: rows.Merged, first: int, found: Whole) -> None:
+    """What of merged ranks differs that should not, and what of them is not shown."""
     if made.unlike:
         found.said.append(f"{len(made.unlike):,} tensors differ between ranks that should agree; the first is {made.unlike[0]}")
     for rank, names in made.lost.items():
         shown = ", ".join(names[:_SHOWN]) + (" ..." if len(names) > _SHOWN else "")
         found.said.append(f"rank {rank}: {len(names):,} records have no counterpart on rank {first} and are not shown: {shown}")
-    return places.merged_along(made.side, axis)
 
 
 def _joined(sides: Mapping[int, Side], found: Whole) -> dict[int, Side]:

@@ -1,0 +1,321 @@
+"""Ranks of a parallel job in one graph: against one process that trains the same, and against what 26.2.0 makes of the same dumps."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from existing_graph import Case, Pair, cases, outcome, unpack
+
+from msprobe_engine.cli.main import main
+from msprobe_engine.compare.layout.run import LooseTree
+from msprobe_engine.compare.side import Side, read_side
+from msprobe_engine.compare.structure import Matcher
+from msprobe_engine.diagnose import measure
+from msprobe_engine.errors import UsageError
+from msprobe_engine.graph.build import build
+from msprobe_engine.graph.merge import places
+from msprobe_engine.graph.merge.make import merged
+from msprobe_engine.graph.merge.origins import node_of
+from msprobe_engine.graph.merge.whole import Whole, whole
+from msprobe_engine.graph.merge.write_back import construct_of, dump_of, stacks_of
+from msprobe_engine.graph.model import Comparison, Graph
+from msprobe_engine.graph.options import GraphOptions, Layout
+from msprobe_engine.graph.source import jobs_of
+
+MERGES = {case.name.removeprefix("merge-"): case for case in cases("26.2.0") if case.name.startswith("merge-")}
+STATISTICS = ("Max", "Min", "Mean", "Norm")
+OF_SUM = "one term on each of ranks"
+"""In the note of a row that has the numbers of a sum."""
+
+
+@pytest.fixture(scope="module")
+def dumps(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Name of a dump of the archive -> its step."""
+    root = tmp_path_factory.mktemp("merge")
+
+    @cache
+    def found(name: str) -> Path:
+        return unpack(Case("26.2.0", name, f"megatron:{name}/step0"), root)[0]
+
+    return found
+
+
+def layouts(case: Case) -> tuple[Layout, ...]:
+    """What the flags of a case say."""
+    values: dict[str, list[str]] = {}
+    for word in case.flags:
+        if word.startswith("--"):
+            values[word[2:]] = []
+        else:
+            values[list(values)[-1]].append(word)
+    n = len(values["rank_size"])
+    columns = [list(map(int, values.get(name, ["1"] * n))) for name in ("rank_size", "tp", "pp", "vpp")]
+    return tuple(map(Layout, *columns, values.get("order", ["tp-cp-ep-dp-pp"] * n)))
+
+
+def made(dumps: Callable[[str], Path], name: str) -> tuple[list[Graph | Comparison], list[Pair]]:
+    """Ours of a case, and the existing tool's."""
+    case = MERGES[name]
+    target, golden = (dumps(place.split(":")[1].split("/")[0]) if place else None for place in (case.target, case.golden))
+    assert target is not None
+    options = GraphOptions(merge="given", layouts=layouts(case))
+    found = [merged(job, options, [], []) for job in jobs_of(target, golden, options).jobs]
+    return found, outcome(case).pairs
+
+
+def sides(place: Path) -> dict[int, Side]:
+    return {int(path.parent.name[4:]): read_side(path) for path in sorted(place.glob("rank*/dump.json"))}
+
+
+def one_whole(place: Path) -> Whole:
+    return whole(sides(place))
+
+
+@pytest.mark.parametrize("name", ["tp2", "dp2"])
+def test_nodes_and_edges_are_those_of_the_existing_tool(name: str, dumps: Callable[[str], Path]) -> None:
+    """Tensor-parallel ranks, and single ranks when sizes are given: the same nodes, the same parents, the same rows."""
+    graphs, pairs = made(dumps, name)
+    assert len(graphs) == len(pairs)
+    for graph, pair in zip(graphs, pairs):
+        assert isinstance(graph, Graph)
+        assert (graph.step, graph.rank) == (pair.step, pair.rank)
+        assert set(graph.names) == set(pair.npu)
+        for node, label in enumerate(graph.names[1:], 1):
+            theirs = pair.npu[label]
+            assert graph.names[graph.parents[node]] == theirs["up_node"]
+            assert {graph.names[child] for child in graph.children[node]} == set(theirs["sub_nodes"] or [])
+            ours, others = graph.items(node), (theirs["input_data"], theirs["output_data"])
+            assert [set(one) for one in ours] == [set(one) for one in others]
+
+
+def test_values_differ_from_the_existing_tool_for_known_reasons_alone(dumps: Callable[[str], Path]) -> None:
+    """A merged tensor has the same statistics, but where ours are those of the sum it is a term of, or where the existing tool merges
+    nothing: in the optimizer, and gradients that are added up."""
+    (graph,), (pair,) = made(dumps, "tp2")
+    assert isinstance(graph, Graph)
+    assert graph.side is not None
+    reasons: Counter[str] = Counter()
+    for node in range(1, len(graph)):
+        theirs = pair.npu[graph.names[node]]
+        notes = graph.merge_notes.get(node, [])
+        for rows, items in ((graph.inputs(node), theirs["input_data"]), (graph.outputs(node), theirs["output_data"])):
+            for row in rows:
+                if not isinstance(graph.side.shape[row], list) or row in graph.side.odd:
+                    continue
+                other = [items[graph.side.name[row]].get(key) for key in STATISTICS]
+                ours = graph.side.stats[row]
+                try:
+                    close = np.allclose(ours, np.array(other, np.float64), rtol=1e-6, atol=1e-12, equal_nan=True)
+                except (TypeError, ValueError):
+                    close = bool(np.isnan(ours).all())
+                if close:
+                    reasons["the same"] += 1
+                    continue
+                place = graph.side.name[row][len(graph.names[node]) + 1 :]
+                note = next((text for text in notes if text.startswith(f"{place}: ")), "")
+                assert note, graph.side.name[row]
+                merged_there = bool(theirs["parallel_merge_info"])
+                assert OF_SUM in note or not merged_there, (graph.side.name[row], note)
+                reasons["sum" if OF_SUM in note else "not merged there"] += 1
+    assert reasons["the same"] > 2500
+    assert 10 < reasons["sum"] < 200
+    assert reasons["not merged there"] < 300
+
+
+@pytest.mark.parametrize("name", ["pp2", "vpp2", "tp2pp2", "order"])
+def test_a_pipeline_has_all_that_the_existing_tool_shows_and_what_it_loses(name: str, dumps: Callable[[str], Path]) -> None:
+    """Every node of theirs is there, in the same module; so is what it drops: the optimizer of later stages, and what their own autograd
+    functions call, whose names it gives twice."""
+    (graph,), (pair,) = made(dumps, name)
+    assert isinstance(graph, Graph)
+    assert set(pair.npu) <= set(graph.names)
+    more = Counter(graph.names[graph.parents[graph.index[label]]].split(".")[0] for label in set(graph.names) - set(pair.npu))
+    assert more["optimizer"] > 100
+    for label, theirs in pair.npu.items():
+        parent = graph.names[graph.parents[graph.index[label]]] if label != "DefaultModel" else theirs["up_node"]
+        twice = {"Autograd"} & {parent.split(".")[0], theirs["up_node"].split(".")[0], label.split(".")[0]}
+        assert parent == theirs["up_node"] or twice, (label, parent, theirs["up_node"])
+    layers = {label.split(".layers.")[1].split(".")[0] for label in graph.names if ".layers." in label}
+    assert layers == {str(n) for n in range(len(layers))}
+
+
+def test_runs_that_are_cut_alike_have_the_index_of_the_existing_tool(dumps: Callable[[str], Path]) -> None:
+    """Two runs of two tensor-parallel ranks: precision index and partners are those of 26.2.0, but for one value that round-off decides."""
+    (found,), (pair,) = made(dumps, "tp2-scaled")
+    assert isinstance(found, Comparison)
+    graph = found.target
+    assert set(graph.names) == set(pair.npu)
+    others = {label for label, node in graph.index.items() if found.index[node] != pair.npu[label]["precision_index"]}
+    assert others <= {"Tensor.addcmul_.15.forward"}
+
+
+def test_pieces_are_the_tensor_of_one_process(dumps: Callable[[str], Path]) -> None:
+    """Statistics and shapes of what two tensor-parallel ranks hold together are those of one process; other ones are what only the cut
+    run does (places in a vocabulary that is cut, memory that is not set, moments that are all zeros)."""
+    found, one = one_whole(dumps("tp2")), read_side(dumps("tp1") / "rank0" / "dump.json")
+    pairs = Matcher(LooseTree(found.side), LooseTree(one)).run().pairs
+    good, shapes, off = 0, 0, Counter[str]()
+    for i, j in measure.paired_rows(found.side, one, pairs)[0]:
+        if not isinstance(one.shape[j], list) or i in found.side.values or not one.stats[j][3] > 0:
+            continue
+        mine, other = found.side.stats[i], one.stats[j]
+        if np.abs(mine - other).max() > 1e-3 * np.abs(other).max():
+            off[found.side.ops[found.side.op[i]].split(".")[1]] += 1
+            continue
+        good += 1
+        shapes += found.side.shape[i] == one.shape[j]
+    assert good > 2000
+    assert shapes > 0.97 * good
+    assert sum(off.values()) < 0.05 * good
+    assert not any(name in off for name in ("matmul", "linear", "gelu", "softmax", "layer_norm", "module"))
+    assert not any("differ between ranks that should agree" in text for text in found.said)
+
+
+@pytest.mark.parametrize(("target", "golden"), [("tp2", "tp1"), ("dp2", "tp1")])
+def test_runs_cut_in_different_ways_are_no_difference(target: str, golden: str, dumps: Callable[[str], Path]) -> None:
+    """One graph of all ranks against one process: nothing is found, no node is an error, and what cannot be compared says why."""
+    options = GraphOptions(merge="auto")
+    (job,) = jobs_of(dumps(target), dumps(golden), options).jobs
+    assert job.across
+    assert [rank for rank, _ in job.members] == [0, 1]
+    found = merged(job, options, [], [])
+    assert isinstance(found, Comparison)
+    assert found.suspect is None
+    assert not any(value == 1 for value in found.index)
+    assert sum(partner >= 0 for partner in found.partners) > 0.9 * len(found.partners)
+    assert any("not compared: parts of a sum" in text for texts in found.target.merge_notes.values() for text in texts)
+
+
+def test_a_difference_is_found_across_layouts(dumps: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A module that scales its output on two ranks, beside one process: the command names it, with the rank, and ends with 1."""
+    target, golden = dumps("tp2_scaled"), dumps("tp1")
+    code = main(["graph_visualize", "-tp", str(target), "-gp", str(golden), "-o", str(tmp_path), "--merge", "auto", "--format", "html"])
+    said = capsys.readouterr().out
+    assert code == 1, said
+    assert "The numbers part: step 0, rank" in said
+
+
+def test_the_merged_dump_is_the_merged_graph(dumps: Callable[[str], Path], tmp_path: Path) -> None:
+    """``--file_type json``: what is written reads back as the same nodes, parents and rows."""
+    (graph,), _ = made(dumps, "tp2")
+    assert isinstance(graph, Graph)
+    for name, document in (("dump", dump_of(graph)), ("construct", construct_of(graph)), ("stack", stacks_of(graph))):
+        (tmp_path / f"{name}.json").write_text(json.dumps(document))
+    side = read_side(tmp_path / "dump.json")
+    again = build(side)
+    ours = graph.side
+    assert ours is not None
+    assert not side.problems
+    assert {name: graph.names[graph.parents[node]] for name, node in graph.index.items() if node} == {
+        name: again.names[again.parents[node]] for name, node in again.index.items() if node
+    }
+    rows = {name: row for row, name in enumerate(side.name)}
+    assert set(rows) == set(ours.name)
+    for row, name in enumerate(ours.name):
+        other = rows[name]
+        assert (ours.shape[row], ours.dtype[row], ours.values.get(row)) == (side.shape[other], side.dtype[other], side.values.get(other))
+        assert np.array_equal(ours.stats[row], side.stats[other], equal_nan=True)
+    theirs = outcome(MERGES["tp2-json"]).raw
+    assert set(theirs["step0/rank0/dump.json"]["data"]) == set(dump_of(graph)["data"])
+    assert dump_of(graph)["is_merged"] is theirs["step0/rank0/dump.json"]["is_merged"] is True
+
+
+def test_json_command(dumps: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command writes three files per copy of the model, for one run alone, and never over others."""
+    flags = ["--rank_size", "2", "--tp", "2", "--pp", "1", "--file_type", "json"]
+    run = ["graph_visualize", "-tp", str(dumps("tp2")), "-o", str(tmp_path / "out")]
+    assert main([*run, *flags]) == 0
+    assert sorted(path.name for path in (tmp_path / "out").rglob("*.json")) == ["construct.json", "dump.json", "stack.json"]
+    assert main([*run, *flags]) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert main([*run, "--file_type", "json"]) == 2
+
+
+def test_a_replica_that_differs_is_said(dumps: Callable[[str], Path], tmp_path: Path) -> None:
+    """A call that took in the same on all ranks and gave out something else, and a weight that the dump says all ranks hold whole."""
+    place = tmp_path / "step0"
+    shutil.copytree(dumps("tp2"), place)
+    path = place / "rank1" / "dump.json"
+    document = json.loads(path.read_text())
+    norm = next(name for name in document["data"] if name.startswith("Functional.layer_norm.") and name.endswith(".forward"))
+    document["data"][norm]["output"][0]["Max"] += 1.0
+    path.write_text(json.dumps(document))
+    found = one_whole(place)
+    assert any("1 tensors differ between ranks that should agree" in text and norm in text for text in found.said)
+    notes = found.notes[found.side.ops.index(norm)]
+    assert any("all ranks took in the same" in text for text in notes)
+
+
+def test_copies_of_the_model_that_differ_are_said(dumps: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Weights of two data-parallel ranks that are not the same are named."""
+    place = tmp_path / "step0"
+    shutil.copytree(dumps("dp2"), place)
+    path = place / "rank1" / "dump.json"
+    document = json.loads(path.read_text())
+    module = next(name for name, record in document["data"].items() if record.get("parameters"))
+    next(iter(document["data"][module]["parameters"].values()))["Norm"] *= 1.5
+    path.write_text(json.dumps(document))
+    main(["graph_visualize", "-tp", str(place), "-o", str(tmp_path / "out"), "--merge", "auto", "--format", "html"])
+    said = capsys.readouterr().err
+    assert "copies of the model differ from that of rank 0: that of rank 1 in 1 parameters" in said
+    assert module in said
+
+
+def test_a_record_of_any_rank_has_its_node(dumps: Callable[[str], Path]) -> None:
+    """Suspects are named as in the dump of their rank: in a merged pipeline that is the record that came from there."""
+    found = one_whole(dumps("tp2pp2"))
+    graph = build(found.side, 0, 0)
+    name = next(op for op in sides(dumps("tp2pp2"))[2].ops if ".layers.0." in op and op.startswith("Module."))
+    for rank in (2, 3):  # rank 3 was merged into rank 2
+        node = node_of(graph, rank, name)
+        assert node is not None
+        assert ".layers.1." in graph.names[node]
+    node = node_of(graph, 1, name)
+    assert node is not None
+    assert graph.names[node] == name
+    assert node_of(graph, 0, "Tensor.nothing.0.forward") is None
+
+
+@pytest.mark.parametrize(
+    ("layout", "ranks", "said"),
+    [
+        (Layout(4, 3, 1), 4, "no whole number of models"),
+        (Layout(4, 2, 2), 2, "no dump of ranks 2, 3"),
+        (Layout(2, 2, 1), 3, "dumps of ranks 2 besides"),
+        (Layout(4, 2, 2, 1, "tp-pp-xx"), 4, "must have each of"),
+        (Layout(4, 2, 2, 1, "tp-dp"), 4, "lacks pp"),
+        (Layout(2, 2, 1, 2), 2, "virtual stages need a pipeline"),
+    ],
+)
+def test_sizes_that_make_no_sense(layout: Layout, ranks: int, said: str) -> None:
+    """Wrong sizes, missing ranks and wrong orders are refused, with what is allowed."""
+    with pytest.raises(UsageError, match=said):
+        places.check(layout, dict.fromkeys(range(ranks)))
+
+
+def test_sizes_that_contradict_the_dump(dumps: Callable[[str], Path]) -> None:
+    """A dump that says how it was cut is believed."""
+    options = GraphOptions(merge="given", layouts=(Layout(4, 1, 4),))
+    (job,) = jobs_of(dumps("tp2pp2"), None, options).jobs
+    with pytest.raises(UsageError, match="was made with 2"):
+        merged(job, options, [], [])
+
+
+@pytest.mark.parametrize(
+    ("layout", "expected"),
+    [
+        (Layout(8, 2, 2), {1: (1, 0, 0), 2: (0, 1, 0), 5: (1, 0, 1)}),
+        (Layout(8, 2, 2, 1, "tp-pp-dp"), {1: (1, 0, 0), 2: (0, 0, 1), 5: (1, 1, 0)}),
+    ],
+)
+def test_places_of_ranks(layout: Layout, expected: dict[int, tuple[int, int, int]]) -> None:
+    """Places follow each other in the order that was given, the fastest first."""
+    found = places.given(layout)
+    assert {rank: tuple(found[rank][axis] for axis in ("tp", "dp", "pp")) for rank in expected} == expected
