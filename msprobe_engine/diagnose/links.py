@@ -156,7 +156,7 @@ def _events(rank: int, call: Call) -> Iterator[_Event]:
     args = args if isinstance(args, list) else []
     kwargs = kwargs if isinstance(kwargs, dict) else {}
     if op == "batchisendirecv":
-        for item in _p2p_items([args, kwargs]):
+        for item in p2p_items([args, kwargs]):
             yield _Event(rank, call.index, normal_op(str(item.get("op", ""))), None, _int(item.get("peer")))
         return
     group = _group(call.raw, args, kwargs)
@@ -165,16 +165,17 @@ def _events(rank: int, call: Call) -> Iterator[_Event]:
     yield _Event(rank, call.index, op, group, _root(op, call.raw, args, kwargs, group))
 
 
-def _p2p_items(node: Any) -> Iterator[Mapping[str, Any]]:
+def p2p_items(node: Any) -> Iterator[Mapping[str, Any]]:
+    """The messages of a batch among arguments, in their order."""
     if isinstance(node, dict):
         if "P2POp" in str(node.get("class_type", "")):
             yield node
         else:
             for child in node.values():
-                yield from _p2p_items(child)
+                yield from p2p_items(child)
     elif isinstance(node, list):
         for child in node:
-            yield from _p2p_items(child)
+            yield from p2p_items(child)
 
 
 def _tag(raw: Mapping[str, Any], *keys: str) -> Any:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from msprobe_engine.diagnose import across
-from msprobe_engine.diagnose.links import match
+from msprobe_engine.diagnose.facts import normal_op
+from msprobe_engine.diagnose.links import SENDS, match, p2p_items
 from msprobe_engine.graph.model import Cell, Comparison, Graph, Link
 from msprobe_engine.graph.options import GraphOptions
 
@@ -84,4 +85,17 @@ def link(ranks: Mapping[int, list[Call]]) -> dict[int, Linked]:
                 add(at, SEND, sinks)
             else:
                 add(at, RECEIVE, sources)
-    return {rank: {node: tuple(some) for node, some in nodes.items()} for rank, nodes in found.items()}
+    return {rank: {node: tuple(some) for node, some in _in_order(nodes, ranks[rank]).items()} for rank, nodes in found.items()}
+
+
+def _in_order(nodes: Mapping[int, list[Link]], some: list[Call]) -> Mapping[int, list[Link]]:
+    """Links of a batch of messages in the order of the messages."""
+    for call in some:
+        batch = nodes.get(call.node, ())
+        if len(batch) > 1:
+            items = p2p_items([call.record.get("input_args"), call.record.get("input_kwargs")])
+            places: dict[tuple[bool, Any], int] = {}
+            for at, item in enumerate(items):
+                places.setdefault((normal_op(str(item.get("op"))) in SENDS, item.get("peer")), at)
+            nodes[call.node].sort(key=lambda one: places.get((one.communications_type == SEND, min(one.nodes_info)), len(places)))
+    return nodes
