@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import shlex
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -15,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msprobe_engine.cli.main import main
+from msprobe_engine.cli.main import main, sub_parser
 from msprobe_engine.errors import UsageError
 from msprobe_engine.monitor.data2db import data2db
 from msprobe_engine.settings.schema import CsvSettings, MonitorSettings
@@ -314,3 +316,21 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trends", str(tmp_path / "a"), "--size", "0"]) == 2
     assert main(["trends", str(tmp_path / "none")]) == 2
     assert "no such directory" in capsys.readouterr().err
+
+
+def test_the_examples_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The commands of docs/trends.md run as they stand there, and every option it names is one."""
+    text = (Path(__file__).parents[2] / "docs" / "trends.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    for name, factor in (("a", 1.0), ("b", 1.5)):
+        run(tmp_path / "runs" / name, 0, {s: {"layers.0.w": [factor if s > 2 else 1.0]} for s in range(5)})
+    lines = [shlex.split(line, comments=True) for line in re.findall(r"^msprobe .*$", text, re.MULTILINE)]
+    assert len(lines) == 3
+    for words in lines:
+        assert main(words[1:]) == 0
+    assert Path("runs/a/trends.html").exists()
+    assert main(["trends", "trend", "-o", "db.html"]) == 0
+    out = capsys.readouterr().out
+    assert "runs apart: 1, first:" in out
+    known = {option for action in sub_parser("trends")._actions for option in action.option_strings}
+    assert set(re.findall(r"`(--[a-z_]+)", text)) <= known
