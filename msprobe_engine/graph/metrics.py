@@ -94,6 +94,8 @@ class RowMetrics:
         theirs = second.four(j)
         if i in first.odd or j in second.odd:
             pairs = [_pair(x, y) for x, y in zip(first.four(i), theirs)]
+            if self._old and type(first.values.get(i)) is int and type(second.values.get(j)) is int:  # a rank, which 26.2.0 takes for text
+                pairs = [_pair(first.values[i], second.values[j])] * 4
         else:
             pairs = [_cells(x, y) for x, y in zip(differences, theirs)]
         found.update(zip(DIFFERENCES, (x for x, _ in pairs)))
