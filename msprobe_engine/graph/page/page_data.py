@@ -19,6 +19,7 @@ import numpy.typing as npt
 from msprobe_engine.compare.side import OUTPUT, PARAMETERS_GRAD
 from msprobe_engine.compare.tree import Tree
 from msprobe_engine.diagnose import measure
+from msprobe_engine.graph.build import is_gradients
 from msprobe_engine.graph.model import Graph
 
 BACKWARD, NONFINITE_IN, NONFINITE_OUT, UNMATCHED, RECOMPUTE, LINKED = 1, 2, 4, 8, 16, 32
@@ -167,7 +168,7 @@ def _stacks(graph: Graph, order: Order) -> tuple[npt.NDArray[np.int32], list[tup
 def _flags(graph: Graph, order: Order) -> npt.NDArray[np.uint16]:
     flags = np.zeros(len(graph), np.uint16)
     for node, name in enumerate(graph.names):
-        if ".backward." in name or name.endswith((".backward", ".parameters_grad")):
+        if ".backward." in name or name.endswith(".backward") or is_gradients(name):
             flags[node] |= BACKWARD
         if name.startswith(_COMMUNICATION):
             flags[node] |= COLLECTIVE

@@ -8,7 +8,7 @@ Graph.bar = (() => {
   function mount(parent, given) {
     store = given;
     parent.setAttribute("role", "toolbar");
-    Graph.panel.label(parent, "graph.panel");
+    Graph.panel.label(parent, "graph.tools");
     parent.title = "";
     const where = make("div", parent, null, "group");
     step = chooser(where, "step");

@@ -127,7 +127,7 @@ Graph.details = (() => {
     const worst = worstInside(columns, node);
     if (worst >= 0) {
       const line = make("div", parent, null, "inside");
-      word(make("span", line, null, "soft"), store.sides.length === 2 && side === 0 ? "graph.worst_inside" : "graph.bad_inside");
+      word(make("span", line, null, "soft"), store.sides.length === 2 ? "graph.worst_inside" : "graph.bad_inside");
       nodeLink(line, side, worst);
     }
   }
@@ -164,7 +164,7 @@ Graph.details = (() => {
   function statistics(parent, target, golden, side) {
     const own = side ? golden : target, compared = target !== null && golden !== null;
     const metrics = target?.metrics || {};
-    if (!own.inputs.length && !own.outputs.length) { word(make("p", parent, null, "soft none"), "graph.no_rows"); return; }
+    if (![target, golden].some((one) => one && (one.inputs.length || one.outputs.length))) { word(make("p", parent, null, "soft none"), "graph.no_rows"); return; }
     const blocks = [["outputs", "outputs"], ["inputs", "inputs"]].map(([key, which]) => {
       const pairs = compared
         ? Graph.compare.pairs(target[which], golden[which])
@@ -210,7 +210,7 @@ Graph.details = (() => {
     }
     if (!Graph.compare.isTensor(one)) plainValue(node, target, golden, found);
     else if (Graph.compare.STATISTICS.some((s) => (target || golden)[s] !== null)) numbers(node, target, golden, found);
-    const checks = [target, golden].map((r) => r && (r.md5 || r.facts?.digest)).filter(Boolean);
+    const checks = [target, golden].map((one_) => one_ && Graph.compare.checksum(one_)).filter(Boolean);
     if (checks.length) make("p", node, Kit.t("graph.checksum") + "  " + [...new Set(checks)].map((c) => Kit.name(c, 80)).join("  ≠  "), "soft small");
     const measured = Object.entries(metrics[one.place] || {}).filter(([, value]) => value !== null && value !== "");
     if (measured.length) {

@@ -2,7 +2,7 @@
 // All steps and ranks of the page as cells of a table, their first suspects, and what has to be known about the dumps.
 Graph.overview = (() => {
   const { make, word } = Kit;
-  const MOST_SUSPECTS = 50;
+  const MOST_SUSPECTS = 50, MOST_CELLS = 4000;
   let store = null, place = null;
 
   function mount(parent, given) {
@@ -55,6 +55,7 @@ Graph.overview = (() => {
 
   function pairs(parent) {
     const all = store.manifest.pairs, steps = [...new Set(all.map((pair) => pair.step))].sort((a, b) => a - b), ranks = [...new Set(all.map((pair) => pair.rank))].sort((a, b) => a - b);
+    if (steps.length * ranks.length > MOST_CELLS) { word(make("p", parent, null, "soft"), "graph.pairs_many", Kit.count(all.length)); return; }
     word(make("p", parent, null, "soft small"), compared() ? "graph.pairs_what" : "graph.pairs_what_alone");
     const table = make("table", make("div", parent, null, "scroll pairs-scroll"), null, "pairs"), top = make("tr", make("thead", table)), body = make("tbody", table);
     make("td", top, null, "corner");

@@ -137,11 +137,11 @@ Graph.panel = (() => {
       if (open === !content.hidden) return;
       content.hidden = !open;
       opener.setAttribute("aria-expanded", String(open));
-      if (open) opening();
+      if (open) { opening(); content.querySelector("button, select, input")?.focus(); }
       else if (content.contains(document.activeElement)) opener.focus();
     };
     opener.addEventListener("click", () => set(content.hidden));
-    content.addEventListener("keydown", (event) => { if (event.key === "Escape") { set(false); opener.focus(); event.stopPropagation(); } });
+    document.addEventListener("keydown", (event) => { if (event.key === "Escape" && !content.hidden) { set(false); event.stopPropagation(); } }, true);
     document.addEventListener("pointerdown", (event) => { if (!content.contains(event.target) && !opener.contains(event.target)) set(false); });
     return { set, get open() { return !content.hidden; } };
   }

@@ -31,7 +31,7 @@ Kit.texts("graph", {
   help: ["Keys and colours (?)", "按键与颜色 (?)"],
   back: ["Back", "后退"],
   forth: ["Forward", "前进"],
-  panel: ["Panel at the side", "侧边面板"],
+  tools: ["Choose, search, filter", "选择、搜索与筛选"],
   // filters
   filters: ["Filters", "筛选"],
   filters_on: ["Filters · {0}", "筛选 · {0}"],
@@ -165,6 +165,7 @@ Kit.texts("graph", {
   all_pairs: ["Steps and ranks", "步与卡"],
   pairs_what: ["Colour: the largest difference of each. Click one to open it.", "颜色表示各自的最大差异，点击打开。"],
   pairs_what_alone: ["Colour: whether NaN or Inf came out of a call. Click one to open it.", "颜色表示是否有调用输出 NaN 或 Inf，点击打开。"],
+  pairs_many: ["{0} steps and ranks: choose one at the top.", "共 {0} 组步与卡，请在顶部选择。"],
   first_suspects: ["First suspects", "首个可疑点"],
   most_likely: ["first of all", "全局首个"],
   nodes_n: ["Nodes", "节点数"],
