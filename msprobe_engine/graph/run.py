@@ -7,6 +7,7 @@ import pickle
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -57,6 +58,8 @@ def run(
     """
     options = options or GraphOptions()
     sources = jobs_of(target, golden, options)
+    if sources.merge:
+        options = replace(options, merge="auto")
     directory = Path(output)
     try:
         make_directories(os.fspath(directory))

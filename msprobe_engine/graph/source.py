@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from msprobe_engine.compare.source import MIXED, Sources, pair_paths
@@ -13,6 +13,11 @@ from msprobe_engine.dump import layout
 from msprobe_engine.dump.reader import DumpDirectory, open_dump
 from msprobe_engine.errors import DumpFormatError, UsageError
 from msprobe_engine.graph.options import GraphOptions
+
+_CUT = (
+    "The runs are cut over their ranks in different ways: what all ranks make together is compared, as with --merge auto; --match exact "
+    "compares ranks by their numbers."
+)
 
 
 @dataclass(frozen=True)
@@ -76,11 +81,13 @@ class Jobs:
         jobs: by step and rank, each pair of these once.
         notes: what is left out on purpose, and why, one sentence each.
         lost: sentences about data that was asked for and is not there.
+        merge: ranks are put together although nobody asked for it: the two runs are cut over their ranks in different ways.
     """
 
     jobs: list[Job] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
+    merge: bool = False
 
 
 def jobs_of(target: str | Path, golden: str | Path | None, options: GraphOptions) -> Jobs:
@@ -100,6 +107,11 @@ def jobs_of(target: str | Path, golden: str | Path | None, options: GraphOptions
 
         return merged(_alone(Path(target), options), _alone(Path(golden), options) if golden else None, options)
     found = _pairs(target, golden, options) if golden else _alone(Path(target), options)
+    if golden and found.merge:
+        whole = jobs_of(target, golden, replace(options, merge="auto"))
+        whole.merge = True
+        whole.notes.append(_CUT)
+        return whole
     found.jobs.sort(key=lambda job: job.key)
     once: dict[tuple[int, int], Job] = {}
     for job in found.jobs:
@@ -114,6 +126,12 @@ def jobs_of(target: str | Path, golden: str | Path | None, options: GraphOptions
 def _pairs(target: str | Path, golden: str | Path, options: GraphOptions) -> Jobs:
     sources: Sources = pair_paths(target, golden, options.steps, options.ranks)
     found = Jobs(notes=sources.notes, lost=sources.lost)
+    if options.match == "structure" and not options.ranks:
+        from msprobe_engine.compare.layout.tasks import as_wholes
+
+        cut = Sources(sources.tasks)
+        as_wholes(cut)
+        found.merge = any(task.whole for task in cut.tasks)
     for task in sources.tasks:
         step = task.step or 0
         where = task.golden.resolve().parent

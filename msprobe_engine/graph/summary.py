@@ -123,7 +123,7 @@ class Result:
 
 def _units(units: float) -> str:
     if np.isinf(units):
-        return "NaN or Inf on one side only"
+        return "NaN, Inf or another shape on one side only"
     return f"{units:,.0f} units of round-off" if units >= 100 else f"{units:.2g} units of round-off"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import tarfile
 import time
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,31 @@ def test_ranks_of_one_run_only_are_said(tmp_path: Path, capsys: pytest.CaptureFi
     assert code == 3
     assert "ranks only in the target: 7" in out
     assert len(kept.last.made) == 2
+
+
+def test_runs_of_different_layouts_are_compared_as_wholes(tmp_path: Path, capsys: pytest.CaptureFixture[str], kept: type[Kept]) -> None:
+    """Two tensor-parallel ranks against one make no difference; with --match exact ranks go by number."""
+    with tarfile.open(Path(__file__).parents[1] / "fixtures/graph/megatron.tar.xz") as tar:
+        tar.extractall(tmp_path, [one for one in tar.getmembers() if one.name.split("/")[0] in ("tp2", "tp1")], filter="data")
+    code, out, err = _say(capsys, "graph", tmp_path / "tp2", tmp_path / "tp1", "-o", tmp_path / "o")
+    assert (code, out.split("\n")[0]) == (0, "No difference beyond round-off.")
+    assert "cut over their ranks in different ways" in err
+    assert len(kept.last.made) == 1
+    code, out, _ = _say(capsys, "graph", tmp_path / "tp2", tmp_path / "tp1", "-o", tmp_path / "o", "--match", "exact")
+    assert code == 1
+    assert "ranks only in the target: 1" in out
+
+
+def test_saved_values_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str], kept: type[Kept]) -> None:
+    """A debug.json is drawn too; the first value that is not finite is the suspect."""
+    path = tmp_path / "d/step0/rank0/debug.json"
+    path.parent.mkdir(parents=True)
+    data = {"good.0.debug": tensor(1.0), "bad.0.debug": {"x": [tensor(float("inf"))]}, "worse.0.debug": tensor(float("nan"))}
+    path.write_text(json.dumps({"task": "statistics", "level": "debug", "framework": "pytorch", "dump_data_dir": None, "data": data}))
+    code, out, _ = _say(capsys, "graph", tmp_path / "d", "-o", tmp_path / "o")
+    assert (code, out.split("\n")[0]) == (1, "First NaN or Inf: step 0, rank 0, saved value bad.0.debug")
+    assert [kept.last.made[0].suspect, kept.last.made[0].leading] == [2, True]
+    assert "construct.json" not in out
 
 
 def test_what_waits_for_the_other_ranks_may_lie_on_the_disk(tmp_path: Path, kept: type[Kept], monkeypatch: pytest.MonkeyPatch) -> None:
