@@ -149,8 +149,11 @@ class _Numbers:
             columns=generation, compat=True, tensor_log=self.options.tensor_log and generation == self.options.generation
         )
         pairs = list(zip(self.rows.left.tolist(), self.rows.right.tolist()))
-        found = tensor_metrics(self.rows.target, self.rows.golden, pairs, asked).columns
-        return {name: found[name] for name in METRICS}
+        found = tensor_metrics(self.rows.target, self.rows.golden, pairs, asked)
+        if found.damaged.any():
+            first = self.rows.target.name[pairs[int(np.argmax(found.damaged))][0]]
+            self.rows.target.say(f"{int(found.damaged.sum()):,} rows have a saved tensor that could not be read, the first is {first}")
+        return {name: found.columns[name] for name in METRICS}
 
     @cached_property
     def verdicts(self) -> Verdicts:

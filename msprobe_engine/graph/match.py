@@ -55,10 +55,13 @@ def match(target: Graph, golden: Graph, options: GraphOptions, aligned: Callable
     Raises:
         UsageError: the layer mapping is none, or a side has no construct.json.
     """
-    if options.layer_mapping is not None and options.layer_mapping is not False:
-        partners = _by_layer(target, golden, options)
-    elif options.fuzzy:
+    mapped = options.layer_mapping is not None and options.layer_mapping is not False
+    if options.fuzzy:
+        if mapped:
+            target.problems.append("fuzzy matching and a layer mapping were asked for: nodes are matched fuzzily, as in the existing tool")
         partners = _fuzzy(target, golden, options.old)
+    elif mapped:
+        partners = _by_layer(target, golden, options)
     else:
         partners = _by_name(target, golden, options.old)
     found = Matched(partners, _turned(target, golden, partners))

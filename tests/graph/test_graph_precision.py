@@ -244,3 +244,33 @@ def test_golden_micro_steps_follow_the_target(tmp_path: Path) -> None:
     second: Graph = graph(tmp_path / "b", {name: records[name] for name in names[2:]})
     made = compare(first, second, _options())
     assert [made.golden.micro_steps[made.golden.index[name]] for name in names[2:]] == [1, 1]
+
+
+def test_fuzzy_goes_before_a_layer_mapping_and_says_so(tmp_path: Path) -> None:
+    """The existing tool leaves the mapping out without a word."""
+    records = {ADD: call([tensor()], [tensor()])}
+    made = _both(tmp_path, records, records, _options(fuzzy=True, layer_mapping=True))
+    assert any("layer mapping" in problem for problem in made.target.problems)
+
+
+def test_saved_tensors_that_cannot_be_read_are_said(tmp_path: Path) -> None:
+    """Their numbers are missing, which is no agreement; the node is compared by what else there is."""
+    records = {ADD: call([tensor()], [tensor(data_name="Torch.add.0.forward.output.0.npy")])}
+    first, second = (graph(tmp_path / name, records) for name in ("a", "b"))
+    for one in (first, second):
+        assert one.side is not None
+        one.side.header["task"] = "tensor"
+    made = compare(first, second, _options())
+    assert made.task == "all"
+    assert first.side is not None
+    assert any("could not be read" in problem for problem in first.side.problems)
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400), True, "text", None, [1, 2]])
+def test_odd_numbers_in_a_dump_are_compared(value: Any, tmp_path: Path) -> None:
+    """Statistics that no dump should have break nothing and make no numbers."""
+    odd = tensor(Max=value, Norm=value)
+    made = _both(tmp_path, {ADD: call([number(value)], [odd])}, {ADD: call([number(3)], [tensor()])}, _options())
+    made.metrics(made.target.index[ADD])
+    assert _index(made, ADD, True) is not None
+    assert _index(made, ADD, False) is not None
