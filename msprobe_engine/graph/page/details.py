@@ -62,9 +62,10 @@ class _Writer:
             self.finite = np.isfinite(self.side.stats).all(axis=1).tolist()  # type: ignore[assignment]
         self.texts: dict[str, int] = {}
         self.shapes: dict[str, int] = {}
+        self.forms: dict[int, int] = {}
 
     def block(self, nodes: list[int], metrics: Metrics | None) -> bytes:
-        self.texts, self.shapes = {}, {}
+        self.texts, self.shapes, self.forms = {}, {}, {}
         found = [self._node(node, metrics) for node in nodes]
         return f'{{"nodes":[{",".join(found)}],"texts":{json.dumps(list(self.texts))},"shapes":[{",".join(self.shapes)}]}}'.encode()
 
@@ -96,13 +97,19 @@ class _Writer:
         dtype = side.dtype[row]
         kind = -1 if dtype is None else texts.setdefault(dtype, len(texts))
         form = side.shape[row]
-        shape = -1 if form is None else self.shapes.setdefault(_dump(form), len(self.shapes))
+        shape = -1 if form is None else self._shape(form)
         further = self._further(row)
         tail = f",{_dump(further)}" if further else ""
         if self.finite[row]:
             return f"[{place},{kind},{shape},{_numbers(side.numbers[4 * row : 4 * row + 4])}{tail}]"
         values = (None,) * 4 if row in side.values else side.four(row)
         return f"[{place},{kind},{shape},{','.join([_dump(_value(value)) for value in values])}{tail}]"
+
+    def _shape(self, form: Any) -> int:
+        found = self.forms.get(id(form))  # a side has one object for all rows of equal shape
+        if found is None:
+            found = self.forms[id(form)] = self.shapes.setdefault(_dump(form), len(self.shapes))
+        return found
 
     def _further(self, row: int) -> dict[str, Any]:
         side = self.side
@@ -148,5 +155,4 @@ def _value(value: Any) -> Any:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
-def _dump(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), default=str)
+_dump = json.JSONEncoder(separators=(",", ":"), default=str).encode

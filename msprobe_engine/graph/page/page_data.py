@@ -1,4 +1,4 @@
-"""What the page of graphs holds of one side of one rank and step: columns of its nodes, read by ``web/graph/store.js``.
+"""What the page of graphs holds of one side of one rank and step: columns of its nodes, read by ``web/graph/columns.js``.
 
 Nodes are numbered anew in order of execution, an enclosing node before what it encloses: then the size of each subtree says all of the
 hierarchy, names that follow each other are alike and pack well, and a subtree is a range.
@@ -25,7 +25,7 @@ from msprobe_engine.graph.model import Graph
 BACKWARD, NONFINITE_IN, NONFINITE_OUT, UNMATCHED, RECOMPUTE, LINKED = 1, 2, 4, 8, 16, 32
 BY_STRUCTURE, COLLECTIVE = 256, 512
 OVERFLOW = {"medium": 64, "high": 128, "critical": 192}
-"""Bits of the column ``flags``; ``Graph.FLAG`` of store.js has the same."""
+"""Bits of the column ``flags``; ``Graph.FLAG`` of columns.js has the same."""
 
 _MAGIC = b"MPG1"
 _COMMUNICATION = ("Distributed.", "MintDistributed.")
