@@ -36,4 +36,7 @@ def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
         pattern = re.sub(r"\d{14}", r"\\d{14}", re.escape(line)).replace(r"\.\.\.", ".+")
         assert re.search(f"^{pattern}$", shown, re.MULTILINE), line
     assert [main(shlex.split(line)[1:]) for line in lines[1:4]] == [0, 1, 1]
+    merging = [main(shlex.split(line)[1:]) for line in lines if "--merge" in line or "--tp" in line]
+    assert merging == [0, 1, 0, 0]
+    assert sorted(path.name for path in Path("merged").rglob("*.json")) == ["construct.json", "dump.json", "stack.json"]
     assert {path.name.partition(".")[2] for path in Path("output").iterdir()} == {"html", "vis", "vis.db"}
