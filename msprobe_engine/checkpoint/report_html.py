@@ -7,6 +7,7 @@ from typing import Any
 
 from msprobe_engine.checkpoint.report_text import changed_of, number, ranges, shape_of, size, type_of
 from msprobe_engine.checkpoint.result import SAME, UNKNOWN, Result, TensorResult, ranked
+from msprobe_engine.checkpoint.stored import MODEL
 from msprobe_engine.web.markup import Html, bullets, folded, paragraph, section, table, text, tiles
 from msprobe_engine.web.page import Verdict, document
 from msprobe_engine.web.words import words
@@ -30,9 +31,9 @@ def page(result: Result, only_different: bool = False, top: int | None = None) -
     count = len(result.different)
     parts: list[str] = [_tiles(result)]
     parts += section(_t("hints"), bullets(result.hints))
+    parts += section(_t("map"), _map(result))
     title = _t("different_tensors", count) if top is None else _t("different_tensors_top", count, len(different))
     parts += section(title, _tensors(different[:MOST_ROWS]))
-    parts += section(_t("map"), _map(result))
     for letter, names in (("a", result.only_in_a), ("b", result.only_in_b)):
         parts += section(_t(f"only_{letter}", len(names)), _list(names))
     matter = [(v.name, repr(v.a), repr(v.b), v.why) for v in result.values_that_matter]
@@ -130,11 +131,12 @@ def _map(result: Result) -> Html:
     columns = sorted({(row["state"] != "weight", row["state"], row["kind"]) for row in rows})
     layers = sorted({-1 if row["layer"] is None else row["layer"] for row in rows})
     cells = {(-1 if row["layer"] is None else row["layer"], row["state"], row["kind"]): row for row in rows}
+    odd = {_place(t) for t in result.different if (t.nan_a, t.inf_a) != (t.nan_b, t.inf_b)}
     lines: list[str] = []
     alike: list[int] = []
     last = ""
     for layer in layers:
-        line = "".join(_cell(cells.get((layer, state, kind))) for _, state, kind in columns)
+        line = "".join(_cell(cells.get((layer, state, kind)), (layer, state, kind) in odd) for _, state, kind in columns)
         if layer >= 0 and line == last:
             alike.append(layer)
             lines.pop()
@@ -144,12 +146,22 @@ def _map(result: Result) -> Html:
         lines.append(f"<tr><th scope=row>{name}</th>{line}</tr>")
     head = "".join(f"<th scope=col>{text(kind)}<br><small>{text(state)}</small></th>" for _, state, kind in columns)
     top = f"<thead><tr><th scope=col>{_t('layer')}</th>{head}</tr></thead>"
-    marks = [("u0", _t("equal")), *((f"u{i + 1}", f"< {edge:g}") for i, edge in enumerate(_EDGES)), ("u6", f"≥ {_EDGES[-1]:g}")]
+    marks = [
+        ("u0", _t("equal")),
+        *((f"u{i + 1}", f"< {edge:g}") for i, edge in enumerate(_EDGES)),
+        ("u6", f"≥ {_EDGES[-1]:g}"),
+        ("ubad", _t("nonfinite")),
+    ]
     note = f'<div class="legend">{"".join(f"<span><i class={mark}></i>{name}</span>" for mark, name in marks)}</div>'
     return Html(f'<div class="scroll"><table class="heat">{top}<tbody>{"".join(lines)}</tbody></table></div>{note}')
 
 
-def _cell(row: dict[str, Any] | None) -> str:
+def _place(t: TensorResult) -> tuple[int, str, str]:
+    return -1 if t.layer is None else t.layer, t.state or ("weight" if t.group == MODEL else t.group), t.kind
+
+
+def _cell(row: dict[str, Any] | None, odd: bool) -> str:
+    """A cell of the map; `odd`: in one of its tensors other elements are NaN or Inf, which no norm says."""
     if row is None:
         return "<td></td>"
     if not row["different"]:
@@ -157,4 +169,6 @@ def _cell(row: dict[str, Any] | None) -> str:
     rel = row["max_rel_norm"]
     depth = 1 + sum(not rel < edge for edge in _EDGES)  # NaN is the last class
     title = f"{row['different']} of {row['tensors']} differ; furthest: {row['worst']}"
+    if odd:
+        return f'<td class="ubad" title="{text(title)}">NaN</td>'
     return f'<td class="u{depth}" title="{text(title)}">{number(rel)}</td>'

@@ -87,7 +87,7 @@ def _differences(items: Sequence[Difference]) -> Html:
         severity = badge(_t(one.severity.replace(" ", "_")), _TONES[one.severity])
         rows.append((severity, one.sheet, name, _short(one.bench), _short(one.cmp), why))
     tones = [_TONES[one.severity] for one in items[:MOST_ROWS]]
-    shown = table(_head("severity", "where", "name", "bench_value", "cmp_value", "why"), rows, names={2, 3, 4}, tones=tones)
+    shown = table(_head("severity", "where", "name", "bench_value", "cmp_value", "why"), rows, names={2}, tones=tones)
     more = paragraph(_t("more", len(items) - MOST_ROWS), soft=True) if len(items) > MOST_ROWS else ""
     return Html(f"{shown}{more}")
 

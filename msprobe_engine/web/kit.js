@@ -124,7 +124,7 @@ const Kit = (() => {
     if (typeof v !== "number") return name(v);
     if (!Number.isFinite(v)) return Number.isNaN(v) ? "NaN" : v > 0 ? "Inf" : "-Inf";
     const size = Math.abs(v);
-    return size >= 1e6 && Number.isInteger(v) ? v.toLocaleString("en") : size >= 1e5 || (size !== 0 && size < 1e-3) ? v.toExponential(2) : String(+v.toPrecision(5));
+    return size >= 1e6 && Number.isInteger(v) ? v.toLocaleString("en") : size >= 1e5 || (size !== 0 && size < 1e-3) ? v.toExponential(2).replace(/\.?0*e\+?/, "e") : String(+v.toPrecision(5));
   }
   const count = (v) => Number(v).toLocaleString("en");
 
@@ -196,14 +196,17 @@ const Kit = (() => {
   for (const event of ["theme", "language", "resize"]) on(event, () => { for (const draw of figures) draw(); });
   addEventListener("beforeprint", () => { for (const draw of figures) draw(true); });
 
-  /* Round numbers between two ends, about as many as asked for; of a logarithmic scale (ends are powers of ten) whole decades where they are enough. */
+  /* Round numbers between two ends, about as many as asked for. Of a logarithmic scale ends and numbers are powers of ten: decades, or 1, 2 and 5 of each. */
   function ticks(low, high, most = 5, log = false) {
-    if (log && high - low >= 2) {
+    if (log) {
       const step = Math.max(1, Math.ceil((high - low) / most)), found = [];
-      for (let at = Math.ceil(low - 1e-9); at <= high + 1e-9; at += step) found.push(at);
-      return found;
+      for (let at = Math.floor(low); at <= high + 1e-9; at += step) {
+        for (const one of high - low < 2 ? [1, 2, 5] : [1]) if (at + Math.log10(one) >= low - 1e-9 && at + Math.log10(one) <= high + 1e-9) found.push(at + Math.log10(one));
+      }
+      if (found.length > 1) return found;
     }
-    const raw = (high - low) / most, size = 10 ** Math.floor(Math.log10(raw)), step = [1, 2, 5, 10].map((one) => one * size).find((one) => one >= raw * 0.999) || raw;
+    const raw = (high - low) / most, size = 10 ** Math.floor(Math.log10(raw));
+    const step = [1, 2, 5, 10].map((one) => one * size).find((one) => one >= raw * 0.999) || raw;
     const found = [];
     for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) found.push(i * step);
     return found;
@@ -234,7 +237,7 @@ const Kit = (() => {
     if (x !== null || y !== null) return x !== null ? -1 : 1;
     return String(a).localeCompare(String(b));
   };
-  /* options: columns [{title, key (a text), kind: "text"|"number"|"name", show(cell, row), badge(cell, row): "bad"|"warn"|"good"|""}], rows [[cell]], tone(row) "bad"|"warn"|"good"|"",
+  /* options: columns [{title, key (a text), kind: "text"|"number"|"name"|"grow" (takes the room that is left), show(cell, row), badge(cell, row): "bad"|"warn"|"good"|""}], rows [[cell]], tone(row) "bad"|"warn"|"good"|"",
      label, search, lines (one line a row, for many columns), page (rows at once), choice (column that is chosen from a list), pick(row): a row can be chosen with mouse and Enter.
      Returns {node, set(rows), rows()}: rows as shown now. */
   function table(parent, options) {

@@ -165,8 +165,8 @@
   if (data.timeline.length) timeline(first); else word(make("p", first, null, "soft"), "monitor.no_alert");
   if (data.alerts.length) {
     const tone = (row) => row[5] === "critical" ? "bad" : "warn";
-    const columns = ["step", "rank", "rule", "what", "message"].map((key, i) => ({ key: "monitor." + key, kind: i < 2 ? "number" : i === 3 ? "name" : "text" }));
-    Kit.table(first, { columns, tone, page: 100, search: data.alerts.length > 12, rows: data.alerts.map((a) => [a.step, a.rank, a.rule, a.kind + " " + a.name, a.message, a.severity]) });
+    const columns = ["step", "rank", "rule", "what", "message"].map((key, i) => ({ key: "monitor." + key, kind: i < 2 ? "number" : i === 3 ? "name" : i === 4 ? "grow" : "text" }));
+    Kit.table(first, { columns, tone, page: 100, search: data.alerts.length > 12, choice: Object.keys(data.rules).length > 1 ? 2 : null, rows: data.alerts.map((a) => [a.step, a.rank, a.rule, a.kind + " " + a.name, a.message, a.severity]) });
     if (data.alerts_left_out) word(make("p", first, null, "soft"), "monitor.left_out", data.alerts_left_out);
     const known = data.meanings.filter((m) => m.meaning || m.next);
     if (known.length) {

@@ -15,7 +15,7 @@
   const pick = (row) => {
     whole.replaceChildren(); whole.hidden = false;
     make("h2", whole, name(row[0]));
-    const list = make("dl", whole, null, "facts");
+    const list = make("dl", whole, null, "facts many");
     columns.forEach(({ title }, i) => {
       if (row[i] === "") return;
       const line = make("div", list);
