@@ -23,7 +23,7 @@ from msprobe_engine.sinks.files import FILE_MODE
 from msprobe_engine.web.page import Packed, Verdict, pack, page
 from msprobe_engine.web.words import words
 
-_VIEWS = ("columns", "store", "path", "layout", "draw", "canvas", "tree")
+_VIEWS = ("columns", "store", "path", "layout", "draw", "edges", "minimap", "tools", "gestures", "canvas", "tree")
 _PANELS = ("texts", "compare", "panel", "search", "filters", "details", "worst", "overview", "side", "bar", "status", "address", "split")
 STYLES = ("graph/graph.css", "graph/panels.css")
 SCRIPTS = tuple(f"graph/{name}.js" for name in (*_VIEWS, *_PANELS, "keys", "app"))
