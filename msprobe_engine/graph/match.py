@@ -261,11 +261,14 @@ def standing_for(graph: Graph, side: Side, op: int) -> tuple[int, ...]:
 
 
 def _without_records(target: Graph, golden: Graph, partners: list[int]) -> None:
-    """Collections, and modules of which nothing was recorded: beside what most of their children are in, innermost first."""
+    """Collections, and modules of which nothing was recorded: beside what most of their children are in, innermost first; those of whose
+    children nothing is known keep what they are beside, while nobody else is."""
+    bare = [node for node in outside_in(target) if target.records[node] < 0 and node != ROOT]
     taken = {other for node, other in enumerate(partners) if other >= 0 and target.records[node] >= 0}
-    for node in reversed(list(outside_in(target))):
-        if target.records[node] >= 0 or node == ROOT:
-            continue
+    before = {node: partners[node] for node in bare}
+    for node in bare:
+        partners[node] = -1
+    for node in reversed(bare):
         votes = Counter(
             above
             for child in target.children[node]
@@ -277,5 +280,7 @@ def _without_records(target: Graph, golden: Graph, partners: list[int]) -> None:
         if votes:
             partners[node] = votes.most_common(1)[0][0]
             taken.add(partners[node])
-        elif partners[node] in taken:
-            partners[node] = -1
+    for node in bare:
+        if partners[node] < 0 <= before[node] and before[node] not in taken:
+            partners[node] = before[node]
+            taken.add(before[node])
