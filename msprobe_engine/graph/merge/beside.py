@@ -77,18 +77,30 @@ class Beside:
 
     @cached_property
     def alike(self) -> Bools:
-        """bool (rows,): all ranks that have the row say the same, within the last bits that the order of a sum moves."""
+        """bool (rows,): all ranks that have the row say the same, within the last bits that the order of a sum moves.
+
+        Each extreme counts for itself: the large constant of a mask is the same in all pieces, and most of the norm."""
         base = self.stats[0]
         found = np.ones(base.shape[0], bool)
         with np.errstate(all="ignore"):
-            top = np.fmax(abs(base[:, 0]), abs(base[:, 1]))
             for place in range(1, len(self.ranks)):
                 other = self.stats[place]
-                scale = np.fmax(top, np.fmax(abs(other[:, 0]), abs(other[:, 1])))
-                limit = SAME * np.stack((scale, scale, scale, np.fmax(abs(base[:, 3]), abs(other[:, 3]))), 1)
+                limit = SAME * np.maximum(abs(base), abs(other))
+                limit[:, 2] = SAME * np.maximum(
+                    np.maximum(abs(base[:, 0]), abs(base[:, 1])), np.maximum(abs(other[:, 0]), abs(other[:, 1]))
+                )
                 same = (base == other) | (abs(base - other) <= limit) | (np.isnan(base) & np.isnan(other))
                 found &= same.all(1) | (self.at[place] < 0)
         return found
+
+    @cached_property
+    def equal(self) -> Bools:
+        """bool (rows,): all ranks have the row and say the same to the last bit."""
+        base = self.stats[0]
+        found = self.everywhere.copy()
+        for other in self.stats[1:]:
+            found &= ((base == other) | (np.isnan(base) & np.isnan(other))).all(1)
+        return np.asarray(found)
 
     def key(self, row: int) -> bytes:
         """What the tensor of a row is known by on all ranks together: the same numbers, whatever its shape. The last bits of a norm depend

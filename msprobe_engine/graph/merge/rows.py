@@ -132,7 +132,7 @@ class _Merger:
             return False
         taken = [row for row in first.rows(op) if first.role[row] in (INPUT, PARAMETERS)]
         tensors = [row for row in taken if beside.tensor[row]]
-        if not tensors or not all(beside.alike[row] and beside.everywhere[row] and beside.stats[0, row, 3] > 0 for row in tensors):
+        if not tensors or not all(beside.equal[row] and beside.stats[0, row, 3] > 0 for row in tensors):
             return False
         return all(self.argument_agrees(row) for row in taken if not beside.tensor[row])
 
