@@ -237,6 +237,7 @@ def _add_gradients(graph: Graph, side: Side, records: list[int]) -> None:
     records = [record for record in records if any(side.dtype[row] is not None for row in side.rows(record))]
     if not records:
         return
+    there = set(graph.names)  # a damaged construct.json may say that something ran inside of gradients
     last: dict[tuple[str, str], int] = {}
     for node, name in enumerate(graph.names):
         if name.startswith(_MODULES):
@@ -246,6 +247,9 @@ def _add_gradients(graph: Graph, side: Side, records: list[int]) -> None:
                     last[word, head] = node
     for record in records:
         name = side.ops[record]
+        if name in there:
+            continue
+        there.add(name)
         head = name.rpartition(".parameters_grad")[0]
         parent = last.get((_BACKWARD, head), last.get((_FORWARD, head), ROOT))
         graph.add(name, MODULE, parent, record)
