@@ -49,8 +49,17 @@ def shown(opened: Open, path: Path, **options: Any) -> Any:
     """The page with its first pair on the screen."""
     page = opened(path, width=1440, height=900, **options)
     page.wait_for_selector("#graph.ready")
-    page.wait_for_timeout(400)  # the move to the suspect
+    still(page)
     return page
+
+
+def still(page: Any) -> None:
+    """Wait until nothing moves and all is drawn."""
+    page.evaluate("""async () => {
+        const frame = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done, 0)));
+        await frame(); // what is asked for begins in the next frame
+        do await frame(); while (!Graph.view.isStill());
+    }""")
 
 
 def node(page: Any, name: str, side: int = 0) -> int:
@@ -151,19 +160,19 @@ def test_the_tree_is_moved_by_keys(opened: Open, compared: Path) -> None:
     page.focus(".tree-grid")
     page.keyboard.press("Home")
     page.keyboard.press("ArrowDown")
-    page.wait_for_timeout(100)
+    still(page)
     module = node(page, "Module.layers.0.Layer.forward.0")
     assert page.evaluate("Graph.store.selection.node") == module
     active = page.locator("#" + page.get_attribute(".tree-grid", "aria-activedescendant"))
     assert (active.get_attribute("aria-level"), active.get_attribute("aria-expanded")) == ("2", "false")
     page.keyboard.press("ArrowRight")
-    page.wait_for_timeout(100)
+    still(page)
     assert active.get_attribute("aria-expanded") == "true"
     page.keyboard.press("ArrowRight")
     assert page.evaluate("Graph.store.sides[0].parent[Graph.store.selection.node]") == module
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("ArrowLeft")
-    page.wait_for_timeout(100)
+    still(page)
     assert page.evaluate("Graph.store.selection.node") == module
     assert not page.evaluate(f"Graph.store.isOpen(0, {module})")
 
@@ -172,7 +181,7 @@ def test_mouse_on_the_canvas(opened: Open, compared: Path) -> None:
     """A click chooses, a click beside everything chooses nothing, a double click opens, the wheel scrolls, with Ctrl it zooms."""
     page = shown(opened, compared)
     page.evaluate("Graph.store.closeBelow(0, 0); Graph.view.fit()")
-    page.wait_for_timeout(400)
+    still(page)
     module = node(page, "Module.layers.0.Layer.forward.0")
     corner = page.evaluate(
         "(() => { const b = document.querySelector('.plane canvas').getBoundingClientRect(); return [b.left, b.top]; })()"
@@ -186,16 +195,16 @@ def test_mouse_on_the_canvas(opened: Open, compared: Path) -> None:
     assert page.evaluate("Graph.store.selection.node") == module
     page.mouse.dblclick(*middle())
     assert page.evaluate(f"Graph.store.isOpen(0, {module})")
-    page.wait_for_timeout(300)
+    still(page)
     place, scale = page.evaluate(f"[Graph.view.place(0, {module}), Graph.view.scale()]")
     page.mouse.wheel(0, 50)
-    page.wait_for_timeout(100)
+    still(page)
     after = page.evaluate(f"Graph.view.place(0, {module})")
     assert after["y"] == pytest.approx(place["y"] - 50, abs=1)
     page.keyboard.down("Control")
     page.mouse.wheel(0, -100)
     page.keyboard.up("Control")
-    page.wait_for_timeout(100)
+    still(page)
     assert page.evaluate("Graph.view.scale()") > scale
     page.mouse.click(corner[0] + 5, corner[1] + 60)
     assert page.evaluate("Graph.store.selection") is None
@@ -265,7 +274,35 @@ def test_extreme_hierarchies_open(opened: Open, tmp_path: Path, deep: int, flat:
     writer.add(graph)
     page = shown(opened, *writer.finish())
     page.evaluate("Graph.store.openBelow(0, 0, 100000); Graph.store.select(0, Graph.store.sides[0].count - 1)")
-    page.wait_for_timeout(200)
+    still(page)
     assert page.evaluate("Graph.store.rows(0).length") == deep + flat + 1
     assert page.locator(".tree-row").count() < 80
     assert page.locator(".tree-row.chosen").count() == 1
+
+
+def test_the_sign_of_a_module_opens_it(opened: Open, compared: Path) -> None:
+    """One click on the arrow opens or closes and leaves the choice; a double click there ends where it began."""
+    page = shown(opened, compared)
+    page.evaluate("Graph.store.closeBelow(0, 0); Graph.view.fit()")
+    still(page)
+    module, chosen = node(page, "Module.layers.0.Layer.forward.0"), page.evaluate("Graph.store.selection")
+    place, box = page.evaluate(f"Graph.view.place(0, {module})"), page.locator(".plane canvas").bounding_box()
+    at = box["x"] + place["x"] + 14, box["y"] + place["y"] + place["h"] / 2
+    page.mouse.click(*at)
+    assert page.evaluate(f"Graph.store.isOpen(0, {module})")
+    assert page.evaluate("Graph.store.selection") == chosen
+    page.mouse.dblclick(*at)
+    assert page.evaluate(f"Graph.store.isOpen(0, {module})")
+
+
+def test_the_small_map_moves_the_view(opened: Open, compared: Path) -> None:
+    """A press on the map shows that place; what is in view as a whole has no map."""
+    page = shown(opened, compared)
+    page.evaluate("Graph.store.openBelow(0, 0, 9); Graph.store.select(0, 1)")
+    still(page)
+    before = page.evaluate("Graph.view.place(0, 0)")
+    box = page.locator(".plane canvas").bounding_box()
+    page.mouse.click(box["x"] + box["width"] / 2 - 45, box["y"] + box["height"] - 20)
+    still(page)
+    assert page.evaluate("Graph.view.place(0, 0)")["y"] < before["y"] - 500
+    assert page.evaluate("Graph.store.selection.node") == 1

@@ -2,7 +2,8 @@
 // The canvas: one part for each side, moved with mouse, wheel, fingers and keys. Moving one part moves the other, so that partners stay
 // beside each other.
 //
-// Graph.view (for panels): zoom(factor), fit(), pan(dx, dy) in pixels, toWidth(), both(bool), linked(bool), redraw(), scale()
+// Graph.view (for panels): zoom(factor), fit(), pan(dx, dy) in pixels, toWidth(), both(bool), linked(bool), redraw(), scale(),
+// isBoth(), isLinked(), isStill()
 Kit.texts('canvas', {
   label: ['Graph. Arrow keys move, + and - zoom, Enter opens what is chosen', '图。方向键移动，+ 和 - 缩放，回车展开所选节点'],
   target: ['Target', '目标'],
@@ -304,6 +305,7 @@ Graph.panels.push((store) => {
     both: setBoth,
     isBoth: () => both,
     isLinked: () => together,
+    isStill: () => way === null && due === 0, // nothing moves and all is drawn
     linked: (value) => {
       together = value;
       if (views.length) moved(0);
