@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from msprobe_engine.trends.bins import Extremes
 from msprobe_engine.trends.model import NonFinite, RunTrend, StandOut, Trends
+from msprobe_engine.trends.summary import runs_of
 
 BLOCK_CELLS = 1 << 20
 _HALF = np.finfo(np.float32)
@@ -83,7 +84,7 @@ def _run(trends: Trends, run: RunTrend, index: dict[str, int]) -> dict[str, Any]
 def _nonfinite(trends: Trends, one: NonFinite, index: dict[str, int]) -> list[Any]:
     statistics = trends.metrics[one.metric].statistics
     shown = [statistics.index(name) for name in one.statistics if name in statistics]
-    return [one.step, list(one.ranks[:64]), len(one.ranks), index[one.metric], one.target, one.kind, shown, one.last, one.steps]
+    return [one.step, one.ranks[0], runs_of(one.ranks)[:200], index[one.metric], one.target, one.kind, shown, one.last, one.steps]
 
 
 def _stand_out(trends: Trends, one: StandOut, index: dict[str, int]) -> list[Any]:

@@ -71,7 +71,8 @@ const Kit = (() => {
   const dark = matchMedia("(prefers-color-scheme: dark)");
   let chosen = kept("msprobe-theme");
   if (chosen !== "light" && chosen !== "dark") chosen = null;
-  const theme = () => chosen || (dark.matches ? "dark" : "light");
+  const paper = matchMedia("print");
+  const theme = () => paper.matches ? "light" : chosen || (dark.matches ? "dark" : "light");
   let colours = {};
   function setTheme(value) {
     chosen = value; colours = {};
@@ -124,7 +125,7 @@ const Kit = (() => {
     if (typeof v !== "number") return name(v);
     if (!Number.isFinite(v)) return Number.isNaN(v) ? "NaN" : v > 0 ? "Inf" : "-Inf";
     const size = Math.abs(v);
-    return size >= 1e6 && Number.isInteger(v) ? v.toLocaleString("en") : size >= 1e5 || (size !== 0 && size < 1e-3) ? v.toExponential(2).replace(/\.?0*e\+?/, "e") : String(+v.toPrecision(5));
+    return size >= 1e6 && size < 1e15 && Number.isInteger(v) ? v.toLocaleString("en") : size >= 1e5 || (size !== 0 && size < 1e-3) ? v.toExponential(2).replace(/\.?0*e\+?/, "e") : String(+v.toPrecision(5));
   }
   const count = (v) => Number(v).toLocaleString("en");
 
@@ -194,7 +195,7 @@ const Kit = (() => {
   }
   const figures = new Set();
   for (const event of ["theme", "language", "resize"]) on(event, () => { for (const draw of figures) draw(); });
-  addEventListener("beforeprint", () => { for (const draw of figures) draw(true); });
+  paper.addEventListener("change", () => { colours = {}; for (const draw of figures) draw(true); });
 
   /* Round numbers between two ends, about as many as asked for. Of a logarithmic scale ends and numbers are powers of ten: decades, or 1, 2 and 5 of each. */
   function ticks(low, high, most = 5, log = false) {
@@ -284,7 +285,7 @@ const Kit = (() => {
         const tr = make("tr", null, null, tone(row) || "");
         columns.forEach((column, i) => {
           const cell = row[i], text = column.show ? column.show(cell, row) : column.kind === "number" ? number(cell) : name(cell ?? "");
-          const td = make("td", tr, null, String(text).length <= 24 ? "short " + (column.kind || "") : column.kind);
+          const td = make("td", tr, null, String(text).length <= (column.kind === "name" ? 40 : 24) ? "short " + (column.kind || "") : column.kind);
           const mark = column.badge ? column.badge(cell, row) : "";
           if (mark) make("span", td, text, "badge " + mark); else td.textContent = text;
           if (String(text).length > 60) td.title = name(cell, 4000);

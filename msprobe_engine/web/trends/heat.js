@@ -43,7 +43,7 @@ const Heat = (() => {
     if (low < 0 || compared) {
       const most = Math.max(Math.abs(low), Math.abs(high)) || 1, bottom = Math.max(least, most * 1e-6), log = wish === "log" || (wish === "auto" && most / bottom > 100);
       const size = log ? (a) => a <= bottom ? 0.04 * a / bottom : 0.04 + 0.96 * Math.log(a / bottom) / Math.log(most / bottom) : (a) => a / most;
-      const place = (v) => 0.5 + Math.sign(v) * size(Math.abs(v)) / 2, half = log ? Math.sqrt(most * bottom) : most / 2;
+      const place = (v) => 0.5 + Math.sign(v) * size(Math.abs(v)) / 2, half = log ? Math.sqrt(most) * Math.sqrt(bottom) : most / 2;
       return { diverging: true, place, ticks: [-most, -half, 0, half, most].map((v) => [place(v), Kit.number(+v.toPrecision(3))]), note: log ? "trends.scale_log" : "trends.scale_linear" };
     }
     const bottom = least === Infinity ? 1 : least, log = wish === "log" || (wish === "auto" && high / bottom > 20);
@@ -75,7 +75,7 @@ const Heat = (() => {
     box = Kit.make("div", parent, null, "t-heat"); box.tabIndex = 0; box.setAttribute("role", "application"); box.dataset.tLabel = "trends.heat_label"; box.setAttribute("aria-label", Kit.t("trends.heat_label"));
     canvas = Kit.make("canvas", box); canvas.setAttribute("aria-hidden", "true");
     empty = Kit.make("p", box, "", "t-empty"); empty.hidden = true;
-    live = Kit.make("p", parent, "", "off"); live.setAttribute("role", "status");
+    live = Kit.make("p", parent, "", "t-live"); live.setAttribute("role", "status");
     legend = Kit.make("div", parent, null, "t-legend");
     new ResizeObserver(() => paint()).observe(box);
     box.addEventListener("pointerdown", press); box.addEventListener("pointermove", move); box.addEventListener("pointerup", release);
@@ -134,16 +134,16 @@ const Heat = (() => {
     const W = Math.max(1, Math.round(g.wide)), H = Math.max(1, Math.round(g.high)), part = document.createElement("canvas");
     part.width = W; part.height = H;
     const pen = part.getContext("2d"), data = pen.createImageData(W, H), out = new Uint32Array(data.data.buffer);
-    const colours = scale.diverging ? ramp(BLUE_ORANGE[Kit.theme]) : sequential(), none = packed("sunk"), bad = packed("t-bad");
+    const colours = scale.diverging ? ramp(BLUE_ORANGE[Kit.theme]) : sequential(), none = packed("sunk"), hatch = packed("strong"), bad = packed("t-bad");
     const source = scale.own ? p.own : p.value, hits = [];
     const from = (x) => Math.min(p.cols - 1, Math.floor(x * p.cols / W)), to = (x) => Math.max(from(x) + 1, Math.floor((x + 1) * p.cols / W));
     const firsts = new Int32Array(W), lasts = new Int32Array(W);
     for (let x = 0; x < W; x++) { firsts[x] = from(x); lasts[x] = Math.min(p.cols, to(x)); }
-    let before = -1, line = 0;
+    let before = -1, line = 0, gaps = false;
     for (let y = 0; y < H; y++) {
       const a = Math.min(p.n - 1, Math.floor((y + scroll) / g.row)), b = Math.min(p.n, Math.max(a + 1, Math.floor((y + 1 + scroll) / g.row)));
-      if (a === before && b === a + 1) { out.copyWithin(y * W, line * W, line * W + W); continue; } // the same cells as the pixels above
-      before = b === a + 1 ? a : -1; line = y;
+      if (a === before && b === a + 1 && !gaps) { out.copyWithin(y * W, line * W, line * W + W); continue; } // the same cells as the pixels above
+      before = b === a + 1 ? a : -1; line = y; gaps = false;
       for (let x = 0; x < W; x++) {
         let best = -1, far = -1, any = false;
         for (let i = a; i < b; i++) for (let c = firsts[x]; c < lasts[x]; c++) {
@@ -154,7 +154,8 @@ const Heat = (() => {
           const t = scale.place(v), d = scale.diverging ? Math.abs(t - 0.5) : t;
           if (d > far) { far = d; best = t; }
         }
-        out[y * W + x] = any ? bad : best < 0 ? none : colours[Math.max(0, Math.min(255, Math.round(best * 255)))];
+        if (best < 0 && !any) { gaps = true; out[y * W + x] = (x + y) % 7 ? none : hatch; continue; } // not written: hatched, unlike any number
+        out[y * W + x] = any ? bad : colours[Math.max(0, Math.min(255, Math.round(best * 255)))];
         if (any) hits.push(y * W + x);
       }
     }

@@ -110,8 +110,8 @@ const Lines = (() => {
     if (low > high) return null;
     const can = low >= 0 && high > 0, log = can && (scaleKind === "log" || (scaleKind === "auto" && high / least > 50));
     if (log) { const a = Math.log10(least), b = Math.max(Math.log10(high), a + 0.2), pad = (b - a) * 0.04; return { log, low: a - pad, high: b + pad, at: (v) => v > 0 ? Math.log10(v) : a - pad, zero: low === 0 }; }
-    const width = high - low || Math.abs(high) || 1;
-    return { log: false, low: low - width * 0.06, high: high + width * 0.06, at: (v) => v };
+    const k = Number.isFinite((high - low) * 2) ? 1 : 0.125, width = k * high - k * low || Math.abs(high) || 1; // k: the whole range of float64 is wider than float64
+    return { log: false, low: k * low - width * 0.06, high: k * high + width * 0.06, at: (v) => k * v, k };
   }
   function ticks(scale) {
     const out = [];
@@ -124,7 +124,7 @@ const Lines = (() => {
       return out;
     }
     const width = scale.high - scale.low, raw = width / 4, power = 10 ** Math.floor(Math.log10(raw)), step = [1, 2, 2.5, 5, 10].map((k) => k * power).find((s) => s >= raw);
-    for (let v = Math.ceil(scale.low / step) * step; v <= scale.high && out.length < 12; v += step) out.push([v, Kit.number(Math.abs(v) < step * 1e-9 ? 0 : +v.toPrecision(6))]);
+    for (let v = Math.ceil(scale.low / step) * step; v <= scale.high && out.length < 12; v += step) out.push([v, Kit.number(Math.abs(v) < step * 1e-9 ? 0 : +(v / scale.k).toPrecision(6))]);
     return out;
   }
   function draw() {

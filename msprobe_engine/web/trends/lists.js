@@ -33,11 +33,6 @@ const Lists = (() => {
     mark();
   }
   const note = (key, ...args) => Kit.make("p", pane, Kit.t(key, ...args), "soft");
-  const ranges = (numbers) => {
-    const out = [];
-    for (const n of numbers) { const last = out[out.length - 1]; if (last && last[1] === n - 1) last[1] = n; else out.push([n, n]); }
-    return out.map(([a, b]) => a === b ? a : a + "–" + b).join(", ");
-  };
   const stepName = (step) => Trends.stepText(Trends.columnOf(step));
   function item(list, sign, tone, target, lines, go, key) {
     const li = Kit.make("li", list), button = Kit.make("button", li, null, "t-item");
@@ -66,10 +61,10 @@ const Lists = (() => {
       if (b.runs.length > 1) Kit.make("h3", pane, "AB"[r] + " · " + Kit.name(run.name));
       if (run.nonfiniteCount > run.nonfinite.length) note("trends.first_of", run.nonfinite.length, Kit.count(run.nonfiniteCount));
       const list = Kit.make("ol", pane, null, "t-list");
-      for (const [step, ranks, count, m, target, kind, statistics, last, steps] of run.nonfinite) {
-        const metric = b.metrics[m], where = Kit.t("trends.step_n", step) + (b.plan.rankCount > 1 ? " · " + Kit.t("trends.rank_n", ranges(ranks) + (count > ranks.length ? ", …" : "")) : "");
+      for (const [step, rank, ranks, m, target, kind, statistics, last, steps] of run.nonfinite) {
+        const metric = b.metrics[m], where = Kit.t("trends.step_n", step) + (b.plan.rankCount > 1 ? " · " + Kit.t("trends.rank_n", ranks.replace(/,/g, ", ").replace(/-/g, "–")) : "");
         item(list, kind === "NaN" ? "×" : "▲", "nan", metric.targets[target], [kind + " · " + where, Kit.name(metric.name) + (steps > 1 ? " · " + Kit.t("trends.n_steps_to", Kit.count(steps), last) : "")],
-          () => go(r, m, statistics.length ? statistics[0] : 0, target, step, ranks[0]), `${m}/${target}`);
+          () => go(r, m, statistics.length ? statistics[0] : 0, target, step, rank), `${m}/${target}`);
       }
     });
   }

@@ -118,8 +118,8 @@
     const firsts = b.runs.map((run, r) => run.nonfinite.length ? [run.nonfinite[0], r] : null).filter(Boolean).sort((x, y) => x[0][0] - y[0][0]);
     const apart = b.apart[0];
     if (firsts.length && !(apart && apart[1] < firsts[0][0][0])) {
-      const [[step, ranks, , m, target, , statistics]] = firsts[0];
-      Object.assign(S, { metric: m, statistic: statistics.length ? statistics[0] : 0, target, rank: Trends.groupOf(ranks[0]), column: Trends.columnOf(step) });
+      const [[step, rank, , m, target, , statistics]] = firsts[0];
+      Object.assign(S, { metric: m, statistic: statistics.length ? statistics[0] : 0, target, rank: Trends.groupOf(rank), column: Trends.columnOf(step) });
     } else if (apart) Object.assign(S, { metric: apart[2], statistic: apart[3], target: apart[4], column: Trends.columnOf(apart[1]), run: "relative" });
     else { const run = b.runs.find((one) => one.standOut.length); if (run) { const [, step, m, s, target] = run.standOut[0]; Object.assign(S, { metric: m, statistic: s, target, column: Trends.columnOf(step) }); } else S.column = Trends.fine() - 1; }
   }
