@@ -54,6 +54,38 @@ def pictures(page: Any) -> None:
     page.locator("section:has(.grid)").first.evaluate("node => node.scrollIntoView()")
 
 
+def search(page: Any) -> None:
+    """What a search finds, and the first of it chosen."""
+    page.locator("#graph-search").fill("type:linear layers.1")
+    page.wait_for_timeout(300)
+    page.locator("#graph-search").press("Enter")
+
+
+def keys(*pressed: str) -> Callable[[Any], None]:
+    """Keys pressed one after the other, as a user of the graph does."""
+
+    def press(page: Any) -> None:
+        for key in pressed:
+            page.keyboard.press(key)
+            page.wait_for_timeout(200)
+
+    return press
+
+
+def filters(page: Any) -> None:
+    """Backward calls that differ much."""
+    page.keyboard.press("f")
+    page.locator(".chip", has_text="Backward").click()
+    page.locator(".chip", has_text="1,024").click()
+
+
+def first_in_time(page: Any) -> None:
+    """What differs, in order of execution, and the third of it chosen."""
+    page.keyboard.press("2")
+    page.get_by_label("Order").select_option("time")
+    page.locator(".worst-row").nth(2).click()
+
+
 SHOTS = (
     Shot("diagnosis", "diagnosis"),
     Shot("diagnosis-dark", "diagnosis", theme="dark", language="zh-CN"),
@@ -65,8 +97,24 @@ SHOTS = (
     Shot("monitor-report-narrow", "monitor", width=400, height=800),
     Shot("graph", "graph"),
     Shot("graph-dark", "graph", theme="dark", language="zh-CN"),
+    Shot("graph-search", "graph", look=search),
+    Shot("graph-filters", "graph", look=filters),
+    Shot("graph-worst", "graph", look=first_in_time),
+    Shot("graph-ranks", "graph", theme="dark", look=keys("3")),
+    Shot("graph-nan", "graph_nan", width=1920, height=1000, look=keys("p")),
+    Shot("graph-nan-dark", "graph_nan", theme="dark", language="zh-CN", look=keys("2")),
     Shot("trends", "trends"),
 )
+
+
+def too_large(training: Any) -> None:
+    """A weight of rank 1 that no product fits into a float any more."""
+    import torch
+    import torch.distributed as dist
+
+    if dist.get_rank() == 1:
+        with torch.no_grad():
+            training.model.layers[2].mlp.up.weight[0] = 3e38
 
 
 def two_runs(root: Path) -> dict[str, Path]:
@@ -81,12 +129,15 @@ def two_runs(root: Path) -> dict[str, Path]:
     shape = Shape(parallel="tp", layers=4)
     dump(root / "golden", shape, id)
     dump(root / "today", shape, plant)
+    dump(root / "overflow", shape, too_large)
     both = [str(root / "today"), str(root / "golden")]
     main(["compare", *both, "-o", str(root / "out"), "--html"])
     main(["diagnose", *both, "-o", str(root / "out")])
     main(["graph", *both, "-o", str(root / "graph"), "--format", "html"])
+    main(["graph", str(root / "overflow"), "-o", str(root / "graph_nan"), "-oc", "--format", "html"])
     table = sorted((root / "out").rglob("compare_result_rank0_*.html"))[0]
-    return {"diagnosis": root / "out" / "diagnosis.html", "table": table, "graph": next((root / "graph").glob("*.html"))}
+    graphs = {name: next((root / name).glob("*.html")) for name in ("graph", "graph_nan")}
+    return {"diagnosis": root / "out" / "diagnosis.html", "table": table} | graphs
 
 
 def monitored(root: Path) -> dict[str, Path]:
@@ -181,8 +232,8 @@ def take(shots: list[Shot], found: dict[str, Path], into: Path) -> None:
             shot.look(page)
             page.wait_for_timeout(300)
             picture = Image.open(BytesIO(page.screenshot())).convert("RGB")
-            # 256 colours are enough for these pages and a third of the size
-            picture.quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(into / f"{shot.name}.png", optimize=True)
+            # 256 colours are enough for these pages and a third of the size; rare ones (of a legend) have to stay what they are
+            picture.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(into / f"{shot.name}.png", optimize=True)
             context.close()
         browser.close()
 

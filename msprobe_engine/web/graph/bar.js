@@ -57,7 +57,9 @@ Graph.bar = (() => {
     fill(step, "step");
     fill(rank, "rank");
     const first = store.manifest.pairs[Graph.panel.firstSuspect()], some = first !== undefined;
-    word(suspect, some ? "graph.suspect" : "graph.no_suspect");
+    const unknown = store.manifest.task === "structure"; // no numbers, so nothing is known to be right
+    word(suspect, some ? "graph.suspect" : unknown ? "graph.task_structure" : "graph.no_suspect");
+    suspect.classList.toggle("unknown", unknown);
     suspect.disabled = !some;
     suspect.title = some ? [Kit.t("graph.suspect_go"), Kit.t("graph.step_rank", first.step, first.rank), Kit.name(first.suspectName ?? "", 300)].join("\n") : "";
     word(path, "graph.path");
