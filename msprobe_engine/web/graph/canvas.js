@@ -321,6 +321,7 @@ Graph.panels.push((store) => {
   const buttons = Graph.tools(place, store, Graph.view);
 
   store.on('open', () => {
+    if (!views.length) both = whole.clientWidth >= 560; // beside each other in less, neither could be read
     views = store.sides.map((_, side) => ({ layout: new Graph.Layout(store, side), scale: 0.9, dx: 40, dy: 60 }));
     arrange();
     views.forEach((view, side) => minimap.make(view, side));
@@ -358,6 +359,10 @@ Graph.panels.push((store) => {
   });
   store.on('centre', ({ side, node: i }) => (i === 0 ? fit(side) : centre(side, i)));
   for (const event of ['select', 'hover', 'filter']) store.on(event, redraw);
+  store.on('select', () => {
+    const chosen = store.selection;
+    node.setAttribute('aria-description', chosen ? Kit.name(store.sides[chosen.side].name(chosen.node), 200) : '');
+  });
   store.on('path', () => {
     for (const view of views) view.way = null;
     buttons();

@@ -75,7 +75,8 @@ Graph.Minimap = class {
     const right = clamp(((view.width - view.dx) / view.scale) * sx, at.w);
     const top = clamp((-view.dy / view.scale) * sy, at.h);
     const bottom = clamp(((view.height - view.dy) / view.scale) * sy, at.h);
-    view.mapped = right - left < at.w - 1 || bottom - top < at.h - 1; // of what is in view as a whole no map is needed
+    const small = view.width < 280 || view.height < 300; // it would hide what it is to help with
+    view.mapped = !small && (right - left < at.w - 1 || bottom - top < at.h - 1); // of what is in view as a whole no map is needed
     if (!view.mapped) return;
     pen.globalAlpha = 0.92;
     pen.drawImage(view.map, at.x, at.y, at.w, at.h);
