@@ -7,7 +7,7 @@ from html import escape
 
 from msprobe_engine.log import printable
 
-_SHORT = 24
+_SHORT, _SHORT_NAME = 24, 40
 """Characters of a cell that is not broken."""
 
 
@@ -101,6 +101,8 @@ def table(
 
 def _class(i: int, numbers: Collection[int], names: Collection[int], cell: object = None) -> str:
     found = ["number"] if i in numbers else ["name"] if i in names else []
-    if cell is not None and not isinstance(cell, Html) and len(str(cell)) <= _SHORT:
-        found.append("short")
-    return f' class="{" ".join(found)}"' if found else ""
+    if isinstance(cell, Html):
+        whole = cell.startswith("<span")  # one word or badge
+    else:
+        whole = cell is not None and len(str(cell)) <= (_SHORT_NAME if i in names else _SHORT)
+    return f' class="{" ".join([*found, *(["short"] if whole else [])])}"' if found or whole else ""

@@ -55,10 +55,8 @@
       },
     });
     if (names.length > 1) {
-      const legend = make("div", parent, null, "legend"), marks = [];
-      names.forEach((one) => { const item = make("span", legend); marks.push(make("i", item)); item.append(name(one, 60)); });
-      const paint = () => marks.forEach((mark, k) => { mark.style.background = Kit.series(k); });
-      paint(); Kit.on("theme", paint);
+      const legend = make("div", parent, null, "legend");
+      names.forEach((one, k) => { const item = make("span", legend); make("i", item, null, "s" + (k % 8 + 1)); item.append(name(one, 60)); });
     }
   }
 
