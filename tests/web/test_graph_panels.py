@@ -289,6 +289,9 @@ def test_all_ranks_are_cells_to_open(show: Open) -> None:
 def test_keys_do_what_help_says(show: Open) -> None:
     """Help names the keys; brackets walk through what was chosen; a key pressed in a field is a letter."""
     page = show("two")
+    page.keyboard.press("ArrowDown")  # nothing has the focus yet
+    assert chosen(page) == "Module.layers.2.Layer.forward.0"
+    page.keyboard.press("[")
     page.keyboard.press("?")
     assert page.locator("dialog[open]").count() == 1
     assert page.locator("dialog kbd").count() >= 18

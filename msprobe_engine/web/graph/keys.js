@@ -1,12 +1,14 @@
 "use strict";
-// Keys that work wherever the focus is, but in fields; and the page of help. Arrows and Enter belong to the tree and the canvas.
+// Keys that work wherever the focus is, but in fields; and the page of help. Arrows, Enter and Space belong to the tree and the canvas;
+// the tree has them as long as nothing has the focus.
 Graph.keys = (() => {
   const { make, word } = Kit;
   let store = null, dialog = null;
 
   const KEYS = [
     [["↑", "↓", "←", "→"], "key_arrows"],
-    [["Enter"], "key_enter"],
+    [["Space"], "key_space"],
+    [["+", "-"], "key_zoom"],
     [["/"], "key_search"],
     [["n", "N"], "key_hits"],
     [["g"], "key_suspect"],
@@ -39,10 +41,21 @@ Graph.keys = (() => {
     "?": help,
   };
 
+  const TREE = new Set(["ArrowDown", "ArrowUp", "ArrowLeft", "ArrowRight", "PageDown", "PageUp", "Home", "End", "Enter", " "]);
+
+  function toTree(event) {
+    const grid = document.querySelector("#graph-tree .tree-grid");
+    if (!grid) return;
+    event.preventDefault();
+    grid.focus();
+    grid.dispatchEvent(new KeyboardEvent("keydown", { key: event.key }));
+  }
+
   function mount(given) {
     store = given;
     document.addEventListener("keydown", (event) => {
       if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return;
+      if (event.target === document.body && TREE.has(event.key)) { toTree(event); return; }
       const field = event.target.closest?.("input:not([type=checkbox]), textarea, select, dialog");
       if (field || !Object.hasOwn(actions, event.key) || !store.pair) return;
       event.preventDefault();

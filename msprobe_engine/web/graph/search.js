@@ -23,7 +23,7 @@ Graph.search = (() => {
   function parse(query) {
     const terms = [];
     for (const [, key, quoted, pattern, plain] of query.slice(0, MOST_QUERY).matchAll(/(?:(type|line):)?(?:"([^"]*)"?|\/((?:[^/\\]|\\.)+)\/|(\S+))/g)) {
-      if (pattern !== undefined && !key) { terms.push({ what: "pattern", text: pattern, test: new RegExp(pattern, "iu") }); continue; }
+      if (pattern !== undefined && !key) { terms.push({ what: "pattern", text: pattern, test: new RegExp(pattern, "i") }); continue; }
       const text = (quoted ?? (pattern !== undefined ? "/" + pattern + "/" : plain)).toLowerCase();
       if (text) terms.push({ what: key === "type" ? "kind" : key === "line" ? "line" : "name", text });
     }
