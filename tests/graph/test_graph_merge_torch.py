@@ -83,9 +83,15 @@ def dumps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_tensor_parallel_dtensors_are_one_model(dumps: Path) -> None:
-    """Every tensor of two ranks together has the shape and the statistics that it has in one process; also of terms of a sum."""
-    found = whole(places.inferred({rank: read_side(dumps / "tp" / "step0" / f"rank{rank}" / "dump.json") for rank in (0, 1)}))
+@pytest.mark.parametrize("axis", ["", "cp"])
+def test_tensor_parallel_dtensors_are_one_model(axis: str, dumps: Path) -> None:
+    """Every tensor of two ranks together has the shape and the statistics that it has in one process; also of terms of a sum. The header
+    may say along which axis the ranks hold pieces."""
+    sides = {rank: read_side(dumps / "tp" / "step0" / f"rank{rank}" / "dump.json") for rank in (0, 1)}
+    if axis:
+        for rank, side in sides.items():
+            side.header["parallel"] = {"rank": {axis: rank}, "size": {axis: 2}}
+    found = whole(places.inferred(sides))
     one = read_side(dumps / "one" / "step0" / "rank0" / "dump.json")
     rows = {name: row for row, name in enumerate(one.name)}
     compared = put_together = 0

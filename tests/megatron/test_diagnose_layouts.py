@@ -14,6 +14,11 @@ from fault_megatron import dump
 from fault_stages import LAYOUTS, PLANTED
 
 from msprobe_engine.diagnose.run import diagnose
+from msprobe_engine.graph.merge.make import merged
+from msprobe_engine.graph.merge.origins import node_of
+from msprobe_engine.graph.model import Comparison, Graph
+from msprobe_engine.graph.options import GraphOptions
+from msprobe_engine.graph.source import jobs_of
 
 pytestmark = pytest.mark.framework
 CASES = [
@@ -59,3 +64,45 @@ def test_defect(name: str, layout: str, dumps: Path) -> None:
     assert re.fullmatch(case.record, first.record), first
     assert re.fullmatch(case.module, first.module), first
     assert (first.rank, first.step) == (case.ranks[layout], 0)
+
+
+AUTO = GraphOptions(merge="auto", steps=frozenset({0}))
+
+
+@pytest.mark.parametrize("layout", ["pp", "vpp", "ep"])
+def test_one_graph_of_all_ranks(layout: str, dumps: Path) -> None:
+    """The graph has the layers and the experts of the whole model, each once, and against one process no node is an error."""
+    ranks, argv, _ = LAYOUTS[layout]
+    one = golden(dumps, layout)
+    target = dump(dumps / layout, ranks, argv)
+    (job,) = jobs_of(target, None, AUTO).jobs
+    alone = merged(job, AUTO, [], [])
+    assert isinstance(alone, Graph)
+    (job,) = jobs_of(target, one, AUTO).jobs
+    both = merged(job, AUTO, [], [])
+    assert isinstance(both, Comparison)
+    modules = [{name for name in graph.names if name.startswith("Module.") and ".forward.0" in name} for graph in (alone, both.golden)]
+    assert modules[1] <= modules[0]
+    assert both.suspect is None
+    assert not any(value == 1 for value in both.index)
+    compared = [node for node, units in enumerate(both.units) if units == units]
+    assert len(compared) > 1000
+    assert sum(both.units[node] > 1 for node in compared) < 0.01 * len(compared)
+
+
+@pytest.mark.parametrize(("name", "layout"), [("wrong eps in a layer of the second half", "vpp"), ("stale weight of one expert", "ep")])
+def test_a_defect_has_its_node_in_the_whole(name: str, layout: str, dumps: Path) -> None:
+    """What is named with a rank is found in the graph of all ranks, inside of the planted module."""
+    (case,) = (case for case in PLANTED if case.name == name)
+    ranks, argv, _ = LAYOUTS[layout]
+    path = dump(dumps / f"{case.name} {layout}", ranks, argv, case.plant)
+    first = diagnose(path, golden(dumps, layout)).first_suspect
+    assert first is not None
+    (job,) = jobs_of(path, golden(dumps, layout), AUTO).jobs
+    found = merged(job, AUTO, [], [])
+    assert isinstance(found, Comparison)
+    node = node_of(found.target, first.rank, first.record)
+    assert node is not None
+    assert found.suspect == node
+    around = [found.target.names[one] for one in (*found.target.ancestors(node), node)]
+    assert any(re.search(rf"Module\.{case.module}\.", label) for label in around), around

@@ -91,6 +91,8 @@ def _across(target: dict[int, Side], golden: dict[int, Side], job: Job, options:
     graph = build(in_order(made.target), job.step, job.rank)
     other = build(in_order(made.golden), job.golden_step, job.golden_rank)
     side = made.target
+    for one in (made.target, made.golden):  # columns that a copy shares with the ranks' own
+        one.dtype, one.requires_grad = list(one.dtype), list(one.requires_grad)
     for row, reason in made.skipped.items():
         _note(graph, row, f"not compared: {reason}")
     for row in list(of_groups(side)):
@@ -134,8 +136,9 @@ def _level(graph: Graph, target: Side, golden: Side, pairs: Sequence[tuple[int, 
 
 
 def _empty(side: Side, row: int) -> None:
-    """Take an argument out."""
+    """Take a row out."""
     side.values.pop(row, None)
+    side.requires_grad[row] = None
     side.dtype[row], side.shape[row], side.md5[row], side.odd[row] = None, None, None, (None, None, None, None)
 
 
