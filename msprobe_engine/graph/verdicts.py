@@ -10,7 +10,7 @@ which makes some of them say something else:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,6 +19,7 @@ import numpy.typing as npt
 from msprobe_engine.compare import codes, verdict_262
 from msprobe_engine.compare.codes import Bools, Integers
 from msprobe_engine.compare.dtypes import kind_of
+from msprobe_engine.diagnose.measure import elements
 from msprobe_engine.graph.model import Graph
 from msprobe_engine.graph.rows import Floats, Numbers, PairedRows
 
@@ -55,8 +56,8 @@ class Checks:
         graph: of the target.
         rows: beside those of the golden side.
         sharded: both sides are parallel jobs put together: shapes are not compared.
-        meant: the sides are of two frameworks: dtypes are compared by what they mean, and ``requires_grad`` not at all. 26.2.0 compares
-            their names, and all are off.
+        meant: the sides are of two frameworks: dtypes are compared by what they mean, shapes by their sizes (a view more or less), and
+            ``requires_grad`` not at all. 26.2.0 compares names, and all are off.
     """
 
     def __init__(self, graph: Graph, rows: PairedRows, sharded: bool = False, meant: bool = False) -> None:
@@ -143,15 +144,16 @@ class Checks:
             self._flag(off & self.looked_at, ERROR, text)
 
     def _unequal(self, words: Sequence[object], other: Sequence[object], right: Integers) -> Bools:
-        if self.meant and words is self.rows.target.dtype:
-            return codes.unequal_by(kind_of, words, other, self.rows.left, right)
-        return codes.unequal(words, other, self.rows.left, right)
+        if not self.meant:
+            return codes.unequal(words, other, self.rows.left, right)
+        means = kind_of if words is self.rows.target.dtype else _size
+        return codes.unequal_by(means, words, other, self.rows.left, right)
 
     def _smallest(self, cells: Sequence[object]) -> tuple[Floats, Floats]:
         """The smallest number among the inputs and among the results of each node; 1 where there is none."""
         rows = self.rows
         values = np.fromiter(
-            (float(cell) if type(cell) in (int, float) and cell == cell else 1.0 for cell in cells),  # type: ignore[arg-type]
+            (float(cell) if isinstance(cell, (int, float)) and cell == cell else 1.0 for cell in cells),
             np.float64,
             len(rows),
         )
@@ -168,6 +170,11 @@ class Checks:
         self.found.levels[off] = np.maximum(self.found.levels[off], level)
         for at in np.flatnonzero(off).tolist():
             self.found.reasons.setdefault(at, []).append(reason)
+
+
+def _size(shape: object) -> Hashable:
+    """Elements of a shape; a text as it is."""
+    return elements(shape) if isinstance(shape, list) else str(shape)
 
 
 def _grad(required: bool | None) -> int:
