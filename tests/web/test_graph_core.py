@@ -211,16 +211,18 @@ def test_mouse_on_the_canvas(opened: Open, compared: Path) -> None:
 
 
 def test_the_way_of_nan_leads_from_its_birth_to_the_last_forward_call(opened: Open, alone: Path) -> None:
-    """Every step of it is a call that takes NaN from the one before."""
+    """Every step of it is a call that takes NaN from the one before. It is shown at once; the button hides it, and opens all around it."""
     page = shown(opened, alone)
+    assert page.get_attribute("#canvas-path", "aria-pressed") == "true"
+    page.click("#canvas-path")
+    assert page.evaluate("Graph.store.path") is None
     page.click("#canvas-path")
     path = page.evaluate("({kind: Graph.store.path.kind, names: [...Graph.store.path.nodes].map((i) => Graph.store.sides[0].name(i))})")
     assert path["kind"] == "nonfinite"
     assert path["names"][0] == page.evaluate("Graph.store.pair.suspectName")
     assert path["names"][-1] == "Distributed.all_reduce.0.forward"
-    assert page.get_attribute("#canvas-path", "aria-pressed") == "true"
-    page.click("#canvas-path")
-    assert page.evaluate("Graph.store.path") is None
+    shut = "[...Graph.store.path.nodes].filter((i) => !Graph.store.sides[0].ancestors(i).every((one) => Graph.store.isOpen(0, one)))"
+    assert page.evaluate(shut) == []
 
 
 def test_a_collective_leads_to_the_other_rank(opened: Open, compared: Path) -> None:

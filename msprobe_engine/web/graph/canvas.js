@@ -2,7 +2,7 @@
 // The canvas: one part for each side, moved with mouse, wheel, fingers and keys. Moving one part moves the other, so that partners stay
 // beside each other.
 //
-// Graph.view (for panels): zoom(factor), fit(), pan(dx, dy) in pixels, toWidth(), both(bool), linked(bool), redraw(), scale(),
+// Graph.view (for panels): zoom(factor), fit(), pan(dx, dy) in pixels, both(bool), linked(bool), redraw(), scale(),
 // isBoth(), isLinked(), isStill()
 Kit.texts('canvas', {
   label: ['Graph. Arrow keys move, + and - zoom, Enter opens what is chosen', '图。方向键移动，+ 和 - 缩放，回车展开所选节点'],
@@ -301,7 +301,6 @@ Graph.panels.push((store) => {
       views[0].dy += dy;
       moved(0);
     },
-    toWidth: () => centre(0, store.selection && store.selection.side === 0 ? store.selection.node : 0),
     both: setBoth,
     isBoth: () => both,
     isLinked: () => together,

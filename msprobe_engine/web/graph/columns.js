@@ -10,7 +10,7 @@
 //     name(i) the record's name; label(i) the short one for a box or a row; kind(i) 'Linear', 'softmax', ...; call(i) its number as text
 //     second(i) what stands behind the label: class, number, ↩ of a backward call among forward ones
 //     names: one text, all names one after the other; start(i), end(i) places in it; nodeAt(place)   (for a search over all names)
-//     producers(i), consumers(i) -> Int32Array of nodes, by equal tensors;  inSubtree(i, outer)
+//     producers(i), consumers(i) -> Int32Array of nodes, by equal tensors
 const Graph = {
   panels: [], // f(store), called once each before the first pair is shown
   MODULE: 0,
@@ -116,10 +116,6 @@ Graph.Columns = class {
 
   isLeaf(i) {
     return this.size[i] === 1;
-  }
-
-  inSubtree(i, outer) {
-    return i >= outer && i < outer + this.size[outer];
   }
 
   children(i) {

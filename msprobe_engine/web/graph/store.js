@@ -22,7 +22,7 @@
 //   store.sides               [target] or [target, golden]: Columns, below
 //
 //   store.selection           {side, node} or null;  store.select(side, node, {reveal = true, centre = true})   select(0, -1) clears it
-//   store.history             store.back(), store.forward(): the way through selections
+//   store.back(), store.forward()   the way through selections
 //   store.hovered             {side, node} or null;  store.hover(side, node)
 //   store.partner(side, node) node on the other side, -1
 //   store.reveal(side, node)  open all that encloses it
@@ -35,7 +35,7 @@
 //   store.filter(test)        test(columns, node, side) -> bool, or null: all;  store.matches(side): Uint8Array or null,
 //   store.matchCount          [number on each side] while a filter stands, else null
 //   store.path                null or {side, nodes: Int32Array, edges: Int32Array of pairs, kind: 'nonfinite'|'difference'}  (path.js)
-//   store.showPath(bool)
+//   store.showPath(bool, {open = true})   open: with all that encloses its nodes, when they are few
 //   await store.details(side, node)   {inputs: [Row], outputs: [Row], metrics: {place: {column: value}}, notes: [text]}
 //                                     metrics: only of saved tensors (task 'all'); of statistics and md5 both sides' rows say it all
 //     Row                     {place: 'input.0', dtype, shape: [..]|text|null, max, min, mean, norm (number or 'nan', 'inf', '-inf', null),
@@ -203,6 +203,8 @@ Graph.store = (() => {
       if (!wanted || wanted.node < 0) wanted = { side: 0, node: pair.suspect };
       if (wanted.node >= 0) select(wanted.side, wanted.node);
       else fire('centre', { side: 0, node: 0 });
+      // NaN and Inf are followed at once, on what is open; a difference, which goes everywhere, when it is asked for.
+      if (pair.suspect >= 0 && sides[0].flags[pair.suspect] & Graph.FLAG.NONFINITE_OUT) showPath(true, { open: false });
     } finally {
       if (ticket === opening) fire('busy', false);
     }
@@ -398,11 +400,11 @@ Graph.store = (() => {
     fire('rows');
   }
 
-  function showPath(visible) {
-    const found = visible && Graph.path ? Graph.path(store) : null;
+  function showPath(visible, { open = true } = {}) {
+    const found = visible ? Graph.path(store) : null;
     if (!found && !store.path) return;
     store.path = found;
-    if (found && found.nodes.length <= 60) for (const node of found.nodes) reveal(found.side, node); // a longer way shows on what is open
+    if (open && found && found.nodes.length <= 60) for (const node of found.nodes) reveal(found.side, node); // a longer way shows on what is open
     fire('path');
   }
 
