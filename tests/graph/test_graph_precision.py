@@ -279,7 +279,7 @@ def test_odd_numbers_in_a_dump_are_compared(value: Any, tmp_path: Path) -> None:
 def test_dtypes_of_two_frameworks_are_what_they_mean(tmp_path: Path) -> None:
     """``Float32`` against ``torch.float32`` is no error, a shape with the same elements neither; by the rules of 26.2.0 both are."""
     cell, module, softmax = "Cell.net.Net.forward.0", "Module.net.Net.forward.0", "Functional.softmax.0.forward"
-    more = {"dtype": "Float32", "type": "mindspore.Tensor", "requires_grad": None}
+    more: dict[str, Any] = {"dtype": "Float32", "type": "mindspore.Tensor", "requires_grad": None}
     mine = {softmax: call([tensor(**more)], [tensor(3.0, shape=[16], **more)]), cell: call([tensor(**more)], [tensor(3.0, **more)])}
     theirs = {softmax: call([tensor()], [tensor(3.0)]), module: call([tensor()], [tensor(3.0)])}
     indices = []
