@@ -49,7 +49,7 @@ def merged(target: Jobs, golden: Jobs | None, options: GraphOptions) -> Jobs:
         if alone and steps:
             found.notes.append(f"steps {', '.join(map(str, alone[:16]))} are of the {name} alone and left out.")
     for step, golden_step in pairs:
-        found.jobs += _pairs(ours[step], theirs[golden_step], step, golden_step, given, found)
+        found.jobs += _pairs(ours[step], theirs[golden_step], step, golden_step, options, found)
     return _some(found)
 
 
@@ -59,12 +59,19 @@ def _some(found: Jobs) -> Jobs:
     return found
 
 
-def _pairs(ours: _Members, theirs: _Members, step: int, golden_step: int, given: tuple[Layout | None, ...], found: Jobs) -> list[Job]:
+def _pairs(ours: _Members, theirs: _Members, step: int, golden_step: int, options: GraphOptions, found: Jobs) -> list[Job]:
+    given = options.layouts or (None, None)
     groups = _models(ours, given[0], found), _models(theirs, given[-1], found)
     if not all(groups):
         return []
     whole = tuple(tuple(one for some in side for one in some) for side in groups)
     across = _cut(whole[0], given[0]) != _cut(whole[1], given[-1]) or len(groups[0]) != len(groups[1])
+    if across and options.layouts and options.match == "exact":  # as the existing tool does it: copy beside copy, by names
+        across = False
+        if len(groups[0]) != len(groups[1]):
+            found.notes.append(
+                f"step {step}: {len(groups[0])} copies of the model against {len(groups[1])}; those that both have are compared."
+            )
     pairs = [(whole[0], whole[1])] if across else list(zip(*groups))
     return [Job(a[0][1], b[0][1], step, a[0][0], golden_step, b[0][0], a, b, across) for a, b in pairs]
 
