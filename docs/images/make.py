@@ -104,6 +104,7 @@ SHOTS = (
     Shot("graph-nan", "graph_nan", width=1920, height=1000, look=keys("p")),
     Shot("graph-nan-dark", "graph_nan", theme="dark", language="zh-CN", look=keys("2")),
     Shot("trends", "trends"),
+    Shot("trends-two-dark", "trends_two", theme="dark", language="zh-CN"),
 )
 
 
@@ -140,42 +141,56 @@ def two_runs(root: Path) -> dict[str, Path]:
     return {"diagnosis": root / "out" / "diagnosis.html", "table": table} | graphs
 
 
-def monitored(root: Path) -> dict[str, Path]:
-    """A training that is watched and comes off its feet."""
+def watch(root: Path, name: str, steps: int, loss_of: Callable[[int, Any], Any], before: Callable[[int, Any], None]) -> None:
+    """A training with the monitor; `before` may change the model of a step, `loss_of` its loss."""
     import torch
     from fault_model import Shape, Training
 
     from msprobe.pytorch import TorchProbe
-    from msprobe_engine.cli.main import main
 
     settings: dict[str, Any] = {
-        "output_dir": str(root / "today"),
-        "monitor": {"gradients": True, "parameters": True, "updates": True},
+        "output_dir": str(root / name),
+        "monitor": {"gradients": True, "parameters": True, "updates": True, "activations": name != "today"},
         "rules": [{"rule": "recommended"}],
         "sinks": {"csv": {"enabled": True}},
     }
-    root.mkdir(parents=True)
-    (root / "probe.json").write_text(json.dumps(settings))
+    root.mkdir(parents=True, exist_ok=True)
+    (root / f"{name}.json").write_text(json.dumps(settings))
     training = Training(Shape(layers=8))
-    probe = TorchProbe.from_config(str(root / "probe.json"))
+    probe = TorchProbe.from_config(str(root / f"{name}.json"))
     probe.attach(training.model, training.optimizer)
-    for step in range(120):
+    for step in range(steps):
         probe.begin_step(step)
+        before(step, training.model)
         tokens, labels = training.batch(step)
-        loss = training.loss(training.model(tokens), labels)
-        if 70 <= step < 76:
-            loss = loss * 6.0 ** (step - 69)  # a loss scale that runs away
-        if step == 113:
-            loss = loss * float("inf")
+        loss = loss_of(step, training.loss(training.model(tokens), labels))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(training.model.parameters(), 1e6)
         training.optimizer.step()
         training.optimizer.zero_grad()
         probe.end_step({"loss": loss})
     probe.close()
+
+
+def monitored(root: Path) -> dict[str, Path]:
+    """A training that is watched and comes off its feet; and two of which one has another epsilon from step 30 on."""
+    from msprobe_engine.cli.main import main
+
+    def runs_away(step: int, loss: Any) -> Any:
+        if 70 <= step < 76:
+            loss = loss * 6.0 ** (step - 69)  # a loss scale that runs away
+        return loss * float("inf") if step == 113 else loss
+
+    def epsilon(step: int, model: Any) -> None:
+        model.layers[3].norm2.eps = 1e-2 if step >= 30 else 1e-5
+
+    watch(root, "today", 120, runs_away, lambda _step, _model: None)
+    watch(root, "golden", 60, lambda _step, loss: loss, lambda _step, _model: None)
+    watch(root, "changed", 60, lambda _step, loss: loss, epsilon)
     main(["monitor", "report", str(root / "today"), "-o", str(root / "report.html")])
     main(["trends", str(root / "today"), "-o", str(root / "trends.html")])
-    return {"monitor": root / "report.html", "trends": root / "trends.html"}
+    main(["trends", str(root / "golden"), str(root / "changed"), "-o", str(root / "trends_two.html")])
+    return {"monitor": root / "report.html", "trends": root / "trends.html", "trends_two": root / "trends_two.html"}
 
 
 def checkpoints(root: Path) -> dict[str, Path]:

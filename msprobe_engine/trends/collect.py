@@ -75,7 +75,7 @@ def collect(sources: Sequence[Source], *, numbers: int = NUMBERS, shift: int = 0
         run.problems = dict(source.problems)
         run.stand_out = findings.stand_out(trends, run)
     if len(runs) > 1:
-        trends.apart = findings.apart(trends)
+        trends.apart, trends.limit = findings.apart(trends)
     return trends
 
 

@@ -15,8 +15,11 @@ KEPT = 200
 """Findings of a kind that a page lists."""
 NOTABLE = 3.0
 """Factor from which a target stands out."""
-APART = 1e-3
-"""Relative difference from which two runs are apart."""
+APART, APART_EXACT = 1e-3, 1e-6
+"""Relative difference from which two runs are apart: the second where they agree to it in their first common step, so that nothing but
+what came later can have made a difference; the first where other devices or orders of sums make some from the beginning."""
+_BEGINNING = 20
+"""The first of so many parts of a run is not looked at for jumps: optimizers and losses begin far from where they stay."""
 _LEADING = ("norm", ABSMAX, VALUE, "max")
 _FILLING = ("exp_avg", "exp_avg_sq", "opt_state", "param_origin", "param_updated")
 """Families whose tensors begin at zero, or may, and fill: that they are small in the first steps is no news in any run."""
@@ -101,6 +104,7 @@ def stand_out(trends: Trends, run: RunTrend) -> list[StandOut]:
         if metric.partition(",")[0] in _FILLING:
             far = np.maximum(far, 0.0)
         far[~usable] = 0.0
+        far[:, : far.shape[1] // _BEGINNING] = 0.0
         found += _top(far, metric, statistic, steps, "jump", "fall")
         if len(run.ranks) > 1:
             width = logs - _logs(both.low)
@@ -137,27 +141,37 @@ def _median(values: Numbers) -> Numbers:
     return out
 
 
-def apart(trends: Trends) -> list[StandOut]:
-    """Where two runs go apart: per target the first column in which they differ by more than `APART`, earliest first."""
+def apart(trends: Trends) -> tuple[list[StandOut], float]:
+    """Where two runs go apart: per target the first column in which they differ by more than a limit, in the order of a run; the limit."""
     one, two = trends.runs
     steps = trends.plan.fine.first
-    found: list[StandOut] = []
+    differences: list[tuple[str, str, Numbers]] = []
     for metric, statistic in _leading(trends):
         a, b = one.grids.get((metric, statistic)), two.grids.get((metric, statistic))
         if a is None or b is None:
             continue
         x, y = over_ranks(a), over_ranks(b)
-        both = ~x.missing & ~y.missing
         far = np.maximum(_relative(x.high, y.high), _relative(x.low, y.low))
-        far = np.where(both, far, 0.0)
-        hit = far > APART
+        far[x.missing | y.missing] = np.nan
         if metric == SCALARS:
-            hit[[i for i, target in enumerate(trends.metrics[metric].targets) if target.name.endswith("seconds")]] = False
+            far[[i for i, target in enumerate(trends.metrics[metric].targets) if target.name.endswith("seconds")]] = np.nan
+        differences.append((metric, statistic, far))
+    limit = APART_EXACT if _begins_equal([far for _, _, far in differences]) else APART
+    found: list[StandOut] = []
+    for metric, statistic, far in differences:
+        hit = far > limit
         for i in np.flatnonzero(hit.any(1)).tolist():
             column = int(hit[i].argmax())
             found.append(StandOut("runs", int(steps[column]), metric, statistic, i, float(min(far[i, column], 1e300))))
     found.sort(key=lambda one: _moment(one.step, one.metric, one.target))
-    return found[:KEPT]
+    return found[:KEPT], limit
+
+
+def _begins_equal(differences: list[Numbers]) -> bool:
+    """Whether two runs agree in the first column that both have."""
+    common = [np.flatnonzero(np.isfinite(far).any(0))[:1] for far in differences]
+    first = min((int(columns[0]) for columns in common if len(columns)), default=None)
+    return first is not None and all(not (far[:, first] > APART_EXACT).any() for far in differences)
 
 
 def _moment(step: int, metric: str, target: int) -> tuple[int, int, int]:

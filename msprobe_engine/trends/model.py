@@ -112,6 +112,7 @@ class Trends:
     Attributes:
         metrics: by name, in the order in which they are offered.
         shift: steps that the second run is moved by.
+        apart: where two runs go apart, and `limit`, the relative difference from which they do.
     """
 
     plan: Plan
@@ -119,3 +120,4 @@ class Trends:
     runs: list[RunTrend]
     shift: int = 0
     apart: list[StandOut] = field(default_factory=list)
+    limit: float = 0.0

@@ -59,6 +59,7 @@ def manifest(trends: Trends) -> dict[str, Any]:
             for metric in trends.metrics.values()
         ],
         "runs": [_run(trends, run, index) for run in trends.runs],
+        "limit": trends.limit,
         "apart": [_stand_out(trends, one, index) for one in trends.apart],
     }
 

@@ -19,11 +19,11 @@ def lines(trends: Trends) -> Iterator[str]:
     for run in trends.runs:
         yield from _nonfinite(trends, run)
     if len(trends.runs) > 1:
-        yield from _found(trends, trends.apart, "runs apart")
+        yield from _found(trends, trends.apart, f"runs apart by more than {trends.limit:g}")
     for run in trends.runs:
         yield from _found(trends, run.stand_out, f"{run.name}: stand out")
         for what, count in list(run.problems.items())[:_SHOWN]:
-            yield f"not read: {what} ({count})"
+            yield f"note: {what} ({count})"
         if len(run.problems) > _SHOWN:
             yield f"and {len(run.problems) - _SHOWN} more; the page lists them"
 

@@ -216,6 +216,16 @@ def test_two_runs_share_their_axes_and_the_first_difference_is_found() -> None:
     assert all(f.factor == pytest.approx(1 / 3) for f in trends.apart)
 
 
+def test_the_limit_follows_how_the_runs_begin() -> None:
+    """Runs that begin alike are apart at the smallest difference; runs that never were quite the same at one in a thousand."""
+    for first, limit in ((0.0, 1e-6), (1e-5, 1e-3)):
+        one = {"m": {0: {"x": {s: [1.0] for s in range(5)}}}}
+        two = {"m": {0: {"x": {s: [1.0 + (first if s < 2 else 1e-5 if s < 4 else 1e-2)] for s in range(5)}}}}
+        trends = collect([Made(one, "a"), Made(two, "b")])
+        assert trends.limit == limit
+        assert [f.step for f in trends.apart] == [2 if first == 0 else 4]
+
+
 def test_nan_on_one_side_only_is_a_difference() -> None:
     """Two runs are apart where one is finite and the other is not, and together where both have the same NaN."""
     one = {"m": {0: {"x": {0: [1.0]}, "y": {0: [math.nan]}, "z": {0: [math.inf]}}}}
@@ -331,6 +341,6 @@ def test_the_examples_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert Path("runs/a/trends.html").exists()
     assert main(["trends", "trend", "-o", "db.html"]) == 0
     out = capsys.readouterr().out
-    assert "runs apart: 1, first:" in out
+    assert "runs apart by more than 1e-06: 1, first:" in out
     known = {option for action in sub_parser("trends")._actions for option in action.option_strings}
     assert set(re.findall(r"`(--[a-z_]+)", text)) <= known

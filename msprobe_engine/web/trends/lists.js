@@ -33,6 +33,7 @@ const Lists = (() => {
     mark();
   }
   const note = (key, ...args) => Kit.make("p", pane, Kit.t(key, ...args), "soft");
+  const limit = () => Trends.book.limit < 1e-3 ? Trends.book.limit.toExponential(0) : Trends.book.limit;
   const stepName = (step) => Trends.stepText(Trends.columnOf(step));
   function item(list, sign, tone, target, lines, go, key) {
     const li = Kit.make("li", list), button = Kit.make("button", li, null, "t-item");
@@ -76,8 +77,8 @@ const Lists = (() => {
     }
   }
   function apart() {
-    if (!Trends.book.apart.length) { note("trends.none_apart"); return; }
-    note("trends.about_apart"); outliers(Trends.book.apart, null);
+    if (!Trends.book.apart.length) { note("trends.none_apart", limit()); return; }
+    note("trends.about_apart", limit()); outliers(Trends.book.apart, null);
   }
   function out() {
     const b = Trends.book;
