@@ -18,6 +18,7 @@ COLLECTION = "Apis_Between_Modules"
 """Name, without its number, of consecutive calls of functions between the modules at the top."""
 
 _MODULES = ("Module.", "Cell.")
+_WITH_CALLS = (*_MODULES, "Autograd.")
 _FORWARD, _BACKWARD = f".{names.FORWARD}.", f".{names.BACKWARD}."
 _FORWARD_END, _BACKWARD_END, _DEBUG_END = f".{names.FORWARD}", f".{names.BACKWARD}", ".debug"
 
@@ -50,8 +51,9 @@ def build(side: Side, step: int = 0, rank: int = 0, old: bool = False) -> Graph:
 
 
 def type_of(name: str) -> int:
-    """`MODULE` or `API`, by the name alone; nodes that are no record (``optimizer``) are of type `MODULE`, as in the existing tool."""
-    if name.startswith(_MODULES):
+    """`MODULE` or `API`, by the name alone; nodes that are no record (``optimizer``), and custom autograd functions, which have calls inside
+    of them, are of type `MODULE`, as in the existing tool."""
+    if name.startswith(_WITH_CALLS):
         return MODULE
     return API if name.endswith((_FORWARD_END, _BACKWARD_END, _DEBUG_END)) else MODULE
 
