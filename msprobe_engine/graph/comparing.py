@@ -20,7 +20,7 @@ from msprobe_engine.compare.tensor_mode import metrics as tensor_metrics
 from msprobe_engine.diagnose.divergence import Divergence
 from msprobe_engine.errors import UsageError
 from msprobe_engine.graph import micro_steps, precision, suspects
-from msprobe_engine.graph.match import match, match_told
+from msprobe_engine.graph.match import match, match_told, needless
 from msprobe_engine.graph.metrics import RowMetrics
 from msprobe_engine.graph.model import Comparison, Graph, TaskOfGraph
 from msprobe_engine.graph.options import NEW, OLD, GraphOptions
@@ -81,6 +81,7 @@ def compare(target: Graph, golden: Graph, options: GraphOptions, told: Divergenc
         suspect_text=found.text,
         metrics=made.metrics(),
         by_structure=matched.by_structure,
+        needless=needless(target, golden, matched, aligned()) if told is None and crossed(first, second) else (set(), set()),
         golden_rows=_golden_rows(rows),
         begun=found.begun,
     )

@@ -249,6 +249,18 @@ def _said(target: Graph, golden: Graph, aligned: Aligned) -> tuple[dict[int, int
     return forward, backward
 
 
+def needless(target: Graph, golden: Graph, found: Matched, aligned: Aligned) -> tuple[set[int], set[int]]:
+    """Nodes of both graphs without a partner that need none (`Comparison.needless`)."""
+    sides = (target, aligned.target.side, found.partners), (golden, aligned.golden.side, found.golden_partners)
+    quiet = [
+        {node for op in side.quiet for node in standing_for(graph, side, op) if partners[node] < 0}
+        if isinstance(side, CommonSide)
+        else set()
+        for graph, side, partners in sides
+    ]
+    return quiet[0], quiet[1]
+
+
 def standing_for(graph: Graph, side: Side, op: int) -> tuple[int, ...]:
     """Nodes of the records that a record stands for; of a side that is no other than the graph's its own."""
     if side is graph.side:

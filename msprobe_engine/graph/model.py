@@ -187,6 +187,8 @@ class Comparison:
         metrics: per node, what the rows of both sides differ by.
         by_structure: target nodes whose partner has another name and was found by the place in the hierarchy, not by the rules of the
             existing tool.
+        needless: nodes of the target and of the golden side without a partner that need none: of two frameworks, calls that compute
+            nothing, or that the other one has as a part of another call.
         golden_rows: row of the target's side -> row of the golden's side, int64, -1 where it has none; None until they are matched.
         begun: the walk of the diagnosis through both sides, for that of all ranks; it does not go into other processes or files.
     """
@@ -204,6 +206,7 @@ class Comparison:
     leading: bool = False
     metrics: Metrics = _no_metrics
     by_structure: set[int] = field(default_factory=set)
+    needless: tuple[set[int], set[int]] = field(default_factory=lambda: (set(), set()))
     golden_rows: npt.NDArray[np.int64] | None = None
     begun: Begun | None = None
 

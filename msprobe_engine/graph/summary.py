@@ -33,6 +33,7 @@ class Result:
         nodes: of the targets, the roots not counted.
         matched, unmatched, only_golden: of the nodes with a record, and of those of the golden run.
         by_structure: matched by their place.
+        needless: without a partner on either side, which need none; not among the others.
         over: nodes with a record whose outputs differ by more than a unit of round-off.
         worst: step, rank, node name and units of the largest difference; None when nothing differs.
         overflows: nodes that were marked, by level.
@@ -55,6 +56,7 @@ class Result:
     unmatched: int = 0
     only_golden: int = 0
     by_structure: int = 0
+    needless: int = 0
     over: int = 0
     worst: tuple[int, int, str, float] | None = None
     overflows: dict[str, int] = field(default_factory=dict)
@@ -78,8 +80,10 @@ class Result:
         records = np.asarray(made.target.records) >= 0
         matched = np.asarray(made.partners) >= 0
         self.matched += int((records & matched).sum())
-        self.unmatched += int((records & ~matched).sum())
-        self.only_golden += int(((np.asarray(made.golden.records) >= 0) & (np.asarray(made.golden_partners) < 0)).sum())
+        mine, theirs = map(len, made.needless)
+        self.unmatched += int((records & ~matched).sum()) - mine
+        self.only_golden += int(((np.asarray(made.golden.records) >= 0) & (np.asarray(made.golden_partners) < 0)).sum()) - theirs
+        self.needless += mine + theirs
         self.by_structure += len(made.by_structure)
         units = np.where(np.isnan(made.units) | ~records, 0.0, made.units)  # what encloses a node has the largest of what is in it
         self.over += int((units > 1).sum())
@@ -104,6 +108,7 @@ class Result:
         lines.append(_line("drawn", f"{what}, {self.nodes:,} nodes"))
         if self.golden:
             said = f"{self.matched:,} calls, {self.unmatched:,} only in the target, {self.only_golden:,} only in the golden run"
+            said += f"; {self.needless:,} have no counterpart in the other framework" if self.needless else ""
             lines.append(_line("matched", said + (f"; {self.by_structure:,} by their place" if self.by_structure else "")))
             if self.worst is not None:
                 step, rank, name, units = self.worst

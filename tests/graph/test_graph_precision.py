@@ -292,3 +292,25 @@ def test_dtypes_of_two_frameworks_are_what_they_mean(tmp_path: Path) -> None:
         assert [_partner(made, name) for name in (cell, softmax)] == [module, softmax]
         indices.append([_index(made, name, False) for name in (cell, softmax)])
     assert indices == [[0, 0], [1, 1]]
+
+
+def test_a_view_that_one_framework_alone_takes_needs_no_partner(tmp_path: Path) -> None:
+    """It computes nothing; it is not among what only one run has."""
+    cell, module, view, softmax = (
+        "Cell.net.Net.forward.0",
+        "Module.net.Net.forward.0",
+        "Tensor.reshape.0.forward",
+        "Functional.softmax.0.forward",
+    )
+    mine = {
+        view: call([tensor()], [tensor(shape=[16])]),
+        softmax: call([tensor(shape=[16])], [tensor(3.0)]),
+        cell: call([tensor()], [tensor(3.0)]),
+    }
+    first = graph(tmp_path / "a", mine, {view: cell, softmax: cell})
+    second = graph(tmp_path / "b", {softmax: call([tensor()], [tensor(3.0)]), module: call([tensor()], [tensor(3.0)])}, {softmax: module})
+    assert first.side is not None
+    first.side.header["framework"] = "mindspore"
+    made = compare(first, second, _options(match="structure"))
+    assert made.needless == ({made.target.index[view]}, set())
+    assert made.partners[made.target.index[view]] == -1
