@@ -66,7 +66,7 @@ Graph.Columns = class {
     const n = this.count;
     this.parent = new Int32Array(n).fill(-1);
     this.depth = new Uint16Array(n);
-    this.below = new Float32Array(n);
+    this.below = new Float32Array(n).fill(NaN); // of nothing that can be compared
     const { size, parent, depth, below, units, flags } = this;
     const open = [0];
     for (let i = 1; i < n; i++) {
@@ -77,11 +77,11 @@ Graph.Columns = class {
     }
     const bad = Graph.FLAG.NONFINITE_OUT | Graph.FLAG.NONFINITE_BELOW;
     for (let i = n - 1; i >= 0; i--) {
-      const worst = Math.max(below[i], units[i] >= 0 ? units[i] : 0);
+      const worst = below[i] >= units[i] || Number.isNaN(units[i]) ? below[i] : units[i];
       below[i] = worst;
       const p = parent[i];
       if (p < 0) continue;
-      if (worst > below[p]) below[p] = worst;
+      if (!(below[p] >= worst)) below[p] = Number.isNaN(worst) ? below[p] : worst;
       if (flags[i] & bad) flags[p] |= Graph.FLAG.NONFINITE_BELOW;
     }
   }

@@ -106,7 +106,7 @@ Graph.Painter = class {
   }
 
   _badness(i) {
-    return this.columns.flags[i] & (Graph.FLAG.NONFINITE_OUT | Graph.FLAG.NONFINITE_BELOW) ? Infinity : this.columns.below[i];
+    return this.columns.flags[i] & (Graph.FLAG.NONFINITE_OUT | Graph.FLAG.NONFINITE_BELOW) ? Infinity : this.columns.below[i] >= 0 ? this.columns.below[i] : -1;
   }
 
   // A closed module or a call.

@@ -115,6 +115,7 @@ Graph.panels.push((store) => {
         parts.of = columns;
         parts.label.textContent = Kit.name(columns.label(i), 160);
         parts.second.textContent = Kit.name(columns.second(i), 100);
+        parts.second.classList.toggle('number', parts.second.textContent.startsWith('·')); // a number is never cut off
         parts.cell.style.paddingLeft = `${indent(columns.depth[i])}px`;
         node.setAttribute('aria-level', String(columns.depth[i] + 1));
       }
@@ -142,7 +143,7 @@ Graph.panels.push((store) => {
       // A closed module shows the worst inside.
       const closed = !leaf && !open;
       const bad = flags & FLAG.NONFINITE_OUT || (closed && flags & FLAG.NONFINITE_BELOW);
-      const units = closed ? Math.max(columns.below[i], columns.units[i] || 0) : columns.units[i];
+      const units = closed ? columns.below[i] : columns.units[i];
       const scale = Kit.scale(bad ? Infinity : comparison ? units : NaN);
       parts.chip.style.background = scale.colour;
       parts.chip.classList.toggle('unmatched', comparison && !!(flags & FLAG.UNMATCHED));
