@@ -273,9 +273,11 @@ const Kit = (() => {
       for (const value of values) { const o = value === "" ? word(make("option", wanted), "kit.blank") : make("option", wanted, name(value)); o.value = "=" + value; }
       wanted.value = before || "";
     }
+    const known = new WeakMap(); // of a row, what it is searched by
+    const said = (row) => { let text = known.get(row); if (text === undefined) known.set(row, text = row.join("\n").toLowerCase()); return text; };
     function refresh() {
       const text = find ? find.value.toLowerCase() : "", value = wanted ? wanted.value : "";
-      shown = all.filter((row) => (!value || "=" + row[choice] === value) && (!text || row.some((cell) => String(cell).toLowerCase().includes(text))));
+      shown = all.filter((row) => (!value || "=" + row[choice] === value) && (!text || said(row).includes(text)));
       if (by !== null) { shown = [...shown].sort((a, b) => order(a[by], b[by])); if (down) shown.reverse(); }
       heads.forEach((th, i) => { if (i === by) th.setAttribute("aria-sort", down ? "descending" : "ascending"); else th.removeAttribute("aria-sort"); });
       at = 0; draw();
