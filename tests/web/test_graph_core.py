@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -12,8 +13,9 @@ import numpy as np
 import pytest
 from graph_samples import Sample, page_of, ranks
 
+from msprobe_engine.compare.side import INPUT, OUTPUT, Side
 from msprobe_engine.graph.model import API, MODULE, Comparison, Graph
-from msprobe_engine.graph.page import page_data
+from msprobe_engine.graph.page import flow, page_data
 from msprobe_engine.graph.page.page import PageWriter
 
 Open = Callable[..., Any]
@@ -308,3 +310,43 @@ def test_the_small_map_moves_the_view(opened: Open, compared: Path) -> None:
     still(page)
     assert page.evaluate("Graph.view.place(0, 0)")["y"] < before["y"] - 500
     assert page.evaluate("Graph.store.selection.node") == 1
+
+
+def chain(nan_from: int, calls: int = 5) -> tuple[Graph, Side]:
+    """Calls that each take the output of the one before; from one on all outputs are NaN. Call 2 gives a value that only call 4 takes."""
+    side = Side(Path("dump.json"), {"framework": "pytorch", "task": "statistics"})
+    graph = Graph(0, 0, side)
+    outputs: list[float] = []
+    for i in range(calls):
+        source = {3: 1, 4: 2}.get(i, i - 1)
+        taken = 0.5 if i == 0 else outputs[source]
+        outputs.append(math.nan if i >= nan_from else float(i + 1))
+        name = f"Functional.f{i}.0.forward"
+        side.ops.append(name)
+        for place, role, value in (("input.0", INPUT, taken), ("output.0", OUTPUT, outputs[i])):
+            side.op.append(i)
+            side.role.append(role)
+            side.name.append(f"{name}.{place}")
+            side.dtype.append("torch.float32")
+            side.shape.append(SHAPE)
+            side.numbers.extend([value] * 4)
+            side.md5.append(None)
+            side.requires_grad.append(False)
+            side.data_name.append("")
+        side.first.append(len(side.name))
+        graph.add(name, API, 0, i)
+    return graph, side
+
+
+SHAPE = [2, 8]
+
+
+def test_nan_is_followed_from_call_to_call_and_as_the_other_run_goes() -> None:
+    """All NaN look alike: they come from the last call that gave some, unless the golden run, which is finite, says from which."""
+    bad, side = chain(1)
+    good, _ = chain(99)
+    assert flow.producers(good)[::2].tolist() == [-1, 1, 2, 2, 3]
+    found = flow.producers(bad)
+    assert found[::2].tolist() == [-1, 1, 2, 3, 4]
+    flow.follow_partners(found, bad, good, flow.producers(good), np.arange(len(side)), list(range(len(good))))
+    assert found[::2].tolist() == [-1, 1, 2, 2, 3]

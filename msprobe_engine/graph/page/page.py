@@ -17,7 +17,7 @@ import numpy as np
 
 from msprobe_engine.errors import SinkError
 from msprobe_engine.graph.model import Comparison, Graph
-from msprobe_engine.graph.page import details
+from msprobe_engine.graph.page import details, flow
 from msprobe_engine.graph.page.page_data import NONFINITE_OUT, UNMATCHED, Order, columns, stacks
 from msprobe_engine.sinks.files import FILE_MODE
 from msprobe_engine.web.page import Packed, Verdict, pack, page
@@ -144,12 +144,15 @@ class PageWriter:
         structure[left.places[list(shown.by_structure)]] = True
         units = np.asarray(shown.units, np.float64)[left.nodes]
         index = np.array([np.nan if value is None else value for value in shown.index], np.float64)[left.nodes]
-        mine, flags = columns(target, left, partners=partners, units=units, index=index, by_structure=structure)
+        sources, their_sources = flow.producers(target), flow.producers(golden)
+        rows = shown.golden_rows
+        if rows is not None:
+            flow.follow_partners(sources, target, golden, their_sources, rows, shown.golden_partners)
+        mine, flags = columns(target, left, producers=sources, partners=partners, units=units, index=index, by_structure=structure)
         theirs = np.full(len(right), np.nan)
         theirs[golden_partners >= 0] = units[golden_partners[golden_partners >= 0]]
-        other, golden_flags = columns(golden, right, partners=golden_partners, units=theirs)
+        other, golden_flags = columns(golden, right, producers=their_sources, partners=golden_partners, units=theirs)
         metrics = shown.metrics if shown.task == "all" else None  # else both sides' rows say it
-        rows = shown.golden_rows
         back = _inverse(rows, len(golden.side)) if rows is not None and golden.side is not None else None
         self._side(f"graph-{at}-0", target, left, mine, details.blocks(target, left, other=golden.side, partner_rows=rows, metrics=metrics))
         self._side(f"graph-{at}-1", golden, right, other, details.blocks(golden, right, other=target.side, partner_rows=back))

@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.compare.side import OUTPUT, PARAMETERS_GRAD
-from msprobe_engine.compare.tree import Tree
 from msprobe_engine.diagnose import measure
 from msprobe_engine.graph.build import is_gradients
 from msprobe_engine.graph.model import Graph
+from msprobe_engine.graph.page import flow
 
 BACKWARD, NONFINITE_IN, NONFINITE_OUT, UNMATCHED, RECOMPUTE, LINKED = 1, 2, 4, 8, 16, 32
 BY_STRUCTURE, COLLECTIVE = 256, 512
@@ -69,6 +69,7 @@ def columns(
     graph: Graph,
     order: Order,
     *,
+    producers: Numbers | None = None,
     partners: Numbers | None = None,
     units: Floats | None = None,
     index: Floats | None = None,
@@ -79,6 +80,7 @@ def columns(
     Args:
         graph: one side.
         order: its nodes in the order of the page.
+        producers: row -> node it comes from; None: `flow.producers`.
         partners: per place of the page the place of the partner on the other side, -1 without one; None: there is no other side.
         units: per place of the page multiples of round-off.
         index: per place of the page the precision index, NaN where there is none.
@@ -90,7 +92,7 @@ def columns(
     if by_structure is not None:
         flags[by_structure] |= BY_STRUCTURE
     nothing = np.full(len(order), np.nan, np.float32)
-    counts, back = _edges(graph, order)
+    counts, back = _edges(graph, order, flow.producers(graph) if producers is None else producers)
     names, ends = _names([graph.names[node] for node in order.nodes.tolist()])
     stack, _ = _stacks(graph, order)
     held: dict[str, npt.NDArray[Any]] = {
@@ -191,18 +193,15 @@ def _flags(graph: Graph, order: Order) -> npt.NDArray[np.uint16]:
     return flags[order.nodes]
 
 
-def _edges(graph: Graph, order: Order) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.int32]]:
+def _edges(graph: Graph, order: Order, producers: Numbers) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.int32]]:
     """Per place how many nodes it takes tensors from, and how far before it each stands. What is inside of one another has no edge."""
     counts = np.zeros(len(order), np.int64)
     side = graph.side
-    if side is None or not len(side):
+    if side is None or not len(producers):
         return counts.astype("<u2"), np.zeros(0, "<i4")
-    producers = np.array(Tree(side).producers.records, np.int64)
     rows = np.flatnonzero(producers >= 0)
-    node_of = np.array(graph.node_of_record, np.int64)
-    sources, takers = node_of[producers[rows]], node_of[np.array(side.op, np.int64)[rows]]
-    known = (sources >= 0) & (takers >= 0)
-    sources, takers = order.places[sources[known]], order.places[takers[known]]
+    sources, takers = producers[rows], np.array(graph.node_of_record, np.int64)[np.array(side.op, np.int64)[rows]]
+    sources, takers = order.places[sources[takers >= 0]], order.places[takers[takers >= 0]]
     known = (sources >= 0) & (takers >= 0)
     sources, takers = sources[known], takers[known]
     sizes = order.sizes

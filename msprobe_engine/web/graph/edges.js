@@ -123,6 +123,16 @@ Object.assign(Graph.Painter.prototype, {
     if (Math.max(ay, by) < view.top - 2000 || Math.min(ay, by) > view.top + view.height + 2000) return;
     pen.lineWidth = width;
     pen.beginPath();
+    // Past what stands between them it goes around at the right.
+    if (by - ay > 34 * view.scale && Math.abs(ax - bx) < (from.w + to.w) / 3) {
+      const [sx, sy, ex, ey] = [from.x + from.w, from.y + from.h - 9 * view.scale, to.x + to.w, to.y + 9 * view.scale];
+      const out = Math.max(sx, ex) + Math.min(70, 18 + (ey - sy) / 8) * Math.min(1.2, view.scale + 0.2);
+      pen.moveTo(sx, sy);
+      pen.bezierCurveTo(out, sy, out, ey, ex, ey);
+      pen.stroke();
+      this._arrows([ex, ey, -1], Math.max(0.8, view.scale));
+      return;
+    }
     pen.moveTo(ax, ay);
     const bend = Math.max(8, Math.min(60, Math.abs(by - ay) / 2)) * Math.min(1, view.scale + 0.3);
     pen.bezierCurveTo(ax, ay + bend, bx, by - bend, bx, by);

@@ -15,14 +15,18 @@ Graph.path = (store) => {
     from[i] = i;
     way.push(i);
   }
-  const direction = flags[born] & Graph.FLAG.BACKWARD;
+  // What is born in the forward pass is followed to its end, which is where the backward pass begins.
+  const { BACKWARD } = Graph.FLAG;
+  const direction = flags[born] & BACKWARD;
+  let end = born + 1;
+  while (end < count && (!columns.isLeaf(end) || (flags[end] & BACKWARD) === direction)) end++;
   let last = born;
   for (let k = 0; k < way.length; k++) {
     for (const next of columns.consumers(way[k])) {
-      if (from[next] >= 0 || !columns.isLeaf(next) || !carries(next)) continue;
+      if (next >= end || from[next] >= 0 || !columns.isLeaf(next) || !carries(next)) continue;
       from[next] = way[k];
       way.push(next);
-      if ((flags[next] & Graph.FLAG.BACKWARD) === direction && next > last) last = next;
+      if (next > last) last = next;
     }
   }
   const nodes = [last];
