@@ -265,6 +265,20 @@ def test_micro_batches_are_their_extremes_or_rows(tmp_path: Path) -> None:
     assert [t.shown for t in apart.metrics["actv"].targets] == ["x [micro 0]", "x [micro 1]", "x [micro 2]"]
 
 
+def test_monitor_and_dump_of_one_run_are_one_page(tmp_path: Path) -> None:
+    """An output directory with both has the metrics of both, on one axis of steps."""
+    run(tmp_path, 0, {s: {"a.w": [1.0]} for s in range(3)})
+    place = tmp_path / "dump" / "step5" / "rank0"
+    place.mkdir(parents=True)
+    tensor = {"type": "torch.Tensor", "dtype": "torch.float32", "shape": [2], "Max": 1.0, "Min": 0.0, "Mean": 0.5, "Norm": 1.0}
+    content = {"task": "statistics", "level": "L1", "data": {"Functional.relu.0.forward": {"input_args": [], "output": [tensor]}}}
+    (place / "dump.json").write_text(json.dumps(content))
+    trends = collect([open_source(tmp_path)])
+    assert list(trends.metrics) == [SCALARS, "grad_reduced, reduced", "forward"]
+    assert trends.plan.fine.first.tolist() == [0, 1, 2, 5]
+    assert trends.runs[0].kinds == ("csv", "dump")
+
+
 def test_what_is_asked_for(tmp_path: Path) -> None:
     """Ranks, steps, metrics, statistics and targets that are not wanted are not on the page; nothing left is an error with words."""
     for rank in range(3):
