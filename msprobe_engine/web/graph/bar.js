@@ -9,7 +9,6 @@ Graph.bar = (() => {
     store = given;
     parent.setAttribute("role", "toolbar");
     Graph.panel.label(parent, "graph.tools");
-    parent.title = "";
     const where = make("div", parent, null, "group");
     step = chooser(where, "step");
     rank = chooser(where, "rank");

@@ -59,7 +59,6 @@ Graph.filters = (() => {
     content = make("div", place, null, "popover");
     content.setAttribute("role", "dialog");
     Graph.panel.label(content, "graph.filters");
-    content.title = "";
     over = Graph.panel.popover(opener, content, draw);
     store.on("open", () => {
       masks = null; // of the pair before; the search makes them anew

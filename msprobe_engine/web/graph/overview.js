@@ -32,7 +32,7 @@ Graph.overview = (() => {
 
   function part(parent, key, ...args) {
     const node = make("div", parent, null, "part");
-    word(make("h3", node), "graph." + key, ...args);
+    word(make("h2", node), "graph." + key, ...args);
     return node;
   }
 

@@ -44,7 +44,7 @@ Graph.panel = (() => {
     node.dataset.label = key;
     node.labelArguments = args;
     node.setAttribute("aria-label", Kit.t(key, ...args));
-    if (node.tagName !== "INPUT" && node.tagName !== "SELECT") node.title = Kit.t(key, ...args);
+    if (node.tagName === "BUTTON" || node.getAttribute("role") === "separator") node.title = Kit.t(key, ...args);
     return node;
   }
   Kit.on("language", () => {

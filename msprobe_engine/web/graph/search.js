@@ -122,7 +122,6 @@ Graph.search = (() => {
     list.id = "graph-hits";
     list.setAttribute("role", "listbox");
     label(list, "graph.search");
-    list.title = "";
     list.addEventListener("scroll", draw);
     box.help = make("div", menu_, null, "search-help");
   }

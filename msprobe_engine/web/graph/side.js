@@ -13,7 +13,6 @@ Graph.side = (() => {
     const line = make("div", parent, null, "tabs");
     line.setAttribute("role", "tablist");
     Graph.panel.label(line, "graph.tabs");
-    line.title = "";
     for (const name of TABS) {
       const tab = (tabs[name] = make("button", line)), pane = (panes[name] = make("div", parent, null, "pane " + name + "-pane"));
       tab.type = "button";

@@ -8,7 +8,6 @@ Graph.status = (() => {
     store = given;
     trail = make("nav", parent, null, "breadcrumbs");
     Graph.panel.label(trail, "graph.breadcrumbs");
-    trail.title = "";
     legend = make("div", parent, null, "colour-legend");
     for (const event of ["select", "open"]) store.on(event, crumbs);
     const all = () => { crumbs(); colours(legend); };

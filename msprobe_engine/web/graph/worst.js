@@ -89,7 +89,6 @@ Graph.worst = (() => {
       list.tabIndex = 0;
       list.setAttribute("role", "listbox");
       Graph.panel.label(list, compared() ? "graph.tab_worst" : "graph.tab_worst_alone");
-      list.title = "";
       list.addEventListener("scroll", rows);
       list.addEventListener("keydown", keys);
     }
