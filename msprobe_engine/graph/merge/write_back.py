@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine import names
 from msprobe_engine.compare.side import OUTPUT, PARAMETERS, PARAMETERS_GRAD, Side
 from msprobe_engine.dump import layout
 from msprobe_engine.errors import SinkError, UsageError
@@ -71,6 +72,8 @@ def construct_of(graph: Graph) -> dict[str, Any]:
             continue
         name = graph.names[parent]
         found[graph.names[node]] = [name, graph.micro_steps[node]] if graph.micro_step_count > 1 else name
+    if graph.micro_step_count > 1:
+        found[names.MICRO_STEP_KEY] = graph.micro_step_count
     return found
 
 
