@@ -69,7 +69,9 @@ class PageWriter:
         Raises:
             SinkError: it cannot be written; what stood at the path stays.
         """
-        verdict: Verdict = "bad" if any(pair["suspect"] >= 0 for pair in self._pairs) else "good"
+        verdict: Verdict | None = "bad" if any(pair["suspect"] >= 0 for pair in self._pairs) else "good"
+        if self._about["task"] == "structure":
+            verdict = None  # there are no numbers, so nothing is known to be right
         pieces = page(
             self.title,
             kind="graph",
