@@ -51,8 +51,8 @@ def build(side: Side, step: int = 0, rank: int = 0, old: bool = False) -> Graph:
 
 
 def type_of(name: str) -> int:
-    """`MODULE` or `API`, by the name alone; nodes that are no record (``optimizer``), and custom autograd functions, which have calls inside
-    of them, are of type `MODULE`, as in the existing tool."""
+    """`MODULE` or `API`, by the name alone; nodes that are no record (``optimizer``), and custom autograd functions, which have calls
+    inside of them, are of type `MODULE`, as in the existing tool."""
     if name.startswith(_WITH_CALLS):
         return MODULE
     return API if name.endswith((_FORWARD_END, _BACKWARD_END, _DEBUG_END)) else MODULE

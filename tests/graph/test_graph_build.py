@@ -53,7 +53,7 @@ def _children(graph: Graph, name: str) -> list[str]:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_nodes_are_those_of_the_existing_tool(version: str, tmp_path: Path) -> None:
     """Names, types, what encloses them, their order, and their call stacks, of dumps of both versions. 8.1.1 has no node for gradients
-    with a number; functions that a class of the user makes are modules there."""
+    with a number."""
     held = 0
     for case in cases(version):
         if case.name not in CASES:
@@ -69,11 +69,10 @@ def test_nodes_are_those_of_the_existing_tool(version: str, tmp_path: Path) -> N
                 other = theirs.get(name)
                 if other is None:
                     continue
-                kind = MODULE if name.startswith("Autograd.") else graph.types[node]
                 above = graph.names[graph.parents[node]] if node else ""
                 stack = graph.stacks[node] if whole else stack_line(name, graph.stacks[node])
                 inside = [graph.names[child] for child in graph.children[node] if graph.names[child] in ours]
-                mine = (kind, above, inside, list(stack))
+                mine = (graph.types[node], above, inside, list(stack))
                 assert mine == (int(other["node_type"]), other["up_node"], other["sub_nodes"] or [], other["stack"] or []), name
                 held += 1
     assert held > 400
