@@ -164,10 +164,8 @@ def groups(sides: Mapping[int, Side], axis: str) -> list[list[int]]:
         if said is None or said[1].get(axis, 1) == 1:
             found["alone", rank] = [rank]
         else:
-            found[tuple(sorted((name, value) for name, value in said[0].items() if name in AXES and name != axis))] = [
-                *found.get(tuple(sorted((name, value) for name, value in said[0].items() if name in AXES and name != axis)), ()),
-                rank,
-            ]
+            others = tuple(sorted((name, value) for name, value in said[0].items() if name in AXES and name != axis))
+            found.setdefault(others, []).append(rank)
     return sorted(found.values())
 
 
