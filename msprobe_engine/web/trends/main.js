@@ -14,7 +14,7 @@
   function options(node, choices, now) { // [value, words of the page or null, text]
     node.replaceChildren();
     for (const [value, key, text] of choices) { const o = key ? Kit.word(Kit.make("option", node), key) : Kit.make("option", node, text); o.value = value; }
-    node.value = now;
+    node.value = now; node.title = node.selectedOptions[0]?.textContent || ""; // a long name is cut off in the box
   }
   function build(root) {
     const bar = Kit.make("div", root, null, "t-controls");
