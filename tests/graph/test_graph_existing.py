@@ -8,13 +8,10 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from existing_graph import VERSIONS, Case, cases, outcome, unpack
 from graph_reasons import differences, reason
 from ours_graph import options_of, ours

@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "graph"))
 from existing_graph import cases, unpack
 
 from msprobe_engine.graph.options import DB, NEW, OLD, VIS, GraphOptions
