@@ -101,12 +101,14 @@ Graph.panels.push((store) => {
     };
   }
 
-  // The nodes of a path as far as they are visible, each once.
+  // The nodes of a path as far as they are visible, each once, with their places.
   function wayOf({ layout }, path) {
     const found = [];
+    let last = -1;
     for (const i of path.nodes) {
       const there = layout.visible(i);
-      if (there !== found[found.length - 1]) found.push(there);
+      if (there !== last) found.push({ box: layout.box(there), leaf: layout.columns.isLeaf(there) });
+      last = there;
     }
     return found;
   }

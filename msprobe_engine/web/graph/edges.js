@@ -108,20 +108,20 @@ Object.assign(Graph.Painter.prototype, {
       const there = view.layout.visible(other);
       if (drawn.has(there * 2 + out) || there === here) return;
       drawn.add(there * 2 + out);
-      if (out) this._link(here, there, 1.8);
-      else this._link(there, here, 1.8);
+      const [a, b] = [this.place(view, here), this.place(view, there)];
+      if (out) this._link(a, b, 1.8);
+      else this._link(b, a, 1.8);
     };
     for (const other of columns.producers(i).subarray(0, 60)) one(other, 0);
     for (const other of columns.consumers(i).subarray(0, 60)) one(other, 1);
   },
 
-  _link(a, b, width) {
+  // From a box to a box, both in pixels.
+  _link(from, to, width) {
     const { pen, view } = this;
-    const from = this.place(view, a);
-    const to = this.place(view, b);
     const [ax, ay, bx, by] = [from.x + from.w / 2, from.y + from.h, to.x + to.w / 2, to.y];
     if (Math.max(ay, by) < view.top - 2000 || Math.min(ay, by) > view.top + view.height + 2000) return;
-    pen.lineWidth = width;
+    pen.lineWidth = width * Math.min(1, view.scale + 0.25);
     pen.beginPath();
     // Past what stands between them it goes around at the right.
     if (by - ay > 34 * view.scale && Math.abs(ax - bx) < (from.w + to.w) / 3) {
@@ -130,14 +130,14 @@ Object.assign(Graph.Painter.prototype, {
       pen.moveTo(sx, sy);
       pen.bezierCurveTo(out, sy, out, ey, ex, ey);
       pen.stroke();
-      this._arrows([ex, ey, -1], Math.max(0.8, view.scale));
+      this._arrows([ex, ey, -1], Math.max(0.5, view.scale));
       return;
     }
     pen.moveTo(ax, ay);
     const bend = Math.max(8, Math.min(60, Math.abs(by - ay) / 2)) * Math.min(1, view.scale + 0.3);
     pen.bezierCurveTo(ax, ay + bend, bx, by - bend, bx, by);
     pen.stroke();
-    this._arrows([bx, by, 0], Math.max(0.8, view.scale));
+    this._arrows([bx, by, 0], Math.max(0.5, view.scale));
   },
 
   // The way of a fault, over everything else.
@@ -147,19 +147,27 @@ Object.assign(Graph.Painter.prototype, {
     const ink = marks.path.kind === 'nonfinite' ? colour.ubad : colour.bad;
     pen.strokeStyle = ink;
     pen.fillStyle = ink;
-    let before = -1;
-    for (const there of marks.way) {
-      if (before >= 0) {
-        pen.strokeStyle = colour.card; // a seam of the page's colour keeps it apart from what it crosses
-        this._link(before, there, 6);
-        pen.strokeStyle = ink;
-        this._link(before, there, 3);
-      }
-      const { x, y, w, h } = this.place(view, there);
+    const { scale } = view;
+    let before = null;
+    let drawn = -Infinity; // where the last one was drawn: of thousands on one pixel, one is enough
+    for (const { box, leaf } of marks.way) {
+      const there = { x: view.left + view.dx + box.x * scale, y: view.top + view.dy + box.y * scale, w: box.w * scale, h: box.h * scale };
+      const last = before;
       before = there;
-      if (y + h < view.top || y > view.top + view.height || h < 3) continue;
-      this._round(x - 1.5, y - 1.5, w + 3, h + 3, view.layout.columns.isLeaf(there) ? h / 2 + 1.5 : 8);
-      pen.lineWidth = 3;
+      if (Math.abs(there.y - drawn) < 1.5) continue;
+      const away = (one) => one.y + one.h < view.top - 40 || one.y > view.top + view.height + 40;
+      if (away(there) && (!last || away(last)) && (!last || there.y < view.top === last.y < view.top)) continue;
+      drawn = there.y;
+      const inside = last && there.y >= last.y && there.y + there.h <= last.y + last.h; // a module that is to blame, and a call in it
+      if (last && !inside) {
+        pen.strokeStyle = colour.card; // a seam of the page's colour keeps it apart from what it crosses
+        this._link(last, there, 6);
+        pen.strokeStyle = ink;
+        this._link(last, there, 3);
+      }
+      if (away(there) || there.h < 3) continue;
+      this._round(there.x - 1.5, there.y - 1.5, there.w + 3, there.h + 3, leaf ? there.h / 2 + 1.5 : 8);
+      pen.lineWidth = Math.min(3, 1 + 3 * scale);
       pen.stroke();
     }
   },
