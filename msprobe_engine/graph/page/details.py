@@ -103,7 +103,7 @@ class _Writer:
         if self.finite[row]:
             return f"[{place},{kind},{shape},{_numbers(side.numbers[4 * row : 4 * row + 4])}{tail}]"
         values = (None,) * 4 if row in side.values else side.four(row)
-        return f"[{place},{kind},{shape},{','.join([_dump(_value(value)) for value in values])}{tail}]"
+        return f"[{place},{kind},{shape},{','.join([_text(value) for value in values])}{tail}]"
 
     def _shape(self, form: Any) -> int:
         found = self.forms.get(id(form))  # a side has one object for all rows of equal shape
@@ -143,6 +143,10 @@ class _Writer:
 def _numbers(four: Any) -> str:
     a, b, c, d = four
     return f"{a:.9g},{b:.9g},{c:.9g},{d:.9g}"  # nine digits give a float32 back as it was
+
+
+def _text(value: Any) -> str:
+    return f"{value:.9g}" if type(value) is float and math.isfinite(value) else _dump(_value(value))
 
 
 def _value(value: Any) -> Any:
