@@ -323,6 +323,22 @@ def test_sizes_that_contradict_the_dump(dumps: Callable[[str], Path]) -> None:
         merged(job, options, [], [])
 
 
+def test_ranks_with_a_batch_each_are_no_model(dumps: Callable[[str], Path], tmp_path: Path) -> None:
+    """Without a word on the layout in the dumps, ranks are put together only when the first module takes in the same on all of them: masks
+    and places are the same on data-parallel ranks too."""
+    options = GraphOptions(merge="auto")
+    for name, expected in (("dp2", [[0], [1]]), ("tp2", [[0, 1]])):
+        place = tmp_path / name / "step0"
+        shutil.copytree(dumps(name), place)
+        for path in place.rglob("dump.json"):
+            document = json.loads(path.read_text())
+            document.pop("parallel", None)
+            path.write_text(json.dumps(document, indent=1))
+        found = jobs_of(place, None, options)
+        assert [[rank for rank, _ in job.members] for job in found.jobs] == expected
+        assert any("do not say how the job was cut" in note for note in found.notes) == (name == "dp2")
+
+
 @pytest.mark.parametrize(
     ("layout", "expected"),
     [

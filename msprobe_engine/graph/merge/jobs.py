@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine import names
 from msprobe_engine.dump.stream import open_records
 from msprobe_engine.errors import DumpFormatError, UsageError
 from msprobe_engine.graph.merge import places
@@ -15,6 +16,9 @@ from msprobe_engine.graph.options import GraphOptions, Layout
 from msprobe_engine.graph.source import Job, Jobs
 
 _Members = tuple[tuple[int, Path], ...]
+
+_BLOCKS = 8
+"""Of a file, in which the first module is looked for."""
 
 
 def merged(target: Jobs, golden: Jobs | None, options: GraphOptions) -> Jobs:
@@ -123,22 +127,25 @@ def _models(members: _Members, given: Layout | None, found: Jobs, alone: bool = 
 
 
 def _same_data(paths: Sequence[Path]) -> bool:
-    """All ranks were given the same batch, so that they run one model together: their first tensors say the same. Ranks that have a batch
-    each (data parallelism, sharded or not) are copies of a model."""
+    """All ranks were given the same batch, so that they run one model together: what the first module takes in says the same. Ranks that
+    have a batch each (data parallelism, sharded or not) are copies of a model. What no module takes in (masks, places) is no batch."""
     found = set()
     for path in paths:
         with open_records(path) as records:
-            found.add(next((first for block in islice(records, 1) for record in block.values() if (first := _first_tensor(record))), None))
-    return len(found) == 1 and None not in found
+            firsts = (_batch(name, record) for block in islice(records, _BLOCKS) for name, record in block.items())
+            found.add(next((first for first in firsts if first), ""))
+    return len(found) == 1 and "" not in found
 
 
-def _first_tensor(record: Any) -> str | None:
-    """Statistics of the first tensor of floats that a record takes in."""
-    taken = record.get("input_args") if isinstance(record, Mapping) else None
+def _batch(name: str, record: Any) -> str:
+    """Statistics of the first tensor that the forward call of a module takes in; "" of any other record, and of a tensor of constants."""
+    if not name.startswith(("Module.", "Cell.")) or names.direction(name) != names.FORWARD or not isinstance(record, Mapping):
+        return ""
+    taken = record.get("input_args")
     for item in taken if isinstance(taken, list) else ():
-        if isinstance(item, Mapping) and isinstance(item.get("Norm"), float) and item.get("Max") != item.get("Min"):
-            return repr([item.get(key) for key in ("shape", "Max", "Min", "Norm")])
-    return None
+        if isinstance(item, Mapping) and item.get("Norm") is not None and item.get("Max") != item.get("Min"):
+            return repr([item.get(key) for key in ("shape", "Max", "Min", "Mean", "Norm")])
+    return ""
 
 
 def _cut(members: _Members, given: Layout | None) -> Any:

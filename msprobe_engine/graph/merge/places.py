@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from msprobe_engine.compare.layout import stages
 from msprobe_engine.compare.side import Side
 from msprobe_engine.errors import UsageError
 from msprobe_engine.graph.options import Layout
@@ -119,9 +118,8 @@ def placed(layout: Layout, rank: int, side: Side) -> Side:
 
 
 def inferred(sides: Mapping[int, Side]) -> dict[int, Side]:
-    """Sides that run one model together, and do not say how: pieces of the same tensors, unless messages between them tell the stages of a
-    pipeline."""
-    if len(sides) == 1 or any(told(side.header) is not None for side in sides.values()) or stages.pipelines(sides):
+    """Sides that run one model together on the same batch, and do not say how: they hold pieces of the same tensors."""
+    if len(sides) == 1 or any(told(side.header) is not None for side in sides.values()):
         return dict(sides)
     size = {"tp": len(sides), "pp": 1}
     return {

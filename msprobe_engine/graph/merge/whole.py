@@ -56,11 +56,6 @@ def whole(sides: Mapping[int, Side]) -> Whole:
             f"ranks {', '.join(map(str, others))}: hold other experts of the same layers, which are shown; their own batch around "
             "the experts is not"
         )
-    late: dict[int, list[str]] = {}
-    if len(left) > 1 and not any(places.told(side.header) for side in left.values()):
-        made = rows.merged(left)  # stages were told by their messages; what is left holds pieces of the same tensors
-        left, late = {min(left): made.side}, made.notes
-        _say(made, min(left), found)
     first = min(left)
     if len(left) > 1 and not found.said:
         others = [rank for rank in sorted(left) if rank != first]
@@ -71,7 +66,7 @@ def whole(sides: Mapping[int, Side]) -> Whole:
     found.side = side
     for op in range(len(side.ops)):
         rank, name = origin_of(side, op) or (first, side.ops[op])
-        sentences = [*notes.get(rank, {}).get(name, ()), *late.get(op, ())]
+        sentences = list(notes.get(rank, {}).get(name, ()))
         if name != side.ops[op]:
             sentences.insert(0, f"is {name} of rank {rank}")
         elif rank != first:
