@@ -56,18 +56,6 @@ def show(pages: Mapping[str, Path], opened: Open) -> Open:
     return show_
 
 
-@pytest.fixture(scope="module")
-def accessible() -> Callable[[Any], list[str]]:
-    """Serious and critical findings of axe on a page that is open."""
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed (extra test)").Axe()
-
-    def findings(page: Any) -> list[str]:
-        found = axe.run(page).response["violations"]
-        return [f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in found if one["impact"] in ("serious", "critical")]
-
-    return findings
-
-
 def chosen(page: Any) -> str | None:
     """Name of the chosen node."""
     name: str | None = page.evaluate(CHOSEN)
