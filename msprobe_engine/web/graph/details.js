@@ -87,7 +87,7 @@ Graph.details = (() => {
     if (node > 0 && columns.type[node] === Graph.MODULE && kind !== "parameters_grad") make("bdi", badge(""), Kit.name(kind, 60));
     if (node > 0) badge(Kit.t(Graph.panel.isBackward(columns, node) ? "graph.backward" : "graph.forward"));
     badge(Kit.t("graph.step_rank", store.pair.step, store.pair.rank));
-    if (store.pair.microSteps > 1) badge(Kit.t("graph.micro_step_n", columns.micro[node]));
+    if (node > 0 && store.pair.microSteps > 1) badge(Kit.t("graph.micro_step_n", columns.micro[node]));
     const flags = columns.flags[node];
     if (flags & FLAG.RECOMPUTE) badge(Kit.t("graph.recompute"));
     const level = ["", "medium", "high", "critical"][(flags & FLAG.OVERFLOW) >> 6];
