@@ -72,11 +72,14 @@ class VisJsonWriter:
                     os.unlink(name)
 
     def _name(self, made: Graph | Comparison) -> str:
-        """With the numbers of step and rank where there are several of them."""
+        """With the numbers of step and rank where there are several of them, or the path is that of all steps or of all ranks."""
         steps, ranks = ({place[i] for place in self._plan.places} for i in range(2))
+        given = Path(self._plan.target)
+        below = {path.name for path in given.iterdir()} if given.is_dir() else set()
+        several_steps = len(steps) > 1 or any(name.startswith("step") for name in below)
         words = [self._plan.word]
-        words += [f"step{made.step}"] if len(steps) > 1 else []
-        words += [f"rank{made.rank}"] if len(steps) > 1 or len(ranks) > 1 else []
+        words += [f"step{made.step}"] if several_steps else []
+        words += [f"rank{made.rank}"] if several_steps or len(ranks) > 1 or any(name.startswith("rank") for name in below) else []
         return "_".join([*words, self._plan.stamp]) + ".vis"
 
 
