@@ -103,22 +103,26 @@ lint: $(VENV)/.installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The environments and lint beside each other, then two lanes of tests, because most of all that waits for others. In a process of their own: tests with the device shim that lets Megatron
-# train on a CPU, which wraps functions of torch for good; what the second lane prints comes last.
+# The environments and lint beside each other, then three lanes of tests on two cores, because much of it waits for other processes. In a
+# process of their own: tests with the device shim that lets Megatron train on a CPU, which wraps functions of torch for good; what the
+# other lanes print comes last.
 SHIMMED := tests/megatron tests/monitor_faults
-SECOND := tests/config_check tests/deepspeed tests/diagnose tests/checkpoint tests/integrations/isolation
+FRAMEWORKS := tests/integrations
+ISOLATION := tests/integrations/isolation
+SECOND := tests/config_check tests/deepspeed tests/diagnose tests/checkpoint tests/compare tests/cross_framework tests/web tests/trends $(ISOLATION)
 MINDSPORE_TESTS = if [ -x $(MINDSPORE_DIR)/bin/python ]; then $(MINDSPORE_DIR)/bin/python -m pytest tests/mindspore $(PYTEST_ARGS); \
   else echo "tests/mindspore skipped: no environment with $(MINDSPORE)"; fi
 test: system-packages $(VENV)/.created
 	@$(MAKE) --no-print-directory -j2 --output-sync=target venv-mindspore venv-mcore19 lint
-	@set +e; log='$(VENV)/second-lane.log'; \
-	mindspore='$(CURDIR)/$(MINDSPORE_DIR)'; [ ! -x "$$mindspore/bin/python" ] || export MSPROBE_MINDSPORE="$$mindspore"; \
+	@set +e; mindspore='$(CURDIR)/$(MINDSPORE_DIR)'; [ ! -x "$$mindspore/bin/python" ] || export MSPROBE_MINDSPORE="$$mindspore"; \
+	frameworks='$(VENV)/frameworks-lane.log'; second='$(VENV)/second-lane.log'; \
 	( $(MINDSPORE_TESTS); inside=$$?; \
 	  MSPROBE_MCORE19='$(CURDIR)/$(MCORE19_DIR)' $(BIN)/python -m pytest $(SHIMMED) $(PYTEST_ARGS); shimmed=$$?; \
-	  $(BIN)/python -m pytest $(SECOND) $(PYTEST_ARGS) && [ $$shimmed -eq 0 ] && [ $$inside -eq 0 ] ) >"$$log" 2>&1 & lane=$$!; \
-	$(BIN)/python -m pytest $(addprefix --ignore=,$(SHIMMED) $(SECOND)) $(PYTEST_ARGS); others=$$?; \
-	wait $$lane; lane=$$?; cat "$$log"; \
-	[ $$others -eq 0 ] && [ $$lane -eq 0 ]
+	  $(BIN)/python -m pytest $(FRAMEWORKS) --ignore=$(ISOLATION) $(PYTEST_ARGS) && [ $$shimmed -eq 0 ] && [ $$inside -eq 0 ] ) >"$$frameworks" 2>&1 & one=$$!; \
+	$(BIN)/python -m pytest $(SECOND) $(PYTEST_ARGS) >"$$second" 2>&1 & two=$$!; \
+	$(BIN)/python -m pytest $(addprefix --ignore=,$(SHIMMED) $(FRAMEWORKS) $(SECOND)) $(PYTEST_ARGS); others=$$?; \
+	wait $$one; one=$$?; wait $$two; two=$$?; cat "$$frameworks" "$$second"; \
+	[ $$others -eq 0 ] && [ $$one -eq 0 ] && [ $$two -eq 0 ]
 
 # Tests in the main environment that start MindSpore programs find this environment by MSPROBE_MINDSPORE, which `test` sets.
 test-mindspore: venv-mindspore
