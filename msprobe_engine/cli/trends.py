@@ -42,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
     """0: the page is written; errors are raised as `ProbeError`, which the entry point turns into 2."""
     from msprobe_engine.compare.source import numbers
     from msprobe_engine.errors import UsageError
+    from msprobe_engine.log import one_line
     from msprobe_engine.progress import bar
     from msprobe_engine.trends.page import write_trends
     from msprobe_engine.trends.source import Wanted, open_source
@@ -63,9 +64,9 @@ def run(args: argparse.Namespace) -> int:
     page = Path(args.output) if args.output else (where if where.is_dir() else where.parent) / "trends.html"
     with bar("reading", sum(source.pieces() for source in sources)) as advance:
         trends = write_trends(sources, page, numbers=int(args.size * 250_000), shift=args.shift, progress=advance)
-    print(f"{page}: {page.stat().st_size / 1e6:.1f} MB")
+    print(one_line(f"{page}: {page.stat().st_size / 1e6:.1f} MB"))
     for line in lines(trends):
-        print(f"  {line}")
+        print(one_line(f"  {line}"))
     if args.open:
         import webbrowser
 

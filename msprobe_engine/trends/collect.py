@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -72,7 +72,6 @@ def collect(sources: Sequence[Source], *, numbers: int = NUMBERS, shift: int = 0
     trends = Trends(how, metrics, runs, shift)
     for number, (source, run) in enumerate(zip(sources, runs)):
         _fill(trends, run, source, shift if number else 0, progress)
-        run.problems = dict(source.problems)
         run.stand_out = findings.stand_out(trends, run)
     if len(runs) > 1:
         trends.apart, trends.limit = findings.apart(trends)
@@ -119,11 +118,16 @@ def _fill(trends: Trends, run: RunTrend, source: Source, shift: int, progress: P
     how = trends.plan
     index = {name: {target: i for i, target in enumerate(m.targets)} for name, m in trends.metrics.items()}
     gathered = findings.Gathered()
+    late = 0
     for rank in source.ranks:
         for part in source.parts(rank, progress):
-            places = index[part.metric]
-            rows = np.array([places[target] for target in part.targets], np.int64)[part.ids]
+            places = index.get(part.metric, {})
+            rows = np.array([places.get(target, -1) for target in part.targets], np.int64)[part.ids]
             steps = part.steps + shift
+            known = (rows >= 0) & (steps >= how.fine.first[0]) & (steps <= how.fine.last[-1])
+            if not known.all():  # a run that is still going has written more since it was first read
+                late += int((~known).sum())
+                part, rows, steps = _only(part, known), rows[known], steps[known]
             fine = how.fine.place(steps)
             group = int(how.ranks.place(np.array([rank]))[0])
             flat = (rows * len(how.ranks) + group) * len(how.coarse) + fine // how.factor
@@ -138,6 +142,17 @@ def _fill(trends: Trends, run: RunTrend, source: Source, shift: int, progress: P
                     _add(grid, rows[mask], fine[mask], flat[mask], values[mask])
             gathered.add(part, rows, steps)
     run.nonfinite, run.nonfinite_count = gathered.first()
+    run.problems = dict(source.problems)
+    if late:
+        run.problems["rows written while the page was made, not in it; make it again to see them"] = late
+
+
+def _only(part: Part, rows: npt.NDArray[np.bool_]) -> Part:
+    """Some rows of a part."""
+    values = {name: column[rows] for name, column in part.values.items()}
+    return replace(
+        part, ids=part.ids[rows], steps=part.steps[rows], values=values, there={name: mask[rows] for name, mask in part.there.items()}
+    )
 
 
 def _grid(how: Plan, targets: int) -> Grid:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from array import array
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,8 @@ from msprobe_engine.monitor.dump2db import ranks_of, tensors_of
 from msprobe_engine.monitor.series import Ids
 from msprobe_engine.trends.source import Part, Progress, Target, Wanted, with_absmax
 
+KEPT_ROWS = 1_000_000
+"""Rows of all ranks that stay in memory between the two passes over a run, about 100 MB; the files of further ranks are read twice."""
 STATISTICS = ("norm", "max", "min", "mean")
 _COUNTS = {"nans": "nan_count", "infs": "inf_count"}
 
@@ -32,6 +35,8 @@ class DumpSource:
         self.ranks = sorted({rank for _, rank, _ in self._places if wanted.ranks is None or rank in wanted.ranks})
         self._problems: dict[str, int] = {}
         self._kept: dict[int, list[Part]] = {}
+        self._room = KEPT_ROWS
+        self._told: set[int] = set()
 
     @property
     def problems(self) -> Mapping[str, int]:
@@ -41,16 +46,26 @@ class DumpSource:
         return sum(rank in self.ranks for _, rank, _ in self._places)
 
     def parts(self, rank: int, progress: Progress) -> Iterator[Part]:
-        """Rows of a rank, metric by metric; the files are parsed once."""
-        if rank not in self._kept:
-            rows: dict[str, _Rows] = {}
-            for step, of, name in self._places:
-                if of == rank:
+        """Rows of a rank, metric by metric."""
+        parts = self._kept.get(rank)
+        if parts is None:
+            parts = self._made(rank, progress)
+            count = sum(len(part.ids) for part in parts)
+            if count <= self._room:
+                self._kept[rank] = parts
+                self._room -= count
+        yield from parts
+
+    def _made(self, rank: int, progress: Progress) -> list[Part]:
+        rows: dict[str, _Rows] = {}
+        for step, of, name in self._places:
+            if of == rank:
+                if rank not in self._told:  # `pieces` counts one reading
                     progress(f"step {step} rank {rank}")
-                    self._read(step, rank, name, rows)
-            parts = [found.part(rank, metric) for metric, found in rows.items()]
-            self._kept[rank] = [part for each in parts if (part := self._wanted.cut(each)) is not None]
-        yield from self._kept[rank]
+                self._read(step, rank, name, rows)
+        self._told.add(rank)
+        made = (found.part(rank, metric) for metric, found in rows.items())
+        return [part for each in made if (part := self._wanted.cut(each)) is not None]
 
     def _read(self, step: int, rank: int, name: int | str, rows: dict[str, _Rows]) -> None:
         try:
@@ -68,30 +83,28 @@ class DumpSource:
 
 
 class _Rows:
-    """Rows of one metric, as lists while they are read."""
+    """Rows of one metric while they are read, as columns of numbers."""
 
     def __init__(self) -> None:
         self.names = Ids()
-        self.ids: list[int] = []
-        self.steps: list[int] = []
-        self.columns: dict[str, list[Any]] = {name: [] for name in (*STATISTICS, *_COUNTS)}
+        self.ids = array("q")
+        self.steps = array("q")
+        self.columns = {name: array("d") for name in (*STATISTICS, *_COUNTS)}
+        self.there = {name: bytearray() for name in self.columns}
 
     def add(self, name: str, step: int, tensor: DumpedTensor) -> None:
         self.ids.append(self.names[name])
         self.steps.append(step)
-        for statistic in STATISTICS:
-            self.columns[statistic].append(getattr(tensor, statistic))
-        for statistic, attribute in _COUNTS.items():
-            self.columns[statistic].append(getattr(tensor, attribute))
+        for statistic in self.columns:
+            value = getattr(tensor, _COUNTS.get(statistic, statistic))
+            self.columns[statistic].append(math.nan if value is None else value)
+            self.there[statistic].append(value is not None)
 
     def part(self, rank: int, metric: str) -> Part:
         """The rows as a part; a statistic that no row has is left out, one that the file does not have in a row is missing there."""
-        values, there = {}, {}
-        for name, column in self.columns.items():
-            mask = np.array([value is not None for value in column], bool)
-            if mask.any():
-                values[name] = np.array([np.nan if value is None else float(value) for value in column], np.float64)
-                if not mask.all():
-                    there[name] = mask
+        masks = {name: np.frombuffer(mask, bool) for name, mask in self.there.items()}
+        values = {name: np.frombuffer(column, np.float64) for name, column in self.columns.items() if masks[name].any()}
+        there = {name: masks[name] for name in values if not masks[name].all()}
         targets = [Target(name) for name in self.names]
-        return Part(rank, metric, targets, np.array(self.ids, np.int64), np.array(self.steps, np.int64), *with_absmax(values, there))
+        ids, steps = (np.frombuffer(column, np.int64) for column in (self.ids, self.steps))
+        return Part(rank, metric, targets, ids, steps, *with_absmax(values, there))

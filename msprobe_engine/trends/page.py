@@ -9,9 +9,8 @@ from msprobe_engine.trends.collect import NUMBERS, collect
 from msprobe_engine.trends.model import Trends
 from msprobe_engine.trends.page_data import islands
 from msprobe_engine.trends.source import Progress, Source
-from msprobe_engine.web.markup import paragraph
 from msprobe_engine.web.page import page
-from msprobe_engine.web.words import words
+from msprobe_engine.web.words import needs_scripts
 
 _SCRIPTS = ("trends/texts.js", "trends/store.js", "trends/heat.js", "trends/lines.js", "trends/lists.js", "trends/main.js")
 
@@ -20,7 +19,7 @@ def render(trends: Trends) -> bytes:
     """The page of what `collect` gave."""
     names = [run.name for run in trends.runs]
     title = " · ".join(names)
-    body = f'<div id="trends"></div><noscript>{paragraph(words("kit", "needs_scripts"))}</noscript>'
+    body = f'<div id="trends"></div>{needs_scripts()}'
     pieces = page(title, kind="trends", body=body, styles=("trends/trends.css",), scripts=_SCRIPTS, data=islands(trends), app=True)
     return b"".join(pieces)
 

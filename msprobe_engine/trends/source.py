@@ -27,7 +27,7 @@ VALUE = "value"
 ABSMAX = "largest absolute value"
 DUMPED = frozenset(("forward", "backward", "recompute", "parameters_grad"))
 """Metrics of dumps, whose `Key.micro_step` is the number of the call."""
-_EITHER = "NaN or not written, this data base does not say which: shown as NaN"
+_EITHER = "NaN or were not written, this data base does not say which: shown as NaN"
 
 Progress = Callable[[str], None]
 
@@ -257,11 +257,9 @@ class MonitorSource:
         values = dict(table.values) if everything else {op: v[rows] for op, v in table.values.items()}
         there = written(values)
         if "nans" not in values and self._run.format == "sqlite":
-            count = sum(int(np.isnan(v).sum()) for op, v in values.items())
+            count = sum(int(np.isnan(v).sum()) for v in values.values())
             if count:
-                self._ambiguous[f"{metric}: numbers that are NaN or were not written, this data base does not say which: shown as NaN"] = (
-                    count
-                )
+                self._ambiguous[f"{metric}: numbers that are {_EITHER}"] = count
         return Part(
             rank, metric, list(numbers), ids if everything else ids[rows], table.steps if everything else table.steps[rows],
             *with_absmax(values, there),

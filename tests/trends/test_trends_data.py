@@ -23,6 +23,7 @@ from msprobe_engine.monitor.data2db import data2db
 from msprobe_engine.settings.schema import CsvSettings, MonitorSettings
 from msprobe_engine.sinks.csv import CsvSink
 from msprobe_engine.testing import frame_of
+from msprobe_engine.trends import dumps
 from msprobe_engine.trends.bins import Bins, Extremes
 from msprobe_engine.trends.collect import collect
 from msprobe_engine.trends.findings import over_ranks
@@ -277,6 +278,38 @@ def test_monitor_and_dump_of_one_run_are_one_page(tmp_path: Path) -> None:
     assert list(trends.metrics) == [SCALARS, "grad_reduced, reduced", "forward"]
     assert trends.plan.fine.first.tolist() == [0, 1, 2, 5]
     assert trends.runs[0].kinds == ("csv", "dump")
+
+
+def test_what_a_run_writes_meanwhile_is_left_out_and_said() -> None:
+    """A run that goes on writes steps and tensors between the two passes: the page has what the first pass saw, and says what it left."""
+
+    class Going(Made):
+        reads = 0
+
+        def parts(self, rank: int, progress: Progress) -> Iterator[Part]:
+            self.reads += 1
+            self._rows: dict[str, dict[int, dict[str, dict[int, list[float]]]]] = {"actv": {0: {"a": {0: [1.0], 1: [2.0]}}}}
+            if self.reads > 1:
+                self._rows["actv"] = {0: {"b": {0: [9.0]}, "a": {0: [1.0], 1: [2.0], 2: [math.nan]}}}
+                self._rows["later"] = {0: {"a": {0: [1.0]}}}
+            yield from super().parts(rank, progress)
+
+    trends = collect([Going({"actv": {0: {"a": {0: [1.0]}}}})])
+    (run,) = trends.runs
+    assert [target.name for target in trends.metrics["actv"].targets] == ["a"]
+    np.testing.assert_array_equal(run.grids["actv", "norm"].cube.high, [[[1.0, 2.0]]])
+    assert sum(run.problems.values()) == 3
+    assert not run.nonfinite
+
+
+def test_a_dump_that_is_large_is_read_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page does not depend on how much of a dump stays in memory between its passes."""
+    path = FIXTURES / "26.2.0" / "two_ranks"
+    pages = []
+    for rows in (dumps.KEPT_ROWS, 0):
+        monkeypatch.setattr(dumps, "KEPT_ROWS", rows)
+        pages.append(dict(islands(collect([open_source(path)]))))
+    assert pages[0] == pages[1]
 
 
 def test_what_is_asked_for(tmp_path: Path) -> None:
