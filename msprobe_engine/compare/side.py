@@ -30,6 +30,7 @@ from msprobe_engine.dump.reader import collection_paused, parse_json, read_bytes
 from msprobe_engine.dump.stream import open_records
 from msprobe_engine.dump.tensor_reader import TensorFiles
 from msprobe_engine.errors import DumpFormatError
+from msprobe_engine.sentences import Sentence
 
 STATISTICS, MD5, DIGEST, TENSOR, STRUCTURE = "statistics", "md5", "digest", "tensor", "structure"
 """What a dump can be compared by. `DIGEST` is this tool's own: 64 bits per tensor in place of statistics."""
@@ -182,9 +183,9 @@ class Side:
                 return document
             raise DumpFormatError(f"{file}: holds a {type(document).__name__}; a JSON object is needed")
         except FileNotFoundError:
-            self.say(f"{file}: is a link to nothing; compared without it")
+            self.say(Sentence("{0}: is a link to nothing; compared without it", file))
         except DumpFormatError as error:
-            self.say(f"{error}. Compared without it")
+            self.say(Sentence("{0}. Compared without it", error))
         return {}
 
     def say(self, problem: str) -> None:
@@ -226,9 +227,20 @@ def side_of(path: Path, document: Mapping[str, Any], recovered: bool = False) ->
 
 def _say_damage(side: Side, reader: RowReader, repeated: int) -> None:
     if reader.left_out:
-        side.say(f"{side.path}: {reader.left_out:,} records or values are damaged and left out, the first is {reader.first_left_out}")
+        side.say(
+            Sentence(
+                "{0}: {1} records or values are damaged and left out, the first is {2}",
+                side.path,
+                f"{reader.left_out:,}",
+                reader.first_left_out,
+            )
+        )
     repeated += len(side.ops) - len(set(side.ops))
     if repeated:
-        side.say(f"{side.path}: {repeated:,} records stand more than once under one name; of those close together the last counts")
+        side.say(
+            Sentence(
+                "{0}: {1} records stand more than once under one name; of those close together the last counts", side.path, f"{repeated:,}"
+            )
+        )
     if not side.recovered and (side.path.parent / layout.MARKER).exists():
-        side.say(f"{side.path}: the run ended before this step was whole, or still writes it; records may be missing")
+        side.say(Sentence("{0}: the run ended before this step was whole, or still writes it; records may be missing", side.path))

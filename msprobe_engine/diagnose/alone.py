@@ -16,9 +16,21 @@ from msprobe_engine.diagnose.nan_analyze import nan_analyze
 from msprobe_engine.diagnose.saved import saved_alone
 from msprobe_engine.dump.reader import open_dump
 from msprobe_engine.errors import DumpFormatError
+from msprobe_engine.sentences import Sentence
 
 MOST_STEPS = 8
-_BESIDE = ", no collective that gives something else than was put in, no copy of a parameter out of step"
+_BESIDE = Sentence(", no collective that gives something else than was put in, no copy of a parameter out of step")
+_TOLD = {
+    "tensor": Sentence("tensor"),
+    "note": Sentence("note"),
+    "before": Sentence("before"),
+    "spread": Sentence("spread"),
+    "record": Sentence("record"),
+    "cause": Sentence("cause"),
+    "source": Sentence("source"),
+    "next at": Sentence("next at"),
+}
+"""Words in front of its lines."""
 _WORD = 12
 """Where the text begins in a line of the report of `nan_analyze`."""
 
@@ -53,8 +65,10 @@ def diagnose_alone(target: Path) -> Diagnosis:
         return found
     _began(found, target)
     if found.finding == findings.NONE:
-        found.nothing = f"Nothing found: no NaN or Inf that matters{_BESIDE if ranks.several else ''}"
-        found.evidence.append("One run was searched; nothing was compared. A run that is right, as the second argument, shows more.")
+        found.nothing = Sentence("Nothing found: no NaN or Inf that matters{0}", _BESIDE if ranks.several else "")
+        found.evidence.append(
+            Sentence("One run was searched; nothing was compared. A run that is right, as the second argument, shows more.")
+        )
     return found
 
 
@@ -69,7 +83,7 @@ def _told(text: str) -> list[str]:
             continue
         word = line[2:_WORD].strip() or word
         if not (first and word in ("record", "cause", "source")):
-            told.append(f"{word:{_WORD - 2}}{line[_WORD:].strip()}")
+            told.append(Sentence("{0}{1}", _TOLD.get(word, word), f"{'':{_WORD - 2 - len(word)}}{line[_WORD:].strip()}"))
     return told
 
 
@@ -111,9 +125,8 @@ class _Ranks:
         elif odd := replicas.odd_ones(step, replicas.parameters(sides)):
             self.finding = findings.DESYNC
             self.suspects = [_of_odd(one) for one in odd]
-            self.evidence.append(
-                f"{len(odd)} parameters that are copies of each other differ; others of their kind are equal on all ranks."
-            )
+            template = "{0} parameters that are copies of each other differ; others of their kind are equal on all ranks."
+            self.evidence.append(Sentence(template, len(odd)))
         self.problems += [problem for side in sides.values() for problem in side.problems]
 
 
@@ -129,7 +142,8 @@ def _began(found: Diagnosis, target: Path) -> None:
     rule, ranks = str(began.get("rule", "")), began.get("ranks")
     rank = ranks[0] if isinstance(ranks, list) and ranks and isinstance(ranks[0], int) else 0
     name, step = str(began.get("name", "")), began.get("step")
-    why = f"{began.get('when') or 'alert'}: rule {rule} set the incident off; its records show no NaN and no collective that is off"
+    template = "{0}: rule {1} set the incident off; its records show no NaN and no collective that is off"
+    why = Sentence(template, began.get("when") or "alert", rule)
     found.finding = findings.DESYNC if rule == "replica_mismatch" else findings.NONFINITE if rule == "nan_inf" else findings.DIVERGENCE
     found.suspects = [Suspect(name, "", rank, step if isinstance(step, int) else 0, kind=rule, why=why, tensor=name)]
     found.evidence.append(str(document.get("message", "")))

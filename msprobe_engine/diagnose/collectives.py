@@ -18,7 +18,7 @@ from msprobe_engine.diagnose.facts import normal_op
 from msprobe_engine.diagnose.findings import Suspect
 from msprobe_engine.diagnose.links import Link
 from msprobe_engine.diagnose.report import own_line
-from msprobe_engine.log import one_line
+from msprobe_engine.sentences import Sentence, one_line_of
 
 _SAME_EVERYWHERE = frozenset(("allreduce", "broadcast", "allreducecoalesced"))
 _SLACK = 64
@@ -83,21 +83,25 @@ def _check(link: Link, sides: Mapping[int, Side]) -> list[Wrong] | None:
         right = _right(groups, reference, sides, outs)
         for key, ranks in groups.items():
             if key != right:
-                others = "the other ranks" if right is None else f"rank {groups[right][0]}"
+                others = Sentence("the other ranks") if right is None else Sentence("rank {0}", groups[right][0])
                 wrong += [
                     Wrong(
                         sides[r],
                         places[r],
                         r,
-                        one_line(f"{sides[r].ops[places[r]]}: rank {r} gets another result than {others}, of one collective"),
+                        one_line_of(
+                            Sentence("{0}: rank {1} gets another result than {2}, of one collective", sides[r].ops[places[r]], r, others)
+                        ),
                     )
                     for r in ranks
                 ]
     elif reference is not None:
         rank, rows = next(iter(outs.items()))
         if not _agrees(sides[rank], rows[0], reference):
-            text = f"the mean of the result is {sides[rank].four(rows[0])[2]}, of what the ranks put in {reference[0]:.6g}"
-            wrong.append(Wrong(sides[rank], places[rank], rank, one_line(f"{sides[rank].ops[places[rank]]}: {text}")))
+            text = Sentence(
+                "the mean of the result is {0}, of what the ranks put in {1}", sides[rank].four(rows[0])[2], f"{reference[0]:.6g}"
+            )
+            wrong.append(Wrong(sides[rank], places[rank], rank, one_line_of(Sentence("{0}: {1}", sides[rank].ops[places[rank]], text))))
     return wrong
 
 

@@ -16,6 +16,7 @@ from msprobe_engine.compare.tensor_read import open_elements
 from msprobe_engine.diagnose import measure
 from msprobe_engine.diagnose.measure import Distances
 from msprobe_engine.errors import DumpFormatError, UsageError
+from msprobe_engine.sentences import Sentence
 
 _BATCH = 4096
 
@@ -53,7 +54,11 @@ def refine(found: Distances, target: Side, golden: Side, rows: Sequence[tuple[in
                 found.bad_target[k], found.bad_golden[k] = bool(figures.bad_left), bool(figures.bad_right)
                 found.known[k] = True
     if unread:
-        target.say(f"{unread:,} pairs of saved tensors could not be read and are measured by their statistics, the first is {first}")
+        target.say(
+            Sentence(
+                "{0} pairs of saved tensors could not be read and are measured by their statistics, the first is {1}", f"{unread:,}", first
+            )
+        )
     return done
 
 

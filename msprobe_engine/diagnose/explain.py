@@ -15,6 +15,7 @@ from msprobe_engine.diagnose.findings import Suspect
 from msprobe_engine.diagnose.origin import Origin
 from msprobe_engine.diagnose.origins import Walker
 from msprobe_engine.diagnose.report import own_line
+from msprobe_engine.sentences import Sentence
 
 _STATISTICS = ("Max", "Min", "Mean", "Norm")
 
@@ -73,59 +74,65 @@ def _around(side: Side, record: str) -> Iterator[str]:
         parent = side.parent(parent)
 
 
-def why(origin: Origin, walker: Walker, step: int) -> str:
+def why(origin: Origin, walker: Walker, step: int) -> Sentence:
     """One sentence; `step`: where it was found, counted from 0."""
     side, golden = walker.side, walker.golden.side
-    place = _place(side, origin.row) if origin.row >= 0 else "it"
+    place = _place(side, origin.row) if origin.row >= 0 else Sentence("it")
     user = side.ops[side.op[origin.row]] if origin.row >= 0 else ""
     size = _size(origin, side, golden)
     if origin.kind == origins.NONFINITE:
         theirs = [origin.other] if origin.other >= 0 else []
-        other = f"holds {_bad(golden, origin.other)}" if measure.nonfinite(golden, theirs).any() else "is finite"
-        return f"{place} holds {_bad(side, origin.row)}, and everything that went in is finite; the golden side {other} here"
+        other = Sentence("holds {0}", _bad(golden, origin.other)) if measure.nonfinite(golden, theirs).any() else Sentence("is finite")
+        held = _bad(side, origin.row)
+        return Sentence("{0} holds {1}, and everything that went in is finite; the golden side {2} here", place, held, other)
     if origin.kind == origins.ARGUMENT:
         x, y = side.values.get(origin.row), golden.values.get(origin.other)
-        return f"called with {place} = {x!r}, the golden side with {y!r}; the result differs by {size}"
+        return Sentence("called with {0} = {1}, the golden side with {2}; the result differs by {3}", place, repr(x), repr(y), size)
     if origin.kind == origins.GRADLESS:
-        with_it, without = ("this run", "the golden side") if side.requires_grad[origin.row] else ("the golden side", "this run")
-        taken = "" if origin.op == side.op[origin.row] else f"its own code gives {user} what it takes in: "
-        return f"{taken}{place} requires a gradient in {with_it} and none in {without}"
+        here, there = Sentence("this run"), Sentence("the golden side")
+        with_it, without = (here, there) if side.requires_grad[origin.row] else (there, here)
+        taken = Sentence("") if origin.op == side.op[origin.row] else Sentence("its own code gives {0} what it takes in: ", user)
+        return Sentence("{0}{1} requires a gradient in {2} and none in {3}", taken, place, with_it, without)
     if origin.kind == origins.EXTRA:
-        return f"only this run makes this call, and what it gives goes into {user}, where {place} differs by {size}"
+        return Sentence("only this run makes this call, and what it gives goes into {0}, where {1} differs by {2}", user, place, size)
     if origin.kind == origins.MISSING:
-        return f"only the golden side makes this call; without it {user} takes in {place} that differs by {size}"
+        return Sentence("only the golden side makes this call; without it {0} takes in {1} that differs by {2}", user, place, size)
     if origin.kind == origins.UNSUMMED:
-        return f"what it gives is part of a sum over ranks, and {user} takes it in before it is summed: {place} differs by {size}"
+        template = "what it gives is part of a sum over ranks, and {0} takes it in before it is summed: {1} differs by {2}"
+        return Sentence(template, user, place, size)
     if origin.kind == origins.UNUSED:
-        return f"its result is right and is not used: {user} takes in {place} that differs by {size}"
+        return Sentence("its result is right and is not used: {0} takes in {1} that differs by {2}", user, place, size)
     if origin.kind == origins.CHANGED:
-        return f"its result is right, and {user} takes it in as {place} changed by {size}: something that no record has lies between"
+        template = "its result is right, and {0} takes it in as {1} changed by {2}: something that no record has lies between"
+        return Sentence(template, user, place, size)
     if origin.kind == origins.INSIDE:
         if side.role[origin.row] == OUTPUT:
-            return (
-                f"what it takes in is the same, and its own code gives {user} the same numbers in another order: {place} differs by {size}"
-            )
-        return f"what it takes in is the same, and its own code gives {user} {place} that differs by {size}"
+            template = "what it takes in is the same, and its own code gives {0} the same numbers in another order: {1} differs by {2}"
+            return Sentence(template, user, place, size)
+        return Sentence("what it takes in is the same, and its own code gives {0} {1} that differs by {2}", user, place, size)
     if origin.kind in (origins.TAKEN, origins.PARAMETER):
-        what = "parameter" if origin.kind == origins.PARAMETER else "what it takes in as"
-        made = "before it made that difference"
-        since = f"of this step {made}: step {step - 1} and its optimizer lie before" if step else made
-        return f"{what} {place} differs by {size}, and no call {since}"
-    grown = f"; what goes in differs by {_percent(origin.inside)}" if origin.inside else "; what goes in is the same"
-    return f"{place} differs by {size}{grown}"
+        what = Sentence("parameter") if origin.kind == origins.PARAMETER else Sentence("what it takes in as")
+        if not step:
+            return Sentence("{0} {1} differs by {2}, and no call before it made that difference", what, place, size)
+        template = "{0} {1} differs by {2}, and no call of this step before it made that difference: step {3} and its optimizer lie before"
+        return Sentence(template, what, place, size, step - 1)
+    if origin.inside:
+        return Sentence("{0} differs by {1}; what goes in differs by {2}", place, size, _percent(origin.inside))
+    return Sentence("{0} differs by {1}; what goes in is the same", place, size)
 
 
 def _place(side: Side, row: int) -> str:
     """Where in its record a row stands; its whole name where a record stands for several of the file."""
     name, record = side.name[row], side.ops[side.op[row]]
-    return (name[len(record) + 1 :] if name.startswith(record) else name) or "it"
+    return (name[len(record) + 1 :] if name.startswith(record) else name) or Sentence("it")
 
 
 def _size(origin: Origin, side: Side, golden: Side) -> str:
     if math.isinf(origin.distance):
-        return f"more than numbers can say{_beyond_numbers(origin, side, golden)}"
+        return Sentence("more than numbers can say{0}", _beyond_numbers(origin, side, golden))
     times = origin.distance / origin.limit if origin.limit else math.inf
-    return f"{_percent(origin.distance)} ({times:,.0f} times round-off)" if math.isfinite(times) else _percent(origin.distance)
+    share = _percent(origin.distance)
+    return Sentence("{0} ({1} times round-off)", share, f"{times:,.0f}") if math.isfinite(times) else share
 
 
 def _beyond_numbers(origin: Origin, side: Side, golden: Side) -> str:
@@ -135,21 +142,24 @@ def _beyond_numbers(origin: Origin, side: Side, golden: Side) -> str:
         return ""
     bad = bool(measure.nonfinite(side, [mine]).any()), bool(measure.nonfinite(golden, [theirs]).any())
     if any(bad):
-        here, there = (_bad(one, row) if holds else "finite" for one, row, holds in ((side, mine, bad[0]), (golden, theirs, bad[1])))
-        return f" ({here}, on the golden side {there})"
+        pairs = ((side, mine, bad[0]), (golden, theirs, bad[1]))
+        here, there = (_bad(one, row) if holds else Sentence("finite") for one, row, holds in pairs)
+        return Sentence(" ({0}, on the golden side {1})", here, there)
     if side.shape[mine] != golden.shape[theirs]:
-        return f" (shape {side.shape[mine]}, on the golden side {golden.shape[theirs]})"
+        return Sentence(" (shape {0}, on the golden side {1})", side.shape[mine], golden.shape[theirs])
     return ""
 
 
 def _percent(value: float) -> str:
-    return "another kind of value" if math.isinf(value) else f"{value:.2%}" if value >= 1e-3 else f"{value:.1e}"
+    return Sentence("another kind of value") if math.isinf(value) else f"{value:.2%}" if value >= 1e-3 else f"{value:.1e}"
 
 
 def _bad(side: Side, row: int) -> str:
     nans, infs = side.nans.get(row), side.infs.get(row)
+    if nans and infs:
+        return Sentence("{0} NaN and {1} Inf", nans, infs)
     if nans or infs:
-        return " and ".join(f"{n} {word}" for n, word in ((nans, "NaN"), (infs, "Inf")) if n)
+        return f"{nans} NaN" if nans else f"{infs} Inf"
     return "NaN" if any(isinstance(v, float) and math.isnan(v) for v in side.four(row)) else "Inf"
 
 

@@ -12,21 +12,22 @@ from typing import Any
 from msprobe_engine.diagnose.report import listed
 from msprobe_engine.dump.layout import make_directories, write_file
 from msprobe_engine.log import one_line
+from msprobe_engine.sentences import Sentence
 
 NONE, STRUCTURE, DIVERGENCE, NONFINITE, OVERFLOW = "none", "structure", "divergence", "nonfinite", "overflow"
 COLLECTIVE, DESYNC, CONFIG, CHECKPOINT = "collective", "desync", "config", "checkpoint"
 FINDINGS = (NONE, STRUCTURE, DIVERGENCE, NONFINITE, OVERFLOW, COLLECTIVE, DESYNC, CONFIG, CHECKPOINT)
 
 HEADLINES: Mapping[str, str] = {
-    NONE: "No difference beyond round-off",
-    STRUCTURE: "The calls of the runs, or what these return, are not the same; the numbers they share agree",
-    DIVERGENCE: "The numbers part",
-    NONFINITE: "First NaN or Inf",
-    OVERFLOW: "First overflow",
-    COLLECTIVE: "A collective does not give what was put into it",
-    DESYNC: "Ranks that must hold the same do not",
-    CONFIG: "The configurations differ",
-    CHECKPOINT: "The checkpoints differ",
+    NONE: Sentence("No difference beyond round-off"),
+    STRUCTURE: Sentence("The calls of the runs, or what these return, are not the same; the numbers they share agree"),
+    DIVERGENCE: Sentence("The numbers part"),
+    NONFINITE: Sentence("First NaN or Inf"),
+    OVERFLOW: Sentence("First overflow"),
+    COLLECTIVE: Sentence("A collective does not give what was put into it"),
+    DESYNC: Sentence("Ranks that must hold the same do not"),
+    CONFIG: Sentence("The configurations differ"),
+    CHECKPOINT: Sentence("The checkpoints differ"),
 }
 
 
@@ -114,23 +115,23 @@ class Diagnosis:
     def headline(self) -> str:
         """The first line: what, and where."""
         first = self.first_suspect
-        text = HEADLINES[self.finding]
+        text: str = HEADLINES[self.finding]
         if self.finding == STRUCTURE and self.renamed and not any(self.unmatched.values()):
-            text = "Modules bear other names; the runs make the same calls, and their numbers agree"
+            text = Sentence("Modules bear other names; the runs make the same calls, and their numbers agree")
         if self.finding == STRUCTURE and self.differences:
-            text = "The runs have next to no calls in common"
+            text = Sentence("The runs have next to no calls in common")
         if first is None:
-            return f"{self.nothing or text}." if self.finding == NONE else f"{text}."
+            return Sentence("{0}.", (self.nothing or text) if self.finding == NONE else text)
         if self.finding in (CONFIG, CHECKPOINT):  # not of a step of a training
-            return one_line(f"{text}: {first.record}")
-        place = f", module {first.module}" if first.module else ""
-        return one_line(f"{text}: step {first.step}, rank {first.rank}{place}, {first.record}")
+            return Sentence("{0}: {1}", text, one_line(first.record))
+        return Sentence("{0}: {1}", text, _place(first))
 
     def first_nonfinite(self) -> list[str]:
         """A sentence for each of `nonfinite`."""
         return [
-            f"first {'NaN or Inf' if side == 'target' else 'NaN or Inf of the golden run'}, which the other run has not: step {one.step}, "
-            f"rank {one.rank}{f', module {one.module}' if one.module else ''}, {one.record}"
+            Sentence("first NaN or Inf, which the other run has not: {0}", _place(one))
+            if side == "target"
+            else Sentence("first NaN or Inf of the golden run, which the other run has not: {0}", _place(one))
             for side, one in self.nonfinite.items()
         ]
 
@@ -175,6 +176,13 @@ class Diagnosis:
         write_file(data, [finite_json(self.as_json())])
         write_file(html, [page(self).encode()])
         return data, html
+
+
+def _place(one: Suspect) -> Sentence:
+    module, record = one_line(one.module), one_line(one.record)
+    if module:
+        return Sentence("step {0}, rank {1}, module {2}, {3}", one.step, one.rank, module, record)
+    return Sentence("step {0}, rank {1}, {2}", one.step, one.rank, record)
 
 
 def finite_json(value: Any, indent: int = 1) -> bytes:

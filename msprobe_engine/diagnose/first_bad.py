@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from msprobe_engine.diagnose.links import Links, match
 from msprobe_engine.diagnose.model import INF, NAN, NONFINITE, Call, Trace
 from msprobe_engine.diagnose.scan import Arrival, Origin, Scan, ends_bad, loss_or_gradient_bad, scan
+from msprobe_engine.sentences import Sentence
 
 _STRENGTH = {
     "operator": 3,
@@ -62,7 +63,7 @@ def analyse(traces: Mapping[int, Trace]) -> Verdict:
         unmasked = _judge(step, traces, links, scans)
         if unmasked.suspects:
             for origin in unmasked.suspects:
-                origin.notes.append("looks like a mask, but the infinity reached the loss or a gradient")
+                origin.notes.append(Sentence("looks like a mask, but the infinity reached the loss or a gradient"))
             return unmasked
     return verdict
 
@@ -151,7 +152,7 @@ def _makes_nan(origin: Origin, trace: Trace) -> bool:
         return True
     first = next((trace.calls[i] for i in origin.spread if trace.calls[i].out_flags & NAN), None)
     if first is not None:
-        note = f"the infinity became NaN in {first.name}"
+        note = Sentence("the infinity became NaN in {0}", first.name)
         if note not in origin.notes:
             origin.notes.append(note)
     return first is not None

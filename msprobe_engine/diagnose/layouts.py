@@ -14,6 +14,7 @@ from msprobe_engine.compare.tree import Tree
 from msprobe_engine.diagnose.divergence import Divergence, settle
 from msprobe_engine.diagnose.origin import EXTRA, RESULT, TAKEN, UNSUMMED, Origin
 from msprobe_engine.diagnose.origins import Walk, Walker
+from msprobe_engine.sentences import Sentence
 
 
 def differ(target: Mapping[int, Side], golden: Mapping[int, Side]) -> bool:
@@ -114,16 +115,16 @@ def rank_of(found: Divergence, rank: int, origin: Origin) -> int:
 
 def said(found: Divergence) -> list[str]:
     """Sentences about what was put together, what could not be compared, and the factor that was taken out."""
-    lines = []
+    lines: list[str] = []
     for whole in found.wholes.values():
         sizes = sorted(set(whole.made_of.values()))
-        lines.append(
-            f"The runs are of different layouts: {len(whole.made_of):,} tensors were put together from pieces"
-            + (f" ({' or '.join(map(str, sizes))} each)." if sizes else ".")
-        )
+        each = Sentence(" ({0} each)", " or ".join(map(str, sizes))) if sizes else ""
+        template = "The runs are of different layouts: {0} tensors were put together from pieces{1}."
+        lines.append(Sentence(template, f"{len(whole.made_of):,}", each))
         if whole.factor != 1.0:
-            lines.append(f"The gradients are {whole.factor:g} times the golden side's until they are averaged; that was taken out.")
+            template = "The gradients are {0} times the golden side's until they are averaged; that was taken out."
+            lines.append(Sentence(template, f"{whole.factor:g}"))
         reasons = ", ".join(f"{n:,} {why}" for why, n in sorted(whole.reasons().items()))
         if reasons:
-            lines.append(f"Not compared: {reasons}.")
+            lines.append(Sentence("Not compared: {0}.", reasons))
     return lines

@@ -20,6 +20,7 @@ from msprobe_engine.monitor.analyze import in_order, order_of
 from msprobe_engine.monitor.anomalies import Anomaly, load, word_of
 from msprobe_engine.monitor.reader import Run, open_run
 from msprobe_engine.monitor.series import Key, Series
+from msprobe_engine.sentences import Sentence
 
 _NONFINITE_RULES = ("nan_inf",)
 _DESYNC_RULES = ("replica_mismatch",)
@@ -73,25 +74,29 @@ def diagnose_monitor(target: Path) -> Diagnosis:
         first = critical[0]
         found.finding = _finding_of(first)
         found.suspects = [_of_alert(a) for a in critical[:MOST_SUSPECTS]]
-        found.evidence.append(f"{len(ordered)} alerts; the first in the order of execution is rule {first.rule}: {first.message}")
+        found.evidence.append(
+            Sentence("{0} alerts; the first in the order of execution is rule {1}: {2}", len(ordered), first.rule, first.message)
+        )
         found.next.append(f"msprobe monitor analyze {shlex.quote(str(target))}")
         return found
     items = list(_not_finite(run))
     if items:
         bad = min(items, key=lambda item: (item.step, item.order, item.rank))
         found.finding = findings.NONFINITE
-        found.suspects = [_suspect(bad, f"{bad.op} is {bad.target}: the first number in the order of execution that is not finite")]
+        found.suspects = [
+            _suspect(bad, Sentence("{0} is {1}: the first number in the order of execution that is not finite", bad.op, bad.target))
+        ]
         return found
     odd = _desynchronised(run)
     if odd:
         found.finding = findings.DESYNC
         found.suspects = [_of_odd(one) for one in odd[:MOST_SUSPECTS]]
         found.evidence.append(
-            f"{len(odd)} parameters that are copies of each other differ; the others of their kind are equal on all ranks."
+            Sentence("{0} parameters that are copies of each other differ; the others of their kind are equal on all ranks.", len(odd))
         )
         return found
-    found.nothing = "Nothing found: no alert, no number that is not finite, no copy of a parameter that differs from the others"
-    found.evidence.append("One run was searched; nothing was compared. A run that is right, as the second argument, shows more.")
+    found.nothing = Sentence("Nothing found: no alert, no number that is not finite, no copy of a parameter that differs from the others")
+    found.evidence.append(Sentence("One run was searched; nothing was compared. A run that is right, as the second argument, shows more."))
     return found
 
 
@@ -120,7 +125,9 @@ def diagnose_two_monitors(target: Path, golden: Path) -> Diagnosis:
         accepted = max(accepted, max(item.distance for item in by_step[step]))
     found.problems = [f"{what} ({count})" for run in (a, b) for what, count in run.problems.items()]
     if not found.suspects:
-        found.evidence.append(f"The largest difference is {accepted:.1e} of a number." if accepted else "All numbers are the same.")
+        found.evidence.append(
+            Sentence("The largest difference is {0} of a number.", f"{accepted:.1e}") if accepted else Sentence("All numbers are the same.")
+        )
     ranks = sorted(set(a.ranks) & set(b.ranks))
     steps = sorted(by_step)
     found.looked_at = {"steps": f"{steps[0]} to {steps[-1]}", "ranks": len(ranks), "numbers": len(items)}
@@ -135,14 +142,31 @@ def _say_part(found: Diagnosis, off: Sequence[_Item], limit: float, of: int) -> 
     for item in off:
         seen.setdefault((item.family, item.key), item)
     for item in list(seen.values())[:MOST_SUSPECTS]:
-        size = "more than numbers can say" if math.isinf(item.distance) else f"{item.distance:.2%}"
+        size = Sentence("more than numbers can say") if math.isinf(item.distance) else f"{item.distance:.2%}"
         found.suspects.append(
             _suspect(
-                item, f"{item.op} is {item.target:.6g}, in the golden run {item.golden:.6g}: {size} ({limit:.1e} would be accepted)", limit
+                item,
+                Sentence(
+                    "{0} is {1}, in the golden run {2}: {3} ({4} would be accepted)",
+                    item.op,
+                    f"{item.target:.6g}",
+                    f"{item.golden:.6g}",
+                    size,
+                    f"{limit:.1e}",
+                ),
+                limit,
             )
         )
     found.differences = len(seen)
-    found.evidence.append(f"Step {first.step}: {len(off):,} of {of:,} numbers differ by more than {limit:.1e}; all steps before agree.")
+    found.evidence.append(
+        Sentence(
+            "Step {0}: {1} of {2} numbers differ by more than {3}; all steps before agree.",
+            first.step,
+            f"{len(off):,}",
+            f"{of:,}",
+            f"{limit:.1e}",
+        )
+    )
 
 
 def _numbers(run: Run, other: Run) -> list[_Item]:

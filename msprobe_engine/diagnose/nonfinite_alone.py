@@ -11,8 +11,9 @@ from msprobe_engine.diagnose.load import numbered
 from msprobe_engine.dump import layout
 from msprobe_engine.dump.reader import open_dump
 from msprobe_engine.errors import DumpFormatError
+from msprobe_engine.sentences import Sentence
 
-SAME, SAME_BESIDE_NAN = "All numbers are the same.", "All numbers beside NaN are the same."
+SAME, SAME_BESIDE_NAN = Sentence("All numbers are the same."), Sentence("All numbers beside NaN are the same.")
 _NONFINITE = (findings.NONFINITE, findings.OVERFLOW)
 _WORDS = (b"NaN", b"Infinity")
 """What JSON of Python writes of a number that is not finite."""

@@ -18,6 +18,7 @@ from msprobe_engine.diagnose.started import pack_beside
 from msprobe_engine.dump.reader import open_dump
 from msprobe_engine.errors import DumpFormatError, NothingCapturedError, ProbeError, UsageError
 from msprobe_engine.monitor.reader import open_run
+from msprobe_engine.sentences import Sentence
 
 DUMPS, INCIDENTS = "dump", "incidents"
 MOST_INCIDENTS = 8
@@ -164,13 +165,17 @@ def _together(seen: list[_Seen], left: list[str], errors: list[str]) -> Diagnosi
         theirs = other.found.first_suspect
         if first is not None and theirs is not None and theirs.step < first.step:
             found.evidence.append(
-                f"That is before step {first.step}, which the records are of: a dump of step {theirs.step} shows the record it began with."
+                Sentence(
+                    "That is before step {0}, which the records are of: a dump of step {1} shows the record it began with.",
+                    first.step,
+                    theirs.step,
+                )
             )
         found.problems += [problem for problem in other.found.problems if problem not in found.problems]
-    found.problems += [f"not looked at: {error}" for error in errors]
+    found.problems += [Sentence("not looked at: {0}", error) for error in errors]
     if first is None and len(seen) > 1:
         found.evidence.insert(0, _sentence(lead))
-        found.nothing = "" if any(one.compared for one in seen) else "Nothing found in what lies here"
+        found.nothing = "" if any(one.compared for one in seen) else Sentence("Nothing found in what lies here")
     found.looked_at = _looked_at(lead, others, left)
     found.next = list(dict.fromkeys([*_next(lead), *(command for other in others for command in _next(other))]))
     return found

@@ -7,8 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from msprobe_engine.diagnose.findings import CHECKPOINT, CONFIG, HEADLINES, NONE, Diagnosis, Suspect
-from msprobe_engine.log import one_line
+from msprobe_engine.diagnose.findings import NONE, Diagnosis, Suspect
+from msprobe_engine.sentences import Sentence
 from msprobe_engine.web.markup import Html, bullets, code, facts, paragraph, section, table, text, tiles
 from msprobe_engine.web.page import document
 from msprobe_engine.web.words import words
@@ -37,25 +37,12 @@ def page(found: Diagnosis) -> str:
         body="\n".join(parts),
         sections=("diagnosis",),
         verdict="good" if found.finding == NONE else "bad",
-        headline=_headline(found),
+        headline=text(found.headline()),
     )
 
 
 def _t(key: str, *arguments: object) -> Html:
     return words("diagnosis", key, *arguments)
-
-
-def _headline(found: Diagnosis) -> Html | None:
-    """`Diagnosis.headline` with its fixed words; None where it is a sentence of its own."""
-    first, plain = found.first_suspect, found.headline()
-    if not plain.startswith(HEADLINES[found.finding]):
-        return None
-    if first is None:
-        return Html(f"{_t(found.finding)}.")
-    if found.finding in (CONFIG, CHECKPOINT):
-        return Html(f"{_t(found.finding)}: {text(one_line(first.record))}")
-    module = f", {_t('module_at', one_line(first.module))}" if first.module else ""
-    return Html(f"{_t(found.finding)}: {_t('step_rank', first.step, first.rank)}{module}, {text(one_line(first.record))}")
 
 
 def _first(first: Suspect, differences: int) -> list[str]:
@@ -68,7 +55,7 @@ def _first(first: Suspect, differences: int) -> list[str]:
         for key, value in (("source", first.source), ("tensor", first.tensor), ("partner", first.partner))
         if value
     ]
-    why = paragraph(f"{first.why}.") if first.why else ""
+    why = paragraph(Sentence("{0}.", first.why)) if first.why else ""
     parts = section(_t("first_suspect"), why + facts(rows)) + section(_t("numbers"), _numbers(first.numbers))
     return [_tiles(first, differences), f'<div class="beside">{"".join(parts)}</div>']
 

@@ -9,6 +9,7 @@ from msprobe_engine.compare.side import Side
 from msprobe_engine.diagnose.divergence import Divergence
 from msprobe_engine.diagnose.findings import Suspect
 from msprobe_engine.diagnose.origin import MISSING, Origin
+from msprobe_engine.sentences import Sentence
 
 
 def placed(suspect: Suspect, found: Divergence, rank: int, origin: Origin) -> Suspect:
@@ -28,7 +29,9 @@ def placed(suspect: Suspect, found: Divergence, rank: int, origin: Origin) -> Su
         rank=suspect.rank if here is None else here[0] + suspect.rank - rank,  # pipelines are cut alike, rank by rank
         partner=_name(golden, origin.partner) if origin.partner >= 0 else "",
         tensor=_row(target, origin.row) if origin.row >= 0 else "",
-        why=suspect.why + ("" if _name(shown, op) == shown.ops[op] else f" ({shown.ops[op]} in the order of the whole model)"),
+        why=suspect.why
+        if _name(shown, op) == shown.ops[op]
+        else Sentence("{0} ({1} in the order of the whole model)", suspect.why, shown.ops[op]),
     )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from msprobe_engine.compare.mapped import proposed
 from msprobe_engine.compare.mapping_data import module_place
 from msprobe_engine.compare.mapping_file import write_mapping
+from msprobe_engine.sentences import Sentence
 
 if TYPE_CHECKING:
     from msprobe_engine.diagnose.divergence import Divergence
@@ -32,8 +33,9 @@ def say(found: Diagnosis) -> None:
         if all(module_place(name) in known for missing in found.unmatched.values() for name in missing):
             found.unmatched = {}
         pairs = [f"{mine} -> {its}" for mine, its in found.mapping.items()]
-        more = f" and {len(pairs) - _SHOWN:,} more" if len(pairs) > _SHOWN else ""
-        found.evidence.append(f"{len(pairs):,} modules bear other names on the golden side: {', '.join(pairs[:_SHOWN])}{more}.")
+        more = Sentence(" and {0} more", f"{len(pairs) - _SHOWN:,}") if len(pairs) > _SHOWN else ""
+        shown = ", ".join(pairs[:_SHOWN])
+        found.evidence.append(Sentence("{0} modules bear other names on the golden side: {1}{2}.", f"{len(pairs):,}", shown, more))
 
 
 def write(found: Diagnosis, path: Path) -> Path | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from msprobe_engine.compare.side import PARAMETERS, Side
+from msprobe_engine.sentences import Sentence
 
 Row = tuple[Any, ...]
 """Statistics (or a checksum) of one copy."""
@@ -84,13 +85,16 @@ def _odd(step: int, name: str, rows: Mapping[int, Row]) -> Odd:
     others = sorted(rank for rank, row in rows.items() if row == usual)
     away = sorted(rank for rank, row in rows.items() if row != usual)
     if 2 * often > len(rows):
-        why = f"it differs on rank {', '.join(map(str, away))} from the copies on ranks {', '.join(map(str, others[:8]))}"
+        why = Sentence("it differs on rank {0} from the copies on ranks {1}", ", ".join(map(str, away)), ", ".join(map(str, others[:8])))
         rank = away[0]
     else:
         rank = away[-1]
-        why = (
-            f"its copies on ranks {', '.join(map(str, sorted(rows)[:16]))} differ, and no value has a majority: which of them is wrong "
-            f"cannot be told (rank {rank} is named because it differs from rank {others[0]}, which counts as the one that is copied)"
+        why = Sentence(
+            "its copies on ranks {0} differ, and no value has a majority: which of them is wrong cannot be told (rank {1} "
+            "is named because it differs from rank {2}, which counts as the one that is copied)",
+            ", ".join(map(str, sorted(rows)[:16])),
+            rank,
+            others[0],
         )
     numbers = {"target": {"row": name, "value": list(rows[rank])}, f"rank {others[0]}": {"row": name, "value": list(usual)}}
-    return Odd(step, name, rank, others, f"{why}; the same parameter of other layers is equal everywhere", numbers)
+    return Odd(step, name, rank, others, Sentence("{0}; the same parameter of other layers is equal everywhere", why), numbers)

@@ -16,18 +16,23 @@ from msprobe_engine.diagnose.model import INF, NAN, NONFINITE, Call, Trace, what
 from msprobe_engine.diagnose.scan import Origin
 from msprobe_engine.dump.layout import make_directories
 from msprobe_engine.log import one_line
+from msprobe_engine.sentences import Sentence
 
-CAUSES = {
-    "operator": "clean inputs, bad output: born in this call",
-    "module": "clean inputs, bad output: born inside this module (record level mix to see the operator)",
-    "gradient": "clean incoming gradient, bad parameter gradient: born in the weight gradient of this module",
-    "collective": "clean inputs on all recorded ranks, bad output: born inside the collective (overflow of the sum, or a bad link)",
-    "missing": "clean input here, bad output: brought by a rank without a dump, or born in the collective",
-    "parameter": "the parameter was already bad when the step used it: look at the gradients and the optimizer of the step before",
-    "data": "the value was bad when it first came into the record",
-    "unrecorded": "between two recorded calls: an operation that the dump does not hold",
-    "sample": "first bad monitor sample; with incident.level: mix in the settings the operators of the last steps are kept, too",
-    "update": "the recorded calls of the step are clean: born on the gradients' way to the optimizer, or in its update",
+CAUSES: Mapping[str, str] = {
+    "operator": Sentence("clean inputs, bad output: born in this call"),
+    "module": Sentence("clean inputs, bad output: born inside this module (record level mix to see the operator)"),
+    "gradient": Sentence("clean incoming gradient, bad parameter gradient: born in the weight gradient of this module"),
+    "collective": Sentence(
+        "clean inputs on all recorded ranks, bad output: born inside the collective (overflow of the sum, or a bad link)"
+    ),
+    "missing": Sentence("clean input here, bad output: brought by a rank without a dump, or born in the collective"),
+    "parameter": Sentence(
+        "the parameter was already bad when the step used it: look at the gradients and the optimizer of the step before"
+    ),
+    "data": Sentence("the value was bad when it first came into the record"),
+    "unrecorded": Sentence("between two recorded calls: an operation that the dump does not hold"),
+    "sample": Sentence("first bad monitor sample; with incident.level: mix in the settings the operators of the last steps are kept, too"),
+    "update": Sentence("the recorded calls of the step are clean: born on the gradients' way to the optimizer, or in its update"),
 }
 _LIBRARY = re.compile(
     r"[/\\](site-packages|dist-packages|lib[/\\]python3[^/\\]*)[/\\]|[/\\](msprobe|msprobe_engine|msprobe_integrations)[/\\]|<frozen"

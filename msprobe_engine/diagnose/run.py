@@ -44,6 +44,7 @@ from msprobe_engine.dump import layout
 from msprobe_engine.dump.reader import DumpDirectory, open_dump
 from msprobe_engine.errors import DumpFormatError, NothingCapturedError, UsageError
 from msprobe_engine.progress import bar
+from msprobe_engine.sentences import Sentence, joined
 
 MOST_SUSPECTS = 20
 
@@ -255,9 +256,8 @@ class _Way:
         """
         found, before = self.found, self.before
         if self._hidden:
-            found.evidence.append(
-                f"{self._hidden:,} tensors hold NaN or Inf on both sides and cannot be compared; each run alone tells why."
-            )
+            template = "{0} tensors hold NaN or Inf on both sides and cannot be compared; each run alone tells why."
+            found.evidence.append(Sentence(template, f"{self._hidden:,}"))
         if not self._records:
             raise NothingCapturedError(
                 f"{what}: no record could be compared"
@@ -265,7 +265,7 @@ class _Way:
             )
         if before is None and not found.suspects:
             found.finding = findings.STRUCTURE if any(found.unmatched.values()) else findings.NONE
-            found.evidence.append("The saved values that both runs have agree within round-off.")
+            found.evidence.append(Sentence("The saved values that both runs have agree within round-off."))
         if before is not None and not before.origins:
             self._nothing_off(before)
         if before is not None and (found.suspects or not before.origins):
@@ -273,10 +273,8 @@ class _Way:
         renames.say(found)
         two_frameworks.say(found)
         if before is not None and before.noise:
-            found.evidence.append(
-                f"Products carry noise of up to {before.noise / 4:.1e}: one of the runs computes them with fewer bits (TF32); that is "
-                "accepted."
-            )
+            template = "Products carry noise of up to {0}: one of the runs computes them with fewer bits (TF32); that is accepted."
+            found.evidence.append(Sentence(template, f"{before.noise / 4:.1e}"))
         found.looked_at = {"steps": ", ".join(map(str, self.looked)), "ranks": len(self._ranks), "records": self._records}
         if self._recorded:
             found.looked_at["recorded"] = self._recorded
@@ -289,7 +287,7 @@ class _Way:
         if same and not found.aligned and (found.renamed or any(found.unmatched.values())):
             found.finding = findings.STRUCTURE  # with round-off between them, or in another framework, the calls are another way to them
         equal = SAME_BESIDE_NAN if self._hidden else SAME
-        found.evidence.append(f"The largest difference is {_amount(before, largest)}." if largest else equal)
+        found.evidence.append(Sentence("The largest difference is {0}.", _amount(before, largest)) if largest else equal)
 
 
 def read_step(dump: DumpDirectory, step: int, problems: list[str]) -> dict[int, Side]:
@@ -364,23 +362,26 @@ def _since(found: Diagnosis, called: Mapping[tuple[int, str], int]) -> None:
     for suspect in found.suspects:
         step = called.get((suspect.rank, suspect.tensor), suspect.step)
         if suspect.kind == ARGUMENT and step < suspect.step:
-            suspect.why += f" in step {suspect.step}, and the argument is another one since step {step}"
+            template = "{0} in step {1}, and the argument is another one since step {2}"
+            suspect.why = Sentence(template, suspect.why, suspect.step, step)
             suspect.step = step
 
 
 def _amount(divergence: Divergence, distance: float) -> str:
     if any(walker.calibrated for walker in divergence.walkers.values()):
-        return f"{distance:.1f} times the round-off that the calibration shows for the record"
-    return f"{distance:.1e} of a tensor's size"
+        return Sentence("{0} times the round-off that the calibration shows for the record", f"{distance:.1f}")
+    return Sentence("{0} of a tensor's size", f"{distance:.1e}")
 
 
 def _evidence(divergence: Divergence) -> list[str]:
     compared = sum(walk.compared for walk in divergence.walks.values())
     differing = sum(walk.differing for walk in divergence.walks.values())
-    lines = [f"{differing:,} of {compared:,} records differ by more than round-off; all behind the first suspect may follow from it."]
+    template = "{0} of {1} records differ by more than round-off; all behind the first suspect may follow from it."
+    lines: list[str] = [Sentence(template, f"{differing:,}", f"{compared:,}")]
     largest = max((walk.largest for walk in divergence.walks.values()), default=0.0)
-    lines.append(f"Records that agree differ by at most {_amount(divergence, largest)}.")
+    lines.append(Sentence("Records that agree differ by at most {0}.", _amount(divergence, largest)))
     counts: Mapping[str, int] = {rank: len(walk.origins) for rank, walk in divergence.walks.items()}  # type: ignore[misc]
     if len(counts) > 1:
-        lines.append("Places where a difference begins, by rank: " + ", ".join(f"rank {rank}: {n}" for rank, n in sorted(counts.items())))
+        by_rank = joined(", ", (Sentence("rank {0}: {1}", rank, n) for rank, n in sorted(counts.items())))
+        lines.append(Sentence("Places where a difference begins, by rank: {0}", by_rank))
     return lines

@@ -18,6 +18,7 @@ from msprobe_engine.diagnose.origin import GROWTH
 from msprobe_engine.dump import layout
 from msprobe_engine.dump.reader import DumpDirectory
 from msprobe_engine.errors import DumpFormatError, NothingCapturedError
+from msprobe_engine.sentences import Sentence
 
 _STATISTICS = ("Max", "Min", "Mean", "Norm")
 _MOST = 20
@@ -78,8 +79,13 @@ def differing(found: Diagnosis, step: int, target: Mapping[int, Side], golden: M
         found.suspects = [one for _, one in suspects[:_MOST]]
         found.finding = _finding(found.suspects[0])
         found.evidence.append(
-            f"{found.differences:,} of {compared:,} saved values differ by more than round-off; this is the first in the order of saving, "
-            "gradients behind the values. The calls before it are not in the dump: save more variables before it, or dump at level mix."
+            Sentence(
+                "{0} of {1} saved values differ by more than round-off; this is the first in the order of saving, gradients "
+                "behind the values. The calls before it are not in the dump: save more variables before it, or dump at level "
+                "mix.",
+                f"{found.differences:,}",
+                f"{compared:,}",
+            )
         )
     return compared
 
@@ -109,7 +115,9 @@ def nonfinite(found: Diagnosis, step: int, sides: Mapping[int, Side]) -> bool:
     suspects.sort(key=lambda item: (item[0], item[1].rank))
     found.suspects = [one for _, one in suspects[:_MOST]]
     found.finding = _finding(found.suspects[0])
-    found.evidence.append("It is the first in the order of saving, gradients behind the values; the calls before it are not in the dump.")
+    found.evidence.append(
+        Sentence("It is the first in the order of saving, gradients behind the values; the calls before it are not in the dump.")
+    )
     return True
 
 
@@ -137,7 +145,7 @@ def saved_alone(dump: DumpDirectory) -> Diagnosis | None:
     if not values:
         raise NothingCapturedError(f"{dump.root}: no saved value can be read" + (f" ({found.problems[0]})" if found.problems else ""))
     if not found.suspects:
-        found.evidence.append("No saved value holds NaN or Inf.")
+        found.evidence.append(Sentence("No saved value holds NaN or Inf."))
     found.looked_at = {"steps": ", ".join(map(str, dump.steps)), "saved values": values}
     return found
 
@@ -154,13 +162,17 @@ def _suspect(
     if bad:
         nan = row in side.nans or any(str(value).lower() == "nan" for value in side.four(row)[:2])
         kind = "NaN" if nan else "Inf"
-        why = f"the saved value holds {kind}" + ("; the golden side does not" if golden is not None else "")
+        why = Sentence("the saved value holds {0}", kind) + (Sentence("; the golden side does not") if golden is not None else "")
     elif distance is not None and np.isfinite(distance):
-        why = f"the saved value differs by {distance:.2%}" if distance >= 1e-3 else f"the saved value differs by {distance:.1e}"
+        why = (
+            Sentence("the saved value differs by {0}", f"{distance:.2%}")
+            if distance >= 1e-3
+            else Sentence("the saved value differs by {0}", f"{distance:.1e}")
+        )
     elif golden is not None and side.shape[row] != golden.shape[other]:
-        why = f"the saved value has shape {side.shape[row]}, the golden side {golden.shape[other]}"
+        why = Sentence("the saved value has shape {0}, the golden side {1}", side.shape[row], golden.shape[other])
     else:
-        why = "the saved value is another one"
+        why = Sentence("the saved value is another one")
     numbers = {}
     for word, one, at in (("target", side, row), ("golden", golden, other)):
         if one is not None:

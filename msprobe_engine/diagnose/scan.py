@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from msprobe_engine.diagnose.facts import is_interesting, normal_op
 from msprobe_engine.diagnose.model import FINITE, INF, NAN, NONFINITE, POS_INF, UNKNOWN, Call, TensorFact, Trace
 from msprobe_engine.rules.computed import MOVES
+from msprobe_engine.sentences import Sentence
 
 FILLS = frozenset(
     (
@@ -226,14 +227,16 @@ class _Scanner:
                 return False
             if kind == "missing":
                 cause = "missing"
-                notes.append(f"its group holds ranks without a dump ({_ranks(ranks)}): the value may come from there")
+                notes.append(Sentence("its group holds ranks without a dump ({0}): the value may come from there", _ranks(ranks)))
         if call.in_flags & INF and _bits(bad_out) & NAN:
             where = [fact.place for fact in call.inputs() if fact.flags & INF]
-            notes.append(f"{', '.join(where)} holds infinities of a mask; this call turned them into NaN (a row masked completely?)")
+            notes.append(
+                Sentence("{0} holds infinities of a mask; this call turned them into NaN (a row masked completely?)", ", ".join(where))
+            )
         if call.in_flags & UNKNOWN:
-            notes.append("some inputs have no statistics in the dump")
+            notes.append(Sentence("some inputs have no statistics in the dump"))
         for place, value in call.literals():
-            notes.append(f"called with the plain number {value} as {place}")
+            notes.append(Sentence("called with the plain number {0} as {1}", value, place))
         self._add(call.index, cause, call, bad_out, notes)
         return True
 
@@ -242,7 +245,7 @@ class _Scanner:
         trace = self.trace
         notes: list[str] = []
         if self.garbage is not None:
-            notes.append(f"{self.garbage.name} made uninitialised memory before; was it used before it was written?")
+            notes.append(Sentence("{0} made uninitialised memory before; was it used before it was written?", self.garbage.name))
         owner, facts, cause = call, bad_in or bad_params, "parameter" if bad_params and not bad_in else "data"
         if cause == "data":
             for name in trace.ancestors(call):
@@ -255,21 +258,25 @@ class _Scanner:
                     break
                 if not above.in_flags & NONFINITE:
                     cause, owner = "unrecorded", above
-                    notes.append(f"an operation inside {above.name} that the dump does not hold made it, just before {call.name}")
+                    notes.append(
+                        Sentence("an operation inside {0} that the dump does not hold made it, just before {1}", above.name, call.name)
+                    )
                     break
             else:
                 first = facts[0]
                 if first.place != "input.0" and first.raw.get("requires_grad") and not call.parent and call.kind == "api":
                     cause = "parameter"
-                    notes.append(f"{first.place} of {call.name} looks like a weight")
+                    notes.append(Sentence("{0} of {1} looks like a weight", first.place, call.name))
                 elif call.kind == "api" and not call.parent and self._after_clean(call):
                     cause = "unrecorded"
-                    notes.append("an operation that the dump does not hold made it, or it came from outside, just before this call")
+                    notes.append(
+                        Sentence("an operation that the dump does not hold made it, or it came from outside, just before this call")
+                    )
                 elif call.direction == "backward":
                     cause = "unrecorded"
-                    notes.append("the gradient that arrives here is already bad; the operation that made it is not in the dump")
+                    notes.append(Sentence("the gradient that arrives here is already bad; the operation that made it is not in the dump"))
                 else:
-                    notes.append("it was there when the value first came into the record: input data, or an operation before it")
+                    notes.append(Sentence("it was there when the value first came into the record: input data, or an operation before it"))
         self._add(call.index - 0.5, cause, owner, facts, notes)
         self.result.origins[-1].spread.append(call.index)
 

@@ -12,6 +12,7 @@ from msprobe_engine.compare.side import Side
 from msprobe_engine.compare.structure import match_structure
 from msprobe_engine.diagnose.divergence import Divergence
 from msprobe_engine.diagnose.findings import Diagnosis
+from msprobe_engine.sentences import Sentence
 
 Sides = Mapping[int, Side]
 
@@ -31,15 +32,21 @@ def both_hold(target: Sides, golden: Sides, evidence: list[str]) -> tuple[Sides,
     levels = _of(target, "level"), _of(golden, "level")
     if levels[0] != levels[1]:
         target, golden = _families(target, golden)
-        _say(evidence, f"The dumps are of levels {levels[0]} and {levels[1]}: only kinds of records that both have are compared.")
+        _say(
+            evidence,
+            Sentence("The dumps are of levels {0} and {1}: only kinds of records that both have are compared.", levels[0], levels[1]),
+        )
     chosen = _of(target, "selection"), _of(golden, "selection")
     if chosen[0] != chosen[1] and target.keys() == golden.keys():
         pairs = {rank: _matched(side, golden[rank]) for rank, side in target.items()}
         target, golden = {rank: pair[0] for rank, pair in pairs.items()}, {rank: pair[1] for rank, pair in pairs.items()}
         _say(
             evidence,
-            f"The dumps hold other selections of records ({chosen[0] or 'all'}, on the golden side {chosen[1] or 'all'}): "
-            "what only one of them holds is left out.",
+            Sentence(
+                "The dumps hold other selections of records ({0}, on the golden side {1}): what only one of them holds is left out.",
+                chosen[0] or "all",
+                chosen[1] or "all",
+            ),
         )
     return target, golden
 
@@ -53,8 +60,14 @@ def strangers(found: Divergence, diagnosis: Diagnosis) -> bool:
         return False
     diagnosis.differences = sum(walk.differing for walk in found.walks.values()) or len(found.origins)
     diagnosis.evidence.append(
-        f"Only {matched:,} of {ours:,} records have a partner among the {theirs:,} of the golden side, and {diagnosis.differences:,} of "
-        "them differ. Are they dumps of the same training?"
+        Sentence(
+            "Only {0} of {1} records have a partner among the {2} of the golden side, and {3} of them differ. Are they "
+            "dumps of the same training?",
+            f"{matched:,}",
+            f"{ours:,}",
+            f"{theirs:,}",
+            f"{diagnosis.differences:,}",
+        )
     )
     return True
 

@@ -15,6 +15,7 @@ from msprobe_engine.config_check.pack_kind import NAME as PACK
 from msprobe_engine.config_check.report_text import headline
 from msprobe_engine.diagnose.findings import CHECKPOINT, CONFIG, NONE, Diagnosis, Suspect
 from msprobe_engine.errors import DumpFormatError
+from msprobe_engine.sentences import Sentence
 
 MOST_SUSPECTS, MOST_LINES = 20, 6
 _MOST_VALUES = 3
@@ -33,13 +34,15 @@ def diagnose_packs(target: Path, golden: Path) -> Diagnosis:
     found.suspects = [_suspect(one) for one in matter[:MOST_SUSPECTS]]
     found.evidence = [headline(compared)] + [f"{name}: {verdict}" for name, verdict in compared.summary().items() if verdict != "pass"]
     found.evidence += [
-        f"Computed: {name.replace('_', ' ')} {b} against {a}." for name, (a, b, equal) in compared.derived.items() if not equal
+        Sentence("Computed: {0} {1} against {2}.", name.replace("_", " "), b, a)
+        for name, (a, b, equal) in compared.derived.items()
+        if not equal
     ]
-    found.evidence += [f"Not compared: {why}." for why in compared.not_compared.values()]
+    found.evidence += [Sentence("Not compared: {0}.", why) for why in compared.not_compared.values()]
     found.evidence += compared.notes
     found.next = [f"msprobe config_check -c {shlex.quote(str(golden))} {shlex.quote(str(target))} -o config_check_result"] if matter else []
     found.looked_at = {"pack": str(target), "golden": str(golden), "compared": sum(sheet.compared for sheet in compared.sheets.values())}
-    found.nothing = "No difference of the configurations that matters"
+    found.nothing = Sentence("No difference of the configurations that matters")
     return found
 
 
@@ -58,7 +61,7 @@ def diagnose_pack(target: Path) -> Diagnosis:
     found.evidence = [ranks.headline(), *ranks.notes]
     found.next = [f"msprobe config_check --ranks {shlex.quote(str(target))}"] if matter else []
     found.looked_at = {"pack": str(target), "ranks": len(ranks.ranks)}
-    found.nothing = "The ranks were started with the same"
+    found.nothing = Sentence("The ranks were started with the same")
     return found
 
 
@@ -86,16 +89,20 @@ def started_otherwise(target: Path | None, golden: Path | None) -> tuple[list[st
     try:
         if golden is None:
             ranks = between_ranks(target)
-            return [f"Configuration: {one.sentence()}." for one in ranks.matter[:MOST_LINES]], []
+            return [Sentence("Configuration: {0}.", one.sentence()) for one in ranks.matter[:MOST_LINES]], []
         compared = compare_packs(golden, target)
     except DumpFormatError as error:
-        return [], [f"not looked at: {error}"]
+        return [], [Sentence("not looked at: {0}", error)]
     matter = compared.differences
     if not matter:
-        return ["The runs were started with the same configuration, as far as it matters."], list(compared.problems)
-    lines = [f"Configuration (golden against this one): {one.sentence()}." for one in matter[:MOST_LINES]]
+        return [Sentence("The runs were started with the same configuration, as far as it matters.")], list(compared.problems)
+    lines: list[str] = [Sentence("Configuration (golden against this one): {0}.", one.sentence()) for one in matter[:MOST_LINES]]
     if len(matter) > MOST_LINES:
-        lines.append(f"Configuration: {len(matter) - MOST_LINES} more differences; msprobe config_check -c {golden} {target} lists them.")
+        lines.append(
+            Sentence(
+                "Configuration: {0} more differences; msprobe config_check -c {1} {2} lists them.", len(matter) - MOST_LINES, golden, target
+            )
+        )
     return lines, list(compared.problems)
 
 
@@ -115,30 +122,32 @@ def diagnose_checkpoints(target: Path, golden: Path) -> Diagnosis:
     # Another learning rate or step says why elements differ; the elements do not say more.
     values = [_value(one) for one in sorted(compared.values_that_matter, key=lambda one: one.group == RANDOM)]
     found.suspects = values[:_MOST_VALUES] + [_tensor(one) for one in ranked(different, MOST_SUSPECTS)]
-    found.evidence = [f"{compared.verdict()}.", *compared.hints]
-    found.evidence += [f"{one.record}: {one.why}." for one in values[_MOST_VALUES:][:MOST_LINES]]
+    found.evidence = [Sentence("{0}.", compared.verdict()), *compared.hints]
+    found.evidence += [Sentence("{0}: {1}.", one.record, one.why) for one in values[_MOST_VALUES:][:MOST_LINES]]
     found.unmatched = {"golden": compared.only_in_a, "target": compared.only_in_b} if compared.only_in_a or compared.only_in_b else {}
     found.problems += [f"{one.name}: {one.note}" for one in compared.unknown[:MOST_LINES]]
     if found.finding == NONE and not compared.equal and not found.problems:
         found.problems.append(compared.verdict())
     found.next = [f"msprobe ckpt diff {shlex.quote(str(golden))} {shlex.quote(str(target))} -o ckpt_diff"] if found.finding != NONE else []
     found.looked_at = {"checkpoint": str(target), "golden": str(golden), "tensors": len(compared.tensors)}
-    found.nothing = "The checkpoints hold the same"
+    found.nothing = Sentence("The checkpoints hold the same")
     return found
 
 
 def _value(one: ValueDifference) -> Suspect:
-    why = f"{one.b!r} here, {one.a!r} in the golden one" + (f"; {one.why}" if one.why else "")
+    why = Sentence("{0} here, {1} in the golden one", repr(one.b), repr(one.a)) + (Sentence("; {0}", one.why) if one.why else "")
     return Suspect(one.name, "", 0, 0, kind=CHECKPOINT, why=why, numbers={"target": {"value": one.b}, "golden": {"value": one.a}})
 
 
 def _tensor(one: TensorResult) -> Suspect:
-    why = one.hint or one.note or ("" if one.changed is not None or one.shape_a != one.shape_b else "its elements are others")
+    why = one.hint or one.note or ("" if one.changed is not None or one.shape_a != one.shape_b else Sentence("its elements are others"))
     golden: dict[str, Any] = {"type": one.dtype_a, "shape": list(one.shape_a), "norm": one.norm_a, "NaN": one.nan_a, "Inf": one.inf_a}
     target: dict[str, Any] = {"type": one.dtype_b, "shape": list(one.shape_b), "norm": one.norm_b, "NaN": one.nan_b, "Inf": one.inf_b}
     if one.shape_a != one.shape_b:
-        shapes = f"its shape is {list(one.shape_b)} here, {list(one.shape_a)} in the golden one"
-        why = shapes + (f"; {why}" if why else "")
+        shapes = Sentence("its shape is {0} here, {1} in the golden one", list(one.shape_b), list(one.shape_a))
+        why = shapes + (Sentence("; {0}", why) if why else "")
     elif one.changed is not None:
-        why = f"{one.changed} of {one.numel} elements differ, by {one.max_abs or 0.0:.3g} at most" + (f"; {why}" if why else "")
+        why = Sentence("{0} of {1} elements differ, by {2} at most", one.changed, one.numel, f"{one.max_abs or 0.0:.3g}") + (
+            Sentence("; {0}", why) if why else ""
+        )
     return Suspect(one.name, "", 0, 0, kind=CHECKPOINT, why=why, numbers={"target": target, "golden": golden}, distance=one.rel_norm)

@@ -15,6 +15,7 @@ from msprobe_engine.compare.frameworks.terms import Terms
 from msprobe_engine.compare.mapping_api import function_of
 from msprobe_engine.compare.side import OUTPUT
 from msprobe_engine.dump import layout
+from msprobe_engine.sentences import Sentence, joined
 
 if TYPE_CHECKING:
     from msprobe_engine.diagnose.divergence import Divergence
@@ -83,12 +84,15 @@ def _in_common(one: str, two: str) -> float:
 def say(found: Diagnosis) -> None:
     """Add to the evidence how much was aligned."""
     if found.aligned:
-        sides = [f"{_share(found.aligned[word])} of {who}" for word, who in (("target", "this run"), ("golden", "the golden run"))]
-        found.evidence.append(f"Two frameworks, aligned by meaning, numbers and structure: {'; '.join(sides)}.")
+        ours, theirs = (_share(found.aligned[word]) for word in ("target", "golden"))
+        template = "Two frameworks, aligned by meaning, numbers and structure: {0} of this run; {1} of the golden run."
+        found.evidence.append(Sentence(template, ours, theirs))
 
 
 def _share(counts: Mapping[str, Sequence[int]]) -> str:
-    return " and ".join(f"{some:,} of {of:,} records of {word}" for word, (some, of) in counts.items() if of)
+    return joined(
+        " and ", (Sentence("{0} of {1} records of {2}", f"{some:,}", f"{of:,}", word) for word, (some, of) in counts.items() if of)
+    )
 
 
 def write(found: Diagnosis, path: Path) -> Path | None:

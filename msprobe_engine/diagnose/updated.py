@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from msprobe_engine.compare.layout.owners import Owner, owners
 from msprobe_engine.compare.tree import Tree
 from msprobe_engine.diagnose.findings import Suspect
+from msprobe_engine.sentences import Sentence
 
 if TYPE_CHECKING:
     from msprobe_engine.diagnose.divergence import Divergence
@@ -33,7 +34,8 @@ def name_parameters(suspects: Sequence[Suspect], divergence: Divergence) -> None
         named = [owner for side, calls in ((here, mine), (there, theirs)) for op in calls if (owner := side.get(op))]
         if named:
             owner = named[0]
-            suspect.why = f"in the update of parameter {'.'.join(part for part in owner if part)} by the optimizer: {suspect.why}"
+            name = ".".join(part for part in owner if part)
+            suspect.why = Sentence("in the update of parameter {0} by the optimizer: {1}", name, suspect.why)
 
 
 def _calls(tree: Tree, op: int, row: int) -> list[int]:

@@ -16,11 +16,12 @@ from msprobe_engine.compare.alignment import crossed
 from msprobe_engine.compare.side import INPUT, PARAMETERS
 from msprobe_engine.diagnose.findings import Diagnosis
 from msprobe_engine.diagnose.origin import PARAMETER, TAKEN
+from msprobe_engine.sentences import Sentence
 
 if TYPE_CHECKING:
     from msprobe_engine.diagnose.divergence import Divergence
 
-TWO_OPTIMIZERS = (
+TWO_OPTIMIZERS = Sentence(
     "The runs are of two frameworks: are their optimizers the same? Those of MindSpore and PyTorch differ under like names: "
     "mindspore.nn.AdamWeightDecay has no bias correction, torch.optim.AdamW has (mindspore.mint.optim.AdamW too)."
 )
@@ -49,11 +50,14 @@ def note_update(found: Diagnosis, previous: Divergence | None, divergence: Diver
     here = next((row for row, name in enumerate(earlier.side.name) if name == side.name[i]), -1)
     stays = [
         word
-        for word, one, row, then, place in (("this run", side, i, earlier.side, here), ("the golden run", golden, j, was, before))
+        for word, one, row, then, place in (
+            (Sentence("this run"), side, i, earlier.side, here),
+            (Sentence("the golden run"), golden, j, was, before),
+        )
         if place >= 0 and np.array_equal(one.stats[row], then.stats[place])
     ]
     if len(stays) == 1:
-        found.evidence.append(f"The step before has not moved the parameter in {stays[0]}; in the other one it has.")
+        found.evidence.append(Sentence("The step before has not moved the parameter in {0}; in the other one it has.", stays[0]))
         return
     if crossed(side, golden):
         found.evidence.append(TWO_OPTIMIZERS)
@@ -62,8 +66,13 @@ def note_update(found: Diagnosis, previous: Divergence | None, divergence: Diver
     if not 0 < apart <= _MOST * moved:
         return
     found.evidence.append(
-        f"The parameter differs by {apart:.1e}, and the optimizer of the step before moved it by {moved:.1e}: an optimizer like Adam moves "
-        "elements whose gradient is round-off by as much, in two runs that are right too. A calibration tells which of both it is."
+        Sentence(
+            "The parameter differs by {0}, and the optimizer of the step before moved it by {1}: an optimizer "
+            "like Adam moves elements whose "
+            "gradient is round-off by as much, in two runs that are right too. A calibration tells which of both it is.",
+            f"{apart:.1e}",
+            f"{moved:.1e}",
+        )
     )
     mine, theirs = (shlex.quote(str(one.path.parents[2])) for one in (side, golden))
     found.next += [

@@ -13,6 +13,7 @@ from msprobe_engine import names
 from msprobe_engine.compare.side import Side
 from msprobe_engine.graph.micro_steps import set_micro_steps
 from msprobe_engine.graph.model import API, API_COLLECTION, MODULE, ROOT, Graph
+from msprobe_engine.sentences import Sentence
 
 COLLECTION = "Apis_Between_Modules"
 """Name, without its number, of consecutive calls of functions between the modules at the top."""
@@ -145,7 +146,11 @@ class _Builder:
         self.sort()
         if self.circles:
             self.graph.problems.append(
-                f"{self.side.path.parent / 'construct.json'}: {self.circles:,} records enclose each other; they hang below the root"
+                Sentence(
+                    "{0}: {1} records enclose each other; they hang below the root",
+                    self.side.path.parent / "construct.json",
+                    f"{self.circles:,}",
+                )
             )
 
     def sort(self) -> None:

@@ -26,6 +26,7 @@ from msprobe_engine.compare.structure import Aligned
 from msprobe_engine.graph.model import API, ROOT, Graph
 from msprobe_engine.graph.options import GraphOptions
 from msprobe_engine.graph.rows import result_rows
+from msprobe_engine.sentences import Sentence
 
 _NUMBER = re.compile(r"\.\d+\.")
 _RANK = re.compile(r"_rank\d+")
@@ -58,7 +59,9 @@ def match(target: Graph, golden: Graph, options: GraphOptions, aligned: Callable
     mapped = options.layer_mapping is not None and options.layer_mapping is not False
     if options.fuzzy:
         if mapped:
-            target.problems.append("fuzzy matching and a layer mapping were asked for: nodes are matched fuzzily, as in the existing tool")
+            target.problems.append(
+                Sentence("fuzzy matching and a layer mapping were asked for: nodes are matched fuzzily, as in the existing tool")
+            )
         partners = _fuzzy(target, golden, options.old)
     elif mapped:
         partners = _by_layer(target, golden, options)

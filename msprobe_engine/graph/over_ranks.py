@@ -20,6 +20,7 @@ from msprobe_engine.graph.merge.origins import node_of
 from msprobe_engine.graph.model import Comparison, Graph
 from msprobe_engine.graph.source import Job
 from msprobe_engine.log import one_line
+from msprobe_engine.sentences import Sentence, one_line_of
 
 Key = tuple[int, int]
 """Step and rank of the target."""
@@ -104,7 +105,7 @@ def of_two(jobs: Sequence[Job], what: str, mappings: Mappings, known: Mapping[Ke
         with collection_paused():
             diagnosis = over_steps(sorted({job.step for job in jobs}), read, what, begun=begun)
     except (NothingCapturedError, DumpFormatError) as error:
-        return Suspects("unknown", problems=[f"no first suspect: {error}"])
+        return Suspects("unknown", problems=[Sentence("no first suspect: {0}", error)])
     found.finding, found.headline, found.problems = diagnosis.finding, diagnosis.headline(), diagnosis.problems
     for suspect in diagnosis.suspects:
         row = suspect.tensor
@@ -112,11 +113,11 @@ def of_two(jobs: Sequence[Job], what: str, mappings: Mappings, known: Mapping[Ke
         why = suspect.why
         if suspect.kind == MISSING:  # its record is one of the golden run, whose names mean other calls in the target
             names = names[1:] or names
-            why = f"{suspect.record}: {why}"
+            why = Sentence("{0}: {1}", suspect.record, why)
         key = of_rank.get((suspect.step, suspect.rank), (suspect.step, suspect.rank))
-        found.places.setdefault(key, Place(names, one_line(why), suspect.rank))
+        found.places.setdefault(key, Place(names, one_line_of(why), suspect.rank))
         found.first = found.first or key
-        found.why = found.why or one_line(suspect.why)
+        found.why = found.why or one_line_of(suspect.why)
     return found
 
 
@@ -157,7 +158,7 @@ def of_one(jobs: Iterable[Job], bad: set[Key]) -> Suspects:
         verdict = first_bad.analyse(traces)
         findings = [report.finding(verdict, n) for n in range(len(verdict.suspects))]
         for item in findings:
-            text = one_line(f"{item['what']}: {item['explanation']}")
+            text = one_line_of(Sentence("{0}: {1}", item["what"], item["explanation"]))
             found.places.setdefault(of_rank[step, item["rank"]], Place((item["op_name"],), text, item["rank"]))
         if findings:
             first = findings[0]
@@ -179,7 +180,7 @@ def _saved(found: Suspects, key: Key, path: Path) -> None:
     if not len(bad):
         return
     row = int(bad[0])
-    found.places[key] = Place((side.ops[side.op[row]],), f"{side.name[row]} holds NaN or Inf", key[1])
+    found.places[key] = Place((side.ops[side.op[row]],), Sentence("{0} holds NaN or Inf", side.name[row]), key[1])
     if found.first is None:
         found.first, found.finding, found.why = key, NONFINITE, found.places[key].text
         found.headline = one_line(f"First NaN or Inf: step {key[0]}, rank {key[1]}, saved value {side.ops[side.op[row]]}")

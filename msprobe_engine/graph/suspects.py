@@ -20,6 +20,7 @@ from msprobe_engine.diagnose.spans import Spans
 from msprobe_engine.graph.match import outside_in, standing_for
 from msprobe_engine.graph.model import Graph
 from msprobe_engine.graph.rows import Floats
+from msprobe_engine.sentences import Sentence
 
 
 @dataclass
@@ -76,8 +77,8 @@ def _with_suspect(units: Floats, target: Graph, found: Divergence) -> Measured:
     walker = found.walkers[rank]
     one = explain.suspect(target.step, target.rank, origin, walker)
     node = target.index.get(walker.side.ops[origin.op])
-    where = f" ({one.source})" if one.source else ""
-    return Measured(units, node, f"{one.record}: {one.why}{where}")
+    where = Sentence(" ({0})", one.source) if one.source else ""
+    return Measured(units, node, Sentence("{0}: {1}{2}", one.record, one.why, where))
 
 
 def rows_in_common(walker: Walker) -> dict[int, int]:

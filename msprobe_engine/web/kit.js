@@ -2,6 +2,7 @@
 /* The front-end kit: what every page shares. No framework; names of a run are only ever set as text.
 
   Kit.t(key, ...args)          fixed words in the reader's language; keys are "section.name"
+  Kit.said(text)               a sentence about the run, text or [English, Chinese], in the reader's language
   Kit.texts(section, words)    adds words: {name: [English, Chinese]}
   Kit.language, Kit.theme      "en" | "zh", "light" | "dark" (what is shown now)
   Kit.on(event, f)             "language", "theme", "resize"
@@ -37,11 +38,16 @@ const Kit = (() => {
     const text = found === undefined ? key : found[language === "zh" ? 1 : 0];
     return args.length ? text.replace(/\{(\d)\}/g, (_, i) => String(args[i] ?? "")) : text;
   }
+  const said = (text) => Array.isArray(text) ? text[language === "zh" ? 1 : 0] : String(text ?? "");
   function apply(below = document) {
     for (const node of below.querySelectorAll("[data-t]")) {
       const args = [];
       while (node.hasAttribute("data-t" + args.length)) args.push(node.getAttribute("data-t" + args.length));
       node.textContent = t(node.dataset.t, ...args);
+    }
+    for (const node of below.querySelectorAll("[data-zh]")) {
+      node.dataset.en ??= node.textContent;
+      node.textContent = language === "zh" ? node.dataset.zh : node.dataset.en;
     }
     for (const node of below.querySelectorAll("[data-t-label]")) node.setAttribute("aria-label", t(node.dataset.tLabel));
     for (const node of below.querySelectorAll("[data-t-hint]")) node.setAttribute("placeholder", t(node.dataset.tHint));
@@ -360,7 +366,7 @@ const Kit = (() => {
   }
 
   return {
-    t, texts, apply, word, on, make, name, number, count, value, data, json, drop, scale, shade, series, colour, canvas, figure, ticks, tip, hush, table, save, copy, fault, reach, start,
+    t, said, texts, apply, word, on, make, name, number, count, value, data, json, drop, scale, shade, series, colour, canvas, figure, ticks, tip, hush, table, save, copy, fault, reach, start,
     get language() { return language; }, get theme() { return theme(); },
   };
 })();

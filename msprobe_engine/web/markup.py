@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterable, Sequence
 from html import escape
 
 from msprobe_engine.log import printable
+from msprobe_engine.sentences import Sentence
+from msprobe_engine.web.sentences import chinese
 
 _SHORT, _SHORT_NAME = 24, 40
 """Characters of a cell that is not broken."""
@@ -18,8 +20,13 @@ class Html(str):
 
 
 def text(value: object) -> Html:
-    """Any value as text of a page, with what a terminal or a browser would obey shown as escapes; `Html` as it is."""
-    return value if isinstance(value, Html) else Html(escape(printable(str(value))))
+    """Any value as text of a page, with what a terminal or a browser would obey shown as escapes; `Html` as it is. A `Sentence` brings its
+    Chinese along, which kit.js puts in its place."""
+    if isinstance(value, Html):
+        return value
+    shown = Html(escape(printable(str(value))))
+    other = chinese(value) if isinstance(value, Sentence) else value
+    return shown if other == value else Html(f'<span data-zh="{escape(printable(str(other)))}">{shown}</span>')
 
 
 def section(title: object, content: str) -> list[str]:

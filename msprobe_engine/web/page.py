@@ -81,7 +81,7 @@ def page(
         '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy(sheets, codes)}">\n'
         f'<meta name="generator" content="msprobe {__version__}"><meta name="referrer" content="no-referrer">\n'
-        f"<title>{text(title)}</title>\n"
+        f"<title>{text(str(title))}</title>\n"
         f'<script type="application/json" id="kit-texts">{json_text(texts)}</script>\n'
     ).encode()
     for sheet in sheets:

@@ -38,7 +38,7 @@ def words(section: str, key: str, *arguments: object) -> Html:
 
     The page has to name `section` among its ``sections``. Raises KeyError for unknown words.
     """
-    given = "".join(f' data-t{i}="{text(one)}"' for i, one in enumerate(arguments))
+    given = "".join(f' data-t{i}="{text(str(one))}"' for i, one in enumerate(arguments))
     return Html(f'<span data-t="{section}.{key}"{given}>{text(plain(section, key, *arguments))}</span>')
 
 

@@ -56,14 +56,13 @@ def test_every_text_is_used() -> None:
     sources += "".join(path.read_text(encoding="utf-8") for path in [*WEB.glob("*.js"), WEB / "page.py", WEB / "words.py"])
     found = set(re.findall(r"[\w.]+", sources))
     made = {"kind", "units", "only", "headline", "changes", "may", "tile"}  # keys that are put together
-    findings = set(words.section_of("diagnosis")) & {"none", "structure", "divergence", "nonfinite", "overflow", "collective", "desync"}
     left = [
         f"{section}.{key}"
         for section in ("kit", "diagnosis", "config", "checkpoint", "table", "monitor")
         for key in words.section_of(section)
-        if not {key, f"{section}.{key}"} & found and key.split("_")[0] not in made and key not in findings
+        if not {key, f"{section}.{key}"} & found and key.split("_")[0] not in made
     ]
-    assert set(left) <= {"diagnosis.config", "diagnosis.checkpoint", "checkpoint.cannot_tell"}  # of a finding, and of a verdict
+    assert set(left) <= {"checkpoint.cannot_tell"}  # of a verdict
     used = set(re.findall(r'"((?:kit|monitor)\.\w+)"', "".join(path.read_text(encoding="utf-8") for path in WEB.glob("*.js"))))
     assert not [key for key in used if key.split(".")[1] not in words.section_of(key.split(".")[0]) and not key.endswith("_")]
 

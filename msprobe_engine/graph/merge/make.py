@@ -20,6 +20,7 @@ from msprobe_engine.graph.merge.whole import in_order, whole
 from msprobe_engine.graph.model import Comparison, Graph
 from msprobe_engine.graph.options import GraphOptions, Layout
 from msprobe_engine.graph.source import Job
+from msprobe_engine.sentences import Sentence
 
 _Members = tuple[tuple[int, Path], ...]
 
@@ -94,23 +95,25 @@ def _across(target: dict[int, Side], golden: dict[int, Side], job: Job, options:
     for one in (made.target, made.golden):  # columns that a copy shares with the ranks' own
         one.dtype, one.requires_grad = list(one.dtype), list(one.requires_grad)
     for row, reason in made.skipped.items():
-        _note(graph, row, f"not compared: {reason}")
+        _note(graph, row, Sentence("not compared: {0}", reason))
     for row in list(of_groups(side)):
-        _note(graph, row, f"not compared: of a group of ranks ({side.values[row]})")
+        _note(graph, row, Sentence("not compared: of a group of ranks ({0})", side.values[row]))
         _empty(side, row)
     for row in list(of_groups(made.golden)):
         _empty(made.golden, row)
     _level(graph, side, made.golden, made.structure.pairs)
     for row, n in made.made_of.items():
-        _note(graph, row, f"put together from {n} pieces")
+        _note(graph, row, Sentence("put together from {0} pieces", n))
     for row, rank in made.rank.items():
-        _note(graph, row, f"rank {rank} differs from the others")
+        _note(graph, row, Sentence("rank {0} differs from the others", rank))
     if made.factor != 1.0:
-        notes.append(f"the gradients are {made.factor:g} times the golden side's until they are averaged; that was taken out.")
+        notes.append(
+            Sentence("the gradients are {0} times the golden side's until they are averaged; that was taken out.", f"{made.factor:g}")
+        )
     for op, node in enumerate(graph.node_of_record):
         origin = origin_of(side, op)
         if node >= 0 and origin is not None:
-            graph.merge_notes.setdefault(node, []).insert(0, f"is {origin[1]} of rank {origin[0]}")
+            graph.merge_notes.setdefault(node, []).insert(0, Sentence("is {0} of rank {1}", origin[1], origin[0]))
     return compare(graph, other, options, found)
 
 
@@ -121,7 +124,7 @@ def _level(graph: Graph, target: Side, golden: Side, pairs: Sequence[tuple[int, 
     here, there = {i for i, _ in beside}, {j for _, j in beside}
     for x, y in pairs:
         for row in (row for row in target.rows(x) if row not in here):
-            _note(graph, row, "not compared: the golden side has none")
+            _note(graph, row, Sentence("not compared: the golden side has none"))
             _empty(target, row)
         for row in (row for row in golden.rows(y) if row not in there):
             _empty(golden, row)
@@ -130,7 +133,7 @@ def _level(graph: Graph, target: Side, golden: Side, pairs: Sequence[tuple[int, 
             target.requires_grad[i] = golden.requires_grad[j] = None
         kinds = [(side.dtype[row] is None, row in side.values) for side, row in ((target, i), (golden, j))]
         if kinds[0] != kinds[1]:
-            _note(graph, i, f"not compared: {target.dtype[i]} here, {golden.dtype[j]} on the golden side")
+            _note(graph, i, Sentence("not compared: {0} here, {1} on the golden side", target.dtype[i], golden.dtype[j]))
             _empty(target, i)
             _empty(golden, j)
 
@@ -146,4 +149,4 @@ def _note(graph: Graph, row: int, text: str) -> None:
     side = graph.side
     assert side is not None
     op = side.op[row]
-    graph.merge_notes.setdefault(graph.node_of_record[op], []).append(f"{side.name[row][len(side.ops[op]) + 1 :]}: {text}")
+    graph.merge_notes.setdefault(graph.node_of_record[op], []).append(Sentence("{0}: {1}", side.name[row][len(side.ops[op]) + 1 :], text))

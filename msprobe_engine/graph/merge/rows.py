@@ -25,6 +25,7 @@ from msprobe_engine.errors import UsageError
 from msprobe_engine.graph.merge.beside import Beside
 from msprobe_engine.graph.merge.dims import Cut, Told, cuts
 from msprobe_engine.graph.merge.sums import Sum, terms
+from msprobe_engine.sentences import Sentence
 
 _RANDOM = ("dropout", "rand", "bernoulli", "normal", "uniform", "multinomial", "exponential", "empty")
 """Parts of the names of calls that give out something else each time."""
@@ -88,7 +89,7 @@ class _Merger:
             self.put_pieces(row, where.get(row))
         for row in differs:
             if row not in same and len(beside.members(row)) == 1:
-                self.note(row, f"is on rank {beside.ranks[beside.members(row)[0][0]]} alone")
+                self.note(row, Sentence("is on rank {0} alone", beside.ranks[beside.members(row)[0][0]]))
         self.say_arguments()
         for rank, there, records in zip(beside.ranks, beside.sides, beside.lost_records()):
             if records:
@@ -109,13 +110,15 @@ class _Merger:
         for row in differs:
             op = first.op[row]
             if self.told.is_whole(row):
-                what = "the dump says that all ranks hold the whole of it"
+                what = Sentence("the dump says that all ranks hold the whole of it")
             elif first.role[row] == OUTPUT and self.should_agree(op):
-                what = "all ranks took in the same"
+                what = Sentence("all ranks took in the same")
             else:
                 continue
             values = self.values(row)
-            self.note(row, f"differs between ranks {self.ranks}, and {what}: {values}. Shown as on rank {beside.ranks[0]}")
+            self.note(
+                row, Sentence("differs between ranks {0}, and {1}: {2}. Shown as on rank {3}", self.ranks, what, values, beside.ranks[0])
+            )
             self.made.unlike.append(f"{first.name[row]}: differs between ranks {self.ranks}, and {what} ({values})")
             found.append(row)
         return found
@@ -145,9 +148,10 @@ class _Merger:
         for row in self.first.values:
             if not self.argument_agrees(row):
                 values = (
-                    f"{self.beside.sides[place].values.get(at)} on {self.beside.ranks[place]}" for place, at in self.beside.members(row)
+                    Sentence("{0} on {1}", self.beside.sides[place].values.get(at), self.beside.ranks[place])
+                    for place, at in self.beside.members(row)
                 )
-                self.note(row, f"differs between ranks: {', '.join(values)}")
+                self.note(row, Sentence("differs between ranks: {0}", ", ".join(values)))
 
     def values(self, row: int) -> str:
         """Statistics of all ranks, of those that differ."""
@@ -160,12 +164,12 @@ class _Merger:
 
     def note(self, row: int, text: str) -> None:
         start = len(self.first.ops[self.first.op[row]]) + 1
-        self.made.notes.setdefault(self.first.op[row], []).append(f"{self.first.name[row][start:]}: {text}")
+        self.made.notes.setdefault(self.first.op[row], []).append(Sentence("{0}: {1}", self.first.name[row][start:], text))
 
     def put_sum(self, row: int, one: Sum) -> None:
         """A term becomes the sum."""
-        where = f"the numbers are those of all, as {self.first.ops[one.record]} gives them out"
-        self.note(row, f"one term on each of ranks {self.ranks}; {where} ({self.values(row)})")
+        where = Sentence("the numbers are those of all, as {0} gives them out", self.first.ops[one.record])
+        self.note(row, Sentence("one term on each of ranks {0}; {1} ({2})", self.ranks, where, self.values(row)))
         self.put(row, one.value, list(self.first.shape[row]))
 
     def put_pieces(self, row: int, cut: Cut | None) -> None:
@@ -175,15 +179,15 @@ class _Merger:
         whole = list(self.first.shape[row])
         if cut is not None:
             whole[cut.dimension] = sum(shape[cut.dimension] for _, _, shape in members)
-        where = "" if cut is None else f" along dimension {cut.dimension}"
+        where = "" if cut is None else Sentence(" along dimension {0}", cut.dimension)
         held = ", ".join(str(beside.ranks[place]) for place, _, _ in members)
         values = self.values(row)
-        how = f"put together{where} from"
+        how = Sentence("put together{0} from", where)
         if cut is None and self.is_open_term(row):
-            how = "one term of a sum that the dump does not have here; the statistics are those of all terms, on"
+            how = Sentence("one term of a sum that the dump does not have here; the statistics are those of all terms, on")
         elif cut is None and measure.elements(whole) == 1:
-            how = "one number on each rank; the statistics are those of all numbers, on"
-        self.note(row, f"{how} ranks {held}" + (f" ({values})" if values else ""))
+            how = Sentence("one number on each rank; the statistics are those of all numbers, on")
+        self.note(row, Sentence("{0} ranks {1}{2}", how, held, f" ({values})" if values else ""))
         value = weighted([(shape, beside.stats[place, row]) for place, _, shape in members])
         self.put(row, value, whole)
         side = self.made.side

@@ -12,6 +12,7 @@ from msprobe_engine.compare.layout.weave import origin_of
 from msprobe_engine.compare.side import Side
 from msprobe_engine.errors import UsageError
 from msprobe_engine.graph.merge import places, rows
+from msprobe_engine.sentences import Sentence
 
 
 @dataclass
@@ -68,9 +69,9 @@ def whole(sides: Mapping[int, Side]) -> Whole:
         rank, name = origin_of(side, op) or (first, side.ops[op])
         sentences = list(notes.get(rank, {}).get(name, ()))
         if name != side.ops[op]:
-            sentences.insert(0, f"is {name} of rank {rank}")
+            sentences.insert(0, Sentence("is {0} of rank {1}", name, rank))
         elif rank != first:
-            sentences.insert(0, f"is of rank {rank}")
+            sentences.insert(0, Sentence("is of rank {0}", rank))
         if sentences:
             found.notes[op] = sentences
     return found

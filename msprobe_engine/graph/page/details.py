@@ -18,6 +18,7 @@ import numpy.typing as npt
 from msprobe_engine.compare.side import Side
 from msprobe_engine.graph.model import Cell, Graph
 from msprobe_engine.graph.page.page_data import Order
+from msprobe_engine.web.sentences import both
 
 BLOCK = 2000
 """Nodes of a block."""
@@ -75,7 +76,7 @@ class _Writer:
         outputs = ",".join([self._row(row) for row in graph.outputs(node)])
         measured = _dump(self._metrics(node, metrics)) if metrics else "{}"
         notes = graph.merge_notes.get(node)
-        return f"[[{inputs}],[{outputs}],{measured},{_dump(notes) if notes else '[]'}]"
+        return f"[[{inputs}],[{outputs}],{measured},{_dump([both(note) for note in notes]) if notes else '[]'}]"
 
     def _metrics(self, node: int, metrics: Metrics) -> dict[str, dict[str, Any]]:
         start = self._start(node)

@@ -21,6 +21,7 @@ from msprobe_engine.graph.page import details, flow
 from msprobe_engine.graph.page.page_data import NONFINITE_OUT, UNMATCHED, Order, columns, stacks
 from msprobe_engine.sinks.files import FILE_MODE
 from msprobe_engine.web.page import Packed, Verdict, pack, page
+from msprobe_engine.web.sentences import both
 from msprobe_engine.web.words import words
 
 _VIEWS = ("columns", "store", "path", "layout", "draw", "edges", "minimap", "tools", "gestures", "canvas", "tree")
@@ -130,11 +131,11 @@ class PageWriter:
             "microSteps": graph.micro_step_count,
             "suspect": -1 if graph.suspect is None else int(order.places[graph.suspect]),
             "suspectName": None if graph.suspect is None else graph.names[graph.suspect],
-            "suspectText": graph.suspect_text,
+            "suspectText": both(graph.suspect_text),
             "worst": None,
             "unmatched": [0],
             "nonfinite": int(np.count_nonzero(flags & NONFINITE_OUT)),
-            "problems": graph.problems,
+            "problems": [both(one) for one in graph.problems],
         }
 
     def _comparison(self, at: int, shown: Comparison) -> dict[str, Any]:
@@ -167,11 +168,11 @@ class PageWriter:
             "microSteps": target.micro_step_count,
             "suspect": suspect,
             "suspectName": target.names[shown.suspect] if shown.suspect is not None else None,
-            "suspectText": shown.suspect_text,
+            "suspectText": both(shown.suspect_text),
             "worst": largest if math.isfinite(largest) else "inf",
             "unmatched": [int(np.count_nonzero(one & UNMATCHED)) for one in (flags, golden_flags)],
             "nonfinite": int(np.count_nonzero(flags & NONFINITE_OUT)),
-            "problems": [*target.problems, *golden.problems],
+            "problems": [both(one) for one in (*target.problems, *golden.problems)],
         }
 
     def _side(self, name: str, graph: Graph, order: Order, island: bytes, blocks: Iterator[bytes]) -> None:

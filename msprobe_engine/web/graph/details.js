@@ -104,7 +104,7 @@ Graph.details = (() => {
     if (side === 0 && store.pair.suspect === node) {
       const box = make("div", parent, null, "callout bad");
       word(make("b", box), "graph.is_suspect");
-      if (store.pair.suspectText) make("p", box, Kit.name(store.pair.suspectText, 1000));
+      if (store.pair.suspectText) make("p", box, Kit.name(Kit.said(store.pair.suspectText), 1000));
     } else if (side === 0 && store.pair.suspect >= 0 && flags & FLAG.SUSPECT_BELOW) {
       const box = make("div", parent, null, "callout");
       word(make("b", box), "graph.leads_to_suspect");
@@ -327,7 +327,7 @@ Graph.details = (() => {
   function notes(parent, texts) {
     if (!texts.length) return;
     const part = section(parent, "notes", texts.length), list = make("ul", part);
-    for (const one of texts) make("li", list, Kit.name(one, 500));
+    for (const one of texts) make("li", list, Kit.name(Kit.said(one), 500));
   }
 
   function stackLines(part, lines) {

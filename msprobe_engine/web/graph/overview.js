@@ -103,7 +103,7 @@ Graph.overview = (() => {
   }
 
   function problems(parent) {
-    const all = [...new Set(store.pair.problems || [])];
+    const all = [...new Set((store.pair.problems || []).map(Kit.said))];
     if (!all.length) return;
     const node = part(parent, "problems"), list = make("ul", node);
     for (const one of all.slice(0, 100)) make("li", list, Kit.name(one, 1000));
