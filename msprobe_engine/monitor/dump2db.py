@@ -96,15 +96,12 @@ def _add(dump: StepDump, rank: int, begin: int, database: TrendDatabase, options
     return count
 
 
-def tensors_of(
-    dump: StepDump, micro_steps: bool, name_of: Callable[[str], str] = str, strays: bool = False
-) -> Iterator[tuple[Place, DumpedTensor, int]]:
+def tensors_of(dump: StepDump, micro_steps: bool, name_of: Callable[[str], str] = str) -> Iterator[tuple[Place, DumpedTensor, int]]:
     """The tensors with statistics of one rank and step: where each goes, and its micro step.
 
     Args:
         micro_steps: tell micro steps apart and count calls in each of them; False: all are micro step 0.
         name_of: what a record is to be called.
-        strays: also records that are no node of the tree of modules, as calls of micro step 0; the existing tool leaves them out.
     """
     of_node = micro_steps_of(dump.construct) if micro_steps else {}
     renamed = renumbered(of_node)
@@ -115,8 +112,8 @@ def tensors_of(
                 name = renamed[name]
             elif "parameters_grad" in name:  # no node of the tree: its module's forward call is
                 node = name.replace(".parameters_grad", ".forward")
-            elif not strays:
-                continue
+            else:
+                continue  # no node of the tree of modules: the existing tool leaves it out
         found = place_of(name_of(name), bool(entry.tags.get("is_recompute")))
         if found is None:
             continue

@@ -1,4 +1,4 @@
-"""Dumps of several steps as the source of a trends page. Metrics, targets and calls are those of `msprobe_engine.monitor.dump2db`."""
+"""Dumps of several steps as the source of a trends page. Metrics are those of `msprobe_engine.monitor.dump2db`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ import numpy as np
 from msprobe_engine.dump.parsed import DumpedTensor
 from msprobe_engine.dump.reader import DumpDirectory
 from msprobe_engine.errors import DumpFormatError, UsageError
-from msprobe_engine.monitor.dump2db import ranks_of, tensors_of
+from msprobe_engine.monitor.dump2db import ranks_of
 from msprobe_engine.monitor.series import Ids
+from msprobe_engine.trends.calls import calls_of
 from msprobe_engine.trends.source import Part, Progress, Target, Wanted, with_absmax
 
 KEPT_ROWS = 1_000_000
 """Rows of all ranks that stay in memory between the two passes over a run, about 100 MB; the files of further ranks are read twice."""
 STATISTICS = ("norm", "max", "min", "mean")
+_BACKWARDS = ("backward", "parameters_grad")
+"""Metrics that a dump has from the end of the model to its beginning; the rows of a page are in the order of the model."""
 _COUNTS = {"nans": "nan_count", "infs": "inf_count"}
 
 
@@ -73,13 +76,17 @@ class DumpSource:
         except (DumpFormatError, UsageError) as error:
             self._problems[f"step {step} rank {rank}: {error}"] = 1
             return
-        for place, tensor, micro in tensors_of(dump, micro_steps=True, strays=True):
-            found = rows.setdefault(place.metric, _Rows())
-            call = place.key.micro_step
-            target = f"{place.key.name} #{call}" if call > 0 else place.key.name
-            if self._wanted.micro_steps:
-                target += f" [micro {micro}]"
-            found.add(target, step, tensor)
+        calls = calls_of(dump)
+        entries = [(entry, call) for entry in dump.entries.values() if (call := calls.get(entry.name)) is not None]
+        ahead = [one for one in entries if one[1].metric not in _BACKWARDS]
+        back = [one for one in entries if one[1].metric in _BACKWARDS]
+        for entry, call in (*ahead, *reversed(back)):
+            found = rows.setdefault(call.metric, _Rows())
+            tensors = list(entry.tensors())
+            for where, tensor in reversed(tensors) if call.metric in _BACKWARDS else tensors:
+                if tensor.max is not None or tensor.norm is not None:
+                    target = f"{call.name}.{where}" + (f" #{call.number}" if call.number else "")
+                    found.add(target + (f" [micro {call.micro}]" if self._wanted.micro_steps else ""), step, tensor)
 
 
 class _Rows:
