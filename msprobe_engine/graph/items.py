@@ -33,12 +33,15 @@ def items(graph: Graph, node: int, metrics: Metrics | None = None, old: bool = F
         old: as 8.1.1 writes them; else as 26.2.0.
     """
     made: tuple[Items, Items] = ({}, {})
+    text = _text_old if old else _text
     for found, rows in zip(made, (graph.inputs(node), graph.outputs(node))):
         for row in rows:
             name, item = _item(graph, row, old)
-            for column, value in (metrics or {}).get(name, {}).items():
-                item[column] = _percent(value) if column in RELATIVE and type(value) is str else value
-            found[name] = {key: _text(value, old) for key, value in item.items()}
+            if metrics:
+                for column, value in metrics.get(name, {}).items():
+                    item[column] = _percent(value) if column in RELATIVE and type(value) is str else value
+            # most fields are plain text already, and a graph has millions of them
+            found[name] = {key: value if type(value) is str and "'" not in value else text(value) for key, value in item.items()}
     return made
 
 
@@ -75,12 +78,14 @@ def _item(graph: Graph, row: int, old: bool) -> tuple[str, dict[str, Any]]:
     return name, item
 
 
-def _text(value: object, old: bool) -> str:
-    if value is None:
-        return "null"
-    if type(value) is float and old:
-        return _rounded(value)
-    return str(value).replace("'", "")
+def _text(value: object) -> str:
+    if type(value) is float:
+        return repr(value)
+    return "null" if value is None else str(value).replace("'", "")
+
+
+def _text_old(value: object) -> str:
+    return _rounded(value) if type(value) is float else _text(value)
 
 
 def _percent(text: str) -> str:
