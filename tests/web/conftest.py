@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,46 +22,115 @@ def browser(binary: Callable[[str], str]) -> Iterator[Any]:
         started.close()
 
 
-@pytest.fixture
-def opened(browser: Any) -> Iterator[Callable[..., Any]]:
-    """``opened(path, width=1280, height=800, theme="light", language="en-US", scripts=True)``: a playwright `Page` of a file.
+class Tabs:
+    """Pages that one test after the other uses, as a process for each of them would cost a second; a test never sees that."""
 
-    After the test every page must have been without errors, without refusals of its security policy and without a single request.
-    """
-    contexts: list[Any] = []
-    wrong: list[str] = []
+    def __init__(self, browser: Any) -> None:
+        self.wrong: list[str] = []
+        self._browser = browser
+        self._path = Path()
+        self._idle: dict[tuple[str, bool], list[Any]] = {}
+        self._used: list[tuple[tuple[str, bool], Any]] = []
 
-    def open_(
-        path: Path, *, width: int = 1280, height: int = 800, theme: str = "light", language: str = "en-US", scripts: bool = True
-    ) -> Any:
-        context = browser.new_context(
-            viewport={"width": width, "height": height}, color_scheme=theme, locale=language, java_script_enabled=scripts, offline=True
-        )
-        contexts.append(context)
-        page = context.new_page()
-        page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
-        page.on("console", lambda message: wrong.append(f"console: {message.text}") if message.type == "error" else None)
-        page.on("request", lambda request: wrong.append(f"request: {request.url}") if not _own(request.url, path) else None)
-        page.goto(path.resolve().as_uri())
+    def take(self, path: Path, width: int, height: int, theme: str, language: str, scripts: bool) -> Any:
+        """An empty page that may show nothing but a file."""
+        kind = language, scripts
+        page = self._idle[kind].pop() if self._idle.get(kind) else self._made(language, scripts)
+        self._used.append((kind, page))
+        self._path = path
+        page.set_viewport_size({"width": width, "height": height})
+        page.emulate_media(color_scheme=theme, media="null")
         return page
 
-    yield open_
-    for context in contexts:
-        context.close()
-    assert not wrong, wrong
+    def free(self) -> None:
+        """The test is over: what it typed, chose and kept is forgotten."""
+        for kind, page in self._used:
+            if kind[1]:
+                page.evaluate("localStorage.clear()")
+            page.goto("about:blank")
+            page.mouse.move(0, 0)
+            self._idle.setdefault(kind, []).append(page)
+        self._used = []
+
+    def _made(self, language: str, scripts: bool) -> Any:
+        page = self._browser.new_context(locale=language, java_script_enabled=scripts, offline=True).new_page()
+        page.on("pageerror", lambda error: self.wrong.append(f"error: {error}"))
+        page.on("console", lambda message: self.wrong.append(f"console: {message.text}") if message.type == "error" else None)
+        page.on("request", lambda request: self.wrong.append(f"request: {request.url}") if not _own(request.url, self._path) else None)
+        return page
 
 
 @pytest.fixture(scope="session")
-def accessible() -> Callable[[Any], list[str]]:
-    """Serious and critical findings of axe on a page that is open."""
+def tabs(browser: Any) -> Tabs:
+    """The pages of the session."""
+    return Tabs(browser)
+
+
+@pytest.fixture
+def opened(tabs: Tabs) -> Iterator[Callable[..., Any]]:
+    """``opened(path, width=1280, height=800, theme="light", language="en-US", scripts=True, address="")``: a playwright `Page` of a file.
+
+    After the test every page must have been without errors, without refusals of its security policy and without a single request.
+    """
+    tabs.wrong = []
+
+    def open_(
+        path: Path,
+        *,
+        width: int = 1280,
+        height: int = 800,
+        theme: str = "light",
+        language: str = "en-US",
+        scripts: bool = True,
+        address: str = "",
+    ) -> Any:
+        page = tabs.take(path, width, height, theme, language, scripts)
+        page.goto(path.resolve().as_uri() + address)
+        return page
+
+    yield open_
+    tabs.free()
+    assert not tabs.wrong, tabs.wrong
+
+
+@pytest.fixture
+def board() -> Iterator[Callable[[str, Path], str]]:
+    """``board(python, directory)``: the address of a TensorBoard over a directory."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(python: str, directory: Path) -> str:
+        env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}  # 26.2.0 has a package of our name
+        command = [python, "-m", "tensorboard.main", "--logdir", str(directory), "--port", "0", "--load_fast=false"]
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=pipe, text=True, env=env, cwd=directory)
+        started.append(process)
+        said = ""
+        assert process.stderr is not None
+        for line in process.stderr:
+            said += line
+            found = re.search(r"http://localhost:(\d+)/", line)
+            if found:
+                return f"http://127.0.0.1:{found.group(1)}"
+        raise AssertionError(said)
+
+    yield start
+    for process in started:
+        process.terminate()
+        process.wait(30)
+
+
+@pytest.fixture(scope="session")
+def accessible() -> Callable[..., list[str]]:
+    """``accessible(page, rules=())``: serious and critical findings of axe on a page that is open, of all rules or of some."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed (extra test)").Axe()
 
-    def findings(page: Any) -> list[str]:
-        found = axe.run(page).response["violations"]
+    def findings(page: Any, rules: tuple[str, ...] = ()) -> list[str]:
+        options = {"runOnly": {"type": "rule", "values": list(rules)}} if rules else None
+        found = axe.run(page, options=options).response["violations"]
         return [f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in found if one["impact"] in ("serious", "critical")]
 
     return findings
 
 
 def _own(url: str, path: Path) -> bool:
-    return url.split("#")[0] == path.resolve().as_uri() or url.startswith(("blob:", "data:"))
+    return url.split("#")[0] == path.resolve().as_uri() or url.startswith(("blob:", "data:", "about:"))

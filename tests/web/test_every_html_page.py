@@ -42,7 +42,7 @@ def test_the_samples_are_all_pages(pages: Mapping[str, Path]) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_accessible_and_as_wide_as_the_window(name: str, pages: Mapping[str, Path], opened: Callable[..., Any], accessible: Any) -> None:
-    """Axe has no serious finding in light and dark, wide and narrow; nothing sticks out of a window of 1280 or 400 pixels."""
+    """Axe has no serious finding, in dark and narrow none that colours or widths make; nothing sticks out of 1280 or 400 pixels."""
     page = ready(opened(pages[name]))
     if name == "table":
         page.get_by_label("Search").fill("linear.31")  # axe looks at each cell
@@ -52,7 +52,7 @@ def test_accessible_and_as_wide_as_the_window(name: str, pages: Mapping[str, Pat
     page.set_viewport_size({"width": 400, "height": 800})
     page.locator("#kit-switches select").first.select_option("zh")
     page.wait_for_timeout(200)  # a resize is answered when it has come to rest
-    assert accessible(page) == []
+    assert accessible(page, ("color-contrast", "scrollable-region-focusable")) == []
     assert page.evaluate(WIDTH) <= 400
 
 

@@ -6,10 +6,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,32 +34,6 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, generation in ((DB, NEW), (VIS, OLD)):
         run(target, golden, out / name / "run", GraphOptions(generation=generation, formats=(name,), overflow=True, workers=1))
     return out
-
-
-@pytest.fixture
-def board() -> Iterator[Callable[[str, Path], str]]:
-    """``board(python, directory)``: the address of a TensorBoard over a directory."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start(python: str, directory: Path) -> str:
-        env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}  # 26.2.0 has a package of our name
-        command = [python, "-m", "tensorboard.main", "--logdir", str(directory), "--port", "0", "--load_fast=false"]
-        pipe = subprocess.PIPE
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=pipe, text=True, env=env, cwd=directory)
-        started.append(process)
-        said = ""
-        assert process.stderr is not None
-        for line in process.stderr:
-            said += line
-            found = re.search(r"http://localhost:(\d+)/", line)
-            if found:
-                return f"http://127.0.0.1:{found.group(1)}"
-        raise AssertionError(said)
-
-    yield start
-    for process in started:
-        process.terminate()
-        process.wait(30)
 
 
 class Plugin:

@@ -7,11 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-import socket
-import subprocess
-import time
-import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +20,7 @@ from msprobe_engine.testing import frame_of
 
 
 @pytest.fixture
-def viewer(tmp_path: Path) -> Iterator[str]:
+def viewer(tmp_path: Path, board: Callable[[str, Path], str]) -> str:
     """The address of the viewer over a data base of ours: two ranks, 5 steps, 3 layers, one NaN."""
     place = os.environ.get("MSPROBE_EXISTING_VENV_26")
     if not place:
@@ -37,23 +33,7 @@ def viewer(tmp_path: Path) -> Iterator[str]:
         sink.close()
     (done,) = data2db(tmp_path / "logs", tmp_path / "run", options=Options(micro_step=False))
     assert done.path.stat().st_mode & 0o777 == 0o640  # the plug-in refuses what others can write
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [f"{place}/bin/tensorboard", "--logdir", str(tmp_path / "logs"), "--port", str(port), "--host", "127.0.0.1"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
-        try:
-            address = f"http://127.0.0.1:{port}/"
-            end = time.monotonic() + 90
-            while time.monotonic() < end:
-                try:
-                    urllib.request.urlopen(f"{address}data/plugin/TrendVis/metrics", timeout=5).read()
-                    break
-                except OSError:
-                    time.sleep(0.5)
-            yield address
-        finally:
-            server.terminate()
+    return board(f"{place}/bin/python", tmp_path / "logs")
 
 
 def test_the_existing_viewer_opens_ours(viewer: str, browser: Any) -> None:
@@ -61,7 +41,7 @@ def test_the_existing_viewer_opens_ours(viewer: str, browser: Any) -> None:
     context = browser.new_context(viewport={"width": 1400, "height": 900})
     page = context.new_page()
     with page.expect_response(lambda response: "heatmap_data" in response.url) as got:
-        page.goto(f"{viewer}#TrendVis")
+        page.goto(f"{viewer}/#TrendVis")
     cells = got.value.json()
     assert cells["success"]
     assert [cell[2] for cell in cells["data"]] == [1.0, 2.0, 3.0] * 2
