@@ -102,13 +102,13 @@ class Tree:
 
     @cached_property
     def gradients(self) -> list[bool]:
-        """Record -> it is one of parameter gradients."""
+        """Record -> it is one of parameter gradients, by what it holds and by a name that says of which module."""
         side = self.side
         first = codes.firsts(side)
         some = first[:-1] < first[1:]
         found = np.zeros(len(some), bool)
         found[some] = np.frombuffer(bytes(side.role), np.uint8)[first[:-1][some]] == PARAMETERS_GRAD
-        return [bool(one) for one in found.tolist()]
+        return [one and len(kind) == 4 for one, kind in zip(found.tolist(), self.kinds)]
 
     def is_gradients(self, op: int) -> bool:
         """A record of parameter gradients."""

@@ -8,6 +8,9 @@ from typing import Any
 from msprobe_engine import names
 from msprobe_engine.graph.model import API, API_COLLECTION, MULTI_COLLECTION, ROOT, Graph
 
+_MOST = 32_767
+"""Largest number of a micro step that is one; what is beyond it is damage, and files of graphs could not hold it."""
+
 
 def set_micro_steps(graph: Graph, construct: Mapping[str, Any]) -> None:
     """Number the micro steps of a graph, from 0.
@@ -52,7 +55,11 @@ def follow(target: Graph, golden: Graph, partners: Sequence[int], exact: bool) -
 
 
 def _said(construct: Mapping[str, Any]) -> dict[str, int]:
-    return {name: value[1] for name, value in construct.items() if isinstance(value, list) and len(value) > 1 and type(value[1]) is int}
+    return {
+        name: value[1]
+        for name, value in construct.items()
+        if isinstance(value, list) and len(value) > 1 and type(value[1]) is int and value[1] <= _MOST
+    }
 
 
 def _by_order(graph: Graph) -> None:

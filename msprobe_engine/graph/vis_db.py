@@ -22,6 +22,7 @@ from msprobe_engine.graph.items import items, saved_tensors
 from msprobe_engine.graph.model import ROOT, Comparison, Graph, Link
 from msprobe_engine.graph.writer import Plan
 from msprobe_engine.sinks.files import FILE_MODE
+from msprobe_engine.sinks.names import utf8
 
 TARGET, GOLDEN = "NPU", "Bench"
 """Names of the sides in the files of both releases."""
@@ -178,7 +179,7 @@ def link_text(links: tuple[Link, ...]) -> str:
 
 def linked(link: Link) -> dict[str, Any]:
     """One link; the other node has no index or level: ``Nan``, as in the files of the existing tool."""
-    info = {str(rank): ["Nan" if index is None else str(index), name] for rank, (index, name) in link.nodes_info.items()}
+    info = {str(rank): ["Nan" if index is None else str(index), utf8(name)] for rank, (index, name) in link.nodes_info.items()}
     return {"communications_type": link.communications_type, "nodes_info": info}
 
 
@@ -197,10 +198,11 @@ def _rows(source: str, graph: Graph, made: Graph | Comparison, stacks: _Stacks) 
     prefix = f"{source}_{step}_{rank}"
     compared = made if isinstance(made, Comparison) and source == TARGET else None
     directory = saved_tensors(graph)
+    names = list(map(utf8, graph.names))  # sqlite takes no half of a surrogate pair, and a name is the same wherever it stands
     for order, node in enumerate(outwards(graph)):
-        name, parent = graph.names[node], graph.parents[node]
+        name, parent = names[node], graph.parents[node]
         given, results = items(graph, node, compared.metrics(node) if compared is not None else None)
-        below = [graph.names[one] for one in graph.children[node]]
+        below = [names[one] for one in graph.children[node]]
         notes = graph.merge_notes.get(node)
         yield (
             f"{prefix}_{name}",
@@ -208,12 +210,12 @@ def _rows(source: str, graph: Graph, made: Graph | Comparison, stacks: _Stacks) 
             order,
             name,
             str(graph.types[node]),
-            graph.names[parent] if parent >= 0 else "",
+            names[parent] if parent >= 0 else "",
             json.dumps(below) if below else "",
             compared.index[node] if compared is not None else None,
             graph.overflow[node],
             graph.micro_steps[node],
-            json.dumps(partner_path(made, source, node)),
+            json.dumps(list(map(utf8, partner_path(made, source, node)))),
             stacks.key(graph.stacks[node]),
             json.dumps(notes) if notes else "",
             link_text(graph.links.get(node, ())),
@@ -221,7 +223,7 @@ def _rows(source: str, graph: Graph, made: Graph | Comparison, stacks: _Stacks) 
             json.dumps(given),
             json.dumps(results),
             source,
-            directory,
+            None if directory is None else utf8(directory),
             step,
             rank,
             int(name.startswith(_CALL)),

@@ -1,0 +1,52 @@
+"""``msprobe graph`` of dumps that no training writes: it draws what it can, and nothing of them stops it."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from graph_dumps import call, graph, tensor
+
+from msprobe_engine.cli.main import main
+
+FORMATS = "html,db,vis,model_explorer"
+
+
+def _plain(root: Path) -> Path:
+    graph(root, {"Functional.relu.0.forward": call([tensor()], [tensor()])})
+    return root
+
+
+def test_half_a_surrogate_pair_is_an_escape(tmp_path: Path) -> None:
+    """A name that UTF-8 cannot hold is drawn by every format; in the data base it is the same wherever it stands."""
+    outer, inner = "Module.a\ud800.A.forward.0", "Functional.\udfff.0.forward"
+    records = {inner: call([tensor()], [tensor()]), outer: call([tensor()], [tensor()])}
+    for side in ("target", "golden"):
+        graph(tmp_path / side, records, {inner: outer})
+    assert main(["graph", str(tmp_path / "target"), str(tmp_path / "golden"), "-o", str(tmp_path / "out"), "--format", FORMATS]) == 0
+    (file,) = (tmp_path / "out").glob("*.vis.db")
+    with closing(sqlite3.connect(file)) as db:
+        found = db.execute("SELECT sub_nodes, matched_node_link FROM tb_nodes WHERE node_name = ?", ("Module.a\\ud800.A.forward.0",))
+        below, link = found.fetchone()
+    assert json.loads(below) == ["Functional.\\udfff.0.forward"]
+    assert json.loads(link)[-1] == "Module.a\\ud800.A.forward.0"
+
+
+@pytest.mark.parametrize("number", [32_768, 10**30])
+def test_a_micro_step_beyond_all_is_none(number: int, tmp_path: Path) -> None:
+    """A number of a micro step that no training has is as if construct.json said nothing of it."""
+    root = _plain(tmp_path / "run")
+    place = root / "step0" / "rank0" / "construct.json"
+    place.write_text(json.dumps({"Functional.relu.0.forward": [None, number]}))
+    assert main(["graph", str(root), "-o", str(tmp_path / "out"), "--format", FORMATS]) == 0
+
+
+def test_gradients_of_no_module_are_a_record_like_others(tmp_path: Path) -> None:
+    """A record that is called parameters_grad and says of no class is compared like any other."""
+    name = "Module.x.parameters_grad"
+    for side in ("target", "golden"):
+        graph(tmp_path / side, {"Functional.relu.0.forward": call([tensor()], [tensor()]), name: {"weight": [tensor()]}})
+    assert main(["graph", str(tmp_path / "target"), str(tmp_path / "golden"), "-o", str(tmp_path / "out"), "--format", "html"]) == 0
