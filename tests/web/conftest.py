@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -91,32 +88,6 @@ def opened(tabs: Tabs) -> Iterator[Callable[..., Any]]:
     yield open_
     tabs.free()
     assert not tabs.wrong, tabs.wrong
-
-
-@pytest.fixture
-def board() -> Iterator[Callable[[str, Path], str]]:
-    """``board(python, directory)``: the address of a TensorBoard over a directory."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start(python: str, directory: Path) -> str:
-        env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}  # 26.2.0 has a package of our name
-        command = [python, "-m", "tensorboard.main", "--logdir", str(directory), "--port", "0", "--load_fast=false"]
-        pipe = subprocess.PIPE
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=pipe, text=True, env=env, cwd=directory)
-        started.append(process)
-        said = ""
-        assert process.stderr is not None
-        for line in process.stderr:
-            said += line
-            found = re.search(r"http://localhost:(\d+)/", line)
-            if found:
-                return f"http://127.0.0.1:{found.group(1)}"
-        raise AssertionError(said)
-
-    yield start
-    for process in started:
-        process.terminate()
-        process.wait(30)
 
 
 @pytest.fixture(scope="session")

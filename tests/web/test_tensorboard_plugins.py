@@ -1,14 +1,16 @@
-"""The TensorBoard plugins of the existing tool, in a browser, open the files that we write: ``tb-graph-ascend`` of PyPI (extra `test`), and
-the one in 26.2.0 when MSPROBE_EXISTING_VENV_26 names an environment with it."""
+"""The TensorBoard plugins of the existing tool, in a browser, open the graphs and trend data bases that we write: ``tb-graph-ascend`` of
+PyPI (extra `test`), and those in 26.2.0 when MSPROBE_EXISTING_VENV_26 names an environment with it."""
 
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import re
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,10 @@ from existing_graph import cases, unpack
 
 from msprobe_engine.graph.options import DB, NEW, OLD, VIS, GraphOptions
 from msprobe_engine.graph.run import run
+from msprobe_engine.monitor.data2db import Options, data2db
+from msprobe_engine.settings.schema import CsvSettings, MonitorSettings
+from msprobe_engine.sinks.csv import CsvSink
+from msprobe_engine.testing import frame_of
 
 pytestmark = pytest.mark.timeout(240)
 ROOT, HEAD = "Module.module.Transformer.forward.0", "Module.module.head.Head.forward.0"
@@ -27,28 +33,82 @@ WAIT = 20_000
 
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """``db/run`` and ``vis/run``: two ranks, one of them with NaN, beside a clean run."""
+    """``db/run`` and ``vis/run``: two ranks, one of them with NaN, beside a clean run; in ``db`` a trend data base of two ranks, 5
+    steps, 3 layers, one NaN."""
     out = tmp_path_factory.mktemp("logs")
     case = next(case for case in cases(NEW) if case.name == "job-nan")
     target, golden = unpack(case, out / "dumps")
     for name, generation in ((DB, NEW), (VIS, OLD)):
         run(target, golden, out / name / "run", GraphOptions(generation=generation, formats=(name,), overflow=True, workers=1))
+    for rank in (0, 1):
+        sink = CsvSink(CsvSettings(), MonitorSettings(ops=("norm", "max")), output_dir=out / "monitor", rank=rank)
+        for step in range(5):
+            tensors = {f"layers.{i}.w": [math.nan if (rank, step, i) == (1, 4, 2) else 1.0 + i + step] for i in range(3)}
+            sink.write(frame_of(tensors, step=step, rank=rank), [])
+        sink.close()
+    (done,) = data2db(out / DB, out / "monitor", options=Options(micro_step=False))
+    assert done.path.stat().st_mode & 0o777 == 0o640  # the plugin refuses what others can write
     return out
 
 
+@pytest.fixture(scope="module")
+def board() -> Iterator[Callable[[str, Path], str]]:
+    """``board(python, directory)``: the address of a TensorBoard over a directory, one for all tests."""
+    started: dict[tuple[str, Path], tuple[subprocess.Popen[str], str]] = {}
+
+    def start(python: str, directory: Path) -> str:
+        if (python, directory) not in started:
+            started[python, directory] = _board(python, directory)
+        return started[python, directory][1]
+
+    yield start
+    for process, _ in started.values():
+        process.terminate()
+        process.wait(30)
+
+
+def _board(python: str, directory: Path) -> tuple[subprocess.Popen[str], str]:
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}  # 26.2.0 has a package of our name
+    command = [python, "-m", "tensorboard.main", "--logdir", str(directory), "--port", "0", "--load_fast=false"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=env, cwd=directory)
+    said = ""
+    assert process.stderr is not None
+    for line in process.stderr:
+        said += line
+        found = re.search(r"http://localhost:(\d+)/", line)
+        if found:
+            return process, f"http://127.0.0.1:{found.group(1)}"
+    raise AssertionError(said)
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    """An empty page."""
+    context = browser.new_context(viewport={"width": 1600, "height": 1000}, locale="en-US")
+    yield context.new_page()
+    context.close()
+
+
+def existing() -> str:
+    """The python of the environment with 26.2.0."""
+    venv = os.environ.get("MSPROBE_EXISTING_VENV_26")
+    if not venv:
+        pytest.skip("MSPROBE_EXISTING_VENV_26 does not name a virtual environment with version 26.2.0")
+    return f"{venv}/bin/python"
+
+
 class Plugin:
-    """The plugin in a page; nodes are boxes named after their side and themselves.
+    """The plugin of graphs in a page; nodes are boxes named after their side and themselves.
 
     Attributes:
         asked: the rank of every request.
         wrong: errors of scripts, and answers that say that something failed.
     """
 
-    def __init__(self, browser: Any, address: str) -> None:
+    def __init__(self, page: Any, address: str) -> None:
         self.wrong: list[str] = []
         self.asked: list[int | None] = []
-        context = browser.new_context(viewport={"width": 1600, "height": 1000}, locale="en-US")
-        self.page = context.new_page()
+        self.page = page
         self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
         self.page.on("response", self._answered)
         self.page.goto(f"{address}/#graph_ascend", timeout=WAIT)
@@ -101,11 +161,11 @@ class Plugin:
 
 
 @pytest.mark.parametrize("kind", [DB, VIS])
-def test_the_plugin_of_pypi_opens_ours(browser: Any, board: Callable[[str, Path], str], logs: Path, kind: str) -> None:
+def test_the_plugin_of_pypi_opens_ours(page: Any, board: Callable[[str, Path], str], logs: Path, kind: str) -> None:
     """Both kinds of files: opening a module on both sides, rows of a selected node, search, matched nodes; colours and their filter."""
     if importlib.util.find_spec("tensorboard") is None or importlib.util.find_spec("server.plugin") is None:
         pytest.skip("tb-graph-ascend is not installed (extra test)")
-    plugin = Plugin(browser, board(sys.executable, logs / kind))
+    plugin = Plugin(page, board(sys.executable, logs / kind))
     plugin.open_and_select(VALUE if kind == DB else f"{float(VALUE):.6f}")
     if kind == DB:
         assert plugin.node(ROOT).get_attribute("fill") == "#FF704D"
@@ -124,12 +184,9 @@ def test_the_plugin_of_pypi_opens_ours(browser: Any, board: Callable[[str, Path]
     assert plugin.wrong == []
 
 
-def test_the_plugin_of_26_opens_ours(browser: Any, board: Callable[[str, Path], str], logs: Path) -> None:
+def test_the_plugin_of_26_opens_ours(page: Any, board: Callable[[str, Path], str], logs: Path) -> None:
     """The same in 26.2.0's own plugin, and the other rank."""
-    venv = os.environ.get("MSPROBE_EXISTING_VENV_26")
-    if not venv:
-        pytest.skip("MSPROBE_EXISTING_VENV_26 does not name a virtual environment with version 26.2.0")
-    plugin = Plugin(browser, board(f"{venv}/bin/python", logs / DB))
+    plugin = Plugin(page, board(existing(), logs / DB))
     assert plugin.node(ROOT).get_attribute("fill") == "#FF704D"
     plugin.open_and_select(VALUE)
     plugin.frame.get_by_text("Error", exact=True).first.click()
@@ -148,6 +205,25 @@ def test_the_plugin_of_26_opens_ours(browser: Any, board: Callable[[str, Path], 
     plugin.node(ROOT).wait_for(timeout=WAIT)
     assert plugin.asked[-1] == 1
     assert plugin.wrong == []
+
+
+def test_the_trend_viewer_of_26_opens_ours(page: Any, board: Callable[[str, Path], str], logs: Path) -> None:
+    """Its heat map has a cell per layer and rank, and a click on one draws the line along the steps."""
+    page.set_viewport_size({"width": 1400, "height": 900})
+    viewer = board(existing(), logs / DB)
+    with page.expect_response(lambda response: "heatmap_data" in response.url) as got:
+        page.goto(f"{viewer}/#TrendVis")
+    cells = got.value.json()
+    assert cells["success"]
+    assert [cell[2] for cell in cells["data"]] == [1.0, 2.0, 3.0] * 2
+    assert {cell[1][1] for cell in cells["data"]} == {f"{i}_0_layers.{i - 1}.w_0" for i in (1, 2, 3)}
+    page.frame_locator("iframe").locator("canvas").first.wait_for()
+    page.wait_for_timeout(2000)  # its chart moves while it is laid out
+    with page.expect_response(lambda response: response.url.endswith("/trend")) as got:
+        page.mouse.click(800, 300)
+    line = got.value.json()["data"]
+    assert line["dimensions"] == [0, 1, 2, 3, 4]
+    assert line["values"][0] in (1.0, 2.0, 3.0)
 
 
 def _until(read: Callable[[], int | bool], seconds: float = 30.0) -> int | bool:
