@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
@@ -307,17 +308,19 @@ class CollectiveObserver:
         outputs = operation.outputs or []
         written = {storage(t) for t in outputs}
         inputs = {id(t) for t in operation.inputs} - {id(t) for t in outputs}
-        kept: dict[int, TensorRef] = {}
+        # a tensor over an array of numpy is gone after its turn, and another one may get its id
+        kept: dict[int, tuple[weakref.ref[torch.Tensor], TensorRef]] = {}
         reduce, take = self._takers(name)
 
         def before(tensor: torch.Tensor) -> TensorRef:
             ref = take(tensor) if id(tensor) in inputs else reduce(tensor)
             if storage(tensor) not in written:
-                kept[id(tensor)] = ref
+                kept[id(tensor)] = (weakref.ref(tensor), ref)
             return ref
 
         def after(tensor: torch.Tensor) -> TensorRef:
-            return kept.get(id(tensor)) or reduce(tensor)
+            known = kept.get(id(tensor))
+            return known[1] if known is not None and known[0]() is tensor else reduce(tensor)
 
         sections: dict[str, Any] = {}
         given: list[Any] = [None] * (len(args) + len(kwargs))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -164,3 +165,18 @@ def test_a_call_that_fails() -> None:
     first, second = run_ranks(2, fails)[0]
     assert (first.output, first.tags.get("raised")) == (None, True)
     assert second.output == [2.0]
+
+
+def sizes_in_arrays() -> list[Seen]:
+    def work() -> None:
+        taken, given = (np.array([3, 5]), np.array([3, 1])) if dist.get_rank() == 0 else (np.array([1, 7]), np.array([5, 7]))
+        for _ in range(4):
+            dist.all_to_all_single(torch.zeros(8), torch.zeros(int(given.sum())), taken, given)
+
+    return records(work)[0]
+
+
+def test_each_array_has_its_own_numbers_again() -> None:
+    """Sizes that come as arrays of numpy are in the output what they were in the input, each its own."""
+    for seen, means in zip(run_ranks(2, sizes_in_arrays), ([4.0, 2.0], [4.0, 6.0])):
+        assert [(one.args[2:], one.output[2:]) for one in seen] == [(means, means)] * 4
