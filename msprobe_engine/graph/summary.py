@@ -129,6 +129,8 @@ class Result:
 def _units(units: float) -> str:
     if np.isinf(units):
         return "NaN, Inf or another shape on one side only"
+    if units >= 1e9:
+        return f"{units:.1e} units of round-off"
     return f"{units:,.0f} units of round-off" if units >= 100 else f"{units:.2g} units of round-off"
 
 

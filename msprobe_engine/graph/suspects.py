@@ -15,6 +15,7 @@ from msprobe_engine.compare.tree import Tree
 from msprobe_engine.diagnose import explain
 from msprobe_engine.diagnose.begun import Begun, begin
 from msprobe_engine.diagnose.divergence import Divergence, diverge
+from msprobe_engine.diagnose.measure import EPS, limit
 from msprobe_engine.diagnose.origins import Walker
 from msprobe_engine.diagnose.spans import Spans
 from msprobe_engine.graph.match import outside_in, standing_for
@@ -22,12 +23,16 @@ from msprobe_engine.graph.model import Graph
 from msprobe_engine.graph.rows import Floats
 from msprobe_engine.sentences import Sentence
 
+_EXACT = limit(EPS["float64"], 1)
+"""Round-off of calls in which everything is an integer: none, so any difference is many units; not infinitely many, which says NaN."""
+
 
 @dataclass
 class Measured:
     """Attributes:
     units: float64 per target node: the largest difference of its results (gradients, of gradients) in multiples of what round-off
-        explains in one call of its dtype and size; NaN: nothing could be compared, inf: NaN or Inf on one side only, or another shape.
+        explains in one call of its dtype and size (float64 where all are integers, which nothing rounds); NaN: nothing could be compared,
+        inf: NaN or Inf on one side only, or another shape.
         Nodes without a record (collections, modules of which nothing was recorded, the root) have what is worst inside of them.
     suspect: target node where the difference begins, None without one.
     text: a sentence on it.
@@ -130,6 +135,7 @@ def _units(walker: Walker) -> Floats:
     sums = Spans(walker.starts)
     largest = sums.largest(np.where(out & m.known, m.distance, 0.0))[0]
     limits = np.asarray(walker.limits, np.float64)
+    limits = np.where(limits > 0, limits, _EXACT)
     with np.errstate(all="ignore"):
         units = np.where(largest == 0, 0.0, largest / limits)
     units[~sums.any(out & m.known)] = np.nan

@@ -202,6 +202,14 @@ def test_units_count_in_round_off(tmp_path: Path) -> None:
     assert made.units[made.target.index["Apis_Between_Modules.0"]] == math.inf
 
 
+def test_integers_that_differ_are_far_apart_and_no_nan(tmp_path: Path) -> None:
+    """Another batch gives integers that no rounding explains: many units, but not infinitely many, which a page shows as NaN."""
+    name = "Tensor.roll.0.forward"
+    ids = {side: tensor(norm, 9, 0, mean, dtype="torch.int64") for side, norm, mean in (("a", 40.0, 4.5), ("b", 41.0, 4.75))}
+    made = _both(tmp_path, {name: call([ids["a"]], [ids["a"]])}, {name: call([ids["b"]], [ids["b"]])}, _options())
+    assert 1e6 < made.units[made.target.index[name]] < math.inf
+
+
 def test_suspect_is_where_the_difference_begins(tmp_path: Path) -> None:
     """Not the first record that differs in the file, nor the worst one, but the call that made it; the sentence names it."""
     names = [f"Torch.op{n}.0.forward" for n in range(4)]
