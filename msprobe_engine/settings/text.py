@@ -14,10 +14,21 @@ from msprobe_engine.errors import SettingsError
 
 MAX_BYTES = 1 << 20
 SUFFIXES = (".yaml", ".yml", ".json")
+_MOST_MERGED = 100_000
+"""Keys that ``<<`` may copy; a few lines that merge each other would make millions."""
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """The safe loader of PyYAML; it would keep the last of two equal keys without a word."""
+    """The safe loader of PyYAML; it would keep the last of two equal keys without a word, and copy merged mappings without an end."""
+
+    merged = 0
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        super().flatten_mapping(node)
+        self.merged += len(node.value)
+        if self.merged > _MOST_MERGED:
+            mark = node.start_mark
+            raise yaml.constructor.ConstructorError(None, None, f"more than {_MOST_MERGED} keys when merged mappings are followed", mark)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()

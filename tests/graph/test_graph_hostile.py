@@ -50,3 +50,10 @@ def test_gradients_of_no_module_are_a_record_like_others(tmp_path: Path) -> None
     for side in ("target", "golden"):
         graph(tmp_path / side, {"Functional.relu.0.forward": call([tensor()], [tensor()]), name: {"weight": [tensor()]}})
     assert main(["graph", str(tmp_path / "target"), str(tmp_path / "golden"), "-o", str(tmp_path / "out"), "--format", "html"]) == 0
+
+
+def test_no_job_has_a_billion_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A number of ranks beyond all is refused before anything is made for each of them."""
+    words = ["--rank_size", str(10**12), "--tp", "1", "--pp", "1"]
+    assert main(["graph", str(_plain(tmp_path / "run")), "-o", str(tmp_path / "out"), *words]) == 2
+    assert "more than 1000000 ranks" in capsys.readouterr().err

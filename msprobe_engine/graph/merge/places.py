@@ -14,6 +14,7 @@ from msprobe_engine.graph.options import Layout
 AXES = ("tp", "cp", "ep", "dp", "pp")
 Place = Mapping[str, int]
 """Axis -> number along it."""
+_MOST_RANKS = 1_000_000
 
 
 def check(layout: Layout, ranks: Mapping[int, object] | None = None) -> None:
@@ -25,6 +26,8 @@ def check(layout: Layout, ranks: Mapping[int, object] | None = None) -> None:
     for name in ("rank_size", "tp", "pp", "vpp"):
         if getattr(layout, name) < 1:
             raise UsageError(f"--{name} is {getattr(layout, name)}; must be at least 1")
+    if layout.rank_size > _MOST_RANKS:
+        raise UsageError(f"--rank_size {layout.rank_size}: more than {_MOST_RANKS} ranks; no job has as many")
     if layout.rank_size % (layout.tp * layout.pp):
         raise UsageError(
             f"--rank_size {layout.rank_size} is no multiple of --tp {layout.tp} times --pp {layout.pp}: no whole number of models"
