@@ -18,6 +18,7 @@ import numpy as np
 from msprobe_engine.errors import SinkError
 from msprobe_engine.graph.model import Comparison, Graph
 from msprobe_engine.graph.page import details, flow
+from msprobe_engine.graph.page.folded import both_folded, folded
 from msprobe_engine.graph.page.page_data import NONFINITE_OUT, UNMATCHED, Order, columns, stacks
 from msprobe_engine.sinks.files import FILE_MODE
 from msprobe_engine.web.page import Packed, Verdict, pack, page
@@ -121,6 +122,7 @@ class PageWriter:
         self._islands.append((name, start, len(packed)))
 
     def _alone(self, at: int, graph: Graph) -> dict[str, Any]:
+        graph = folded(graph)
         order = Order(graph)
         island, flags = columns(graph, order)
         self._side(f"graph-{at}-0", graph, order, island, details.blocks(graph, order))
@@ -139,22 +141,33 @@ class PageWriter:
         }
 
     def _comparison(self, at: int, shown: Comparison) -> dict[str, Any]:
+        shown = both_folded(shown)
         target, golden = shown.target, shown.golden
         left, right = Order(target), Order(golden)
         partners = _partners(shown.partners, left, right)
         golden_partners = _partners(shown.golden_partners, right, left)
-        structure = np.zeros(len(left), bool)
-        structure[left.places[list(shown.by_structure)]] = True
+        structure = _mask(left, shown.by_structure)
         units = np.asarray(shown.units, np.float64)[left.nodes]
         index = np.array([np.nan if value is None else value for value in shown.index], np.float64)[left.nodes]
         sources, their_sources = flow.producers(target), flow.producers(golden)
         rows = shown.golden_rows
         if rows is not None:
             flow.follow_partners(sources, target, golden, their_sources, rows, shown.golden_partners)
-        mine, flags = columns(target, left, producers=sources, partners=partners, units=units, index=index, by_structure=structure)
+        mine, flags = columns(
+            target,
+            left,
+            producers=sources,
+            partners=partners,
+            units=units,
+            index=index,
+            by_structure=structure,
+            needless=_mask(left, shown.needless[0]),
+        )
         theirs = np.full(len(right), np.nan)
         theirs[golden_partners >= 0] = units[golden_partners[golden_partners >= 0]]
-        other, golden_flags = columns(golden, right, producers=their_sources, partners=golden_partners, units=theirs)
+        other, golden_flags = columns(
+            golden, right, producers=their_sources, partners=golden_partners, units=theirs, needless=_mask(right, shown.needless[1])
+        )
         metrics = shown.metrics if shown.task == "all" else None  # else both sides' rows say it
         back = _inverse(rows, len(golden.side)) if rows is not None and golden.side is not None else None
         self._side(f"graph-{at}-0", target, left, mine, details.blocks(target, left, other=golden.side, partner_rows=rows, metrics=metrics))
@@ -186,6 +199,12 @@ def _partners(partners: list[int], mine: Order, theirs: Order) -> Any:
     """Per place of one side the place of the partner on the other, -1 without one."""
     found = np.array(partners, np.int64)[mine.nodes]
     return np.where(found >= 0, theirs.places[found], -1)
+
+
+def _mask(order: Order, nodes: set[int]) -> Any:
+    found = np.zeros(len(order), bool)
+    found[order.places[list(nodes)]] = True
+    return found
 
 
 def _inverse(rows: Any, count: int) -> Any:

@@ -23,7 +23,7 @@ from msprobe_engine.graph.model import Graph
 from msprobe_engine.graph.page import flow
 
 BACKWARD, NONFINITE_IN, NONFINITE_OUT, UNMATCHED, RECOMPUTE, LINKED = 1, 2, 4, 8, 16, 32
-BY_STRUCTURE, COLLECTIVE = 256, 512
+BY_STRUCTURE, COLLECTIVE, NEEDLESS = 256, 512, 4096
 OVERFLOW = {"medium": 64, "high": 128, "critical": 192}
 """Bits of the column ``flags``; ``Graph.FLAG`` of columns.js has the same."""
 
@@ -74,6 +74,7 @@ def columns(
     units: Floats | None = None,
     index: Floats | None = None,
     by_structure: npt.NDArray[np.bool_] | None = None,
+    needless: npt.NDArray[np.bool_] | None = None,
 ) -> tuple[bytes, npt.NDArray[np.uint16]]:
     """An island of columns, and the flags in it.
 
@@ -85,10 +86,13 @@ def columns(
         units: per place of the page multiples of round-off.
         index: per place of the page the precision index, NaN where there is none.
         by_structure: per place of the page, was the partner found by the place in the hierarchy?
+        needless: per place of the page, is there no partner and none needed?
     """
     flags = _flags(graph, order)
     if partners is not None:
         flags[(partners < 0) & (np.arange(len(order)) > 0)] |= UNMATCHED
+    if needless is not None:
+        flags[needless] = (flags[needless] & ~np.uint16(UNMATCHED)) | NEEDLESS
     if by_structure is not None:
         flags[by_structure] |= BY_STRUCTURE
     nothing = np.full(len(order), np.nan, np.float32)

@@ -65,6 +65,7 @@ Graph.panels.push((store) => {
       view.top = 0;
       view.width = two ? Math.floor(width / 2) : side ? 0 : width;
       view.height = height;
+      view.split = two; // lines to partners leave it at its side
     });
     divider.hidden = !two;
     divider.style.left = `${Math.ceil(width / 2) - 1}px`;
@@ -256,9 +257,11 @@ Graph.panels.push((store) => {
     const view = views[side];
     const { layout } = view;
     const [wide, high] = [(view.width - 48) / layout.w[0], (view.height - 90) / layout.h[0]];
-    const scale = Math.max(LEAST, Math.min(1.1, wide, Math.max(high, 0.14 * Math.min(1, wide))));
+    const column = layout.h[0] > 6 * layout.w[0]; // nothing is seen of all of it: as much of it as can be read
+    const scale = Math.max(LEAST, Math.min(1.1, wide, Math.max(high, (column ? 0.6 : 0.14) * Math.min(1, wide))));
     const whole = layout.h[0] * scale <= view.height - 60;
-    const chosen = store.selection && store.selection.side === side ? layout.box(layout.visible(store.selection.node)) : null;
+    const around = store.selection && store.selection.side === side ? store.selection.node : side === 0 ? store.pair.suspect : -1;
+    const chosen = around >= 0 ? layout.box(layout.visible(around)) : null;
     const dy = whole ? Math.max(45, (view.height - layout.h[0] * scale) / 2) : chosen ? view.height / 2 - (chosen.y + chosen.h / 2) * scale : 45;
     go(side, { scale, dx: (view.width - layout.w[0] * scale) / 2, dy });
     if (views[1] && !together) go(1 - side, placeOf(views[side]));

@@ -29,6 +29,7 @@ const Graph = {
     COLLECTIVE: 512,
     NONFINITE_BELOW: 1024,
     SUSPECT_BELOW: 2048,
+    NEEDLESS: 4096, // no partner, and none needed: of two frameworks
   },
 };
 

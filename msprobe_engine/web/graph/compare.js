@@ -10,25 +10,28 @@ Graph.compare = (() => {
   const isTensor = (row) => row.value === undefined && row.dtype !== null;
   const isBad = (row) => row.nans > 0 || row.infs > 0 || (isTensor(row) && STATISTICS.some((s) => !finite(row[s])));
 
-  // Rows of a node beside those of its partner: [{target, golden}], one of them null where the other side has no such row.
+  // Rows of a node beside those of its partner: [{target, golden, apart}], one of them null where the other side has no such row; apart: they
+  // stand at the same place and cannot be compared.
   function pairs(target, golden) {
-    const left = new Map(golden.map((row) => [row.place, row]));
-    const found = target.map((row) => {
-      const place = row.partner ?? row.place, other = left.get(place) || null;
-      left.delete(place);
-      return { target: row, golden: other };
+    const left = new Map(golden.map((row) => [row.place, row])), take = (place) => { const row = left.get(place) || null; left.delete(place); return row; };
+    const known = target.map((row) => (row.partner === null ? null : take(row.partner ?? row.place)));
+    const found = target.map((row, i) => {
+      // What has no partner stands beside what is at its place and has none either: two things that cannot be compared.
+      const apart = known[i] === null && left.get(row.place)?.partner === null;
+      return { target: row, golden: apart ? take(row.place) : known[i], apart };
     });
-    return found.concat([...left.values()].map((row) => ({ target: null, golden: row })));
+    return found.concat([...left.values()].map((row) => ({ target: null, golden: row, apart: false })));
   }
 
   // {state, statistics: {max: {difference, relative}, ...}}; state is "same", "differs", or a word for what cannot be subtracted.
-  function difference({ target, golden }) {
+  function difference({ target, golden, apart }) {
     if (!golden) return { state: "only_target", statistics: {} };
     if (!target) return { state: "only_golden", statistics: {} };
     if (!isTensor(target) || !isTensor(golden)) {
       const equal = same(target.value, golden.value) && same(target.shape, golden.shape);
       return { state: equal ? "same" : "other_value", statistics: {} };
     }
+    if (apart && same(target.shape, golden.shape) && plain(target.dtype) === plain(golden.dtype)) return { state: "not_compared", statistics: {} };
     const statistics = {};
     let equal = true;
     for (const s of STATISTICS) {

@@ -114,12 +114,13 @@ Graph.details = (() => {
       const key = !(flags & FLAG.NONFINITE_OUT) ? "swallowed" : flags & FLAG.NONFINITE_IN ? "passed_on" : "born_here";
       word(make("p", parent, null, "state" + (key === "born_here" ? " bad" : "")), "graph." + key);
     }
-    if (store.sides.length === 2 && side === 0 && !(flags & FLAG.UNMATCHED)) {
+    if (store.sides.length === 2 && side === 0 && !(flags & (FLAG.UNMATCHED | FLAG.NEEDLESS))) {
       const line = make("p", parent, null, "measure"), units = columns.units[node];
       const figure = make("span", line, Graph.compare.units(units), "pill " + Graph.panel.tone(columns, node));
       figure.title = Kit.scale(units).label;
       if (!Number.isNaN(columns.index[node])) {
-        const index = make("span", line, Kit.t("graph.index", String(+columns.index[node].toFixed(3))), "soft");
+        const of = { 0: "pass", 0.5: "warning", 1: "error" }[columns.index[node]];
+        const index = make("span", line, Kit.t("graph.index", of ? Kit.t("graph.index_" + of) : String(+columns.index[node].toFixed(3))), "soft index");
         index.title = Kit.t("graph.index_tip");
       }
     }
@@ -150,7 +151,7 @@ Graph.details = (() => {
     if (store.sides.length < 2 || node === 0) return;
     const other = store.partner(side, node), line = make("div", parent, null, "partner");
     word(make("span", line, null, "soft"), side ? "graph.in_target" : "graph.in_golden");
-    if (other < 0) { word(make("span", line), "graph.no_partner"); return; }
+    if (other < 0) { word(make("span", line), store.sides[side].flags[node] & FLAG.NEEDLESS ? "graph.no_counterpart" : "graph.no_partner"); return; }
     const columns = store.sides[1 - side], link = nodeLink(line, 1 - side, other, { place: false, figure: false });
     link.title = Kit.name(columns.name(other), 500);
     if (columns.flags[other] & FLAG.BY_STRUCTURE || store.sides[side].flags[node] & FLAG.BY_STRUCTURE) {
@@ -327,7 +328,12 @@ Graph.details = (() => {
   function notes(parent, texts) {
     if (!texts.length) return;
     const part = section(parent, "notes", texts.length), list = make("ul", part);
-    for (const one of texts) make("li", list, Kit.name(Kit.said(one), 500));
+    const add = (some) => { for (const one of some) make("li", list, Kit.name(Kit.said(one), 500)); };
+    add(texts.slice(0, MOST_LINKS));
+    if (texts.length > MOST_LINKS) {
+      const all = make("button", part, Kit.t("graph.more", Kit.count(texts.length - MOST_LINKS)), "more");
+      all.addEventListener("click", () => { all.remove(); add(texts.slice(MOST_LINKS)); });
+    }
   }
 
   function stackLines(part, lines) {

@@ -278,6 +278,16 @@ Graph.Painter = class {
       return;
     }
     const gap = what === 'suspect' ? 4.5 : 2;
+    if (what === 'suspect') {
+      // A ring that stands out of any colour of a box.
+      this._round(x - gap, y - gap, w + 2 * gap, h + 2 * gap, radius + gap);
+      pen.lineWidth = 8.5;
+      pen.strokeStyle = colour.fg;
+      pen.stroke();
+      pen.lineWidth = 5.5;
+      pen.strokeStyle = colour.card;
+      pen.stroke();
+    }
     this._round(x - gap, y - gap, w + 2 * gap, h + 2 * gap, radius + gap);
     pen.lineWidth = what === 'hovered' ? 1.5 : 2.5;
     pen.strokeStyle = what === 'suspect' ? colour.bad : what === 'hovered' ? colour.soft : colour.accent;
@@ -285,16 +295,28 @@ Graph.Painter = class {
     pen.stroke();
     pen.setLineDash([]);
     if (what === 'suspect') {
-      // Beside the box: above and below it are its neighbours.
-      this._pill(Kit.t(this.marks.comparison ? 'canvas.suspect' : 'canvas.born'), x - 12, y + Math.min(h / 2, 20), colour.bad, colour.card, null);
+      // Beside the box, as above and below it are its neighbours, and not below the buttons at the left; a flag where words have no room.
+      const { view } = this;
+      const text = Kit.t(this.marks.comparison ? 'canvas.suspect' : 'canvas.born');
+      const wide = this._pillWidth(text);
+      const middle = y + Math.min(h / 2, 20);
+      const margin = view.left || middle < view.height - 290 ? 4 : 56;
+      const right = x + w + (this.columns.flags[i] & Graph.FLAG.LINKED ? 24 : 14);
+      if (x - 14 - wide >= view.left + margin) this._pill(text, x - 14, middle, colour.bad, colour.card, null);
+      else if (!view.split && right + wide <= view.left + view.width - 4) this._pill(text, right + wide, middle, colour.bad, colour.card, null);
+      else this._pill('⚑', x - 10, middle, colour.bad, colour.card, null);
     }
+  }
+
+  _pillWidth(text) {
+    this.pen.font = `600 11px ${this.colour.font}`;
+    return this.pen.measureText(text).width + 14;
   }
 
   // A small sign whose right end stands at x, unless the view ends before.
   _pill(text, x, y, fill, ink, edge) {
     const { pen, colour, view } = this;
-    pen.font = `600 11px ${colour.font}`;
-    const wide = pen.measureText(text).width + 14;
+    const wide = this._pillWidth(text);
     const left = Math.max(view.left + 4, x - wide);
     this._round(left, y - 9, wide, 18, 9);
     pen.fillStyle = fill;

@@ -25,7 +25,7 @@ Graph.filters = (() => {
       return !among || among[side][node] === 1;
     };
   }
-  const STATES = { unmatched: FLAG.UNMATCHED, nonfinite: FLAG.NONFINITE_IN | FLAG.NONFINITE_OUT, by_structure: FLAG.BY_STRUCTURE, collective: FLAG.COLLECTIVE | FLAG.LINKED, recompute: FLAG.RECOMPUTE };
+  const STATES = { unmatched: FLAG.UNMATCHED, nonfinite: FLAG.NONFINITE_IN | FLAG.NONFINITE_OUT, by_structure: FLAG.BY_STRUCTURE, collective: FLAG.COLLECTIVE | FLAG.LINKED, recompute: FLAG.RECOMPUTE, needless: FLAG.NEEDLESS };
   const TYPES = { module: Graph.MODULE, api: Graph.API, collection: Graph.API_COLLECTION, multi_collection: Graph.MULTI_COLLECTION };
 
   const count = () => (state.direction ? 1 : 0) + (state.micro >= 0 ? 1 : 0) + state.states.size + state.levels.size + state.types.size + (state.least ? 1 : 0);
@@ -93,7 +93,7 @@ Graph.filters = (() => {
     for (const [side, columns] of store.sides.entries()) {
       for (let i = 1; i < columns.count; i++) {
         const flags = columns.flags[i];
-        if (side && !(flags & FLAG.UNMATCHED)) continue; // its partner is counted
+        if (side && !(flags & (FLAG.UNMATCHED | FLAG.NEEDLESS))) continue; // its partner is counted
         for (const name in STATES) if (flags & STATES[name]) add(found.states, name);
         for (const name in LEVELS) if ((flags & FLAG.OVERFLOW) === LEVELS[name]) add(found.levels, name);
         add(found.types, columns.type[i]);

@@ -160,7 +160,7 @@ Graph.gestures = (node, store, plane) => {
         const ranks = others(side, i);
         lines.push(ranks.length ? Kit.t('canvas.linked_to', ranks.slice(0, 16).join(', '), ranks[0]) : Kit.t('canvas.linked_away'));
       } else if (store.sides.length === 2) {
-        lines.push(columns.flags[i] & Graph.FLAG.UNMATCHED ? Kit.t('canvas.no_partner') : Kit.scale(columns.units[i]).label);
+        lines.push(columns.flags[i] & Graph.FLAG.NEEDLESS ? Kit.t('graph.needless') : columns.flags[i] & Graph.FLAG.UNMATCHED ? Kit.t('canvas.no_partner') : Kit.scale(columns.units[i]).label);
       }
       Kit.tip(at, lines.join('\n'));
     }, 350);
