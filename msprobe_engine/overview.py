@@ -7,6 +7,7 @@ import os
 import re
 import stat
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,18 @@ _MAX_DEPTH = 6
 _LARGEST = 256 << 20
 _RANK = re.compile(r"rank_?\d+", re.ASCII)
 _KINDS = {
-    ".jsonl": "JSON lines",
-    ".trend.db": "trend data base",
-    "anomaly.json": "alerts in the existing format",
-    "anomaly_analyse.json": "order of the alerts",
-    "report.html": "report",
+    "*.jsonl": "JSON lines",
+    "*.trend.db": "trend data base",
+    "*anomaly.json": "alerts in the existing format",
+    "*anomaly_analyse.json": "order of the alerts",
+    "*report.html": "report",
+    "*trends.html": "trends page",
+    "graph_*.html": "graph page",
+    "*.vis.db": "graphs for TensorBoard",
+    "*.vis": "graphs for TensorBoard",
+    "*.model_explorer.json": "graphs for Model Explorer",
 }
-"""How the name of a file ends to what it is; in a directory of a rank it counts for the one above."""
+"""Names of files to what they are; in a directory of a rank it counts for the one above."""
 
 
 @dataclass(frozen=True)
@@ -148,8 +154,8 @@ def look(root: Path) -> Overview:
 def _others(here: Path, place: str, files: list[str], out: Overview) -> None:
     by_kind: dict[str, list[str]] = {}
     for name in sorted(files):
-        for ending, kind in _KINDS.items():
-            if name.endswith(ending):
+        for pattern, kind in _KINDS.items():
+            if fnmatchcase(name, pattern):
                 by_kind.setdefault(kind, []).append(name)
                 break
     for kind, names in by_kind.items():

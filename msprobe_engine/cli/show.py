@@ -1,5 +1,5 @@
 """List what an output directory holds: dumped steps by rank with their tensor files (and marks of what is incomplete or was not
-saved), incidents, what the monitor wrote (ranks, steps, families, alerts), other tables, reports, event files, and their sizes."""
+saved), incidents, what the monitor wrote (ranks, steps, families, alerts), other tables, reports, graphs, event files, and their sizes."""
 
 from __future__ import annotations
 

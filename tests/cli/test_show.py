@@ -153,6 +153,9 @@ def test_a_monitored_run(tmp_path: Path) -> None:
         (tmp_path / f"anomaly_detected/rank{rank}").mkdir(parents=True)
         (tmp_path / f"anomaly_detected/rank{rank}/anomaly.json").write_text("{}")
     (tmp_path / "report.html").write_text("<html>")
+    (tmp_path / "trends.html").write_text("<html>")
+    (tmp_path / "graph_20260101120000.html").write_text("<html>")
+    (tmp_path / "compare_20260101120000.vis.db").write_text("")
     (tmp_path / "rank0.trend.db").write_text("")
     lines = look(tmp_path).text().splitlines()
     assert lines[1].startswith("monitor: 2 ranks, steps 3 to 41: grad_reduced (7 files, ")
@@ -160,8 +163,11 @@ def test_a_monitored_run(tmp_path: Path) -> None:
     assert lines[2:] == [
         "JSON lines jsonl: 2 files, 6 B",
         "alerts in the existing format anomaly_detected: 2 files, 4 B",
+        "graph page graph_20260101120000.html: 6 B",
+        "graphs for TensorBoard compare_20260101120000.vis.db: 0 B",
         "report report.html: 6 B",
         "trend data base rank0.trend.db: 0 B",
+        "trends page trends.html: 6 B",
         f"TensorBoard tensorboard: tensorboard --logdir {tmp_path}/tensorboard",
     ]
     found = look(tmp_path / "monitor").to_json()["monitors"]["."]
