@@ -111,6 +111,11 @@ def parse(name: str) -> RecordName | None:
     return ApiName(m["prefix"], m["api"], int(m["n"]), m["dir"]) if m and _short(m["n"]) else None
 
 
+def is_number(word: str) -> bool:
+    """Digits that are a number of ours: what `int` takes, unlike ``²``, and not thousands of them."""
+    return word.isdecimal() and _short(word)
+
+
 def _short(digits: str) -> bool:
     return len(digits) <= _MAX_DIGITS
 

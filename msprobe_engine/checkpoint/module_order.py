@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from msprobe_engine.names import is_number
+
 Item = TypeVar("Item")
 
 # A module's own parameters come before those of the modules in it.
@@ -25,9 +27,9 @@ _FAMILIES = tuple({word: rank for rank, word in enumerate(text.split())} for tex
 def in_module_order(items: Sequence[Item], name_of: Callable[[Item], str]) -> list[Item] | None:
     """`items` as the model defines them; None: the model is none of the known ones."""
     split = [(name_of(item).split("."), item) for item in items]
-    words = {word for parts, _ in split for word in parts if not word.isdigit()}
+    words = {word for parts, _ in split for word in parts if not is_number(word)}
     for family in _FAMILIES:
         if words <= family.keys():
-            ranked = [([(int(w), 0) if w.isdigit() else (-1, family[w]) for w in parts], n, item) for n, (parts, item) in enumerate(split)]
+            ranked = [([(int(w), 0) if is_number(w) else (-1, family[w]) for w in parts], n, item) for n, (parts, item) in enumerate(split)]
             return [item for _, _, item in sorted(ranked, key=lambda entry: entry[:2])]
     return None

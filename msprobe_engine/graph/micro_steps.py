@@ -45,7 +45,7 @@ def follow(target: Graph, golden: Graph, partners: Sequence[int], exact: bool) -
     current = 0
     for node in at_top:
         last = golden.names[node].rpartition(".")[2]
-        current = known.get(node, (int(last) if last.isdecimal() else 0) if exact else current)
+        current = known.get(node, (int(last) if last.isdecimal() and len(last) < 5 else 0) if exact else current)
         golden.micro_steps[node] = current
         _inherit(golden, node)
     for node in known.keys() - set(at_top):

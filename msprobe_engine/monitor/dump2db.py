@@ -19,6 +19,7 @@ from msprobe_engine.monitor.data2db import DUMP_DB, Imported, Options, open_data
 from msprobe_engine.monitor.series import Floats, Key
 from msprobe_engine.monitor.trend_db import TrendDatabase
 from msprobe_engine.monitor.trend_tags import record_tags
+from msprobe_engine.names import is_number
 from msprobe_engine.progress import bar
 
 STATISTICS = ("norm", "max", "min", "mean")
@@ -141,7 +142,7 @@ def place_of(name: str, recompute: bool) -> tuple[str, str, int] | None:
         parts.remove("parameters_grad")
     if not metric:
         return None
-    call = int(parts.pop()) if parts[-1].isdigit() else 0
+    call = int(parts.pop()) if is_number(parts[-1]) else 0
     return "recompute" if metric == "forward" and recompute else metric, ".".join(parts), call
 
 
@@ -178,7 +179,7 @@ def renumbered(micro_steps: Mapping[str, int]) -> dict[str, str]:
     out: dict[str, str] = {}
     for name, micro in micro_steps.items():
         parts = name.split(".")
-        at = next((i for i in (len(parts) - 1, len(parts) - 2) if i >= 0 and parts[i].isdigit()), -1)
+        at = next((i for i in (len(parts) - 1, len(parts) - 2) if i >= 0 and is_number(parts[i])), -1)
         if at < 0:
             out[name] = name
             continue

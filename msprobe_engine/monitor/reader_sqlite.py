@@ -32,8 +32,12 @@ class SqliteSource:
         self.problems: dict[str, Problems] = {}
         self._files: dict[int, list[Path]] = {}
         for path in files:
-            for rank in self._ask(path, lambda db: _column(db, "SELECT DISTINCT rank FROM trend_data")) or ():
-                self._files.setdefault(int(rank), []).append(path)
+            found = self._ask(path, lambda db: _column(db, "SELECT DISTINCT rank FROM trend_data")) or ()
+            ranks = [rank for rank in found if isinstance(rank, int)]
+            if len(ranks) < len(found):
+                self.problems.setdefault(str(path), Counter())["ranks that are no numbers: left out"] = len(found) - len(ranks)
+            for rank in ranks:
+                self._files.setdefault(rank, []).append(path)
 
     def ranks(self) -> list[int]:
         return sorted(self._files)
@@ -99,10 +103,20 @@ class SqliteSource:
             if path.is_symlink():
                 raise OSError("is a link")
             with closing(sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True, timeout=10.0)) as db:
+                _no_views(db)
                 return job(db)
         except (OSError, sqlite3.Error, ValueError, TypeError, AttributeError, LookupError) as error:
-            self.problems.setdefault(str(path), Counter())[f"cannot be read: {error}"] = 1
+            what = f"a row names {error}, which is not there" if isinstance(error, KeyError) else str(error)
+            self.problems.setdefault(str(path), Counter())[f"cannot be read: {what}"] = 1
             return None
+
+
+def _no_views(db: sqlite3.Connection) -> None:
+    """A view may make rows without an end, and a virtual table may run what it likes; a data base of trends has neither."""
+    query = "SELECT name FROM sqlite_master WHERE type = 'view' OR (type = 'table' AND sql LIKE 'CREATE VIRTUAL%')"
+    found = _column(db, query)
+    if found:
+        raise ValueError(f"{str(found[0])!r} is a view or a virtual table, and a trend data base has plain tables alone")
 
 
 def _column(db: sqlite3.Connection, query: str, *arguments: int) -> list[Any]:
@@ -111,6 +125,11 @@ def _column(db: sqlite3.Connection, query: str, *arguments: int) -> list[Any]:
 
 def _has(db: sqlite3.Connection, table: str) -> bool:
     return db.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (table,)).fetchone() is not None
+
+
+def _text(value: object) -> str:
+    """SQLite holds anything in any column."""
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
 
 
 def _families(db: sqlite3.Connection) -> dict[int, str]:
@@ -123,7 +142,7 @@ def _families(db: sqlite3.Connection) -> dict[int, str]:
 def _read(db: sqlite3.Connection, rank: int, metric: int, builder: Builder) -> None:
     ops = [row[1] for row in db.execute("PRAGMA table_info(trend_data)")][4:]
     query = "SELECT target_id, target_name, vpp_stage, micro_step FROM monitoring_targets"
-    keys = {target: Key(stage, name, micro) for target, name, stage, micro in db.execute(query)}
+    keys = {target: Key(int(stage), _text(name), int(micro)) for target, name, stage, micro in db.execute(query)}
     exact: dict[str, dict[tuple[int, int], float]] = {op: {} for op in ops}
     ours = _has(db, "row_keys")
     if ours:

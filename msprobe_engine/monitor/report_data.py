@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from msprobe_engine.errors import UsageError
 from msprobe_engine.monitor.reader import Run, Series, Table
+from msprobe_engine.names import is_number
 from msprobe_engine.sinks.prometheus_layers import layer_of
 
 Floats = npt.NDArray[np.float64]
@@ -279,8 +280,8 @@ def _in_order(layers: Mapping[str, int]) -> list[str]:
     def key(item: tuple[str, int]) -> tuple[int, int]:
         name, i = item
         words = name.split(".")
-        number = next((int(w) for w in words if w.isdigit()), -1)
-        stem = name.rpartition(".")[0] if words[-1].isdigit() else name
+        number = next((int(w) for w in words if is_number(w)), -1)
+        stem = name.rpartition(".")[0] if is_number(words[-1]) else name
         return min(i, first_of.get(stem, i)) if number >= 0 else i, number
 
     return [name for name, _ in sorted(layers.items(), key=key)]

@@ -16,7 +16,7 @@ from msprobe_engine.trends.bins import Extremes, distinct
 from msprobe_engine.trends.model import Grid, Metric, RunTrend, Trends
 from msprobe_engine.trends.order import in_order
 from msprobe_engine.trends.plan import Plan, plan
-from msprobe_engine.trends.source import ABSMAX, DUMPED, SCALARS, Part, Progress, Source, Target
+from msprobe_engine.trends.source import ABSMAX, DUMPED, SCALARS, Part, Progress, Source, Target, said
 
 NUMBERS = 12_000_000
 """Numbers a page holds unless asked otherwise: about 30 to 50 MB."""
@@ -60,7 +60,8 @@ def collect(sources: Sequence[Source], *, numbers: int = NUMBERS, shift: int = 0
                 if not run.ranks or run.ranks[-1] != rank:
                     run.ranks.append(rank)
         if not mine:
-            raise UsageError(f"{source.path}: nothing to show: no numbers of what was asked for (ranks, steps, metrics, targets)")
+            what = "nothing to show: no numbers of what was asked for (ranks, steps, metrics, targets)"
+            raise UsageError(f"{source.path}: {what}{said(source.problems)}")
         own = np.unique(np.concatenate(mine)) + (shift if number else 0)
         run.steps = (len(own), int(own[0]), int(own[-1]))
         steps.append(own)

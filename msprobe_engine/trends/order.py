@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from msprobe_engine.trends.source import Target
 
-_NUMBER = re.compile(r"\d+")
+_NUMBER = re.compile(r"\d{1,18}")
+"""Numbers of layers; longer rows of digits are no numbers, and int() of a huge text fails."""
 
 
 def in_order(targets: Sequence[Target]) -> list[Target]:

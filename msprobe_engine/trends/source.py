@@ -29,6 +29,8 @@ DUMPED = frozenset(("forward", "backward", "recompute", "parameters_grad"))
 """Metrics of dumps, whose `Key.micro_step` is the number of the call."""
 _EITHER = "NaN or were not written, this data base does not say which: shown as NaN"
 
+_PROBLEMS_SAID = 5
+
 Progress = Callable[[str], None]
 
 
@@ -162,8 +164,15 @@ def open_source(path: Path | str, wanted: Wanted | None = None) -> Source:
         raise UsageError(f"{root}: holds no files of a monitor, no trend data base and no dump. {' '.join(reasons)}")
     joined = found[0] if len(found) == 1 else Both(root, found)
     if not joined.ranks:
-        raise UsageError(f"{root}: has none of the ranks asked for")
+        if joined.problems:
+            raise UsageError(f"{root}: no rank of it can be read{said(joined.problems)}")
+        raise UsageError(f"{root}: has none of the ranks asked for" if wanted.ranks else f"{root}: no rank has written a number")
     return joined
+
+
+def said(problems: Mapping[str, int]) -> str:
+    """The first problems of a run as the end of a message, "" without any."""
+    return "".join(f"\n  {what}" for what in list(problems)[:_PROBLEMS_SAID])
 
 
 def _dump(root: Path, wanted: Wanted) -> Source:

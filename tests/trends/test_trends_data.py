@@ -254,6 +254,46 @@ def test_layers_are_in_the_order_of_the_model() -> None:
     assert order == ["embed.w", "layers.0.a", "layers.9.a", "layers.9.b", "layers.10.a", "head.w"]
 
 
+def test_rows_of_digits_that_are_no_numbers_have_an_order_too() -> None:
+    """Digits that `int` does not take, and thousands of them, are text."""
+    names = ["layers.\u00b2.w", f"layers.{'9' * 5000}.w", "layers.1.w"]
+    assert {target.name for target in in_order([Target(name) for name in names])} == set(names)
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("CREATE VIEW trend_data AS WITH RECURSIVE c(x) AS (SELECT 0 UNION ALL SELECT x + 1 FROM c) SELECT x AS rank FROM c", "is a view"),
+        ("CREATE TABLE trend_data (rank, step, target_id, metric_id); INSERT INTO trend_data VALUES (x'ff', 0, 1, 1)", "are no numbers"),
+        ("CREATE TABLE trend_data (rank, step, target_id, metric_id); INSERT INTO trend_data VALUES (0, 0, 1, 1)", "no such table"),
+        ("CREATE TABLE other (x)", "no such table: trend_data"),
+    ],
+)
+def test_a_data_base_that_is_none_is_said(script: str, says: str, tmp_path: Path) -> None:
+    """What is wrong with a data base is in the message; a view is not asked, for it may have no end."""
+    with closing(sqlite3.connect(tmp_path / "x.trend.db")) as db:
+        db.executescript(script)
+    with pytest.raises(UsageError, match=says):
+        collect([open_source(tmp_path / "x.trend.db")])
+
+
+def test_a_data_base_with_anything_in_its_columns(tmp_path: Path) -> None:
+    """Names that are bytes, and ranks that are no numbers beside those that are, do not keep the rest from being read."""
+    with closing(sqlite3.connect(tmp_path / "x.trend.db")) as db:
+        db.executescript(
+            """CREATE TABLE trend_data (rank, step, target_id, metric_id, norm);
+            CREATE TABLE monitoring_targets (target_id, target_name, vpp_stage, micro_step);
+            CREATE TABLE monitoring_metrics (metric_id, metric_name);
+            INSERT INTO monitoring_metrics VALUES (1, 'grad');
+            INSERT INTO monitoring_targets VALUES (1, x'ff61', 0, 0);
+            INSERT INTO trend_data VALUES (0, 0, 1, 1, 2.0), ('x', 0, 1, 1, 2.0);"""
+        )
+    source = open_source(tmp_path / "x.trend.db")
+    trends = collect([source])
+    assert source.ranks == [0]
+    assert [target.name for metric in trends.metrics.values() for target in metric.targets] == ["\\xffa"]
+
+
 def test_micro_batches_are_their_extremes_or_rows(tmp_path: Path) -> None:
     """Several micro batches of a step are one cell with the largest and the smallest; on request a row each."""
     sink = CsvSink(CsvSettings(), MonitorSettings(ops=OPS), output_dir=tmp_path, rank=0)
