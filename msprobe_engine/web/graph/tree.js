@@ -9,9 +9,9 @@ Kit.texts('tree', {
   nodes: ['{0} nodes', '{0} 个节点'],
   found: ['{0} of {1} nodes', '{0} / {1} 个节点'],
   none: ['Nothing passes the filter', '没有符合筛选条件的节点'],
-  suspect: ['first suspect', '首个可疑节点'],
+  suspect: ['first suspect', '首个可疑点'],
   nonfinite: ['NaN or Inf', 'NaN 或 Inf'],
-  unmatched: ['no partner', '无对应节点'],
+  unmatched: ['no partner', '未匹配'],
 });
 
 Graph.panels.push((store) => {
@@ -37,7 +37,6 @@ Graph.panels.push((store) => {
   };
   column('tree.name');
   const unitsHead = column('tree.units');
-  unitsHead.title = Kit.t('tree.units_hint');
   const space = Kit.make('div', grid, null, 'tree-space');
   space.setAttribute('role', 'rowgroup');
   const empty = Kit.word(Kit.make('p', place, null, 'tree-empty soft'), 'tree.none');
@@ -199,9 +198,7 @@ Graph.panels.push((store) => {
     if (parts) store.hover(side, parts.shown);
   });
   space.addEventListener('pointerleave', () => store.hover(0, -1));
-  grid.addEventListener('scroll', () => {
-    if (!due) due = requestAnimationFrame(draw);
-  });
+  grid.addEventListener('scroll', refresh);
   grid.addEventListener('keydown', (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     const rows = store.rows(side);
@@ -240,6 +237,7 @@ Graph.panels.push((store) => {
       one.addEventListener('click', () => store.showTree(s));
     });
     unitsHead.hidden = store.sides.length < 2;
+    unitsHead.title = Kit.t('tree.units_hint');
   }
   function turn() {
     side = store.treeSide;
@@ -270,7 +268,10 @@ Graph.panels.push((store) => {
     }
     refresh();
   });
-  Kit.on('language', refresh);
+  Kit.on('language', () => {
+    unitsHead.title = Kit.t('tree.units_hint');
+    refresh();
+  });
   Kit.on('theme', refresh);
   new ResizeObserver(refresh).observe(grid);
 });
