@@ -22,7 +22,7 @@ from msprobe_engine.graph.merge import copies
 from msprobe_engine.graph.model import Comparison, Graph
 from msprobe_engine.graph.options import GraphOptions
 from msprobe_engine.graph.source import Job, jobs_of
-from msprobe_engine.graph.stamps import reserve
+from msprobe_engine.graph.stamps import reserve, waiting_prefix
 from msprobe_engine.graph.summary import Result
 from msprobe_engine.graph.work import Part, lost, make
 from msprobe_engine.graph.writer import MERGED_DUMP, Plan, Writer, open_writer
@@ -68,7 +68,7 @@ def run(
     except ValueError as error:
         raise UsageError(f"output {str(directory)!r}: {error}; name another directory") from None
     result = Result(str(target), str(golden or ""), notes=sources.notes, problems=sources.lost)
-    with reserve(directory) as stamp, _Store(directory, sources.jobs, options) as store:
+    with reserve(directory) as stamp, _Store(directory, sources.jobs, options, stamp) as store:
         parts = _made(sources.jobs, options, store, progress)
         for part in parts:
             result.problems += [problem for problem in part.problems if problem not in result.problems]
@@ -164,7 +164,8 @@ class _Store:
     """Graphs between their making and their writing, which has to wait until all ranks of a step have told their communication calls. In
     memory while they are small, else in a directory of its own that only this user can enter."""
 
-    def __init__(self, output: Path, jobs: Sequence[Job], options: GraphOptions) -> None:
+    def __init__(self, output: Path, jobs: Sequence[Job], options: GraphOptions, stamp: str) -> None:
+        self._prefix = waiting_prefix(stamp)
         self._in_memory = sum(job.size for job in jobs) * _BYTES_PER_BYTE < options.memory_mb << 20 or len(jobs) == 1
         self._made: dict[tuple[int, int], Graph | Comparison | None] = {}
         self._output = output
@@ -220,6 +221,6 @@ class _Store:
     @contextmanager
     def _open(self, key: tuple[int, int], mode: str) -> Iterator[IO[bytes]]:
         if self._directory is None:
-            self._directory = tempfile.TemporaryDirectory(dir=self._output, prefix=".graph_")  # mode 0700
+            self._directory = tempfile.TemporaryDirectory(dir=self._output, prefix=self._prefix)  # mode 0700
         with open(Path(self._directory.name) / f"{key[0]}_{key[1]}", mode) as file:
             yield file

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -57,3 +59,26 @@ def test_no_job_has_a_billion_ranks(tmp_path: Path, capsys: pytest.CaptureFixtur
     words = ["--rank_size", str(10**12), "--tp", "1", "--pp", "1"]
     assert main(["graph", str(_plain(tmp_path / "run")), "-o", str(tmp_path / "out"), *words]) == 2
     assert "more than 1000000 ranks" in capsys.readouterr().err
+
+
+def test_what_a_killed_run_has_left_is_taken_away(tmp_path: Path) -> None:
+    """Temporary files of a run whose process is gone are removed by the next one; those of a run that goes on are not."""
+    out = tmp_path / "out"
+    out.mkdir()
+    gone, going = "20200101000000", "20200101000001"
+    left = {
+        stamp: [out / f".graph_{stamp}.lock", out / f".build_{stamp}.vis.db.abc.tmp", out / f".graph_{stamp}_xyz"]
+        for stamp in (gone, going)
+    }
+    for lock, file, directory in left.values():
+        lock.touch()
+        file.touch()
+        directory.mkdir()
+        (directory / "0_0").touch()
+        os.utime(lock, (0, 0))
+    with open(left[going][0]) as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert main(["graph", str(_plain(tmp_path / "run")), "-o", str(out), "--format", "html"]) == 0
+    assert not any(path.exists() for path in left[gone])
+    assert all(path.exists() for path in left[going])
+    assert sorted(path.name for path in out.iterdir() if path not in left[going])[0].startswith("graph_")
