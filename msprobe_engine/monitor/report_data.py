@@ -89,6 +89,7 @@ def collect(run: Run, progress: Progress = lambda _: None) -> dict[str, Any]:
         _add(found, run.table(rank, family), rank, family)
     stacked = {group: _stacked(picture, len(starts)) for group, picture in found.pictures.items() if picture.layers}
     alerts.sort(key=lambda a: (a.get("step", 0), a.get("rank", 0), a.get("order", -1)))
+    began = [alert for alert in alerts if not _is_over(alert)]  # that a condition has gone is listed, not counted
     return {
         "run": run.path.resolve().name,
         "ranks": [{"rank": rank, **_facts(run.info(rank))} for rank in run.ranks],
@@ -98,12 +99,12 @@ def collect(run: Run, progress: Progress = lambda _: None) -> dict[str, Any]:
         "steps": starts.tolist(),
         "scalars": _scalars(scalars, starts),
         "pictures": [_picture(group, found.pictures[group], ranks) for group, ranks in stacked.items()],
-        "worst": _worst(found, stacked, alerts),
+        "worst": _worst(found, stacked, began),
         "alerts": [_alert(alert) for alert in alerts[:MAX_ALERTS]],
         "alerts_left_out": max(0, len(alerts) - MAX_ALERTS),
-        "rules": dict(Counter(str(a.get("rule", "")) for a in alerts)),
-        "meanings": _meanings(alerts),
-        "timeline": _timeline(alerts, starts),
+        "rules": dict(Counter(str(a.get("rule", "")) for a in began)),
+        "meanings": _meanings(began),
+        "timeline": _timeline(began, starts),
         "problems": run.problems,
     }
 
@@ -375,6 +376,11 @@ def _jump(line: Floats, family: str) -> tuple[float, int, bool]:
 def _alert(alert: Mapping[str, Any]) -> dict[str, Any]:
     keys = ("step", "rank", "rule", "severity", "kind", "name", "micro_step")
     return {key: alert.get(key) for key in keys} | {"message": str(alert.get("message", ""))[:500]}
+
+
+def _is_over(alert: Mapping[str, Any]) -> bool:
+    extra = alert.get("extra")
+    return isinstance(extra, Mapping) and bool(extra.get("over"))
 
 
 def _meanings(alerts: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:

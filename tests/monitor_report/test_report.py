@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import gzip
 import json
 import math
@@ -114,6 +115,16 @@ def test_many_ranks_and_alerts(tmp_path: Path) -> None:
     assert picture(data, "norm")["lines"] == {"smallest rank": [1.0], "median": [5.5], "largest rank": [10.0]}
     assert len(data["alerts"]) == MAX_ALERTS
     assert data["alerts_left_out"] == 100
+
+
+def test_that_a_condition_is_over_is_listed_and_not_counted(tmp_path: Path) -> None:
+    """The end of a lasting condition is a line of the list; counts and the time line are of what began, as in `msprobe monitor analyze`."""
+    over = dataclasses.replace(alert(1), extra={"over": True})
+    write(tmp_path, 0, {step: {"layers.0.w": [1.0]} for step in range(2)}, alerts={0: [alert(0)], 1: [over]})
+    data = collect(open_run(tmp_path))
+    assert len(data["alerts"]) == 2
+    assert list(data["rules"].values()) == [1]
+    assert [row["marks"] for row in data["timeline"]] == [[(0, 1)]]
 
 
 def test_names_end_no_script(tmp_path: Path) -> None:
