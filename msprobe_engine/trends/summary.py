@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from msprobe_engine.trends.findings import KEPT
 from msprobe_engine.trends.model import RunTrend, StandOut, Trends
 
 _SHOWN = 5
@@ -54,7 +55,7 @@ def _nonfinite(trends: Trends, run: RunTrend) -> Iterator[str]:
 
 def _found(trends: Trends, found: list[StandOut], headline: str) -> Iterator[str]:
     if found:
-        yield f"{headline}: {len(found)}, first:"
+        yield f"{headline}: {len(found)}{' or more' if len(found) >= KEPT else ''}, first:"
     for one in found[:_SHOWN]:
         target = trends.metrics[one.metric].targets[one.target].shown
         words = {"jump": "{0:g} times its median", "fall": "1/{0:g} of its median", "ranks": "ranks {0:g} times further apart than usual"}

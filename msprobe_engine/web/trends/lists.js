@@ -1,12 +1,14 @@
 "use strict";
 /* The lists beside the map: what is not finite, where two runs go apart, what stands out, what was read and kept. A row leads to its cell. */
 const Lists = (() => {
+  const KEPT = 200; // as `findings.KEPT`: a list that is full may have left some out
   let box, tabs, pane, chosen = "bad";
 
   const kinds = () => {
     const b = Trends.book, out = [["bad", b.runs.reduce((n, run) => n + run.nonfiniteCount, 0)]];
-    if (b.runs.length > 1) out.push(["apart", b.apart.length]);
-    out.push(["out", b.runs.reduce((n, run) => n + run.standOut.length, 0)], ["about", b.runs.reduce((n, run) => n + run.problemCount, 0)]);
+    const full = (...found) => found.some((one) => one.length >= KEPT) ? "+" : "";
+    if (b.runs.length > 1) out.push(["apart", b.apart.length, full(b.apart)]);
+    out.push(["out", b.runs.reduce((n, run) => n + run.standOut.length, 0), full(...b.runs.map((run) => run.standOut))], ["about", b.runs.reduce((n, run) => n + run.problemCount, 0)]);
     return out;
   };
   function mount(parent) {
@@ -18,10 +20,10 @@ const Lists = (() => {
   }
   function draw() {
     tabs.replaceChildren(); pane.replaceChildren();
-    for (const [kind, n] of kinds()) {
+    for (const [kind, n, more] of kinds()) {
       const tab = Kit.make("button", tabs, null, kind === "bad" && n ? "t-tab bad" : "t-tab");
       tab.setAttribute("role", "tab"); tab.setAttribute("aria-selected", String(kind === chosen)); tab.setAttribute("aria-controls", "t-pane"); tab.tabIndex = kind === chosen ? 0 : -1; tab.id = "t-tab-" + kind;
-      Kit.word(Kit.make("span", tab), "trends.list_" + kind); if (kind !== "about" || n) Kit.make("b", tab, Kit.count(n));
+      Kit.word(Kit.make("span", tab), "trends.list_" + kind); if (kind !== "about" || n) Kit.make("b", tab, Kit.count(n) + (more || ""));
       tab.onclick = () => { chosen = kind; draw(); document.getElementById("t-tab-" + kind).focus(); };
       tab.onkeydown = (e) => {
         const all = kinds().map(([k]) => k), by = { ArrowRight: 1, ArrowLeft: -1 }[e.key];
