@@ -15,6 +15,7 @@ EQUAL, DIFFERENT, UNREAD = 0, 1, 3
 """Exit codes: nothing beyond round-off (one side: no NaN or Inf), something found, something could not be read."""
 
 _MOST_PROBLEMS = 8
+_MOST_OF_LINE = 5_000
 _UNKNOWN = "unknown"
 
 
@@ -123,7 +124,7 @@ class Result:
         if len(self.problems) > _MOST_PROBLEMS:
             lines.append(_line("warning", f"and {len(self.problems) - _MOST_PROBLEMS:,} more"))
         lines += [_line("file", f"{path} ({_bytes(path)})") for path in self.files]
-        return "\n".join(one_line(line) for line in lines)
+        return "\n".join(_bounded(one_line(line)) for line in lines)
 
 
 def _units(units: float) -> str:
@@ -144,6 +145,11 @@ def _bytes(path: Path) -> str:
             return f"{size:.0f} {word}" if word == "bytes" else f"{size:.1f} {word}"
         size /= 1000
     return f"{size:.2f} GB"
+
+
+def _bounded(line: str) -> str:
+    """A line that a terminal can show: of names and shapes without an end the middle is left out. The page has all of it."""
+    return line if len(line) <= _MOST_OF_LINE else f"{line[: _MOST_OF_LINE - 500]} ... {line[-500:]}"
 
 
 def _line(word: str, text: str) -> str:

@@ -82,3 +82,14 @@ def test_what_a_killed_run_has_left_is_taken_away(tmp_path: Path) -> None:
     assert not any(path.exists() for path in left[gone])
     assert all(path.exists() for path in left[going])
     assert sorted(path.name for path in out.iterdir() if path not in left[going])[0].startswith("graph_")
+
+
+def test_lines_on_the_console_come_to_an_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A shape of 100,000 dimensions, or a name of 100 kB, does not bury what the console says."""
+    for side, dims in (("target", 100_000), ("golden", 2)):
+        name = f"Functional.{'x' * 100_000}.0.forward"
+        graph(tmp_path / side, {name: call([tensor()], [tensor(shape=[1] * dims)])})
+    assert main(["graph", str(tmp_path / "target"), str(tmp_path / "golden"), "-o", str(tmp_path / "out"), "--format", "html"]) == 1
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) < 6_000
+    assert "  file  " in said
