@@ -25,6 +25,7 @@ from msprobe_engine.checkpoint.result import DIFFERENT, SHAPE, TensorResult
 from msprobe_engine.checkpoint.stored import OPTIMIZER, StoredTensor
 from msprobe_engine.dump.dtypes import item_size, plain_name
 from msprobe_engine.errors import DumpFormatError
+from msprobe_engine.sentences import Sentence
 
 _MOST = 2000
 """Differing tensors that are looked at one by one."""
@@ -70,7 +71,7 @@ class _Explaining:
         if not self._differing:
             return self._notes
         if len(self._differing) > _MOST:
-            self._notes.append(f"{len(self._differing)} tensors differ; the first {_MOST} were looked at for hints")
+            self._notes.append(Sentence("{0} tensors differ; the first {1} were looked at for hints", len(self._differing), _MOST))
         looked = self._differing[:_MOST]
         self._exchanges(looked)
         for i in looked:
@@ -83,10 +84,12 @@ class _Explaining:
         of_a = self._few_files([r.files_a for r in self._results], [p.a for p in self._pairs])
         of_b = self._few_files([r.files_b for r in self._results], [p.b for p in self._pairs])
         if of_a and of_a == of_b:
-            self._notes.append(f"all differences lie in {of_a[0]} of both sides: {of_a[1]}")
+            self._notes.append(Sentence("all differences lie in {0} of both sides: {1}", of_a[0], of_a[1]))
         else:
             self._notes += [
-                f"all differences lie in {found[0]} of {side}: {found[1]}" for side, found in (("A", of_a), ("B", of_b)) if found
+                Sentence("all differences lie in {0} of {1}: {2}", found[0], side, found[1])
+                for side, found in (("A", of_a), ("B", of_b))
+                if found
             ]
         self._optimizer_alone()
         self._gathered()
@@ -98,7 +101,7 @@ class _Explaining:
             return rearranged(pair.a, pair.b, self._model, self._contents)
         if result.rounded:
             narrow = min((result.dtype_a, result.dtype_b), key=lambda d: item_size(d) or 0)
-            return f"the same, rounded to {narrow}"
+            return Sentence("the same, rounded to {0}", narrow)
         simple = self._few(pair, result) or _by_numbers(result)
         if not simple and plain_name(result.dtype_a) in _FRACTIONS and plain_name(result.dtype_b) in _FRACTIONS:
             simple = self._scaled(pair, result) or self._shifted(pair, result) or self._rounded_before(pair)
@@ -115,8 +118,8 @@ class _Explaining:
             return ""
         if not result.shape_a or (result.state == "step" and result.numel == 1):
             numbers = [values.reshape(-1)[0].item() for values in map(self._contents.sample, (pair.a, pair.b)) if values.size == 1]
-            what = "optimizer steps" if result.state == "step" else "the numbers"
-            return f"{what} {numbers[0]:.10g} and {numbers[1]:.10g}" if len(numbers) == 2 else ""
+            what = Sentence("optimizer steps") if result.state == "step" else Sentence("the numbers")
+            return Sentence("{0} {1} and {2}", what, f"{numbers[0]:.10g}", f"{numbers[1]:.10g}") if len(numbers) == 2 else ""
         if result.dtype_a != result.dtype_b:
             return ""
         block = Block(tuple(result.max_at), (1,) * len(result.max_at))
@@ -124,8 +127,8 @@ class _Explaining:
         bits = [i for i in range(64) if (a ^ b) >> i & 1]
         at = list(result.max_at)
         if len(bits) != 1:
-            return f"one element differs, at {at}"
-        return f"one flipped bit: bit {bits[0]}{_meaning(result.dtype_a, bits[0])} of the element at {at}"
+            return Sentence("one element differs, at {0}", at)
+        return Sentence("one flipped bit: bit {0}{1} of the element at {2}", bits[0], _meaning(result.dtype_a, bits[0]), at)
 
     def _scaled(self, pair: Pair, result: TensorResult) -> str:
         """One side is the other times a constant."""
@@ -138,7 +141,7 @@ class _Explaining:
         a, b = (values.astype(np.float64) for values in (self._contents.sample(pair.a), self._contents.sample(pair.b)))
         if a.shape != b.shape or not np.allclose(b, ratio * a, rtol=2.0 * precision, atol=1e-30):
             return ""
-        return "B is A with the sign turned" if abs(ratio + 1.0) < 1e-6 else f"B is A times {ratio:.6g}"
+        return Sentence("B is A with the sign turned") if abs(ratio + 1.0) < 1e-6 else Sentence("B is A times {0}", f"{ratio:.6g}")
 
     def _shifted(self, pair: Pair, result: TensorResult) -> str:
         """One side is the other plus a constant: norms that hold what is to be added to 1."""
@@ -151,8 +154,8 @@ class _Explaining:
         by = float(np.median(b - a))
         if not np.allclose(b - a, by, rtol=0.0, atol=2.0 ** -_FRACTIONS[plain_name(pair.b.dtype)] * max(1.0, abs(by))):
             return ""
-        why = " (a norm that is stored as what is added to 1?)" if abs(abs(by) - 1.0) < 1e-3 and "norm" in result.name else ""
-        return f"B is A {'plus' if by > 0 else 'minus'} {abs(by):.6g}{why}"
+        why = Sentence(" (a norm that is stored as what is added to 1?)") if abs(abs(by) - 1.0) < 1e-3 and "norm" in result.name else ""
+        return Sentence("B is A plus {0}{1}", f"{by:.6g}", why) if by > 0 else Sentence("B is A minus {0}{1}", f"{-by:.6g}", why)
 
     def _rounded_before(self, pair: Pair) -> str:
         """One side went through a narrower element type and back."""
@@ -165,7 +168,12 @@ class _Explaining:
             for side, wide, other in (("B", a, b), ("A", b, a)):
                 rounded = narrow(wide)
                 if np.array_equal(rounded, other) and not np.array_equal(rounded, wide):
-                    return f"{side} holds what the other side holds rounded to {name}, in float32 (seen in the first {a.size} elements)"
+                    return Sentence(
+                        "{0} holds what the other side holds rounded to {1}, in float32 (seen in the first {2} elements)",
+                        side,
+                        name,
+                        a.size,
+                    )
         return ""
 
     def _exchanges(self, looked: Iterable[int]) -> None:
@@ -184,7 +192,9 @@ class _Explaining:
                     break
         for i, j in moved.items():
             name = self._results[j].name
-            self._results[i].hint = f"exchanged with {name}" if moved.get(j) == i else f"equal to what B holds as {name}"
+            self._results[i].hint = (
+                Sentence("exchanged with {0}", name) if moved.get(j) == i else Sentence("equal to what B holds as {0}", name)
+            )
         self._exchanged_groups(moved)
 
     def _exchanged_groups(self, moved: dict[int, int]) -> None:
@@ -203,15 +213,15 @@ class _Explaining:
         for (where, e, f), count in experts.items():
             if experts.get((where, f, e)):
                 if e < f:
-                    found.append(f"{where}experts {e} and {f} are exchanged ({count + experts[where, f, e]} tensors)")
+                    found.append(Sentence("{0}experts {1} and {2} are exchanged ({3} tensors)", where, e, f, count + experts[where, f, e]))
             else:
-                found.append(f"{where}expert {e} of A is expert {f} of B ({count} tensors)")
+                found.append(Sentence("{0}expert {1} of A is expert {2} of B ({3} tensors)", where, e, f, count))
         if len(found) > _SENTENCES:
             left = len(found) - _SENTENCES
-            found[_SENTENCES:] = [f"{left} more experts lie elsewhere ({sum(experts.values())} tensors of experts in all)"]
+            found[_SENTENCES:] = [Sentence("{0} more experts lie elsewhere ({1} tensors of experts in all)", left, sum(experts.values()))]
         self._notes += found
         for m, n in [pair for pair in layers if pair[0] < pair[1] and layers.get((pair[1], pair[0]))]:
-            self._notes.append(f"layers {m} and {n} are exchanged ({layers.pop((m, n)) + layers.pop((n, m))} tensors)")
+            self._notes.append(Sentence("layers {0} and {1} are exchanged ({2} tensors)", m, n, layers.pop((m, n)) + layers.pop((n, m))))
         self._notes += _moved_layers(layers)
 
     def _same(self, a: StoredTensor, b: StoredTensor) -> bool:
@@ -234,19 +244,23 @@ class _Explaining:
         same = sum(self._results[i].equal for i in inside)
         if same and len(where) > 1:
             return None
-        kind = "state of the optimizer" if groups == {OPTIMIZER} else "tensor"
-        rest = f"{same} others there are equal" if same else f"every {kind} there differs: of another save?"
+        every_one = (
+            Sentence("every state of the optimizer there differs: of another save?")
+            if groups == {OPTIMIZER}
+            else Sentence("every tensor there differs: of another save?")
+        )
+        rest = Sentence("{0} others there are equal", same) if same else every_one
         above = Path(os.path.commonpath(every))
         names = ", ".join(sorted(str(Path(file).relative_to(above)) for file in where))
-        one = "one file" if len(where) == 1 else f"{len(where)} of {len(every)} files"
-        return one, f"{names} ({len(changed)} tensors; {rest})"
+        one = Sentence("one file") if len(where) == 1 else Sentence("{0} of {1} files", len(where), len(every))
+        return one, Sentence("{0} ({1} tensors; {2})", names, len(changed), rest)
 
     def _optimizer_alone(self) -> None:
         different = [self._results[i] for i in self._differing]
         weights = [r for r in self._results if r.group != OPTIMIZER]
         if weights and all(r.group == OPTIMIZER for r in different):
             states = sorted({r.state for r in different})
-            self._notes.append(f"the weights are equal; only states of the optimizer differ ({', '.join(states)})")
+            self._notes.append(Sentence("the weights are equal; only states of the optimizer differ ({0})", ", ".join(states)))
 
     def _gathered(self) -> None:
         """One sentence for a hint that many tensors have."""
@@ -254,12 +268,16 @@ class _Explaining:
         words = {re.sub(r"[0-9][0-9.e+-]*", "N", self._results[i].hint): self._results[i].hint for i in self._differing}
         for key, count in counts.items():
             if count > 1 and not key.startswith(("exchanged with", "equal to what")):
-                self._notes.append(f"{count} tensors: {words[key]}" if key == words[key] else f"{count} tensors like: {words[key]}")
+                self._notes.append(
+                    Sentence("{0} tensors: {1}", count, words[key])
+                    if key == words[key]
+                    else Sentence("{0} tensors like: {1}", count, words[key])
+                )
 
 
 def _moved_layers(layers: Counter[tuple[int, int]]) -> list[str]:
     """Layers of A that are others of B: neighbours that moved by the same in one sentence."""
-    found = []
+    found: list[str] = []
     runs: list[list[int]] = []  # first layer of A, last, how far it moved, tensors
     for m, n in sorted(layers):
         count = layers[m, n]
@@ -269,9 +287,11 @@ def _moved_layers(layers: Counter[tuple[int, int]]) -> list[str]:
             runs.append([m, m, n - m, count])
     for first, last, by, count in runs:
         if first == last:
-            found.append(f"layer {first} of A is layer {first + by} of B ({count} tensors)")
+            found.append(Sentence("layer {0} of A is layer {1} of B ({2} tensors)", first, first + by, count))
         else:
-            found.append(f"layers {first} to {last} of A are layers {first + by} to {last + by} of B ({count} tensors)")
+            found.append(
+                Sentence("layers {0} to {1} of A are layers {2} to {3} of B ({4} tensors)", first, last, first + by, last + by, count)
+            )
     return found
 
 
@@ -279,11 +299,11 @@ def _by_numbers(result: TensorResult) -> str:
     """What the sums of the comparison alone say."""
     a, b = result.norm_a, result.norm_b
     if result.nan_a != result.nan_b or result.inf_a != result.inf_b:
-        return f"NaN in {result.nan_a} elements of A and {result.nan_b} of B, Inf in {result.inf_a} and {result.inf_b}"
+        return Sentence("NaN in {0} elements of A and {1} of B, Inf in {2} and {3}", result.nan_a, result.nan_b, result.inf_a, result.inf_b)
     if a is None or b is None:
         return ""
     if (a == 0.0) != (b == 0.0):
-        return f"{'A' if a == 0.0 else 'B'} is all zeros"
+        return Sentence("{0} is all zeros", "A" if a == 0.0 else "B")
     return ""
 
 
@@ -293,8 +313,8 @@ def _meaning(dtype: str, bit: int) -> str:
         return ""
     fraction, exponent = _FRACTIONS[name], _EXPONENTS[name]
     if bit < fraction:
-        return f" (fraction, {fraction - bit} from the top)"
-    return " (exponent)" if bit < fraction + exponent else " (sign)"
+        return Sentence(" (fraction, {0} from the top)", fraction - bit)
+    return Sentence(" (exponent)") if bit < fraction + exponent else Sentence(" (sign)")
 
 
 def _number(pattern: re.Pattern[str], name: str) -> int | None:

@@ -13,6 +13,7 @@ from msprobe_engine.checkpoint.names_model import Model
 from msprobe_engine.checkpoint.names_slots import place
 from msprobe_engine.checkpoint.stored import StoredTensor, joined, rows
 from msprobe_engine.errors import DumpFormatError
+from msprobe_engine.sentences import Sentence
 
 _MOST_ROWS = 1 << 20
 _MOST_BYTES = 512 << 20
@@ -113,11 +114,11 @@ def _by_part(a: StoredTensor, b: StoredTensor, model: Model | None, contents: Co
     if len(differing) == 2:
         i, j = differing
         if contents.same(parts_a[i], parts_b[j]) and contents.same(parts_a[j], parts_b[i]):
-            return f"equal with {parts_a[i].part} and {parts_a[j].part} exchanged"
+            return Sentence("equal with {0} and {1} exchanged", parts_a[i].part, parts_a[j].part)
     if len(differing) == 1:
         how = rearranged(parts_a[differing[0]], parts_b[differing[0]], model, contents)
-        return f"only {names} differs" + (f": {how}" if how else "")
-    return f"only {names} differ" if len(differing) < len(parts_a) else ""
+        return Sentence("only {0} differs", names) + (Sentence(": {0}", how) if how else "")
+    return Sentence("only {0} differ", names) if len(differing) < len(parts_a) else ""
 
 
 def _permuted(a: StoredTensor, b: StoredTensor, contents: Contents) -> str:
@@ -129,30 +130,30 @@ def _permuted(a: StoredTensor, b: StoredTensor, contents: Contents) -> str:
             continue
         mine, other = contents.row_digests(x), contents.row_digests(y)
         if mine and mine != other and Counter(mine) == Counter(other):
-            return f"equal with its {words} in another order: {_moves(mine, other)}"
+            return Sentence("equal with its {0} in another order: {1}", words, _moves(mine, other))
     return ""
 
 
 def _slices(a: StoredTensor, b: StoredTensor) -> Iterator[tuple[str, StoredTensor, StoredTensor]]:
     if len(a.shape) == 1:
-        yield "elements", a, b
+        yield Sentence("elements"), a, b
     elif len(a.shape) == 2:
-        yield "rows", a, b
-        yield "columns", cuts.turned(a), cuts.turned(b)
+        yield Sentence("rows"), a, b
+        yield Sentence("columns"), cuts.turned(a), cuts.turned(b)
     elif len(a.shape) > 2:
-        yield "slices of dimension 0", a, b
+        yield Sentence("slices of dimension 0"), a, b
 
 
 def _moves(mine: list[bytes], other: list[bytes]) -> str:
     """Which slices went where, in few words."""
     moved = [i for i, (x, y) in enumerate(zip(mine, other)) if x != y]
     if len(moved) == 2:
-        return f"{moved[0]} and {moved[1]} are exchanged"
+        return Sentence("{0} and {1} are exchanged", moved[0], moved[1])
     first, last = moved[0], moved[-1]
     n = len(mine)
     if len(set(mine)) == n:
         where = {digest: i for i, digest in enumerate(other)}
         shift = where[mine[first]] - first
         if all((where[digest] - i - shift) % n == 0 for i, digest in enumerate(mine)):
-            return f"moved on by {shift % n}"
-    return "all of them" if len(moved) == n else f"{len(moved)} of them, from {first} to {last}"
+            return Sentence("moved on by {0}", shift % n)
+    return Sentence("all of them") if len(moved) == n else Sentence("{0} of them, from {1} to {2}", len(moved), first, last)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from msprobe_engine.checkpoint.contents import Contents
 from msprobe_engine.checkpoint.stored import StoredTensor
 from msprobe_engine.errors import DumpFormatError
+from msprobe_engine.sentences import Sentence
 
 _MOST_RULES = 12
 _MOST_TENSORS = 20_000
@@ -32,8 +33,13 @@ def renamed(only_a: Sequence[StoredTensor], only_b: Sequence[StoredTensor], cont
     if not found:
         return ""
     rules = [f'{{a: "{a}", b: "{b}"}}' + (f" ({count} tensors)" if count > 1 else "") for (a, b), count in found.most_common(_MOST_RULES)]
-    more = f" and {len(found) - _MOST_RULES} more" if len(found) > _MOST_RULES else ""
-    return f"{sum(found.values())} tensors only in A are tensors only in B under other names; rules for --map: {', '.join(rules)}{more}"
+    more = Sentence(" and {0} more", len(found) - _MOST_RULES) if len(found) > _MOST_RULES else ""
+    return Sentence(
+        "{0} tensors only in A are tensors only in B under other names; rules for --map: {1}{2}",
+        sum(found.values()),
+        ", ".join(rules),
+        more,
+    )
 
 
 def _unique(tensors: Iterable[StoredTensor], contents: Contents) -> dict[tuple[tuple[int, ...], str, bytes], StoredTensor]:

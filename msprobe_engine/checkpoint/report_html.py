@@ -58,7 +58,7 @@ def page(result: Result, only_different: bool = False, top: int | None = None) -
         body="\n".join(parts),
         sections=("checkpoint",),
         verdict=_VERDICTS.get(result.code, "bad"),
-        headline=_headline(result.verdict()),
+        headline=text(result.verdict()),
     )
 
 
@@ -68,11 +68,6 @@ def _t(key: str, *arguments: object) -> Html:
 
 def _head(*keys: str) -> list[Html]:
     return [_t(key) for key in keys]
-
-
-def _headline(verdict: str) -> Html:
-    what, colon, rest = verdict.partition(":")
-    return Html(f"{_t(what.replace(' ', '_'))}{colon}{text(rest)}")
 
 
 def _tiles(result: Result) -> Html:

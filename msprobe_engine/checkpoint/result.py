@@ -9,6 +9,7 @@ from typing import Any
 
 from msprobe_engine.checkpoint.kinds import OTHER, kind_of, layer_of
 from msprobe_engine.checkpoint.stored import MODEL, OPTIMIZER
+from msprobe_engine.sentences import Sentence, joined
 
 EQUAL, WITHIN, DIFFERENT, SHAPE, INCOMPLETE, UNREADABLE = "equal", "within tolerance", "different", "shape", "incomplete", "unreadable"
 """How a pair of tensors came out. `INCOMPLETE`: what both sides have is the same, but a side has not all of it."""
@@ -256,58 +257,67 @@ class Result:
         """The first line of every report."""
         n = len(self.tensors)
         if self.code == SAME:
-            return f"equal: {counted(n, 'tensor')} ({self._ground()})" + self._beside()
+            return Sentence("equal: {0} ({1})", counted(n, "tensor"), self._ground()) + self._beside()
         if self.code == UNKNOWN:
             if not n and not self._open:
-                alone = f"{len(self.only_in_a)} only in A, {len(self.only_in_b)} only in B"
-                return f"cannot tell: the checkpoints hold no tensor that is called alike ({alone}); --map takes names that belong together"
+                template = (
+                    "cannot tell: the checkpoints hold no tensor that is called alike ({0} only in A, {1} only in B); "
+                    "--map takes names that "
+                    "belong together"
+                )
+                return Sentence(template, len(self.only_in_a), len(self.only_in_b))
             unread = len(self.unknown)
             if self._open and not unread:
-                return f"cannot tell: {counted(self._open, 'tensor')} could not be compared; no difference in the rest{self._beside()}"
-            what = f"{counted(unread, 'tensor')} of {n} could not be compared whole" if unread else "a checkpoint is damaged"
-            return f"cannot tell: {what}; no difference in the rest" + self._beside()
-        parts = []
+                template = "cannot tell: {0} could not be compared; no difference in the rest"
+                return Sentence(template, counted(self._open, "tensor")) + self._beside()
+            what = Sentence("a checkpoint is damaged")
+            if unread:
+                what = Sentence("{0} of {1} could not be compared whole", counted(unread, "tensor"), n)
+            return Sentence("cannot tell: {0}; no difference in the rest", what) + self._beside()
+        parts: list[Sentence] = []
         if self.different:
-            parts.append(f"{len(self.different)} of {counted(n, 'tensor')} differ{'s' if n == 1 else ''}{self._beyond_weights()}")
+            told = len(self.different), counted(n, "tensor"), self._beyond_weights()
+            parts.append(Sentence("{0} of {1} differs{2}", *told) if n == 1 else Sentence("{0} of {1} differ{2}", *told))
         for side, names in (("A", self.only_in_a), ("B", self.only_in_b)):
             if names:
-                parts.append(f"{counted(len(names), 'tensor')} only in {side}")
+                parts.append(Sentence("{0} only in {1}", counted(len(names), "tensor"), side))
         if self.values_that_matter:
-            one = "s" if len(self.values_that_matter) == 1 else ""
-            parts.append(f"{counted(len(self.values_that_matter), 'value')} that matter{one} differ{one}")
+            matter = counted(len(self.values_that_matter), "value")
+            one = len(self.values_that_matter) == 1
+            parts.append(Sentence("{0} that matters differs", matter) if one else Sentence("{0} that matter differ", matter))
         if self.unknown:
-            parts.append(f"{counted(len(self.unknown), 'tensor')} could not be compared whole")
-        return f"different: {', '.join(parts)}" + self._beside()
+            parts.append(Sentence("{0} could not be compared whole", counted(len(self.unknown), "tensor")))
+        return Sentence("different: {0}", joined(", ", parts)) + self._beside()
 
     def _beyond_weights(self) -> str:
         """Said where the weights are equal and something else is not."""
         groups = {t.group for t in self.different}
         if MODEL in groups or not any(t.group == MODEL and t.equal for t in self.tensors):
             return ""
-        return f", no weights among them ({' and '.join(sorted(groups))} only)"
+        return Sentence(", no weights among them ({0} only)", " and ".join(sorted(groups)))
 
     def _ground(self) -> str:
         """What equality rests on."""
-        grounds = []
+        grounds: list[Sentence] = []
         by = [t.by for t in self.tensors]
         within = sum(t.status == WITHIN for t in self.tensors)
         for how, text in (
-            (BITS, "same bits"),
-            (VALUES, "same values in another element type"),
-            (ROUNDED, "float32 copies rounded to the type they are trained in"),
-            (CRC, "same CRC-32, not read"),
-            (DIGEST, "same digest"),
+            (BITS, Sentence("same bits")),
+            (VALUES, Sentence("same values in another element type")),
+            (ROUNDED, Sentence("float32 copies rounded to the type they are trained in")),
+            (CRC, Sentence("same CRC-32, not read")),
+            (DIGEST, Sentence("same digest")),
         ):
             count = sum(t.by == how and t.status == EQUAL for t in self.tensors)
             if count:
-                grounds.append(text if count == len(by) else f"{count} {text}")
+                grounds.append(text if count == len(by) else Sentence("{0} {1}", count, text))
         if within:
-            grounds.append(f"{within} within atol {self.atol:g}, rtol {self.rtol:g}")
-        return ", ".join(grounds)
+            grounds.append(Sentence("{0} within atol {1}, rtol {2}", within, f"{self.atol:g}", f"{self.rtol:g}"))
+        return joined(", ", grounds)
 
     def _beside(self) -> str:
         left = sum(len(part.names) for part in self.not_compared)
-        return f"; not compared: {counted(left, 'tensor')}" if left else ""
+        return Sentence("; not compared: {0}", counted(left, "tensor")) if left else ""
 
     def summary(self) -> list[dict[str, Any]]:
         """A row per layer, kind and state: pairs, how many differ, the largest relative norm and the name it is of."""
@@ -373,4 +383,8 @@ def ranked(tensors: Iterable[TensorResult], top: int | None = None) -> list[Tens
 
 def counted(n: int, word: str) -> str:
     """``1 tensor``, ``2 tensors``."""
+    if word == "value":
+        return Sentence("{0} value", n) if n == 1 else Sentence("{0} values", n)
+    if word == "tensor":
+        return Sentence("{0} tensor", n) if n == 1 else Sentence("{0} tensors", n)
     return f"{n} {word}" + ("" if n == 1 else "s")
