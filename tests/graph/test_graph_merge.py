@@ -14,7 +14,9 @@ import pytest
 from existing_graph import Case, Pair, cases, outcome, unpack
 
 from msprobe_engine.cli.main import main
+from msprobe_engine.compare.layout import stages
 from msprobe_engine.compare.layout.run import LooseTree
+from msprobe_engine.compare.layout.weave import origin_of
 from msprobe_engine.compare.side import Side, read_side
 from msprobe_engine.compare.structure import Matcher
 from msprobe_engine.diagnose import measure
@@ -350,3 +352,18 @@ def test_places_of_ranks(layout: Layout, expected: dict[int, tuple[int, int, int
     """Places follow each other in the order that was given, the fastest first."""
     found = places.given(layout)
     assert {rank: tuple(found[rank][axis] for axis in ("tp", "dp", "pp")) for rank in expected} == expected
+
+
+@pytest.mark.parametrize("name", ["micro", "vpp2"])
+def test_batches_are_loaded_outside_of_the_model(name: str, dumps: Callable[[str], Path]) -> None:
+    """What a stage calls outside of its modules before the next forward pass is outside in the joined pipeline too, not in the backward
+    pass before: else batches of one micro step are held against those of another."""
+    ranks = sides(dumps(name))
+    joined = stages.joined(ranks, ranks, [], [])[0]
+    loaded = 0
+    for op, label in enumerate(joined.ops):
+        origin = origin_of(joined, op)
+        if origin is not None and any("in _batches" in line for line in ranks[origin[0]].stacks.get(origin[1], [])[:1]):
+            assert joined.parent(label) is None, (label, origin)
+            loaded += 1
+    assert loaded > 16

@@ -315,7 +315,10 @@ class Joint:
 
     def _keep_within(self, at: int, op: int, name: str) -> None:
         """The backward call of a module across stages is over for a later stage before gradients are added up that one process adds up
-        inside of it."""
+        inside of it. The next forward pass is outside."""
+        if self.stages[at].segment[op][1] == segments.FORWARD and self.stages[at].segment[op] != TAIL:
+            self._within = ""
+            return
         tree = self.stages[at].tree
         top = next(iter(reversed(list(tree.above(op)))), op)
         kind = tree.kinds[top]
