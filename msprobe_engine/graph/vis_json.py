@@ -140,7 +140,8 @@ def _node(source: str, graph: Graph, node: int, made: Graph | Comparison, comple
         "suggestions": {},
         "stack_info": list(stack if complete else stack_line(graph.names[node], stack)),
     }
-    if graph.parents[node] == ROOT:
+    partner = made.golden_partners[node] if source == GOLDEN and isinstance(made, Comparison) else -1
+    if graph.parents[node] == ROOT or (isinstance(made, Comparison) and partner >= 0 and made.target.parents[partner] == ROOT):
         found["micro_step_id"] = graph.micro_steps[node]
     found["data"] = data
     links = [linked(one) for one in graph.links.get(node, ())]
