@@ -16,11 +16,10 @@ from msprobe_engine.compare.schedule import Manifest, run_tasks
 from msprobe_engine.compare.side import Side, read_side
 from msprobe_engine.compare.source import Sources, Task, add_calibration, pair_paths
 from msprobe_engine.compare.summary import Comparison
-from msprobe_engine.compare.tables import check_format, unwritable
+from msprobe_engine.compare.tables import check_format, output_directory
 from msprobe_engine.compare.work import Result, compare_guarded
 from msprobe_engine.diagnose.begun import Begun
 from msprobe_engine.diagnose.findings import Diagnosis
-from msprobe_engine.dump.layout import make_directories
 from msprobe_engine.dump.reader import collection_paused
 from msprobe_engine.errors import DumpFormatError, NothingCapturedError, UsageError
 from msprobe_engine.progress import bar
@@ -67,13 +66,7 @@ def compare_dumps(
         as_wholes(sources)
     if suffix:
         sources.tasks = [replace(task, stem=f"{task.stem}{_safe_suffix(suffix)}") for task in sources.tasks]
-    directory = Path(output)
-    try:
-        make_directories(os.fspath(directory))
-    except OSError as error:
-        raise unwritable(directory, error) from error
-    except ValueError as error:
-        raise UsageError(f"output {str(directory)!r}: {error}; name another directory") from None
+    directory = output_directory(output)
     if options.calibration:
         add_calibration(sources, options.calibration)
     found = Comparison(str(target), str(golden), options.columns, options.compat, notes=sources.notes, problems=sources.lost)

@@ -14,9 +14,8 @@ from typing import IO, Any
 
 from msprobe_engine.compare.mapped import Mappings
 from msprobe_engine.compare.schedule import run_jobs
-from msprobe_engine.compare.tables import unwritable
-from msprobe_engine.dump.layout import make_directories
-from msprobe_engine.errors import NothingCapturedError, SinkError, UsageError
+from msprobe_engine.compare.tables import output_directory
+from msprobe_engine.errors import NothingCapturedError, SinkError
 from msprobe_engine.graph import over_ranks
 from msprobe_engine.graph.merge import copies
 from msprobe_engine.graph.model import Comparison, Graph
@@ -60,13 +59,7 @@ def run(
     sources = jobs_of(target, golden, options)
     if sources.merge:
         options = replace(options, merge="auto")
-    directory = Path(output)
-    try:
-        make_directories(os.fspath(directory))
-    except OSError as error:
-        raise unwritable(directory, error) from error
-    except ValueError as error:
-        raise UsageError(f"output {str(directory)!r}: {error}; name another directory") from None
+    directory = output_directory(output)
     result = Result(str(target), str(golden or ""), notes=sources.notes, problems=sources.lost)
     with reserve(directory) as stamp, _Store(directory, sources.jobs, options, stamp) as store:
         parts = _made(sources.jobs, options, store, progress)

@@ -94,6 +94,23 @@ def check_format(mode: str) -> None:
         raise MissingExtraError(package, mode, f"a table as {mode} (csv needs nothing)")
 
 
+def output_directory(path: str | Path) -> Path:
+    """The directory that files go to; it is made when it is not there.
+
+    Raises:
+        SinkError: it cannot be made.
+        UsageError: no directory can be called so.
+    """
+    directory = Path(path)
+    try:
+        make_directories(os.fspath(directory))
+    except OSError as error:
+        raise unwritable(directory, error) from error
+    except ValueError as error:
+        raise UsageError(f"output {str(directory)!r}: {error}; name another directory") from None
+    return directory
+
+
 def unwritable(path: Path, error: OSError) -> SinkError:
     """The error of a file that cannot be written."""
     return SinkError(f"cannot write {path}: {error.strerror or error}; name another output directory or free some space")
