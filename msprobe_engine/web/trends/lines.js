@@ -242,7 +242,7 @@ const Lines = (() => {
     grid = Kit.table(tableBox, { columns, rows: cells().map(([x, name, l, h]) => same ? [x, name, h] : [x, name, l, h]), label: heading.textContent, tone: (row) => Number.isFinite(row[row.length - 1]) ? "" : "bad", page: 100 });
   }
   function save() {
-    const quote = (v) => { const text = String(v); return typeof v === "number" ? text : '"' + (/^[=+\-@\t\r]/.test(text) ? "'" : "") + text.replace(/"/g, '""') + '"'; };
+    const quote = (v) => { const text = String(v); return typeof v === "number" ? text : '"' + (/^[=+\-@\t\r\n'＝＋－＠]/.test(text) ? "'" : "") + text.replace(/"/g, '""') + '"'; };
     const head = [S.along, "line", "smallest", "largest"].join(","), body = cells().map((row) => row.map(quote).join(","));
     Kit.save("trends.csv", [head, ...body].join("\r\n") + "\r\n", "text/csv");
   }
