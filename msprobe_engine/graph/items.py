@@ -7,6 +7,7 @@ numbers in 8.1.1 too.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from json.encoder import encode_basestring_ascii as _quoted
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ _GROUP = "torch.ProcessGroup"
 _GROUP_FIELDS = ("group_ranks", "group_id")
 _NO_FILE = "-1"
 _DIGITS = 6
+_QUOTE = "'"
 Metrics = Mapping[str, Mapping[str, Cell]]
 
 
@@ -36,13 +38,27 @@ def items(graph: Graph, node: int, metrics: Metrics | None = None, old: bool = F
     text = _text_old if old else _text
     for found, rows in zip(made, (graph.inputs(node), graph.outputs(node))):
         for row in rows:
-            name, item = _item(graph, row, old)
-            if metrics:
-                for column, value in metrics.get(name, {}).items():
-                    item[column] = _percent(value) if column in RELATIVE and type(value) is str else value
+            name, item = _measured(graph, row, metrics, old)
             # most fields are plain text already, and a graph has millions of them
             found[name] = {key: value if type(value) is str and "'" not in value else text(value) for key, value in item.items()}
     return made
+
+
+def texts(graph: Graph, node: int, metrics: Metrics | None = None) -> tuple[str, str]:
+    """`items` of 26.2.0 as json without spaces, written at once: half of the time that the dictionaries and their encoding take."""
+    made = []
+    for rows in (graph.inputs(node), graph.outputs(node)):
+        found = []
+        for row in rows:
+            name, item = _measured(graph, row, metrics, False)
+            fields = [
+                # a number needs no quoting, and a graph has millions of them
+                f'"{key}":"{value!r}"' if type(value) is float else f'"{key}":{_quoted(value if type(value) is str else _text(value))}'
+                for key, value in item.items()
+            ]
+            found.append(f"{_quoted(name)}:{{{','.join(fields).replace(_QUOTE, '')}}}")
+        made.append("{" + ",".join(found) + "}")
+    return made[0], made[1]
 
 
 def saved_tensors(graph: Graph) -> str | None:
@@ -50,6 +66,15 @@ def saved_tensors(graph: Graph) -> str | None:
     if graph.side is None or graph.side.task != "tensor":
         return None
     return str(Path(graph.side.path).parent / layout.TENSORS)
+
+
+def _measured(graph: Graph, row: int, metrics: Metrics | None, old: bool) -> tuple[str, dict[str, Any]]:
+    """Name and fields of a row, those of its comparison behind those of the dump."""
+    name, item = _item(graph, row, old)
+    if metrics:
+        for column, value in metrics.get(name, {}).items():
+            item[column] = _percent(value) if column in RELATIVE and type(value) is str else value
+    return name, item
 
 
 def _item(graph: Graph, row: int, old: bool) -> tuple[str, dict[str, Any]]:
