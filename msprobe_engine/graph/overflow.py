@@ -55,6 +55,8 @@ _HARMLESS = {
     "tensor.masked_fill_": _Harmless(_FIRST),
 }
 """Function -> what is harmless there; the rules that come with the existing tool."""
+_BRINGS = frozenset(("distributed.irecv", "distributed.batch_isend_irecv"))
+"""Receives of which the existing tool has no rule. What is not finite in them is another rank's."""
 
 
 def mark(graph: Graph, exact: bool = False) -> None:
@@ -83,7 +85,9 @@ def levels(side: Side, exact: bool = False) -> Integers:
     for record in np.flatnonzero(found).tolist():
         api = ".".join(side.ops[record].split(".", 2)[:2]).lower()
         rule = _HARMLESS.get(api)
-        if rule is not None and _is_harmless(side, record, rule, bad & places.single, places):
+        if api in _BRINGS and not exact and found[record] == _CRITICAL:
+            found[record] = _HIGH
+        elif rule is not None and _is_harmless(side, record, rule, bad & places.single, places):
             brought = outside[record] and api.startswith("distributed.") and not exact
             found[record] = _HIGH if brought else _NONE
     return np.asarray(found, np.int64)

@@ -55,6 +55,8 @@ def test_levels_are_those_of_the_existing_tool(version: str, tmp_path: Path) -> 
         ("Tensor.masked_fill_.0.forward", call([tensor(), nan()], [nan()]), "high", "high"),
         ("Distributed.recv.0.forward", call([nan()], [tensor()]), None, None),
         ("Distributed.recv.0.forward", call([tensor()], [nan()]), None, "high"),
+        ("Distributed.irecv.0.forward", call([tensor()], [nan()]), "critical", "high"),
+        ("Distributed.batch_isend_irecv.0.forward", call([tensor()], [{"tensor": nan(), "peer": number(1)}]), None, "high"),
         ("Distributed.all_gather_into_tensor.0.forward", call([nan(), tensor()], [nan()]), None, "high"),
         ("Distributed.all_gather_into_tensor.0.forward", call([nan(), nan()], [nan()]), "high", "high"),
         ("Torch.cat.0.forward", call([{"a": nan()}], [tensor()]), None, "medium"),  # inside of a dictionary
