@@ -23,13 +23,12 @@ from msprobe_engine.graph.page.page_data import NONFINITE_OUT, UNMATCHED, Order,
 from msprobe_engine.sinks.files import FILE_MODE
 from msprobe_engine.web.page import Packed, Verdict, pack, page
 from msprobe_engine.web.sentences import both
-from msprobe_engine.web.words import words
+from msprobe_engine.web.words import needs_scripts
 
 _VIEWS = ("columns", "store", "path", "layout", "draw", "edges", "minimap", "tools", "gestures", "canvas", "tree")
 _PANELS = ("texts", "compare", "panel", "search", "filters", "details", "worst", "overview", "side", "bar", "status", "address", "split")
 STYLES = ("graph/graph.css", "graph/panels.css")
 SCRIPTS = tuple(f"graph/{name}.js" for name in (*_VIEWS, *_PANELS, "keys", "app"))
-_BODY = '<div id="graph"></div><noscript><p class="fault">{}</p></noscript>'
 
 
 class PageWriter:
@@ -41,6 +40,9 @@ class PageWriter:
         target: what is shown, as a text.
         golden: what it is compared with; None: with nothing.
         first: (step, rank) where the first suspect of all is, which the page shows first.
+
+    Raises:
+        SinkError: nothing can be written beside it.
     """
 
     def __init__(self, path: Path, title: str, target: str, golden: str | None = None, *, first: tuple[int, int] | None = None) -> None:
@@ -50,7 +52,10 @@ class PageWriter:
         self._about["first"] = None if first is None else {"step": first[0], "rank": first[1]}
         self._pairs: list[dict[str, Any]] = []
         self._islands: list[tuple[str, int, int]] = []
-        self._spool: IO[bytes] = tempfile.TemporaryFile(dir=path.parent, prefix=f".{path.name}.")  # noqa: SIM115 - closed by finish and abort
+        try:
+            self._spool: IO[bytes] = tempfile.TemporaryFile(dir=path.parent, prefix=f".{path.name}.")  # noqa: SIM115 - closed by finish, abort
+        except OSError as error:
+            raise self._failed(error) from error
 
     def add(self, shown: Graph | Comparison) -> None:
         """Put the graphs of a rank and step into the page.
@@ -77,7 +82,7 @@ class PageWriter:
         pieces = page(
             self.title,
             kind="graph",
-            body=_BODY.format(words("kit", "needs_scripts")),
+            body=f'<div id="graph"></div>{needs_scripts()}',
             styles=STYLES,
             scripts=SCRIPTS,
             data=self._data(),
@@ -95,7 +100,7 @@ class PageWriter:
         except OSError as error:
             if temporary and os.path.exists(temporary):
                 os.unlink(temporary)
-            raise SinkError(f"cannot write {self.path}: {error.strerror or error}; is the disk full?") from error
+            raise self._failed(error) from error
         finally:
             self._spool.close()
         return [self.path]
@@ -103,6 +108,9 @@ class PageWriter:
     def abort(self) -> None:
         """Leave nothing behind."""
         self._spool.close()
+
+    def _failed(self, error: OSError) -> SinkError:
+        return SinkError(f"cannot write {self.path}: {error.strerror or error}; is the directory there, writable and not full?")
 
     def _data(self) -> Iterator[tuple[str, bytes]]:
         manifest = {**self._about, "block": details.BLOCK, "pairs": self._pairs}
@@ -118,7 +126,7 @@ class PageWriter:
             start = self._spool.seek(0, os.SEEK_END)
             self._spool.write(packed)
         except OSError as error:
-            raise SinkError(f"cannot write {self.path}: {error.strerror or error}; is the disk full?") from error
+            raise self._failed(error) from error
         self._islands.append((name, start, len(packed)))
 
     def _alone(self, at: int, graph: Graph) -> dict[str, Any]:
