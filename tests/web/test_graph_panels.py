@@ -181,6 +181,18 @@ def test_search_finds_names_types_lines_and_patterns(show: Open) -> None:
     assert page.evaluate("Graph.store.selection.node") == first
 
 
+def test_escape_leads_from_a_hit_back_to_the_page(show: Open) -> None:
+    """After Enter has gone to a hit, Escape closes the list and leaves the field with its words, so that n goes on to the next hit."""
+    page = show("two")
+    assert search(page, "gelu") == 3
+    page.keyboard.press("Enter")
+    first = page.evaluate("Graph.store.selection.node")
+    page.keyboard.press("Escape")
+    page.keyboard.press("n")
+    assert page.evaluate("Graph.store.selection.node") != first
+    assert page.evaluate("Graph.search.hits.length") == 3
+
+
 def test_thousands_of_hits_are_a_few_elements(show: Open) -> None:
     """Of thousands of hits the list holds those in view; they can be scrolled to the last, and the tree can be left with them alone."""
     page = show("long")

@@ -247,14 +247,17 @@ Graph.search = (() => {
   }
 
   function keys(event) {
-    if (event.key === "Enter") { clearTimeout(due); event.preventDefault(); Promise.resolve(field.dataset.ran === field.value ? null : run()).then(() => { field.dataset.ran = field.value; step(event.shiftKey ? -1 : 1); }); }
-    else if (event.key === "ArrowDown") { event.preventDefault(); open(true); step(1); }
-    else if (event.key === "ArrowUp") { event.preventDefault(); open(true); step(-1); }
+    const entered = field.dataset.entered === field.value && at >= 0;
+    if (event.key === "Enter") { field.dataset.entered = field.value; clearTimeout(due); event.preventDefault(); Promise.resolve(field.dataset.ran === field.value ? null : run()).then(() => { field.dataset.ran = field.value; step(event.shiftKey ? -1 : 1); }); }
+    else if (event.key === "ArrowDown") { event.preventDefault(); delete field.dataset.entered; open(true); step(1); }
+    else if (event.key === "ArrowUp") { event.preventDefault(); delete field.dataset.entered; open(true); step(-1); }
     else if (event.key === "Escape") {
       event.stopPropagation();
-      if (!box.menu.hidden) open(false);
-      else if (field.value) { field.value = ""; run(); }
-      else { field.blur(); document.querySelector("#graph-tree [tabindex='0']")?.focus(); }
+      const listed = !box.menu.hidden;
+      if (listed) open(false);
+      else if (field.value) { field.value = ""; run(); return; }
+      // After Enter has gone to a hit back to the page, where n and N go on through the hits.
+      if (!listed || entered) { field.blur(); document.querySelector("#graph-tree [tabindex='0']")?.focus(); }
     }
   }
 
