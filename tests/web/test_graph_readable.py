@@ -80,6 +80,18 @@ def test_rows_that_cannot_be_compared_are_not_called_missing(pages: dict[str, Pa
     assert states == [["input.0", "not_compared"], [None, "only_target"], ["input.1", "same"], [None, "only_target"]]
 
 
+def test_a_row_without_anything_to_compare_is_not_called_the_same(pages: dict[str, Path], opened: Open) -> None:
+    """A term of a sum that was taken out has no numbers and no shape on either side: that says nothing. Structure alone is compared by
+    shape."""
+    page = opened(pages["small"])
+    page.locator(".callout.bad").wait_for()
+    states = page.evaluate("""() => [null, [2]].map((shape) => {
+      const row = { place: 'output.0', dtype: 'float32', shape, max: null, min: null, mean: null, norm: null };
+      return Graph.compare.difference({ target: row, golden: { ...row } }).state;
+    })""")
+    assert states == ["not_compared", "same"]
+
+
 def test_what_needs_no_partner_is_not_unmatched(tmp_path: Path) -> None:
     """Nodes that the other framework has no counterpart of have a flag of their own."""
     dump = write_dump(tmp_path / "a", ["Functional.linear", "Functional.relu"], steps=1)
