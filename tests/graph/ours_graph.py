@@ -48,12 +48,13 @@ def _sizes(flags: tuple[str, ...]) -> tuple[Layout, ...]:
     return tuple(Layout(**{key: int(values.get(f"--{key}", ["1", "1"])[i]) for key in keys}, order=order) for i in sides)
 
 
-def ours(case: Case, work: Path) -> Outcome:
-    """What our command writes for a case."""
-    target, golden = unpack(case, work / "dumps")
+def ours(case: Case, work: Path, dumps: Path | None = None) -> Outcome:
+    """What our command writes for a case, below `work`; `dumps` may hold what other cases of the same version unpacked."""
+    dumps = dumps or work / "dumps"
+    target, golden = unpack(case, dumps)
     out = work / f"{case.version}-{case.name}"
     run(target, golden, out, options_of(case))
-    return Outcome(case, "", read_files(out, work / "dumps"))
+    return Outcome(case, "", read_files(out, dumps))
 
 
 def read_files(out: Path, dumps: Path) -> dict[str, Any]:

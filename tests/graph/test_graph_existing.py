@@ -42,11 +42,17 @@ def held(version: str) -> list[Case]:
     return [case for case in found if every or case.name in SHORT]
 
 
+@pytest.fixture(scope="module")
+def dumps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Directory of each version for the dumps of its cases: a dump of saved tensors is thousands of files, and has fifteen cases."""
+    return {version: tmp_path_factory.mktemp(version) for version in VERSIONS}
+
+
 @pytest.mark.parametrize("case", [case for version in VERSIONS for case in held(version)], ids=lambda c: f"{c.version}-{c.name}")
-def test_every_cell(tmp_path: Path, case: Case) -> None:
+def test_every_cell(tmp_path: Path, dumps: dict[str, Path], case: Case) -> None:
     """Nodes, their place, type, order, micro step, partner, index, overflow level, stack, links and all fields of their rows are those of
     the existing tool, but for differences with a name."""
-    theirs, made = outcome(case), ours(case, tmp_path)
+    theirs, made = outcome(case), ours(case, tmp_path, dumps[case.version])
     assert list(theirs.raw) == list(made.raw)
     count, found = differences(theirs.pairs, made.pairs)
     named = Counter(reason(case, one) for one in found)
