@@ -302,10 +302,18 @@ Graph.Painter = class {
       const middle = y + Math.min(h / 2, 20);
       const margin = view.left || middle < view.height - 290 ? 4 : 56;
       const right = x + w + (this.columns.flags[i] & Graph.FLAG.LINKED ? 24 : 14);
-      if (x - 14 - wide >= view.left + margin) this._pill(text, x - 14, middle, colour.bad, colour.card, null);
-      else if (!view.split && right + wide <= view.left + view.width - 4) this._pill(text, right + wide, middle, colour.bad, colour.card, null);
+      const free = (left) => [0.05, 0.5, 0.95].every((part) => this._surrounds(left + part * wide, middle, i));
+      if (x - 14 - wide >= view.left + margin && free(x - 14 - wide)) this._pill(text, x - 14, middle, colour.bad, colour.card, null);
+      else if (!view.split && right + wide <= view.left + view.width - 4 && free(right)) this._pill(text, right + wide, middle, colour.bad, colour.card, null);
       else this._pill('⚑', x - 10, middle, colour.bad, colour.card, null);
     }
+  }
+
+  // Is there nothing at a place but what encloses a node?
+  _surrounds(x, y, i) {
+    const { layout, left, top, dx, dy, scale } = this.view;
+    const there = layout.hit((x - left - dx) / scale, (y - top - dy) / scale);
+    return there < 0 || (there < i && i < there + this.columns.size[there]);
   }
 
   _pillWidth(text) {
