@@ -7,6 +7,7 @@ infinities here: no other number is beyond 1e9 there.
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -102,7 +103,7 @@ class SqliteSource:
         try:
             if path.is_symlink():
                 raise OSError("is a link")
-            with closing(sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True, timeout=10.0)) as db:
+            with closing(sqlite3.connect(f"file:{quote(os.fsencode(path.absolute()))}?mode=ro", uri=True, timeout=10.0)) as db:
                 _no_views(db)
                 return job(db)
         except (OSError, sqlite3.Error, ValueError, TypeError, AttributeError, LookupError) as error:

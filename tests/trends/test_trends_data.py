@@ -278,8 +278,9 @@ def test_a_data_base_that_is_none_is_said(script: str, says: str, tmp_path: Path
 
 
 def test_a_data_base_with_anything_in_its_columns(tmp_path: Path) -> None:
-    """Names that are bytes, and ranks that are no numbers beside those that are, do not keep the rest from being read."""
-    with closing(sqlite3.connect(tmp_path / "x.trend.db")) as db:
+    """A path and names that are no UTF-8, and ranks that are no numbers beside those that are, do not keep the rest from being read."""
+    path = tmp_path / "x\udcff.trend.db"  # the byte 0xff, which is no UTF-8
+    with closing(sqlite3.connect(path)) as db:
         db.executescript(
             """CREATE TABLE trend_data (rank, step, target_id, metric_id, norm);
             CREATE TABLE monitoring_targets (target_id, target_name, vpp_stage, micro_step);
@@ -288,7 +289,7 @@ def test_a_data_base_with_anything_in_its_columns(tmp_path: Path) -> None:
             INSERT INTO monitoring_targets VALUES (1, x'ff61', 0, 0);
             INSERT INTO trend_data VALUES (0, 0, 1, 1, 2.0), ('x', 0, 1, 1, 2.0);"""
         )
-    source = open_source(tmp_path / "x.trend.db")
+    source = open_source(path)
     trends = collect([source])
     assert source.ranks == [0]
     assert [target.name for metric in trends.metrics.values() for target in metric.targets] == ["\\xffa"]
