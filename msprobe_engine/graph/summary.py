@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from msprobe_engine.diagnose.findings import NONE
+from msprobe_engine.dump.summary import size
 from msprobe_engine.graph.model import Comparison, Graph
 from msprobe_engine.log import one_line
 
@@ -123,7 +124,7 @@ class Result:
         lines += [_line("warning", problem) for problem in self.problems[:_MOST_PROBLEMS]]
         if len(self.problems) > _MOST_PROBLEMS:
             lines.append(_line("warning", f"and {len(self.problems) - _MOST_PROBLEMS:,} more"))
-        lines += [_line("file", f"{path} ({_bytes(path)})") for path in self.files]
+        lines += [_line("file", f"{path} ({_size(path)})") for path in self.files]
         return "\n".join(_bounded(one_line(line)) for line in lines)
 
 
@@ -135,16 +136,11 @@ def _units(units: float) -> str:
     return f"{units:,.0f} units of round-off" if units >= 100 else f"{units:.2g} units of round-off"
 
 
-def _bytes(path: Path) -> str:
+def _size(path: Path) -> str:
     try:
-        size = float(path.stat().st_size)
+        return size(path.stat().st_size)
     except OSError:
         return "?"
-    for word in ("bytes", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} {word}" if word == "bytes" else f"{size:.1f} {word}"
-        size /= 1000
-    return f"{size:.2f} GB"
 
 
 def _bounded(line: str) -> str:
