@@ -4,6 +4,7 @@ Graph.search = (() => {
   const { make, word } = Kit;
   const { button, label } = Graph.panel;
   const ROW = 44, SHOWN = 8, MOST_QUERY = 2000;
+  const REGULAR = 2000; // characters of a name that a regular expression looks at: of 100 kB it could hold the page for minutes
   const lowered = new WeakMap();
 
   // ---- Finding ----
@@ -57,7 +58,7 @@ Graph.search = (() => {
 
   function byTest(columns, term, among) {
     const found = new Uint8Array(columns.count);
-    const test = term.what === "kind" ? (i) => columns.kind(i).toLowerCase().includes(term.text) : (i) => term.test.test(columns.name(i));
+    const test = term.what === "kind" ? (i) => columns.kind(i).toLowerCase().includes(term.text) : (i) => term.test.test(columns.name(i).slice(0, REGULAR))
     for (let i = 1; i < columns.count; i++) if ((!among || among[i]) && test(i)) found[i] = 1;
     return found;
   }
