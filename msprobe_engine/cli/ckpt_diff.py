@@ -57,11 +57,12 @@ def run(args: argparse.Namespace) -> int:
     from msprobe_engine.checkpoint.open import meant
     from msprobe_engine.checkpoint.report_html import page
     from msprobe_engine.checkpoint.report_text import TOP, text
-    from msprobe_engine.cli.outputs import refuse_overwriting
+    from msprobe_engine.cli.outputs import refuse_overwriting, refuse_page_name
     from msprobe_engine.errors import UsageError
 
     if args.top is not None and args.top < 0:
         raise UsageError(f"--top: {args.top} must not be below 0")
+    refuse_page_name(args.output_path, "--html")
     outputs: list[tuple[str, str | Path | None]] = [("--json", args.json), ("--csv", args.csv), ("--html", args.html)]
     if args.output_path is not None:
         outputs += [("-o", path) for path in report_files.paths(args.output_path)]

@@ -77,11 +77,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit codes: see the epilog; errors are raised as `ProbeError`, which the entry point turns into 2."""
+    from msprobe_engine.cli.outputs import refuse_page_name
     from msprobe_engine.compare.source import from_json
 
     if args.target and not (args.target_path or args.golden_path):
         args.target_path, args.golden_path, args.target = args.target, args.golden, None
     _check(args)
+    refuse_page_name(args.output_path)
     given: dict[str, Any] = {}
     target, golden, stack, log = args.target_path, args.golden_path, None, args.is_print_compare_log
     if args.input_path:

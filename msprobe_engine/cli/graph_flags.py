@@ -103,11 +103,13 @@ def layouts(args: argparse.Namespace, sides: int) -> tuple[Layout, ...]:
 
 def draw(args: argparse.Namespace, target: str, golden: str | None, **settings: Any) -> int:
     """Make the graphs, print what they came to, and return the exit code; `settings`: further fields of the options."""
+    from msprobe_engine.cli.outputs import refuse_page_name
     from msprobe_engine.compare.source import numbers
     from msprobe_engine.errors import UsageError
     from msprobe_engine.graph.options import GraphOptions
     from msprobe_engine.graph.run import run
 
+    refuse_page_name(args.output_path)
     if args.workers < 0 or args.memory_mb < 64:
         raise UsageError(
             f"--workers {args.workers} and --memory_mb {args.memory_mb}: 0 (one per core) or more, and 64 or more, are allowed"

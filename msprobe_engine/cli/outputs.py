@@ -45,6 +45,24 @@ def refuse_overwriting(outputs: Iterable[tuple[str, str | Path | None]], inputs:
                 )
 
 
+def refuse_page_name(path: str | Path | None, page: str = "") -> None:
+    """To be asked where ``-o`` names a directory: ``-o name.html`` would make a directory of that name.
+
+    Args:
+        path: what ``-o`` names; None is passed over.
+        page: the option that names a page, where the command has one.
+
+    Raises:
+        UsageError: the name is that of a page.
+    """
+    if path is None or Path(path).suffix.lower() not in (".html", ".htm"):
+        return
+    shown = one_line(str(path))
+    other = f", or the page with {page} {shown}" if page else ""
+    directory = one_line(str(Path(path).with_suffix("")))
+    raise UsageError(f"-o {shown}: is the name of a page, and the page goes into a directory; name that one: -o {directory}{other}")
+
+
 def _same(one: str, other: str) -> bool:
     try:
         return os.path.samefile(one, other)
