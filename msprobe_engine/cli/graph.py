@@ -19,7 +19,9 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of 8.1.1, then our own."""
-    parser.add_argument("target", metavar="RUN", nargs="?", help="root of a dump, a step, a rank, or a dump.json")
+    parser.add_argument(
+        "target", metavar="RUN", nargs="?", help="output directory of a run, root of a dump, a step, a rank, or a dump.json"
+    )
     parser.add_argument("golden", metavar="GOLDEN", nargs="?", help="a run that is right, of the same kind")
     parser.add_argument("-i", "--input_path", metavar="JSON", help="as 8.1.1: a json with npu_path and, to compare, bench_path")
     parser.add_argument("-o", "--output_path", nargs="?", const="./output", default="./output", metavar="DIR", help="default: %(default)s")
@@ -32,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit codes: see the epilog; errors are raised as `ProbeError`, which the entry point turns into 2."""
+    from msprobe_engine.diagnose.outputs import dump_of
     from msprobe_engine.errors import UsageError
     from msprobe_engine.graph.options import NEW, OLD
 
@@ -46,8 +49,8 @@ def run(args: argparse.Namespace) -> int:
     old = args.rules == OLD or (args.rules is None and bool(args.input_path))
     return draw(
         args,
-        target,
-        golden,
+        dump_of(target),
+        dump_of(golden) if golden else None,
         generation=OLD if old else NEW,
         formats=formats_of(args, ("html", "vis") if args.input_path else ("html", "db")),
         fuzzy=args.fuzzy_match,

@@ -80,7 +80,7 @@ def parts(path: Path) -> Parts:
     if kind == kinds.INCIDENT or not path.is_dir():
         pack = pack_beside(path) if kind in (kinds.DUMP, kinds.INCIDENT, kinds.MONITOR) else None
         return Parts(path, path if kind in (kinds.DUMP, kinds.INCIDENT) else None, path if kind == kinds.MONITOR else None, (), pack)
-    dump = path if kind == kinds.DUMP else path / DUMPS if _is_dump(path / DUMPS) else None
+    dump = path if kind == kinds.DUMP else dump_in(path)
     pack = path / PACK if kind == kinds.CHECKPOINT else pack_beside(path)  # what lies beside a checkpoint is not known to be of its run
     return Parts(path, dump, path if _is_monitored(path) else None, incidents(path), pack if pack is not None and pack.is_file() else None)
 
@@ -91,6 +91,17 @@ def incidents(run: Path) -> tuple[Path, ...]:
         return ()
     found = [(int(name[1]), place) for place in (run / INCIDENTS).iterdir() if (name := _INCIDENT.fullmatch(place.name))]
     return tuple(place for _, place in sorted(found) if not place.is_symlink() and kinds.kind_of(place) in (kinds.INCIDENT, kinds.DUMP))
+
+
+def dump_in(directory: Path) -> Path | None:
+    """The dump of an output directory, None when it has none."""
+    return directory / DUMPS if _is_dump(directory / DUMPS) else None
+
+
+def dump_of(path: str) -> str:
+    """The dump that is meant where the output directory of a run is given; the path itself where that is none."""
+    inside = None if _is_dump(Path(path)) else dump_in(Path(path))
+    return path if inside is None else str(inside)
 
 
 def _is_dump(path: Path) -> bool:

@@ -7,12 +7,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ __all__ = ["DumpDirectory", "DumpedEntry", "DumpedTensor", "StepDump", "load_ran
 Rank = int | str
 """A rank, or the name of a directory that does not say its rank (``rank``, ``proc{pid}``)."""
 
+_LOOKED_INTO = 64
+"""Directories looked into where there is no dump, to say which of them has one."""
 _DATA_DIRECTORY = re.compile(rb'"dump_data_dir": *"[^"]*?(proc[0-9]+)/')
 
 
@@ -56,6 +58,18 @@ def open_dump(root: Path | str) -> DumpDirectory:
     if not path.is_dir():
         what = "is no directory and no dump.json" if path.exists() else f"there is no such file or directory{nearby(Path(root))}"
         raise DumpFormatError(f"{root}: {what}; give a dump.json, the directory of a rank or a step, or the root of a dump")
+    found = _found(path)
+    if not found:
+        children = sorted(_children(path))
+        listing = ", ".join(p.name for p in children[:8]) or "nothing"
+        raise DumpFormatError(
+            f"{root}: no dump here; expected step{{N}}/rank{{R}}/dump.json, found directories: {listing}{_below(children)}"
+        )
+    return DumpDirectory(path, found)
+
+
+def _found(path: Path) -> dict[int | None, dict[str, Path]]:
+    """Step to ranks, by their names."""
     found: dict[int | None, dict[str, Path]] = {}
     if _has_dump(path):
         step = layout.step_of(path.resolve().parent.name)
@@ -67,11 +81,19 @@ def open_dump(root: Path | str) -> DumpDirectory:
             step = layout.step_of(child.name)
             if step is not None:
                 found[step] = _ranks(child)
-    found = {step: ranks for step, ranks in found.items() if ranks}
-    if not found:
-        listing = ", ".join(sorted(p.name for p in _children(path))[:8]) or "nothing"
-        raise DumpFormatError(f"{root}: no dump here; expected step{{N}}/rank{{R}}/dump.json, found directories: {listing}")
-    return DumpDirectory(path, found)
+    return {step: ranks for step, ranks in found.items() if ranks}
+
+
+def _below(children: Sequence[Path]) -> str:
+    """For the message of a directory without a dump: which of those in it have one."""
+    found: list[str] = []
+    for child in children[:_LOOKED_INTO]:
+        with contextlib.suppress(DumpFormatError):  # one that must not be listed
+            if _found(child):
+                found.append(str(child))
+    if len(found) == 1:
+        return f"; give {found[0]}"
+    return f"; give one of them: {', '.join(found[:3])}" if found else ""
 
 
 def _children(path: Path) -> list[Path]:
@@ -179,7 +201,7 @@ def _process_ranks(found: Mapping[int | None, Mapping[str, Path]]) -> dict[str, 
     return known
 
 
-@contextmanager
+@contextlib.contextmanager
 def collection_paused() -> Iterator[None]:
     """Nothing read from a file is garbage: the collector would only walk through it again and again, for half of the time."""
     paused = gc.isenabled()

@@ -261,3 +261,18 @@ def test_formats_of_both_commands(tmp_path: Path, capsys: pytest.CaptureFixture[
     code, _, _ = _say(capsys, "-f", "pytorch", "graph", "-i", tmp_path / "c.json", "-o", tmp_path / "b")
     assert code == 1
     assert sorted(path.suffix for path in (tmp_path / "b").iterdir()) == [".html", ".vis"]
+
+
+@pytest.mark.usefixtures("kept")
+def test_an_output_directory_is_its_dump(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``graph`` takes output directories as ``diagnose`` does; ``graph_visualize`` names the dump in them."""
+    target, golden = pair(tmp_path, wrong=3)
+    for name, source in (("bad", target), ("good", golden)):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        source.rename(tmp_path / "runs" / name / "dump")
+    code, out, _ = _say(capsys, "graph", tmp_path / "runs" / "bad", tmp_path / "runs" / "good", "-o", tmp_path / "o")
+    assert code == 1
+    assert out.startswith("The numbers part: step 0, rank 1")
+    code, _, said = _say(capsys, "graph_visualize", "-tp", tmp_path / "runs" / "bad", "-o", tmp_path / "o")
+    assert code == 2
+    assert f"found directories: dump; give {tmp_path / 'runs' / 'bad' / 'dump'}" in said
