@@ -9,6 +9,7 @@ Reading goes as far as it can: what is damaged is left out and counted in `Run.p
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,6 +27,8 @@ from msprobe_engine.records import FAMILIES
 __all__ = ["Key", "Run", "Series", "Table", "open_run"]
 
 ALERTS_FILE = "alerts.jsonl"
+_LOOKED_INTO = 64
+"""Entries looked into where no monitor has written, to say in which of them one has."""
 _KEPT = 24
 """Tables that stay in memory."""
 _LARGE = 1 << 29
@@ -165,7 +168,30 @@ def open_run(path: Path | str, *, since: str | None = None, until: str | None = 
         if place.is_dir() and (files := [Path(e.path) for e in scan(place) if e.name.endswith(".trend.db")]):
             return _sqlite(root, files)
     listing = ", ".join(entry.name for entry in scan(root)[:8]) or "nothing"
-    raise UsageError(f"{root}: no monitor has written here; expected directories like Dec03_21-34-40-rank0-1a2b3c4d, found: {listing}")
+    runs = _runs_below(root)
+    hint = f"; give one of them: {', '.join(runs[:3])}" if len(runs) > 1 else f"; give {runs[0]}" if runs else ""
+    raise UsageError(
+        f"{root}: no monitor has written here; expected directories like Dec03_21-34-40-rank0-1a2b3c4d, found: {listing}{hint}"
+    )
+
+
+def _runs_below(root: Path) -> list[str]:
+    """Directories in `root` in which a monitor has written."""
+    found: list[str] = []
+    for entry in scan(root)[:_LOOKED_INTO]:
+        with contextlib.suppress(UsageError):  # one that must not be listed
+            if entry.is_dir() and _written(Path(entry.path)):
+                found.append(entry.path)
+    return found
+
+
+def _written(path: Path) -> bool:
+    """Whether there are files of a monitor, in any format, in an output directory or a part of it."""
+    return (
+        any(rank_directories(place) for place in (path, path / "monitor") if place.is_dir())
+        or any(e.name.endswith(".jsonl") and e.name != ALERTS_FILE for p in (path, path / "jsonl") if p.is_dir() for e in scan(p))
+        or any(e.name.endswith(".trend.db") for p in (path, path / "trend") if p.is_dir() for e in scan(p))
+    )
 
 
 def _json_lines(root: Path, files: Sequence[Path]) -> Run:
