@@ -15,6 +15,7 @@ from msprobe_engine.trends import findings
 from msprobe_engine.trends.bins import Extremes, distinct
 from msprobe_engine.trends.model import Grid, Metric, RunTrend, Trends
 from msprobe_engine.trends.order import in_order
+from msprobe_engine.trends.pairing import renamed, wrapped
 from msprobe_engine.trends.plan import Plan, plan
 from msprobe_engine.trends.source import ABSMAX, DUMPED, SCALARS, Part, Progress, Source, Target, said
 
@@ -41,17 +42,18 @@ def collect(sources: Sequence[Source], *, numbers: int = NUMBERS, shift: int = 0
     Raises:
         UsageError: there is nothing to show.
     """
-    seen: dict[str, _Seen] = {}
+    seen: list[dict[str, _Seen]] = []
     steps: list[npt.NDArray[np.int64]] = []
     runs: list[RunTrend] = []
     doubled = False
     for number, source in enumerate(sources):
         run = RunTrend(_name(source, sources), str(source.path), source.kinds, [])
         mine: list[npt.NDArray[np.int64]] = []
+        seen.append({})
         for rank in source.ranks:
             for part in source.parts(rank, progress):
                 doubled = doubled or _repeats(part)
-                found = seen.setdefault(part.metric, _Seen())
+                found = seen[-1].setdefault(part.metric, _Seen())
                 for target in part.targets:
                     found.targets.setdefault(target, len(found.targets))
                 found.statistics.update(dict.fromkeys(part.values))
@@ -66,7 +68,8 @@ def collect(sources: Sequence[Source], *, numbers: int = NUMBERS, shift: int = 0
         run.steps = (len(own), int(own[0]), int(own[-1]))
         steps.append(own)
         runs.append(run)
-    metrics = {name: _metric(name, seen[name]) for name in sorted(seen, key=_place)}
+    joined = _joined(seen, runs)
+    metrics = {name: _metric(name, joined[name]) for name in sorted(joined, key=_place)}
     rows = sum(len(m.targets) * len(m.statistics) for m in metrics.values()) * len(sources)
     ranks = np.array(sorted({rank for run in runs for rank in run.ranks}), np.int64)
     how = plan(np.unique(np.concatenate(steps)), ranks, rows, numbers, doubled)
@@ -77,6 +80,32 @@ def collect(sources: Sequence[Source], *, numbers: int = NUMBERS, shift: int = 0
     if len(runs) > 1:
         trends.apart, trends.limit = findings.apart(trends)
     return trends
+
+
+def _joined(seen: Sequence[dict[str, _Seen]], runs: Sequence[RunTrend]) -> dict[str, _Seen]:
+    """Rows of all runs by metric; what does not match between two runs is put among their problems."""
+    if len(seen) == 2:
+        depths = wrapped(*({name: list(found.targets) for name, found in of.items()} for of in seen))
+        for of, run, depth in zip(seen, runs, depths):
+            run.unwrapped = depth
+            if depth:
+                for found in of.values():
+                    found.targets = {renamed(target, depth): i for i, target in enumerate(found.targets)}
+                run.problems[f"'module.' taken off the front of all names of {run.name}, so that its rows are those of the other run"] = (
+                    depth
+                )
+        rows = [{(name, target) for name, found in of.items() for target in found.targets} for of in seen]
+        for run, mine, other in zip(runs, rows, reversed(rows)):
+            if mine - other:
+                run.problems[f"rows only in {run.name}"] = len(mine - other)
+    joined: dict[str, _Seen] = {}
+    for of in seen:
+        for name, found in of.items():
+            both = joined.setdefault(name, _Seen())
+            for target in found.targets:
+                both.targets.setdefault(target, len(both.targets))
+            both.statistics.update(found.statistics)
+    return joined
 
 
 def _name(source: Source, sources: Sequence[Source]) -> str:
@@ -122,6 +151,8 @@ def _fill(trends: Trends, run: RunTrend, source: Source, shift: int, progress: P
     late = 0
     for rank in source.ranks:
         for part in source.parts(rank, progress):
+            if run.unwrapped:
+                part = replace(part, targets=[renamed(target, run.unwrapped) for target in part.targets])
             places = index.get(part.metric, {})
             rows = np.array([places.get(target, -1) for target in part.targets], np.int64)[part.ids]
             steps = part.steps + shift
@@ -143,7 +174,7 @@ def _fill(trends: Trends, run: RunTrend, source: Source, shift: int, progress: P
                     _add(grid, rows[mask], fine[mask], flat[mask], values[mask])
             gathered.add(part, rows, steps)
     run.nonfinite, run.nonfinite_count = gathered.first()
-    run.problems = dict(source.problems)
+    run.problems |= source.problems
     if late:
         run.problems["rows written while the page was made, not in it; make it again to see them"] = late
 

@@ -89,7 +89,8 @@ class RunTrend:
         rows: read.
         grids: metric and statistic to numbers.
         nonfinite: earliest first; at most `findings.KEPT`, `nonfinite_count` says of how many.
-        problems: what could not be read, to how often.
+        unwrapped: how many ``module.`` were taken off the front of its names.
+        problems: what of it does not match the other run, and what could not be read, to how often.
     """
 
     name: str
@@ -103,6 +104,7 @@ class RunTrend:
     nonfinite_count: int = 0
     stand_out: list[StandOut] = field(default_factory=list)
     problems: dict[str, int] = field(default_factory=dict)
+    unwrapped: int = 0
 
 
 @dataclass
