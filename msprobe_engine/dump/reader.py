@@ -85,12 +85,11 @@ def _found(path: Path) -> dict[int | None, dict[str, Path]]:
 
 
 def _below(children: Sequence[Path]) -> str:
-    """For the message of a directory without a dump: which of those in it have one."""
+    """For the message of a directory without a dump: which of those in it, or output directories in it, have one."""
     found: list[str] = []
     for child in children[:_LOOKED_INTO]:
         with contextlib.suppress(DumpFormatError):  # one that must not be listed
-            if _found(child):
-                found.append(str(child))
+            found += [str(place) for place in (child, child / "dump") if place.is_dir() and _found(place)][:1]
     if len(found) == 1:
         return f"; give {found[0]}"
     return f"; give one of them: {', '.join(found[:3])}" if found else ""

@@ -276,3 +276,5 @@ def test_an_output_directory_is_its_dump(tmp_path: Path, capsys: pytest.CaptureF
     code, _, said = _say(capsys, "graph_visualize", "-tp", tmp_path / "runs" / "bad", "-o", tmp_path / "o")
     assert code == 2
     assert f"found directories: dump; give {tmp_path / 'runs' / 'bad' / 'dump'}" in said
+    _, _, said = _say(capsys, "graph", tmp_path / "runs")
+    assert f"give one of them: {tmp_path / 'runs' / 'bad' / 'dump'}, {tmp_path / 'runs' / 'good' / 'dump'}" in said
