@@ -50,9 +50,7 @@ class MergedDumpWriter:
             for name, document in documents:
                 layout.write_file(place / name, [json.dumps(document, indent=1, ensure_ascii=False).encode("utf-8", "surrogatepass")])
         except OSError as error:
-            raise SinkError(
-                f"{place}: cannot be written ({error.strerror or error}); name another directory with -o"
-            ) from error
+            raise SinkError(f"{place}: cannot be written ({error.strerror or error}); name another directory with -o") from error
 
     def finish(self) -> list[Path]:
         """The files."""
