@@ -107,22 +107,24 @@ lint: $(VENV)/.installed
 # process of their own: tests with the device shim that lets Megatron train on a CPU, which wraps functions of torch for good; what the
 # other lanes print comes last.
 SHIMMED := tests/megatron tests/monitor_faults
-FRAMEWORKS := tests/integrations
+TABLES := tests/compare tests/cross_framework tests/web tests/trends
 ISOLATION := tests/integrations/isolation
-SECOND := tests/config_check tests/deepspeed tests/diagnose tests/checkpoint tests/compare tests/cross_framework tests/web tests/trends $(ISOLATION)
+SECOND := tests/config_check tests/deepspeed tests/diagnose tests/checkpoint $(ISOLATION)
+FRAMEWORKS := tests/integrations
 MINDSPORE_TESTS = if [ -x $(MINDSPORE_DIR)/bin/python ]; then $(MINDSPORE_DIR)/bin/python -m pytest tests/mindspore $(PYTEST_ARGS); \
   else echo "tests/mindspore skipped: no environment with $(MINDSPORE)"; fi
 test: system-packages $(VENV)/.created
 	@$(MAKE) --no-print-directory -j2 --output-sync=target venv-mindspore venv-mcore19 lint
 	@set +e; mindspore='$(CURDIR)/$(MINDSPORE_DIR)'; [ ! -x "$$mindspore/bin/python" ] || export MSPROBE_MINDSPORE="$$mindspore"; \
-	frameworks='$(VENV)/frameworks-lane.log'; second='$(VENV)/second-lane.log'; \
+	second='$(VENV)/second-lane.log'; third='$(VENV)/third-lane.log'; \
+	( $(BIN)/python -m pytest $(SECOND) $(PYTEST_ARGS); before=$$?; \
+	  $(BIN)/python -m pytest $(FRAMEWORKS) --ignore=$(ISOLATION) $(PYTEST_ARGS) && [ $$before -eq 0 ] ) >"$$second" 2>&1 & two=$$!; \
 	( $(MINDSPORE_TESTS); inside=$$?; \
 	  MSPROBE_MCORE19='$(CURDIR)/$(MCORE19_DIR)' $(BIN)/python -m pytest $(SHIMMED) $(PYTEST_ARGS); shimmed=$$?; \
-	  $(BIN)/python -m pytest $(FRAMEWORKS) --ignore=$(ISOLATION) $(PYTEST_ARGS) && [ $$shimmed -eq 0 ] && [ $$inside -eq 0 ] ) >"$$frameworks" 2>&1 & one=$$!; \
-	$(BIN)/python -m pytest $(SECOND) $(PYTEST_ARGS) >"$$second" 2>&1 & two=$$!; \
-	$(BIN)/python -m pytest $(addprefix --ignore=,$(SHIMMED) $(FRAMEWORKS) $(SECOND)) $(PYTEST_ARGS); others=$$?; \
-	wait $$one; one=$$?; wait $$two; two=$$?; cat "$$frameworks" "$$second"; \
-	[ $$others -eq 0 ] && [ $$one -eq 0 ] && [ $$two -eq 0 ]
+	  $(BIN)/python -m pytest $(TABLES) $(PYTEST_ARGS) && [ $$shimmed -eq 0 ] && [ $$inside -eq 0 ] ) >"$$third" 2>&1 & three=$$!; \
+	$(BIN)/python -m pytest $(addprefix --ignore=,$(SHIMMED) $(TABLES) $(SECOND) $(FRAMEWORKS)) $(PYTEST_ARGS); others=$$?; \
+	wait $$two; two=$$?; wait $$three; three=$$?; cat "$$second" "$$third"; \
+	[ $$others -eq 0 ] && [ $$two -eq 0 ] && [ $$three -eq 0 ]
 
 # Tests in the main environment that start MindSpore programs find this environment by MSPROBE_MINDSPORE, which `test` sets.
 test-mindspore: venv-mindspore
