@@ -48,7 +48,8 @@ def test_every_page_is_found_from_the_readme() -> None:
             if not re.match(r"\w+:", target) and (path := (page.parent / target).resolve()) not in seen:
                 new.add(path)
     assert not set((ROOT / "docs").glob("*.md")) - seen
-    english, chinese = (set(re.findall(r"\]\((docs/(?!images/)[^)]+)\)", (ROOT / name).read_text())) for name in ("README.md", "README.zh.md"))
+    link = r"\]\((docs/(?!images/)[^)]+)\)"
+    english, chinese = (set(re.findall(link, (ROOT / name).read_text())) for name in ("README.md", "README.zh.md"))
     assert english == chinese
 
 
