@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import multiprocessing.util
 import os
 import shutil
 import signal
@@ -45,6 +46,7 @@ def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Col
 @pytest.fixture(autouse=True, scope="session")
 def _temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Directories that tests and the code under test make by `tempfile` go with those of pytest."""
+    multiprocessing.util.get_temp_dir()  # of the process, which takes it away when it ends, after pytest: it must not lie in pytest's
     before, tempfile.tempdir = tempfile.tempdir, str(tmp_path_factory.mktemp("t"))
     yield
     tempfile.tempdir = before
