@@ -20,6 +20,8 @@ PYTEST_ARGS ?=
 
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# The tests start hundreds of processes that import the package: all but the first are to find it compiled.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test test-mindspore lint bench venv venv-mcore19 venv-mindspore system-packages integrations-table test-matrix clean
 
