@@ -1,23 +1,23 @@
 """The same comparison as test_ms_cells.py where the existing tool is not installed: against its dumps of some cells, kept as fixtures.
 
-Our side is run here. Another machine may round otherwise, so numbers of floating point tensors need agree only to 1e-4 of the
-tensor's size, and their checksums only in form.
+Our side is run here. Another machine may round otherwise, so numbers of floating point tensors need agree only as far as `machines`
+says, and their checksums only in form.
 """
 
 from __future__ import annotations
 
-import math
-import re
 from pathlib import Path
 
 import ms_cells
 import pytest
 from kept import unpack
-from matching import Difference, differences, load, same_number
+from machines import rounds_otherwise
+from matching import differences, load
 from ms_cells import Cell
 from ms_kept import KEPT, file_of
 from ms_rules import Context, explain
 
+FLOATING = r"B?Float|Complex"
 CASES = [(version, *case) for version, cases in KEPT.items() for case in cases]
 
 
@@ -33,18 +33,7 @@ def test_our_mindspore_dump_matches_the_kept_one(ours: Path, version: str, cell:
     """Record for record, each difference with a rule of docs/compatibility.md."""
     mine = load(ms_cells.rank_directories(ours, cell, step)[0])
     theirs = unpack(file_of(version, cell, step).read_text())
-    context = Context(cell, version, mine, theirs)
-    found = [d for d in differences(mine, theirs) if not _other_machine(d) and explain(d, context) is None]
+    context = Context(cell, version, mine, theirs, other_machine=True)
+    found = [d for d in differences(mine, theirs) if not rounds_otherwise(d, theirs, FLOATING) and explain(d, context) is None]
     assert [str(d) for d in found] == []
     assert len(theirs.data) > 5 or cell.task == "structure"
-
-
-def _other_machine(d: Difference) -> bool:
-    """Can this difference come from another processor?"""
-    tensor = d.whole[1]
-    if not isinstance(tensor, dict) or not re.match(r"B?Float|Complex", tensor["dtype"]):
-        return False
-    if d.kind == "checksum":
-        return isinstance(d.ours, str) and isinstance(d.theirs, str) and len(d.ours) == len(d.theirs)
-    norm = tensor.get("Norm")
-    return d.kind == "value" and same_number(d.ours, d.theirs, 1e-4, abs(norm) if isinstance(norm, float) and math.isfinite(norm) else 0.0)
