@@ -31,6 +31,15 @@ _NEAR = 4.0
 _PART = 2.0**-7
 """Part of an update that some elements without a gradient make; a weight decay of 0.01 makes more of the weights of a norm."""
 
+_ELEMENTS = 2.0**-4
+"""The same where an extreme shows that other elements moved, by at least a part of `_REACHED` of the whole, and came out equal: what an
+optimizer does otherwise (decay, rate, moments) it does to all of them."""
+
+_REACHED = 0.25
+
+_EQUAL = 2.0**-22
+"""Elements that came out equal: two rounding units of float32."""
+
 _SOME, _FEW = 0.5, 0.25
 """Between two frameworks: part of an update that a third of a vector without a gradient makes, when no more than this part of all
 parameters is off by so much."""
@@ -122,7 +131,6 @@ def follow(walker: Walker, before: Walker) -> None:
     off = vector & (crossed | (m.distance > 2.0**-20)) & np.isfinite(m.distance) & ((role == INPUT) | (role == PARAMETERS))
     places = {name: row for row, name in enumerate(earlier.name)} if off.any() else {}
     few = crossed and _few(walker, before, places)
-    allowed = _SOME if few else _PART
     for k in np.flatnonzero(off).tolist():
         i, j = walker.rows[k]
         was = places.get(golden.name[j])
@@ -132,6 +140,7 @@ def follow(walker: Walker, before: Walker) -> None:
         if role[k] == INPUT and not (any(both) if crossed else all(both)):
             continue
         moved, apart = _moved(walker, before, i, j, was)
+        allowed = _SOME if few else _ELEMENTS if _elements_only(walker, before, i, j, was, moved) else _PART
         if apart <= allowed * moved:
             hidden = _HIDDEN * moved / max(float(golden.stats[j][3]), 1e-30) if few else 0.0
             walker.cancelled.excused[k] = max(m.distance[k], hidden)
@@ -144,6 +153,13 @@ def _moved(walker: Walker, before: Walker, i: int, j: int, was: int) -> tuple[fl
     units = np.array((1.0, 1.0, np.sqrt(measure.elements(golden.shape[j])), 1.0))
     moved = np.abs(golden.stats[j] - earlier.stats[was]) * units
     return float(moved.max()), float((np.abs(walker.side.stats[i] - golden.stats[j]) * units).max())
+
+
+def _elements_only(walker: Walker, before: Walker, i: int, j: int, was: int, moved: float) -> bool:
+    """Does the largest or the smallest element of a tensor say that its update was the same on both sides?"""
+    mine, theirs, earlier = walker.side.stats[i][:2], walker.golden.side.stats[j][:2], before.golden.side.stats[was][:2]
+    equal = np.abs(mine - theirs) <= _EQUAL * np.abs(theirs)
+    return bool((equal & (np.abs(theirs - earlier) >= _REACHED * moved)).any())
 
 
 def _few(walker: Walker, before: Walker, places: Mapping[str, int]) -> bool:
