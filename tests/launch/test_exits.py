@@ -105,12 +105,12 @@ def test_a_main_thread_held_in_native_code(tmp_path: Path) -> None:
 
 
 def endless(made: ProbeSettings, seconds: float) -> None:
-    """A training that is asked to end after a while; every step that it has finished is noted."""
+    """A training that is asked to end this long after its first step (however slow the machine is, one is over); every step that it has
+    finished is noted."""
     job = pr.gpt.Job(pr.TINY)
     observer = LoopObserver(made)
     observer.setup(job.model, job.optimizer)
     noted = os.open(f"{made.output_dir}/noted", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-    asked_in_a_moment(seconds=seconds)
     for step in range(10_000):
         observer.begin(step)
         loss = job.forward()
@@ -118,9 +118,11 @@ def endless(made: ProbeSettings, seconds: float) -> None:
         job.update()
         observer.end({"loss": loss})
         os.write(noted, f"{step}\n".encode())
+        if step == 0:
+            asked_in_a_moment(seconds=seconds)
 
 
-@pytest.mark.parametrize("seconds", [0.3, 0.41, 0.57])
+@pytest.mark.parametrize("seconds", [0.1, 0.21, 0.37])
 def test_at_any_moment(tmp_path: Path, seconds: float) -> None:
     """Also when the signal arrives while the probe itself works: no step that was over is lost or marked, in dump and monitor."""
     (one,) = pr.run(endless, settings(tmp_path), seconds, directory=tmp_path, fails=True)
@@ -129,6 +131,7 @@ def test_at_any_moment(tmp_path: Path, seconds: float) -> None:
     over = {int(word) for word in (tmp_path / "noted").read_text().split()}
     dump = open_dump(tmp_path / "dump")
     complete = {step for step in dump.steps if dump.load(step, None).complete}
+    assert 0 in over
     assert over <= complete
     assert len(complete) >= len(dump.steps) - 1
     (text,) = (path.read_text() for path in (tmp_path / "monitor").rglob("grad_reduced_0-99.csv"))
