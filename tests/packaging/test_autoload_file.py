@@ -11,17 +11,15 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("build_support", "msprobe", "msprobe_engine", "msprobe_integrations", "pyproject.toml", "LICENSE", "README.md", "MANIFEST.in")
 PTH = "msprobe_autoload.pth"
 
 
@@ -33,33 +31,6 @@ def backend() -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def build(hook: str, tree: Path, into: Path) -> Path:
-    """Call a hook of the backend in `tree`, as pip does; without a compiler, which is quicker."""
-    into.mkdir(exist_ok=True)
-    code = f"import sys; sys.path.insert(0, 'build_support'); import wheel_with_pth as b; print(b.{hook}({str(into)!r}))"
-    environment = {**os.environ, "CC": "/bin/false"}
-    done = subprocess.run([sys.executable, "-c", code], cwd=tree, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
-    return into / done.stdout.splitlines()[-1]
-
-
-@pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A wheel made from the source distribution, and an editable one."""
-    here = tmp_path_factory.mktemp("wheels")
-    tree = here / "tree"
-    tree.mkdir()
-    for name in SOURCES:
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
-        else:
-            shutil.copy(ROOT / name, tree / name)
-    with tarfile.open(build("build_sdist", tree, here / "sdist")) as archive:
-        archive.extractall(here / "unpacked", filter="data")
-    (unpacked,) = (here / "unpacked").iterdir()
-    return {"wheel": build("build_wheel", unpacked, here / "out"), "editable": build("build_editable", tree, here / "edit")}
 
 
 class Place:
@@ -103,7 +74,7 @@ class Place:
 def test_installed_and_gone(tmp_path: Path, wheels: dict[str, Path], kind: str) -> None:
     """Both ways of installing bring the file, also for isolated interpreters; ``pip uninstall`` takes it away."""
     place = Place(tmp_path / "a place")
-    place.pip("install", "--no-deps", "--no-index", str(wheels[kind]))
+    place.pip("install", "--no-deps", "--no-index", "--no-compile", str(wheels[kind]))  # not every module is needed
     assert (place.packages / PTH).is_file()
     assert place.run("-c", "import torch") == []
     for flags in ([], ["-I"], ["-E"]):
@@ -142,6 +113,7 @@ MEMBER = st.tuples(
 )
 
 
+@settings(max_examples=40)
 @given(members=st.lists(MEMBER, max_size=6, unique_by=lambda m: m[0]))
 def test_the_wheel_stays_as_it_is(members: list[tuple[str, bytes, int, int]], tmp_path_factory: pytest.TempPathFactory) -> None:
     """The file and its line in RECORD are added; content, modes, times and compression of the others stay, and RECORD is right."""
