@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import probe_ranks as pr
 import pytest
 import torch
+import warm
 from torch import nn
 
 from msprobe_engine.dump.reader import StepDump, open_dump
@@ -204,7 +204,7 @@ for step in range(2):
 def script(config: Path, end: str) -> subprocess.CompletedProcess[str]:
     """A process of its own, which ends as `end` says in the middle of its second step."""
     text = textwrap.dedent(SCRIPT).format(here=str(Path(__file__).parent), config=str(config), end=end)
-    return subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=120, check=False)
+    return warm.run(text, timeout=120)
 
 
 @pytest.mark.parametrize(

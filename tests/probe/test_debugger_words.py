@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import warm
 from debug_model import Net, config, x
 
 from msprobe_engine import log
@@ -223,9 +222,7 @@ for step in range(2):
 
 def test_a_step_that_was_cut_off(tmp_path: Path) -> None:
     """A program that ends by an exception inside a step does not end successfully: the last line names the step."""
-    done = subprocess.run(
-        [sys.executable, "-c", CUT_OFF, str(config(tmp_path, "L0"))], capture_output=True, text=True, check=False
-    )  # fmt: skip
+    done = warm.run(CUT_OFF, config(tmp_path, "L0"))
     assert done.returncode == 1
     assert "RuntimeError" in done.stderr
     assert "mine" in done.stderr  # the writer's thread may put a line of its own between the two

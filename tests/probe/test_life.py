@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import probe_ranks as pr
 import pytest
 import torch
+import warm
 from torch import nn
 
 from msprobe_engine.dump.reader import open_dump
@@ -52,7 +51,7 @@ for step in range(2):
 def test_exception_in_the_training(tmp_path: Path) -> None:
     """The step in which the training broke is written as far as it came and is marked as not complete; the exception is its own."""
     text = textwrap.dedent(SCRIPT).format(here=str(Path(__file__).parent), output=str(tmp_path))
-    ran = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=120, check=False)
+    ran = warm.run(text, timeout=120)
     assert ran.returncode == 1
     assert "the training broke" in ran.stderr
     dump = open_dump(tmp_path / "dump")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
 import textwrap
 import time
 from pathlib import Path
 
 import pytest
+import warm
 
 from msprobe_engine.dump.reader import open_dump
 from msprobe_integrations.torch.backend import TorchBackend
@@ -38,12 +36,10 @@ def test_a_step_that_says_it_is_complete_has_all_its_tensors(tmp_path: Path, for
     for every tensor its records name; the last step is not taken for complete unless it is."""
     config, root = tmp_path / "config.json", tmp_path / "dump"
     config.write_text(json.dumps({"task": "tensor", "level": "mix", "dump_path": str(root), "tensor": {"tensor_format": form}}))
-    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(RUN), str(config)])
-    until = time.monotonic() + 60
-    while time.monotonic() < until and not (len(list(root.glob("step*"))) >= 6 and list(root.glob("step*/*/dump.json"))):
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    with warm.started(textwrap.dedent(RUN), config):
+        until = time.monotonic() + 60
+        while time.monotonic() < until and not (len(list(root.glob("step*"))) >= 6 and list(root.glob("step*/*/dump.json"))):
+            time.sleep(0.01)
     dump, backend = open_dump(root), TorchBackend()
     loaded = 0
     for step in dump.steps:
@@ -69,7 +65,8 @@ def test_a_recovered_step_without_its_files_is_incomplete(tmp_path: Path) -> Non
     code = code.replace(
         "debugger.start(model)", "debugger.start(model); import os, glob; os.mkdir(glob.glob(sys.argv[2] + '/step0/*')[0] + '/dump.json')"
     )
-    subprocess.run([sys.executable, "-c", code, str(config), str(root)], check=True, capture_output=True)
+    done = warm.run(code, config, root)
+    assert done.returncode == 0, done.stderr
     folder = next(root.glob("step0/*"))
     (folder / "dump.json").rmdir()
     whole = open_dump(root).load(0)

@@ -7,9 +7,6 @@ import logging
 import os
 import resource
 import shutil
-import signal
-import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Callable
@@ -18,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import warm
 from keeping import FORMATS
 from safetensors import safe_open
 from torch import nn
@@ -165,7 +163,6 @@ KILLED = """
     from msprobe_integrations.torch.debugger import PrecisionDebugger
     debugger = PrecisionDebugger(sys.argv[1])
     model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)))
-    print("ready", flush=True)
     debugger.start(model)
     while True:
         model(torch.rand(64, 256)).sum().backward()
@@ -179,14 +176,12 @@ def test_killed_in_the_middle_of_a_step(tmp_path: Path, form: str) -> None:
     config = tmp_path / "config.json"
     options = {"tensor_format": form, "memory_budget_mb": 16}
     config.write_text(json.dumps({"task": "tensor", "level": "L0", "dump_path": str(tmp_path / "dump"), "tensor": options}))
-    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(KILLED), str(config)], stdout=subprocess.PIPE)
-    folder = None
-    until = time.monotonic() + 60
-    while time.monotonic() < until and (folder is None or len(TensorFiles(folder).names()) < 20):
-        time.sleep(0.05)
-        folder = next((tmp_path / "dump").glob("step0/*"), None)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    with warm.started(textwrap.dedent(KILLED), config):
+        folder = None
+        until = time.monotonic() + 60
+        while time.monotonic() < until and (folder is None or len(TensorFiles(folder).names()) < 20):
+            time.sleep(0.05)
+            folder = next((tmp_path / "dump").glob("step0/*"), None)
     dump = open_dump(tmp_path / "dump").load(0)
     assert not dump.complete
     names, backend = dump.files.names(), TorchBackend()
