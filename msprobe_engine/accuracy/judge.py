@@ -203,19 +203,23 @@ def _count(different: Array) -> str:
 def _nonfinite(b: Array, d: Array, kind: FloatType, changed: Sequence[Array]) -> tuple[Array, str, str]:
     """Elements finite on both sides, status and message: the others agree, as far as the type can hold the bench's value.
 
-    A value beyond the type's range may have come out infinite, or as the largest one there is where the type has no infinity or the
-    kernel saturates; one that round-off brings to the other side of that border may be either.
+    A value beyond the type's range may have come out infinite, or as the largest one there is where the type has no infinity; one that
+    round-off brings to the other side of that border may be either. A kernel that saturates where the type has Inf gets a warning: some
+    devices are meant to, but what waits for an Inf (a loss scaler) sees none.
     """
     finite = np.ones(b.shape, bool)
-    wrong, first, stable, start = 0, -1, False, 0
+    wrong, first, stable, start, saturated = 0, -1, False, 0, 0
     with np.errstate(all="ignore"):
         for part, *values in blocks(finite.reshape(-1), b.reshape(-1), d.reshape(-1), *(other.reshape(-1) for other in changed)):
-            bad, firm = _disagree(part, *values, kind=kind)
+            bad, firm, cut = _disagree(part, *values, kind=kind)
+            saturated += cut
             if bad is not None:
                 first = start + int(np.argmax(bad)) if first < 0 else first
                 wrong, stable = wrong + int(bad.sum()), stable or firm
             start += part.size
     if not wrong:
+        if saturated:
+            return finite, WARNING, f"{saturated} of {finite.size} elements are the largest value of {kind.name} in place of Inf"
         return finite, PASS, ""
     at = tuple(int(i) for i in np.unravel_index(first, finite.shape))
     text = f"NaN and Inf: {wrong} of {finite.size} elements disagree, the first at {at}: bench {b[at]:.6g}, device {d[at]:.6g}"
@@ -224,17 +228,18 @@ def _nonfinite(b: Array, d: Array, kind: FloatType, changed: Sequence[Array]) ->
     return finite, WARNING, f"{text}; round-off of the inputs decides whether they are finite"
 
 
-def _disagree(finite: Array, b: Array, d: Array, *changed: Array, kind: FloatType) -> tuple[Array | None, bool]:
-    """Of one block: where NaN and Inf disagree, None where they do not, and is that so whatever round-off does? Writes to `finite`."""
+def _disagree(finite: Array, b: Array, d: Array, *changed: Array, kind: FloatType) -> tuple[Array | None, bool, int]:
+    """Of one block: where NaN and Inf disagree, None where they do not, is that so whatever round-off does, and how many elements are
+    the largest value in place of Inf? Writes to `finite`."""
     if np.isfinite(d).all() and (np.abs(b) < kind.largest / 2).all():
-        return None, False
+        return None, False, 0
     wide = np.complex128 if np.iscomplexobj(b) else np.float64
     b, d = b.astype(wide, copy=False), d.astype(wide, copy=False)
     rounded = round_to(b, kind)
     np.logical_and(np.isfinite(rounded), np.isfinite(d), out=finite)
     same = (rounded == d) | (np.isnan(rounded) & np.isnan(d))
     if finite.all():
-        return None, False
+        return None, False, 0
     size = np.maximum(np.abs(b.real), np.abs(b.imag))
     moved, unstable = np.zeros(b.shape), np.zeros(b.shape, bool)
     for other in changed:
@@ -248,7 +253,9 @@ def _disagree(finite: Array, b: Array, d: Array, *changed: Array, kind: FloatTyp
     right_side = np.isinf(d) | (np.abs(d) >= kind.largest * (1 - 8 * kind.round_off))
     same |= near & right_side & (np.sign(d.real) == np.sign(b.real))
     wrong = ~finite & ~same
-    return (wrong if wrong.any() else None), bool((wrong & ~unstable).any())
+    beyond = np.isfinite(b) & (size * (1 - 4 * kind.round_off) - COARSE * moved > kind.largest)
+    saturated = int((beyond & same & np.isfinite(d)).sum()) if kind.infinite else 0
+    return (wrong if wrong.any() else None), bool((wrong & ~unstable).any()), saturated
 
 
 class _Limits(NamedTuple):
@@ -267,14 +274,15 @@ class _Limits(NamedTuple):
 
 def _limits(api: str, name: str, kind: FloatType, inputs: FloatType) -> _Limits:
     inner = internal(kind)
+    if standards.belongs(api, "casts"):
+        limit = INSIDE * kind.round_off / inner.round_off
+        return _Limits(limit, limit, inner is not kind)
     loose = HIDDEN if standards.belongs(api, "hidden") or standards.belongs(api, "signs") else 1.0
     if kind.name == "float32" and ".backward." in name and standards.belongs(api, "long_sums"):
         loose = LONG_SUMS
     if inner is kind:
         return _Limits(UNITS * loose, UNITS * loose, False)
     own = kind.round_off / inner.round_off  # units of the type itself
-    if standards.belongs(api, "casts"):
-        return _Limits(INSIDE * own, INSIDE * own, True)
     # results narrower than the inputs: the operator, or autocast, casts these first
     if inputs.bits <= kind.bits and standards.belongs(api, "inside_backward" if ".backward." in name else "inside"):
         return _Limits(INSIDE * own, COARSE_INSIDE * own, True)

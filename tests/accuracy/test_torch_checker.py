@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -331,6 +332,20 @@ def test_wrong_gradients_are_errors(softmax: Any) -> None:
     assert "no output depends on" in result.message
 
 
+def test_a_gradient_that_a_kernel_has_lost() -> None:
+    """An input that needed a gradient in the training and gets none from the kernel is an error; one that needed
+    none may go without."""
+    x, y, g = normal(8, 8, grad=True), normal(8, 8, grad=True), normal(8, 8)
+    try:
+        register_operator("Torch.mul", lambda x, y: torch.mul(x, y.detach()), torch.mul)
+        result = check("Torch.mul.0", x, y, grad=g)
+        assert (result.forward, result.backward) == (PASS, ERROR)
+        assert result.message == "backward: only the bench has a gradient for input 1"
+        assert check("Torch.mul.0", x, y.detach(), grad=g).backward == PASS
+    finally:
+        forget_operator("Torch.mul")
+
+
 def test_equal_values_in_another_order() -> None:
     """Places of equal values are as good as others; places of other values are not, nor is one place twice."""
     x = torch.tensor([[3.0, 1.0, 3.0, 0.0]])
@@ -339,8 +354,12 @@ def test_equal_values_in_another_order() -> None:
             index = torch.tensor([places])
             register_operator("Torch.topk", lambda x, k, index=index: (torch.topk(x, k)[0], index), torch.topk)
             assert check("Torch.topk.0", x, 3).forward == status
+        register_operator("Torch.argsort", lambda *_, **__: torch.tensor([[3, 1, 2, 0]]), torch.argsort)
+        assert check("Torch.argsort.0", x).forward == PASS
+        assert check("Torch.argsort.0", x, stable=True).forward == ERROR  # equal values keep their order
     finally:
         forget_operator("Torch.topk")
+        forget_operator("Torch.argsort")
 
 
 def test_wrong_casts_are_errors() -> None:
@@ -352,8 +371,14 @@ def test_wrong_casts_are_errors() -> None:
             wrong = cut.bfloat16() if isinstance(to, torch.dtype) else cut
             register_operator("Tensor.to", lambda *_, wrong=wrong: wrong, lambda x, _: x)
             assert check("Tensor.to.0", x, to).forward == ERROR
+        wide = x.double() * math.pi
+        register_operator("Tensor.float", lambda x: (x.view(torch.int64) & -(1 << 29)).view(torch.float64).float(), lambda x: x)
+        assert check("Tensor.float.0", wide).forward == ERROR
+        register_operator("Tensor.float", lambda x: x.float(), lambda x: x)
+        assert check("Tensor.float.0", wide).forward == PASS
     finally:
         forget_operator("Tensor.to")
+        forget_operator("Tensor.float")
 
 
 def test_gradients_that_are_long_sums() -> None:

@@ -75,17 +75,18 @@ class Comparison:
         forward, wrong = self._forward(data)
         problems = [*wrong] if forward or wrong else ["there is nothing to compare: the call gives no values"]
         back: list[TensorResult] = []
+        lost: list[str] = []
         if call.wanted:
             data |= {f"backward.input.{n}": g for n, g in enumerate(call.gradients)}
-            back, why = self._backward(data)
-            problems += why
+            back, why, lost = self._backward(data)
+            problems += [*why, *lost]
         if prepared.dropout is not None and forward:
             share = wrong_share(prepared.dropout, _first_input(call), self._device.outputs[0].cpu())
             if share:
                 forward[0] = replace(forward[0], status=ERROR, message=share)
         results = (*forward, *back)
         messages = [*problems, *(f"{r.name.removeprefix(prepared.name + '.')}: {r.message}" for r in results if r.message)]
-        direction = (worst(back) if back else SKIP) if call.wanted else NOT_RUN
+        direction = (ERROR if lost else worst(back) if back else SKIP) if call.wanted else NOT_RUN
         return CallResult(prepared.name, ERROR if wrong else worst(forward), direction, "\n".join(messages), results), data
 
     def _forward(self, data: dict[str, Any]) -> tuple[list[TensorResult], list[str]]:
@@ -112,12 +113,15 @@ class Comparison:
             results.append(self._tensor(f"{name}.forward.input.{where}.written", tensor, found, partial(_written, place)))
         return results, problems
 
-    def _backward(self, data: dict[str, Any]) -> tuple[list[TensorResult], list[str]]:
+    def _backward(self, data: dict[str, Any]) -> tuple[list[TensorResult], list[str], list[str]]:
+        """Gradients, what is to be told beside them, and which ones the device has lost."""
         bench, device, prepared = self._bench, self._device, self._prepared
         results: list[TensorResult] = []
+        lost: list[str] = []
         problems = list(dict.fromkeys(filter(None, (bench.problem, device.problem))))
         if self._tied:
-            return [], [*problems, "backward: equal values at other places, whose gradients go elsewhere"]
+            return [], [*problems, "backward: equal values at other places, whose gradients go elsewhere"], []
+        ran = not problems
         for n, place in enumerate(prepared.places):
             b, d = bench.gradients.get(place), device.gradients.get(place)
             if b is None and d is None:
@@ -126,11 +130,13 @@ class Comparison:
             if b is None or d is None:
                 one = d if b is None else b
                 assert one is not None
-                if not problems and bool((one != 0).any()):
-                    problems.append(f"backward: only the {'device' if b is None else 'bench'} has a gradient for input {n}")
+                if ran and bool((one != 0).any()):
+                    # a dump may lack some, and a formula may give one to what the operator takes for a constant
+                    told = lost if d is None and not self._given and place in prepared.needed else problems
+                    told.append(f"backward: only the {'device' if b is None else 'bench'} has a gradient for input {n}")
                 continue
             results.append(self._tensor(f"{prepared.name}.backward.output.{n}", b, d, partial(_gradient, place)))
-        return results, problems
+        return results, problems, lost
 
     def _tensor(self, name: str, bench: Any, device: Any, part: Callable[[Outcome], Any]) -> TensorResult:
         """Judge one tensor; `part` finds it in other runs."""

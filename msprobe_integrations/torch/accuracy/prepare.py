@@ -41,6 +41,7 @@ class Prepared(NamedTuple):
         inputs: floating types of the arguments.
         outputs: what the record says of the leaves of the result; None for what is no tensor; an empty list: nothing.
         dropout: what it drops, if that is what it does.
+        needed: places of which the record says that they needed a gradient.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Prepared(NamedTuple):
     inputs: set[torch.dtype]
     outputs: list[Recorded | None]
     dropout: Dropout | None
+    needed: frozenset[Place]
 
     @property
     def api(self) -> str:
@@ -120,15 +122,18 @@ def prepare(
     tensors = [*places_of(args), *places_of(kwargs)]
     incoming: list[torch.Tensor | None] = []
     wanted: tuple[Place, ...] = ()
+    needed: frozenset[Place] = frozenset()
     if backward is not None:
         incoming = arguments.gradients(name, backward)
         incoming = _rounded(incoming, dtype) if dtype is not None else incoming
-        wanted = tuple(_wanted(tensors, record))
+        can = [p for p, t in tensors if (t.dtype.is_floating_point or t.dtype.is_complex) and p[0] not in _NOT_DIFFERENTIABLE]
+        needed = frozenset(place for place in can if _needs(record, place))
+        wanted = tuple(place for place in can if place in needed or not needed)  # all of them where the record does not say
     silent = tuple(p for p in _silent(operator.api, tensors) if p not in wanted)
     call = Call(args, kwargs, wanted, incoming, zlib.crc32(f"{seed} {name}".encode()), silent)
     return Prepared(
         name, operator, call, tuple(place for place, _ in tensors), floats_of(t for _, t in tensors),
-        _outputs(record.get("output"), dtype), dropout_of(operator.api, args, kwargs),
+        _outputs(record.get("output"), dtype), dropout_of(operator.api, args, kwargs), needed,
     )  # fmt: skip
 
 
@@ -147,13 +152,6 @@ def _rounded(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, dict):
         return {key: _rounded(child, dtype) for key, child in value.items()}
     return type(value)(_rounded(child, dtype) for child in value) if type(value) in (list, tuple) else value
-
-
-def _wanted(tensors: Sequence[tuple[Place, torch.Tensor]], record: Mapping[str, Any]) -> list[Place]:
-    """Places of the tensors that needed a gradient; of all that can have one where the record does not say."""
-    can = [p for p, t in tensors if (t.dtype.is_floating_point or t.dtype.is_complex) and p[0] not in _NOT_DIFFERENTIABLE]
-    needed = [place for place in can if _needs(record, place)]
-    return needed or can
 
 
 def _needs(record: Mapping[str, Any], place: Place) -> bool:

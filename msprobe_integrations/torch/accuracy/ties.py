@@ -18,14 +18,14 @@ _EACH_ONCE = ("sort", "argsort", "topk")
 
 
 def equally_right(api: str, args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.Tensor, bench: torch.Tensor) -> bool:
-    """Do two integer results of an operator that finds places point at equal values?
+    """Do two integer results of an operator that finds places point at equal values? Not of a stable sort: equal values keep their order.
 
     Args:
         args, kwargs: of the call.
         device, bench: its results, on the CPU.
     """
     api = api.removeprefix("npu_").removesuffix("_v2")
-    if api not in _AXIS or device.shape != bench.shape or device.dtype.is_floating_point or not device.numel():
+    if api not in _AXIS or kwargs.get("stable") or device.shape != bench.shape or device.dtype.is_floating_point or not device.numel():
         return False
     values = args[0] if args else kwargs.get("input", kwargs.get("self"))
     if not isinstance(values, torch.Tensor):
