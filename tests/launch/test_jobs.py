@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -75,16 +76,26 @@ def test_torchrun_with_workers_and_a_thread_that_fails(here: Path, cells: Cells)
     cells.ran("PyTorch", "DDP, 2 ranks", "dump L0", "monitor: gradients")
 
 
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int]]:
+    """The script ended in all its ways, in forked children below one launch line: directory of the ways, exit codes."""
+    here = tmp_path_factory.mktemp("ends")
+    (here / "probe.yaml").write_text(SETTINGS)
+    process = started([sys.executable, str(Path(JOB).with_name("children.py")), "3", "exit", "raise", "interrupt"], here)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    return here, json.loads(out.splitlines()[-1])
+
+
 @pytest.mark.parametrize(
     ("end", "code", "last"), [("exit", 5, ""), ("raise", 1, "RuntimeError: theirs"), ("interrupt", -signal.SIGINT, "KeyboardInterrupt")]
 )
-def test_how_a_script_ends(here: Path, end: str, code: int, last: str) -> None:
+def test_how_a_script_ends(ends: tuple[Path, dict[str, int]], end: str, code: int, last: str) -> None:
     """sys.exit, an exception and Ctrl-C in the middle of a step: the exit code and the last line are the script's, the files complete."""
-    process = started([sys.executable, JOB, end, "3"], here)
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == code, err
-    assert err.rstrip().endswith(last)
-    check(here / "out", 1, 3, cut_off=3)
+    here, codes = ends
+    assert codes[end] == code
+    assert (here / end / "stderr").read_text().rstrip().endswith(last)
+    check(here / end / "out", 1, 3, cut_off=3)
 
 
 def ended(line: list[str], here: Path, start: Callable[..., subprocess.Popen[str]]) -> tuple[int, str]:
@@ -110,9 +121,9 @@ def bare(line: list[str], cwd: Path) -> subprocess.Popen[str]:
 def test_a_scheduler_ends_the_job(here: Path) -> None:
     """SIGTERM to torchrun, which hands it to the ranks: exit code and the agent's report are those without the probe, the files are
     complete, and nobody had to be killed."""
-    line = torchrun(JOB, "wait", "3")
-    with_probe, err = ended(line, here, started)
-    without, err_without = ended(line, here, bare)
+    (here / "waits.py").write_text("import time\nprint('waiting', flush=True)\ntime.sleep(60)\n")  # to the agent, a rank is any program
+    with_probe, err = ended(torchrun(JOB, "wait", "3"), here, started)
+    without, err_without = ended(torchrun("waits.py"), here, bare)
     assert with_probe == without
     assert err.splitlines()[-1] == err_without.splitlines()[-1] or "SignalException" in err
     assert "SIGKILL" not in err
