@@ -50,8 +50,10 @@ class Net(nn.Module):
 
 
 def config(stage: int, dtype: str, accumulation: int = 1, clip: float = 0.0, **more: Any) -> dict[str, Any]:
-    """A DeepSpeed configuration; `zero` in `more` goes into ``zero_optimization``."""
-    zero = {"stage": stage, "overlap_comm": False, "stage3_param_persistence_threshold": 0, **more.pop("zero", {})}
+    """A DeepSpeed configuration; `zero` in `more` goes into ``zero_optimization``. Buckets hold the whole model, and no more: those of
+    DeepSpeed's own size, 500 million elements, are looked at by every dump of calls."""
+    buckets = {"reduce_bucket_size": 4096, "allgather_bucket_size": 4096}
+    zero = {"stage": stage, "overlap_comm": False, "stage3_param_persistence_threshold": 0, **buckets, **more.pop("zero", {})}
     found: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 4,
         "gradient_accumulation_steps": accumulation,

@@ -80,11 +80,12 @@ class Snapshot:
 
     Args:
         objects: models, optimizers, engines whose own attributes are watched as well.
+        alone: look at nothing else.
     """
 
-    def __init__(self, *objects: Any) -> None:
-        self._objects = objects
-        self._taken = dict(_everything(objects))
+    def __init__(self, *objects: Any, alone: bool = False) -> None:
+        self._look = lambda: dict(_of_objects(objects) if alone else _everything(objects))
+        self._taken = self._look()
 
     def changed(self, ignore: Callable[[str], bool] = lambda _: False) -> list[str]:
         """What differs now, sorted: ``torch.distributed.all_reduce: replaced (was ..., is ...)``, ``added``, ``removed``.
@@ -92,7 +93,7 @@ class Snapshot:
         Args:
             ignore: says of a place (``torch.optim.Optimizer.step``) that it may differ.
         """
-        now = dict(_everything(self._objects))
+        now = self._look()
         found = []
         for place, before in self._taken.items():
             if place.startswith(_CACHES) or place not in now:
@@ -149,7 +150,7 @@ def snapshot(*objects: Any) -> Snapshot:
 def _everything(objects: tuple[Any, ...]) -> Iterator[tuple[str, dict[Any, Any]]]:
     seen: set[int] = set()
     for name, module in sorted(sys.modules.items()):
-        if module is None or not _watched(name) or not isinstance(module, types.ModuleType):
+        if module is None or not _watched(name) or f"{name}.".startswith(_CACHES) or not isinstance(module, types.ModuleType):
             continue
         own = vars(module)
         yield name, _names(own)
@@ -160,6 +161,10 @@ def _everything(objects: tuple[Any, ...]) -> Iterator[tuple[str, dict[Any, Any]]
                 yield from _of_class(value, seen)
     yield from _kernels()
     yield "process", _process()
+    yield from _of_objects(objects)
+
+
+def _of_objects(objects: tuple[Any, ...]) -> Iterator[tuple[str, dict[Any, Any]]]:
     for i, one in enumerate(objects):
         yield from _of_object(f"object {i} ({type(one).__name__})", one)
 
@@ -169,8 +174,10 @@ def _watched(name: str) -> bool:
 
 
 def _of_class(cls: type[Any], seen: set[int]) -> Iterator[tuple[str, dict[Any, Any]]]:
-    own = dict(vars(cls))
     place = f"{cls.__module__}.{cls.__qualname__}#{id(cls):x}" if "<locals>" in cls.__qualname__ else f"{cls.__module__}.{cls.__qualname__}"
+    if f"{place}.".startswith(_CACHES):
+        return
+    own = dict(vars(cls))
     yield place, _names(own)
     yield from _tables(place, own)
     for value in own.values():

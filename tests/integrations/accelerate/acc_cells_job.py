@@ -12,7 +12,7 @@ import torch.distributed as dist
 from accelerate import Accelerator, DeepSpeedPlugin, FullyShardedDataParallelPlugin
 from accelerate.state import AcceleratorState
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
-from restored import snapshot
+from restored import Snapshot, snapshot
 from trainer_cells import close, place_of, spoiled, watched
 from trainer_checks import asked, digest
 from trainer_eyes import Drift, Eye, Spy
@@ -106,19 +106,19 @@ def left_behind(layout: str, file: Path) -> list[str]:
     """What differs after a followed training whose observer has been closed, and does not after one that nobody follows. What waits for
     optimizers and engines stays for the process's life and only calls on; methods of `Accelerator` are put back."""
 
-    def differs(followed: bool) -> list[str]:
-        before = snapshot()
+    def differs(followed: bool, look: bool = True) -> list[str]:
+        before = snapshot() if look else None
         asked(file if followed else None, "deepspeed", "torch")
         accelerator, net, model, optimizer, data = prepared(layout, Eye())
-        objects = snapshot(net, optimizer.optimizer)
+        objects = Snapshot(net, optimizer.optimizer, alone=True)
         undo = autoload.patch(accelerate.accelerator)
         loop(accelerator, model, optimizer, data, Eye())
         if followed:
             close()
         for each in undo:
             each()
-        return before.changed() + [line for line in objects.changed() if line.startswith("object ")]
+        return before.changed() + objects.changed() if before is not None else []
 
     plain = {place_of(line) for line in [*differs(False), *differs(False)]}
-    differs(True)
+    differs(True, look=False)
     return [line for line in differs(True) if place_of(line) not in plain]
