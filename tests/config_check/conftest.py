@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+import multiprocessing
 import os
+import runpy
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -33,3 +37,29 @@ def train() -> Callable[..., str]:
         return "".join(sorted(line for line in done.stdout.split() if len(line) == 64))
 
     return run
+
+
+def _become(words: list[str], environment: Mapping[str, str], said: Path) -> None:
+    with said.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        sys.stdout = sys.stderr = file
+        os.environ.clear()
+        os.environ.update(environment)
+        sys.path[:0] = [place for place in environment.get("PYTHONPATH", "").split(os.pathsep) if place]
+        sys.argv = words
+        runpy.run_path(words[0], run_name="__main__")
+
+
+@pytest.fixture(scope="session")
+def fork() -> Callable[[list[str], Mapping[str, str], Path], BaseProcess]:
+    """``fork([program, ...], environment, said)``: starts a program of torch in a process that has torch already; what it prints is in
+    the file `said`."""
+    importlib.import_module("torch._dynamo")  # every optimizer imports it: once, before programs are forked
+
+    def start(words: list[str], environment: Mapping[str, str], said: Path) -> BaseProcess:
+        process = multiprocessing.get_context("fork").Process(target=_become, args=(words, environment, said), daemon=True)
+        process.start()
+        return process
+
+    return start

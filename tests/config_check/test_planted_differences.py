@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,9 +25,10 @@ torchrun --nproc_per_node 2 pretrain.py ${{ARGS[@]}} {more}
 """
 PLANTED = {"bit", "buffer", "call", "eps", "sample", "order"}
 Packs = dict[str, Path]
+Fork = Callable[..., Any]
 
 
-def _run(place: Path, name: str, launch: str, what: set[str], variables: tuple[dict[str, str], dict[str, str]]) -> Path:
+def _run(fork: Fork, place: Path, name: str, launch: str, what: set[str], variables: tuple[dict[str, str], dict[str, str]]) -> Path:
     """Two ranks, each with variables of its own."""
     script, pack = place / f"{name}.sh", place / f"{name}.zip"
     program = place / SCRIPT.name
@@ -40,19 +41,17 @@ def _run(place: Path, name: str, launch: str, what: set[str], variables: tuple[d
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("NCCL_")}
     job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(29_700 + os.getpid() % 200), "OMP_NUM_THREADS": "1"}
     job["PYTHONPATH"] = str(packages.parent)
-    command = [sys.executable, str(program), str(pack), str(script), *sorted(what)]
-    ranks = [
-        subprocess.Popen(command, env=inherited | job | {"RANK": str(rank)} | variables[rank], stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    for process in ranks:
-        _, said = process.communicate(timeout=240)
-        assert process.returncode == 0, said[-3000:]
+    command = [str(program), str(pack), str(script), *sorted(what)]
+    said = [place / f"{name}.rank{rank}" for rank in range(2)]
+    ranks = [fork(command, inherited | job | {"RANK": str(rank)} | variables[rank], said[rank]) for rank in range(2)]
+    for rank, process in enumerate(ranks):
+        process.join(240)
+        assert process.exitcode == 0, said[rank].read_text()[-3000:]
     return pack
 
 
 @pytest.fixture(scope="module")
-def packs(tmp_path_factory: pytest.TempPathFactory) -> Packs:
+def packs(tmp_path_factory: pytest.TempPathFactory, fork: Fork) -> Packs:
     """``base`` and ``again`` mean the same; ``planted`` has the differences."""
     place = tmp_path_factory.mktemp("planted")
     base = LAUNCH.format(batch=16, save="/a", more="--lr 3e-4")
@@ -60,9 +59,9 @@ def packs(tmp_path_factory: pytest.TempPathFactory) -> Packs:
     planted = LAUNCH.format(batch=32, save="/a", more="--learning_rate=0.0002").replace("--norm-epsilon 1e-5", "--rms_norm_eps 1e-6")
     odd = {"NCCL_ALGO": "Tree"}
     return {
-        "base": _run(place, "base", base, set(), ({}, {})),
-        "again": _run(place, "again", again, set(), ({"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"})),
-        "planted": _run(place, "planted", planted, PLANTED, ({"NVIDIA_TF32_OVERRIDE": "1"}, {"NVIDIA_TF32_OVERRIDE": "1"} | odd)),
+        "base": _run(fork, place, "base", base, set(), ({}, {})),
+        "again": _run(fork, place, "again", again, set(), ({"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"})),
+        "planted": _run(fork, place, "planted", planted, PLANTED, ({"NVIDIA_TF32_OVERRIDE": "1"}, {"NVIDIA_TF32_OVERRIDE": "1"} | odd)),
     }
 
 
