@@ -98,6 +98,9 @@ def _item(graph: Graph, row: int, old: bool) -> tuple[str, dict[str, Any]]:
     item |= zip(_STATISTICS, side.four(row))
     if side.mode == MD5:
         item["md5"] = side.checksum(row)
+    for key, counts in (("nan_count", side.nans), ("inf_count", side.infs)):
+        if row in counts:
+            item[key] = counts[row]
     if not old:
         item["requires_grad"] = side.requires_grad[row]
     return name, item

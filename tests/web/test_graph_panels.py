@@ -263,7 +263,7 @@ def test_the_worst_come_first_and_go_into_a_file(show: Open, tmp_path: Path) -> 
 def test_a_run_alone_lists_nan_in_order_of_execution(show: Open) -> None:
     """Without a golden run the list has the calls that NaN comes out of, the first one where it was born."""
     page = show("nan")
-    assert "none went in" in page.locator(".node-head").inner_text()
+    assert "no tensor that went in holds it" in page.locator(".node-head").inner_text()
     page.keyboard.press("2")
     page.wait_for_selector(".worst-row")
     assert "begins here" in page.locator(".worst-row").first.inner_text()

@@ -61,4 +61,5 @@ def follow_partners(found: Numbers, graph: Graph, other: Graph, theirs: Numbers,
 
 
 def _nonfinite(side: Side) -> npt.NDArray[np.bool_]:
-    return np.asarray(measure.nonfinite(side, range(len(side))))
+    """bool (rows,): tensors that hold NaN or Inf; the number inf as an argument came from no call."""
+    return np.asarray(measure.nonfinite(side, range(len(side))) & ~codes.mask(side.values, len(side)))

@@ -191,9 +191,9 @@ def _flags(graph: Graph, order: Order) -> npt.NDArray[np.uint16]:
         bad = np.flatnonzero(measure.nonfinite(side, range(len(side))))
         nodes = np.array(graph.node_of_record, np.int64)
         for row in bad.tolist():
-            node = nodes[side.op[row]]
-            if node >= 0:
-                flags[node] |= NONFINITE_OUT if side.role[row] in (OUTPUT, PARAMETERS_GRAD) else NONFINITE_IN
+            node, comes_out = nodes[side.op[row]], side.role[row] in (OUTPUT, PARAMETERS_GRAD)
+            if node >= 0 and (comes_out or row not in side.values):  # the number inf as an argument (a limit) is nothing that goes wrong
+                flags[node] |= NONFINITE_OUT if comes_out else NONFINITE_IN
     return flags[order.nodes]
 
 

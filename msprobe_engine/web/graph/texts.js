@@ -112,7 +112,7 @@ Kit.texts("graph", {
   bad_inside: ["First NaN or Inf inside", "内部首个 NaN 或 Inf"],
   is_suspect: ["First suspect", "首个可疑点"],
   leads_to_suspect: ["The first suspect is inside", "首个可疑点在其内部"],
-  born_here: ["NaN or Inf comes out, and none went in", "输入正常，输出出现 NaN 或 Inf"],
+  born_here: ["NaN or Inf comes out, and no tensor that went in holds it", "输入张量正常，输出出现 NaN 或 Inf"],
   passed_on: ["NaN or Inf went in and comes out", "输入与输出均有 NaN 或 Inf"],
   swallowed: ["NaN or Inf went in, none comes out", "输入有 NaN 或 Inf，输出正常"],
   overflow_n: ["overflow: {0}", "溢出：{0}"],
