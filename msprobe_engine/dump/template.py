@@ -211,6 +211,8 @@ def entry_text(entry: Entry, options: Options, rows: Flags | None = None, lost: 
         if saved:  # a debug record is the variable itself
             builder.structure(structure, _ENTRY_DEPTH, "" if len(entry.sections) == 1 else section)
             continue
+        if structure is None and section == "output":
+            structure = [None]  # as 26.2.0 writes a call without a result: the overflow levels of both versions end with an error at null
         builder.put(f"{'' if first else ','}\n{' ' * (_ENTRY_DEPTH + 1)}{json.dumps(section)}: ")
         builder.structure(structure, _ENTRY_DEPTH + 1, place_of(section))
         if section in wanted:
