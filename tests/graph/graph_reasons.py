@@ -52,17 +52,20 @@ class Difference(NamedTuple):
 
 
 def differences(theirs: Sequence[Pair], ours: Sequence[Pair]) -> tuple[int, list[Difference]]:
-    """Number of cells that were compared, and those that differ. The order of nodes is that among the nodes that both have."""
+    """Number of cells that were compared, and those that differ. The order of nodes is that among the nodes that both have in the same
+    place."""
     found: list[Difference] = []
     count = 0
     for one, other in zip(theirs, ours, strict=True):
         ranks = {pair.rank: pair for pair in ours if pair.step == other.step}
         for side, x, y in (("NPU", one.npu, other.npu), ("Bench", one.bench, other.bench)):
             renumber(y, side, one, other)
+            both = [name for name in x if name in y and x[name]["up_node"] == y[name]["up_node"]]
             for nodes in (x, y):
-                for place, name in enumerate(sorted(x.keys() & y.keys(), key=lambda name: nodes[name].get("node_order", 0))):
-                    if "node_order" in nodes[name]:
-                        nodes[name]["node_order"] = place
+                if any("node_order" in node for node in nodes.values()):
+                    places = {name: place for place, name in enumerate(sorted(both, key=lambda name: nodes[name]["node_order"]))}
+                    for name, node in nodes.items():
+                        node["node_order"] = places.get(name)
             for name in [*x, *(name for name in y if name not in x)]:
                 if name not in x or name not in y:
                     found.append(
@@ -113,6 +116,10 @@ def reason(case: Case, one: Difference) -> str:
         return "gradients"
     if one.column == "sub_nodes" and [name for name in one.ours if ".parameters_grad" not in name] == list(one.theirs or ()):
         return "gradients"
+    if _accumulated(one):
+        return "accumulated"
+    if one.column == "micro_step_id" and _begun_by_autograd(one):
+        return "micro step"
     if one.column in ("stack", "stack_id") and ".backward." in one.node and _of_another_call(one):
         return "stack"
     if one.column == "row" and "batch_isend_irecv" in one.node and case.version == "8.1.1":
@@ -148,6 +155,33 @@ def _ends_differ(one: Difference) -> bool:
         ends.append(node["output_data"].get(f"{other}.output.0", {}))
     looks = {tuple(end.get(key) for key in ("dtype", "shape", "Max", "Min", "Mean", "Norm")) for end in ends}
     return len(looks) > 1 or "nan" in looks.pop()
+
+
+def _accumulated(one: Difference) -> bool:
+    """Gradients of a module's parameters are below its backward call with the highest number there, below the one made last here."""
+    theirs, ours = one.nodes()
+    moved = {
+        name
+        for name in theirs.keys() & ours.keys()
+        if ".parameters_grad" in name and (theirs[name]["up_node"], ours[name]["up_node"]) == _highest_and_last(ours, name)
+    }
+    if one.column == "sub_nodes":
+        return [name for name in one.theirs or () if name not in moved] == [name for name in one.ours or () if name not in moved]
+    return one.node in moved and one.column in ("up_node", "matched_node_link")
+
+
+def _highest_and_last(nodes: dict[str, Node], gradients: str) -> tuple[str, str]:
+    head = gradients.rpartition(".parameters_grad")[0] + ".backward."
+    calls = [name for name in nodes if name.startswith(head)]
+    highest = max(calls, key=lambda name: int(name.removeprefix(head)), default="")
+    order = {name: place for place, name in enumerate(nodes)}
+    return highest, max(calls, key=lambda name: (nodes[name].get("node_order") or 0, order[name]), default="")
+
+
+def _begun_by_autograd(one: Difference) -> bool:
+    """The forward call of an autograd function at the top, taken for a backward one, lets the next module begin a micro step there."""
+    top = one.theirs_pair.npu["DefaultModel"]["sub_nodes"] or ()
+    return any(name.startswith("Autograd.") and name.endswith(".forward") for name in top) and one.theirs > one.ours
 
 
 def _of_another_call(one: Difference) -> bool:
