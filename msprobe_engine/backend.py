@@ -3,7 +3,8 @@ the entry-point group ``msprobe.backends``."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -79,9 +80,15 @@ def load_backend(name: str) -> Backend:
     Raises:
         UsageError: no such backend is registered.
     """
+    return _maker(name)()
+
+
+@functools.cache
+def _maker(name: str) -> Callable[[], Backend]:
+    """Looked up once: it reads the metadata of every installed package, and readers of a dump ask for each tensor."""
     found: Sequence[Any] = [e for e in entry_points(group="msprobe.backends") if e.name == name]
     if not found:
         known = sorted({e.name for e in entry_points(group="msprobe.backends")})
         raise UsageError(f"backend '{name}' is not registered; registered: {', '.join(known) or 'none (is msprobe installed?)'}")
-    backend: Backend = found[0].load()()
-    return backend
+    maker: Callable[[], Backend] = found[0].load()
+    return maker

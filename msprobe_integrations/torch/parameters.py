@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Mapping, Sequence
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
@@ -48,6 +49,12 @@ def engine_of(model: Any) -> Engine | None:
     return None
 
 
+@functools.cache
+def _registered() -> tuple[EntryPoint, ...]:
+    """Of other packages. Read once: it takes the metadata of every installed package."""
+    return tuple(entry_points(group=GROUP))
+
+
 def find_source(probe: TorchProbe, models: Sequence[nn.Module], optimizer: Any) -> ParameterSource | None:
     """The source for these objects: that of the framework whose classes they are, else plain torch (DDP and FSDP2 included).
 
@@ -60,7 +67,7 @@ def find_source(probe: TorchProbe, models: Sequence[nn.Module], optimizer: Any) 
     roots = dict.fromkeys(cls.__module__.partition(".")[0] for thing in (optimizer, *models) for cls in type(thing).__mro__)
     for root in roots:
         finders = [importlib.import_module(OURS[root]).find] if root in OURS else []
-        for find in [*finders, *(entry.load() for entry in entry_points(group=GROUP, name=root))]:
+        for find in [*finders, *(entry.load() for entry in _registered() if entry.name == root)]:
             found: ParameterSource | None = find(probe, models, optimizer)
             if found is not None:
                 return found
