@@ -84,8 +84,9 @@ def test_both_formats_read_alike(runs: dict[str, Path], level: str) -> None:
             array = tensor.load()
             assert array.shape == tensor.shape
             assert np.array_equal(array, other.load(), equal_nan=True)
-            assert torch.equal(tensor.torch(), other.torch())
-            assert str(tensor.torch().dtype) == str(other.torch().dtype) == tensor.dtype
+            ours, theirs = tensor.torch(), other.torch()
+            assert torch.equal(ours, theirs)
+            assert str(ours.dtype) == str(theirs.dtype) == tensor.dtype
             if array.dtype == np.float32 and array.size:
                 assert tensor.max == pytest.approx(float(array.max()))
                 assert tensor.norm == pytest.approx(float(np.linalg.norm(array.astype(np.float64))), rel=1e-6)

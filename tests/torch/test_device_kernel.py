@@ -119,7 +119,7 @@ def bits(dtype: torch.dtype, n: int, seed: int) -> torch.Tensor:
 
 @triton_here
 @pytest.mark.parametrize("dtype", KINDS)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4)
 @given(
     n=st.one_of(st.integers(1, 40), st.sampled_from([511, 512, 513, 1023, 1024, 1025]), st.integers(1, 9000)),
     seed=st.integers(0, 2**31),
@@ -138,8 +138,8 @@ def test_kernel_gives_the_numpy_row(
 @triton_here
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int8, torch.uint64, torch.float8_e4m3fn])
 def test_large_tensors_are_merged_from_many_programs(interpreter: Interpreter, dtype: torch.dtype) -> None:
-    """70 001 elements, a partial tile at the end, several programs and the second launch: the same row."""
-    tensor = bits(dtype, 70_001, 3)
+    """20 001 elements, a partial tile at the end, three programs or five and the second launch: the same row."""
+    tensor = bits(dtype, 20_001, 3)
     same(interpreter.row(tensor, True, 5), reference(tensor, True, 5))
 
 
@@ -162,9 +162,14 @@ def test_special_numbers(interpreter: Interpreter, dtype: torch.dtype) -> None:
 @triton_here
 @pytest.mark.parametrize("dtype", [d for d in KINDS if d.itemsize == 1 and d.is_floating_point])
 def test_every_byte(interpreter: Interpreter, dtype: torch.dtype) -> None:
-    """Each of the 256 bytes of an 8-bit float, with its negative, has the value of the format's definition."""
-    for byte in range(128):
-        tensor = torch.tensor([byte, byte + 128], dtype=torch.uint8).view(dtype)
+    """Each of the 256 bytes of an 8-bit float has the value of the format's definition. A number of a group is there once, the next twice
+    and so on: because their values rise or fall with the byte, the sum is another one when two of them are exchanged."""
+    finite = torch.arange(256).to(torch.uint8).view(dtype).double().isfinite().tolist()
+    groups = [[byte for byte in range(low, low + 16) if finite[byte]] for low in range(0, 256, 16)]
+    groups += [[byte] for byte in range(256) if not finite[byte]]
+    assert sorted(byte for group in groups for byte in group) == list(range(256))
+    for group in groups:
+        tensor = torch.tensor([byte for i, byte in enumerate(group) for _ in range(i + 1)], dtype=torch.uint8).view(dtype)
         same(interpreter.row(tensor, False), reference(tensor, False))
 
 
@@ -208,7 +213,7 @@ def test_shards_add_up(interpreter: Interpreter) -> None:
 
 @triton_here
 @pytest.mark.parametrize("dtype", KINDS)
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3)
 @given(n=st.sampled_from([1, 700, 9000]), seed=st.integers(0, 2**31), programs=st.sampled_from([1, 3]), limit=st.sampled_from([2e-38, 1.5]))
 def test_moments_and_counts_below_a_limit(
     interpreter: Interpreter, dtype: torch.dtype, n: int, seed: int, programs: int, limit: float
@@ -271,7 +276,8 @@ from msprobe_integrations.torch import device_kernel as k
 cpu = torch.device("cpu")
 every = 1 | hostkernel.WANT_MOMENTS | hostkernel.want_below(1.25)
 print(*[k.check(cpu, dtype, want) or "right" for dtype in k.KINDS for want in (0, every)], sep="\\n")
-right = hostkernel.row_of
+right, row = hostkernel.row_of, k._run(torch.from_numpy(k._known_bits(torch.float32)).view(torch.float32), every)
+k._run = lambda *_: row  # from here on the rows differ on the other side
 for word in (1, 4, 5, 6, 9, 13, 14, 15):
     def wrong(*a, word=word):
         row = right(*a)
