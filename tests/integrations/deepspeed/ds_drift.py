@@ -19,7 +19,9 @@ KEYS = {"optimizer", "monitor", "gradient_clipping", "module", "loss_scale", "st
 def rename(old: str, new: str, package: str = "deepspeed") -> None:
     """Call `old` by the name `new` everywhere in a package."""
     texts = old not in KEYS
-    for function in functions(package):
+    users = _users(package)
+    users[new] = users.get(old, [])
+    for function in users[new]:
         code = _code(function.__code__, old, new, texts)
         if code is not function.__code__:
             function.__code__ = code
@@ -34,10 +36,25 @@ def rename(old: str, new: str, package: str = "deepspeed") -> None:
 
 @functools.cache
 def functions(package: str) -> list[types.FunctionType]:
-    """All of a package, also those inside of decorators."""
+    """All of a package, also those inside of decorators. Who forks calls it before."""
     gc.unfreeze()  # other tests have put what was imported out of sight
     everything = [thing for thing in gc.get_objects() if isinstance(thing, types.FunctionType)]
     return [function for function in everything if str(function.__module__).startswith(package)]
+
+
+@functools.cache
+def _users(package: str) -> dict[str, list[types.FunctionType]]:
+    """Name -> functions of a package in whose code it is."""
+    found: dict[str, list[types.FunctionType]] = {}
+    for function in functions(package):
+        for name in _names(function.__code__):
+            found.setdefault(name, []).append(function)
+    return found
+
+
+def _names(code: types.CodeType) -> set[str]:
+    inner = [_names(value) for value in code.co_consts if isinstance(value, types.CodeType)]
+    return {*code.co_names, *(value for value in code.co_consts if isinstance(value, str))}.union(*inner)
 
 
 def _code(code: types.CodeType, old: str, new: str, texts: bool) -> types.CodeType:

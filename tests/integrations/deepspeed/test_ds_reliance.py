@@ -106,6 +106,7 @@ def drifted(stage: int) -> Any:
 def test_another_version(stage: int) -> None:
     """Each attribute of the table in turn has another name: the training is the same, bit for bit, the steps are there, and a line names
     the attribute and what is lost."""
+    ds_drift.functions("deepspeed")  # once, before children are forked
     for found in run_ranks(2 if stage > 1 else 1, drifted, stage, timeout=200):
         assert set(found) == set(rows(stage))
         for on, (same, frames, said, lines) in found.items():
