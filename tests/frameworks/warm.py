@@ -1,4 +1,5 @@
 """Programs in processes of their own that find torch imported: a server that has imported it forks one for each, in 0.1 s, not 2 s.
+In an environment that has no torch it is MindSpore.
 
 A program is what ``python -c`` would run: it is ``__main__``, has its own arguments, environment and directory, exceptions go through
 ``sys.excepthook``, and it ends as an interpreter ends, with its exit handlers. Not for tests of what happens before or while torch or the
@@ -8,6 +9,7 @@ probe is imported: the environment comes too late for that.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import json
 import os
 import signal
@@ -136,9 +138,13 @@ def _become(request: dict[str, Any]) -> None:
 
 def _serve() -> dict[str, Any] | None:
     """Answer requests; in a forked process returns the one it is for, at the end of the requests None."""
-    import torch._dynamo  # noqa: F401 - every optimizer imports it
+    installed = importlib.util.find_spec("torch")  # a folder of that name on the path is none: it has no origin
+    if installed is None or installed.origin is None:
+        import mindspore  # noqa: F401 - has no threads before its first operator
+    else:
+        import torch._dynamo  # noqa: F401 - every optimizer imports it
 
-    import msprobe.pytorch  # noqa: F401
+        import msprobe.pytorch  # noqa: F401
 
     while line := sys.stdin.readline():
         request: dict[str, Any] = json.loads(line)

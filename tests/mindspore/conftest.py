@@ -15,8 +15,9 @@ import pytest
 os.environ.setdefault("GLOG_v", "3")  # errors only; read once, when mindspore is imported
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 HERE = Path(__file__).parent
-if str(HERE) not in sys.path:  # programs and helpers that several tests share
-    sys.path.insert(0, str(HERE))
+for place in (HERE.parent / "frameworks", HERE):  # programs and helpers that several tests share
+    if str(place) not in sys.path:
+        sys.path.insert(0, str(place))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -4,11 +4,10 @@ be installed here; `stand_in` has what a probe depends on, and runs in a process
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import ms_programs
 import numpy as np
 import pytest
 
@@ -33,10 +32,7 @@ GRADIENTS = {f"Module.{name}.Linear.parameters_grad.0" for name in ("linear1", "
 def run(tmp_path: Path, *arguments: str) -> tuple[dict[str, Any], Path]:
     """dump.json of step 1, and its directory; the digests of the training are compared."""
     path = tmp_path / "dump"
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), str(path), *arguments], capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = ms_programs.run(PROGRAM, path, *arguments, cwd=tmp_path, check=True)
     plain, probed = done.stdout.split()
     assert plain == probed
     (directory,) = (path / "step1").iterdir()
@@ -90,9 +86,7 @@ def test_modules_alone_and_chosen_ones(tmp_path: Path) -> None:
 def test_the_monitor_watches_modules_and_optimizers_of_torch(tmp_path: Path) -> None:
     """Gradients are those that the parameters have when `step` is called, states and updates those of the optimizer; `TrainerMon` has the
     steps of the optimizer; the weights have the same bits with each of them as without."""
-    program = str(PROGRAM.with_name("adapter_monitoring.py"))
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = ms_programs.run(PROGRAM.with_name("adapter_monitoring.py"), cwd=tmp_path, check=True)
     *digests, seen, squares = done.stdout.splitlines()
     assert len(digests) == 3
     assert len(set(digests)) == 1

@@ -5,10 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
+import ms_programs
 import numpy as np
 import pytest
 
@@ -50,7 +49,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     where = tmp_path_factory.mktemp("graphs")
     (where / "net.py").write_text(PROGRAM)
     for name, scale in (("golden", "1.5"), ("scaled", "1.51")):
-        subprocess.run([sys.executable, "net.py", name, scale], cwd=where, check=True, timeout=240, capture_output=True)
+        ms_programs.run(where / "net.py", name, scale, cwd=where, check=True)
     return where
 
 

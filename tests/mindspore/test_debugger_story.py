@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import mindspore
+import ms_programs
 import numpy as np
 import pytest
 from mindspore import nn
@@ -27,7 +28,7 @@ def program(directory: Path, body: str) -> subprocess.CompletedProcess[str]:
     """Run a script in a process of its own."""
     script = directory / "script.py"
     script.write_text(f"import os, signal, sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom small_cells import *\n{body}")
-    return subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, cwd=directory, timeout=120)
+    return ms_programs.run(script, cwd=directory)
 
 
 def test_an_exception_in_the_step(tmp_path: Path) -> None:
@@ -276,11 +277,17 @@ def test_the_functions_of_graph_mode(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "in GRAPH_MODE the network makes none; use level L0 for its Cells" in capsys.readouterr().err
 
 
+@functools.cache
+def compiled() -> list[bytes]:
+    """Bits of a training in GRAPH_MODE."""
+    return train(None)
+
+
 @pytest.mark.parametrize("level", ["L0", "mix"])
 def test_graph_mode(tmp_path: Path, level: str) -> None:
     """A training in GRAPH_MODE has the records of its Cells and the bits it has without a dump."""
     mindspore.set_context(mode=mindspore.GRAPH_MODE)
-    plain = train(None)
+    plain = compiled()
     assert train(PrecisionDebugger(config(tmp_path, level))) == plain
     assert {"Cell.a.Dense.forward.1", "Cell.pair.Pair.backward.0", "Cell.b.0.Linear.parameters_grad.0"} <= set(names(tmp_path))
     assert names(tmp_path, 0) == names(tmp_path, 1)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from ms_programs import run
 
 PROGRAM = Path(__file__).with_name("failing_training.py")
 
 
 def _run(*arguments: str) -> list[str]:
-    done = subprocess.run([sys.executable, str(PROGRAM), *arguments], capture_output=True, text=True, timeout=120, check=True)
-    return done.stdout.splitlines()
+    return run(PROGRAM, *arguments, check=True).stdout.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -35,8 +33,7 @@ def test_the_training_ends_as_it_would(how: str, error: str) -> None:
 def test_a_failure_that_nobody_has_waited_for_is_not_kept_back(how: str, tmp_path: Path) -> None:
     """The framework tells of a failed operator once, and gives empty memory for its result from then on: where the dump waits it goes on to
     the training, and the step is written all the same."""
-    program = PROGRAM.with_name("failing_late.py")
-    done = subprocess.run([sys.executable, str(program), how], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    done = run(PROGRAM.with_name("failing_late.py"), how, cwd=tmp_path)
     assert "Gather" in (done.stdout if how == "step" else done.stderr)
     assert "is switched off" not in done.stderr
     (written,) = tmp_path.glob("dump/step0/*/dump.json")

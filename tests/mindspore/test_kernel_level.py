@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import mindspore as ms
+import ms_programs
 import numpy as np
 import pytest
 
@@ -25,7 +25,7 @@ MATMUL = f"{PRODUCT}_out-Dense_MatMul-op0.0.forward"
 
 def run(mode: str, settings: dict[str, Any]) -> subprocess.CompletedProcess[str]:
     """The program to its end."""
-    return subprocess.run([sys.executable, PROGRAM, mode, json.dumps(settings)], capture_output=True, text=True, timeout=200, check=True)
+    return ms_programs.run(PROGRAM, mode, json.dumps(settings), check=True)
 
 
 def dump_of(path: Path, step: int) -> dict[str, Any]:

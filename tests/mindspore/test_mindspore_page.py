@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import mindspore
 import numpy as np
+import warm
 
 from msprobe_integrations.mindspore import npy
 from msprobe_integrations.mindspore.dtypes import KERNEL, WITHOUT_KERNEL
@@ -28,7 +27,7 @@ def test_the_program_of_msadapter(tmp_path: Path) -> None:
     (program,) = re.findall(r"^```python\n(.*?)^```", section("MSAdapter"), re.DOTALL | re.MULTILINE)
     stand_in = str(Path(__file__).with_name("stand_in"))
     code = f"import sys\nsys.path.insert(0, {stand_in!r})\n{program}"
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=120, capture_output=True)
+    assert warm.run(code, cwd=tmp_path).returncode == 0
     (dump,) = (tmp_path / "msadapter_dump" / "step0").iterdir()
     document = json.loads((dump / "dump.json").read_text())
     assert document["framework"] == "mindtorch"

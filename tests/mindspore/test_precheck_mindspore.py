@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import ms_programs
 import numpy as np
 import pytest
 
@@ -25,7 +26,7 @@ HERE = Path(__file__).parent
 @pytest.fixture(scope="module")
 def dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("precheck") / "dump"
-    subprocess.run([sys.executable, HERE / "precheck_program.py", "tensor", place], check=True, capture_output=True)
+    ms_programs.run(HERE / "precheck_program.py", "tensor", place, check=True)
     return next(place.glob("step0/*/dump.json"))
 
 
@@ -230,10 +231,10 @@ def test_a_script_says_what_is_wrong(dump: Path, tmp_path: Path) -> None:
     options = ["--dump", str(dump), "--api", "Mint.matmul.0", "-o", str(tmp_path), "--random", "--iterations", "2"]
     assert main(["op_generate", *options]) == 0
     file = tmp_path / "Mint.matmul.0.py"
-    assert subprocess.run([sys.executable, file], cwd=tmp_path, check=False, capture_output=True).returncode == 0
+    ms_programs.run(file, cwd=tmp_path, check=True)
     wrong = "    return mindspore.mint.matmul(input_0, input_1) * (1 if dtype(mindspore.float32) is mindspore.float64 else 1.001)"
     text = file.read_text().replace("    return mindspore.mint.matmul(input_0, input_1)", wrong)
     file.write_text(text)
-    done = subprocess.run([sys.executable, file], cwd=tmp_path, check=False, capture_output=True, text=True)
+    done = ms_programs.run(file, cwd=tmp_path)
     assert done.returncode == 1
     assert done.stdout.count("Mint.matmul.0: error") == 2

@@ -6,10 +6,9 @@ import itertools
 import json
 import re
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
+import ms_programs
 import pytest
 
 from msprobe_integrations.mindspore.graph import single_files
@@ -49,7 +48,7 @@ def test_the_kernels(tmp_path: Path) -> None:
     """The example of level L2, in a process of its own, dumps the chosen kernels under the names that the page has."""
     (block,) = (block for block in blocks() if KERNELS in block)
     (tmp_path / "program.py").write_text(block)
-    subprocess.run([sys.executable, "program.py"], cwd=tmp_path, check=True, capture_output=True, timeout=200)
+    ms_programs.run(tmp_path / "program.py", cwd=tmp_path, check=True)
     names = json.loads(next((tmp_path / "kernels").glob("step1/*/dump.json")).read_text())["data"]
     assert next(iter(names)) == "MatMul.Default_0-Dense_MatMul-op0.0.forward"
     assert {name.split(".")[0] for name in names} == {"MatMul", "BiasAdd"}

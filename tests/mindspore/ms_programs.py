@@ -1,0 +1,16 @@
+"""Programs in processes of their own, forked by one that has imported MindSpore."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import warm
+
+
+def run(program: Path, *arguments: object, cwd: Path | None = None, check: bool = False) -> subprocess.CompletedProcess[str]:
+    """Run a file as ``python program arguments`` does; with `check` it has to end with 0."""
+    start = f"import runpy, sys\nsys.path[0] = {str(program.parent)!r}\nrunpy.run_path({str(program)!r}, run_name='__main__')\n"
+    done = warm.run(start, *arguments, cwd=cwd, timeout=200)
+    assert done.returncode == 0 or not check, done.stderr[-3000:]
+    return done
