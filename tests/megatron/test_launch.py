@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from launches import EVERY, EXAMPLES, ROOT, launch
 
 from msprobe_engine.errors import UsageError
 from msprobe_integrations.megatron.flags import Flags
 from msprobe_integrations.megatron.launch import prepare, split
 
-ROOT = Path(__file__).parents[2]
-EVERY = os.environ.get("MSPROBE_TABLE") or os.environ.get("MSPROBE_EVERY_CELL") == "1"
-EXAMPLES = ROOT / "examples" / "megatron"
 CONFIG = """
 output_dir: {output}
 strict: true
@@ -50,15 +48,6 @@ def test_command_line_mistakes(arguments: list[str]) -> None:
     """A missing script or settings file is an error that says what to add."""
     with pytest.raises(UsageError, match=r"script|--msprobe-config"):
         prepare(split(arguments)[3])
-
-
-def launch(
-    script: str, arguments: list[str], *, ranks: int = 2, probe: Path | None = None, path: str = ""
-) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
-    command += ["-m", "msprobe_integrations.megatron", script, "--msprobe-config", str(probe)] if probe else [script]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p for p in (path, str(ROOT)) if p)}
-    return subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, timeout=150, check=False)
 
 
 def config(tmp_path: Path) -> Path:

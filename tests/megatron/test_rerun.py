@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from launches import EVERY, EXAMPLES, launch
 from megatron_harness import Frames
-from test_launch import EVERY, EXAMPLES, launch, rows
+from test_launch import rows
 from torch import nn
 
 from msprobe_engine.diagnose.nan_analyze import nan_analyze

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-from test_launch import EXAMPLES, launch
+from launches import EXAMPLES, launch
 
 CONFIG = """
 output_dir: {output}

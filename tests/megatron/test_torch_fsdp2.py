@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_launch import EXAMPLES, launch
+from launches import EXAMPLES, launch
 
 CONFIG = """
 output_dir: {output}
