@@ -8,9 +8,9 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
+import ms_programs
 import pytest
 
 from msprobe_engine.cli.main import main
@@ -34,7 +34,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = page_block("json").replace("/absolute/path/out", str(where / "out"))
     (where / "dump_config.json").write_text(json.dumps(json.loads(config)))
     (where / "net.py").write_text(page_block("python"))
-    subprocess.run([sys.executable, "net.py"], cwd=where, check=True, timeout=240, capture_output=True)
+    ms_programs.run(where / "net.py", cwd=where, check=True)
     return where
 
 
