@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -13,11 +14,17 @@ from msprobe_integrations.config_checker import ConfigChecker
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
-import sys, random
+import json, os, sys, random
 import mindspore as ms, mindspore.nn as nn, numpy as np
 from mindspore.ops import randn
 from msprobe.core.config_check import ConfigChecker
-pack, seed, mode, *more = sys.argv[1:]
+for job in json.loads(sys.argv[1]):  # each in a process of its own, which need not import MindSpore again
+    print("JOB", flush=True)
+    child = os.fork()
+    if not child: break
+    if os.waitpid(child, 0)[1]: sys.exit(1)
+else: sys.exit(0)
+pack, seed, mode, *more = job
 ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
 ConfigChecker.apply_patches("mindspore")
 ConfigChecker.apply_patches("mindspore")
@@ -40,36 +47,36 @@ except Exception as error: print(type(error).__name__, error)
 """
 
 
-def run(pack: Path, *arguments: str) -> str:
-    python = Path(os.environ["MSPROBE_MINDSPORE"]) / "bin" / "python"
+JOBS = (("a.zip", "1", "pynative"), ("b.zip", "2", "pynative", "0.5"), ("graph.zip", "1", "graph"))
+
+
+@pytest.fixture(scope="module")
+def packs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """Where the packs of all jobs are, and what each job has said."""
+    python, place = Path(os.environ["MSPROBE_MINDSPORE"]) / "bin" / "python", tmp_path_factory.mktemp("packs")
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [python, "-c", SCRIPT, json.dumps(JOBS)]
     done = subprocess.run(
-        [python, "-c", SCRIPT, str(pack), *arguments],
-        cwd=pack.parent,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
+        command, cwd=place, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=200, check=False
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout[-3000:]
+    return place, done.stdout.split("JOB\n")[1:]
 
 
 @pytest.mark.skipif("MSPROBE_MINDSPORE" not in os.environ, reason="MSPROBE_MINDSPORE names no environment with mindspore")
-def test_packs_of_mindspore(tmp_path: Path) -> None:
+def test_packs_of_mindspore(packs: tuple[Path, list[str]], tmp_path: Path) -> None:
     """Weights and inputs by digest and statistics, seeds and random calls; two packs differ in what was planted; the random functions
     take their own arguments and are put back."""
-    said = run(tmp_path / "a.zip", "1", "pynative")
+    place, (said, *_) = packs
     assert "RESULT [[66.0], [66.0]]" in said
     assert "UsageError ConfigChecker: model is str" in said
-    run(tmp_path / "b.zip", "2", "pynative", "0.5")
-    pack = read_pack(tmp_path / "a.zip")
+    pack = read_pack(place / "a.zip")
     assert pack.meta["framework"] == "mindspore"
     assert pack.json("weights/step0/rank0/weight.json")["0.weight"]["max"] == 11.0
     assert pack.json("msprobe/dataset/step0/rank0.json")["args.0"]["samples"]
     names = {one["name"] for one in pack.json("msprobe/random/rank0.json")["calls"]}
     assert {"mindspore.set_seed", "mindspore.ops.rand", "mindspore.ops.randn"} <= names
-    found = ConfigChecker.compare(tmp_path / "a.zip", tmp_path / "b.zip", tmp_path / "out", "mindspore").as_json()["differences"]
+    found = ConfigChecker.compare(place / "a.zip", place / "b.zip", tmp_path / "out", "mindspore").as_json()["differences"]
     assert {(one["sheet"], one["name"]) for one in found} >= {
         ("weights", "0.weight"),
         ("random", "mindspore.set_seed"),
@@ -79,11 +86,11 @@ def test_packs_of_mindspore(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif("MSPROBE_MINDSPORE" not in os.environ, reason="MSPROBE_MINDSPORE names no environment with mindspore")
-def test_graph_mode_says_what_it_cannot_see(tmp_path: Path) -> None:
+def test_graph_mode_says_what_it_cannot_see(packs: tuple[Path, list[str]]) -> None:
     """Compiled cells have no hooks: weights are there, inputs are not, and the training runs."""
-    said = run(tmp_path / "pack.zip", "1", "graph")
+    place, (*_, said) = packs
     assert "in graph mode forward passes are not seen" in said
-    pack = read_pack(tmp_path / "pack.zip")
+    pack = read_pack(place / "graph.zip")
     assert pack.by_step("weights")
     assert not pack.by_step("dataset")
 
