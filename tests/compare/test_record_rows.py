@@ -76,7 +76,7 @@ def _built() -> None:
         pytest.skip("the compiled module was not built here")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.lists(st.dictionaries(names, record, max_size=5), max_size=3))
 def test_the_same_rows(blocks: list[dict[str, Any]]) -> None:
     """Tensors, arguments, nested and damaged nodes, gradients, single saves and collectives: every column is the same, in order."""
