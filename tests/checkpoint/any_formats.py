@@ -1,17 +1,28 @@
 """One Qwen3 in every format: what megatron-core wrote (see `megatron_writer`) goes into a model of transformers, and from there into the
-files of transformers, torch, torch's distributed checkpoints, DeepSpeed and, where it is installed, MindSpore.
-
-``any_formats.py DIRECTORY``: DIRECTORY has ``qwen`` of `megatron_writer`; the others are written beside it.
-"""
+files of transformers, torch, torch's distributed checkpoints and DeepSpeed."""
 
 from __future__ import annotations
 
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+import deepspeed_runs as runs
+import numpy as np
+import torch
+import torch.distributed.checkpoint as dcp
+import transformers
+from forkpool import run_ranks
+from stored_arrays import array_of, checkpoint_of, fill
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from msprobe_engine.checkpoint.names import aligned
+from msprobe_engine.checkpoint.open import open_checkpoint
+
 SIZES = {
     "hidden_size": 16,
     "num_hidden_layers": 2,
@@ -26,51 +37,34 @@ SIZES = {
 STAGES = (0, 1, 2, 3)
 
 
-def main() -> None:
-    sys.path[:0] = [str(ROOT / "tests" / "checkpoint"), str(ROOT / "tests" / "frameworks")]
-    import deepspeed_runs  # noqa: F401  # before the ranks are forked
-    import transformers
-    from forkpool import run_ranks
-
+def write(target: Path) -> None:
+    """All of them beside ``qwen`` of `megatron_writer` in `target`."""
     transformers.logging.set_verbosity_error()
-    target = Path(sys.argv[1])
-    plain(target)
+    run_ranks(1, plain, target)  # in a process of its own: it seeds torch
     run_ranks(2, sharded, target)
     for stage in STAGES:
         run_ranks(2 if stage else 1, deepspeed, target, stage)
+    run_ranks(1, universal, target)
+
+
+def universal(target: Path) -> None:
+    """DeepSpeed's own conversion of ZeRO 2."""
     tag = (target / "zero2" / "latest").read_text()
-    convert = [
-        "-m",
-        "deepspeed.checkpoint.ds_to_universal",
-        "--inject_missing_state",
-        "--num_extract_workers",
-        "1",
-        "--num_merge_workers",
-        "1",
-    ]
-    places = ["--input_folder", str(target / "zero2" / tag), "--output_folder", str(target / "universal" / f"{tag}_universal")]
     (target / "universal").mkdir()
-    subprocess.run([sys.executable, *convert, *places], check=True, capture_output=True, text=True, timeout=240)
+    workers = ["--inject_missing_state", "--num_extract_workers", "1", "--num_merge_workers", "1"]
+    places = ["--input_folder", str(target / "zero2" / tag), "--output_folder", str(target / "universal" / f"{tag}_universal")]
+    sys.argv = ["ds_to_universal", *workers, *places]
+    runpy.run_module("deepspeed.checkpoint.ds_to_universal", run_name="__main__")
 
 
 def model() -> Any:
     """The model of transformers, bfloat16, with weights of its own."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
     torch.manual_seed(1)
     return Qwen3ForCausalLM(Qwen3Config(**SIZES)).to(torch.bfloat16)
 
 
 def weights(target: Path) -> dict[str, Any]:
     """Megatron's weights under the names of transformers, by the map of names that `test_names_frameworks` proves."""
-    import numpy as np
-    import torch
-    from stored_arrays import array_of, checkpoint_of, fill
-
-    from msprobe_engine.checkpoint.names import aligned
-    from msprobe_engine.checkpoint.open import open_checkpoint
-
     arrays = {key: value.float().numpy() for key, value in model().state_dict().items()}
     facts = {"heads": SIZES["num_attention_heads"], "kv_heads": SIZES["num_key_value_heads"]}
     mine = checkpoint_of(arrays, target / "floats", facts)
@@ -86,8 +80,6 @@ def weights(target: Path) -> dict[str, Any]:
 
 def plain(target: Path) -> None:
     """Files of one process."""
-    import torch
-
     net, held = model(), weights(target)
     net.load_state_dict(held)
     net.save_pretrained(target / "hf", max_shard_size="6KB")
@@ -100,12 +92,6 @@ def plain(target: Path) -> None:
 
 def sharded(target: Path) -> None:
     """torch's distributed checkpoint of the model under FSDP2."""
-    import torch
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.state_dict import get_model_state_dict
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
     net = model()
     net.load_state_dict(torch.load(target / "weights.pth", weights_only=True))
     fully_shard(net, mesh=init_device_mesh("cpu", (2,)))
@@ -115,16 +101,9 @@ def sharded(target: Path) -> None:
 def deepspeed(target: Path, stage: int) -> None:
     """A checkpoint before the first step. Without weight decay, which ZeRO 0 applies to its copies already when it is made, nothing has
     moved."""
-    import deepspeed_runs as runs
-    import torch
-
     net = model()
     net.load_state_dict(torch.load(target / "weights.pth", weights_only=True))
     config = runs.config(stage, "bf16")
     config["optimizer"]["params"]["weight_decay"] = 0.0
     engine, *_ = runs.deepspeed.initialize(model=net, model_parameters=net.parameters(), config=config)
     engine.save_checkpoint(target / f"zero{stage}")
-
-
-if __name__ == "__main__":
-    main()

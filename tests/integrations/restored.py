@@ -16,6 +16,7 @@ import builtins
 import gc
 import importlib
 import logging
+import operator
 import os
 import random
 import signal
@@ -99,6 +100,8 @@ class Snapshot:
             if place.startswith(_CACHES) or place not in now:
                 continue  # modules that are gone take their names with them
             after = now[place]
+            if before.keys() == after.keys() and all(map(operator.is_, before.values(), after.values())):
+                continue  # most of what there is
             for name in sorted({*before, *after}, key=str):
                 one, other = before.get(name, _MISSING), after.get(name, _MISSING)
                 where = f"{place}.{name}" if name != "" else place
@@ -187,17 +190,23 @@ def _of_class(cls: type[Any], seen: set[int]) -> Iterator[tuple[str, dict[Any, A
 
 
 def _names(own: dict[str, Any]) -> dict[Any, Any]:
-    return {name: value for name, value in own.items() if name not in _NOISE}
+    found = dict(own)
+    for name in _NOISE:
+        found.pop(name, None)
+    return found
 
 
 def _tables(place: str, own: dict[str, Any]) -> Iterator[tuple[str, dict[Any, Any]]]:
     """Contents of tables of functions: lists of hooks, registries."""
     for name, value in list(own.items()):
-        if name in _NOISE or name == "__builtins__" or type(value).__module__ not in ("builtins", "collections"):
+        kind = type(value)
+        if not issubclass(kind, _TABLES) or kind.__module__ not in ("builtins", "collections"):
+            continue
+        if name in _NOISE or name == "__builtins__":
             continue
         if isinstance(value, dict):
             yield f"{place}.{name}", {_key(k): v for k, v in list(value.items()) if callable(v)}
-        elif isinstance(value, (list, set)):
+        else:
             yield f"{place}.{name}", {_key(v): v for v in list(value) if callable(v)}
 
 
