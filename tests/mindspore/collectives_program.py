@@ -67,4 +67,5 @@ def main() -> None:
     print("FINISHED", rank, flush=True)
 
 
-main()
+if __name__ == "__main__":
+    main()

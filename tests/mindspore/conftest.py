@@ -29,6 +29,16 @@ def _litter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     os.chdir(before)
 
 
+@pytest.fixture(scope="session")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where two ranks have left what `programs_of_ranks` has seen."""
+    from ms_ranks import run_ranks
+
+    root = tmp_path_factory.mktemp("ranks")
+    run_ranks(HERE / "programs_of_ranks.py", root)
+    return root
+
+
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Own directory, seed 1234, PyNative mode before and after."""

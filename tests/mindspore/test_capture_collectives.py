@@ -7,15 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ms_ranks import run_ranks
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+@pytest.fixture
+def ranks(two_ranks: Path) -> list[Any]:
     """What each of two ranks has recorded."""
-    root = tmp_path_factory.mktemp("collectives")
-    run_ranks(Path(__file__).with_name("collectives_program.py"), root)
-    return [json.loads((root / f"records{rank}.json").read_text()) for rank in (0, 1)]
+    return [json.loads((two_ranks / f"records{rank}.json").read_text()) for rank in (0, 1)]
 
 
 def test_in_place_functions_show_their_arguments_before_and_after(ranks: list[Any]) -> None:

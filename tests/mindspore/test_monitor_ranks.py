@@ -7,17 +7,12 @@ import json
 from pathlib import Path
 
 import pytest
-from ms_ranks import run_ranks
-
-PROGRAM = Path(__file__).with_name("monitor_ranks_program.py")
 
 
-@pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def out(two_ranks: Path) -> Path:
     """What two ranks have written."""
-    root = tmp_path_factory.mktemp("ranks")
-    run_ranks(PROGRAM, root)
-    return root / "out"
+    return two_ranks / "out"
 
 
 def table(out: Path, rank: int, family: str) -> list[dict[str, str]]:
