@@ -36,7 +36,7 @@ COMPARED = {"transformer_float32": 3_000, "transformer_bfloat16": 3_000, "sweep_
 ERRORS = {COLUMNS[key] for key in ("cosine", "max_abs", "rmse", "max_rel", "mean_rel")}
 ULPS = {COLUMNS[key] for key in ("max_ulp", "mean_ulp")}
 SHARES = {COLUMNS[key] for key in ("balance", "ulp_share")}
-UNITS = 8
+UNITS = 16
 ROUNDED = 0.005
 """Some functions of MKL (roots, powers, arc functions, and what is made of them) begin with the processor's own approximation of a
 reciprocal or its root, whatever they are told: their last bits are those of the processor. An error that is measured may be another one by
