@@ -7,6 +7,7 @@ element i is
 
     units_i = max(0, |d_i - b_i| - u_T |b_i|) / (u_a |b_i| + s_i u_a / u_in)
 
+(with the smallest normal number of the type in place of a smaller |b_i| in the divisor),
 what the rounding of the output leaves over, by what the rounding of intermediate results makes. A kernel that computes in bfloat16 what
 should be computed in float32 has 65536 units, whatever the operator; one that rounds its output alone has none.
 """
@@ -149,7 +150,7 @@ def _part(b: Array, d: Array, kind: FloatType, changed: list[Array], unit: float
     inner = internal(kind).round_off
     floor = kind.smallest + np.where(size < kind.normal, kind.normal if kind.least < -100 else 0.0, 0.0)
     excess = np.maximum(error - kind.round_off * size - floor, 0.0)
-    scale = inner * size + moved * (inner / unit)
+    scale = inner * np.maximum(size, kind.normal) + moved * (inner / unit)  # below the smallest normal number a unit is always as large
     single = np.where(excess > 0, excess / scale, 0.0)
     scale = np.maximum(scale, SHARE * _largest_around(scale))
     units = np.where(excess > 0, excess / np.maximum(scale, OF_ALL * inner * all_of_them), 0.0)

@@ -112,6 +112,19 @@ def test_a_bias_of_many_elements() -> None:
         assert verdict(1 - np.square(kept), alike, dtype, "own_operator", changed=steps).status == PASS
 
 
+def test_sixteen_bits_of_subnormal_numbers() -> None:
+    """Below the smallest normal number all roundings are alike: an operator of several kernels may err by a few of them, a single kernel
+    by one, and neither may flush to zero what float16 holds."""
+    step = 2.0**-24
+    bench = np.arange(3, 500) * step
+    off = np.where(np.arange(bench.size) % 2, step, -step)
+    near = [bench * (1 + 2.0**-11), bench * (1 - 2.0**-11)]
+    for api, steps, status in (("my_kernel", 2, PASS), ("my_kernel", 40, ERROR), ("mul", 0, PASS), ("mul", 3, ERROR)):
+        assert verdict(bench, bench + steps * off, "float16", api, changed=near).status == status, (api, steps)
+    for api in ("my_kernel", "mul"):
+        assert verdict(bench, 0 * bench, "float16", api, changed=near).status == ERROR
+
+
 def test_sixteen_bits_inside() -> None:
     """A kernel of the list that rounds to 16 bits on the way has a warning, an operator of several kernels none."""
     generator = np.random.default_rng(1)

@@ -273,7 +273,7 @@ def test_a_damaged_dump(dump: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "drawn: input_0" in capsys.readouterr().out
 
 
-CASES = ("exact", "rounded", "bits", "scaled", "nan", "inf", "biased", "noise", "zero", "overflow")
+CASES = ("exact", "rounded", "bits", "scaled", "nan", "inf", "biased", "noise", "zero", "overflow", "saturated", "subnormal")
 
 
 @pytest.mark.parametrize(
@@ -341,6 +341,11 @@ def test_the_verdict_is_that_of_the_pre_check(kind: torch.dtype) -> None:
         elif case == "overflow":
             bench[3] = torch.finfo(kind).max * (1.5 if kind is not torch.float64 else 1)
             device[3] = torch.tensor(bench[3].item(), dtype=torch.float64).to(wide)
+        elif case == "saturated" and kind is not torch.float64:
+            bench[3], device[3] = 1.5 * torch.finfo(kind).max, torch.finfo(kind).max
+        elif case == "subnormal" and kind is torch.float16:
+            bench = torch.arange(64, dtype=torch.float64) * 2.0**-24
+            device, near = (bench + (seed % 3) * 2.0**-24).to(wide), [bench * (1 + unit), bench * (1 - unit)]
         elif case in ("nan", "inf"):
             device[7] = float(case)
         device = device.to(kind)

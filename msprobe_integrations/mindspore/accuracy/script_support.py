@@ -224,8 +224,8 @@ def by_condition(found: Measured, kind: FloatType, unit: float, case: dict[str, 
     own, loose = kind.round_off / internal(kind).round_off, HIDDEN if case["hidden"] or case["signs"] else 1.0
     loose = LONG_SUMS if kind.name == "float32" and direction == "backward" and case.get("long_sums") else loose
     good, bearable, strict = UNITS * loose, UNITS * loose, False
-    if own > 1 and case.get("casts"):
-        good, bearable, strict = INSIDE * own, INSIDE * own, True
+    if case.get("casts"):
+        good, bearable, strict = INSIDE * own, INSIDE * own, own > 1
     elif own > 1 and unit >= kind.round_off and direction in case["inside"]:
         good, bearable, strict = INSIDE * own, COARSE_INSIDE * own, True
     elif own > 1:

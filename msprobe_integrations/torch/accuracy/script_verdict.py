@@ -159,6 +159,9 @@ def nonfinite(b: torch.Tensor, d: torch.Tensor, dtype: torch.dtype, near: list[t
     same |= border & (d.isinf() | (d.abs() >= info.max * (1 - 4 * info.eps))) & (signs(d) == signs(b))
     wrong = ~finite & ~same
     if not bool(wrong.any()):
+        beyond = b.isfinite() & (size * (1 - 2 * info.eps) - COARSE * moved > info.max) & same & d.isfinite()
+        if bool(beyond.any()) and not str(dtype).endswith(("fn", "fnuz")):
+            return finite, WARNING, f"{int(beyond.sum())} of {b.numel()} elements are the largest value of {dtype} in place of Inf"
         return finite, PASS, ""
     unstable = torch.zeros_like(wrong)
     for other in near:
@@ -215,7 +218,7 @@ def measured(
         moved = UNMEASURED * unit * size.clamp(min=of_all)
     floor = tiny * info.eps + torch.where(size < tiny, tiny if math.log2(tiny) < -100 else 0.0, 0.0)
     excess = (error - off * size - floor).clamp(min=0.0)
-    scale = inner(dtype) * size + moved * (inner(dtype) / unit)
+    scale = inner(dtype) * size.clamp(min=tiny) + moved * (inner(dtype) / unit)
     single = torch.where(excess > 0, excess / scale, 0.0)
     best = scale.clone()
     for shift in range(1, min(NEIGHBOURS, scale.numel() - 1) + 1):
@@ -244,10 +247,10 @@ def limits(dtype: torch.dtype, unit: float, case: dict[str, Any], direction: str
     loose, own = HIDDEN if case["hidden"] or case["signs"] else 1.0, torch.finfo(dtype).eps / 2 / inner(dtype)
     if dtype is torch.float32 and direction == "backward" and case.get("long_sums"):
         loose = LONG_SUMS
+    if case.get("casts"):
+        return INSIDE * own, INSIDE * own, own > 1.0
     if own == 1.0:
         return UNITS * loose, UNITS * loose, False
-    if case.get("casts"):
-        return INSIDE * own, INSIDE * own, True
     if unit >= torch.finfo(dtype).eps / 2 and direction in case["inside"]:  # finer inputs the operator, or autocast, casts first
         return INSIDE * own, COARSE_INSIDE * own, True
     if case.get("weights") and direction == "forward":
