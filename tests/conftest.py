@@ -23,7 +23,8 @@ __all__ = ["cells", "pytest_runtest_makereport"]  # what a test proves of docs/i
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's background job: programs that tests interrupt would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+EXAMPLES = 100 if os.environ.get("MSPROBE_EVERY_CELL") == "1" else 40
+settings.register_profile("shared", deadline=None, max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
 settings.load_profile("shared")
 
 

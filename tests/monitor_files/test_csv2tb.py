@@ -51,7 +51,7 @@ def test_places_and_tags(tmp_path: Path) -> None:
 
 
 @given(frames=F.runs())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_every_number_is_there(frames: list[Frame]) -> None:
     """As many values as the files have, each the float32 of its number."""
     if not any(frame.samples for frame in frames):

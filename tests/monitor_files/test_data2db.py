@@ -35,7 +35,7 @@ def rows(path: Path, query: str) -> list[tuple[Any, ...]]:
 
 
 @given(frames=F.runs())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_every_number_comes_back(frames: list[Frame]) -> None:
     """Files to data base to reader: with the step as the axis, nothing is lost or changed."""
     if not any(frame.samples for frame in frames):

@@ -91,7 +91,7 @@ def test_one_rank_apart(tmp_path: Path) -> None:
     assert picture(data, "norm")["apart"] == [[0.0, 0.0, 2.0, 0.0]]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=700), st.integers(1, 7))
 def test_sizes_are_bounded_and_spikes_stay(values: list[float], every: int) -> None:
     """However many steps there are, a curve has at most `BINS` points, and its largest value is that of the run."""

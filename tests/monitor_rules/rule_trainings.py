@@ -162,6 +162,7 @@ def train(
     place: Path,
     steps: int,
     *,
+    until: int | None = None,
     model: nn.Module | None = None,
     optimizer: Callable[[Any], torch.optim.Optimizer] = lambda p: torch.optim.AdamW(p, lr=3e-3, betas=(0.9, 0.95)),
     rules: Sequence[RuleSettings] = ALL_RULES,
@@ -175,7 +176,7 @@ def train(
     before: Callable[[Step], None] | None = None,
     after_backward: Callable[[Step], None] | None = None,
 ) -> Recorder:
-    """A training of `steps` steps; all alerts."""
+    """A training of `steps` steps, which ends after `until` of them; all alerts."""
     torch.manual_seed(seed)
     model = Gpt() if model is None else model
     made = optimizer(model.parameters())
@@ -184,7 +185,7 @@ def train(
     probe = TorchProbe(settings(place, rules, monitor, csv), extra_sinks=[recorder])
     try:
         probe.attach(model, made)
-        for number in range(steps):
+        for number in range(steps if until is None else until):
             for group, rate in zip(made.param_groups, base):
                 group["lr"] = rate * warm_cosine(number, warmup, steps)
             step = Step(number, model, made)
@@ -210,5 +211,5 @@ def train(
             probe.end_step({"loss": loss.detach(), "grad_norm": norm, "learning_rate": made.param_groups[0]["lr"]})
     finally:
         probe.close()
-    assert recorder.frames == steps
+    assert recorder.frames == (steps if until is None else until)
     return recorder

@@ -60,7 +60,7 @@ def test_check_counts_false_alarms(learned: tuple[Path, Path], tmp_path: Path, c
         if step.number >= 60:
             step.model.layers[0].fc1.weight.grad.mul_(100.0)
 
-    run(tmp_path / "bad", 1, csv=True, after_backward=fault)
+    run(tmp_path / "bad", 1, csv=True, until=70, after_backward=fault)
     assert main(["monitor", "learn", str(good), "-o", str(tmp_path / "b.json"), "--check", str(tmp_path / "bad")]) == 1
     assert "grad_reduced norm layers.0.fc1.weight (reduced): steps 62" in capsys.readouterr().out
 
@@ -72,7 +72,7 @@ def test_a_run_with_alerts_is_named(tmp_path: Path, capsys: pytest.CaptureFixtur
         if step.number == 60:
             step.model.layers[0].fc1.weight.grad.mul_(1000.0)
 
-    run(tmp_path / "bad", 1, csv=True, rules=(RuleSettings(rule="exploding_gradient"),), after_backward=fault)
+    run(tmp_path / "bad", 1, csv=True, until=65, rules=(RuleSettings(rule="exploding_gradient"),), after_backward=fault)
     assert main(["monitor", "learn", str(tmp_path / "bad"), "-o", str(tmp_path / "b.json")]) == 0
     assert re.search(rf"{tmp_path}/bad: \d+ alerts? in this run: is it healthy\?", capsys.readouterr().err)
 
@@ -88,7 +88,7 @@ def test_the_rule_is_quiet_and_catches(learned: tuple[Path, Path], tmp_path: Pat
             step.model.layers[0].fc1.weight.grad.mul_(100.0)
             step.model.head.bias.grad = None
 
-    alerts = run(tmp_path, 2, rules=rules, after_backward=fault).alerts
+    alerts = run(tmp_path, 2, rules=rules, until=66, after_backward=fault).alerts
     first = {a.name: (a.step, a.extra.get("op", "")) for a in reversed(alerts)}
     assert first["layers.0.fc1.weight"] == (62, "norm")
     assert first["head.bias"] == (62, "")

@@ -216,7 +216,7 @@ class _Elsewhere(torch.Tensor):
         return torch.device("cuda", 0)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(x=st.lists(st.floats(width=32), max_size=50), cut=st.integers(0, 50))
 def test_updates_of_shards_merge_to_that_of_the_whole(x: list[float], cut: int) -> None:
     """The rows of two shards of a parameter merge to the row of the whole, histograms too."""

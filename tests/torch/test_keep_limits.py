@@ -28,7 +28,7 @@ def on_disk(root: Path) -> int:
     return sum(found.values())
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     form=st.sampled_from(FORMATS),
     quota=st.integers(1000, 60_000),

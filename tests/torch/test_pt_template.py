@@ -56,7 +56,7 @@ def test_same_bytes_as_torch_save(dtype: torch.dtype, shape: tuple[int, ...]) ->
     assert (read.dtype, read.shape, bits(read)) == (dtype, tensor.shape, bits(tensor))
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.lists(st.integers(0, 12), max_size=4), st.sampled_from(["float32", "bfloat16", "int64", "bool", "float8_e5m2"]))
 def test_any_shape(shape: list[int], dtype: str) -> None:
     """One template serves every content of its type and shape."""
@@ -103,7 +103,7 @@ def test_a_torch_without_skip_data(monkeypatch: pytest.MonkeyPatch) -> None:
     assert by_template(tensor) == by_torch(tensor)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(st.data())
 def test_damaged_samples_are_refused(data: st.DataObject) -> None:
     """A sample that torch did not write is an error of this project, never another one."""
