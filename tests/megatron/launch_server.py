@@ -21,6 +21,13 @@ from typing import Any
 EXAMPLES = Path(__file__).parents[2] / "examples" / "megatron"
 OURS = ("msprobe", "megatron", "cpu_shim", "train_gpt", "pretrain_loop", "pkg_resources")
 """Is imported by each rank anew: the probe waits for Megatron's import, and requests differ in its version."""
+LATER = (
+    "megatron.core.tokenizers.text.libraries",  # imports transformers: most of the time that a small training takes
+    "msprobe_integrations.megatron.observer",
+    "msprobe_integrations.torch.probe",
+    "tensorboard.summary.writer.event_file_writer",
+)
+"""Is imported when a training begins."""
 LIMIT = 280.0
 """Seconds that a launch may take on a busy machine."""
 
@@ -31,11 +38,9 @@ def preload(path: str) -> None:
     child = os.fork()
     if child == 0:
         sys.path[0:0] = [str(EXAMPLES), path]
-        with contextlib.suppress(Exception):
-            importlib.import_module("pretrain_loop" if path else "train_gpt")
-            importlib.import_module("msprobe_integrations.megatron.observer")
-            importlib.import_module("msprobe_integrations.torch.probe")
-            importlib.import_module("tensorboard.summary.writer.event_file_writer")
+        for name in ("pretrain_loop" if path else "train_gpt", *LATER):
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
         with os.fdopen(write, "w") as out:
             out.write("\n".join(name for name in sys.modules if not name.startswith(OURS)))
         os._exit(0)

@@ -1,5 +1,5 @@
 """Launch lines of unchanged scripts. With MSPROBE_EVERY_CELL=1, and where a version of megatron-core is tested, they are those of torchrun;
-else ranks are forked from a process that has imported what scripts import (`launch_server`), which takes half the time."""
+else ranks are forked from a process that has imported what scripts import (`launch_server`), which takes a fourth of the time."""
 
 from __future__ import annotations
 

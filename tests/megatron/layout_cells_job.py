@@ -45,7 +45,8 @@ _SHARD = re.compile(r"\[(\d+), (\d+)\) of (\d+)")
 
 def prepared(argv: str) -> str:
     """The script's arguments. ``--fused``, which it has not, is gradient accumulation in the matrix products: the extension needs CUDA, a
-    function that computes the same stands in for it. So is Megatron-FSDP, in place of its DistributedDataParallel."""
+    function that computes the same stands in for it. So is Megatron-FSDP, in place of its DistributedDataParallel. One layer is
+    enough where layers are not dealt out."""
     logging.getLogger("msprobe").setLevel(logging.ERROR)
     if "--fused" in argv:
 
@@ -62,7 +63,7 @@ def prepared(argv: str) -> str:
         train_gpt.TransformerConfig = Fused  # type: ignore[misc]
     if fsdp_layout.FLAG in argv:
         fsdp_layout.use_it()
-    return argv.replace("--fused", "").replace(fsdp_layout.FLAG, "")
+    return argv.replace("--fused", "").replace(fsdp_layout.FLAG, "") + ("" if "--pp" in argv else " --layers 1")
 
 
 def again() -> None:
@@ -259,4 +260,4 @@ def alone(argv: str) -> list[str]:
 
 def faulty(argv: str, seed: int, output: str) -> dict[str, Any]:
     """NaN or Inf in one module of one rank (experts may have no tokens that could be spoiled); returns the truth on that rank."""
-    return run_with_fault(prepared(argv), seed, capturing(output), steps=6, spared="experts")
+    return run_with_fault(prepared(argv), seed, capturing(output), steps=4, spared="experts")

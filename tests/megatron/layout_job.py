@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import tempfile
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ import fsdp_layout
 import torch
 import torch.distributed as dist
 from every_family import EVERY_FAMILY
+from forkpool import run_ranks
 from megatron_harness import probe_settings, run_gpt
 from test_reduced_gradients import gathered
 
@@ -84,6 +86,14 @@ def job(argv: str, level: str, output: str) -> dict[str, Any]:
             }
         )
     return {"seen": seen, "rank": dist.get_rank(), **{key: state[key] for key in ("norms", "reference", "parameters", "losses")}}
+
+
+@functools.cache
+def seen_by(ranks: int, argv: str, level: str) -> list[dict[str, Any]]:
+    """`job` on each rank, for all tests that look at it: two steps, of one layer where layers are not dealt out."""
+    small = "" if "--pp" in argv else " --layers 1"
+    with tempfile.TemporaryDirectory() as place:
+        return run_ranks(ranks, job, f"--steps 2 {argv}{small}", level, place, timeout=120)
 
 
 def _outputs(frame: Any, start: str, middle: str) -> list[float]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 from forkpool import run_ranks
 from fsdp_layout import FLAG
+from launches import EVERY
 from layout_cells_job import LEVELS, STEPS, alone, drifting, faulty, watched
 from layout_checks import check_gradients, check_parameters, check_sums
 
@@ -44,7 +44,7 @@ LAYOUTS = {
     "EP 2 x TP 2, sequence parallel, distributed optimizer": (4, "--tp 2 --sp --ep 2 --experts 4 --distopt"),
 }
 SAMPLE = ("DP 2, distributed optimizer, bf16", "EP 2", "Megatron-FSDP")
-CHOSEN = list(LAYOUTS) if os.environ.get("MSPROBE_TABLE") or os.environ.get("MSPROBE_EVERY_CELL") == "1" else list(SAMPLE)
+CHOSEN = list(LAYOUTS if EVERY else SAMPLE)
 ALONE = ("1 rank", "PP 2", "PP 2, interleaved", "Megatron-FSDP")
 """No two ranks hold the same."""
 

@@ -1,9 +1,9 @@
-"""Every parallel layout of Megatron that runs on CPUs: what the probe says of it, against float64 and against what other ranks saw."""
+"""Every parallel layout of Megatron that runs on CPUs: what the probe says of it, against float64 and against what other ranks saw.
+
+Incidents, drifting replicas and levels of some layouts, of all with MSPROBE_EVERY_CELL=1."""
 
 from __future__ import annotations
 
-import functools
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from forkpool import run_ranks
+from launches import EVERY
 from layout_checks import check_gradients, check_outputs, check_parameters, check_sums
-from layout_job import job
+from layout_job import seen_by
 from megatron_harness import Frames, capturing, probe_settings, run_with_fault, train_gpt
 
 from msprobe_engine.diagnose.nan_analyze import nan_analyze
@@ -40,7 +41,9 @@ LAYOUTS = {
     "DP 2 x TP 2, sequence parallel, distributed optimizer": (4, "--tp 2 --sp --distopt --overlap"),
     "EP 2 x TP 2, sequence parallel, distributed optimizer": (4, f"--tp 2 --sp --ep 2 {EXPERTS} --distopt"),
 }
-LEVELS = {"DP 2, distributed optimizer": ("L0", "L1", "mix"), "PP 2, interleaved": ("L0", "mix"), "TP 2 x PP 2": ("L0", "L1", "mix")}
+LEVELS = {"DP 2, distributed optimizer": ("L0", "L1", "mix")}
+if EVERY:
+    LEVELS |= {"PP 2, interleaved": ("L0", "mix"), "TP 2 x PP 2": ("L0", "L1", "mix")}
 """For the others mix, which has both."""
 HEALTHY = (
     "monitor: activations",
@@ -51,18 +54,11 @@ HEALTHY = (
 )
 
 
-@functools.cache
-def ran(layout: str, level: str) -> list[dict[str, Any]]:
-    ranks, argv = LAYOUTS[layout]
-    with tempfile.TemporaryDirectory() as place:
-        return run_ranks(ranks, job, f"--steps 2 {argv}", level, place, timeout=120)
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_everything_is_seen_as_it_is(layout: str, cells: Any) -> None:
     """Layer norms of modules and operators in the order of their calls, activations, reduced gradients, parameters
     and sums over groups equal those of hooks of the test's own and of gathered data in float64; levels agree on moments and losses."""
-    runs = {level: ran(layout, level) for level in LEVELS.get(layout, ("mix",))}
+    runs = {level: seen_by(*LAYOUTS[layout], level) for level in LEVELS.get(layout, ("mix",))}
     for level, run in runs.items():
         assert [rank["losses"] for rank in run] == [rank["losses"] for rank in runs["mix"]]
         for rank in run:
@@ -82,23 +78,27 @@ PLAIN = {"DP 2": "DP 2, distributed optimizer"}
 FOUR = [layout for layout, (ranks, _) in LAYOUTS.items() if ranks == 4]
 
 
-@pytest.mark.parametrize("layout", [*PLAIN.values(), *FOUR[1:]])
+@pytest.mark.parametrize("layout", [*PLAIN.values(), *FOUR[1 if EVERY else 2 :]])
 def test_moments_of_sharded_optimizers_are_whole(layout: str) -> None:
     """Moments under the distributed optimizer are those of the same layout without it."""
     ranks, argv = LAYOUTS[layout]
-    with tempfile.TemporaryDirectory() as place:
-        whole = run_ranks(ranks, job, f"--steps 2 {argv.replace('--distopt', '').replace('--overlap', '')}", "mix", place, timeout=120)
-    for plain, sharded in zip(whole, ran(layout, "mix")):
+    whole = seen_by(ranks, argv.replace("--distopt", "").replace("--overlap", "").strip(), "mix")
+    for plain, sharded in zip(whole, seen_by(ranks, argv, "mix")):
         for key, (statistics, _) in plain["seen"][1]["samples"].items():
             if key[0] in ("exp_avg", "exp_avg_sq", "update"):
                 assert sharded["seen"][1]["samples"][key][0].norm == pytest.approx(statistics.norm, rel=1e-4, abs=1e-9)
 
 
 def faulty(argv: str, seed: int, output: str) -> dict[str, Any]:
-    return run_with_fault(argv, seed, capturing(output), steps=6)
+    return run_with_fault(argv if "--pp" in argv else f"{argv} --layers 1", seed, capturing(output), steps=4)
 
 
-@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if "EP" not in layout and "expert" not in layout])
+INCIDENTS = [layout for layout in LAYOUTS if "EP" not in layout and "expert" not in layout]
+if not EVERY:  # others are in test_planted_faults.py
+    INCIDENTS = ["DP 2, recompute full", "TP 2, sequence parallel", "PP 2, interleaved", "TP 2 x PP 2"]
+
+
+@pytest.mark.parametrize("layout", INCIDENTS)
 def test_an_incident_names_the_fault(layout: str, tmp_path: Path, cells: Any) -> None:
     """Step, rank and module that `nan_analyze` gives for the incident are those of a planted fault."""
     ranks, argv = LAYOUTS[layout]
@@ -144,7 +144,7 @@ def drifting(argv: str, guilty: int) -> list[tuple[int, str, tuple[int, ...]]]:
     return [(alert.step, alert.name, tuple(alert.extra.get("ranks", ()))) for alert in ears.alerts if not alert.extra.get("over")]
 
 
-@pytest.mark.parametrize("layout", ["DP 2", "TP 2, sequence parallel", *FOUR])
+@pytest.mark.parametrize("layout", ["DP 2", "TP 2, sequence parallel", *FOUR] if EVERY else ["TP 2, sequence parallel", FOUR[1]])
 def test_replicas_that_drift_apart(layout: str, cells: Any) -> None:
     """A healthy training is silent; a weight that changes on one rank alone is named with its group, which has that rank in it."""
     ranks, argv = LAYOUTS[layout]

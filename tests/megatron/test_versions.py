@@ -12,15 +12,13 @@ import logging
 import os
 import re
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from forkpool import run_ranks
+from launches import EVERY, EXAMPLES, launch
 from layout_checks import check_gradients, check_outputs, check_parameters, check_sums
-from layout_job import job
-from test_launch import EXAMPLES, launch
+from layout_job import seen_by
 
 from msprobe_integrations.megatron import reliance
 from msprobe_integrations.reliance import missing
@@ -33,14 +31,15 @@ LAYOUTS = {
     "PP 2, interleaved": "--pp 2 --vpp 2 --layers 4 --untie",
     "EP 2": "--ep 2 --experts 4",
 }
+SHARED = ("TP 2, fp16 with loss scale", "PP 2, interleaved")
+"""For the version that all tests use, those that test_layouts.py has run."""
 FEATURES = ("dump mix", "monitor: activations", "monitor: gradients", "monitor: parameters", "monitor: optimizer", "collectives")
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", LAYOUTS if EVERY or os.environ.get("MSPROBE_MCORE_DIR") else SHARED)
 def test_own_loop(layout: str, cells: Any) -> None:
     """What is seen in a loop of one's own on megatron-core equals references in float64."""
-    with tempfile.TemporaryDirectory() as place:
-        run = run_ranks(2, job, f"--steps 2 {LAYOUTS[layout]}", "mix", place, timeout=120)
+    run = seen_by(2, LAYOUTS[layout], "mix")
     for rank in run:
         for step, seen in enumerate(rank["seen"]):
             check_outputs(rank["norms"][step], seen, "mix", False)
