@@ -1,4 +1,4 @@
-"""Small trainings of megatron-core in any layout, with the weights and the data of one process; dumps of two steps of each.
+"""Small trainings of megatron-core in any layout, with the weights and the data of one process; dumps of their first steps.
 
 Weights follow from the names that parameters have in one process, so every layout cuts its own out of the same tensors. The micro
 batches of a step are dealt out as Megatron does it: micro batch m of data-parallel rank r is number m * ranks + r.
@@ -48,7 +48,7 @@ class _NoDropout(train_gpt.TransformerConfig):  # type: ignore[name-defined,misc
         super().__post_init__()
 
 
-def dump(path: Path, ranks: int, argv: str, plant: Plant | None = None, level: str = "mix") -> Path:
+def dump(path: Path, ranks: int, argv: str, plant: Plant | None = None, level: str = "mix", steps: int = STEPS) -> Path:
     """Train in `ranks` processes of its own and leave the dump at `path`; an existing one is kept. Returns the root of the dump.
 
     Raises:
@@ -56,24 +56,24 @@ def dump(path: Path, ranks: int, argv: str, plant: Plant | None = None, level: s
     """
     if not (path / "done").exists():
         shutil.rmtree(path, ignore_errors=True)
-        run_ranks(ranks, _train, argv, str(path), plant, level, timeout=240)
+        run_ranks(ranks, _train, argv, str(path), plant, level, steps, timeout=240)
         (path / "done").touch()
     return path / "dump"
 
 
-def _train(argv: str, path: str, plant: Plant | None, level: str) -> None:
+def _train(argv: str, path: str, plant: Plant | None, level: str, steps: int) -> None:
     settings = ProbeSettings(
         output_dir=path,
         strict=True,
         log_level="silent",
         sinks=SinkSettings(csv=CsvSettings(enabled=False)),
         incident=IncidentSettings(enabled=False),
-        dump=DumpSettings(level=level, step=tuple(range(STEPS))),
+        dump=DumpSettings(level=level, step=tuple(range(steps))),
     )
     observer = TrainingObserver(settings)
     patches.observe(lambda: observer)
     train_gpt.TransformerConfig, train_gpt.batches = _NoDropout, _batches  # type: ignore[misc]
-    a = train_gpt.arguments(["--quiet", "--steps", str(STEPS), *LEARNING_RATE, *argv.split()])
+    a = train_gpt.arguments(["--quiet", "--steps", str(steps), *LEARNING_RATE, *argv.split()])
     _, chunks, optimizer = train_gpt.build(a)
     for chunk in chunks:
         _fill(unwrapped(chunk), a)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from forkpool import run_ranks
-from megatron_harness import probe_settings, run_gpt
+from megatron_harness import probe_settings, run_gpt, train_gpt
 
 from msprobe_engine import histograms
 from msprobe_engine.rows import Statistics
@@ -132,17 +132,14 @@ def test_shards_add_up(plain: str, sharded: str) -> None:
 
 def replicas(argv: str) -> dict[str, list[tuple[str, int]]]:
     found: dict[str, list[tuple[str, int]]] = {}
-
-    def look(_: dict[str, Any], chunks: list[Any], optimizer: Any) -> None:
-        probe = TorchProbe(probe_settings(MONITOR))
-        source = find_source(probe, chunks, optimizer)
-        assert source is not None
-        for piece in source.pieces:
-            groups = source.replicated(piece)
-            found[f"{piece.vpp_stage} {piece.name}"] = [(r.label, torch.distributed.get_world_size(r.group)) for r in groups]
-        probe.close()
-
-    run_gpt(f"--steps 1 {argv}", None, look)
+    _, chunks, optimizer = train_gpt.build(train_gpt.arguments(["--quiet", *argv.split()]))
+    probe = TorchProbe(probe_settings(MONITOR))
+    source = find_source(probe, chunks, optimizer)
+    assert source is not None
+    for piece in source.pieces:
+        groups = source.replicated(piece)
+        found[f"{piece.vpp_stage} {piece.name}"] = [(r.label, torch.distributed.get_world_size(r.group)) for r in groups]
+    probe.close()
     return found
 
 

@@ -32,7 +32,7 @@ def train(place: Path, seen: bool, argv: str) -> Bits:
     """A loop of one's own that the environment's probe follows."""
     if seen:
         asked(place, "megatron")
-    a = train_gpt.arguments(["--quiet", "--steps", "3", *argv.split()])
+    a = train_gpt.arguments(["--quiet", "--steps", "3", "--layers", "1", *argv.split()])
     _, chunks, optimizer = train_gpt.build(a)
     losses = train_gpt.train(a, chunks, optimizer)
     weights = [p.detach().clone().view(torch.uint8).numpy().tobytes() for chunk in chunks for p in chunk.parameters()]
