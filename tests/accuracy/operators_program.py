@@ -1,8 +1,9 @@
-"""A program with calls of many operators, dumped at level L1 (arguments: task, directory of the dump)."""
+"""A program with calls of many operators, dumped at level L1 (arguments: task, directory of the dump; as many pairs as wanted)."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -65,4 +66,10 @@ def main(task: str, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    for task, place in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
+        pid = os.fork()  # torch is imported once for all of them
+        if not pid:
+            main(task, Path(place))
+            sys.exit()
+        if os.waitpid(pid, 0)[1]:
+            sys.exit(1)

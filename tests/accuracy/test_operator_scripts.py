@@ -26,19 +26,23 @@ from msprobe_integrations.torch.accuracy import script_support, script_verdict
 HERE = Path(__file__).parent
 
 
-def dumped(task: str, place: Path) -> Path:
-    subprocess.run([sys.executable, HERE / "operators_program.py", task, place], check=True, capture_output=True)
-    return place
+@pytest.fixture(scope="module")
+def dumps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The program dumped once with tensors and once with statistics."""
+    places = {task: tmp_path_factory.mktemp(task) / "dump" for task in ("tensor", "statistics")}
+    words = [word for pair in places.items() for word in pair]
+    subprocess.run([sys.executable, HERE / "operators_program.py", *words], check=True, capture_output=True)
+    return places
 
 
 @pytest.fixture(scope="module")
-def dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return dumped("tensor", tmp_path_factory.mktemp("tensor") / "dump")
+def dump(dumps: dict[str, Path]) -> Path:
+    return dumps["tensor"]
 
 
 @pytest.fixture(scope="module")
-def statistics(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return dumped("statistics", tmp_path_factory.mktemp("statistics") / "dump")
+def statistics(dumps: dict[str, Path]) -> Path:
+    return dumps["statistics"]
 
 
 def records(dump: Path) -> dict[str, Any]:
@@ -395,11 +399,24 @@ def test_a_device_that_is_not_there_is_one_line(statistics: Path, tmp_path: Path
     """Exit status 2, no traceback; and nothing is said of a numpy that the script does not need."""
     assert generate(statistics, tmp_path, ["Functional.linear.0"]) == 0
     (tmp_path / "numpy.py").write_text("raise ModuleNotFoundError('none', name='numpy')")
-    command = [sys.executable, "Functional.linear.0.py", "--device"]
-    for device in ("cuda:77", "npu", "nothing"):
-        done = subprocess.run([*command, device], cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert done.returncode == 2
-        assert done.stderr.startswith(f"Functional.linear.0: --device {device}: there is no such device here")
-        assert done.stderr.count("\n") == 1
-    done = subprocess.run([*command, "cpu"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    devices = ("cuda:77", "npu", "nothing", "cpu")
+    # Each as the main program of a process of its own, forked from one that has imported torch.
+    (tmp_path / "each.py").write_text("""
+import os, runpy, sys
+import torch
+for device in sys.argv[1:]:
+    pid = os.fork()
+    if not pid:
+        os.dup2(os.open(device + ".err", os.O_WRONLY | os.O_CREAT), 2)
+        sys.argv = ["Functional.linear.0.py", "--device", device]
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        sys.exit()
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+""")
+    done = subprocess.run([sys.executable, "each.py", *devices], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert [int(line) for line in done.stdout.splitlines() if line.isdigit()] == [2, 2, 2, 0]
+    for device in devices[:-1]:
+        said = (tmp_path / f"{device}.err").read_text()
+        assert said.startswith(f"Functional.linear.0: --device {device}: there is no such device here")
+        assert said.count("\n") == 1
+    assert (tmp_path / "cpu.err").read_text() == ""

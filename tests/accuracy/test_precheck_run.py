@@ -179,11 +179,10 @@ def test_wrong_usage_is_one_sentence(
     assert message in capsys.readouterr().err
 
 
-def test_devices_types_and_operators_that_are_not_here_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_types_and_operators_that_are_not_here_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By the process that would have used them."""
     file = dump(tmp_path / "dump", ["good"])
     for arguments, message in (
-        (["-d", "cuda:77"], "device cuda:77: there"),
         (["-d", "cpu", "--dtype", "float31"], "--dtype float31: is no floating type of torch"),
         (["-d", "cpu", "--operators", str(tmp_path / "none.py")], "none.py is no Python file"),
     ):
@@ -258,22 +257,24 @@ def test_the_summary_says_what_was_compared_with_what(tmp_path: Path, capsys: py
     assert not list(tmp_path.glob("ut_error_data*"))
 
 
-@pytest.mark.parametrize("device", [["cuda:77"], ["0"], ["0", "1"]])
+@pytest.mark.parametrize(("device", "more"), [(["cuda:77"], []), (["cuda:77"], ["--compat"]), (["0"], ["--compat"]), (["0", "1"], [])])
 def test_a_device_that_is_not_there_is_refused_before_files_are_made(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], device: list[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], device: list[str], more: list[str]
 ) -> None:
-    """Also by number, where there is no accelerator; with --compat too."""
+    """Also by number, where there is no accelerator; with --compat too. By the process that would have used it: each case starts one."""
     if device != ["cuda:77"] and torch.accelerator.is_available():
         pytest.skip("there is an accelerator")
     file = dump(tmp_path / "dump", ("good", "good"))
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"run_ut": {"black_list": ["bombs.good.1"]}}))
-    for more in ([], ["--compat"]):
-        assert main(["acc_check", str(file), "-o", str(tmp_path / "out"), "-config", str(config), *more, "-d", *device]) == 2
-        err = capsys.readouterr().err
-        assert "-csv_path" not in err
-        assert ("there is no device of this type" in err) or ("-d 0: there is no accelerator here; -d cpu checks the CPU" in err)
-        assert not (tmp_path / "out").exists()
+    assert main(["acc_check", str(file), "-o", str(tmp_path / "out"), "-config", str(config), *more, "-d", *device]) == 2
+    err = capsys.readouterr().err
+    assert "-csv_path" not in err
+    if device == ["cuda:77"]:
+        assert "device cuda:77: there is no device of this type" in err
+    else:
+        assert "-d 0: there is no accelerator here; -d cpu checks the CPU" in err
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_process_that_is_ready_has_loaded_what_calls_need() -> None:
