@@ -12,6 +12,7 @@ from typing import NamedTuple
 from msprobe_engine.diagnose.facts import module_path
 from msprobe_engine.dump.parsed import StepDump
 from msprobe_engine.monitor.dump2db import place_of
+from msprobe_engine.trends.pairing import depth, unwrapped
 
 
 class Call(NamedTuple):
@@ -27,8 +28,19 @@ class Call(NamedTuple):
     """Micro step: which call of its module at the top of the model this is a part of."""
 
 
-def calls_of(dump: StepDump) -> dict[str, Call]:
-    """All records of one rank and step that belong to a pass, by their names in the dump."""
+def wrappers(dump: StepDump) -> int | None:
+    """How often all modules of a dump have ``module.`` in front; None without any."""
+    modules = {*map(module_path, dump.entries), *(module_path(parent) for parent in dump.construct.values() if parent)} - {""}
+    return min((depth(f"{path}.") for path in modules), default=None)
+
+
+def calls_of(dump: StepDump, times: int = 0) -> dict[str, Call]:
+    """All records of one rank and step that belong to a pass, by their names in the dump.
+
+    Args:
+        times: how many ``module.`` are taken off the front of the names of modules. What ran in the wrapped module itself has no module
+            then, and is numbered with what ran outside of it: a dump of the bare model does not tell them apart.
+    """
     recomputed = {name for name, entry in dump.entries.items() if entry.tags.get("is_recompute")}
     micro_of_root = _micro_steps(dump.construct, recomputed)
     found: list[tuple[str, Call]] = []
@@ -40,10 +52,13 @@ def calls_of(dump: StepDump) -> dict[str, Call]:
         # a backward call is where its forward call is: the same row of another metric
         node = name.replace(".backward", ".forward")
         node = node if node in dump.construct else name
-        module = module_path(dump.construct.get(node) or "")
-        if module and not module_path(name):
-            prefix = f"{module}: {prefix}"
-        found.append((name, Call(metric, prefix, number, micro_of_root.get(_root(dump.construct, node), 0))))
+        micro = micro_of_root.get(_root(dump.construct, node), 0)
+        if module_path(name):
+            prefix = unwrapped(prefix, times)
+        elif module := module_path(dump.construct.get(node) or ""):
+            module = unwrapped(f"{module}.", times).rstrip(".")
+            prefix, micro = (f"{module}: {prefix}", micro) if module else (prefix, 0)
+        found.append((name, Call(metric, prefix, number, micro)))
     numbers: dict[tuple[str, str, int], set[int]] = {}
     for _, call in found:
         numbers.setdefault((call.metric, call.name, call.micro), set()).add(call.number)

@@ -11,13 +11,15 @@ import numpy.typing as npt
 from msprobe_engine.errors import UsageError
 from msprobe_engine.monitor.series import Floats, Integers
 from msprobe_engine.records import FAMILIES
+from msprobe_engine.sentences import Sentence
 from msprobe_engine.trends import findings
 from msprobe_engine.trends.bins import Extremes, distinct
+from msprobe_engine.trends.dumps import DumpSource
 from msprobe_engine.trends.model import Grid, Metric, RunTrend, Trends
-from msprobe_engine.trends.order import in_order
-from msprobe_engine.trends.pairing import renamed, wrapped
+from msprobe_engine.trends.order import Order, in_order
+from msprobe_engine.trends.pairing import paired
 from msprobe_engine.trends.plan import Plan, plan
-from msprobe_engine.trends.source import ABSMAX, DUMPED, SCALARS, Part, Progress, Source, Target, said
+from msprobe_engine.trends.source import ABSMAX, DUMPED, SCALARS, Both, Part, Progress, Source, Target, said
 
 NUMBERS = 12_000_000
 """Numbers a page holds unless asked otherwise: about 30 to 50 MB."""
@@ -28,7 +30,7 @@ _FIRST = ("norm", ABSMAX, "max", "min", "mean")
 class _Seen:
     """What the first pass finds in a metric."""
 
-    targets: dict[Target, int] = field(default_factory=dict)
+    targets: Order[Target] = field(default_factory=Order)
     statistics: dict[str, None] = field(default_factory=dict)
 
 
@@ -46,16 +48,18 @@ def collect(sources: Sequence[Source], *, numbers: int = NUMBERS, shift: int = 0
     steps: list[npt.NDArray[np.int64]] = []
     runs: list[RunTrend] = []
     doubled = False
+    _unwrap(sources)
     for number, source in enumerate(sources):
         run = RunTrend(_name(source, sources), str(source.path), source.kinds, [])
+        dump = _dump_of(source)
+        run.unwrapped = dump is not None and dump.unwrap > 0
         mine: list[npt.NDArray[np.int64]] = []
         seen.append({})
         for rank in source.ranks:
             for part in source.parts(rank, progress):
                 doubled = doubled or _repeats(part)
                 found = seen[-1].setdefault(part.metric, _Seen())
-                for target in part.targets:
-                    found.targets.setdefault(target, len(found.targets))
+                found.targets.add(part.targets)
                 found.statistics.update(dict.fromkeys(part.values))
                 mine.append(distinct(part.steps))
                 run.rows += len(part.ids)
@@ -69,6 +73,8 @@ def collect(sources: Sequence[Source], *, numbers: int = NUMBERS, shift: int = 0
         steps.append(own)
         runs.append(run)
     joined = _joined(seen, runs)
+    if len(runs) == 2:
+        _apart_by_themselves(runs, steps)
     metrics = {name: _metric(name, joined[name]) for name in sorted(joined, key=_place)}
     rows = sum(len(m.targets) * len(m.statistics) for m in metrics.values()) * len(sources)
     ranks = np.array(sorted({rank for run in runs for rank in run.ranks}), np.int64)
@@ -78,34 +84,66 @@ def collect(sources: Sequence[Source], *, numbers: int = NUMBERS, shift: int = 0
         _fill(trends, run, source, shift if number else 0, progress)
         run.stand_out = findings.stand_out(trends, run)
     if len(runs) > 1:
-        trends.apart, trends.limit = findings.apart(trends)
+        trends.apart, trends.limit, trends.compared = findings.apart(trends)
     return trends
+
+
+def _dump_of(source: Source) -> DumpSource | None:
+    """The dump of a run, alone or beside files of the monitor."""
+    parts = source.sources if isinstance(source, Both) else [source]
+    return next((part for part in parts if isinstance(part, DumpSource)), None)
+
+
+def _unwrap(sources: Sequence[Source]) -> None:
+    """Of two dumps, one of a wrapped model and one of the bare one, have the first name its calls as the second does."""
+    dumps = [_dump_of(source) for source in sources]
+    depths = [dump.wrappers() if dump is not None and len(dumps) == 2 else None for dump in dumps]
+    for dump, depth in zip(dumps, depths):
+        least = min((other for other in depths if other is not None), default=None)
+        if dump is not None and depth is not None and least is not None and None not in depths:
+            dump.unwrap = depth - least
 
 
 def _joined(seen: Sequence[dict[str, _Seen]], runs: Sequence[RunTrend]) -> dict[str, _Seen]:
     """Rows of all runs by metric; what does not match between two runs is put among their problems."""
     if len(seen) == 2:
-        depths = wrapped(*({name: list(found.targets) for name, found in of.items()} for of in seen))
-        for of, run, depth in zip(seen, runs, depths):
-            run.unwrapped = depth
-            if depth:
-                for found in of.values():
-                    found.targets = {renamed(target, depth): i for i, target in enumerate(found.targets)}
-                run.problems[f"'module.' taken off the front of all names of {run.name}, so that its rows are those of the other run"] = (
-                    depth
-                )
-        rows = [{(name, target) for name, found in of.items() for target in found.targets} for of in seen]
-        for run, mine, other in zip(runs, rows, reversed(rows)):
-            if mine - other:
-                run.problems[f"rows only in {run.name}"] = len(mine - other)
+        for of, run, names in zip(seen, runs, paired(*({name: list(found.targets) for name, found in of.items()} for of in seen))):
+            run.names = names.of
+            run.unwrapped = run.unwrapped or names.unwrapped
+            for metric in {metric for metric, _ in names.of}:
+                rows, of[metric].targets = of[metric].targets, Order()
+                of[metric].targets.add(names.of.get((metric, row), row) for row in rows)
+            if run.unwrapped:
+                text = "'module.' taken off the front of the names of {0}, so that its rows are those of the other run"
+                run.problems[Sentence(text, run.name)] = 1
+            if names.unsharded:
+                text = "'FSDP' taken off the class names of {0}; parameters and their gradients in its dump are pieces that one rank holds"
+                run.problems[Sentence(text, run.name)] = 1
+        rows_of = [{(name, target): None for name, found in of.items() for target in found.targets} for of in seen]
+        for run, mine, other in zip(runs, rows_of, reversed(rows_of)):
+            if only := [row for row in mine if row not in other]:
+                metric, first = only[0]
+                text = "rows only in {0}: {1}, the first: {2} ({3})"
+                run.problems[Sentence(text, run.name, f"{len(only):,}", first.shown, metric)] = 1
     joined: dict[str, _Seen] = {}
     for of in seen:
         for name, found in of.items():
             both = joined.setdefault(name, _Seen())
-            for target in found.targets:
-                both.targets.setdefault(target, len(both.targets))
+            both.targets.add(found.targets)
             both.statistics.update(found.statistics)
     return joined
+
+
+def _apart_by_themselves(runs: Sequence[RunTrend], steps: Sequence[npt.NDArray[np.int64]]) -> None:
+    """Say what makes numbers of two runs differ, or keeps them from being compared, whatever the model does."""
+    common = len(np.intersect1d(*steps))
+    for run, own in zip(runs, steps):
+        if common < len(own):
+            run.problems[Sentence("steps only in {0}: {1} of {2}", run.name, f"{len(own) - common:,}", f"{len(own):,}")] = 1
+    one, other = (len(run.ranks) for run in runs)
+    if one != other:
+        text = "{0} has {1} ranks, the other run {2}: activations and calls are of a rank's own part of the batch, and may differ by that"
+        runs[0].problems[Sentence(text, runs[0].name, one, other)] = 1
 
 
 def _name(source: Source, sources: Sequence[Source]) -> str:
@@ -151,8 +189,8 @@ def _fill(trends: Trends, run: RunTrend, source: Source, shift: int, progress: P
     late = 0
     for rank in source.ranks:
         for part in source.parts(rank, progress):
-            if run.unwrapped:
-                part = replace(part, targets=[renamed(target, run.unwrapped) for target in part.targets])
+            if run.names:
+                part = replace(part, targets=[run.names.get((part.metric, target), target) for target in part.targets])
             places = index.get(part.metric, {})
             rows = np.array([places.get(target, -1) for target in part.targets], np.int64)[part.ids]
             steps = part.steps + shift
@@ -176,7 +214,7 @@ def _fill(trends: Trends, run: RunTrend, source: Source, shift: int, progress: P
     run.nonfinite, run.nonfinite_count = gathered.first()
     run.problems |= source.problems
     if late:
-        run.problems["rows written while the page was made, not in it; make it again to see them"] = late
+        run.problems[Sentence("rows written while the page was made, not in it; make it again to see them")] = late
 
 
 def _only(part: Part, rows: npt.NDArray[np.bool_]) -> Part:

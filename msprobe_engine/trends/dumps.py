@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from array import array
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,8 @@ from msprobe_engine.dump.reader import DumpDirectory
 from msprobe_engine.errors import DumpFormatError, UsageError
 from msprobe_engine.monitor.dump2db import ranks_of
 from msprobe_engine.monitor.series import Ids
-from msprobe_engine.trends.calls import calls_of
+from msprobe_engine.trends.calls import calls_of, wrappers
+from msprobe_engine.trends.order import Order
 from msprobe_engine.trends.source import Part, Progress, Target, Wanted, with_absmax
 
 KEPT_ROWS = 1_000_000
@@ -26,7 +28,11 @@ _COUNTS = {"nans": "nan_count", "infs": "inf_count"}
 
 
 class DumpSource:
-    """The statistics of a dump; every step of a rank is one file, read when its rank is asked for."""
+    """The statistics of a dump; every step of a rank is one file, read when its rank is asked for.
+
+    Attributes:
+        unwrap: how many ``module.`` are taken off the names of modules; to be set before anything is read.
+    """
 
     def __init__(self, dump: DumpDirectory, wanted: Wanted, path: Path) -> None:
         self.path = path
@@ -40,6 +46,14 @@ class DumpSource:
         self._kept: dict[int, list[Part]] = {}
         self._room = KEPT_ROWS
         self._told: set[int] = set()
+        self.unwrap = 0
+
+    def wrappers(self) -> int | None:
+        """How often all modules have ``module.`` in front, by the first file that can be read; None: no file, or no module in it."""
+        for step, _, name in self._places:
+            with contextlib.suppress(DumpFormatError, UsageError):
+                return wrappers(self._dump.load(step, name))
+        return None
 
     @property
     def problems(self) -> Mapping[str, int]:
@@ -76,7 +90,8 @@ class DumpSource:
         except (DumpFormatError, UsageError) as error:
             self._problems[f"step {step} rank {rank}: {error}"] = 1
             return
-        calls = calls_of(dump)
+        calls = calls_of(dump, self.unwrap)
+        seen: dict[str, list[str]] = {}
         entries = [(entry, call) for entry in dump.entries.values() if (call := calls.get(entry.name)) is not None]
         ahead = [one for one in entries if one[1].metric not in _BACKWARDS]
         back = [one for one in entries if one[1].metric in _BACKWARDS]
@@ -86,7 +101,11 @@ class DumpSource:
             for where, tensor in reversed(tensors) if call.metric in _BACKWARDS else tensors:
                 if tensor.max is not None or tensor.norm is not None:
                     target = f"{call.name}.{where}" + (f" #{call.number}" if call.number else "")
-                    found.add(target + (f" [micro {call.micro}]" if self._wanted.micro_steps else ""), step, tensor)
+                    target += f" [micro {call.micro}]" if self._wanted.micro_steps else ""
+                    found.add(target, step, tensor)
+                    seen.setdefault(call.metric, []).append(target)
+        for metric, targets in seen.items():
+            rows[metric].order.add(targets)
 
 
 class _Rows:
@@ -94,6 +113,7 @@ class _Rows:
 
     def __init__(self) -> None:
         self.names = Ids()
+        self.order: Order[str] = Order()
         self.ids = array("q")
         self.steps = array("q")
         self.columns = {name: array("d") for name in (*STATISTICS, *_COUNTS)}
@@ -112,6 +132,7 @@ class _Rows:
         masks = {name: np.frombuffer(mask, bool) for name, mask in self.there.items()}
         values = {name: np.frombuffer(column, np.float64) for name, column in self.columns.items() if masks[name].any()}
         there = {name: masks[name] for name in values if not masks[name].all()}
-        targets = [Target(name) for name in self.names]
-        ids, steps = (np.frombuffer(column, np.int64) for column in (self.ids, self.steps))
+        places = {name: i for i, name in enumerate(self.order)}  # a call that a later step alone makes stands where it ran
+        ids = np.array([places[name] for name in self.names], np.int64)[np.frombuffer(self.ids, np.int64)]
+        targets, steps = [Target(name) for name in places], np.frombuffer(self.steps, np.int64)
         return Part(rank, metric, targets, ids, steps, *with_absmax(values, there))

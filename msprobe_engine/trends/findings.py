@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from msprobe_engine.trends.bins import Extremes
 from msprobe_engine.trends.model import Grid, NonFinite, RunTrend, StandOut, Trends
-from msprobe_engine.trends.source import ABSMAX, SCALARS, VALUE, Part
+from msprobe_engine.trends.source import ABSMAX, DUMPED, SCALARS, VALUE, Part
 
 KEPT = 200
 """Findings of a kind that a page lists."""
@@ -103,6 +103,8 @@ def stand_out(trends: Trends, run: RunTrend) -> list[StandOut]:
         far = np.nan_to_num(logs - _median(logs)[:, None], nan=0.0)
         if metric.partition(",")[0] in _FILLING:
             far = np.maximum(far, 0.0)
+        if metric in DUMPED:
+            far = _without_filling(far)
         far[~usable] = 0.0
         far[:, : far.shape[1] // _BEGINNING] = 0.0
         found += _top(far, metric, statistic, steps, "jump", "fall")
@@ -112,6 +114,12 @@ def stand_out(trends: Trends, run: RunTrend) -> list[StandOut]:
             found += _top(np.nan_to_num(width - usual, nan=0.0, posinf=0.0, neginf=0.0), metric, statistic, steps, "ranks", "ranks")
     found.sort(key=lambda one: -one.factor)
     return found[:KEPT]
+
+
+def _without_filling(far: Numbers) -> Numbers:
+    """A dump has counters and moments of the optimizer, and parameters that began at zero, among all others: of its rows a fall is only
+    what lies behind a column above the median."""
+    return np.where(np.logical_or.accumulate(far > 0, axis=1), far, 0.0)
 
 
 def _top(far: Numbers, metric: str, statistic: str, steps: npt.NDArray[np.int64], up: str, down: str) -> list[StandOut]:
@@ -141,8 +149,9 @@ def _median(values: Numbers) -> Numbers:
     return out
 
 
-def apart(trends: Trends) -> tuple[list[StandOut], float]:
-    """Where two runs go apart: per target the first column in which they differ by more than a limit, in the order of a run; the limit."""
+def apart(trends: Trends) -> tuple[list[StandOut], float, int]:
+    """Where two runs go apart: per target the first column in which they differ by more than a limit, in the order of a run; the limit;
+    how many targets have a column in common."""
     one, two = trends.runs
     steps = trends.plan.fine.first
     differences: list[tuple[str, str, Numbers]] = []
@@ -164,7 +173,7 @@ def apart(trends: Trends) -> tuple[list[StandOut], float]:
             column = int(hit[i].argmax())
             found.append(StandOut("runs", int(steps[column]), metric, statistic, i, float(min(far[i, column], 1e300))))
     found.sort(key=lambda one: _moment(one.step, one.metric, one.target))
-    return found[:KEPT], limit
+    return found[:KEPT], limit, sum(int(np.isfinite(far).any(1).sum()) for _, _, far in differences)
 
 
 def _begins_equal(differences: list[Numbers]) -> bool:

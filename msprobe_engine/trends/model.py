@@ -89,7 +89,8 @@ class RunTrend:
         rows: read.
         grids: metric and statistic to numbers.
         nonfinite: earliest first; at most `findings.KEPT`, `nonfinite_count` says of how many.
-        unwrapped: how many ``module.`` were taken off the front of its names.
+        unwrapped: whether ``module.`` was taken off the front of its names.
+        names: metric and row in its files to the row in the grid, where that has another name.
         problems: what of it does not match the other run, and what could not be read, to how often.
     """
 
@@ -104,7 +105,8 @@ class RunTrend:
     nonfinite_count: int = 0
     stand_out: list[StandOut] = field(default_factory=list)
     problems: dict[str, int] = field(default_factory=dict)
-    unwrapped: int = 0
+    names: dict[tuple[str, Target], Target] = field(default_factory=dict)
+    unwrapped: bool = False
 
 
 @dataclass
@@ -115,6 +117,7 @@ class Trends:
         metrics: by name, in the order in which they are offered.
         shift: steps that the second run is moved by.
         apart: where two runs go apart, and `limit`, the relative difference from which they do.
+        compared: how many rows of two runs have a step in common.
     """
 
     plan: Plan
@@ -123,3 +126,4 @@ class Trends:
     shift: int = 0
     apart: list[StandOut] = field(default_factory=list)
     limit: float = 0.0
+    compared: int = 0

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from msprobe_engine.trends.bins import Extremes
 from msprobe_engine.trends.model import NonFinite, RunTrend, StandOut, Trends
 from msprobe_engine.trends.summary import runs_of
+from msprobe_engine.web.sentences import both
 
 BLOCK_CELLS = 1 << 20
 _HALF = np.finfo(np.float32)
@@ -60,6 +61,7 @@ def manifest(trends: Trends) -> dict[str, Any]:
         ],
         "runs": [_run(trends, run, index) for run in trends.runs],
         "limit": trends.limit,
+        "compared": trends.compared,
         "apart": [_stand_out(trends, one, index) for one in trends.apart],
     }
 
@@ -77,7 +79,7 @@ def _run(trends: Trends, run: RunTrend, index: dict[str, int]) -> dict[str, Any]
         "nonfinite": [_nonfinite(trends, one, index) for one in run.nonfinite],
         "nonfiniteCount": run.nonfinite_count,
         "standOut": [_stand_out(trends, one, index) for one in run.stand_out],
-        "problems": list(run.problems.items())[:200],
+        "problems": [[both(what), count] for what, count in list(run.problems.items())[:200]],
         "problemCount": len(run.problems),
     }
 

@@ -193,19 +193,19 @@ class Both:
         self.path = path
         self.kinds = tuple(kind for source in sources for kind in source.kinds)
         self.ranks = sorted({rank for source in sources for rank in source.ranks})
-        self._sources = sources
+        self.sources = sources
 
     def parts(self, rank: int, progress: Progress) -> Iterator[Part]:
-        for source in self._sources:
+        for source in self.sources:
             if rank in source.ranks:
                 yield from source.parts(rank, progress)
 
     def pieces(self) -> int:
-        return sum(source.pieces() for source in self._sources)
+        return sum(source.pieces() for source in self.sources)
 
     @property
     def problems(self) -> Mapping[str, int]:
-        return {what: count for source in self._sources for what, count in source.problems.items()}
+        return {what: count for source in self.sources for what, count in source.problems.items()}
 
 
 class MonitorSource:

@@ -21,10 +21,14 @@ def lines(trends: Trends) -> Iterator[str]:
         yield from _nonfinite(trends, run)
     if len(trends.runs) > 1:
         yield from _found(trends, trends.apart, f"runs apart by more than {trends.limit:g}")
+        if not trends.compared:
+            yield "the runs have no numbers in common: nothing was compared (--shift moves the steps of the second)"
+        elif not trends.apart:
+            yield f"the runs agree: no relative difference above {trends.limit:g} in {_many(trends.compared, 'row')}"
     for run in trends.runs:
         yield from _found(trends, run.stand_out, f"{run.name}: stand out")
         for what, count in list(run.problems.items())[:_SHOWN]:
-            yield f"note: {what} ({count})"
+            yield f"note: {what}" + (f" ({count})" if count > 1 else "")
         if len(run.problems) > _SHOWN:
             yield f"and {len(run.problems) - _SHOWN} more; the page lists them"
 

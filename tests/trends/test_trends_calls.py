@@ -49,7 +49,7 @@ def test_a_call_more_in_one_module_shifts_no_row_of_another(tmp_path: Path) -> N
     numbers = {0: 10.0, 1: 11.0, 2: 11.0, 3: 12.5, 4: 13.0}
     bad = written(tmp_path / "bad", layers(4, extra=1), {f"Tensor.mul.{i}.forward": norm for i, norm in numbers.items()})
     trends = collect([open_source(bad), open_source(good)])
-    found, _ = apart(trends)
+    found, *_ = apart(trends)
     assert [trends.metrics[one.metric].targets[one.target].shown for one in found] == ["layers.2: Tensor.mul.output.0"]
 
 

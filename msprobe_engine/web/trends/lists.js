@@ -79,7 +79,7 @@ const Lists = (() => {
     }
   }
   function apart() {
-    if (!Trends.book.apart.length) { note("trends.none_apart", limit()); return; }
+    if (!Trends.book.apart.length) { note(Trends.book.compared ? "trends.none_apart" : "trends.none_common", limit()); return; }
     note("trends.about_apart", limit()); outliers(Trends.book.apart, null);
   }
   function out() {
@@ -105,7 +105,7 @@ const Lists = (() => {
       if (!run.problemCount) return;
       Kit.make("h3", pane, Kit.t("trends.not_read", Kit.count(run.problemCount)));
       const list = Kit.make("ul", pane, null, "t-problems");
-      for (const [what, n] of run.problems) Kit.make("li", list, Kit.name(what, 1000) + (n > 1 ? " (" + Kit.count(n) + ")" : ""));
+      for (const [what, n] of run.problems) Kit.make("li", list, Kit.name(Kit.said(what), 1000) + (n > 1 ? " (" + Kit.count(n) + ")" : ""));
     });
   }
   function mark() {
