@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,8 @@ def train(kind: str, out: str, ranks: int) -> None:
 @pytest.fixture(scope="module")
 def dumps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("torch_merge")
+    for name in ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel"):
+        importlib.import_module(name)  # once, not in each of the processes that are forked
     for kind, ranks in (("one", 1), ("tp", 2), ("fsdp2", 2), ("ddp", 2)):
         run_ranks(ranks, train, kind, str(root / kind), ranks, timeout=120)
     return root
