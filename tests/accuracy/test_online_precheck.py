@@ -204,7 +204,7 @@ def test_a_killed_benchmark_and_a_killed_training(tmp_path: Path) -> None:
     what came of it is checked, and the end says so."""
     local = Hosts(tmp_path, port=free_port())
     out, log, told = tmp_path / "out", tmp_path / "bench.log", tmp_path / "training.log"
-    training = train(local, "killed", told, "1000", "0.5")
+    training = train(local, "killed", told, "1000", "2")  # steps that are made until the end have all to be checked
     until(lambda: "step 0" in told.read_text())
     first = serve(local, out, log)
     until(lambda: rows(out) > 20)
