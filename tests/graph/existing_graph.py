@@ -122,6 +122,8 @@ def cases(version: str) -> list[Case]:
     add("megatron-build", "megatron:tp1/step0")
     add("megatron-compare", "megatron:tp2_scaled/step0", "megatron:tp2/step0", ("-oc",))
     add("megatron-pipeline", "megatron:micro/step0")
+    add("own-build", "own:golden")
+    add("own-nan", "own:nan", "own:golden", ("-oc",))
     if version == "26.2.0":
         one = ("--rank_size", "1", "--tp", "1", "--pp", "1")
         for name, target, sizes, golden, more in MERGES:

@@ -159,15 +159,17 @@ def _ends_differ(one: Difference) -> bool:
 
 def _accumulated(one: Difference) -> bool:
     """Gradients of a module's parameters are below its backward call with the highest number there, below the one made last here."""
-    theirs, ours = one.nodes()
-    moved = {
-        name
-        for name in theirs.keys() & ours.keys()
-        if ".parameters_grad" in name and (theirs[name]["up_node"], ours[name]["up_node"]) == _highest_and_last(ours, name)
-    }
     if one.column == "sub_nodes":
-        return [name for name in one.theirs or () if name not in moved] == [name for name in one.ours or () if name not in moved]
-    return one.node in moved and one.column in ("up_node", "matched_node_link")
+        kept = [[name for name in names or () if not _moved(one, name)] for names in (one.theirs, one.ours)]
+        return kept[0] == kept[1]
+    return one.column in ("up_node", "matched_node_link") and _moved(one, one.node)
+
+
+def _moved(one: Difference, name: str) -> bool:
+    theirs, ours = one.nodes()
+    if ".parameters_grad" not in name or name not in theirs or name not in ours:
+        return False
+    return (theirs[name]["up_node"], ours[name]["up_node"]) == _highest_and_last(ours, name)
 
 
 def _highest_and_last(nodes: dict[str, Node], gradients: str) -> tuple[str, str]:

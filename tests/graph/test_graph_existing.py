@@ -29,8 +29,9 @@ SHORT = (
     "nan-after",
     "job-structures",
     "mindspore-build",
+    "own-nan",
 )
-HELD = ("statistics", "md5", "tensor", "two_ranks", "nan", "job", "mindspore", "megatron", "merge-dp2")
+HELD = ("statistics", "md5", "tensor", "two_ranks", "nan", "job", "mindspore", "megatron", "merge-dp2", "own")
 LEFT_OUT = ("statistics_L1-build",)
 """The existing tool makes nothing of a dump without construct.json. Merged graphs: test_graph_merge.py."""
 
