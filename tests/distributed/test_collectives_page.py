@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 
 PAGE = (Path(__file__).parents[2] / "docs" / "collectives.md").read_text(encoding="utf-8")
 
@@ -29,24 +26,8 @@ def holds(shown: Any, real: Any) -> bool:
 def test_the_example(tmp_path: Path) -> None:
     """The script of the page runs on two ranks, and rank 1 has the record that the page shows."""
     script = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[0]
-    (tmp_path / "two_ranks.py").write_text(script, encoding="utf-8")
-    root = str(Path(__file__).parents[2])
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    env = {**os.environ, "PYTHONPATH": root, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    launched = [
-        subprocess.Popen(
-            [sys.executable, "two_ranks.py"],
-            cwd=tmp_path,
-            env={**env, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        for rank in range(2)
-    ]
-    texts = [process.communicate(timeout=120)[0].decode() for process in launched]
-    assert [process.returncode for process in launched] == [0, 0], texts
+    done = warm.ranks(2, script, cwd=tmp_path)
+    assert [rank.returncode for rank in done] == [0, 0], done
     shown = json.loads("{" + re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)[0] + "}")
     real = json.loads((tmp_path / "ranks_dump/step0/rank1/dump.json").read_text())["data"]
     assert holds(shown, real), real

@@ -8,11 +8,13 @@ probe is imported: the environment comes too late for that.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import importlib.util
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -33,6 +35,7 @@ class _Server:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         command = [sys.executable, __file__]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+        atexit.register(self._process.communicate)
 
     def ask(self, **request: Any) -> int:
         assert self._process.stdin is not None
@@ -110,6 +113,32 @@ def run(
         finally:
             program.kill()
         return subprocess.CompletedProcess([sys.executable, "-c", code], returned, out.read_text(), err.read_text())
+
+
+def ranks(
+    number: int, code: str, *arguments: object, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout: float = 120
+) -> list[subprocess.CompletedProcess[str]]:
+    """Run a program as every rank of a job, with the environment that torchrun gives to it, and wait for all.
+
+    Raises:
+        TimeoutError: one did not end in `timeout` seconds; all were killed.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        job = {"WORLD_SIZE": number, "LOCAL_WORLD_SIZE": number, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free.getsockname()[1]}
+    job = dict(os.environ if env is None else env) | {key: str(value) for key, value in job.items()}
+    with tempfile.TemporaryDirectory() as directory:
+        files = [(Path(directory, f"out{rank}"), Path(directory, f"err{rank}")) for rank in range(number)]
+        programs: list[Program] = []
+        try:
+            for rank, (out, err) in enumerate(files):
+                programs.append(_start(code, arguments, cwd, {**job, "RANK": str(rank), "LOCAL_RANK": str(rank)}, out, err))
+            ended = [program.wait(timeout) for program in programs]
+        finally:
+            for program in programs:
+                program.kill()
+        command = [sys.executable, "-c", code]
+        return [subprocess.CompletedProcess(command, end, *(f.read_text() for f in said)) for end, said in zip(ended, files)]
 
 
 def _wait(pid: int, timeout: float) -> int:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import probe_ranks as pr
 import pytest
 import torch
+import torch.distributed.run
+import warm
 from page_blocks import ROOT, Tokens, batches, block, blocks, commands, loss_of, run
 
 from msprobe.pytorch import TorchProbe
@@ -169,14 +169,16 @@ def test_accelerate(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("megatron") is None, reason="needs megatron-core")
 def test_megatron(tmp_path: Path) -> None:
-    """The launch line of the page, with the example script in place of pretrain_gpt.py, writes the families of its settings."""
-    (line,) = block(PAGE, "bash", "**Megatron.**").splitlines()
-    words = shlex.split(line.replace("pretrain_gpt.py", str(ROOT / "examples/megatron/train_gpt.py")))
+    """The launch line of the page, as torchrun reads it, with the example script in place of pretrain_gpt.py, writes the families of its
+    settings."""
+    (text,) = block(PAGE, "bash", "**Megatron.**").splitlines()
+    words = shlex.split(text.replace("pretrain_gpt.py", str(ROOT / "examples/megatron/train_gpt.py")))
     assert words[0] == "torchrun"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", *words[1:]]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=150, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    line = torch.distributed.run.parse_args(words[1:])
+    assert line.module
+    code = f"import runpy; runpy.run_module({line.training_script!r}, run_name='__main__', alter_sys=True)"
+    done = warm.ranks(int(line.nproc_per_node), code, *line.training_script_args, cwd=tmp_path, timeout=150)
+    assert [rank.returncode for rank in done] == [0, 0], [rank.stderr[-3000:] for rank in done]
     found = open_run("runs/a")
     assert found.ranks == [0, 1]
     assert {"grad_reduced", "param_origin", "param_updated", "update"} <= set(found.families(1))
