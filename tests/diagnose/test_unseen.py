@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import re
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+import torch._dynamo  # every optimizer imports it: once here instead of in every forked process
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -131,13 +134,25 @@ def _train(path: Path, make: Callable[[str, torch.Generator], tuple[nn.Module, C
     atexit._run_exitfuncs()  # a forked child ends without them, and they finish the files
 
 
-def _found(directory: Path, make: Callable[..., tuple[nn.Module, Callable[[], Tensor]]], fault: str) -> Diagnosis:
-    for name in ("", fault):
-        process = multiprocessing.get_context("fork").Process(target=_train, args=(directory / (name or "golden"), make, name))
-        process.start()
-        process.join(120)
-        assert process.exitcode == 0
-    return diagnose(directory / fault, directory / "golden")
+Make = Callable[[str, torch.Generator], tuple[nn.Module, Callable[[], Tensor]]]
+
+
+def _dumped(path: Path, make: Make, fault: str) -> Path:
+    process = multiprocessing.get_context("fork").Process(target=_train, args=(path, make, fault))
+    process.start()
+    process.join(120)
+    assert process.exitcode == 0
+    return path
+
+
+@functools.cache
+def _golden(make: Make) -> Path:
+    """Without a fault; one for all tests."""
+    return _dumped(Path(tempfile.mkdtemp()) / "golden", make, "")
+
+
+def _found(directory: Path, make: Make, fault: str) -> Diagnosis:
+    return diagnose(_dumped(directory / fault, make, fault), _golden(make))
 
 
 @pytest.mark.parametrize(
