@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from every_family import PARAMETER_FAMILIES
 from forkpool import run_ranks
+from launches import EVERY
 from megatron_harness import probe_settings, run_gpt
 
 from msprobe_engine.digest import digest_array
@@ -85,7 +86,7 @@ def ran(argv: str, ranks: int = 2) -> list[dict[str, Any]]:
     return run_ranks(ranks, job, f"--steps 2 --layers 3 --hidden 40 {argv}", timeout=90)
 
 
-LAYOUTS = (
+LAYOUTS: tuple[str, ...] = (
     "",
     "--distopt",
     "--overlap",
@@ -94,7 +95,7 @@ LAYOUTS = (
     "--bf16",
     "--bf16 --distopt --overlap",
 )
-OTHER = (
+OTHER: tuple[str, ...] = (
     "--fp16 --tp 2",
     "--fp16 --distopt",
     "--tp 2 --distopt",
@@ -102,6 +103,9 @@ OTHER = (
     "--pp 2 --vpp 2 --layers 4 --untie",
     "--ep 2 --experts 4 --distopt",
 )
+if not EVERY:  # the others are like these, or among those of test_layouts.py
+    LAYOUTS = ("", "--distopt", "--distopt --overlap --overlap-param", "--bf16 --distopt --overlap")
+    OTHER = ("--fp16 --distopt", "--tp 2 --distopt", "--pp 2 --layers 4 --distopt --untie")
 
 
 def pick(samples: dict[Key, Any], family: str, phase: str = "", micro: int = -1) -> dict[str, tuple[Statistics, dict[str, Any]]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,10 @@ from typing import Any
 import pytest
 from every_family import EVERY_FAMILY
 from forkpool import run_ranks
+from launches import EVERY
 from megatron_harness import probe_settings, run_gpt
 
-MANY = 20 if os.environ.get("MSPROBE_TABLE") or os.environ.get("MSPROBE_EVERY_CELL") == "1" else 8
+MANY = 20 if EVERY else 4
 ALL = replace(EVERY_FAMILY, micro_batch_gradients=True, digest=True, histograms=("grad_reduced", "update"))
 CASES = (
     *((1, "", level) for level in ("monitor", "L0", "L1", "mix")),
@@ -27,6 +27,9 @@ CASES = (
     (4, "--tp 2 --pp 2", "mix"),
     (4, "--tp 2 --sp --distopt --overlap", "mix"),
 )
+if not EVERY:  # each layout once, each level several times
+    more = ((2, "--distopt", "monitor"), (2, "--tp 2", "L0"), (2, "--pp 2 --untie", "L1"))
+    CASES = tuple(case for case in CASES if case[2] == "mix" or case in more)
 NAMES = {
     (1, ""): "1 rank",
     (2, "--distopt --overlap --overlap-param"): "DP 2, distributed optimizer, overlapped",
@@ -55,7 +58,7 @@ def without(ranks: int, argv: str) -> list[Any]:
 @pytest.mark.framework
 @pytest.mark.parametrize(("ranks", "argv", "level"), CASES)
 def test_bits_are_the_same(ranks: int, argv: str, level: str, tmp_path: Path, cells: Any) -> None:
-    """After 8 steps (20 with MSPROBE_EVERY_CELL=1) with everything watched, losses, weights and the random state equal those of a run
+    """After 4 steps (20 with MSPROBE_EVERY_CELL=1) with everything watched, losses, weights and the random state equal those of a run
     without the probe, bit by bit, on every rank."""
     cell = NAMES[ranks, argv.strip()]
     argv = f"--steps {MANY} {argv}"

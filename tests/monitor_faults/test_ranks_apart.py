@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import json
 import os
 import random
@@ -71,11 +72,16 @@ def train(directory: str, how: str) -> tuple[list[bytes], bytes]:
     return [pc.whole(p).tobytes() for p in model.parameters()], torch.get_rng_state().numpy().tobytes()
 
 
+@functools.cache
+def unwatched() -> list[Any]:
+    return run_ranks(2, train, "", "")
+
+
 @pytest.mark.parametrize("how", ["families", "interval", "targets", "paused"])
 def test_ranks_that_differ(tmp_path: Path, how: str) -> None:
     """Shards of which not all ranks have rows: same bits, no rank ends (messages of different lengths end a gloo process), and a rank's row
     of its shard has the shape of the shard, not that of the whole parameter."""
-    assert run_ranks(2, train, str(tmp_path), how) == run_ranks(2, train, "", "")
+    assert run_ranks(2, train, str(tmp_path), how) == unwatched()
     shapes: dict[int, set[str]] = {}
     for path in tmp_path.glob("*-rank0-*/exp_avg_sq_*.csv"):
         with path.open(newline="") as file:
