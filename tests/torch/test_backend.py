@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import random
 import stat
@@ -65,6 +66,13 @@ def test_protocols() -> None:
     assert (backend.name, backend.framework) == ("torch", "pytorch")
     assert backend.is_tensor(torch.nn.Parameter(torch.ones(1)))
     assert not backend.is_tensor(np.ones(1))
+
+
+def test_installed_packages_are_looked_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readers of a dump ask for the backend with every tensor: only the first time costs a look into every installed package."""
+    load_backend("torch")
+    monkeypatch.setattr(importlib.import_module("msprobe_engine.backend"), "entry_points", None)
+    assert isinstance(load_backend("torch"), TorchBackend)
 
 
 def test_plain_tensor_and_parameter(backend: TorchBackend) -> None:
