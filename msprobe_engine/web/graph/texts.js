@@ -67,7 +67,7 @@ Kit.texts("graph", {
   edge_details: ["Width of the panel", "面板的宽度"],
   tab_details: ["Details", "详情"],
   tab_worst: ["Worst first", "最差优先"],
-  tab_worst_alone: ["NaN and Inf", "NaN 与 Inf"],
+  tab_worst_alone: ["NaN and Inf", "NaN 和 Inf"],
   tab_overview: ["All ranks", "全部卡"],
   // details
   clean: ["No difference beyond round-off", "没有超出舍入误差的差异"],
