@@ -150,7 +150,7 @@ def plain(node: Any, rows: R.Rows, mode: str) -> Any:
 
 
 @given(entries, st.lists(row(), min_size=8, max_size=8), st.sampled_from(["statistics", "md5", "xor", "digest"]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_the_text_is_that_of_json(made: list[Entry], rows: list[R.Rows], mode: str) -> None:
     """Whatever the structures, values and summary mode, C and Python render the text that json.dumps with indent 1 gives."""
     matrix = np.concatenate(rows)
@@ -162,7 +162,7 @@ def test_the_text_is_that_of_json(made: list[Entry], rows: list[R.Rows], mode: s
 
 
 @given(entries, entries)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_same_layout_agrees_with_the_text(a: list[Entry], b: list[Entry]) -> None:
     """Two lists of entries have one layout exactly when C and Python say so, and then their templates are equal."""
     one, slots, floats = LayoutCache(Options()).find(a, "mix")

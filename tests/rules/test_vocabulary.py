@@ -51,7 +51,7 @@ def first_alert(checked: Rule, frames: list[Frame]) -> Alert | None:
     return None
 
 
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(st.integers(0, 10_000))
 def test_noise_is_no_fault(seed: int) -> None:
     """No rule of the set says anything about 120 steps of noise around a level, with all that they look at."""
