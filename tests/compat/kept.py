@@ -33,6 +33,19 @@ KEPT: dict[str, list[tuple[Cell, int, int]]] = {
     ],
 }
 """Version -> cells with the step and the place of the rank directory that is kept."""
+FACTS = (
+    Cell("statistics", "mix", "statistics", 2),
+    Cell("statistics", "L1", "md5", 1),
+    Cell("statistics", "debug", "statistics", 1),
+    Cell("tensor", "mix", "md5", 1),
+    Cell("tensor", "debug", "statistics", 1),
+    Cell("structure", "L0", "statistics", 1),
+    Cell("statistics", "mix", "statistics", 1, "no_extra"),
+    Cell("statistics", "mix", "statistics", 1, "tensor_list"),
+)
+"""Cells of test_facts.py."""
+RUN = tuple(dict.fromkeys((*FACTS, *(cell for cases in KEPT.values() for cell, _, _ in cases))))
+"""What test_facts.py and test_kept.py look at, in one run."""
 
 
 def file_of(version: str, cell: Cell, step: int, rank: int) -> Path:

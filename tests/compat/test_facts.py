@@ -13,25 +13,17 @@ import cells
 import pytest
 import torch
 from cells import Cell
+from kept import FACTS as CELLS
+from kept import RUN
 from matching import RankDump, is_tensor, load
 
 pytestmark = pytest.mark.framework
-CELLS = (
-    Cell("statistics", "mix", "statistics", 2),
-    Cell("statistics", "L1", "md5", 1),
-    Cell("statistics", "debug", "statistics", 1),
-    Cell("tensor", "mix", "md5", 1),
-    Cell("tensor", "debug", "statistics", 1),
-    Cell("structure", "L0", "statistics", 1),
-    Cell("statistics", "mix", "statistics", 1, "no_extra"),
-    Cell("statistics", "mix", "statistics", 1, "tensor_list"),
-)
 
 
 @pytest.fixture(scope="module")
 def out() -> Path:
-    """Our dumps of these cells."""
-    return cells.ours(CELLS)
+    """Our dumps of these cells, made once for all tests of ours."""
+    return cells.ours(RUN)
 
 
 def directories(out: Path, cell: Cell) -> list[Path]:

@@ -14,7 +14,7 @@ import pytest
 from cells import Cell
 from hypothesis import given
 from hypothesis import strategies as st
-from kept import KEPT, file_of, pack, unpack
+from kept import KEPT, RUN, file_of, pack, unpack
 from machines import rounds_otherwise
 from matching import RankDump, differences, load
 from rules import Context, explain
@@ -26,7 +26,7 @@ CASES = [(version, *case) for version, cases in KEPT.items() for case in cases]
 @pytest.fixture(scope="module")
 def ours() -> Path:
     """Our dumps of all cells that are kept."""
-    return cells.ours(tuple(dict.fromkeys(cell for _, cell, _, _ in CASES)))
+    return cells.ours(RUN)
 
 
 @pytest.mark.framework
