@@ -136,7 +136,7 @@ def _joined(seen: Sequence[dict[str, _Seen]], runs: Sequence[RunTrend]) -> dict[
 
 def _apart_by_themselves(runs: Sequence[RunTrend], steps: Sequence[npt.NDArray[np.int64]]) -> None:
     """Say what makes numbers of two runs differ, or keeps them from being compared, whatever the model does."""
-    common = len(np.intersect1d(*steps))
+    common = len(np.intersect1d(steps[0], steps[1]))
     for run, own in zip(runs, steps):
         if common < len(own):
             run.problems[Sentence("steps only in {0}: {1} of {2}", run.name, f"{len(own) - common:,}", f"{len(own):,}")] = 1

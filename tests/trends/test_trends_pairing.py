@@ -148,7 +148,7 @@ def _train(root: Path, wrapped_by: str) -> None:
         from torch.distributed.fsdp import fully_shard
 
         mesh = init_device_mesh("cpu", (RANKS[wrapped_by],))
-        for layer in list(model.layers):
+        for layer in next(model.children()).children():
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters())
