@@ -204,6 +204,8 @@ class ApiCapture(TorchFunctionMode):
                     self._recorder.raw.add(made)
                 if kwargs and "out" in kwargs:
                     self._written(kwargs["out"])
+                elif how == _UNRECORDED and api == "copy_":  # FSDP2 on one rank fills its weights so, and keeps their versions
+                    self._written(args[0])
                 if type(func) in OPERATORS or api.startswith(NAMES):
                     for tensor in written_silently(func, api, args, kwargs or {}):
                         self._recorder.pipeline.backend.forget(tensor, views=tensor is None)

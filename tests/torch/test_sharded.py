@@ -97,6 +97,38 @@ def test_fsdp2() -> None:
         assert [n for n in found if n.startswith("Distributed.")]
 
 
+def twice_in_a_step() -> tuple[list[float], list[float], list[float]]:
+    """Norms of a weight of FSDP2 on one rank before and after an update inside one step: recorded, and as they are."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    model = fully_shard(nn.Sequential(nn.Linear(4, 4)), mesh=init_device_mesh("cpu", (1,)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    held: list[float] = []
+
+    def step() -> None:
+        for _ in range(2):
+            held.append(float(next(iter(model.parameters())).full_tensor().norm()))
+            model(torch.ones(3, 4)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    frames = capture(model, step, "mix", steps=2)
+    places = [[dict(leaves(entries(frame)[f"Functional.linear.{call}.forward"]))["input.1"] for call in range(2)] for frame in frames]
+    recorded = [stat(frame, ref).norm for frame, refs in zip(frames, places, strict=True) for ref in refs if ref.row >= 0]
+    return recorded, held, [ref.row for refs in places for ref in refs]
+
+
+def test_fsdp2_on_one_rank() -> None:
+    """There nothing is gathered: FSDP2 copies the shards into memory without values and leaves its version as it was. The weight of a call
+    has its values all the same, and those of after an update are not those of before."""
+    ((recorded, held, rows),) = run_ranks(1, twice_in_a_step)
+    assert min(rows) >= 0
+    assert recorded == pytest.approx(held, rel=1e-6)
+    assert len(set(recorded)) == 4
+
+
 def test_tensor_parallel() -> None:
     """Inputs, parameters, outputs and gradients are local parts with their placements; an output that is still on its way when the
     module ends gets its values when it has arrived."""
