@@ -14,12 +14,15 @@ from msprobe_engine.dump.parsed import StepDump
 from msprobe_engine.monitor.dump2db import place_of
 from msprobe_engine.trends.pairing import depth, unwrapped
 
+OPTIMIZER = "optimizer"
+"""Metric of the calls behind the last backward call, outside of all modules: the optimizer's. A dump calls them forward calls."""
+
 
 class Call(NamedTuple):
     """A record of a dump."""
 
     metric: str
-    """``forward``, ``backward``, ``recompute`` or ``parameters_grad``."""
+    """``forward``, ``backward``, ``recompute``, ``parameters_grad`` or `OPTIMIZER`."""
     name: str
     """``layers.3.mlp: Functional.linear``, ``Module.layers.3.mlp.MLP``."""
     number: int
@@ -43,12 +46,14 @@ def calls_of(dump: StepDump, times: int = 0) -> dict[str, Call]:
     """
     recomputed = {name for name, entry in dump.entries.items() if entry.tags.get("is_recompute")}
     micro_of_root = _micro_steps(dump.construct, recomputed)
+    updates = _updates(dump)
     found: list[tuple[str, Call]] = []
     for name in dump.entries:
         place = place_of(name, name in recomputed)
         if place is None:
             continue
         metric, prefix, number = place
+        metric = OPTIMIZER if name in updates else metric
         # a backward call is where its forward call is: the same row of another metric
         node = name.replace(".backward", ".forward")
         node = node if node in dump.construct else name
@@ -64,6 +69,15 @@ def calls_of(dump: StepDump, times: int = 0) -> dict[str, Call]:
         numbers.setdefault((call.metric, call.name, call.micro), set()).add(call.number)
     ranks = {group: {number: i for i, number in enumerate(sorted(members))} for group, members in numbers.items()}
     return {name: call._replace(number=ranks[call.metric, call.name, call.micro][call.number]) for name, call in found}
+
+
+def _updates(dump: StepDump) -> set[str]:
+    """Calls behind everything of the model; none in a step without a backward pass."""
+    names = list(dump.entries)
+    if not any(".backward" in name for name in names):
+        return set()
+    last = max((i for i, name in enumerate(names) if ".backward" in name or module_path(name) or dump.construct.get(name)), default=-1)
+    return set(names[last + 1 :])
 
 
 def _micro_steps(construct: Mapping[str, str | None], recomputed: set[str]) -> dict[str, int]:

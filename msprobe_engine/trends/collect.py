@@ -142,7 +142,7 @@ def _apart_by_themselves(runs: Sequence[RunTrend], steps: Sequence[npt.NDArray[n
             run.problems[Sentence("steps only in {0}: {1} of {2}", run.name, f"{len(own) - common:,}", f"{len(own):,}")] = 1
     one, other = (len(run.ranks) for run in runs)
     if one != other:
-        text = "{0} has {1} ranks, the other run {2}: activations and calls are of a rank's own part of the batch, and may differ by that"
+        text = "ranks: {1} in {0}, {2} in the other run; activations and calls are of a rank's own part of the batch, and may differ so"
         runs[0].problems[Sentence(text, runs[0].name, one, other)] = 1
 
 
@@ -171,7 +171,7 @@ def _place(metric: str) -> tuple[int, str]:
     """Numbers of the steps first, then families in the order of the monitor, then passes of dumps."""
     if metric == SCALARS:
         return -1, ""
-    order = (*FAMILIES, "forward", "backward", "recompute", "parameters_grad")
+    order = (*FAMILIES, "forward", "backward", "recompute", "parameters_grad", "optimizer")
     family = metric.partition(",")[0]
     return order.index(family) if family in order else len(order), metric
 

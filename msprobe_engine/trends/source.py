@@ -1,7 +1,8 @@
 """What a run has written, as parts: the rows of one metric of one rank, whatever wrote them.
 
 A metric is a family of the monitor (one phase, state or tag of it) or a pass of a dump (``forward``, ``backward``, ``recompute``,
-``parameters_grad``); the numbers of the steps (loss, gradient norm, ...) are the metric `SCALARS`. A target is a tensor of it.
+``parameters_grad``, ``optimizer``); the numbers of the steps (loss, gradient norm, ...) are the metric `SCALARS`. A target is a tensor
+of it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ SCALARS = "numbers of the steps"
 VALUE = "value"
 """The statistic of `SCALARS`."""
 ABSMAX = "largest absolute value"
-DUMPED = frozenset(("forward", "backward", "recompute", "parameters_grad"))
+DUMPED = frozenset(("forward", "backward", "recompute", "parameters_grad", "optimizer"))
 """Metrics of dumps, whose `Key.micro_step` is the number of the call."""
 _EITHER = "NaN or were not written, this data base does not say which: shown as NaN"
 

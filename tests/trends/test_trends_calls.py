@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -101,6 +102,31 @@ def test_backward_rows_part_where_the_backward_pass_comes_first(tmp_path: Path) 
         "layers.1: Tensor.mul.output.0",
         "layers.0: Tensor.mul.output.0",
     ]
+
+
+def test_calls_of_the_optimizer_come_behind_the_backward_pass(tmp_path: Path) -> None:
+    """What runs outside of all modules behind the last backward call is the update, so a NaN of it is listed behind the gradient that it
+    came from. A loss before the backward pass is of the forward pass, and so is a call behind one of several backward passes."""
+    construct = {
+        "Tensor.mul.0.forward": "Module.layers.0.Block.forward.0",
+        "Module.layers.0.Block.forward.0": None,
+        "Tensor.sum.0.forward": None,
+        "Tensor.sum.0.backward": None,
+        "Tensor.sum.1.forward": None,
+        "Tensor.mul.0.backward": "Module.layers.0.Block.backward.0",
+        "Module.layers.0.Block.backward.0": None,
+        "Tensor.mul_.0.forward": None,
+        "Tensor.add_.0.forward": None,
+    }
+    root = written(tmp_path / "both", construct, {"Tensor.mul.0.backward": math.nan, "Tensor.mul_.0.forward": math.nan})
+    calls = calls_of(open_dump(root).load(0, 0))
+    assert {name for name, call in calls.items() if call.metric == "optimizer"} == {"Tensor.mul_.0.forward", "Tensor.add_.0.forward"}
+    trends = collect([open_source(root)])
+    assert list(trends.metrics) == ["forward", "backward", "optimizer"]
+    found = trends.runs[0].nonfinite
+    assert [one.metric for one in found] == ["backward", "optimizer"]
+    alone = {name: parent for name, parent in construct.items() if ".backward" not in name}
+    assert {call.metric for call in calls_of(open_dump(written(tmp_path / "forward", alone, {})).load(0, 0)).values()} == {"forward"}
 
 
 def test_construct_that_goes_round_in_circles_is_endured(tmp_path: Path) -> None:
