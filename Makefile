@@ -48,22 +48,23 @@ $(VENV)/.created:
 	  || { echo "no environment could be made; on Debian and Ubuntu install python3-venv" >&2; rm -rf $(VENV); exit 1; }
 	@touch $@
 
+# Modules are compiled when they are imported (--no-compile): most of what the frameworks install never is.
 # torch first and alone: a changed pyproject.toml must not fetch it again.
 $(VENV)/.torch-$(TORCH): $(VENV)/.created
-	$(BIN)/python -m pip install --quiet '$(TORCH)'
+	$(BIN)/python -m pip install --quiet --no-compile '$(TORCH)'
 	@rm -f $(VENV)/.torch-*; touch '$@'
 
 $(VENV)/.installed: $(VENV)/.torch-$(TORCH) pyproject.toml $(wildcard msprobe_engine/*.[ch] msprobe_integrations/common/*.c)
-	$(BIN)/python -m pip install --quiet '$(TORCH)' -e '.[test]'
+	$(BIN)/python -m pip install --quiet --no-compile '$(TORCH)' -e '.[test]'
 	@touch $@
 
 # A second megatron-core, with megatron.training, outside the environment; tests put it first on the path of a child process.
 venv-mcore19: $(MCORE19_DIR)/.installed
 
 $(MCORE19_DIR)/.installed: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --target $(MCORE19_DIR) --no-deps --ignore-requires-python --upgrade '$(MCORE19)'
-	$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/python -m pip install --quiet triton
-	$(BIN)/python -c 'import typing_extensions, packaging' || $(BIN)/python -m pip install --quiet typing_extensions packaging
+	$(BIN)/python -m pip install --quiet --no-compile --target $(MCORE19_DIR) --no-deps --ignore-requires-python --upgrade '$(MCORE19)'
+	$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/python -m pip install --quiet --no-compile triton
+	$(BIN)/python -c 'import typing_extensions, packaging' || $(BIN)/python -m pip install --quiet --no-compile typing_extensions packaging
 	@touch $@
 
 # MindSpore in an environment of its own: its compiled part needs numpy < 2, other frameworks do not want that (docs/mindspore.md). Where
@@ -74,7 +75,7 @@ $(MINDSPORE_DIR)/.installed: $(VENV)/.created pyproject.toml $(wildcard msprobe_
 	@mkdir -p $(MINDSPORE_DIR)
 	@if $(MINDSPORE_PYTHON) -c 'import sys; sys.exit(not (3, 9) < sys.version_info[:2] < (3, 13))'; then \
 	  [ -x $(MINDSPORE_DIR)/bin/python ] || $(MINDSPORE_PYTHON) -m venv $(MINDSPORE_DIR); \
-	  $(MINDSPORE_DIR)/bin/python -m pip install --quiet '$(MINDSPORE)' -e '.[test-mindspore]'; \
+	  $(MINDSPORE_DIR)/bin/python -m pip install --quiet --no-compile '$(MINDSPORE)' -e '.[test-mindspore]'; \
 	else \
 	  echo "$(MINDSPORE) has no wheel for this Python, its tests will be skipped; to name another one: make MINDSPORE_PYTHON=python3.11 ..." >&2; \
 	fi
@@ -93,7 +94,7 @@ system-packages:
 
 # What the tests need on top (Trainers, DeepSpeed, ...) would make the demo wait.
 $(VENV)/.demo: $(VENV)/.torch-$(TORCH) pyproject.toml $(wildcard msprobe_engine/*.[ch] msprobe_integrations/common/*.c)
-	@[ -e $(VENV)/.installed ] || $(BIN)/python -m pip install --quiet '$(TORCH)' '$(MCORE)' -e '.[megatron,tensorboard,prometheus,cli]'
+	@[ -e $(VENV)/.installed ] || $(BIN)/python -m pip install --quiet --no-compile '$(TORCH)' '$(MCORE)' -e '.[megatron,tensorboard,prometheus,cli]'
 	@touch $@
 
 demo: $(VENV)/.demo
