@@ -57,6 +57,12 @@ def process_of(name: str) -> int | None:
     return int(m[1]) if m else None
 
 
+def of_a_live_process(name: str) -> bool:
+    """Is this ``proc{pid}`` of a process that runs on this machine now? False where that cannot be seen (no /proc)."""
+    process = process_of(name)
+    return process is not None and os.path.exists(f"/proc/{process}")
+
+
 def is_rank_directory(name: str) -> bool:
     """True for ``rank{R}``, ``rank`` and ``proc{pid}``."""
     return _RANK.fullmatch(name) is not None or _PROCESS.fullmatch(name) is not None

@@ -7,6 +7,8 @@ import json
 import logging
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -350,19 +352,23 @@ def test_without_a_rank(tmp_path: Path) -> None:
 
 
 def test_an_earlier_run_without_a_rank(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Another process's directory in the step is not replaced, so it is named once; one of a process beside this one is not."""
-    old = tmp_path / "step0/proc1"
-    old.mkdir(parents=True)
-    os.utime(old, (1, 1))
+    """The directory of a process that has ended is not replaced, so it is named once; one of a process beside this one is not, be it
+    older or younger."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    old, beside = tmp_path / f"step0/proc{ended.pid}", tmp_path / f"step0/proc{os.getppid()}"
+    for path in (old, beside):
+        path.mkdir(parents=True)
+        os.utime(path, (1, 1))
     with caplog.at_level(logging.WARNING):
         made = DumpSink(tmp_path, level="L0")
-        (tmp_path / "step0/proc2").mkdir()
-        os.utime(tmp_path / "step0/proc2", (4e9, 4e9))
+        (tmp_path / "step0/proc999999999").mkdir()
+        os.utime(tmp_path / "step0/proc999999999", (4e9, 4e9))
         made.write(small_frame(0))
         made.write(small_frame(1))
     said = [r.getMessage() for r in caplog.records]
     assert len(said) == 1
-    assert f"step0 holds proc1 of an earlier run without ranks; it stays beside proc{os.getpid()}" in said[0]
+    assert f"step0 holds {old.name} of an earlier run without ranks; it stays beside proc{os.getpid()}" in said[0]
     assert old.exists()
 
 
