@@ -3,6 +3,7 @@ their own, and the cells of docs/integrations.md that a test proves."""
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import logging
 import multiprocessing.util
@@ -42,6 +43,19 @@ def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Col
         collector: pytest.Collector = _NeedsMindSpore.from_parent(parent, path=path)
         return collector
     return None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """What was imported stays to the end, so the garbage collector need not look through it again and again, here and in every process
+    that is forked: a tenth of the time of all tests."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Extension modules complain of objects that nobody has freed."""
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

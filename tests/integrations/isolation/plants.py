@@ -122,11 +122,12 @@ def _inside(function: Any) -> Any:
 def counted(plants: list[Plant]) -> Iterator[dict[Plant, int]]:
     """How often each function is called inside."""
     found: dict[Plant, int] = {}
+    names = _names()
     with contextlib.ExitStack() as stack:
         for plant in plants:
             holder = plant.holder()
             original = inspect.getattr_static(holder, plant.name)
-            stack.enter_context(_replaced(holder, plant.name, original, _counting(plant, original, found)))
+            stack.enter_context(_replaced(holder, plant.name, original, _counting(plant, original, found), names))
         yield found
 
 
@@ -140,14 +141,26 @@ def _counting(plant: Plant, original: Any, found: dict[Plant, int]) -> Any:
     return count
 
 
+def _names() -> dict[int, list[tuple[types.ModuleType, str]]]:
+    """Under which names modules of this project have a function, by its identity."""
+    found: dict[int, list[tuple[types.ModuleType, str]]] = {}
+    for other, module in list(sys.modules.items()):
+        if module is not None and other.startswith("msprobe"):
+            for key, value in list(vars(module).items()):
+                if isinstance(value, types.FunctionType):
+                    found.setdefault(id(value), []).append((module, key))
+    return found
+
+
 @contextlib.contextmanager
-def _replaced(holder: Any, name: str, original: Any, new: Any) -> Iterator[None]:
-    """`new` for `original` everywhere: also in modules that imported the function by name."""
+def _replaced(
+    holder: Any, name: str, original: Any, new: Any, names: dict[int, list[tuple[types.ModuleType, str]]] | None = None
+) -> Iterator[None]:
+    """`new` for `original` everywhere: also in modules that imported the function by name, as `names` has them."""
     places: list[tuple[Any, str]] = [(holder, name)]
     if isinstance(holder, types.ModuleType):
-        for other, module in list(sys.modules.items()):
-            if module is not None and other.startswith("msprobe") and module is not holder:
-                places += [(module, key) for key, value in list(vars(module).items()) if value is original]
+        names = _names() if names is None else names
+        places += [(module, key) for module, key in names.get(id(original), []) if module is not holder]
     for place, key in places:
         setattr(place, key, new)
     try:
