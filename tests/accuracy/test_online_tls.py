@@ -351,7 +351,7 @@ def test_whatever_happens_to_cable_and_server_all_bytes_arrive_once_and_in_order
                 server.close(2.0)
                 server = Server(Address(LOOPBACK, port), kept, server_options, kept.events.append, kept.last)
     cable.cut = False
-    counts = client.close(20.0)
+    counts = client.close(100.0)  # the rule is that all arrives; how soon depends on what else the machine does
     server.close()
     cable.close()
     assert [payload for _, _, payload in kept.messages[client.session]] == sent

@@ -111,6 +111,11 @@ def further(tags: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in tags.items() if k not in inner} | ({"tags": inner} if inner else {})
 
 
+def sections(entry: Entry) -> dict[str, Any]:
+    """Sections as they are written: a call without a result has the output ``[null]``, as in the existing format."""
+    return {name: [None] if name == "output" and value is None else value for name, value in entry.sections.items()}
+
+
 def plain(node: Any, rows: R.Rows, mode: str) -> Any:
     """The document that the writer must produce, built the obvious way."""
     if isinstance(node, Opaque):
@@ -155,7 +160,7 @@ def test_the_text_is_that_of_json(made: list[Entry], rows: list[R.Rows], mode: s
     """Whatever the structures, values and summary mode, C and Python render the text that json.dumps with indent 1 gives."""
     matrix = np.concatenate(rows)
     layout, slots, floats = LayoutCache(Options(summary_mode=mode)).find(made, "mix")
-    expected = json.dumps({"data": {e.name: {**plain(e.sections, matrix, mode), **further(e.tags)} for e in made}}, indent=1)
+    expected = json.dumps({"data": {e.name: {**plain(sections(e), matrix, mode), **further(e.tags)} for e in made}}, indent=1)
     python = b'{\n "data": ' + text.render_python(layout.data, slots, matrix, floats) + b"\n}"
     assert python.decode() == expected
     assert b'{\n "data": ' + text.render(layout.data, slots, matrix, floats) + b"\n}" == python
