@@ -535,6 +535,37 @@ static PyObject *py_crc32(PyObject *self, PyObject *const *args, Py_ssize_t narg
     return PyLong_FromUnsignedLong((uint32_t)~state);
 }
 
+/* sample(ptr, bytes): a number made of at most SAMPLE words spread evenly over the memory, of all of it when it is that small */
+static PyObject *py_sample(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
+    enum { SAMPLE = 32 };
+    (void)self;
+    if (nargs != 2) {
+        PyErr_Format(PyExc_TypeError, "_rowstats.sample takes 2 arguments (ptr, bytes), got %zd", nargs);
+        return NULL;
+    }
+    const uint8_t *p = PyLong_AsVoidPtr(args[0]);
+    Py_ssize_t n = PyLong_AsSsize_t(args[1]);
+    if (PyErr_Occurred()) return NULL;
+    if (n < 0 || (p == NULL && n > 0)) {
+        PyErr_SetString(PyExc_ValueError, "_rowstats.sample: null pointer or negative length");
+        return NULL;
+    }
+    uint64_t made = (uint64_t)n, word = 0;
+    if (n < 8)
+        memcpy(&word, p, (size_t)n);
+    const Py_ssize_t last = n < 8 ? 0 : n - 8, words = n < 8 ? 1 : last / 8 + 2;
+    const Py_ssize_t count = words < SAMPLE ? words : SAMPLE;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (n >= 8) {
+            Py_ssize_t at = words <= SAMPLE ? (i * 8 < last ? i * 8 : last) : (Py_ssize_t)((double)last / (SAMPLE - 1) * i);
+            memcpy(&word, p + (at < last ? at : last), 8);
+        }
+        made = (made ^ word) * 0x9E3779B97F4A7C15u;
+        made ^= made >> 29;
+    }
+    return PyLong_FromUnsignedLongLong(made);
+}
+
 #include "_pairs_calls.h"
 
 static PyObject *py_set_threads(PyObject *self, PyObject *arg) {
@@ -592,6 +623,7 @@ static PyMethodDef METHODS[] = {
     {"reduce_strided", (PyCFunction)(void (*)(void))py_reduce_strided, METH_FASTCALL, "reduce_strided(ptr, shape, strides, dtype_code, out_ptr, want, index0): the same for any strides (in elements)."},
     {"digest_runs", (PyCFunction)(void (*)(void))py_digest_runs, METH_FASTCALL, "digest_runs(ptr, numel, dtype_code, first, length, stride) -> int: digest of a shard with global indices."},
     {"crc32", (PyCFunction)(void (*)(void))py_crc32, METH_FASTCALL, "crc32(ptr, bytes, value) -> int: CRC-32 as zlib's, going on from value."},
+    {"sample", (PyCFunction)(void (*)(void))py_sample, METH_FASTCALL, "sample(ptr, bytes) -> int: made of a few words of memory, to tell whether it was written to."},
     {"reduce_pair", (PyCFunction)(void (*)(void))py_reduce_pair, METH_FASTCALL, "reduce_pair(op, a, code_a, b, code_b, numel, out_ptr, want, c0, c1, c2): write the row of values made of two tensors."},
     {"histogram", (PyCFunction)(void (*)(void))py_histogram, METH_FASTCALL, "histogram(ptr, shape, strides, dtype_code, kind, out_ptr): add to 64 counters."},
     {"set_limit", (PyCFunction)(void (*)(void))py_set_limit, METH_FASTCALL, "set_limit(slot, limit): a limit that `want` may name."},

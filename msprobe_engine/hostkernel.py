@@ -112,6 +112,17 @@ def functions() -> tuple[Callable[..., None], Callable[..., None]]:
     return (_kernel.reduce, _kernel.reduce_strided) if _kernel is not None else (reduce, reduce_strided)
 
 
+def sample_function() -> Callable[[int, int], int]:
+    """``sample(ptr, bytes)``: a number made of at most 32 words of eight bytes spread evenly over host memory (of all of it up to 256
+    bytes). Another number means that the memory was written to; a write that leaves these words as they are is not seen."""
+    return _kernel.sample if _kernel is not None else _sample
+
+
+def _sample(ptr: int, size: int) -> int:
+    places = range(0, max(size, 1), 8) if size <= 256 else [(size - 8) * i // 31 for i in range(32)]
+    return hash(b"".join(ctypes.string_at(ptr + at, min(8, size - at)) for at in places))
+
+
 def reduce_strided(ptr: int, shape: tuple[int, ...], strides: tuple[int, ...], code: int, out_ptr: int, want: int, index0: int) -> None:
     """Like `reduce` for memory with any strides, counted in elements; positions are those of the logical C order."""
     if _kernel is not None:

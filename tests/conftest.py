@@ -53,7 +53,7 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-# A forked child that collects what its parent has left behind may wait for ever: a leaked DDP reducer joins threads that a fork does not have.
+# A forked child that collects what its parent has left may wait for ever: a leaked DDP reducer joins threads that a fork does not have.
 os.register_at_fork(after_in_child=gc.freeze)
 
 

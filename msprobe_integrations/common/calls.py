@@ -33,6 +33,7 @@ class Call:
         told: which of them have a record.
         running: its backward pass has begun inside the range that is kept.
         reported: its backward record is out.
+        unread: arguments of memory without values, as far as is known when the call begins (torch).
     """
 
     __slots__ = (
@@ -59,6 +60,7 @@ class Call:
         "tags",
         "tasks",
         "told",
+        "unread",
         "wanted",
         "watch",
     )
@@ -86,6 +88,7 @@ class Call:
         self.micro_step = -1
         self.tasks: tuple[int, ...] = ()
         self.told: tuple[int, ...] = ()
+        self.unread: Any = None
 
 
 class CallStack(threading.local):

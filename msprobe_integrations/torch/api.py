@@ -30,7 +30,8 @@ from msprobe_integrations.torch.frames import PLAIN, called_internally, kinds
 from msprobe_integrations.torch.origins import Origins
 from msprobe_integrations.torch.raw import ignored_argument, raw_results
 from msprobe_integrations.torch.recorder import Recorder
-from msprobe_integrations.torch.silent_writes import NAMES, OPERATORS, written_silently
+from msprobe_integrations.torch.silent_writes import NAMES, OPERATORS, written_arguments, written_silently
+from msprobe_integrations.torch.triton_launches import TritonLaunches
 
 _DEPTH = 3  # recorder.begin, begin, handler
 _DATA: Any = torch.Tensor.data.__get__  # type: ignore[attr-defined]
@@ -75,6 +76,7 @@ class ApiCapture(TorchFunctionMode):
         self._names = ApiNames()
         self.installed = False
         self._aside = threading.local()
+        self._launches = TritonLaunches(self._launched)
 
     def install(self, at: int | None = None) -> None:
         """Start seeing calls; `at`: as if it had been done when so many modes were on this thread's stack."""
@@ -84,6 +86,7 @@ class ApiCapture(TorchFunctionMode):
             modestack.insert(self, at)
             _APPLY.add(self._apply)
             _ENGINE.add(self._run_backward)
+            self._launches.install()
             self._put_on_operators()
 
     def _put_on_operators(self) -> None:
@@ -96,6 +99,7 @@ class ApiCapture(TorchFunctionMode):
         """Stop seeing calls; other modes that were entered meanwhile stay."""
         if not self.installed:
             return
+        self._launches.remove()
         _ENGINE.discard(self._run_backward)
         _APPLY.discard(self._apply)
         for name, ours in self._reflected.items():
@@ -152,6 +156,11 @@ class ApiCapture(TorchFunctionMode):
         except BaseException:
             self.end(call, None, failed=True)
             raise
+        try:
+            if call is not None:  # its code may hand pointers to kernels: versions prove nothing
+                self._recorder.written((args, kwargs, result))
+        except Exception as error:
+            self._fail(error)
         self.end(call, result)
         return result
 
@@ -201,7 +210,7 @@ class ApiCapture(TorchFunctionMode):
                 self._recorder.raw.alias(result)
             else:
                 for made in raw_results(api, result):
-                    self._recorder.raw.add(made)
+                    self._recorder.raw.add(made, sys._getframe(self._caller))
                 if kwargs and "out" in kwargs:
                     self._written(kwargs["out"])
                 elif how == _UNRECORDED and api == "copy_":  # FSDP2 on one rank fills its weights so, and keeps their versions
@@ -209,10 +218,20 @@ class ApiCapture(TorchFunctionMode):
                 if type(func) in OPERATORS or api.startswith(NAMES):
                     for tensor in written_silently(func, api, args, kwargs or {}):
                         self._recorder.pipeline.backend.forget(tensor, views=tensor is None)
+                    if type(func) in OPERATORS:
+                        self._recorder.written(written_arguments(func, args, kwargs or {}))
         except Exception as error:
             self._fail(error)
         self.end(call, result)
         return result
+
+    def _launched(self, arguments: Any) -> None:
+        """A kernel of Triton was handed these arguments."""
+        try:
+            if self._on():
+                self._recorder.written(arguments)
+        except Exception as error:
+            self._fail(error)
 
     def _written(self, out: Any) -> None:
         """``out=`` was written. Sharded training does so without raising versions."""

@@ -27,13 +27,14 @@ from msprobe_integrations.torch.checksums import Staging, xor_into
 from msprobe_integrations.torch.commands import Commands
 from msprobe_integrations.torch.derived import PairRows
 from msprobe_integrations.torch.job import Job
-from msprobe_integrations.torch.pending import Step, TorchPendingRows, quiet
+from msprobe_integrations.torch.pending import Seen, Step, TorchPendingRows, quiet
 from msprobe_integrations.torch.statistics import CODES, DeviceRows, host_flags, reduce_cpu, reduce_device
 
 _function_modes = torch._C._len_torch_function_stack
 _NoFunction = torch._C.DisableTorchFunction
 _new = tuple.__new__
 _kernel_reduce, _kernel_reduce_strided = hostkernel.functions()
+_sample = hostkernel.sample_function()
 _FIRST_CAPACITY = 1024
 _PAGE = 1 << 16
 _FAR = 1 << 40  # no offset reaches so far
@@ -56,6 +57,26 @@ def _freed(data: torch.Tensor) -> bool:
     return data.data_ptr() <= data.storage_offset() * data.element_size()
 
 
+def _span(tensor: torch.Tensor) -> int:
+    """Bytes between the first and the last element of a strided tensor, both counted."""
+    steps = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride()))
+    return (steps + 1) * tensor.element_size() if tensor.numel() else 0
+
+
+def _memory_of(tensor: torch.Tensor, data: torch.Tensor) -> tuple[int, int, int]:
+    """Address, bytes and sample of a tensor that is its own data and lies on the host; zeros for any other: its version has to do."""
+    if data is not tensor or data.device.type != "cpu" or getattr(type(data), "probe_device", False):
+        return 0, 0, 0
+    pointer, size = data.data_ptr(), _span(data)
+    return pointer, size, _sample(pointer, size)
+
+
+def _unwritten(tensor: torch.Tensor, seen: Seen) -> bool:
+    """Has the memory of a tensor still what it had when its row was made, as far as a sample of it tells?"""
+    pointer = seen[3]
+    return not pointer or (tensor.data_ptr() == pointer and _sample(pointer, seen[4]) == seen[5])
+
+
 class TorchBackend(PairRows, Wanted, Job, Commands):
     """Statistics, files and ranks for torch. One per process; `reduce` may be called from any thread.
 
@@ -70,7 +91,7 @@ class TorchBackend(PairRows, Wanted, Job, Commands):
         self._want = hostkernel.WANT_DIGEST if digest else 0
         self.unsupported: dict[str, int] = {}
         self._said: set[str] = set()
-        self._known: dict[tuple[Any, ...], tuple[TensorDescription, int, int]] = {}
+        self._known: dict[tuple[Any, ...], tuple[TensorDescription, int, int, int]] = {}
         self._known_pairs = {}
         self._pool = MemoryPool()
         self._capacity = _FIRST_CAPACITY
@@ -93,8 +114,10 @@ class TorchBackend(PairRows, Wanted, Job, Commands):
     def reduce(self, tensor: Any) -> TensorRef:
         """Start the reduction of one tensor; row -1 when it has no data to read. Never waits for a device, never raises.
 
-        The same tensor object in the same version gives the same row within a step. Versions do not count everything: writes
-        through ``.data``, fused optimizers, and most in-place collectives leave them as they are; call `forget` after those.
+        The same tensor object in the same version gives the same row within a step. Versions do not count everything: kernels that
+        are handed a pointer (Triton, C++ extensions), writes through ``.data``, fused optimizers and most in-place collectives leave
+        them as they are. On the CPU a sample of the memory tells most of that (`hostkernel.sample_function`); elsewhere, and for
+        writes of a few elements, `forget` has to be called.
         """
         if _function_modes():
             with _NoFunction():
@@ -107,11 +130,17 @@ class TorchBackend(PairRows, Wanted, Job, Commands):
         try:
             found = step.seen.get(id(tensor))
             version = tensor._version
-            if found is not None and found[1] == version and found[0]() is tensor:
+            # the last line is `_unwritten` without the price of a call
+            if (
+                found is not None
+                and found[1] == version
+                and found[0]() is tensor
+                and (not found[3] or (tensor.data_ptr() == found[3] and _sample(found[3], found[4]) == found[5]))
+            ):
                 known = found[2]
                 # checkpointing marks a tensor that was made without gradients, in the same version
                 return known if known[1][3] is tensor.requires_grad else self._marked(step, id(tensor), tensor)
-            description, numel, code = self._known[(type(tensor), tensor.dtype, tensor.shape, tensor.requires_grad, tensor.device)]
+            description, numel, code, size = self._known[(type(tensor), tensor.dtype, tensor.shape, tensor.requires_grad, tensor.device)]
             # raises for functorch wrappers and sparse tensors, is 0 for freed and functional ones: they look plain otherwise
             pointer = tensor.data_ptr()
             # of freed memory a view still has an address: its offset
@@ -123,9 +152,10 @@ class TorchBackend(PairRows, Wanted, Job, Commands):
                 if tensor.is_contiguous():
                     _kernel_reduce(pointer, numel, code, address, self._want, 0)
                 else:
+                    size = _span(tensor)
                     _kernel_reduce_strided(pointer, tensor.shape, tensor.stride(), code, address, self._want, 0)
                 made: TensorRef = _new(TensorRef, (row, description))
-                step.seen[id(tensor)] = (weak(tensor), version, made)
+                step.seen[id(tensor)] = (weak(tensor), version, made, pointer, size, _sample(pointer, size))
                 return made
         except Exception:
             pass
@@ -133,9 +163,9 @@ class TorchBackend(PairRows, Wanted, Job, Commands):
 
     def _marked(self, step: Step, key: int, tensor: Any) -> TensorRef:
         """The row of a tensor that is known, described with what ``requires_grad`` is by now."""
-        weakly, version, (row, description) = step.seen[key]
+        weakly, version, (row, description), *memory = step.seen[key]
         made = TensorRef(row, intern(*description._replace(requires_grad=tensor.requires_grad)))
-        step.seen[key] = (weakly, version, made)
+        step.seen[key] = (weakly, version, made, *memory)
         return made
 
     def reduce_part(self, part: torch.Tensor, index0: int) -> TensorRef:
@@ -165,11 +195,11 @@ class TorchBackend(PairRows, Wanted, Job, Commands):
         try:
             version = tensor._version
             found = step.seen.get(key)
-            if found is not None and found[1] == version and found[0]() is tensor:
+            if found is not None and found[1] == version and found[0]() is tensor and _unwritten(tensor, found):
                 return found[2] if found[2][1][3] is tensor.requires_grad else self._marked(step, key, tensor)
             # plain CPU tensors, as in `reduce_unshielded`: the part is memory with other strides, no view is made
-            whole, _, code = self._known[(type(tensor), tensor.dtype, tensor.shape, tensor.requires_grad, tensor.device)]
-            pointer = tensor.data_ptr()  # raises for what only looks plain
+            whole, _, code, size = self._known[(type(tensor), tensor.dtype, tensor.shape, tensor.requires_grad, tensor.device)]
+            begin = pointer = tensor.data_ptr()  # raises for what only looks plain
             part = part_of(whole.shape)
             if part is None:
                 return self.reduce_unshielded(tensor)
@@ -180,7 +210,8 @@ class TorchBackend(PairRows, Wanted, Job, Commands):
                 row = next(step.numbers)
                 _kernel_reduce_strided(pointer, part.shape, strides, code, step.host.address(row), self._want, 0)
                 made: TensorRef = _new(TensorRef, (row, description))
-                step.seen[key] = (weak(tensor), version, made)
+                size = size if tensor.is_contiguous() else _span(tensor)
+                step.seen[key] = (weak(tensor), version, made, begin, size, _sample(begin, size))
                 return made
         except Exception:
             pass
@@ -206,7 +237,7 @@ class TorchBackend(PairRows, Wanted, Job, Commands):
                 self._launch(step, data, row)
                 made = TensorRef(row, description)
                 if not tensor.is_inference():
-                    step.seen[~id(tensor)] = (weak(tensor), tensor._version, made)
+                    step.seen[~id(tensor)] = (weak(tensor), tensor._version, made, *_memory_of(tensor, data))
                 return made
         except Exception as error:
             if row >= 0:
@@ -231,7 +262,7 @@ class TorchBackend(PairRows, Wanted, Job, Commands):
                 if type(tensor) in _describe._PLAIN and data is tensor:
                     self._learn(tensor, description)
                 if not tensor.is_inference():
-                    step.seen[id(tensor)] = (weak(tensor), tensor._version, made)
+                    step.seen[id(tensor)] = (weak(tensor), tensor._version, made, *_memory_of(tensor, data))
                 return made
         except Exception as error:
             if row >= 0:
@@ -306,7 +337,7 @@ class TorchBackend(PairRows, Wanted, Job, Commands):
             if len(self._known) > _PAGE:
                 self._known.clear()
             key = (type(tensor), tensor.dtype, tensor.shape, tensor.requires_grad, tensor.device)
-            self._known[key] = (description, tensor.numel(), code)
+            self._known[key] = (description, tensor.numel(), code, tensor.numel() * tensor.element_size())
 
     def blank_row(self) -> int:
         """A row of this step without statistics, for a tensor that has bytes but no kernel that reads them."""

@@ -8,7 +8,7 @@ called below an operator that has been seen already, and is left alone then.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ METHODS: dict[str, tuple[str, int | None, int | None]] = {
     "send": ("send", 0, None),
     "recv": ("recv", None, 0),
     "recv_anysource": ("recv_any_source", None, 0),
+    "batch_isend_irecv": ("batch_isend_irecv", None, None),  # of HCCL: both directions in one call, see `tensors_of`
 }
 _RANK_AT = {"reduce": 1, "broadcast": 1, "gather": 2, "scatter": 2, "send": 1, "recv": 1}
 """Position of the root or peer where it is given as a number."""
@@ -74,11 +75,26 @@ class Backends:
         return wrapper
 
 
+def tensors_of(method: str, values: Sequence[Any]) -> tuple[Any, Any]:
+    """What a call of `method` with these arguments reads, and what it writes: tensors in nested lists.
+
+    Raises:
+        IndexError: an argument is missing.
+    """
+    if method == "batch_isend_irecv":  # (kinds of messages, tensors, peers), one of each per message
+        kinds, tensors = values[0], values[1]
+        return tuple([t for kind, t in zip(kinds, tensors) if ("recv" in kind) is receives] for receives in (False, True))  # type: ignore[return-value]
+    _, at_in, at_out = METHODS[method]
+    return values[at_in] if at_in is not None else [], values[at_out] if at_out is not None else []
+
+
 def facts(backend: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The tags of a call: global ranks, where a group with this backend is known, and what its options say."""
     ranks = _ranks(backend)
     found: dict[str, Any] = {"group_ranks": ranks, "async": True}
     values = (*args, *kwargs.values())
+    if method == "batch_isend_irecv" and len(values) > 2:
+        found["peers"] = [ranks[rank] if ranks is not None and 0 <= rank < len(ranks) else rank for rank in values[2]]
     at = _RANK_AT.get(method)
     if at is not None:
         given = values[at] if at < len(values) else 0

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from msprobe_integrations.torch.collective_backends import METHODS, Backends, facts
+from msprobe_integrations.torch.collective_backends import METHODS, Backends, facts, tensors_of
 from msprobe_integrations.torch.collective_handles import Handles
 from msprobe_integrations.torch.collective_work import Open, Operation, flat
 from msprobe_integrations.torch.distributed_calls import OF_OBJECTS, distributed_call, visible
@@ -309,11 +309,9 @@ class Kernels:
 
 
 def _of_backend(backend: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation | None:
-    name, at_in, at_out = METHODS[method]
     values = (*args, *kwargs.values())  # whoever names the tensors gives them in the order of the parameters
     try:
-        inputs = flat(values[at_in]) if at_in is not None else []
-        outputs = flat(values[at_out]) if at_out is not None else []
+        inputs, outputs = (flat(tensors) for tensors in tensors_of(method, values))
     except IndexError:
         return None  # the backend will say what it misses
 
@@ -323,7 +321,10 @@ def _of_backend(backend: Any, method: str, args: tuple[Any, ...], kwargs: dict[s
             found["reduce"] = _reduce_name(found["reduce"])
         return found
 
-    return Operation(f"c10d_{name}", None, False, inputs, outputs, tags, visible(sys._getframe()))
+    frame = sys._getframe()
+    if method == "batch_isend_irecv" and (call := distributed_call(frame)) is not None:  # what torch_npu puts in place of torch's function
+        return Operation(f"c10d_{call.name}", call, False, inputs, outputs, tags, call.caller)
+    return Operation(f"c10d_{METHODS[method][0]}", None, False, inputs, outputs, tags, visible(frame))
 
 
 def _members_of(group: Any) -> Callable[[], dict[str, Any]]:

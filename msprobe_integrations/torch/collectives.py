@@ -169,7 +169,8 @@ class CollectiveObserver:
                 return self._unrecorded(operation)
             if call is None:
                 return self._operator(operation)
-            return self._message(operation, call) if call.name == _BATCH else self._call(operation, call)
+            # HCCL has one operation for a whole batch, other backends one for each message
+            return self._message(operation, call) if call.name == _BATCH == operation.name else self._call(operation, call)
         except Exception as error:
             self.fail(error)
             return None

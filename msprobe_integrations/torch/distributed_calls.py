@@ -18,9 +18,10 @@ import torch.distributed as dist
 from msprobe_integrations.torch.callform import form_of
 
 _NOTHING, _WITHIN, _WRAPPER, _PLAIN = range(4)
-_C10D = "torch/distributed/distributed_c10d.py"
+_C10D = ("torch/distributed/distributed_c10d.py", "torch_npu/distributed/distributed_c10d.py")
+"""torch's functions, and those that torch_npu puts in their place."""
 _WRAPPERS = ("torch/distributed/c10d_logger.py", "typing_extensions.py", "/warnings.py", "/_py_warnings.py")
-_BETWEEN = (*_WRAPPERS, _C10D, "torch/overrides.py")
+_BETWEEN = (*_WRAPPERS, *_C10D, "torch/overrides.py")
 _ENGINE = ("torch/autograd/graph.py", "torch/autograd/__init__.py")
 _OWN = "msprobe_integrations/"
 _PLUMBING = (
@@ -36,7 +37,7 @@ _PLUMBING = (
 )
 _REPLACED = ("group", "group_src", "group_dst")
 """Parameters that these functions set themselves when they were not given."""
-_UNWRAPPED = ("isend", "irecv", "batch_isend_irecv")
+_UNWRAPPED = ("isend", "irecv", "batch_isend_irecv", "_batch_isend_irecv")
 OF_OBJECTS = frozenset(
     (
         "all_gather_object",
@@ -137,7 +138,7 @@ def _kind(code: CodeType) -> int:
 
 def _name(frame: FrameType) -> str:
     if _kinds[frame.f_code] == _PLAIN:
-        return frame.f_code.co_name
+        return frame.f_code.co_name.lstrip("_")
     values = frame.f_locals
     return str(getattr(values.get("func", values.get("arg")), "__name__", ""))
 

@@ -2,7 +2,7 @@
 
 torchair compiles a model for the NPU and dumps by itself when its configuration says so: `set_ge_dump_config` and `set_fx_dump_config`
 fill that configuration. ACL graphs (`AclGraphDumper`, `acl_save`) record the NPU's own instructions; saving from inside one takes operators
-that only a package built with the NPU's toolkit has.
+that only a package built with the NPU's toolkit has. Both say once that they save nothing, and let serving and training go on.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 
 from msprobe_engine.dump.layout import make_directories
 from msprobe_engine.errors import SinkError, UsageError
-from msprobe_engine.log import get_logger
+from msprobe_engine.log import get_logger, warn_once
 
 _log = get_logger()
 _ACL_GRAPH = (
-    "needs an Ascend NPU and operators built with its toolkit, which this package does not have; on other devices and in eager mode "
-    "PrecisionDebugger does the same"
+    "saves nothing: tensors inside a captured ACL graph can only be saved by operators built with the NPU's toolkit, which this package "
+    "does not have. The program goes on. For a dump run it in eager mode (vLLM: cudagraph_mode NONE) with PrecisionDebugger"
 )
 
 
@@ -114,25 +114,32 @@ def fill_fx(config: Any, dump_path: str, op_list: Sequence[str] | None = None) -
 
 
 def acl_save(x: Any, path: str) -> Any:
-    """Save one tensor from inside an ACL graph.
-
-    Raises:
-        UsageError: always here, see the module's text.
-    """
-    del x, path
-    raise UsageError(f"acl_save {_ACL_GRAPH}")
+    """Would save one tensor from inside an ACL graph. Says once that nothing is saved, and gives `x` back unchanged."""
+    del path
+    warn_once("acl_save", f"acl_save {_ACL_GRAPH}")
+    return x
 
 
 class AclGraphDumper:
-    """Dumps from inside a captured ACL graph.
+    """Would dump from inside a captured ACL graph. Says once that nothing is dumped; the calls of programs that use it (vllm-ascend) do
+    nothing.
 
-    Raises:
-        UsageError: always here, see the module's text.
+    Args:
+        config_path: settings of the existing tool; not read.
     """
 
     def __init__(self, config_path: str | Path | None = None) -> None:
         del config_path
-        raise UsageError(f"AclGraphDumper {_ACL_GRAPH}")
+        warn_once("AclGraphDumper", f"AclGraphDumper {_ACL_GRAPH}")
+
+    def start(self, model: Any = None) -> None:
+        """Nothing."""
+
+    def stop(self) -> None:
+        """Nothing."""
+
+    def step(self, dump: bool = True) -> None:
+        """Nothing."""
 
 
 def _list(value: Any) -> Sequence[Any]:

@@ -34,6 +34,10 @@ def quiet() -> Iterator[None]:
             yield
 
 
+Seen = tuple[Any, int, TensorRef, int, int, int]
+"""What a row was made of: a weak reference to the tensor, its version, the row, and on the host address, bytes and sample of its memory."""
+
+
 class Step:
     """Everything of one step. A late thread that still holds an old step writes where nobody else does."""
 
@@ -43,7 +47,7 @@ class Step:
         self.devices: dict[Any, DeviceRows] = {}
         self.staging: dict[Any, Staging] = {}
         self.crcs: dict[int, int] = {}
-        self.seen: dict[int, tuple[Any, int, TensorRef]] = {}
+        self.seen: dict[int, Seen] = {}
         self.lock = threading.Lock()
 
 
@@ -54,21 +58,23 @@ class _Copy:
         self.source = source
         self.event: Any = None
         self.host: torch.Tensor | None = None
-        self.device_rows: torch.Tensor | None = source.filled()
+        self.device_rows: torch.Tensor | None = None
         module = getattr(torch, source.device.type, None)
-        if source.device.type != "cpu" and hasattr(module, "Stream") and not getattr(type(self.device_rows), "probe_device", False):
+        if source.device.type != "cpu" and hasattr(module, "Stream") and not getattr(type(source.chunks[0]), "probe_device", False):
             self._start(module)
+        else:
+            self.device_rows = source.filled()
 
     def _start(self, module: Any) -> None:
         """Pinned copy on a side stream that follows every stream the rows were written on."""
-        source, rows = self.source, self.device_rows
-        assert rows is not None
+        source = self.source
         with module.device(source.device):
             side = side_stream(module, source.device)
             for stream in {*source.streams, module.current_stream(source.device)}:
                 side.wait_stream(stream)
-            self.host = host_memory(rows.shape, torch.float64)
             with module.stream(side):
+                self.device_rows = rows = source.filled()  # not before the waits: it reads the rows to put them together
+                self.host = host_memory(rows.shape, torch.float64)
                 self.host.copy_(rows, non_blocking=True)
                 self.event = module.Event()
                 self.event.record(side)

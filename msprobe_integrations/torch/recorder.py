@@ -17,13 +17,14 @@ from msprobe_integrations.common.recorder import CallRecorder, Parameters, Reduc
 from msprobe_integrations.common.stacks import Stacks
 from msprobe_integrations.torch import frames
 from msprobe_integrations.torch.backward import GradientWatch, sequence_number
+from msprobe_integrations.torch.containers import tensors_in
 from msprobe_integrations.torch.graph_tasks import current_graph_task
 from msprobe_integrations.torch.keep import Keeper
-from msprobe_integrations.torch.raw import RawMemory
+from msprobe_integrations.torch.raw import RawMemory, leaves_unread, share_memory, writes_in_place
 from msprobe_integrations.torch.slices import Slices
 from msprobe_integrations.torch.slots import differentiable, edges_of
 from msprobe_integrations.torch.structure import convert
-from msprobe_integrations.torch.unsettled import Unsettled
+from msprobe_integrations.torch.unsettled import UNINITIALISED, Unsettled, find_places
 
 no_torch_function = torch._C.DisableTorchFunction
 _modes = torch._C._len_torch_function_stack
@@ -72,6 +73,10 @@ class Recorder(CallRecorder):
         super().__init__(pipeline, stacks=Stacks(frames.hides) if stacks else None, data_mode=data_mode, kept=kept, keeper=keeper)
         self.raw = RawMemory()
         self._raw = self.raw.known
+        self._forget = pipeline.backend.forget
+        self._beginning: Call | None = None
+        self._beginning_api = ""
+        self._unread: list[torch.Tensor] = []
         # without the look for modes on torch's stack, which are off where `reduce` is called
         self._reduce = getattr(pipeline.backend, "reduce_unshielded", pipeline.backend.reduce)
         if slices is not None:
@@ -81,20 +86,56 @@ class Recorder(CallRecorder):
 
     def reduce(self, tensor: torch.Tensor) -> TensorRef:
         """Statistics of a tensor; row -1 for memory that holds no values yet."""
-        if self._raw and self.raw.holds(tensor):
-            return self.without_values(tensor, "uninitialised")
+        if self._raw and self.raw.holds(tensor) and self._without_values(tensor):
+            return self.without_values(tensor, UNINITIALISED[0])
+        if not tensor.is_cpu:  # no sample of its memory tells here whether a kernel that nobody saw has written to it since it was read
+            self._forget(tensor, views=False)
         ref: TensorRef = self._reduce(tensor)
         if ref[0] < 0:
             self.unsettled.met(tensor, ref)
         return ref
 
     def _save(self, tensor: torch.Tensor) -> TensorRef:
-        if self._raw and self.raw.holds(tensor):
-            return self.without_values(tensor, "uninitialised")
+        if self._raw and self.raw.holds(tensor) and self._without_values(tensor):
+            return self.without_values(tensor, UNINITIALISED[0])
+        if not tensor.is_cpu:
+            self._forget(tensor, views=False)
         ref: TensorRef = self.keeper.reduce(tensor)
         if ref[0] < 0:
             self.unsettled.met(tensor, ref)
         return ref
+
+    def _without_values(self, tensor: torch.Tensor) -> bool:
+        """Is raw memory, met as an argument of the call that begins or as a result, to have no numbers?"""
+        call, api = self._beginning, self._beginning_api
+        if call is None:  # a result: of ``torch.empty`` or a view of such memory, or the function that made it has returned it
+            return self.raw.maker_runs(tensor)
+        unread = leaves_unread(api)
+        if not unread and (call.is_module or writes_in_place(api) or not self.raw.maker_runs(tensor)):
+            self.raw.forget(tensor)
+            return False
+        if not unread and not call.name.startswith("Autograd."):
+            self._unread.append(tensor)
+        return True
+
+    def written(self, tensors: Any) -> None:
+        """All tensors in `tensors` may have been written to by code that raises no versions."""
+        found: list[torch.Tensor] = []
+        tensors_in(tensors, found)
+        for tensor in found:
+            self.raw.forget(tensor)
+            self._forget(tensor, views=False)
+
+    def _read_late(self, call: Call, result: Any) -> None:
+        """Arguments without values that the call has neither written nor given views of were read: they have numbers."""
+        places, call.unread = call.unread, None
+        results: list[torch.Tensor] = []
+        tensors_in(result, results)
+        for structure, key, reference, reduce in places:
+            tensor = reference()
+            if tensor is not None and self.raw.holds(tensor) and not share_memory(tensor, results):
+                self.raw.forget(tensor)
+                structure[key] = reduce(tensor)
 
     def _look(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], ignored: int) -> None:
         if _modes():  # looking at a tensor would be a call of its own
@@ -104,7 +145,17 @@ class Recorder(CallRecorder):
             self._look_at(call, args, kwargs, ignored)
 
     def _look_at(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], ignored: int) -> None:
-        super()._look(call, args, kwargs, ignored)
+        if self._raw:
+            self._beginning, self._beginning_api = call, call.name.split(".", 2)[1]
+            try:
+                super()._look(call, args, kwargs, ignored)
+            finally:
+                self._beginning, unread, self._unread = None, self._unread, []
+            if unread:
+                reduce = self.reduce if self.keeper is None else self.reduce_for(call.name)
+                call.unread = list(find_places((call.inputs, call.keywords), UNINITIALISED, iter(unread), reduce))
+        else:
+            super()._look(call, args, kwargs, ignored)
         if self.unsettled.seen and call.inputs is not None:
             self.unsettled.await_in((call.inputs, call.keywords), self.reduce if self.keeper is None else self.reduce_for(call.name))
 
@@ -119,6 +170,11 @@ class Recorder(CallRecorder):
     def _conclude(self, call: Call, result: Any, parameters: Parameters | None, failed: bool) -> None:
         if self.unsettled.waiting:
             self.unsettled.settle()
+        if self._raw:
+            if call.unread and not failed:
+                self._read_late(call, result)
+            if call.is_module:
+                self.written(result)
         super()._conclude(call, result, parameters, failed)
 
     def _output(self, result: Any, reduce: Reduce, is_module: bool) -> Any:

@@ -36,3 +36,14 @@ def written_silently(func: Any, api: str, args: Sequence[Any], kwargs: Mapping[s
     if isinstance(func, OPERATORS[1]):
         return [None] if any(getattr(func, each)._schema.is_mutable for each in func.overloads()) else []
     return []
+
+
+def written_arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Arguments that the schema of an operator marks as written, lists of tensors as they are; all, where several overloads may have been
+    meant."""
+    overloads = [func] if isinstance(func, OPERATORS[0]) else [getattr(func, each) for each in func.overloads()]
+    if len(overloads) != 1:
+        return [*args, *kwargs.values()] if any(each._schema.is_mutable for each in overloads) else []
+    declared = overloads[0]._schema.arguments
+    given = [*zip(declared, args), *((each, kwargs[each.name]) for each in declared if each.name in kwargs)]
+    return [value for argument, value in given if argument.is_write]

@@ -1,11 +1,14 @@
-"""Tensors whose values are still on their way when a record is made: results of functional collectives that nobody has waited for
-(`AsyncCollectiveTensor`, tensor parallelism). Waiting in a hook would take away the overlap, so their statistics are put in when the
-first operation that uses them has waited."""
+"""Tensors whose values are not there, or not known to be there, when a record is made; their statistics are put in later.
+
+Results of functional collectives that nobody has waited for (`AsyncCollectiveTensor`, tensor parallelism): waiting in a hook would take
+away the overlap, so their statistics are put in when the first operation that uses them has waited. Arguments of memory without values
+(`raw`): whether the operation has read them is known when it has ended.
+"""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -13,7 +16,23 @@ import torch
 from msprobe_engine.records import TensorRef
 
 Reduce = Callable[[torch.Tensor], TensorRef]
-_PENDING = ("pending", True)
+Place = tuple[Any, Any, weakref.ref[torch.Tensor], Reduce]
+"""List or dict, key in it, the tensor, its reduction."""
+PENDING = ("pending", True)
+UNINITIALISED = ("uninitialised", True)
+
+
+def find_places(structure: Any, mark: tuple[str, bool], seen: Iterator[torch.Tensor], reduce: Reduce) -> Iterator[Place]:
+    """Places in `structure` whose reference has no row and bears `mark`, with the tensors `seen` there in the same order."""
+    if not isinstance(structure, (list, dict)) and type(structure) is not tuple:
+        return
+    for key, member in structure.items() if isinstance(structure, dict) else enumerate(structure):
+        if not isinstance(member, TensorRef):
+            yield from find_places(member, mark, seen, reduce)
+        elif member.row < 0 and mark in member.description.extra:
+            tensor = next(seen, None)
+            if tensor is not None:
+                yield structure, key, weakref.ref(tensor), reduce
 
 
 class Unsettled:
@@ -21,33 +40,22 @@ class Unsettled:
 
     Attributes:
         seen: tensors met since the last `await_in`, in order; empty nearly always.
-        waiting: (list or dict, key, the tensor, its reduction).
+        waiting: the places.
     """
 
     def __init__(self) -> None:
         self.seen: list[torch.Tensor] = []
-        self.waiting: list[tuple[Any, Any, weakref.ref[torch.Tensor], Reduce]] = []
+        self.waiting: list[Place] = []
 
     def met(self, tensor: torch.Tensor, ref: TensorRef) -> None:
         """The reduction of `tensor` has given a reference without a row."""
-        if _PENDING in ref.description.extra:
+        if PENDING in ref.description.extra:
             self.seen.append(tensor)
 
     def await_in(self, structure: Any, reduce: Reduce) -> None:
         """The references of what was seen are in this structure, in the same order."""
-        seen, self.seen = iter(self.seen), []
-        self._find(structure, seen, reduce)
-
-    def _find(self, structure: Any, seen: Any, reduce: Reduce) -> None:
-        if not isinstance(structure, (list, dict)) and type(structure) is not tuple:
-            return
-        for key, member in structure.items() if isinstance(structure, dict) else enumerate(structure):
-            if not isinstance(member, TensorRef):
-                self._find(member, seen, reduce)
-            elif member.row < 0 and _PENDING in member.description.extra:
-                tensor = next(seen, None)
-                if tensor is not None:
-                    self.waiting.append((structure, key, weakref.ref(tensor), reduce))
+        seen, self.seen = self.seen, []
+        self.waiting += find_places(structure, PENDING, iter(seen), reduce)
 
     def settle(self) -> None:
         """An operation has ended: it may have waited."""
