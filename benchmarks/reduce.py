@@ -25,7 +25,7 @@ import torch
 
 from msprobe_engine import hostkernel
 from msprobe_engine.rows import underflow_limit
-from msprobe_integrations.torch import statistics as rows_of
+from msprobe_integrations.torch import device_trust
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.statistics import DeviceRows, host_flags, reduce_device
 
@@ -103,7 +103,7 @@ def on_device(device: str, dtype: torch.dtype, largest: int) -> None:
     print(f"{dtype}, {module.get_device_name()}, torch {torch.__version__}; us per tensor on the device | on the host (GB/s of the device)")
     names = ["kernel", "kernel+digest", "torch operators", "max/min/mean/norm"]
     print(f"{'elements':>10} " + " ".join(f"{name:>30}" for name in names))
-    kernels = rows_of._KERNEL_DEVICES
+    kernels = device_trust.DEVICES
     points: dict[str, list[tuple[int, float]]] = {"kernel": [], "kernel+digest": []}
     size = 10
     while size <= largest:
@@ -111,18 +111,18 @@ def on_device(device: str, dtype: torch.dtype, largest: int) -> None:
         row = DeviceRows(x, 1).take(x, 0, size, host_flags(dtype, True))
         found = []
         for name in names:
-            rows_of._KERNEL_DEVICES = kernels if name.startswith("kernel") else ()
+            device_trust.DEVICES = kernels if name.startswith("kernel") else ()
             digest = name.endswith("digest")
             work = (lambda x=x: four_passes(x)) if name == names[3] else lambda x=x, row=row, d=digest: reduce_device(x, row, d)
             busy, host = device_seconds(module, work, x.nbytes)
             found.append(f"{busy * 1e6:>9.2f} | {host * 1e6:>7.2f} ({x.nbytes / busy / 1e9:6.0f})")
             if name in points:
                 points[name].append((x.nbytes, busy))
-        rows_of._KERNEL_DEVICES = kernels
+        device_trust.DEVICES = kernels
         print(f"{size:>10} " + " ".join(f"{text:>30}" for text in found), flush=True)
         size *= 10
-    used = {digest for (_, t, digest), trusted in rows_of._trusted.items() if t == dtype and trusted}
-    print(f"the Triton kernel was {'used' if used == {False, True} else f'NOT used everywhere: {rows_of._trusted}'}")
+    used = {digest for (_, _, t, digest), trusted in device_trust.TRUSTED.items() if t == dtype and trusted}
+    print(f"the Triton kernel was {'used' if used == {False, True} else f'NOT used everywhere: {device_trust.TRUSTED}'}")
     for name, pairs in points.items():
         cost_model(name, pairs)
 

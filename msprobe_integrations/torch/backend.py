@@ -26,9 +26,10 @@ from msprobe_integrations.torch.arrays import as_array
 from msprobe_integrations.torch.checksums import Staging, xor_into
 from msprobe_integrations.torch.commands import Commands
 from msprobe_integrations.torch.derived import PairRows
+from msprobe_integrations.torch.device_reduce import DeviceReduce
 from msprobe_integrations.torch.job import Job
 from msprobe_integrations.torch.pending import Seen, Step, TorchPendingRows, quiet
-from msprobe_integrations.torch.statistics import CODES, DeviceRows, host_flags, reduce_cpu, reduce_device
+from msprobe_integrations.torch.statistics import CODES, LAUNCHERS, DeviceRows, host_flags, reduce_cpu, reduce_device
 
 _function_modes = torch._C._len_torch_function_stack
 _NoFunction = torch._C.DisableTorchFunction
@@ -77,7 +78,7 @@ def _unwritten(tensor: torch.Tensor, seen: Seen) -> bool:
     return not pointer or (tensor.data_ptr() == pointer and _sample(pointer, seen[4]) == seen[5])
 
 
-class TorchBackend(PairRows, Wanted, Job, Commands):
+class TorchBackend(DeviceReduce, PairRows, Wanted, Job, Commands):
     """Statistics, files and ranks for torch. One per process; `reduce` may be called from any thread.
 
     Attributes:
@@ -143,6 +144,8 @@ class TorchBackend(PairRows, Wanted, Job, Commands):
             description, numel, code, size = self._known[(type(tensor), tensor.dtype, tensor.shape, tensor.requires_grad, tensor.device)]
             # raises for functorch wrappers and sparse tensors, is 0 for freed and functional ones: they look plain otherwise
             pointer = tensor.data_ptr()
+            if numel < 0:
+                return self._reduce_on_device(step, tensor, version, pointer, description)
             # of freed memory a view still has an address: its offset
             there = pointer > _FAR or pointer > tensor.storage_offset() * tensor.element_size()
             if there and not tensor.is_neg():
@@ -198,12 +201,12 @@ class TorchBackend(PairRows, Wanted, Job, Commands):
             if found is not None and found[1] == version and found[0]() is tensor and _unwritten(tensor, found):
                 return found[2] if found[2][1][3] is tensor.requires_grad else self._marked(step, key, tensor)
             # plain CPU tensors, as in `reduce_unshielded`: the part is memory with other strides, no view is made
-            whole, _, code, size = self._known[(type(tensor), tensor.dtype, tensor.shape, tensor.requires_grad, tensor.device)]
+            whole, numel, code, size = self._known[(type(tensor), tensor.dtype, tensor.shape, tensor.requires_grad, tensor.device)]
             begin = pointer = tensor.data_ptr()  # raises for what only looks plain
             part = part_of(whole.shape)
             if part is None:
                 return self.reduce_unshielded(tensor)
-            if pointer > _FAR and not tensor.is_neg():
+            if numel >= 0 and pointer > _FAR and not tensor.is_neg():
                 strides = tensor.stride()
                 pointer += tensor.element_size() * sum(map(mul, part.starts, strides))
                 description = _describe.of_part(whole, part.shape)
@@ -309,9 +312,6 @@ class TorchBackend(PairRows, Wanted, Job, Commands):
         if rows is None:
             with step.lock:
                 rows = step.devices.setdefault(key, DeviceRows(data, _FIRST_CAPACITY))
-        module = getattr(torch, data.device.type, None)
-        if module is not None and data.device.type != "cpu" and hasattr(module, "current_stream"):
-            rows.streams.add(module.current_stream(data.device))
         return rows.take(data, row, count, flags), key
 
     def _take_crc(self, step: Step, data: torch.Tensor, row: int, key: Any) -> None:
@@ -332,12 +332,13 @@ class TorchBackend(PairRows, Wanted, Job, Commands):
 
     def _learn(self, tensor: torch.Tensor, description: TensorDescription) -> None:
         """From now on tensors that look like this one take the fast path."""
-        code = CODES[tensor.dtype]
-        if hostkernel.available and tensor.device.type == "cpu" and not tensor.dtype.is_complex:
+        on_device = (tensor.device, tensor.dtype) in LAUNCHERS
+        if on_device or (hostkernel.available and tensor.device.type == "cpu" and not tensor.dtype.is_complex):
             if len(self._known) > _PAGE:
                 self._known.clear()
             key = (type(tensor), tensor.dtype, tensor.shape, tensor.requires_grad, tensor.device)
-            self._known[key] = (description, tensor.numel(), code, tensor.numel() * tensor.element_size())
+            nbytes = tensor.numel() * tensor.element_size()
+            self._known[key] = (description, -1 if on_device else tensor.numel(), CODES[tensor.dtype], nbytes)
 
     def blank_row(self) -> int:
         """A row of this step without statistics, for a tensor that has bytes but no kernel that reads them."""

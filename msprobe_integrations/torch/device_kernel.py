@@ -1,6 +1,6 @@
 """The statistics row of a tensor on an accelerator: one pass over the data by a Triton kernel, no wait, no copy.
 
-`reduce` launches `_row_kernel` on up to `MAX_PROGRAMS` programs. Each walks over tiles of 1024 32-bit words and ends with one row in
+`device_launch` starts `_row_kernel` on up to `MAX_PROGRAMS` programs. Each walks over tiles of 1024 32-bit words and ends with one row in
 the layout of `msprobe_engine.rows`; when there is more than one, `_merge_kernel` merges them. Small tensors are one launch, all
 others two. No atomic operations: the same bits give the same row in every run.
 
@@ -22,11 +22,9 @@ Importing this module imports Triton; `msprobe_integrations.torch.statistics` do
 
 from __future__ import annotations
 
-import struct
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -42,13 +40,14 @@ MAX_PROGRAMS = 1024
 STAGES = 4
 """Tiles that are loaded ahead."""
 
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+ROW_BYTES = 8 * _rows.WORDS
 KINDS: dict[torch.dtype, str] = {
     getattr(torch, name): name for name in hostkernel.NAMES if hasattr(torch, name) and not name.startswith("complex")
 }
 """Types the kernel reads, and their names in it."""
 
-_WORDS = hostkernel.WANT_DIGEST | hostkernel.WANT_MOMENTS | hostkernel.WANT_BELOW
+WORDS_WANTED = hostkernel.WANT_DIGEST | hostkernel.WANT_MOMENTS | hostkernel.WANT_BELOW
+"""What a caller may want of a row that changes the kernel."""
 _T = tl.constexpr(TILE_WORDS)
 _W = tl.constexpr(_rows.WORDS)
 _PARTS = tl.constexpr(MAX_PROGRAMS)
@@ -299,99 +298,6 @@ def more_words(want: int) -> dict[str, bool]:
     return {"MOMENTS": bool(want & hostkernel.WANT_MOMENTS), "BELOW": bool(want & hostkernel.WANT_BELOW)}
 
 
-def reduce(tensor: torch.Tensor, row: torch.Tensor, want: int, index0: int = 0) -> None:
-    """Write the row of `tensor` to `row` ([16] float64 on the same device), on the current stream of that device.
-
-    Args:
-        tensor: plain, strided, of a type in `KINDS`, with at least one element; any strides.
-        want: as in `hostkernel.reduce`; checksums are not taken here.
-        index0: global index of the first element, for the digest of a shard.
-    """
-    data = tensor.detach()
-    if not data.is_contiguous() and (want & hostkernel.WANT_DIGEST or not torch.ops.aten.is_non_overlapping_and_dense.default(data)):
-        data = data.contiguous()
-    n, size = data.numel(), data.element_size()
-    bits, out = data.view(_BITS[size]), row.view(torch.int64)
-    tile = TILE_WORDS // 2 if size == 8 else TILE_WORDS
-    programs = min(MAX_PROGRAMS, -(-n // (tile * TILES_PER_PROGRAM)))
-    parts = out if programs == 1 else out.new_empty(programs * _rows.WORDS)
-    limit = _bits_of(hostkernel.limit_of(want)) if want & hostkernel.WANT_BELOW else 0
-    words = want & _WORDS
-    with _current(tensor.device):
-        _row_kernel[(programs,)](bits, parts, n, index0, limit, **constants(tensor.dtype, words))
-        if programs > 1:
-            _merge_kernel[(1,)](parts, out, programs, **more_words(words))
-
-
-def _bits_of(number: float) -> int:
-    """Of a float64, as a non-negative int64."""
-    bits: int = struct.unpack("<q", struct.pack("<d", number))[0]
-    return bits
-
-
-class _Nothing:
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-
-_nothing = _Nothing()
-
-
-def _current(device: torch.device) -> Any:
-    """Makes `device` the current one, where Triton launches, when it is not."""
-    module = getattr(torch, device.type)
-    if device.type == "cpu" or device.index is None or module.current_device() == device.index:
-        return _nothing
-    return module.device(device)
-
-
-def check(device: torch.device, dtype: torch.dtype, want: int) -> str:
-    """Run the kernel on known numbers and compare with the numpy reference, once per type before it is trusted on a device.
-
-    Waits for these launches only: they run on a stream of their own, which depends on nothing that the training has queued.
-
-    Returns:
-        what is wrong, "" when nothing is.
-    """
-    raw = _known_bits(dtype)
-    expected = hostkernel.row_of(raw, hostkernel.CODES[KINDS[dtype]], want & (_WORDS | ~0xFF), 5)
-    module = getattr(torch, device.type)
-    if device.type == "cpu":
-        got = _run(torch.from_numpy(raw).view(dtype), want)
-    else:
-        with module.device(device), module.stream(module.Stream(device=device)):
-            got = _run(torch.from_numpy(raw).to(device).view(dtype), want)
-    words = [_rows.NANS, _rows.POS_INF, _rows.NEG_INF, _rows.ZEROS, _rows.DIGEST, _rows.IMIN, _rows.IMAX, _rows.BELOW]
-    for word in words:
-        if got.view(np.int64)[word] != expected.view(np.int64)[word]:
-            return f"word {word} of the known row is {got.view(np.int64)[word]} instead of {expected.view(np.int64)[word]}"
-    sums = [_rows.SUM, _rows.SUMSQ, _rows.SUM3, _rows.SUM4]
-    if (got[6:8] != expected[6:8]).any() or not np.allclose(got[sums], expected[sums], rtol=1e-9, atol=0.0):
-        return f"the known row has {got[6:].tolist()} instead of {expected[6:].tolist()}"
-    return ""
-
-
-def _run(tensor: torch.Tensor, want: int) -> Any:
-    row = torch.zeros(_rows.WORDS, dtype=torch.float64, device=tensor.device)
-    reduce(tensor, row, want, 5)
-    return row.cpu().numpy()
-
-
-def _known_bits(dtype: torch.dtype) -> Any:
-    """Bytes of 20 000 elements, enough for several programs: integers of any bits; floats between 1 and 2, and special ones."""
-    n, name = 20_000, KINDS[dtype]
-    random = np.random.default_rng(1)
-    if name == "bool":
-        return random.integers(0, 2, n, np.uint8)
-    if not name.startswith("float") and name != "bfloat16":
-        return random.integers(0, 256, n * dtype.itemsize, np.uint8)
-    values = torch.from_numpy(random.uniform(1.0, 2.0, n)).to(dtype)
-    raw: Any = values.view(torch.uint8).numpy()
-    raw[: 64 * dtype.itemsize] = random.integers(0, 256, 64 * dtype.itemsize, np.uint8) if dtype.itemsize == 1 else 0
-    if dtype.itemsize > 1:
-        special = torch.tensor(
-            [float("nan"), float("inf"), float("-inf"), -0.0, torch.finfo(dtype).tiny / 2, -torch.finfo(dtype).tiny], dtype=torch.float64
-        )
-        raw[: 6 * dtype.itemsize] = special.to(dtype).view(torch.uint8).numpy()
-    return raw
+def elements_per_program(size: int) -> int:
+    """How many elements of `size` bytes a program takes as long as there are fewer than `MAX_PROGRAMS`."""
+    return (TILE_WORDS // 2 if size == 8 else TILE_WORDS) * TILES_PER_PROGRAM

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,9 +17,13 @@ import torch
 from msprobe_engine import digest as _digest
 from msprobe_engine import hostkernel
 from msprobe_engine import rows as _rows
-from msprobe_engine.log import warn_once
 from msprobe_engine.rows import Rows
+from msprobe_integrations.torch import device_trust
 
+if TYPE_CHECKING:
+    from msprobe_integrations.torch.device_launch import Launcher
+
+_ROW_BYTES = 8 * _rows.WORDS
 PIECE = 1 << 22  # elements per pass of `reduce_device`: bounds its temporary memory to a few tens of MiB
 CODES: dict[torch.dtype, int] = {getattr(torch, name): code for name, code in hostkernel.CODES.items() if hasattr(torch, name)}
 """torch dtype to the kernel's code; types that are missing have no statistics."""
@@ -44,6 +48,8 @@ class DeviceRows:
         self._module: Any = None if self.device.type == "cpu" else getattr(torch, self.device.type, None)
         self._made: Any = None
         self._follow: set[Any] = set()
+        self._joined: set[int] = set()  # handles of streams of `_follow` that are in `streams`
+        self._addresses: list[int] = []
         self.chunks: list[torch.Tensor] = [self._chunk(like)]
         self.places: list[int] = []
         self.counts: list[int] = []
@@ -58,23 +64,46 @@ class DeviceRows:
             self._made = self._module.Event()
             self._made.record(stream)
             self._follow = {stream}
+        self._joined.clear()
         return made
 
     def take(self, like: torch.Tensor, place: int, count: int, flags: int) -> torch.Tensor:
-        """The next device row, [16] float64, for row `place` of the step."""
+        """The next device row, [16] float64, for row `place` of the step, to be written on the present stream."""
         with self._lock:
-            at = len(self.places)
-            self.places.append(place)
-            self.counts.append(count)
-            self.flags.append(flags)
-            if at >= len(self.chunks) * self._capacity:
-                self.chunks.append(self._chunk(like))
-            if self._made is not None:
-                stream = self._module.current_stream(self.device)
-                if stream not in self._follow:  # else zeros, or work on what was in this memory before, could come after the row
-                    stream.wait_event(self._made)
-                    self._follow.add(stream)
+            at = self._enter(like, place, count, flags)
+            self._join()
             return self.chunks[at // self._capacity][at % self._capacity]
+
+    def take_address(self, like: torch.Tensor, place: int, count: int, flags: int, stream: int) -> int:
+        """As `take`, the address of the row; `stream`: handle of the present stream."""
+        with self._lock:
+            at = self._enter(like, place, count, flags)
+            if stream not in self._joined:
+                self._join()
+                self._joined.add(stream)
+            chunk, number = divmod(at, self._capacity)
+            if chunk >= len(self._addresses):
+                self._addresses = [one.data_ptr() for one in self.chunks]
+            return self._addresses[chunk] + number * _ROW_BYTES
+
+    def _enter(self, like: torch.Tensor, place: int, count: int, flags: int) -> int:
+        at = len(self.places)
+        self.places.append(place)
+        self.counts.append(count)
+        self.flags.append(flags)
+        if at >= len(self.chunks) * self._capacity:
+            self.chunks.append(self._chunk(like))
+        return at
+
+    def _join(self) -> None:
+        """The present stream writes rows."""
+        if not hasattr(self._module, "current_stream"):
+            return
+        stream = self._module.current_stream(self.device)
+        self.streams.add(stream)
+        if self._made is not None and stream not in self._follow:
+            stream.wait_event(self._made)  # else zeros, or work on what was in this memory before, could come after the row
+            self._follow.add(stream)
 
     def filled(self) -> torch.Tensor:
         """All rows taken, [n, 16] float64, still on the device."""
@@ -110,9 +139,8 @@ def reduce_cpu(tensor: torch.Tensor, out_ptr: int, want: int, index0: int = 0) -
         hostkernel.reduce_strided(tensor.data_ptr(), tensor.shape, tensor.stride(), code, out_ptr, want, index0)
 
 
-_KERNEL_DEVICES = ("cuda", "npu")
-_trusted: dict[tuple[str, torch.dtype, int], bool] = {}
-"""Device type, dtype, `_KERNEL_WORDS` of what is wanted: whether the Triton kernel takes such tensors. Decided at the first one."""
+LAUNCHERS: dict[tuple[torch.device, torch.dtype], dict[int, Launcher]] = {}
+"""What starts the Triton kernel for tensors of a type on a device, by what is wanted; filled by `device_launch`."""
 _KERNEL_WORDS = hostkernel.WANT_DIGEST | hostkernel.WANT_MOMENTS | hostkernel.WANT_BELOW
 
 
@@ -124,7 +152,7 @@ def reduce_device(tensor: torch.Tensor, row: torch.Tensor, want: int, index0: in
     fit int64."""
     with torch.no_grad():
         n = tensor.numel()
-        if n == 0 or (tensor.device.type in _KERNEL_DEVICES and _by_kernel(tensor, row, want, index0)):
+        if n == 0 or (tensor.device.type in device_trust.DEVICES and _by_kernel(tensor, row, want, index0)):
             return
         flat = tensor.detach().reshape(-1)
         if n <= PIECE:
@@ -138,35 +166,21 @@ def reduce_device(tensor: torch.Tensor, row: torch.Tensor, want: int, index0: in
 
 
 def _by_kernel(tensor: torch.Tensor, row: torch.Tensor, want: int, index0: int) -> bool:
-    """Let the kernel write the row. False when it cannot: why is said once, and operators do this kind of tensor from then on."""
-    kind = tensor.device.type
-    key = (kind, tensor.dtype, want & _KERNEL_WORDS)
-    try:
-        trusted = _trusted.get(key)
-        if trusted is False:
-            return False
-        from msprobe_integrations.torch import device_kernel  # imports Triton
+    """Let the Triton kernel write the row. False when it cannot."""
 
-        if trusted is None:
-            wrong = device_kernel.check(tensor.device, tensor.dtype, want) if tensor.dtype in device_kernel.KINDS else ""
-            if wrong:
-                raise RuntimeError(wrong)
-            _trusted[key] = trusted = tensor.dtype in device_kernel.KINDS
-        if trusted:
-            device_kernel.reduce(tensor, row, want, index0)
-        return trusted
-    except Exception as error:
-        if isinstance(error, torch.cuda.OutOfMemoryError) or "out of memory" in str(error):  # torch_npu has no class of its own for it
-            raise  # the copy of a strided tensor had no room; no reason to doubt the kernel, and operators need more
-        _trusted[key] = False
-        why = f"{type(error).__name__}: {str(error)[:300]}"
-        warn_once(
-            f"device kernel on {kind}",
-            f"statistics of {tensor.dtype} tensors on '{kind}' take torch operators, many launches per tensor instead of one or two: "
-            f"the Triton kernel cannot be used ({why}). The numbers are the same. To get the kernel: a Triton for this device "
-            "(on Ascend: triton-ascend) and a C compiler",
-        )
-        return False
+    def check() -> str | None:
+        from msprobe_integrations.torch import device_check, device_kernel  # import Triton
+
+        return device_check.check(tensor.device, tensor.dtype, want) if tensor.dtype in device_kernel.KINDS else None
+
+    def launch() -> None:
+        from msprobe_integrations.torch import device_launch
+
+        device_launch.reduce(tensor, row, want, index0)
+
+    return device_trust.by_kernel(
+        tensor.device, ("row", tensor.dtype, want & _KERNEL_WORDS), f"statistics of {tensor.dtype} tensors", check, launch
+    )
 
 
 def merge_parts(parts: torch.Tensor, row: torch.Tensor, want: int) -> None:

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msprobe_engine import hostkernel, log, rows
-from msprobe_integrations.torch import statistics
+from msprobe_integrations.torch import device_trust, statistics
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.statistics import CODES, DeviceRows, host_flags
 
@@ -31,7 +31,7 @@ triton_here = pytest.mark.skipif(importlib.util.find_spec("triton") is None, rea
 def serve() -> None:
     """Answer requests on stdin: a line of JSON and the bytes of a tensor; the 128 bytes of its row come back. Runs in a process whose
     environment makes Triton interpret its kernels."""
-    from msprobe_integrations.torch import device_kernel
+    from msprobe_integrations.torch import device_kernel, device_launch
 
     while line := sys.stdin.buffer.readline():
         ask = json.loads(line)
@@ -42,7 +42,7 @@ def serve() -> None:
         device_kernel.MAX_PROGRAMS = ask["programs"]
         row = torch.full((rows.WORDS,), -7.0, dtype=torch.float64)
         want = ask["want"] | (hostkernel.want_below(ask["limit"]) if ask["limit"] else 0)
-        device_kernel.reduce(tensor, row, want, ask["index0"])
+        device_launch.reduce(tensor, row, want, ask["index0"])
         sys.stdout.buffer.write(row.numpy().tobytes())
         sys.stdout.buffer.flush()
 
@@ -277,7 +277,7 @@ def test_compiles_for_gpus(tmp_path: Any) -> None:
 CHECK = """
 import os, torch
 from msprobe_engine import hostkernel
-from msprobe_integrations.torch import device_kernel as k
+from msprobe_integrations.torch import device_check as k
 
 cpu = torch.device("cpu")
 every = 1 | hostkernel.WANT_MOMENTS | hostkernel.want_below(1.25)
@@ -318,7 +318,7 @@ class Elsewhere(torch.Tensor):
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """No decision made, no warning given."""
-    monkeypatch.setattr(statistics, "_trusted", {})
+    monkeypatch.setattr(device_trust, "TRUSTED", {})
     log.forget_warnings()
 
 
@@ -352,7 +352,7 @@ def test_a_kernel_that_cannot_run_is_replaced_with_one_warning() -> None:
         log.get_logger().removeHandler(lines)
     assert len(lines.seen) == 1, lines.seen
     assert "take torch operators" in lines.seen[0]
-    assert set(statistics._trusted.values()) == {False}
+    assert set(device_trust.TRUSTED.values()) == {False}
 
 
 def test_nothing_is_recorded_into_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -408,7 +408,7 @@ def test_on_a_gpu(dtype: torch.dtype) -> None:
         row = torch.full((rows.WORDS,), -7.0, dtype=torch.float64, device="cuda")
         statistics.reduce_device(tensor.cuda(), row, True, 3)
         same(row.cpu().numpy(), reference(tensor, True, 3))
-    assert statistics._trusted == {("cuda", dtype, True): True}
+    assert list(device_trust.TRUSTED.items()) == [(("cuda", "row", dtype, True), True)]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,132 @@
+"""The short way to the kernels of a device: in Triton's interpreter with launches by address, and what decides that a kernel is used."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from msprobe_engine import log
+from msprobe_integrations.torch import device_trust
+
+triton_here = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    """What the cases of `interpreted_device` found, in one process."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("interpreted_device.py")), "direct"]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    return {name: case for line in ran.stdout.splitlines() for name, case in json.loads(line).items()}
+
+
+@triton_here
+def test_launches_by_address_give_the_same_bits(found: dict[str, Any]) -> None:
+    """The second tensor of a kind is reduced without Triton's own call, one launch for a small tensor and two for a large one, for every
+    type; its row is the same, bit for bit, wherever the memory begins."""
+    got = found["direct"]
+    assert got["unequal"] == []
+    assert got["unsupported"] == {}
+    launches = {name: {tuple(one) for one in each} for name, each in got["kernels"].items()}
+    for name in ("aligned", "odd"):
+        assert launches[f"1 {name}"] == launches[f"700 {name}"] == {("row",)}
+        assert launches[f"9001 {name}"] == {("row", "merge")}
+
+
+@triton_here
+@pytest.mark.parametrize(
+    ("version", "by_address", "constants"), [("3.2.0", True, 0), ("3.3.1", True, 2), ("3.9.0+git", True, 2), ("3.10.0", False, 2)]
+)
+def test_a_compiled_kernel_is_called_as_its_version_of_triton_calls_it(
+    version: str, by_address: bool, constants: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Grid, stream, function, metadata, no hooks, arguments; compile-time arguments from 3.3 on. A version not known is not called so."""
+    from msprobe_integrations.torch import device_launch
+
+    seen: list[Any] = []
+    monkeypatch.setattr(device_launch.triton, "__version__", version)
+    compiled = SimpleNamespace(run=lambda *arguments: seen.append(arguments), function=7, packed_metadata=(4, 1, 0))
+    call = device_launch.bind(compiled, {"KIND": "float32", "SIZE": 4})
+    assert call is not None
+    call(3, 99, 1 << 40, 5)
+    assert seen == [(3, 1, 1, 99, 7, (4, 1, 0), None, None, None, 1 << 40, 5, *("float32", 4)[:constants])]
+    assert device_launch._same_call(version) is by_address
+
+
+@pytest.fixture
+def undecided(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No kernel has been tried."""
+    monkeypatch.setattr(device_trust, "TRUSTED", {})
+    monkeypatch.setattr(device_trust, "_failed", {})
+    log.forget_warnings()
+    yield
+    log.forget_warnings()
+
+
+CUDA = torch.device("cuda", 0)
+
+
+@pytest.mark.usefixtures("undecided")
+def test_a_check_may_wait_where_the_user_forbids_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check of a kernel runs with `set_sync_debug_mode` off, which is put back, also after an error."""
+    mode = [2]
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: mode[0])
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda new: mode.__setitem__(0, new))
+    during: list[int] = []
+
+    def check() -> str:
+        during.append(mode[0])
+        return ""
+
+    assert device_trust.by_kernel(CUDA, ("a",), "rows", check, lambda: during.append(mode[0]))
+    assert (during, mode) == ([0, 2], [2])
+    assert not device_trust.by_kernel(CUDA, ("b",), "rows", lambda: 1 / 0, lambda: None)  # type: ignore[arg-type,return-value]
+    assert mode == [2]
+
+
+@pytest.mark.usefixtures("undecided")
+def test_what_is_not_the_fault_of_a_kernel_does_not_count_against_it() -> None:
+    """A check that fails because a wait is forbidden or a graph is recorded runs again at the next tensor; wrong numbers and errors of the
+    compiler are final, as is a check that never comes to an end."""
+    problems = iter(["called a synchronizing CUDA operation", "operation not permitted when stream is capturing"])
+    started: list[int] = []
+
+    def check() -> str:
+        for text in problems:
+            raise RuntimeError(text)
+        return ""
+
+    tries = [device_trust.by_kernel(CUDA, ("row",), "rows", check, lambda: started.append(1)) for _ in range(4)]
+    assert tries == [False, False, True, True]
+    assert started == [1, 1]
+    for key, wrong in (("numbers", "synchronized sums are 3 instead of 4"), ("compiler", "")):
+        calls: list[int] = []
+
+        def failing(wrong: str = wrong, calls: list[int] = calls) -> str:
+            calls.append(1)
+            if not wrong:
+                raise RuntimeError("failed to compile")
+            return wrong
+
+        assert [device_trust.by_kernel(CUDA, (key,), "rows", failing, lambda: None) for _ in range(3)] == [False] * 3
+        assert calls == [1]
+    endless: list[int] = []
+
+    def never() -> str:
+        endless.append(1)
+        raise RuntimeError("stream is capturing")
+
+    for _ in range(20):
+        assert not device_trust.by_kernel(CUDA, ("never",), "rows", never, lambda: None)
+    assert len(endless) < 10
