@@ -11,7 +11,8 @@
 | AsyncCollectiveTensor | its class | the result if it was waited for, else none: waiting here would change the order | pending |
 | meta, FakeTensor, functional | ``torch.Tensor`` or its class | none, there is no data | |
 | storage freed | ``torch.Tensor`` | none | freed |
-| other subclass | its class | its data; a wrapper: its one inner tensor, or what ``dequantize()`` gives | |
+| wrapper with ``dequantize()`` (Transformer Engine, torchao) | its class | what that gives, never its codes | fp8_dtype, quantizer |
+| other subclass | its class | its data; a wrapper: its one inner tensor, if that has the wrapper's dtype | |
 """
 
 from __future__ import annotations
@@ -165,22 +166,30 @@ def _values(values: Any, tensor: Tensor, text: str, layout: str) -> tuple[Tensor
 
 
 def _wrapper(tensor: Tensor, text: str) -> tuple[Tensor | None, TensorDescription, str]:
+    cls = type(tensor)
+    if getattr(cls, "dequantize", None) is not Tensor.dequantize:  # its members are codes and scales
+        return tensor.detach().dequantize(), of(tensor, text, _quantization(tensor)), ""
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is not None:
-        names = flatten()[0]
-        if len(names) == 1:
-            inner, _, why = resolve(getattr(tensor, names[0]))
-            return inner, of(tensor, text), why
-        plain = tensor.detach().dequantize()
-        if type(plain) is Tensor:
-            return plain, of(tensor, text), ""
+        held = [getattr(tensor, name) for name in flatten()[0]]
     elif tensor.data_ptr():
         return tensor.detach().as_subclass(Tensor), of(tensor, text), ""
-    held = [value for value in vars(tensor).values() if isinstance(value, Tensor) and value.shape == tensor.shape]
-    if len(held) == 1:  # a wrapper that does not say what it holds, but holds one tensor
+    else:
+        held = [value for value in vars(tensor).values() if isinstance(value, Tensor) and value.shape == tensor.shape]
+    if len(held) == 1 and held[0].dtype == tensor.dtype:  # another type: codes, not values
         inner, _, why = resolve(held[0])
         return inner, of(tensor, text), why
     return None, of(tensor, text), f"no data: {text}"
+
+
+def _quantization(tensor: Any) -> tuple[tuple[str, Any], ...]:
+    """What a quantized tensor says of itself without a look at the device. Names of Transformer Engine's members."""
+    found = []
+    if (kind := getattr(tensor, "_fp8_dtype", None)) is not None:
+        found.append(("fp8_dtype", str(kind).removeprefix("DType.k").removeprefix("torch.")))
+    if (quantizer := getattr(tensor, "_quantizer", None)) is not None:
+        found.append(("quantizer", type(quantizer).__name__))
+    return tuple(found)
 
 
 def class_name(cls: type) -> str:

@@ -6,7 +6,8 @@ attention, for example, hands an uninitialised buffer to ``baddbmm(beta=0)``, wh
 What writes cannot always be seen: a Triton kernel or a C++ extension gets a pointer, and no version counter moves. So memory counts as
 without values only where nobody can have read it: as the result of ``torch.empty`` and of views of it, where an operation only writes,
 and as an argument of an `autograd.Function` while the function that made it runs (a buffer for results). An operation that reads it
-says by this that it was written, or shows that the training computes with chance values: both have numbers.
+says by this that it was written, or shows that the training computes with chance values: both have numbers. Launches of Triton,
+operators that are declared to write, modules and functions of autograd end it for all that they were given or return.
 """
 
 from __future__ import annotations

@@ -108,13 +108,15 @@ class Recorder(CallRecorder):
     def _without_values(self, tensor: torch.Tensor) -> bool:
         """Is raw memory, met as an argument of the call that begins or as a result, to have no numbers?"""
         call, api = self._beginning, self._beginning_api
-        if call is None:  # a result: of ``torch.empty`` or a view of such memory, or the function that made it has returned it
-            return self.raw.maker_runs(tensor)
-        unread = leaves_unread(api)
-        if not unread and (call.is_module or writes_in_place(api) or not self.raw.maker_runs(tensor)):
+        if call is None:  # a result: of ``torch.empty``, or a view of such memory
+            return True
+        if leaves_unread(api):
+            return True
+        custom = call.name.startswith("Autograd.")
+        if call.is_module or writes_in_place(api) or (custom and not self.raw.maker_runs(tensor)):
             self.raw.forget(tensor)
             return False
-        if not unread and not call.name.startswith("Autograd."):
+        if not custom:
             self._unread.append(tensor)
         return True
 

@@ -125,8 +125,8 @@ def test_what_a_kernel_has_written_has_numbers(case: str) -> None:
     frame = capture(None, lambda: CASES[case](x), "L1")[0]
     seen = stat(frame, next(references(entries(frame)["Torch.exp.0.forward"].sections["input_args"])))
     assert (seen.finite_max, seen.nans) == (6.0, 1)
-    # before the call the target of a declared operator and of an operation in place may be anything
-    allowed = {"a declared operator": 1, "returned by a function": 0}.get(case, 0)
+    # before the call the target of a declared operator may be anything; a view reads nothing, so it does not tell that there are values
+    allowed = {"a declared operator": 1, "returned by a function": 2}.get(case, 0)
     assert len(blank(frame)) == allowed, blank(frame)
 
 
@@ -196,7 +196,7 @@ def rope(x, out, n, N: tl.constexpr):
 def work():
     made = torch.empty(8)
     rope[(1,)](torch.ones(8), made, 8, N=8)
-    made.view(2, 4)
+    made.view(2, 4)  # of memory that was handed to a launch
     same = torch.relu(torch.ones(8))
     rope[(1,)](same, same, 8, N=8)
     torch.neg(same)
