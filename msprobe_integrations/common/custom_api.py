@@ -32,6 +32,9 @@ class ApiRecords(Protocol):
 
     def aside(self) -> AbstractContextManager[None]: ...
 
+    def written(self, tensors: Any, /) -> None:
+        """A function that was not looked into had these: it may have written to any of them."""
+
 
 class _Registered(NamedTuple):
     owner: Any
@@ -117,20 +120,28 @@ class CustomApis:
             capture = find()
             if capture is None or not capture.sees():
                 return function(*args, **kwargs)
-            take = getattr(capture, "take", None)
-            if take is not None:
-                return take(function, prefix, name, args, kwargs)
-            note = capture.begin(prefix, name, args[skip:], kwargs)
-            try:
-                with capture.aside():  # calls inside are its own business, as with torch's composite functions
-                    result = function(*args, **kwargs)
-            except BaseException:
-                capture.end(note, None, failed=True)
-                raise
-            capture.end(note, result)
-            return result
+            return record_call(capture, function, prefix, name, args, kwargs, skip)
 
         return call
+
+
+def record_call(
+    capture: ApiRecords, function: Callable[..., Any], prefix: str, name: str, args: Any, kwargs: dict[str, Any], skip: int = 0
+) -> Any:
+    """Call `function` as one record ``{prefix}.{name}.{N}``; the first `skip` arguments are no inputs."""
+    take = getattr(capture, "take", None)
+    if take is not None:
+        return take(function, prefix, name, args, kwargs)
+    note = capture.begin(prefix, name, args[skip:], kwargs)
+    try:
+        with capture.aside():  # calls inside are its own business, as with torch's composite functions
+            result = function(*args, **kwargs)
+    except BaseException:
+        capture.end(note, None, failed=True)
+        raise
+    capture.written((args, kwargs, result))
+    capture.end(note, result)
+    return result
 
 
 def _prefix(owner: Any) -> str:

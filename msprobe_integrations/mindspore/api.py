@@ -130,6 +130,9 @@ class ApiCapture:
         finally:
             self._inside = False
 
+    def written(self, tensors: Any) -> None:
+        """Nothing to do: no row is taken for the present value of a tensor without reading it."""
+
     def around(
         self, prefix: str, api: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], skip: int = 0
     ) -> Any:

@@ -20,9 +20,10 @@ from torch.overrides import TorchFunctionMode
 
 from msprobe_engine.records import NODE_ONLY, Entry
 from msprobe_integrations.common.calls import Call
+from msprobe_integrations.common.custom_api import record_call
 from msprobe_integrations.common.doors import Door
 from msprobe_integrations.common.filters import ALWAYS
-from msprobe_integrations.torch import modestack
+from msprobe_integrations.torch import modestack, operator_libraries
 from msprobe_integrations.torch.apinames import COMPOSED, TWICE, ApiNames
 from msprobe_integrations.torch.callform import as_called
 from msprobe_integrations.torch.containers import tensors_in
@@ -87,6 +88,7 @@ class ApiCapture(TorchFunctionMode):
             _APPLY.add(self._apply)
             _ENGINE.add(self._run_backward)
             self._launches.install()
+            operator_libraries.add(self._of_library)
             self._put_on_operators()
 
     def _put_on_operators(self) -> None:
@@ -99,6 +101,7 @@ class ApiCapture(TorchFunctionMode):
         """Stop seeing calls; other modes that were entered meanwhile stay."""
         if not self.installed:
             return
+        operator_libraries.discard(self._of_library)
         self._launches.remove()
         _ENGINE.discard(self._run_backward)
         _APPLY.discard(self._apply)
@@ -156,11 +159,8 @@ class ApiCapture(TorchFunctionMode):
         except BaseException:
             self.end(call, None, failed=True)
             raise
-        try:
-            if call is not None:  # its code may hand pointers to kernels: versions prove nothing
-                self._recorder.written((args, kwargs, result))
-        except Exception as error:
-            self._fail(error)
+        if call is not None:  # its code may hand pointers to kernels: versions prove nothing
+            self.written((args, kwargs, result))
         self.end(call, result)
         return result
 
@@ -225,13 +225,21 @@ class ApiCapture(TorchFunctionMode):
         self.end(call, result)
         return result
 
-    def _launched(self, arguments: Any) -> None:
-        """A kernel of Triton was handed these arguments."""
+    def _of_library(self, prefix: str, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A function of a library that calls a C++ extension."""
+        return record_call(self, function, prefix, name, args, kwargs) if self.sees() else function(*args, **kwargs)
+
+    def written(self, tensors: Any) -> None:
+        """A function that was not looked into, or a kernel, had these tensors: it may have written to any of them."""
         try:
-            if self._on():
-                self._recorder.written(arguments)
+            self._recorder.written(tensors)
         except Exception as error:
             self._fail(error)
+
+    def _launched(self, arguments: Any) -> None:
+        """A kernel of Triton was handed these arguments."""
+        if self._on():
+            self.written(arguments)
 
     def _written(self, out: Any) -> None:
         """``out=`` was written. Sharded training does so without raising versions."""

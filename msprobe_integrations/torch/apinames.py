@@ -185,8 +185,9 @@ _FUNCTIONAL_CALLERS = {getattr(functional, name).__code__: name for name in _NAM
 _ASKED = frozenset(_DUNDERS) | {method for method, _ in _UNARY.values()} | _NAMED
 
 
-_SPACES = {"aten": "Aten", "npu": "NPU"}
-"""Namespaces of operators that have a prefix of their own; ``npu`` are those of torch_npu, whose Python names are these operators."""
+_SPACES = {"aten": "Aten", "npu": "NPU", "atb": "NPU", "mindspeed": "MindSpeed"}
+"""Namespaces of operators that have a prefix of their own; ``npu`` and ``atb`` are those of torch_npu, whose Python names are these
+operators."""
 _VF = frozenset(("lstm",))  # nn.LSTM calls torch._VF.lstm; the same object is torch.lstm
 
 
