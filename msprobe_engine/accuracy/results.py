@@ -18,6 +18,8 @@ UNREADABLE = "the saved tensor cannot be read"
 """Stands in the message of a call whose dump names a tensor file that is damaged or not there."""
 NOT_JUDGED = "could not be judged"
 """Begins the message of a call on which the check itself has failed (`not_judged`)."""
+NOT_CHECKED = "not checked: "
+"""Begins the message of a call that its formula is not made for: an argument, or a value of one, that it does not know."""
 _GRAVITY = {NOT_RUN: 0, SKIP: 1, PASS: 2, WARNING: 3, ERROR: 4}
 
 Metric = float | bool | None

@@ -10,6 +10,7 @@ examples:
   msprobe acc_check -api_info dump/step0/rank0/dump.json -o output     accelerator (or CPU) against the CPU in float64
   msprobe acc_check dump/step0/rank0 -d cpu --dtype bfloat16           what bfloat16 costs each call
   msprobe acc_check dump/step0/rank0 --compiled                        the compiler's kernels
+  msprobe acc_check dump/step0/rank0 --operators formulas.py ops.yaml  formulas of one's own: functions, and which operators they check
   msprobe -f pytorch run_ut -api_info dump.json -d 1 -save_error_data  as 8.1.1; run_ut is the same command
   msprobe acc_check dump/step0/rank0 -csv_path output/accuracy_checking_result_20260101120000.csv     go on after an interruption
   msprobe acc_check -api_info dump.json --compat                       files and statuses exactly as the existing tool has them
@@ -39,7 +40,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ours.add_argument("--dtype", metavar="TYPE", help="round all floating inputs to this type first: bfloat16, float16, float32")
     ours.add_argument("--compiled", action="store_true", help="check what the framework's compiler makes of each call")
     ours.add_argument("--bench", default="cpu", metavar="DEVICE", help="where the reference runs (default: %(default)s)")
-    ours.add_argument("--operators", nargs="+", default=[], metavar="FILE", help="Python files that register operators torch does not know")
+    ours.add_argument(
+        "--operators",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="Python files that register operators torch does not know, or have formulas; YAML files that say which formula is whose "
+        "(operators: {NAME: {forward: FUNCTION}})",
+    )
     ours.add_argument(
         "--bench_dtype", choices=("float64", "raised"), help="precision of the reference; raised: one step up (default: float64)"
     )

@@ -11,9 +11,8 @@ from call_records import Memory
 from torch.nn import functional
 
 from msprobe_engine.accuracy.results import ERROR, PASS
-from msprobe_integrations.torch.accuracy import references
 from msprobe_integrations.torch.accuracy.checker import Checker
-from msprobe_integrations.torch.accuracy.references import FORMULAS
+from msprobe_integrations.torch.accuracy.references import FORMULAS, activations, matmul, moe, moves, norms
 
 
 def wide(*shape: int) -> torch.Tensor:
@@ -29,17 +28,17 @@ def _same_numbers() -> None:
 def test_norms_and_activations() -> None:
     """RMS norm, layer norm, group norm with SiLU, SwiGLU, Mish, the fast GELU."""
     x, w, b = wide(2, 5, 8), wide(8), wide(8)
-    y, rstd = references.rms_norm(x, w, 1e-6)
+    y, rstd = norms.rms_norm(x, w, 1e-6)
     torch.testing.assert_close(y, functional.rms_norm(x, (8,), w, 1e-6))
     torch.testing.assert_close(rstd, (x.square().mean(-1, keepdim=True) + 1e-6) ** -0.5)
-    torch.testing.assert_close(references.layer_norm_eval(x, (8,), w, b), functional.layer_norm(x, (8,), w, b))
-    torch.testing.assert_close(references.swiglu(x), functional.silu(x[..., :4]) * x[..., 4:])
-    torch.testing.assert_close(references.mish(x), functional.mish(x))
-    torch.testing.assert_close(references.fast_gelu(x), x / (1 + torch.exp(-1.702 * x)))
-    torch.testing.assert_close(references.linear(x, wide(3, 8)).shape, torch.Size((2, 5, 3)))
+    torch.testing.assert_close(norms.layer_norm_eval(x, (8,), w, b), functional.layer_norm(x, (8,), w, b))
+    torch.testing.assert_close(activations.swiglu(x), functional.silu(x[..., :4]) * x[..., 4:])
+    torch.testing.assert_close(activations.mish(x), functional.mish(x))
+    torch.testing.assert_close(activations.fast_gelu(x), x / (1 + torch.exp(-1.702 * x)))
+    torch.testing.assert_close(matmul.linear(x, wide(3, 8)).shape, torch.Size((2, 5, 3)))
     image, scale, shift = wide(2, 4, 3, 3), wide(4), wide(4)
     torch.testing.assert_close(
-        references.group_norm_silu(image, scale, shift, 2)[0], functional.silu(functional.group_norm(image, 2, scale, shift))
+        norms.group_norm_silu(image, scale, shift, 2)[0], functional.silu(functional.group_norm(image, 2, scale, shift))
     )
 
 
@@ -48,86 +47,42 @@ def test_rotary_and_softmax() -> None:
     x, angle = wide(2, 3, 4, 6), wide(2, 3, 4, 3)
     cos, sin = torch.cat((angle.cos(),) * 2, -1), torch.cat((angle.sin(),) * 2, -1)
     turned = torch.complex(x[..., :3], x[..., 3:]) * torch.complex(angle.cos(), angle.sin())
-    torch.testing.assert_close(references.rotary_mul(x, cos, sin), torch.cat((turned.real, turned.imag), -1))
+    torch.testing.assert_close(activations.rotary_mul(x, cos, sin), torch.cat((turned.real, turned.imag), -1))
     pairs = torch.complex(x[..., ::2], x[..., 1::2]) * torch.complex(angle.cos(), angle.sin())
     cos, sin = angle.cos().repeat_interleave(2, -1), angle.sin().repeat_interleave(2, -1)
-    torch.testing.assert_close(references.rotary_mul(x, cos, sin, "interleave"), torch.view_as_real(pairs).flatten(-2))
+    torch.testing.assert_close(activations.rotary_mul(x, cos, sin, "interleave"), torch.view_as_real(pairs).flatten(-2))
     scores, mask = wide(2, 2, 5, 5).requires_grad_(), torch.ones(5, 5).triu(1).bool()
-    y = references.scaled_masked_softmax(scores, mask[None, None], 0.5)
+    y = activations.scaled_masked_softmax(scores, mask[None, None], 0.5)
     torch.testing.assert_close(y, torch.softmax((scores * 0.5).masked_fill(mask, -math.inf), -1))
-    assert torch.equal(y, references.scaled_masked_softmax(scores, torch.zeros(1, 1, 5, 5), 0.5, True))
+    assert torch.equal(y, activations.scaled_masked_softmax(scores, torch.zeros(1, 1, 5, 5), 0.5, True))
     g = wide(2, 2, 5, 5)
-    back = references.scaled_masked_softmax_backward(g, y, mask[None, None], 0.5)
+    back = activations.scaled_masked_softmax_backward(g, y, mask[None, None], 0.5)
     torch.testing.assert_close(back, torch.autograd.grad(y, scores, g)[0])
 
 
 def test_backward_operators() -> None:
     """What is recorded as a backward of its own is the gradient of the forward."""
     g, x, w = wide(2, 5, 8), wide(2, 5, 8).requires_grad_(), wide(8).requires_grad_()
-    y, rstd = references.rms_norm(x, w)
-    torch.testing.assert_close(references.rms_norm_backward(g, x, w, rstd), torch.autograd.grad(y, (x, w), g))
+    y, rstd = norms.rms_norm(x, w)
+    torch.testing.assert_close(norms.rms_norm_backward(g, x, w, rstd), torch.autograd.grad(y, (x, w), g))
     half = wide(2, 5, 4)
-    torch.testing.assert_close(FORMULAS["npu_swiglu_backward"](half, x, -1), torch.autograd.grad(references.swiglu(x), x, half)[0])
-    torch.testing.assert_close(FORMULAS["npu_fast_gelu_backward"](g, x), torch.autograd.grad(references.fast_gelu(x), x, g)[0])
+    torch.testing.assert_close(FORMULAS["npu_swiglu_backward"](half, x, -1), torch.autograd.grad(activations.swiglu(x), x, half)[0])
+    torch.testing.assert_close(FORMULAS["npu_fast_gelu_backward"](g, x), torch.autograd.grad(activations.fast_gelu(x), x, g)[0])
     cos, sin = wide(1, 5, 8), wide(1, 5, 8)
     dx, dcos, _ = FORMULAS["npu_rotary_mul_backward"](g, x, cos, sin)
-    torch.testing.assert_close(dx, torch.autograd.grad(references.rotary_mul(x, cos, sin), x, g)[0])
+    torch.testing.assert_close(dx, torch.autograd.grad(activations.rotary_mul(x, cos, sin), x, g)[0])
     assert dcos.shape == cos.shape
     weight = wide(3, 8).requires_grad_()
     out = functional.linear(x, weight)
-    torch.testing.assert_close(references.linear_backward(out.detach(), x, weight), torch.autograd.grad(out, (x, weight), out.detach()))
+    torch.testing.assert_close(matmul.linear_backward(out.detach(), x, weight), torch.autograd.grad(out, (x, weight), out.detach()))
     for first in (True, False):
         shape = (2, 20) if first else (10, 4)
         perm = (1, 0, 2) if first else (1, 0)
         source = (2, 5, 4) if first else (10, 4)
         flat = wide(2, 5, 4) if first else wide(40)
-        moved = references.confusion_transpose(flat, perm, (20, 2) if first else shape, first)
-        back = references.confusion_transpose_backward(moved, perm, source if first else shape, first)
+        moved = moves.confusion_transpose(flat, perm, (20, 2) if first else shape, first)
+        back = moves.confusion_transpose_backward(moved, perm, source if first else shape, first)
         assert torch.equal(back.flatten(), flat.flatten())
-
-
-@pytest.mark.parametrize("layout", ["BSH", "SBH", "BSND", "BNSD"])
-@pytest.mark.parametrize("mask", ["none", "mask", "causal", "bottom right", "band"])
-def test_attention(layout: str, mask: str) -> None:
-    """In every layout, with shared heads and every mode of masks, it is torch's attention."""
-    heads, kv, size, rows, columns = 4, 2, 8, 5, 7
-    q, k, v = wide(2, heads, rows, size), wide(2, kv, columns, size), wide(2, kv, columns, size)
-    row, column = torch.arange(rows)[:, None], torch.arange(columns)[None]
-    random = torch.rand(rows, columns) < 0.3
-    random[:, 0] = False
-    modes: dict[str, tuple[dict[str, Any], Any]] = {
-        "none": ({}, None),
-        "mask": ({"atten_mask": random}, random),
-        "causal": ({"atten_mask": torch.ones(2048, 2048).triu(1), "sparse_mode": 2}, column > row),
-        "bottom right": ({"atten_mask": torch.ones(2048, 2048).triu(1), "sparse_mode": 3}, column > row + 2),
-        "band": ({"sparse_mode": 4, "pre_tockens": 3, "next_tockens": 0}, (column > row + 2) | (column < row + 2 - 3)),
-    }
-    kwargs, dropped = modes[mask]
-    expected = functional.scaled_dot_product_attention(
-        q, k, v, attn_mask=None if dropped is None else ~dropped, scale=0.3, enable_gqa=True
-    )  # fmt: skip
-
-    def laid_out(x: torch.Tensor) -> torch.Tensor:
-        if layout == "BNSD":
-            return x
-        x = x.transpose(1, 2)
-        return x if layout == "BSND" else x.flatten(2) if layout == "BSH" else x.flatten(2).transpose(0, 1)
-
-    got = references.fusion_attention(laid_out(q), laid_out(k), laid_out(v), heads, layout, scale=0.3, **kwargs)[0]
-    torch.testing.assert_close(got, laid_out(expected))
-
-
-def test_attention_of_packed_sequences() -> None:
-    """Layout TND: every sequence sees itself alone. What has no formula says so."""
-    q, k, v = wide(6, 2, 4), wide(6, 2, 4), wide(6, 2, 4)
-    got = references.fusion_attention(q, k, v, 2, "TND", scale=0.5, actual_seq_qlen=[2, 6], actual_seq_kvlen=[2, 6])[0]
-    for start, end in ((0, 2), (2, 6)):
-        a, b, c = (t[start:end].transpose(0, 1) for t in (q, k, v))
-        torch.testing.assert_close(got[start:end].transpose(0, 1), functional.scaled_dot_product_attention(a, b, c, scale=0.5))
-    good: dict[str, Any] = {"query": q, "key": k, "value": v, "head_num": 2, "input_layout": "BSH"}
-    for wrong in ({"keep_prob": 0.9}, {"sparse_mode": 5}, {"input_layout": "XYZ"}):
-        with pytest.raises(NotImplementedError):
-            references.fusion_attention(**(good | wrong))
 
 
 def test_optimizers() -> None:
@@ -151,22 +106,22 @@ def test_optimizers() -> None:
 def test_experts() -> None:
     """The best experts by the softmax, their numbers, and the numbers of the rows column by column."""
     x = wide(4, 6)
-    weights, experts, rows = references.moe_gating_top_k_softmax(x, None, 2)
+    weights, experts, rows = moe.moe_gating_top_k_softmax(x, None, 2)
     values, indices = torch.softmax(x, -1).topk(2)
     torch.testing.assert_close(weights, values)
     assert torch.equal(experts.long(), indices)
     assert rows.tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
     finished = torch.tensor([False, True, False, False])
-    assert references.moe_gating_top_k_softmax(x, finished, 2)[1][1].tolist() == [6, 6]
-    assert torch.equal(references.sort_v2(x, 1, True), torch.sort(x, dim=1, descending=True).values)
+    assert moe.moe_gating_top_k_softmax(x, finished, 2)[1][1].tolist() == [6, 6]
+    assert torch.equal(moves.sort_v2(x, 1, True), torch.sort(x, dim=1, descending=True).values)
 
 
 def test_results_of_an_npu_are_judged_elsewhere() -> None:
     """A dump with the tensors of an NPU's fused operator is checked on a machine without one: its results against the formula."""
     memory = Memory()
     x, g = torch.randn(4, 8).bfloat16().requires_grad_(), torch.randn(4, 4).bfloat16()
-    y = references.swiglu(x.float()).bfloat16()
-    dx = torch.autograd.grad(references.swiglu(x.float()), x, g.float())[0]
+    y = activations.swiglu(x.float()).bfloat16()
+    dx = torch.autograd.grad(activations.swiglu(x.float()), x, g.float())[0]
     for result, status in ((y, PASS), (y * 1.1, ERROR)):
         record, backward = memory.record((x,), {"dim": -1}, result), memory.backward(g, output=[dx])
         found = Checker(memory).check("NPU.npu_swiglu.0", record, backward).result

@@ -199,8 +199,13 @@ def _without_call(operators: Sequence[str], calls: Sequence[Call]) -> list[str]:
     """Registered names that no call has, with the nearest one that a call has."""
     known = sorted({call.name.rpartition(".")[0] for call in calls})
     remarks = []
+    lasts = {api.rpartition(".")[2] for api in known}
+    if unused := [name for name in operators if "." not in name and name not in lasts]:  # of a file of formulas, which may have many
+        remarks.append(
+            f"--operators: no call in this dump for {len(unused)} formulas: {', '.join(unused[:8])}{', ...' * (len(unused) > 8)}"
+        )
     for name in operators:
-        if name not in known:
+        if "." in name and name not in known:
             near = nearest(name, known) or next((api for api in known if api.rpartition(".")[2] == name.rpartition(".")[2]), None)
             remarks.append(f"--operators: no call of {name!r} in this dump" + (f"; did you mean {near!r}?" if near else ""))
     return remarks

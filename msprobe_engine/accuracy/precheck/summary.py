@@ -8,7 +8,18 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from msprobe_engine.accuracy.results import ERROR, NOT_JUDGED, NOT_RUN, PASS, SKIP, UNREADABLE, WARNING, CallResult, TensorResult
+from msprobe_engine.accuracy.results import (
+    ERROR,
+    NOT_CHECKED,
+    NOT_JUDGED,
+    NOT_RUN,
+    PASS,
+    SKIP,
+    UNREADABLE,
+    WARNING,
+    CallResult,
+    TensorResult,
+)
 from msprobe_engine.log import one_line
 
 WORST = 20
@@ -93,7 +104,8 @@ def text(tally: Tally, stacks: Mapping[str, Sequence[str]], by_old_rules: bool =
     lines += [f"{total:,} calls, {tally.checked:,} checked: {_counts(tally.forward)} forward; {_counts(tally.backward)} backward"]
     if tally.reasons:
         lines.append(f"{tally.reasons.total():,} skipped:")
-        lines += [f"  {count:6,}  {one_line(reason)}" for reason, count in tally.reasons.most_common(_REASONS)]
+        ranked_reasons = sorted(tally.reasons.most_common(), key=lambda item: not item[0].startswith(NOT_CHECKED))  # what to mend first
+        lines += [f"  {count:6,}  {one_line(reason)}" for reason, count in ranked_reasons[:_REASONS]]
         more = len(tally.reasons) - _REASONS
         lines += [f"          and for {more} more reasons"] if more > 0 else []
     left = sum(count for reason, count in tally.reasons.items() if not any(words in reason for words in _EXPECTED)) + len(tally.unjudged)

@@ -7,9 +7,11 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from msprobe_engine.errors import UsageError
+from msprobe_integrations.torch.accuracy.formula_files import SUFFIXES, read_formulas
 
 Function = Callable[..., Any]
 InputMaker = Callable[[list[Any], dict[str, Any]], tuple[list[Any], dict[str, Any]]]
@@ -30,6 +32,10 @@ class Custom(NamedTuple):
 
 
 _registered: dict[str, Custom] = {}
+_formulas: dict[str, Function] = {}
+"""By the last part of a name, from files of formulas."""
+_modules: dict[str, ModuleType] = {}
+"""What `load_operators` has loaded, by name of the file or module."""
 
 
 def register_operator(
@@ -62,8 +68,8 @@ def register_operator(
 
 
 def forget_operator(name: str) -> bool:
-    """Take a registration back; False when there is none."""
-    return _registered.pop(name, None) is not None
+    """Take a registration, or a formula of a file, back; False when there is none."""
+    return _registered.pop(name, None) is not None or _formulas.pop(name, None) is not None
 
 
 def custom(name: str) -> Custom | None:
@@ -71,20 +77,40 @@ def custom(name: str) -> Custom | None:
     return _registered.get(name)
 
 
+def formula(api: str) -> Function | None:
+    """What a file of formulas has for the records whose name ends in `api`."""
+    return _formulas.get(api)
+
+
 def registered() -> tuple[str, ...]:
-    """All names that were registered."""
-    return tuple(_registered)
+    """All names that were registered, those of files of formulas without a first part."""
+    return (*_registered, *_formulas)
 
 
-def load_operators(source: str) -> None:
-    """Run a Python file, or import a module, that calls `register_operator`: for the processes of a check.
+def load_operators(*sources: str) -> None:
+    """Run Python files, or import modules, that call `register_operator`, then read files of formulas (`formula_files`): for the
+    processes of a check.
 
     Raises:
         UsageError: there is no such file or module, or it fails.
     """
+    for source in sources:
+        if not source.endswith(SUFFIXES):
+            _load_module(source)
+    for source in sources:
+        if source.endswith(SUFFIXES):
+            for name, function in read_formulas(source, _modules).items():
+                if "." in name:
+                    known = custom(name) or Custom(None, None, None)
+                    register_operator(name, known.function, function, known.inputs)
+                else:
+                    _formulas[name] = function
+
+
+def _load_module(source: str) -> None:
     try:
         if not source.endswith(".py"):
-            importlib.import_module(source)
+            _modules[source] = importlib.import_module(source)
             return
         path = Path(source).resolve()
         name = f"msprobe_operators_{abs(hash(str(path)))}"
@@ -96,6 +122,7 @@ def load_operators(source: str) -> None:
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         spec.loader.exec_module(module)
+        _modules[path.stem] = module
     except UsageError:
         raise
     except Exception as error:  # whatever the user's code does

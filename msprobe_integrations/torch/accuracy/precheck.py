@@ -34,8 +34,7 @@ def make_check(work: Work) -> Callable[[str, Mapping[str, Any], Mapping[str, Any
     """
     warnings.simplefilter("ignore")
     torch.set_num_threads(work.threads)
-    for source in work.operators:
-        load_operators(source)
+    load_operators(*work.operators)
     device, bench = resolved(work.device, work.jit_compile), resolved(work.bench, work.jit_compile)
     directory = work.rank_directory
     files = TensorFiles(directory) if (directory / layout.TENSORS).is_dir() else None

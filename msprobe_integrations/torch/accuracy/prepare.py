@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import torch
 
 from msprobe_integrations.common.accuracy.arguments import CannotRun
+from msprobe_integrations.torch.accuracy import references
 from msprobe_integrations.torch.accuracy.arguments import Arguments, Place
 from msprobe_integrations.torch.accuracy.dropout import Dropout, draws, dropout_of
 from msprobe_integrations.torch.accuracy.execute import Call, leaves_of, places_of
-from msprobe_integrations.torch.accuracy.references import FORMULAS
 from msprobe_integrations.torch.accuracy.resolve import Operator, resolve
 from msprobe_integrations.torch.accuracy.types import floats_of
 
@@ -104,7 +104,7 @@ def prepare(
     Raises:
         CannotRun: why it is not to be run.
     """
-    operator = resolve(name.rpartition(".")[0], FORMULAS.get)
+    operator = resolve(name.rpartition(".")[0], references.find)
     args, kwargs = arguments.of(name, record)
     if operator.inputs is not None and arguments.drawn:
         try:

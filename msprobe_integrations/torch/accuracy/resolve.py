@@ -19,8 +19,9 @@ import torch
 from torch.overrides import get_overridable_functions
 
 from msprobe_integrations.common.accuracy.arguments import CannotRun
-from msprobe_integrations.torch.accuracy.custom import Custom, custom
+from msprobe_integrations.torch.accuracy.custom import Custom, custom, formula
 from msprobe_integrations.torch.accuracy.moves import MOVES
+from msprobe_integrations.torch.accuracy.references.formula import with_known_arguments
 from msprobe_integrations.torch.random_calls import TENSOR, TORCH
 
 Function = Callable[..., Any]
@@ -215,7 +216,7 @@ def resolve(name: str, reference: Callable[[str], Function | None] = lambda _: N
 
     Args:
         name: without a number, ``"Torch.matmul"``.
-        reference: a formula for the bench, by the last part of a name.
+        reference: finds a formula for the bench by such a name.
 
     Raises:
         CannotRun: they are not to be run; why.
@@ -233,10 +234,12 @@ def resolve(name: str, reference: Callable[[str], Function | None] = lambda _: N
         if api in _EMPTY:
             raise CannotRun("gives memory that nobody has written to: there is nothing to compare")
     functions = (registered.function,) if registered.function is not None else _found(name)
-    formula = registered.reference or (reference(api) if kind in ("NPU", "Aten", "MindSpeed") or not functions else None)
-    if not functions and formula is None:
+    known = registered.reference
+    if known is None and (kind in ("NPU", "Aten", "MindSpeed") or not functions):
+        known = formula(api) or reference(name)
+    if not functions and known is None:
         raise CannotRun(_unknown(kind, name, api))
-    return Operator(name, api, functions, formula, registered.inputs)
+    return Operator(name, api, functions, None if known is None else with_known_arguments(api, known), registered.inputs)
 
 
 def _unknown(kind: str, name: str, api: str) -> str:

@@ -10,6 +10,7 @@ import torch
 from msprobe_integrations.common.accuracy.arguments import CannotRun
 from msprobe_integrations.torch.accuracy.execute import Call, Nudge, Outcome, Side, run
 from msprobe_integrations.torch.accuracy.prepare import Prepared
+from msprobe_integrations.torch.accuracy.references.formula import NotChecked
 from msprobe_integrations.torch.accuracy.types import BLOCK, LOW, attempts
 from msprobe_integrations.torch.dispatch_compare import references
 
@@ -95,7 +96,7 @@ def on_bench(prepared: Prepared, device: torch.device, kind: str, autocast: torc
     ran = _first(prepared, functions, sides)
     if isinstance(ran, Ran):
         return ran
-    raise CannotRun(f"bench: {_short(ran)}")
+    raise ran if isinstance(ran, NotChecked) else CannotRun(f"bench: {_short(ran)}")
 
 
 def _with_formula(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -93,8 +93,7 @@ def make_check(work: Work) -> Callable[..., CallResult]:
     """
     warnings.simplefilter("ignore")
     torch.set_num_threads(work.threads)
-    for source in work.operators:
-        load_operators(source)
+    load_operators(*work.operators)
     device = resolved(work.second.removeprefix(ONLY_ACCELERATOR), work.jit_compile) if work.second else ""
     second = Target(device) if device and not (work.second.startswith(ONLY_ACCELERATOR) and device == "cpu") else None
     bench = Bench(resolved(work.bench, work.jit_compile), work.bench_dtype)
