@@ -80,13 +80,13 @@ RANDOM[:, 2] = False
 MASKS: dict[str, tuple[dict[str, Any], Counts | None]] = {
     "none": ({}, None),
     "a mode without a mask": ({"sparse_mode": 3, "pre_tokens": 1, "next_tokens": 0}, None),
-    "mask": ({"atten_mask": RANDOM, "sparse_mode": 1}, lambda b, i, j: not RANDOM[i, j]),
-    "mask of integers": ({"atten_mask": RANDOM.byte()[None, None]}, lambda b, i, j: not RANDOM[i, j]),
-    "causal": ({"atten_mask": TRIANGLE, "sparse_mode": 2}, lambda b, i, j: j <= i),
-    "bottom right": ({"atten_mask": TRIANGLE, "sparse_mode": 3}, lambda b, i, j: j <= i + SHIFT),
+    "mask": ({"atten_mask": RANDOM, "sparse_mode": 1}, lambda _b, i, j: not RANDOM[i, j]),
+    "mask of integers": ({"atten_mask": RANDOM.byte()[None, None]}, lambda _b, i, j: not RANDOM[i, j]),
+    "causal": ({"atten_mask": TRIANGLE, "sparse_mode": 2}, lambda _b, i, j: j <= i),
+    "bottom right": ({"atten_mask": TRIANGLE, "sparse_mode": 3}, lambda _b, i, j: j <= i + SHIFT),
     "band": (
         {"atten_mask": TRIANGLE, "sparse_mode": 4, "pre_tokens": 3, "next_tokens": 0},
-        lambda b, i, j: i + SHIFT - 3 <= j <= i + SHIFT,
+        lambda _b, i, j: i + SHIFT - 3 <= j <= i + SHIFT,
     ),
     "prefix": ({"atten_mask": PREFIX_MASK, "sparse_mode": 6, "prefix": [3, 5]}, lambda b, i, j: j <= i + SHIFT or j < (3, 5)[b]),
 }
@@ -150,11 +150,11 @@ ENDS: dict[str, Any] = {"actual_seq_qlen": [2, 2, 5, 9], "actual_seq_kvlen": [3,
 
 
 def packed_counts(mode: int, number: int, rows: int, columns: int) -> Counts | None:
-    """Which keys of a packed sequence count; `before` 2 and `behind` -1 of the sequences cut apart."""
+    """Which keys of a packed sequence count; with a window of 5 before and none behind."""
     corner = columns - rows
-    band: Counts = lambda b, i, j: i + corner - 5 <= j <= i + corner  # noqa: E731
-    left: Counts = lambda b, i, j: j <= i  # noqa: E731
-    right: Counts = lambda b, i, j: j <= i + corner  # noqa: E731
+    band: Counts = lambda _b, i, j: i + corner - 5 <= j <= i + corner  # noqa: E731
+    left: Counts = lambda _b, i, j: j <= i  # noqa: E731
+    right: Counts = lambda _b, i, j: j <= i + corner  # noqa: E731
     return {0: None, 2: left, 3: right, 4: band, 7: band if number == 3 else right, 8: band if number == 0 else left}[mode]
 
 
@@ -201,7 +201,7 @@ def test_backward_operators(layout: str, kept: str) -> None:
     pack = layout.startswith("TND")
     q, k, v = inputs(1)
     sink, pse = wide(HEADS).requires_grad_(), wide(1, HEADS, ROWS, COLUMNS).requires_grad_()
-    expected = by_hand(q, k, v, 0.3, lambda b, i, j: j <= i + SHIFT, pse, sink)
+    expected = by_hand(q, k, v, 0.3, lambda _b, i, j: j <= i + SHIFT, pse, sink)
     grad = wide(*expected.shape)
     found = torch.autograd.grad(expected, (q, k, v, pse, sink), grad)
     kwargs: dict[str, Any] = {"atten_mask": TRIANGLE, "sparse_mode": 3, "sink": sink, "pse": pse.flatten() if pack else pse}
@@ -242,12 +242,12 @@ def test_queries_for_which_nothing_counts() -> None:
     compared."""
     q, k, v = inputs(1, 5, 3)
     got = run("NPU.npu_fusion_attention", q, k, v, HEADS, "BNSD", atten_mask=TRIANGLE, sparse_mode=3)
-    torch.testing.assert_close(got[0], by_hand(q, k, v, 1.0, lambda b, i, j: j <= i - 2))
+    torch.testing.assert_close(got[0], by_hand(q, k, v, 1.0, lambda _b, i, j: j <= i - 2))
     mask = torch.zeros(5, 3, dtype=torch.bool)
     mask[1] = True
     looked_for = run("NPU.npu_fusion_attention", q, k, v, HEADS, "BNSD", atten_mask=mask, inner_precise=2)
     assert len(got) == len(looked_for) == 1
-    torch.testing.assert_close(looked_for[0], by_hand(q, k, v, 1.0, lambda b, i, j: i != 1))
+    torch.testing.assert_close(looked_for[0], by_hand(q, k, v, 1.0, lambda _b, i, _j: i != 1))
     alike = run("NPU.npu_fusion_attention", q, k, v, HEADS, "BNSD", atten_mask=mask)[0]
     torch.testing.assert_close(alike[0, 0, 1], v[0, 0].mean(0))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -126,3 +125,29 @@ def test_results_of_an_npu_are_judged_elsewhere() -> None:
         record, backward = memory.record((x,), {"dim": -1}, result), memory.backward(g, output=[dx])
         found = Checker(memory).check("NPU.npu_swiglu.0", record, backward).result
         assert (found.forward, found.backward) == (status, PASS)
+
+
+def test_recorded_attention_with_later_arguments() -> None:
+    """A call of an NPU with the arguments of later releases is judged by attention, statistics of the softmax and gradients; one
+    with an argument that no formula knows is not, and says so."""
+    memory = Memory()
+    q, k, v = (torch.randn(6, 2, 16).bfloat16().requires_grad_() for _ in range(3))
+    sink, g = torch.randn(2).requires_grad_(), torch.randn(6, 2, 16).bfloat16()
+    kwargs = {"head_num": 2, "input_layout": "TND", "scale": 0.25, "actual_seq_qlen": [2, 6], "actual_seq_kvlen": [2, 6], "sink": sink}
+    kwargs |= {"softmax_layout": "TND", "seed": 0, "offset": 0}
+    formula = FORMULAS["npu_fusion_attention"]
+    out, maximum, total = formula(*(t.float() for t in (q, k, v)), **kwargs)
+    gradients = torch.autograd.grad(out, (q, k, v, sink), g.float())
+    for factor, wrong in ((1.0, ""), (1.1, "output.0"), (1.1, "output.2"), (1.1, "backward")):
+        sums, result = total * (factor if wrong == "output.2" else 1), out * (factor if wrong == "output.0" else 1)
+        back = [t * (factor if wrong == "backward" else 1) for t in gradients]
+        record = memory.record((q, k, v), kwargs, [result.bfloat16(), maximum.contiguous(), sums.contiguous(), torch.empty(0), 0, 0, 144])
+        found = Checker(memory).check("NPU.npu_fusion_attention.0", record, memory.backward(g, output=back)).result
+        assert (found.forward, found.backward) == (ERROR if "output" in wrong else PASS, ERROR if wrong == "backward" else PASS)
+        bad = [t.name for t in found.tensors if t.status == ERROR]
+        assert all(wrong in name for name in bad), found.message
+        assert len(found.tensors) == 3 + 4
+    record = memory.record((q, k, v), kwargs | {"of_the_future": 1}, [out])
+    found = Checker(memory).check("NPU.npu_fusion_attention.0", record, None).result
+    assert found.skipped
+    assert found.message == "not checked: argument of_the_future is not known to the formula of npu_fusion_attention"

@@ -41,6 +41,9 @@ def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
     return functional.gelu(x, approximate=approximate)
 
 
+_gelu_backward = gradient_of(gelu, 1, "grad_output")
+
+
 def gelu_mul(x: Tensor, *, approximate: str = "none") -> Tensor:
     """The first half of the last axis, through GELU, times the second."""
     first, second = torch.chunk(x, 2, -1)
@@ -60,13 +63,13 @@ def geglu(x: Tensor, dim: int = -1, approximate: int = 1, activate_left: bool = 
 
 
 def geglu_grad(
-    grad_output: Tensor, x: Tensor, activated: Tensor, dim: int = -1, approximate: int = 1, activate_left: bool = False
+    grad_output: Tensor, x: Tensor, gelu: Tensor, dim: int = -1, approximate: int = 1, activate_left: bool = False
 ) -> Tensor:
     """Its gradient, from the kept GELU."""
     require(approximate in (0, 1), f"approximate {approximate} is not known to the formula")
     plain, through = _halves(x, dim, activate_left)
-    of_through = gradient_of(gelu, 1)(grad_output * plain, through, approximate=_APPROXIMATE[approximate])
-    parts = (of_through, grad_output * activated)
+    of_through = _gelu_backward(grad_output * plain, through, approximate=_APPROXIMATE[approximate])
+    parts = (of_through, grad_output * gelu)
     return torch.cat(parts if activate_left else parts[::-1], dim)
 
 
@@ -133,7 +136,7 @@ FORMULAS: dict[str, Formula] = {
     "fast_gelu": fast_gelu,
     "npu_fast_gelu_backward": gradient_of(fast_gelu, 1),
     "npu_gelu": gelu,
-    "npu_gelu_backward": gradient_of(gelu, 1, "grad_output"),
+    "npu_gelu_backward": _gelu_backward,
     "npu_gelu_mul": gelu_mul,
     "npu_geglu": geglu,
     "npu_geglu_grad": geglu_grad,

@@ -14,8 +14,8 @@ from msprobe_engine.accuracy.results import NOT_CHECKED
 from msprobe_integrations.common.accuracy.arguments import CannotRun
 
 Formula = Callable[..., Any]
-_FIRST = ("self", "input")
-"""Names that torch_npu takes for the first argument of an operator, whatever a formula calls it."""
+_X = ("self", "input")
+"""Names that torch_npu takes for what a formula calls ``x``."""
 
 
 class NotChecked(CannotRun):
@@ -32,8 +32,8 @@ def require(holds: bool, reason: str) -> None:
 
 
 def with_known_arguments(api: str, formula: Formula) -> Formula:
-    """`formula`, which raises `NotChecked` when a call has an argument that it does not know, and takes its first by the names of the
-    operator too."""
+    """`formula`, which raises `NotChecked` when a call has an argument that it does not know, and takes ``x`` by the names of the operator
+    too."""
 
     @functools.wraps(formula)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -56,9 +56,9 @@ def bind(api: str, formula: Formula, args: Sequence[Any], kwargs: Mapping[str, A
         return args, kwargs
     known = signature.parameters
     kinds = {parameter.kind for parameter in known.values()}
-    named = next((name for name in _FIRST if not args and name in kwargs and name not in known), None)
-    if named is not None:
-        args = (kwargs.pop(named),)
+    for name in _X:
+        if name in kwargs and name not in known and "x" in known and "x" not in kwargs:
+            kwargs["x"] = kwargs.pop(name)
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
