@@ -149,10 +149,15 @@ ENDS: dict[str, Any] = {"actual_seq_qlen": [2, 2, 5, 9], "actual_seq_kvlen": [3,
 """Of packed sequences: with 2, 0, 3 and 4 queries and 3, 1, 4 and 2 keys."""
 
 
+WINDOWS = {4: (5, 0), 7: (6, -1), 8: (4, 1)}
+"""By mode: how far queries see before them and behind."""
+
+
 def packed_counts(mode: int, number: int, rows: int, columns: int) -> Counts | None:
-    """Which keys of a packed sequence count; with a window of 5 before and none behind."""
+    """Which keys of a packed sequence count, with the window of `WINDOWS`."""
     corner = columns - rows
-    band: Counts = lambda _b, i, j: i + corner - 5 <= j <= i + corner  # noqa: E731
+    before, behind = WINDOWS.get(mode, (0, 0))
+    band: Counts = lambda _b, i, j: i + corner - before <= j <= i + corner + behind  # noqa: E731
     left: Counts = lambda _b, i, j: j <= i  # noqa: E731
     right: Counts = lambda _b, i, j: j <= i + corner  # noqa: E731
     return {0: None, 2: left, 3: right, 4: band, 7: band if number == 3 else right, 8: band if number == 0 else left}[mode]
@@ -165,8 +170,8 @@ def test_packed_sequences(mode: int, name: str) -> None:
     Where nothing counts for a query (more queries than keys) its result is 0."""
     q, k, v = wide(9, HEADS, SIZE), wide(10, KEY_HEADS, SIZE), wide(10, KEY_HEADS, VALUE_SIZE)
     ends = {key: torch.tensor(value) for key, value in ENDS.items()} if name.endswith("v3") else ENDS
-    behind = {"pre_tockens" if name.endswith("v3") else "pre_tokens": 5, "next_tockens" if name.endswith("v3") else "next_tokens": 0}
-    window = {} if mode in (0, 2, 3) else behind
+    names = ("pre_tockens", "next_tockens") if name.endswith("v3") else ("pre_tokens", "next_tokens")
+    window = dict(zip(names, WINDOWS.get(mode, ())))
     mask = {} if mode == 0 else {"atten_mask": TRIANGLE, "sparse_mode": mode}
     got = run(f"NPU.{name}", q, k, v, HEADS, "TND", scale=0.3, **ends, **mask, **window)
     by_token = run(f"NPU.{name}", q, k, v, HEADS, "TND", scale=0.3, softmax_layout="TND", **ends, **mask, **window)

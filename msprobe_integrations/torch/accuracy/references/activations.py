@@ -62,9 +62,7 @@ def geglu(x: Tensor, dim: int = -1, approximate: int = 1, activate_left: bool = 
     return plain * activated, activated.detach()
 
 
-def geglu_grad(
-    grad_output: Tensor, x: Tensor, gelu: Tensor, dim: int = -1, approximate: int = 1, activate_left: bool = False
-) -> Tensor:
+def geglu_grad(grad_output: Tensor, x: Tensor, gelu: Tensor, dim: int = -1, approximate: int = 1, activate_left: bool = False) -> Tensor:
     """Its gradient, from the kept GELU."""
     require(approximate in (0, 1), f"approximate {approximate} is not known to the formula")
     plain, through = _halves(x, dim, activate_left)

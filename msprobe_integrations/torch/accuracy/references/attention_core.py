@@ -307,7 +307,7 @@ def _in_block(x: Tensor, call: Attention, block: Block) -> Tensor:
 def _score_gradient(
     call: Attention, block: Block, grad: Tensor, attention: Tensor | None, maximum: Tensor | None, total: Tensor | None, sinks: list[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """(weights after the dropout, gradient of the scores). The gradient of the sink is added to `sinks`."""
+    """(weights, gradient of the scores). The gradient of the sink is added to `sinks`. Backward operators have no mask of a dropout."""
     zero = call.zero_rows or call.mask.is_compressed
     require(block.dead is None or zero, "queries for which nothing counts: what the kept statistics are of them is not defined")
     if maximum is None or total is None:
@@ -318,11 +318,8 @@ def _score_gradient(
     if block.dead is not None:
         weights = weights.masked_fill(block.dead[..., None], 0)
     of_weights = grad @ block.v.transpose(-1, -2)
-    dropped = weights
-    if block.kept is not None:
-        of_weights, dropped = of_weights * block.kept, weights * block.kept
-    rows = (grad * (dropped @ block.v if attention is None else attention)).sum(-1)
+    rows = (grad * (weights @ block.v if attention is None else attention)).sum(-1)
     if call.sink is not None:
         share = (call.sink.to(top.dtype)[None, :, None] - top).exp() / sums
         sinks.append(-(share * rows).sum((0, 2)))
-    return dropped, weights * (of_weights - rows[..., None])
+    return weights, weights * (of_weights - rows[..., None])
