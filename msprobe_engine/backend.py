@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -48,6 +49,10 @@ class Backend(Protocol):
     def reduce(self, tensor: Any) -> TensorRef:
         """Start the reduction of one tensor into the current step's buffer; no wait, no copy to the host. The same version of
         the same tensor in one step gives the same row."""
+        ...
+
+    def batched(self) -> AbstractContextManager[None]:
+        """Rows of what is reduced inside of the block may be written at its end, all at once: nothing inside may write to these tensors."""
         ...
 
     def forget(self, tensor: Any = None, *, views: bool = True) -> None:

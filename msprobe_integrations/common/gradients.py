@@ -133,14 +133,15 @@ class Pieces:
         backend, samples = self._probe.backend, self._probe.pipeline.samples
         reduce, append = backend.reduce, samples.append
         histogram = family in self.drawn
-        for piece in pieces:
-            tensor = get(piece)
-            if tensor is None:
-                continue
-            if piece.sharded or histogram:
-                self.take(family, piece, tensor, phase=phase, part=True)
-            else:
-                append(_new(Sample, (family, piece.name, reduce(tensor), phase, -1, piece.vpp_stage, piece.plain)))
+        with backend.batched():
+            for piece in pieces:
+                tensor = get(piece)
+                if tensor is None:
+                    continue
+                if piece.sharded or histogram:
+                    self.take(family, piece, tensor, phase=phase, part=True)
+                else:
+                    append(_new(Sample, (family, piece.name, reduce(tensor), phase, -1, piece.vpp_stage, piece.plain)))
 
     def take(self, family: str, piece: Piece, tensor: Any, *, phase: str = "", micro_step: int = -1, part: bool = False) -> None:
         """Sample one tensor. No wait.

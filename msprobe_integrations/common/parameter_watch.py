@@ -208,14 +208,14 @@ class ParameterWatch:
         if self._states_before:
             self._take_states(chosen)
         if self._probe.wanted(AGREEMENT):
-            with self._probe.guard(AGREEMENT), self._probe.shield():
+            with self._probe.guard(AGREEMENT), self._probe.shield(), self._probe.backend.batched():
                 self._updates.agreement(chosen)
 
     def updated(self, pieces: Sequence[Piece] | None = None) -> None:
         """The inner update of these pieces (None: all that have not been named in this step) is done, gradients are still there:
         update and ratio."""
         if self.active and self._probe.wanted(UPDATES):
-            with self._probe.guard(UPDATES), self._probe.shield():
+            with self._probe.guard(UPDATES), self._probe.shield(), self._probe.backend.batched():
                 self._updates.take(pieces)
 
     def after_step(self, skipped: bool | Any = False) -> None:
@@ -318,7 +318,7 @@ class ParameterWatch:
     def _take_states(self, pieces: Sequence[Piece]) -> None:
         if not self._probe.wanted(STATES):
             return
-        with self._probe.guard(STATES), self._probe.shield():
+        with self._probe.guard(STATES), self._probe.shield(), self._probe.backend.batched():
             for piece in pieces:
                 for name, tensor in self.source.states(piece).items():
                     row = self._pieces.reduce(name if name in OWN_FAMILIES else "opt_state", piece, tensor, True)

@@ -4,6 +4,7 @@ operators where they are."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from ctypes import c_uint64, string_at
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,10 @@ class MindSporeBackend(PairRows, Wanted, Job):
         row = next(self._step.numbers)
         self._step.host.clear(row)
         return row
+
+    def batched(self) -> AbstractContextManager[None]:
+        """Rows are written when they are asked for: the block changes nothing."""
+        return nullcontext()
 
     def forget(self, tensor: Any = None, *, views: bool = True) -> None:
         """Nothing to do: no row is taken for the present value of a tensor without reading it."""

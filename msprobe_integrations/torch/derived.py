@@ -18,7 +18,7 @@ from msprobe_integrations.common.descriptions import intern
 from msprobe_integrations.common.update_pairs import Pair, ratio_pair, update_pair
 from msprobe_integrations.torch import describe as _describe
 from msprobe_integrations.torch import pairkernels
-from msprobe_integrations.torch.pairkernels import Factor
+from msprobe_integrations.torch.pairkernels import PAIR_LAUNCHERS, Correction
 from msprobe_integrations.torch.pending import Step, quiet
 from msprobe_integrations.torch.statistics import CODES
 
@@ -40,15 +40,14 @@ class _Torch:
         return int(tensor.numel())
 
     @staticmethod
-    def number(value: Any) -> Factor:
+    def number(value: Any) -> float | torch.Tensor:
         if isinstance(value, torch.Tensor) and value.device.type != "cpu":
-            return value.detach().to(torch.float64)
+            return value
         return float(value)
 
     @staticmethod
-    def correction(beta: float, step: Factor) -> Factor:
-        assert isinstance(step, torch.Tensor)
-        return 1.0 - torch.pow(beta, step.clamp(min=1.0))
+    def correction(beta: float, step: torch.Tensor) -> Correction:
+        return Correction(step, beta, 1.0)
 
     @staticmethod
     def added(a: Any, factor: float, b: Any, other: float) -> Any:
@@ -69,6 +68,7 @@ class PairRows:
     _unfit: Callable[[torch.Tensor], str]
     _without: Callable[[TensorDescription, str], TensorRef]
     _described: Callable[[Any], TensorDescription]
+    _start: Callable[..., None]
     _device_row: Callable[[Step, torch.Tensor, int, int, int], tuple[torch.Tensor, Any]]
     unsupported: dict[str, int]
     _known_pairs: dict[tuple[Any, ...], tuple[TensorDescription, int, int, int]]
@@ -116,6 +116,8 @@ class PairRows:
         try:
             description, numel, code_a, code_b = self._known_pairs[_look(a, b)]
             at_a, at_b = a.data_ptr(), b.data_ptr()
+            if numel < 0:
+                return self._pair_on_device(pair, at_a, at_b, description)
             if min(at_a, at_b) > _FAR and a.is_contiguous() and b.is_contiguous() and not (a.is_neg() or b.is_neg()):
                 row = next(self._step.numbers)
                 want = pairkernels.pair_want(self._want)
@@ -123,6 +125,26 @@ class PairRows:
                 return TensorRef(row, description)
         except Exception:
             pass
+        return self._reduce_any_pair(pair)
+
+    def _pair_on_device(self, pair: Pair, at_a: int, at_b: int, description: TensorDescription) -> TensorRef:
+        """As `DeviceReduce._reduce_on_device`."""
+        (op, a, b, c), step = pair, self._step
+        numbers = pairkernels.factors(c, a.device)
+        count = c[0].step.dtype if isinstance(c[0], Correction) else None
+        launcher = PAIR_LAUNCHERS.get((a.device, op, a.dtype, b.dtype, count, pairkernels.pair_want(self._want)))
+        n = a.numel()
+        there = min(at_a - a.storage_offset() * a.element_size(), at_b - b.storage_offset() * b.element_size()) > 0
+        if launcher and numbers and n and there and a.is_contiguous() and b.is_contiguous() and not (a.is_neg() or b.is_neg()):
+            aligned = (at_a % 16 == 0) + 2 * (at_b % 16 == 0)
+            direct, rows, stream = launcher.find(aligned, n), step.devices.get(launcher.key), launcher.stream()
+            if direct is not None and rows is not None and stream >= 0:
+                row = next(step.numbers)
+                address = rows.take_address(a, row, n, launcher.flags, stream)
+                line = (at_a, address, n, at_b, *numbers)
+                kept = (a, b) if count is None else (a, b, c[0].step)
+                self._start(launcher, direct, aligned, line, stream, rows, *kept)
+                return TensorRef(row, description)
         return self._reduce_any_pair(pair)
 
     def _reduce_any_pair(self, pair: Pair) -> TensorRef:
@@ -143,22 +165,24 @@ class PairRows:
                 if on_host(a) and on_host(b):
                     pairkernels.pair_cpu(pair.op, a, b, pair.c, step.host.address(row), want)
                     if a is pair.a and b is pair.b:
-                        self._learn_pair(a, b, description)
+                        self._learn_pair(a, b, description, a.numel())
                 else:
                     step.host.clear(row)
                     out, _ = self._device_row(step, a, row, a.numel(), _rows.WRITTEN | hostkernel.wanted_flags(want))
                     pairkernels.pair_device(pair.op, a, b, pair.c, out, want)
+                    if a is pair.a and b is pair.b and PAIR_LAUNCHERS and a.device == b.device:
+                        self._learn_pair(a, b, description, -1)
                 return TensorRef(row, description)
         except Exception as error:
             if row >= 0:
                 step.host.clear(row)
             return self._without(self._described(pair.a), f"pair: {type(error).__name__}: {str(error)[:80]}")
 
-    def _learn_pair(self, a: torch.Tensor, b: torch.Tensor, description: TensorDescription) -> None:
+    def _learn_pair(self, a: torch.Tensor, b: torch.Tensor, description: TensorDescription, numel: int) -> None:
         if type(a) in _describe._PLAIN and type(b) in _describe._PLAIN:
             if len(self._known_pairs) > _PAGE:
                 self._known_pairs.clear()
-            self._known_pairs[_look(a, b)] = (description, a.numel(), CODES[a.dtype], CODES[b.dtype])
+            self._known_pairs[_look(a, b)] = (description, numel, CODES[a.dtype], CODES[b.dtype])
 
     def histogram(self, tensor: Any, kind: str) -> int:
         """Count the elements of a tensor in bins (`msprobe_engine.histograms`).

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
-from msprobe_engine import hostkernel
+from msprobe_engine import hostkernel, pairs
 from msprobe_engine import rows as _rows
+from msprobe_integrations.torch import device_batch, device_pair_launch, pairkernels
 from msprobe_integrations.torch import device_launch as _launch
 from msprobe_integrations.torch.device_kernel import KINDS, WORDS_WANTED
+from msprobe_integrations.torch.pairkernels import PairKey
 
+ELEMENTS = 20_000
+"""Enough for several programs."""
 _INDEX0 = 5
+_STEPS, _BETAS, _EPS = 3, (0.9, 0.999), 1e-3
 
 
 def check(device: torch.device, dtype: torch.dtype, want: int) -> str:
@@ -26,10 +33,7 @@ def check(device: torch.device, dtype: torch.dtype, want: int) -> str:
     """
     raw = _known_bits(dtype)
     expected = hostkernel.row_of(raw, hostkernel.CODES[KINDS[dtype]], want & (WORDS_WANTED | ~0xFF), _INDEX0)
-    module = getattr(torch, device.type)
-    if device.type == "cpu":
-        return compare(_run(torch.from_numpy(raw).view(dtype), want), expected)
-    with module.device(device), module.stream(module.Stream(device=device)):
+    with _aside(device):
         tensor = torch.from_numpy(raw).to(device).view(dtype)
         got = _run(tensor, want)
         if not (wrong := compare(got, expected)):
@@ -37,18 +41,78 @@ def check(device: torch.device, dtype: torch.dtype, want: int) -> str:
         return wrong
 
 
+@contextlib.contextmanager
+def _aside(device: torch.device) -> Iterator[None]:
+    """On a stream of its own: to wait for it is to wait for nothing that the training has queued."""
+    if device.type == "cpu":
+        yield
+        return
+    module = getattr(torch, device.type)
+    with module.device(device), module.stream(module.Stream(device=device)):
+        yield
+
+
 def _check_direct(tensor: torch.Tensor, want: int, expected: Any) -> None:
     made = _launch.launcher(tensor.device, tensor.dtype, want)
-    direct, stream = made.direct[tensor.data_ptr() % _launch.ALIGNMENT == 0], made.stream()
+    direct, stream = made.find(_launch.alignment(tensor.data_ptr()), tensor.numel()), made.stream()
     if direct is None or stream < 0:
         return
     try:
         row = torch.zeros(_rows.WORDS, dtype=torch.float64, device=tensor.device)
-        made.start(direct, tensor.data_ptr(), tensor.numel(), row.data_ptr(), stream, _INDEX0)
+        made.start(direct, (tensor.data_ptr(),), tensor.numel(), row.data_ptr(), (_INDEX0, made.limit), stream)
         if not np.array_equal(row.cpu().numpy().view(np.int64), expected.view(np.int64)):
             _launch.distrust(tensor.device.type, "it gives another row for known numbers")
     except Exception as error:
         _launch.distrust(tensor.device.type, f"{type(error).__name__}: {str(error)[:200]}")
+
+
+def check_pair(key: PairKey) -> str:
+    """`check` of the kernel for pairs of a kind."""
+    launcher = device_pair_launch.launcher(key)
+    raw = [_known_bits(dtype, seed) for seed, dtype in enumerate(launcher.dtypes, 1)]
+    a, b = (hostkernel.decode(bits, hostkernel.CODES[KINDS[dtype]]) for bits, dtype in zip(raw, launcher.dtypes))
+    made = pairs.values(launcher.op, a, b, (1 / (1 - _BETAS[0] ** _STEPS), (1 - _BETAS[1] ** _STEPS) ** -0.5, _EPS))
+    words = launcher.want & ~hostkernel.WANT_DIGEST
+    expected = hostkernel.row_of(made.view(np.uint8), hostkernel.CODES[made.dtype.name], words, 0)
+    with _aside(launcher.device):
+        row = torch.zeros(_rows.WORDS, dtype=torch.float64, device=launcher.device)
+        data, numbers, _kept = known_data(launcher)
+        launcher.launch(data, row, (launcher.limit, *numbers))
+        return compare(row.cpu().numpy(), expected)
+
+
+def known_data(launcher: _launch.Launcher) -> tuple[list[torch.Tensor], tuple[int, ...], Any]:
+    """Bits of known numbers for each of a launcher's tensors, factors for the pairs of one, and what has to be kept for these."""
+    data = [torch.from_numpy(_known_bits(dtype, seed)).to(launcher.device) for seed, dtype in enumerate(launcher.dtypes, 1)]
+    bits = [one.view(_launch.BITS[dtype.itemsize]) for one, dtype in zip(data, launcher.dtypes)]
+    if not isinstance(launcher, device_pair_launch.PairLauncher):
+        return bits, (), None
+    if launcher.step is not None:
+        step = torch.full((), _STEPS, dtype=launcher.step, device=launcher.device)
+        first, second = pairkernels.Correction(step, _BETAS[0], -1.0), pairkernels.Correction(step, _BETAS[1], -0.5)
+        made = pairkernels.factors((first, second, _EPS), launcher.device)
+        assert made is not None
+        return bits, made, step
+    made = pairkernels.factors((1 / (1 - _BETAS[0] ** _STEPS), (1 - _BETAS[1] ** _STEPS) ** -0.5, _EPS), launcher.device)
+    assert made is not None
+    return bits, made, None
+
+
+def check_many(launcher: _launch.Launcher, aligned: int) -> str:
+    """Known numbers of several sizes by one launch and by one each: the rows are the same, but for the rounding of sums."""
+    with _aside(launcher.device):
+        known, numbers, _kept = known_data(launcher)
+        begins = (0, 16, 16) if aligned == launcher.whole else (0, 1, 3)
+        parts = [[one[begin:end] for one in known] for begin, end in zip(begins, (len(known[0]), begins[1] + 1, 1000))]
+        rows = torch.zeros((2, len(parts), _rows.WORDS), dtype=torch.float64, device=launcher.device)
+        lines = []
+        for part, row, other in zip(parts, *rows):
+            launcher.launch(part, row, launcher.numbers((0, 0, 0, 0, *numbers)))
+            data = [one.data_ptr() for one in part]
+            lines.append((data[0], other.data_ptr(), len(part[0]), *data[1:], *numbers))
+        device_batch.launch_lines(launcher, aligned, lines)
+        alone, together = rows.cpu().numpy()
+    return next((wrong for row, other in zip(alone, together) if (wrong := compare(other, row))), "")
 
 
 def compare(got: Any, expected: Any) -> str:
@@ -69,10 +133,10 @@ def _run(tensor: torch.Tensor, want: int) -> Any:
     return row.cpu().numpy()
 
 
-def _known_bits(dtype: torch.dtype) -> Any:
-    """Bytes of 20 000 elements, enough for several programs: integers of any bits; floats between 1 and 2, and special ones."""
-    n, name = 20_000, KINDS[dtype]
-    random = np.random.default_rng(1)
+def _known_bits(dtype: torch.dtype, seed: int = 1) -> Any:
+    """Bytes of `ELEMENTS`: integers of any bits; floats between 1 and 2, and special ones."""
+    n, name = ELEMENTS, KINDS[dtype]
+    random = np.random.default_rng(seed)
     if name == "bool":
         return random.integers(0, 2, n, np.uint8)
     if not name.startswith("float") and name != "bfloat16":

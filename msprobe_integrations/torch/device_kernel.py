@@ -10,8 +10,9 @@ others two. No atomic operations: the same bits give the same row in every run.
   a billion elements.
 * Offsets are 64 bits. COUNT and FLAGS are left to the host, which knows them; for uint64 FLAGS says (HAS_INTEGERS) that the values do
   not fit int64.
-* A tensor that is not contiguous is copied on the device first, unless it is a permutation of dense memory and no digest is asked
-  for: then its memory is read as it lies, the statistics do not depend on the order.
+* A tensor that is not contiguous is read where it lies: a permutation of dense memory of which no digest is asked for as if it were
+  contiguous (the statistics do not depend on the order), any other of up to four dimensions by `_strided_kernel`. Neighbouring
+  dimensions that are one count as one, so only rare tensors have more; those are copied first.
 
 Importing this module imports Triton; `msprobe_integrations.torch.statistics` does so at the first tensor on an accelerator. With
 ``TRITON_INTERPRET=1`` set before the import the kernels run on CPU tensors in Triton's interpreter: that is how the tests run them.
@@ -31,10 +32,9 @@ import triton.language as tl
 
 from msprobe_engine import hostkernel
 from msprobe_engine import rows as _rows
-from msprobe_integrations.torch.device_bits import unsigned, values
+from msprobe_integrations.torch.device_bits import values
+from msprobe_integrations.torch.device_tiles import LEAST, MOST, TILE_WORDS, reduce, store
 
-TILE_WORDS = 1024
-"""32-bit words per tile: one block of the digest, so that a lane has the same word weight in every tile."""
 TILES_PER_PROGRAM = 8
 MAX_PROGRAMS = 1024
 STAGES = 4
@@ -48,100 +48,8 @@ KINDS: dict[torch.dtype, str] = {
 
 WORDS_WANTED = hostkernel.WANT_DIGEST | hostkernel.WANT_MOMENTS | hostkernel.WANT_BELOW
 """What a caller may want of a row that changes the kernel."""
-_T = tl.constexpr(TILE_WORDS)
 _W = tl.constexpr(_rows.WORDS)
 _PARTS = tl.constexpr(MAX_PROGRAMS)
-_MOST = tl.constexpr(2**63 - 1)
-_LEAST = tl.constexpr(-(2**63))
-_XOR = tl.constexpr(0x9E3779B9)
-_SEED = tl.constexpr(0x6D7370726F626500)
-_GAMMA = tl.constexpr(0x9E3779B97F4A7C15)
-_MIX1 = tl.constexpr(0xBF58476D1CE4E5B9)
-_MIX2 = tl.constexpr(0x94D049BB133111EB)
-
-
-@triton.jit
-def _splitmix64(x):
-    """Of `msprobe_engine.digest`; uint64 in and out."""
-    z = x + _GAMMA
-    z = (z ^ (z >> 30)) * _MIX1
-    z = (z ^ (z >> 27)) * _MIX2
-    return z ^ (z >> 31)
-
-
-@triton.jit
-def _store(row, nans, pos, neg, zeros, digest, low, high, total, squares, imin, imax, flags):
-    """Words 1 to 12 of a row at `row` (int64 pointer); `low` to `squares` are float64."""
-    tl.store(row + 1, nans)
-    tl.store(row + 2, pos)
-    tl.store(row + 3, neg)
-    tl.store(row + 4, zeros)
-    tl.store(row + 5, digest)
-    tl.store(row + 6, low.to(tl.int64, bitcast=True))
-    tl.store(row + 7, high.to(tl.int64, bitcast=True))
-    tl.store(row + 8, total.to(tl.int64, bitcast=True))
-    tl.store(row + 9, squares.to(tl.int64, bitcast=True))
-    tl.store(row + 10, imin)
-    tl.store(row + 11, imax)
-    tl.store(row + 12, flags)
-
-
-@triton.jit
-def _add(
-    bits,
-    inside,
-    zeros,
-    nans,
-    pos,
-    neg,
-    low,
-    high,
-    total,
-    squares,
-    cubes,
-    fourths,
-    below,
-    limit,
-    KIND: tl.constexpr,
-    INTEGER: tl.constexpr,
-    MOMENTS: tl.constexpr,
-    BELOW: tl.constexpr,
-):
-    """Lane-wise sums and extremes with one more tile."""
-    value = values(bits, KIND)
-    zeros += (inside & (value == 0)).to(tl.int32)
-    if INTEGER:
-        counted = inside
-    else:
-        counted = inside & (tl.abs(value) < float("inf"))
-        nans += (inside & (value != value)).to(tl.int32)
-        pos += (inside & (value == float("inf"))).to(tl.int32)
-        neg += (inside & (value == float("-inf"))).to(tl.int32)
-    low = tl.minimum(low, tl.where(counted, value, low))
-    high = tl.maximum(high, tl.where(counted, value, high))
-    real = tl.where(counted, value, 0).to(tl.float64)
-    square = real * real
-    total += real
-    squares += square
-    if MOMENTS:
-        cubes += square * real
-        fourths += square * square
-    if BELOW:
-        below += (counted & (tl.abs(real) < limit)).to(tl.int32)
-    return zeros, nans, pos, neg, low, high, total, squares, cubes, fourths, below
-
-
-@triton.jit
-def _add_digest(bits, inside, digest, word, place, weight, weight_up, SIZE: tl.constexpr):
-    """Lane-wise digests with one more tile, whose first word has global number `word`."""
-    block = (word // _T).to(tl.uint64)
-    first = _splitmix64(block) | 1
-    second = _splitmix64(block + 1) | 1
-    wide = unsigned(bits, SIZE)
-    part = ((wide & 0xFFFFFFFF) ^ _XOR) * weight * tl.where(place >= _T, second, first)
-    if SIZE == 8:
-        part += ((wide >> 32) ^ _XOR) * weight_up * tl.where(place + 1 >= _T, second, first)
-    return digest + tl.where(inside, part, 0)
 
 
 @triton.jit(do_not_specialize=["n", "index0", "limit"])
@@ -159,88 +67,161 @@ def _row_kernel(
     BELOW: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Row number p of `out` ([programs, 16] int64): the tiles p, p + programs, ... of the `n` elements whose bits are at `data`.
-    `limit`: the bits of the float64 that BELOW compares with."""
-    PER: tl.constexpr = 2 if SIZE == 8 else 1  # digest words per element
-    TILE: tl.constexpr = _T // PER
+    """Row number p of `out` ([programs, 16] int64): a part of the `n` elements whose bits are at `data`."""
     program = tl.program_id(0).to(tl.int64)
     programs = tl.num_programs(0).to(tl.int64)
-    lane = tl.arange(0, TILE)
-    none = tl.zeros([TILE], tl.int32)
-    zeros, nans, pos, neg = none, none, none, none
-    total = tl.zeros([TILE], tl.float64)
-    squares = tl.zeros([TILE], tl.float64)
-    cubes = tl.zeros([TILE], tl.float64)
-    fourths = tl.zeros([TILE], tl.float64)
-    below = none
-    bound = limit.to(tl.int64).to(tl.float64, bitcast=True)
-    if KIND == "uint64":
-        low = tl.full([TILE], 2**64 - 1, tl.uint64)
-        high = tl.full([TILE], 0, tl.uint64)
-    elif INTEGER:
-        low = tl.full([TILE], _MOST, tl.int64)
-        high = tl.full([TILE], _LEAST, tl.int64)
-    elif KIND == "float64":
-        low = tl.full([TILE], float("inf"), tl.float64)
-        high = tl.full([TILE], float("-inf"), tl.float64)
+    reduce(
+        data, data, out + program * _W, n, index0, limit, 0, 0, 0, program, programs, 0, 0, 0, 0, 0, 0, 0,
+        KIND, INTEGER, SIZE, DIGEST, MOMENTS, BELOW, STAGES, KIND, -1, 0, False,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["n", "index0", "limit", "s1", "s2", "s3", "t0", "t1", "t2", "t3"])
+def _strided_kernel(
+    data,
+    out,
+    n: tl.int64,
+    index0: tl.int64,
+    limit: tl.int64,
+    s1: tl.int64,
+    s2: tl.int64,
+    s3: tl.int64,
+    t0: tl.int64,
+    t1: tl.int64,
+    t2: tl.int64,
+    t3: tl.int64,
+    KIND: tl.constexpr,
+    INTEGER: tl.constexpr,
+    SIZE: tl.constexpr,
+    DIGEST: tl.constexpr,
+    MOMENTS: tl.constexpr,
+    BELOW: tl.constexpr,
+    STAGES: tl.constexpr,
+    DIMS: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """`_row_kernel` of elements that lie where `_offset` says."""
+    program = tl.program_id(0).to(tl.int64)
+    programs = tl.num_programs(0).to(tl.int64)
+    reduce(
+        data, data, out + program * _W, n, index0, limit, 0, 0, 0, program, programs, s1, s2, s3, t0, t1, t2, t3,
+        KIND, INTEGER, SIZE, DIGEST, MOMENTS, BELOW, STAGES, KIND, -1, DIMS, WIDE,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["limit"])
+def _many_kernel(
+    table,
+    limit: tl.int64,
+    KIND: tl.constexpr,
+    INTEGER: tl.constexpr,
+    SIZE: tl.constexpr,
+    DIGEST: tl.constexpr,
+    MOMENTS: tl.constexpr,
+    BELOW: tl.constexpr,
+    STAGES: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    """`_row_kernel` of many tensors: program p does what line p of `table` ([programs, 4] int64) says: addresses of the data and of the
+    row, elements, and program + 65536 programs of this tensor. ALIGNED: addresses of data are multiples of 16."""
+    line = table + tl.program_id(0).to(tl.int64) * 4
+    share = tl.load(line + 3)
+    data = _pointer(tl.load(line), KIND, ALIGNED)
+    reduce(
+        data, data, _pointer(tl.load(line + 1), "int64", True), tl.load(line + 2), share * 0, limit, 0, 0, 0, share & 0xFFFF, share >> 16,
+        0, 0, 0, 0, 0, 0, 0, KIND, INTEGER, SIZE, DIGEST, MOMENTS, BELOW, STAGES, KIND, -1, 0, False,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["n", "limit", "c0", "c1", "c2", "step"])
+def _pair_kernel(
+    first,
+    second,
+    out,
+    n: tl.int64,
+    limit: tl.int64,
+    c0: tl.int64,
+    c1: tl.int64,
+    c2: tl.int64,
+    step: tl.int64,
+    KIND: tl.constexpr,
+    INTEGER: tl.constexpr,
+    SIZE: tl.constexpr,
+    DIGEST: tl.constexpr,
+    MOMENTS: tl.constexpr,
+    BELOW: tl.constexpr,
+    STAGES: tl.constexpr,
+    KIND_B: tl.constexpr,
+    OP: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    """Row number p of `out`: a part of the `n` values that the operation OP of `msprobe_engine.pairs` makes of two tensors; c and step as
+    in `_factors`."""
+    program = tl.program_id(0).to(tl.int64)
+    programs = tl.num_programs(0).to(tl.int64)
+    f0, f1 = _factors(c0, c1, step, STEP)
+    reduce(
+        first, second, out + program * _W, n, n * 0, limit, f0, f1, c2.to(tl.int64).to(tl.float64, bitcast=True), program, programs,
+        0, 0, 0, 0, 0, 0, 0, KIND, INTEGER, SIZE, DIGEST, MOMENTS, BELOW, STAGES, KIND_B, OP, 0, False,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["limit"])
+def _many_pairs_kernel(
+    table,
+    limit: tl.int64,
+    KIND: tl.constexpr,
+    INTEGER: tl.constexpr,
+    SIZE: tl.constexpr,
+    DIGEST: tl.constexpr,
+    MOMENTS: tl.constexpr,
+    BELOW: tl.constexpr,
+    STAGES: tl.constexpr,
+    KIND_B: tl.constexpr,
+    OP: tl.constexpr,
+    STEP: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    """`_pair_kernel` of many pairs: lines of `table` ([programs, 9] int64) as in `_many_kernel`, then the address of the second tensor,
+    c0, c1, c2 and step."""
+    line = table + tl.program_id(0).to(tl.int64) * 9
+    share = tl.load(line + 3)
+    first, second = _pointer(tl.load(line), KIND, ALIGNED), _pointer(tl.load(line + 4), KIND_B, ALIGNED)
+    f0, f1 = _factors(tl.load(line + 5), tl.load(line + 6), tl.load(line + 8), STEP)
+    reduce(
+        first, second, _pointer(tl.load(line + 1), "int64", True), tl.load(line + 2), share * 0, limit,
+        f0, f1, tl.load(line + 7).to(tl.float64, bitcast=True), share & 0xFFFF, share >> 16,
+        0, 0, 0, 0, 0, 0, 0, KIND, INTEGER, SIZE, DIGEST, MOMENTS, BELOW, STAGES, KIND_B, OP, 0, False,
+    )  # fmt: skip
+
+
+@triton.jit
+def _factors(c0, c1, step, STEP: tl.constexpr):
+    """Two factors (float64) of their bits; or, where the number of steps is on the device (a STEP at the address `step`), Adam's
+    corrections 1 / (1 - beta**step) and (1 - beta**step)**-0.5 of the bits of the logarithms of its betas."""
+    first = c0.to(tl.int64).to(tl.float64, bitcast=True)
+    second = c1.to(tl.int64).to(tl.float64, bitcast=True)
+    if STEP != "":
+        count = tl.maximum(values(tl.load(_pointer(step.to(tl.int64), STEP, False)), STEP).to(tl.float64), 1.0)
+        first = 1.0 / (1.0 - tl.exp(first * count))
+        second = 1.0 / tl.sqrt(1.0 - tl.exp(second * count))
+    return first, second
+
+
+@triton.jit
+def _pointer(address, KIND: tl.constexpr, ALIGNED: tl.constexpr):
+    """An address (int64) as that of the bits of elements of a type."""
+    if KIND == "float64" or KIND == "int64" or KIND == "uint64":
+        pointer = address.to(tl.pointer_type(tl.int64))
+    elif KIND == "float32" or KIND == "int32" or KIND == "uint32":
+        pointer = address.to(tl.pointer_type(tl.int32))
+    elif KIND == "float16" or KIND == "bfloat16" or KIND == "int16" or KIND == "uint16":
+        pointer = address.to(tl.pointer_type(tl.int16))
     else:
-        low = tl.full([TILE], float("inf"), tl.float32)
-        high = tl.full([TILE], float("-inf"), tl.float32)
-    digest = tl.zeros([TILE], tl.uint64)
-    word0 = index0 * PER
-    place = (word0 % _T) + lane * PER  # of the lane's (first) word, from the start of the tile's first block: below two blocks
-    weight = (_splitmix64((place % _T).to(tl.uint64) + _SEED) >> 32) | 1
-    weight_up = (_splitmix64(((place + 1) % _T).to(tl.uint64) + _SEED) >> 32) | 1
-    # Whole tiles have no mask: a mask that depends on `n` would keep the loads from being 16 bytes wide.
-    whole = n // TILE * TILE
-    every = tl.full([TILE], 1, tl.int1)
-    for start in tl.range(program * TILE, whole, programs * TILE, num_stages=STAGES):
-        bits = tl.load(data + (start + lane))
-        zeros, nans, pos, neg, low, high, total, squares, cubes, fourths, below = _add(
-            bits, every, zeros, nans, pos, neg, low, high, total, squares, cubes, fourths, below, bound, KIND, INTEGER, MOMENTS, BELOW
-        )
-        if DIGEST:
-            digest = _add_digest(bits, every, digest, word0 + start * PER, place, weight, weight_up, SIZE)
-    rest = whole + lane < tl.where(n // TILE % programs == program, n, whole)
-    bits = tl.load(data + (whole + lane), mask=rest, other=0)
-    zeros, nans, pos, neg, low, high, total, squares, cubes, fourths, below = _add(
-        bits, rest, zeros, nans, pos, neg, low, high, total, squares, cubes, fourths, below, bound, KIND, INTEGER, MOMENTS, BELOW
-    )
-    if DIGEST:
-        digest = _add_digest(bits, rest, digest, word0 + whole * PER, place, weight, weight_up, SIZE)
-    least = tl.min(low, 0)
-    most = tl.max(high, 0)
-    imin = tl.full([], _MOST, tl.int64)
-    imax = tl.full([], _LEAST, tl.int64)
-    flags = tl.full([], 0, tl.int64)
-    if KIND == "uint64":
-        over = most > _MOST
-        imin = tl.where(over, imin, least.to(tl.int64, bitcast=True))
-        imax = tl.where(over, imax, most.to(tl.int64, bitcast=True))
-        flags = tl.where(over, 2, flags)
-    elif INTEGER:
-        imin = least
-        imax = most
-    _store(
-        out + program * _W,
-        tl.sum(nans.to(tl.int64), 0),
-        tl.sum(pos.to(tl.int64), 0),
-        tl.sum(neg.to(tl.int64), 0),
-        tl.sum(zeros.to(tl.int64), 0),
-        tl.sum(digest, 0).to(tl.int64, bitcast=True),
-        least.to(tl.float64),
-        most.to(tl.float64),
-        tl.sum(total, 0),
-        tl.sum(squares, 0),
-        imin,
-        imax,
-        flags,
-    )
-    if MOMENTS:
-        tl.store(out + program * _W + 13, tl.sum(cubes, 0).to(tl.int64, bitcast=True))
-        tl.store(out + program * _W + 14, tl.sum(fourths, 0).to(tl.int64, bitcast=True))
-    if BELOW:
-        tl.store(out + program * _W + 15, tl.sum(below.to(tl.int64), 0))
+        pointer = address.to(tl.pointer_type(tl.uint8))
+    if ALIGNED:
+        pointer = tl.multiple_of(pointer, 16)
+    return pointer
 
 
 @triton.jit
@@ -258,9 +239,22 @@ def _real(parts, inside, WORD: tl.constexpr, neutral):
 @triton.jit(do_not_specialize=["programs"])
 def _merge_kernel(parts, out, programs: tl.int32, MOMENTS: tl.constexpr, BELOW: tl.constexpr):
     """`msprobe_engine.rows.merge` of the rows `parts` ([programs, 16] int64) into the row `out`."""
+    _merge(parts, out, programs, MOMENTS, BELOW)
+
+
+@triton.jit
+def _merge_many_kernel(table, MOMENTS: tl.constexpr, BELOW: tl.constexpr):
+    """`_merge_kernel` once per line of `table` ([n, 3] int64): address of the parts, address of the row, number of parts."""
+    line = table + tl.program_id(0).to(tl.int64) * 3
+    parts, out = tl.load(line).to(tl.pointer_type(tl.int64)), tl.load(line + 1).to(tl.pointer_type(tl.int64))
+    _merge(parts, out, tl.load(line + 2), MOMENTS, BELOW)
+
+
+@triton.jit
+def _merge(parts, out, programs, MOMENTS: tl.constexpr, BELOW: tl.constexpr):
     inside = tl.arange(0, _PARTS) < programs
     flags = tl.max(_word(parts, inside, 12, 0), 0)
-    _store(
+    store(
         out,
         tl.sum(_word(parts, inside, 1, 0), 0),
         tl.sum(_word(parts, inside, 2, 0), 0),
@@ -271,8 +265,8 @@ def _merge_kernel(parts, out, programs: tl.int32, MOMENTS: tl.constexpr, BELOW: 
         tl.max(_real(parts, inside, 7, float("-inf")), 0),
         tl.sum(_real(parts, inside, 8, 0.0), 0),
         tl.sum(_real(parts, inside, 9, 0.0), 0),
-        tl.where(flags > 0, _MOST, tl.min(_word(parts, inside, 10, _MOST), 0)),
-        tl.where(flags > 0, _LEAST, tl.max(_word(parts, inside, 11, _LEAST), 0)),
+        tl.where(flags > 0, MOST, tl.min(_word(parts, inside, 10, MOST), 0)),
+        tl.where(flags > 0, LEAST, tl.max(_word(parts, inside, 11, LEAST), 0)),
         flags,
     )
     if MOMENTS:
@@ -290,6 +284,14 @@ def constants(dtype: torch.dtype, want: int) -> dict[str, Any]:
     integer = name.startswith(("int", "uint", "bool"))
     digest = bool(want & hostkernel.WANT_DIGEST)
     return {"KIND": name, "INTEGER": integer, "SIZE": dtype.itemsize, "DIGEST": digest, **more_words(want), "STAGES": STAGES}
+
+
+@lru_cache(None)
+def pair_constants(first: torch.dtype, second: torch.dtype, op: int, step: torch.dtype | None, want: int) -> dict[str, Any]:
+    """Those of `_pair_kernel`; `step`: type of the number of steps where that is on the device."""
+    size = 8 if torch.float64 in (first, second) else 4
+    kind = {"KIND": KINDS[first], "INTEGER": False, "SIZE": size, "DIGEST": False, **more_words(want), "STAGES": STAGES}
+    return {**kind, "KIND_B": KINDS[second], "OP": op, "STEP": "" if step is None else KINDS[step]}
 
 
 @lru_cache(None)

@@ -13,7 +13,7 @@ give the known row (`device_check`).
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from msprobe_engine.log import warn_once
 from msprobe_integrations.torch import device_kernel as _kernel
 from msprobe_integrations.torch.statistics import LAUNCHERS, host_flags
 
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _CHECKSUMS = hostkernel.WANT_CRC | hostkernel.WANT_XOR
 ALIGNMENT = 16
 """Triton compiles an address that is a multiple of this another way: with loads of 16 bytes."""
@@ -93,97 +93,212 @@ def bind(compiled: Any, constants: dict[str, Any]) -> Callable[..., None] | None
 
 _untrue: set[str] = set()
 """Device types whose direct call has failed."""
+_made: list[Launcher] = []
+Numbers = tuple[int, ...]
 
 
 class Launcher:
-    """Writes rows of the tensors of one type on one device. For each `want` there is one, in `statistics.LAUNCHERS`.
+    """Writes rows of the tensors, or pairs of tensors, of some types on one device, by the kernels of `device_kernel`.
 
     Attributes:
         key: of the step's `DeviceRows`.
         flags: FLAGS of the rows.
-        direct: the compiled kernel for addresses that are no multiple of `ALIGNMENT`, and for those that are; None: not compiled yet, or
-            only Triton's own call may be used.
+        direct: compiled kernels by which of the addresses of the data are multiples of `ALIGNMENT` (the first one: 1, the second: 2); None:
+            not compiled yet, or only Triton's own call may be used.
     """
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, want: int) -> None:
-        words = want & _kernel.WORDS_WANTED
-        self.key = (None, device)
-        self.flags = host_flags(dtype, want)
-        self.direct: list[Callable[..., None] | None] = [None, None]
-        self._device, self._index = device, device.index
-        self._size = dtype.itemsize
-        self._part = _kernel.elements_per_program(self._size)
-        self._limit = bits_of(hostkernel.limit_of(want)) if want & hostkernel.WANT_BELOW else 0
-        self._digest = bool(want & hostkernel.WANT_DIGEST)
-        self._constants = _kernel.constants(dtype, words)
-        self._more_words = _kernel.more_words(words)
-        self._merge: Callable[..., None] | None = None
-        self._runtime = runtime(device.type)
+    kernel: Any
+    many: Any
+    """The kernel for a table of tensors."""
+    whole: int
+    """Index of `direct` when all addresses are multiples of `ALIGNMENT`."""
+    fusion: bool
+    """A product and a sum may be rounded once."""
+    dtypes: tuple[torch.dtype, ...]
 
-    def find(self, pointer: int, n: int) -> Callable[..., None] | None:
-        """The compiled kernel for `n` elements at `pointer`, for `start`; None: `launch` has to do it."""
-        return self.direct[pointer % ALIGNMENT == 0] if n <= self._part or self._merge is not None else None
+    def __init__(self, device: torch.device, size: int, flags: int, want: int, constants: dict[str, Any]) -> None:
+        self.key = (None, device)
+        self.device = device
+        self.flags = flags
+        self.want = want
+        self.direct: list[Callable[..., None] | None] = [None] * 4
+        self.part = _kernel.elements_per_program(size)
+        self.limit = bits_of(hostkernel.limit_of(want)) if want & hostkernel.WANT_BELOW else 0
+        self.constants = constants
+        self.options = {"enable_fp_fusion": self.fusion} if device.type == "cuda" else {}
+        self.runtime = runtime(device.type)
+        self._index = device.index
+        self._more_words = _kernel.more_words(want & _kernel.WORDS_WANTED)
+        self._merge: Callable[..., None] | None = None
+        self._many: dict[bool, Callable[..., None] | None] = {}
+        self._merge_many: Callable[..., None] | None = None
+        _made.append(self)
+
+    def find(self, aligned: int, n: int) -> Callable[..., None] | None:
+        """The compiled kernel of `direct` for `n` elements; None: `launch` has to do it."""
+        return self.direct[aligned] if n <= self.part or self._merge is not None else None
 
     def stream(self) -> int:
         """Handle of the stream on which `start` may start a kernel now; -1: `start` may not be used (another device is the current one,
         the stream is captured)."""
-        known = self._runtime
+        known = self.runtime
         if known is None or known.current_device() != self._index or known.capturing():
             return -1
         return known.stream(self._index)
 
-    def start(self, direct: Callable[..., None], pointer: int, n: int, row: int, stream: int, index0: int = 0) -> None:
-        """Start the kernels that write the row of `n` contiguous elements at `pointer` to the address `row`.
+    def start(self, direct: Callable[..., None], data: Numbers, n: int, row: int, numbers: Numbers, stream: int) -> None:
+        """Start the kernels that write the row of `n` contiguous elements to the address `row`.
 
         Args:
             direct: of `find`.
+            data: addresses.
+            numbers: the kernel's arguments behind `n`.
             stream: of `stream`.
         """
         programs = self.programs(n)
         if programs == 1:
-            direct(1, stream, pointer, row, n, index0, self._limit)
+            direct(1, stream, *data, row, n, *numbers)
             return
-        assert self._runtime is not None
+        assert self.runtime is not None
         assert self._merge is not None
-        parts = self._runtime.allocate(programs * _kernel.ROW_BYTES, stream)
+        parts = self.runtime.allocate(programs * _kernel.ROW_BYTES, stream)
         try:
-            direct(programs, stream, pointer, parts, n, index0, self._limit)
+            direct(programs, stream, *data, parts, n, *numbers)
             self._merge(1, stream, parts, row, programs)
         finally:
-            self._runtime.free(parts)  # the next owner comes after these launches: memory is given out in the order of the stream
+            self.runtime.free(parts)  # the next owner comes after these launches: memory is given out in the order of the stream
 
-    def failed(self, error: Exception) -> None:
-        """`start` has raised `error`: no launch is tried that way again, unless there was no memory."""
-        if "out of memory" not in str(error):
-            distrust(self._device.type, f"{type(error).__name__}: {str(error)[:200]}")
+    def numbers(self, line: Numbers) -> Numbers:
+        """Arguments of the kernel behind `n`, of a line of a `device_batch.Batch`."""
+        raise NotImplementedError
+
+    def current(self) -> Any:
+        """Makes the device the current one, where it is not."""
+        return current(self.device)
 
     def programs(self, n: int) -> int:
         """How many take part in the row of `n` elements."""
-        return min(_kernel.MAX_PROGRAMS, -(-n // self._part))
+        return min(_kernel.MAX_PROGRAMS, -(-n // self.part))
 
-    def launch(self, tensor: torch.Tensor, row: torch.Tensor, index0: int) -> None:
-        """`reduce`, through Triton's own call."""
-        data = tensor.detach()
-        if not data.is_contiguous() and (self._digest or not torch.ops.aten.is_non_overlapping_and_dense.default(data)):
-            data = data.contiguous()
-        n = data.numel()
-        bits, out = data.view(_BITS[self._size]), row.view(torch.int64)
+    def launch(self, data: Sequence[torch.Tensor], row: torch.Tensor, numbers: Numbers, kernel: Any = None, **constants: Any) -> None:
+        """As `start`, through Triton's own call.
+
+        Args:
+            data: as bits, contiguous; or `kernel` is told otherwise.
+            row: [16] float64.
+            kernel, constants: in place of `kernel`, and what it takes besides.
+        """
+        n, out = data[0].numel(), row.view(torch.int64)
         programs = self.programs(n)
         parts = out if programs == 1 else out.new_empty(programs * _rows.WORDS)
-        with _current(tensor.device):
-            made = [(_kernel._row_kernel[(programs,)](bits, parts, n, index0, self._limit, **self._constants), self._constants)]
+        with self.current():
+            every = {**self.constants, **constants, **self.options}
+            made = [((kernel or self.kernel)[(programs,)](*data, parts, n, *numbers, **every), self.constants)]
             if programs > 1:
-                made.append((_kernel._merge_kernel[(1,)](parts, out, programs, **self._more_words), self._more_words))
-        if self._runtime is not None and self.find(bits.data_ptr(), n) is None and self._device.type not in _untrue:
-            self.direct[bits.data_ptr() % ALIGNMENT == 0], *merge = [bind(*one) for one in made]
-            self._merge = merge[0] if merge else self._merge
+                made.append((_kernel._merge_kernel[(1,)](parts, out, programs, **self._more_words, **self.options), self._more_words))
+        if kernel is None and self.runtime is not None and self.device.type not in _untrue:
+            aligned = alignment(*(one.data_ptr() for one in data))
+            if self.find(aligned, n) is None:
+                self.direct[aligned], *merge = [bind(*one) for one in made]
+                self._merge = merge[0] if merge else self._merge
+
+    def launch_many(self, table: torch.Tensor, merges: torch.Tensor, aligned: bool) -> None:
+        """Write rows of many tensors on the present stream.
+
+        Args:
+            table: [programs, 4 or 9] int64, as `_many_kernel` or `_many_pairs_kernel` takes it.
+            merges: [k, 3] int64, as `_merge_many_kernel` takes it; k may be 0.
+            aligned: all addresses of data are multiples of `ALIGNMENT`.
+        """
+        stream, direct = self.stream(), self._many.get(aligned)
+        if stream >= 0 and direct is not None and (self._merge_many is not None or not len(merges)):
+            direct(len(table), stream, table.data_ptr(), self.limit)
+            if len(merges):
+                assert self._merge_many is not None
+                self._merge_many(len(merges), stream, merges.data_ptr())
+            return
+        with self.current():
+            constants = {**self.constants, "ALIGNED": aligned}
+            made = self.many[(len(table),)](table, self.limit, **constants, **self.options)
+            merged = None
+            if len(merges):
+                merged = _kernel._merge_many_kernel[(len(merges),)](merges, **self._more_words, **self.options)
+        if self.runtime is not None and self.device.type not in _untrue and table.data_ptr() % ALIGNMENT == 0:
+            self._many[aligned] = bind(made, constants)
+            if len(merges) and merges.data_ptr() % ALIGNMENT == 0:
+                self._merge_many = bind(merged, self._more_words)
+
+    def failed(self, error: Exception) -> None:
+        """A direct call has raised `error`: no launch is tried that way again, unless there was no memory."""
+        if "out of memory" not in str(error):
+            distrust(self.device.type, f"{type(error).__name__}: {str(error)[:200]}")
+
+    def forget_direct(self) -> None:
+        """From now on kernels are started by Triton's own call."""
+        self.direct, self._merge, self._many, self._merge_many = [None] * 4, None, {}, None
 
 
-def launcher(device: torch.device, dtype: torch.dtype, want: int) -> Launcher:
+class RowLauncher(Launcher):
+    """For tensors of one type. For each `want` there is one, in `statistics.LAUNCHERS`."""
+
+    kernel = _kernel._row_kernel
+    many = _kernel._many_kernel
+    whole = 1
+    fusion = True
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, want: int) -> None:
+        constants = _kernel.constants(dtype, want & _kernel.WORDS_WANTED)
+        super().__init__(device, dtype.itemsize, host_flags(dtype, want), want, constants)
+        self.dtypes = (dtype,)
+
+    def numbers(self, line: Numbers) -> Numbers:  # noqa: ARG002
+        """For a whole tensor."""
+        return 0, self.limit
+
+    def reduce(self, tensor: torch.Tensor, row: torch.Tensor, index0: int) -> None:
+        """Write the row of a tensor of any strides to `row`, through Triton's own call."""
+        data, digest = tensor.detach(), self.want & hostkernel.WANT_DIGEST
+        if data.is_contiguous() or (not digest and torch.ops.aten.is_non_overlapping_and_dense.default(data)):
+            self.launch([data.view(BITS[data.element_size()])], row, (index0, self.limit))
+            return
+        places = collapse(data.shape, data.stride(), in_order=bool(digest))
+        if len(places) > DIMENSIONS:
+            self.launch([data.contiguous().view(BITS[data.element_size()])], row, (index0, self.limit))
+            return
+        padded = [(1, 0)] * (DIMENSIONS - len(places)) + places
+        numbers = (index0, self.limit, *(size for size, _ in padded[1:]), *(stride for _, stride in padded))
+        wide = data.numel() >= 2**31
+        self.launch([data.view(BITS[data.element_size()])], row, numbers, _kernel._strided_kernel, DIMS=len(places), WIDE=wide)
+
+
+DIMENSIONS = 4
+"""That a tensor may have for `_strided_kernel`, after `collapse`."""
+
+
+def collapse(shape: Sequence[int], strides: Sequence[int], *, in_order: bool) -> list[tuple[int, int]]:
+    """Sizes and strides of as few dimensions as walk over the same elements, at least one; in the same order, or in that of memory."""
+    kept = [one for one in zip(shape, strides) if one[0] != 1]
+    if not in_order:
+        kept.sort(key=lambda one: -one[1])
+    made: list[tuple[int, int]] = []
+    for size, stride in kept:
+        if made and made[-1][1] == size * stride:
+            made[-1] = (made[-1][0] * size, stride)
+        else:
+            made.append((size, stride))
+    return made or [(1, 1)]
+
+
+def alignment(*addresses: int) -> int:
+    """Of one address or two, for `Launcher.direct`."""
+    return sum((address % ALIGNMENT == 0) << place for place, address in enumerate(addresses))
+
+
+def launcher(device: torch.device, dtype: torch.dtype, want: int) -> RowLauncher:
     """The one for tensors of this type on this device; a checksum in `want` does not matter."""
     want &= ~_CHECKSUMS
     known = LAUNCHERS.setdefault((device, dtype), {})
-    return known.get(want) or known.setdefault(want, Launcher(device, dtype, want))
+    return known.get(want) or known.setdefault(want, RowLauncher(device, dtype, want))
 
 
 def reduce(tensor: torch.Tensor, row: torch.Tensor, want: int, index0: int = 0) -> None:
@@ -194,16 +309,15 @@ def reduce(tensor: torch.Tensor, row: torch.Tensor, want: int, index0: int = 0) 
         want: as in `hostkernel.reduce`; checksums are not taken here.
         index0: global index of the first element, for the digest of a shard.
     """
-    launcher(tensor.device, tensor.dtype, want).launch(tensor, row, index0)
+    launcher(tensor.device, tensor.dtype, want).reduce(tensor, row, index0)
 
 
 def distrust(kind: str, why: str) -> None:
     """From now on launches on devices of this type go through Triton's own call."""
     _untrue.add(kind)
-    for (device, _), known in LAUNCHERS.items():
-        if device.type == kind:
-            for one in known.values():
-                one.direct = [None, None]
+    for one in _made:
+        if one.device.type == kind:
+            one.forget_direct()
     warn_once(
         f"direct launch on {kind}",
         f"statistics of small tensors on '{kind}' take some 20 us more of host time each: the direct call of a kernel of Triton "
@@ -226,7 +340,7 @@ class _Nothing:
 _nothing = _Nothing()
 
 
-def _current(device: torch.device) -> Any:
+def current(device: torch.device) -> Any:
     """Makes `device` the current one, where Triton launches, when it is not."""
     module = getattr(torch, device.type)
     if device.type == "cpu" or device.index is None or module.current_device() == device.index:

@@ -22,15 +22,21 @@ _failed: dict[tuple[Hashable, ...], int] = {}
 
 
 def by_kernel(
-    device: torch.device, key: tuple[Hashable, ...], what: str, check: Callable[[], str | None], launch: Callable[[], None]
+    device: torch.device,
+    key: tuple[Hashable, ...],
+    what: str,
+    check: Callable[[], str | None],
+    launch: Callable[[], None],
+    instead: str = "torch operators, many launches per tensor instead of one or two",
 ) -> bool:
-    """Let a kernel do the work. False when it cannot: why is said once, and operators do this kind of work from then on.
+    """Let a kernel do the work. False when it cannot: why is said once, and the kernel is not tried again.
 
     Args:
         key: what tells kernels on devices of this type apart.
         what: for the message, "statistics of torch.float32 tensors".
         check: runs known numbers at the first call; what is wrong, "" when nothing is, None when there is no kernel for it.
         launch: starts the kernel.
+        instead: for the message, what is done without the kernel.
     """
     name = (device.type, *key)
     try:
@@ -53,10 +59,9 @@ def by_kernel(
         TRUSTED[name] = False
         why = f"{type(error).__name__}: {str(error)[:300]}"
         warn_once(
-            f"device kernel on {device.type}",
-            f"{what} on '{device.type}' take torch operators, many launches per tensor instead of one or two: "
-            f"the Triton kernel cannot be used ({why}). The numbers are the same. To get the kernel: a Triton for this device "
-            "(on Ascend: triton-ascend) and a C compiler",
+            f"device kernel on {device.type}: {instead}",
+            f"{what} on '{device.type}' take {instead}: the Triton kernel cannot be used ({why}). The numbers are the same. To get the "
+            "kernel: a Triton for this device (on Ascend: triton-ascend) and a C compiler",
         )
         return False
 

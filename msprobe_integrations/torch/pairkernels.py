@@ -1,24 +1,55 @@
 """Rows of values made of two tensors (`msprobe_engine.pairs`) and histograms (`msprobe_engine.histograms`) of torch tensors.
 
-On the CPU by the C kernel, without temporary tensors. On other devices by torch operators in pieces of a quarter of `statistics.PIECE`
-elements, because several values of eight bytes exist per element: a few tens of MiB of temporary memory. Nothing is read from the device.
+On the CPU by the C kernel, on GPUs by Triton kernels (`device_pair_launch`, `device_histogram`), both without temporary tensors. On other
+devices by torch operators in pieces of a quarter of `statistics.PIECE` elements, because several values of eight bytes exist per element:
+a few tens of MiB of temporary memory. Nothing is read from the device.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import math
+import struct
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from msprobe_engine import histograms, hostkernel, pairs
 from msprobe_engine import rows as _rows
-from msprobe_integrations.torch import statistics
+from msprobe_integrations.torch import device_trust, statistics
 from msprobe_integrations.torch.statistics import CODES, merge_parts, reduce_device
 
-Factor = float | torch.Tensor
-"""A constant of a pair: a number, or a 0-dim tensor where the number is on a device."""
+if TYPE_CHECKING:
+    from msprobe_integrations.torch.device_pair_launch import PairLauncher
+
+
+class Correction(NamedTuple):
+    """(1 - beta**step)**power of a number of steps (at least 1) that is on a device: computed where a kernel or an operator needs it."""
+
+    step: torch.Tensor
+    beta: float
+    power: float
+
+    def __pow__(self, power: float) -> Correction:
+        return self._replace(power=self.power * power)
+
+    def value(self) -> torch.Tensor:
+        """float64 on the device, 0-dim."""
+        wide = self.step.detach().to(torch.float64).clamp(min=1.0)
+        return torch.pow(1.0 - torch.pow(self.beta, wide), self.power)
+
+    def __float__(self) -> float:
+        return float(self.value())
+
+
+Factor = float | Correction
+"""A constant of a pair."""
 Factors = tuple[Factor, Factor, float]
+PairKey = tuple[torch.device, int, torch.dtype, torch.dtype, torch.dtype | None, int]
+"""Device, operation, types of both tensors and of the number of steps where it is on the device, `pair_want`."""
+PAIR_LAUNCHERS: dict[PairKey, PairLauncher] = {}
+"""What starts the Triton kernel for pairs of a kind; filled by `device_pair_launch`."""
 
 PAIRED = frozenset(dtype for dtype, code in CODES.items() if code in pairs.CODES)
 """Types that may be paired."""
@@ -49,13 +80,54 @@ def pair_device(op: int, a: torch.Tensor, b: torch.Tensor, c: Factors, row: torc
     if n == 0:
         return
     a, b = (x.detach().reshape(-1) for x in _alike(a, b))
-    made, want, size = pair_type(a, b), pair_want(want), statistics.PIECE // 4
+    want = pair_want(want)
+    if a.device.type in device_trust.DEVICES and _by_kernel(op, a, b, c, row, want):
+        return
+    made, size = pair_type(a, b), statistics.PIECE // 4
+    numbers = [x.value() if isinstance(x, Correction) else x for x in c]
     starts = range(0, n, size)
     parts = row[None] if n <= size else row.new_zeros((len(starts), _rows.WORDS))
     for part, at in enumerate(starts):
-        reduce_device(_values(op, a[at : at + size], b[at : at + size], c, made), parts[part], want)
+        reduce_device(_values(op, a[at : at + size], b[at : at + size], numbers, made), parts[part], want)
     if n > size:
         merge_parts(parts, row, want)
+
+
+def _by_kernel(op: int, a: torch.Tensor, b: torch.Tensor, c: Factors, row: torch.Tensor, want: int) -> bool:
+    """Let the Triton kernel write the row. False when it cannot."""
+    numbers = factors(c, a.device)
+    if numbers is None:
+        return False
+    step = c[0].step.dtype if isinstance(c[0], Correction) else None
+    key = (a.device, op, a.dtype, b.dtype, step, want)
+
+    def check() -> str:
+        from msprobe_integrations.torch import device_check  # imports Triton
+
+        return device_check.check_pair(key)
+
+    def launch() -> None:
+        from msprobe_integrations.torch import device_pair_launch
+
+        device_pair_launch.launcher(key).reduce(a, b, row, numbers)
+
+    kind = ("pair", *key[1:5], want & (hostkernel.WANT_MOMENTS | hostkernel.WANT_BELOW))
+    return device_trust.by_kernel(a.device, kind, f"updates of {a.dtype} and {b.dtype} tensors", check, launch)
+
+
+def factors(c: Factors, device: torch.device) -> tuple[int, int, int, int] | None:
+    """The constants of a pair on `device` as the kernels take them: bits of three float64 and 0; with a number of steps there the
+    logarithms of the betas in place of the first two, and its address. None: the kernels cannot be told."""
+    c0, c1, c2 = c
+    address = 0
+    if isinstance(c0, Correction) or isinstance(c1, Correction):
+        if not (isinstance(c0, Correction) and isinstance(c1, Correction) and c0.step is c1.step and (c0.power, c1.power) == (-1.0, -0.5)):
+            return None
+        step = c0.step
+        if type(step) is not torch.Tensor or step.numel() != 1 or step.device != device or (address := step.data_ptr()) == 0:
+            return None
+        c0, c1 = (math.log(one.beta) if one.beta > 0 else -math.inf for one in (c0, c1))
+    return *struct.unpack("<3q", struct.pack("<3d", c0, c1, c2)), address
 
 
 def _alike(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -67,16 +139,16 @@ def _alike(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
     return a.contiguous(), b.contiguous()
 
 
-def _values(op: int, a: torch.Tensor, b: torch.Tensor, c: Factors, made: torch.dtype) -> torch.Tensor:
+def _values(op: int, a: torch.Tensor, b: torch.Tensor, c: Sequence[Any], made: torch.dtype) -> torch.Tensor:
     """`msprobe_engine.pairs.values` with torch operators."""
     if op == pairs.RATIO:
         x, divisor = a.to(made) * c[0], b.to(made).sqrt().mul_(c[1]).add_(c[2])
         none = divisor == 0
         return torch.where(none, x * 0, x / divisor.masked_fill_(none, 1))
     if op == pairs.AGREE:
-        same = torch.sign(a).to(made) * torch.sign(b).to(made)
-        return same.add_(1.0).mul_(0.5)
-    total = a.to(torch.float64) * c[0] + b.to(torch.float64) * c[1]
+        same = (torch.sign(a).to(made) * torch.sign(b).to(made)).add_(1.0).mul_(0.5)
+        return same.masked_fill((a != a) | (b != b), float("nan"))  # of which torch says the sign 0
+    total: torch.Tensor = a.to(torch.float64) * c[0] + b.to(torch.float64) * c[1]
     if op == pairs.SIGN:
         total = torch.where(total != total, total, torch.sign(total))
     return total.to(made)

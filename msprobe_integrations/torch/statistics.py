@@ -21,7 +21,7 @@ from msprobe_engine.rows import Rows
 from msprobe_integrations.torch import device_trust
 
 if TYPE_CHECKING:
-    from msprobe_integrations.torch.device_launch import Launcher
+    from msprobe_integrations.torch.device_launch import RowLauncher
 
 _ROW_BYTES = 8 * _rows.WORDS
 PIECE = 1 << 22  # elements per pass of `reduce_device`: bounds its temporary memory to a few tens of MiB
@@ -86,6 +86,13 @@ class DeviceRows:
                 self._addresses = [one.data_ptr() for one in self.chunks]
             return self._addresses[chunk] + number * _ROW_BYTES
 
+    def cancel(self, address: int) -> None:
+        """The row at an address of `take_address` becomes that of no elements."""
+        with self._lock:
+            for chunk, first in enumerate(self._addresses):
+                if first <= address < first + self._capacity * _ROW_BYTES:
+                    self.counts[chunk * self._capacity + (address - first) // _ROW_BYTES] = 0
+
     def _enter(self, like: torch.Tensor, place: int, count: int, flags: int) -> int:
         at = len(self.places)
         self.places.append(place)
@@ -139,7 +146,7 @@ def reduce_cpu(tensor: torch.Tensor, out_ptr: int, want: int, index0: int = 0) -
         hostkernel.reduce_strided(tensor.data_ptr(), tensor.shape, tensor.stride(), code, out_ptr, want, index0)
 
 
-LAUNCHERS: dict[tuple[torch.device, torch.dtype], dict[int, Launcher]] = {}
+LAUNCHERS: dict[tuple[torch.device, torch.dtype], dict[int, RowLauncher]] = {}
 """What starts the Triton kernel for tensors of a type on a device, by what is wanted; filled by `device_launch`."""
 _KERNEL_WORDS = hostkernel.WANT_DIGEST | hostkernel.WANT_MOMENTS | hostkernel.WANT_BELOW
 

@@ -7,6 +7,7 @@ found, as JSON; for that ``TRITON_INTERPRET`` has to be set.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import sys
@@ -16,9 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from msprobe_engine import hostkernel, rows
+from msprobe_engine import hostkernel, pairs, rows
 from msprobe_integrations.torch import backend as backend_module
-from msprobe_integrations.torch import derived, device_kernel, device_launch, device_trust
+from msprobe_integrations.torch import derived, device_check, device_kernel, device_launch, device_trust, pairkernels
 from msprobe_integrations.torch.backend import TorchBackend
 
 calls: list[str] = []
@@ -33,21 +34,33 @@ def at(address: int, dtype: torch.dtype, n: int) -> torch.Tensor:
     return torch.frombuffer(raw, dtype=dtype, count=n)
 
 
-def interpreted(kernel: Any, constants: dict[str, Any]) -> Callable[..., None]:
+def interpreted(_compiled: Any, constants: dict[str, Any]) -> Callable[..., None]:
     """`device_launch.bind` of a kernel that is interpreted."""
 
-    def row(programs: int, data: int, out: int, *numbers: int) -> None:
-        bits, words = at(data, _BITS[constants["SIZE"]], numbers[0]), at(out, torch.int64, programs * rows.WORDS)
-        device_kernel._row_kernel[(programs,)](bits, words, *numbers, **constants)
+    def row(programs: int, data: int, out: int, n: int, *numbers: int) -> None:
+        bits, words = at(data, _BITS[constants["SIZE"]], n), at(out, torch.int64, programs * rows.WORDS)
+        device_kernel._row_kernel[(programs,)](bits, words, n, *numbers, **constants)
 
-    def merge(programs: int, parts: int, out: int, count: int) -> None:
-        words, row = at(parts, torch.int64, count * rows.WORDS), at(out, torch.int64, rows.WORDS)
-        device_kernel._merge_kernel[(programs,)](words, row, count, **constants)
+    def pair(programs: int, first: int, second: int, out: int, n: int, *numbers: int) -> None:
+        data = [at(one, _BITS[getattr(torch, constants[kind]).itemsize], n) for one, kind in ((first, "KIND"), (second, "KIND_B"))]
+        device_kernel._pair_kernel[(programs,)](*data, at(out, torch.int64, programs * rows.WORDS), n, *numbers, **constants)
 
-    start = {"row": row, "merge": merge}[kernel]
+    def many(programs: int, table: int, limit: int) -> None:
+        kernel, width = (device_kernel._many_pairs_kernel, 9) if "OP" in constants else (device_kernel._many_kernel, 4)
+        kernel[(programs,)](at(table, torch.int64, programs * width), limit, **constants)
+
+    def merge(programs: int, *arguments: int) -> None:
+        if len(arguments) == 1:
+            device_kernel._merge_many_kernel[(programs,)](at(arguments[0], torch.int64, programs * 3), **constants)
+            return
+        parts, out, count = arguments
+        words, one = at(parts, torch.int64, count * rows.WORDS), at(out, torch.int64, rows.WORDS)
+        device_kernel._merge_kernel[(programs,)](words, one, count, **constants)
+
+    start = merge if "KIND" not in constants else many if "ALIGNED" in constants else pair if "OP" in constants else row
 
     def run(programs: int, _stream: int, *arguments: int) -> None:
-        calls.append(kernel)
+        calls.append(start.__name__)
         start(programs, *arguments)
 
     return run
@@ -69,11 +82,12 @@ def install() -> None:
     """For the rest of the process."""
     stub = device_launch.Runtime(lambda: None, lambda _: 0, lambda: False, _allocate, _free)  # type: ignore[arg-type,return-value]
     device_launch.runtime = lambda _: stub  # type: ignore[assignment]
-    device_launch.bind = lambda _, constants: interpreted("row" if "KIND" in constants else "merge", constants)
+    device_launch.bind = interpreted
     device_trust.DEVICES = ("cpu",)
     hostkernel.available = False
     derived.on_host = lambda _: False
-    backend_module._FIRST_CAPACITY = 100
+    backend_module._FIRST_CAPACITY = 20
+    device_check.ELEMENTS = 8300
 
 
 def bits(dtype: torch.dtype, n: int, seed: int) -> torch.Tensor:
@@ -99,11 +113,11 @@ def single(tensor: torch.Tensor, want: int) -> list[int]:
 
 
 def direct() -> dict[str, Any]:
-    """Tensors of every type, whole and from an odd address on, twice: the second time by addresses, with the same row."""
+    """Tensors of several types, whole and from an odd address on, twice: the second time by addresses, with the same row."""
     backend = TorchBackend(digest=True)
     found: dict[str, Any] = {"unequal": [], "kernels": {}}
-    for dtype in device_kernel.KINDS:
-        for n in (1, 9001) if dtype in (torch.bfloat16, torch.float64) else (700,):
+    for dtype in (torch.bfloat16, torch.float64, torch.uint64, torch.bool):
+        for n in (1, 9001) if dtype is torch.bfloat16 else (700,):
             whole = bits(dtype, n + 1, n)
             for name, tensor in (("aligned", whole[:n]), ("odd", whole[1:])):
                 backend.reduce(tensor)
@@ -114,6 +128,68 @@ def direct() -> dict[str, Any]:
                 data = backend.so_far()[ref.row]
                 if words_of(data) != single(tensor, hostkernel.WANT_DIGEST) or data.view(np.int64)[rows.COUNT] != n:
                     found["unequal"].append(f"{dtype} {n} {name}")
+    found["unsupported"] = backend.unsupported
+    return found
+
+
+def batched() -> dict[str, Any]:
+    """Tensors of several types and sizes (none, one, one program, several; from an odd address on), a few hundred more than a chunk of
+    rows holds, in a batch and each by itself."""
+    backend = TorchBackend(digest=True)
+    found: dict[str, Any] = {"unequal": [], "kernels": []}
+    tensors = []
+    for dtype, sizes in ((torch.float32, [1, 1024]), (torch.bfloat16, [0, 1, 8192, 8193]), (torch.float64, [9000]), (torch.int8, [3])):
+        whole = bits(dtype, 10_000, 5)
+        tensors += [whole[first : first + n] for n in sizes for first in (0, 1)]
+        tensors += [whole[64 * i : 64 * i + 3] for i in range(8 if dtype.is_floating_point else 1)]
+    for _ in range(3):  # by Triton's own call, a batch by it, by address
+        backend.forget()
+        calls.clear()
+        with backend.batched():
+            refs = [backend.reduce(tensor) for tensor in tensors]
+            started = calls.copy()
+    found["kernels"], found["early"] = calls.copy(), started
+    data = backend.so_far()
+    for tensor, ref in zip(tensors, refs):
+        row = data[ref.row]
+        expected = single(tensor, hostkernel.WANT_DIGEST) if tensor.numel() else words_of(rows.empty(1)[0])
+        if words_of(row) != expected or row.view(np.int64)[rows.COUNT] != tensor.numel():
+            found["unequal"].append(f"{tensor.dtype} {tensor.numel()} {tensor.storage_offset()}")
+    found["rows"], found["unsupported"] = len(tensors), backend.unsupported
+    return found
+
+
+def paired() -> dict[str, Any]:
+    """Every operation on several types, alone and in a batch, against numpy; the number of steps on the host and on the device."""
+    backend, found = TorchBackend(), {"wrong": [], "batched": [], "alone": []}
+    random = np.random.default_rng(0)
+    backend.want_moments, backend.below = True, 0.25
+    float32, bfloat16 = torch.float32, torch.bfloat16
+    cases = [(pairs.AGREE, bfloat16, float32, 0), (pairs.RATIO, float32, float32, 3), (pairs.RATIO, torch.float64, float32, 0)]
+    cases += [(pairs.RATIO, float32, torch.float16, 0), (pairs.LINEAR, float32, bfloat16, 0), (pairs.SIGN, float32, float32, 0)]
+    for op, first, second, steps in cases:
+        n = 8200 if steps else 400
+        a, b = (torch.from_numpy(random.standard_normal(n + 3)).to(kind) for kind in (first, second))
+        b = b.abs() if op == pairs.RATIO else b
+        a[:4], b[:4] = torch.tensor([0.0, float("nan"), 1.0, float("inf")]), torch.tensor([0.0, 1.0, 0.0, float("nan")])
+        numbers: Any = (1 / (1 - 0.9**steps), (1 - 0.999**steps) ** -0.5, 0.001) if steps else (0.75, -1.25, 0.001)
+        c, count = numbers, torch.tensor(float(steps))
+        if steps:
+            c = (pairkernels.Correction(count, 0.9, -1.0), pairkernels.Correction(count, 0.999, -0.5), 0.001)
+        refs = []
+        for how, begins in (("alone", (0, 1)), ("alone", (0, 1)), ("batched", (0,) * 3 + (1,) * 3), ("batched", (0,) * 3 + (1,) * 3)):
+            calls.clear()
+            with backend.batched() if how == "batched" else contextlib.nullcontext():
+                refs += [(i, backend._reduce_pair(derived.Pair(op, a[i : n + i], b[i : n + i], c))) for i in begins]
+            found[how].append(calls.copy())
+        data = backend.so_far()
+        for begin, ref in refs:
+            x, y = (t[begin : n + begin].to(float32 if t.dtype.itemsize == 2 else t.dtype).numpy() for t in (a, b))
+            made = pairs.values(op, x, y, numbers)
+            code = hostkernel.CODES[made.dtype.name]
+            expected = hostkernel.row_of(np.ascontiguousarray(made).view(np.uint8), code, backend._want, 0)
+            if ref.row < 0 or (wrong := device_check.compare(data[ref.row], expected)):
+                found["wrong"].append(f"{op} {first} {second} {begin}: {wrong if ref.row >= 0 else backend.unsupported}")
     found["unsupported"] = backend.unsupported
     return found
 

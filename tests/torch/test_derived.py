@@ -122,6 +122,17 @@ def test_agreement(move: Move) -> None:
         assert ref.description.dtype == ("torch.float64" if type_g is torch.float64 else "torch.float32")
 
 
+@pytest.mark.parametrize("move", HOMES)
+def test_agreement_with_nan(move: Move) -> None:
+    """Where a gradient or a momentum is NaN there is no agreement and no disagreement, but NaN."""
+    g, m = torch.tensor([1.0, float("nan"), -1.0, 2.0]), torch.tensor([1.0, 1.0, float("nan"), -3.0])
+    backend = TorchBackend()
+    ref = backend.reduce_agreement(move(g), move(m))
+    row = backend.finish_step().rows()[ref.row]
+    assert row.view(np.int64)[[rows.COUNT, rows.NANS, rows.ZEROS]].tolist() == [4, 2, 1]
+    assert row[[rows.MIN, rows.MAX, rows.SUM]].tolist() == [0.0, 1.0, 1.0]
+
+
 def test_pieces_and_a_step_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors larger than a piece give the same rows with torch operators, and histograms the same counts."""
     monkeypatch.setattr(statistics, "PIECE", 1000)
@@ -195,13 +206,16 @@ def test_unknown_updates() -> None:
 
 
 def test_a_step_that_lies_on_the_device_is_used_there() -> None:
-    """The bias correction of a step tensor on a device is made by operators, and equals that of the number."""
+    """The bias correction of a step tensor on a device is a tensor there, made when an operator needs it, and equals that of the number."""
     from msprobe_integrations.torch.derived import _TORCH
 
     step = _TORCH.number(_Elsewhere(torch.tensor(3.0)))
-    number, tensor = 1.0 - 0.9**3, _TORCH.correction(0.9, step)
-    assert isinstance(tensor, torch.Tensor)
-    assert float(tensor) == pytest.approx(number)
+    assert isinstance(step, torch.Tensor)
+    for power in (1.0, -1.0, -0.5):
+        made = (_TORCH.correction(0.9, step) ** power).value()
+        assert isinstance(made, torch.Tensor)
+        assert made.dtype is torch.float64
+        assert float(made) == pytest.approx((1.0 - 0.9**3) ** power)
 
 
 class _Elsewhere(torch.Tensor):

@@ -190,9 +190,11 @@ def test_extreme_integers(interpreter: Interpreter) -> None:
 
 @triton_here
 def test_strides(interpreter: Interpreter) -> None:
-    """Transposed, cut and expanded tensors are read in logical order for the digest, and completely without it."""
+    """Transposed, cut and expanded tensors of up to four dimensions are read where they lie, those of more are copied: in logical order
+    for the digest, and completely without it."""
     x = torch.from_numpy(np.random.default_rng(0).standard_normal((60, 50)).astype(np.float32))
-    for tensor in (x.t(), x[:, ::7], x[:1].expand(40, 50), x.view(6, 10, 50).permute(2, 0, 1)):
+    deep = x.view(3, 2, 5, 10, 10)[:, :, :4, :, ::3].transpose(0, 3)
+    for tensor in (x.t(), x[:, ::7], x[:1].expand(40, 50), x.view(6, 10, 50).permute(2, 0, 1), x[0, 0].expand(70, 80), deep[0], deep):
         for digest in (False, True):
             same(interpreter.row(tensor, digest), reference(tensor, digest))
 
@@ -236,30 +238,56 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from msprobe_integrations.torch import device_kernel as k
 
-aligned = {(0,): [["tt.divisibility", 16]], (1,): [["tt.divisibility", 16]]}
 pointers = {1: "*u8", 2: "*i16", 4: "*i32", 8: "*i64"}
-kernels = [(torch.float32, 0), (torch.bfloat16, 1), (torch.float8_e4m3fn, 1), (torch.uint64, 1), (torch.float32, 48)]
-some = kernels if os.environ.get("MSPROBE_EVERY_CELL") == "1" else kernels[3:]
-for target, suffix, chosen in (
-    (GPUTarget("cuda", 80, 32), "ptx", kernels), (GPUTarget("cuda", 90, 32), "ptx", some), (GPUTarget("hip", "gfx942", 64), "amdgcn", some)
+
+def compiled(kernel, signature, constants, pointed, **options):
+    aligned = {(place,): [["tt.divisibility", 16]] for place in range(pointed)}
+    source = ASTSource(kernel, signature | dict.fromkeys(constants, "constexpr"), constants, aligned)
+    return triton.compile(source, target=target, options=options).asm
+
+def numbers(*names):
+    return dict.fromkeys(names, "i64")
+
+f32, f64, f16, bf16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
+kernels = [(f32, 0), (bf16, 1), (torch.float8_e4m3fn, 1), (torch.uint64, 1), (f32, 48)]
+pairs = [(f32, f32, 1, f32), (bf16, f32, 0, None), (f16, f64, 1, None)]
+every = os.environ.get("MSPROBE_EVERY_CELL") == "1"
+for target, suffix, first in (
+    (GPUTarget("cuda", 80, 32), "ptx", True), (GPUTarget("cuda", 90, 32), "ptx", False), (GPUTarget("hip", "gfx942", 64), "amdgcn", False)
 ):
-    for dtype, want in chosen:
-        signature = {"data": pointers[dtype.itemsize], "out": "*i64", "n": "i64", "index0": "i64", "limit": "i64"}
-        constants = k.constants(dtype, want)
-        source = ASTSource(k._row_kernel, signature | dict.fromkeys(constants, "constexpr"), constants, aligned)
-        made = triton.compile(source, target=target)
-        print(json.dumps([suffix, str(dtype), want, made.asm[suffix]]))
+    for dtype, want in kernels if every or first else kernels[3:]:
+        constants, data = k.constants(dtype, want), {"data": pointers[dtype.itemsize], "out": "*i64"}
+        made = compiled(k._row_kernel, data | numbers("n", "index0", "limit"), constants, 2)
+        print(json.dumps([suffix, str(dtype), want, made[suffix]]))
+        if every or (first and want == 1 and dtype.itemsize == 2):
+            many = compiled(k._many_kernel, {"table": "*i64"} | numbers("limit"), constants | {"ALIGNED": True}, 1)
+            print(json.dumps([suffix, str(dtype), want, many[suffix]]))
+            layouts = [{line for line in one["ttgir"].splitlines() if line.startswith("#")} for one in (made, many)]
+            assert {line for line in layouts[0] if "loc" not in line} == {line for line in layouts[1] if "loc" not in line}
+    for a, b, op, step in pairs if every else pairs[:1] if first else pairs[2:]:
+        constants = k.pair_constants(a, b, op, step, 48)
+        data = {"first": pointers[a.itemsize], "second": pointers[b.itemsize], "out": "*i64"}
+        data |= numbers("n", "limit", "c0", "c1", "c2", "step")
+        made = compiled(k._pair_kernel, data, constants, 3, enable_fp_fusion=False)
+        print(json.dumps([suffix, f"pair {a}", op, made[suffix]]))
+        constants = constants | {"ALIGNED": True}
+        compiled(k._many_pairs_kernel, {"table": "*i64"} | numbers("limit"), constants, 1, enable_fp_fusion=False)
+    strides = numbers("n", "index0", "limit", "s1", "s2", "s3", "t0", "t1", "t2", "t3")
+    for dims in (1, 2, 3, 4) if every else (4,):
+        constants = k.constants(torch.bfloat16, 1) | {"DIMS": dims, "WIDE": dims == 4}
+        compiled(k._strided_kernel, {"data": "*i16", "out": "*i64"} | strides, constants, 0)
     constants = k.more_words(48)
-    signature = {"parts": "*i64", "out": "*i64", "programs": "i32"} | dict.fromkeys(constants, "constexpr")
-    made = triton.compile(ASTSource(k._merge_kernel, signature, constants, aligned), target=target)
-    print(json.dumps([suffix, "merge", 48, made.asm[suffix]]))
+    compiled(k._merge_many_kernel, {"table": "*i64"}, constants, 1)
+    made = compiled(k._merge_kernel, {"parts": "*i64", "out": "*i64", "programs": "i32"}, constants, 2)
+    print(json.dumps([suffix, "merge", 48, made[suffix]]))
 """
 
 
 @triton_here
 def test_compiles_for_gpus(tmp_path: Any) -> None:
     """NVIDIA's and AMD's compilers take the kernels, all for one architecture and some for the others; the loop over whole tiles loads 16
-    bytes at a time, in machine code too."""
+    bytes at a time, also for a table of tensors, whose elements lie in the same registers (so that the sums are the same). Updates have
+    correctly rounded roots and quotients, and no product and sum rounded at once."""
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
     environment.pop("TRITON_INTERPRET", None)
     script = tmp_path / "compile.py"  # Triton wants the source of a kernel in a file
@@ -270,6 +298,10 @@ def test_compiles_for_gpus(tmp_path: Any) -> None:
     assert len(made) >= 12
     assert {(suffix, name) for suffix, name, _, _ in made} >= {(s, n) for s in ("ptx", "amdgcn") for n in ("torch.uint64", "merge")}
     for suffix, name, _, text in made:
+        if suffix == "ptx" and name == "pair torch.float32":
+            assert "sqrt.rn.f32" in text
+            assert "div.rn.f32" in text
+            assert "fma.rn.f32" not in text
         if suffix == "ptx" and name in ("torch.float32", "torch.bfloat16", "torch.uint64"):
             assert "cp.async.cg.shared.global" in text or "v4.b32" in text or "v2.b64" in text, name
 

@@ -12,8 +12,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from msprobe_engine import log
 from msprobe_integrations.torch import device_trust
@@ -25,7 +28,7 @@ triton_here = pytest.mark.skipif(importlib.util.find_spec("triton") is None, rea
 def found() -> dict[str, Any]:
     """What the cases of `interpreted_device` found, in one process."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("interpreted_device.py")), "direct"]
+    command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("interpreted_device.py")), "direct", "batched", "paired"]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert ran.returncode == 0, ran.stderr[-3000:]
     return {name: case for line in ran.stdout.splitlines() for name, case in json.loads(line).items()}
@@ -42,6 +45,54 @@ def test_launches_by_address_give_the_same_bits(found: dict[str, Any]) -> None:
     for name in ("aligned", "odd"):
         assert launches[f"1 {name}"] == launches[f"700 {name}"] == {("row",)}
         assert launches[f"9001 {name}"] == {("row", "merge")}
+
+
+@triton_here
+def test_a_batch_gives_the_rows_of_single_launches(found: dict[str, Any]) -> None:
+    """Tensors of several types, of 0 to 9,000 elements, at odd addresses too, in more rows than a chunk has: one launch for a type at one
+    alignment and one for what has to be merged, at the end of the block, and the bits are those of a launch each. A few alone are not worth
+    a table."""
+    got = found["batched"]
+    assert got["unequal"] == []
+    assert got["unsupported"] == {}
+    assert got["early"] == []
+    assert got["rows"] > 40
+    assert len(got["kernels"]) < got["rows"] // 2
+    assert got["kernels"].count("many") >= 4
+
+
+@triton_here
+def test_pairs_are_reduced_by_one_kernel(found: dict[str, Any]) -> None:
+    """Updates, ratios, agreements and signs have numpy's rows: counts, extremes and counts below a limit exactly, sums to 1e-9; in one
+    launch, two for large ones, and in a batch for all of a kind together. A number of steps on the device is used there."""
+    got = found["paired"]
+    assert got["wrong"] == []
+    assert got["unsupported"] == {}
+    assert {tuple(one) for one in got["alone"][1::2]} == {("pair", "pair"), ("pair", "merge") * 2}
+    assert {tuple(one) for one in got["batched"]} == {("many", "many"), ("many", "merge") * 2}
+
+
+@given(
+    shape=st.lists(st.sampled_from([1, 2, 3, 5]), min_size=0, max_size=5),
+    order=st.permutations(range(5)),
+    cut=st.booleans(),
+    expanded=st.integers(0, 4),
+    in_order=st.booleans(),
+)
+def test_fewer_dimensions_hold_the_same_elements(shape: list[int], order: list[int], cut: bool, expanded: int, in_order: bool) -> None:
+    """Collapsed sizes and strides walk over the places of the tensor's elements, in its order where that is asked for."""
+    pytest.importorskip("triton")
+    from msprobe_integrations.torch import device_launch
+
+    base = torch.arange(int(np.prod([n + 1 for n in shape])) if shape else 1).view([n + 1 for n in shape] if shape else [])
+    tensor = base[tuple(slice(0, n) if cut else slice(1, n + 1) for n in shape)].permute([i for i in order if i < len(shape)])
+    if expanded < tensor.dim():
+        tensor = tensor.narrow(expanded, 0, 1).expand(*(4 if i == expanded else -1 for i in range(tensor.dim())))
+    places = device_launch.collapse(tensor.shape, tensor.stride(), in_order=in_order)
+    assert len(places) <= max(1, tensor.dim())
+    walked = torch.as_strided(base, [n for n, _ in places], [step for _, step in places], tensor.storage_offset()).flatten().tolist()
+    whole = tensor.flatten().tolist()
+    assert walked == whole if in_order else sorted(walked) == sorted(whole)
 
 
 @triton_here
