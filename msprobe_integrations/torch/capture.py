@@ -18,6 +18,7 @@ from msprobe_integrations.torch import node_hooks, placements
 from msprobe_integrations.torch.api import ApiCapture
 from msprobe_integrations.torch.closures import around_closure
 from msprobe_integrations.torch.compiled import CompiledCode
+from msprobe_integrations.torch.graphed import graphed_modules
 from msprobe_integrations.torch.keep import Keeper
 from msprobe_integrations.torch.modules import ModuleCapture, ModuleInfo
 from msprobe_integrations.torch.origins import Origins
@@ -91,6 +92,7 @@ class Capture:
         self._pipeline.level = self.level
         if self.modules is not None:
             self.modules.install()
+            graphed_modules.join(self.modules)
         if self.api is not None:
             self.api.install(modes)
         self._compiled.install()
@@ -118,6 +120,7 @@ class Capture:
             hook.remove()
         self._optimizer_hooks = []
         if self.modules is not None:
+            graphed_modules.leave(self.modules)
             self.modules.remove()
         if self.collectives is not None:
             self.collectives.remove()

@@ -21,7 +21,7 @@ import torch
 
 from msprobe_engine import hostkernel
 from msprobe_engine.log import warn_once
-from msprobe_integrations.torch.streams import side_stream
+from msprobe_integrations.torch.streams import side_stream, wait_for
 
 BLOCK = 1 << 25
 MOST_BLOCKS = 8
@@ -141,7 +141,7 @@ class _Block:
         """Wait for the bytes and take the CRCs. Never raises."""
         try:
             if self._event is not None:
-                self._event.synchronize()
+                wait_for(self._event)
             host = self._host
             if host is None and self.memory is not None:
                 host = self.memory[: self.filled].cpu()

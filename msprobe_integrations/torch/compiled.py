@@ -24,6 +24,7 @@ from msprobe_engine.log import get_logger
 from msprobe_integrations.common.doors import Door
 from msprobe_integrations.torch import modestack
 from msprobe_integrations.torch.api import ApiCapture
+from msprobe_integrations.torch.graphed import is_graphed
 
 _log = get_logger()
 _is_compiling = torch.compiler.is_compiling
@@ -41,7 +42,9 @@ def is_wrapper(module: nn.Module) -> bool:
 
 
 def has_call_boundary(module: nn.Module) -> bool:
-    """Is it a module whose hooks would be compiled (``module.compile()``), or one that takes none (TorchScript)?"""
+    """Is it a module whose hooks would be compiled (``module.compile()``), or one that takes none (TorchScript, CUDA graphs)?"""
+    if is_graphed(module):
+        return True
     call = getattr(module, "_compiled_call_impl", None)
     return isinstance(module, torch.jit.ScriptModule) or getattr(call, "inside", call) is not None  # `Entry` stands there, too
 
@@ -59,7 +62,7 @@ def shown_path(path: str) -> str:
 
 
 class CallBoundary:
-    """Calls `before` and `after` around the call of a module that takes no hooks (TorchScript), or has its hooks compiled
+    """Calls `before` and `after` around the call of a module that takes no hooks (TorchScript, CUDA graphs), or has its hooks compiled
     (``module.compile()``), until `remove`."""
 
     def __init__(self, module: nn.Module, before: Callable[..., None], after: Callable[..., None]) -> None:
@@ -79,6 +82,19 @@ class CallBoundary:
             after(module, args, kwargs, result)
             return result
 
+        earlier = getattr(self._before, "around", None)
+
+        def around(run: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            before(module, args, kwargs)
+            try:
+                result = run() if earlier is None else earlier(run, args, kwargs)
+            except BaseException:
+                after(module, args, kwargs, None)
+                raise
+            after(module, args, kwargs, result)
+            return result
+
+        call.around = around  # type: ignore[attr-defined]  # for who calls a replay in place of the module
         self._call = call
         module.__dict__["_compiled_call_impl"] = call
 

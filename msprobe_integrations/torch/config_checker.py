@@ -20,7 +20,7 @@ from msprobe_integrations.common.targets import Named
 from msprobe_integrations.torch import config_start
 from msprobe_integrations.torch.config_random import TorchRandomCalls, states
 from msprobe_integrations.torch.config_tensors import TensorCollector
-from msprobe_integrations.torch.devices import in_use
+from msprobe_integrations.torch.devices import capturing
 from msprobe_integrations.torch.module_hooks import ModuleHooks
 
 _PATIENCE = 30.0
@@ -169,7 +169,7 @@ def _only_looked_at(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         return True
     if any(isinstance(one, torch._subclasses.FakeTensor) for one in (*args, *kwargs.values())):
         return True
-    return any(getattr(module, "is_current_stream_capturing", bool)() for _, module in in_use())
+    return capturing()
 
 
 def models_of(model: Any) -> list[nn.Module]:

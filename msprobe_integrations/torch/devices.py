@@ -21,3 +21,8 @@ def in_use() -> list[tuple[str, Any]]:
         if module is not None and getattr(module, "is_initialized", lambda: False)():
             found.append((kind, module))
     return found
+
+
+def capturing() -> bool:
+    """Is the current stream of any of these devices recording a graph? What is called now runs later, and again."""
+    return any(getattr(module, "is_current_stream_capturing", bool)() for _, module in in_use())

@@ -16,6 +16,7 @@ from msprobe_engine.settings.schema import LayerFeatureSettings
 from msprobe_integrations.common.targets import Named, is_named, matches
 from msprobe_integrations.torch import feature_math
 from msprobe_integrations.torch.describe import resolve
+from msprobe_integrations.torch.devices import capturing
 from msprobe_integrations.torch.module_hooks import ModuleHooks, Post, Pre
 from msprobe_integrations.torch.pending import quiet
 
@@ -98,6 +99,8 @@ class LayerFeatures:
 
     def _sees(self, named: Named, part: str) -> bool:
         if torch.compiler.is_compiling() or not self._side.on or not named.root.training:
+            return False
+        if capturing():  # what is computed here would become a part of the user's graph
             return False
         return _graph_task() == -1 and self._probe.faults.enabled(part)
 

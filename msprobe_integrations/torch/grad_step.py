@@ -14,7 +14,7 @@ from msprobe_integrations.torch import describe as _describe
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.grad_signs import count_below, pack_signs
 from msprobe_integrations.torch.pending import quiet
-from msprobe_integrations.torch.streams import side_stream
+from msprobe_integrations.torch.streams import side_stream, wait_for
 
 SEND_BYTES = 32 << 20
 """Signs that are sent to the host together: bounds what they take on the device."""
@@ -119,7 +119,7 @@ class GradientStep:
 
         def write(files: StepFiles, step: int) -> None:
             for event in events:
-                event.synchronize()
+                wait_for(event)
             gradients = [
                 Gradient(
                     name,

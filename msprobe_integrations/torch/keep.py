@@ -28,7 +28,7 @@ from msprobe_integrations.torch import describe as _describe
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.pending import quiet
 from msprobe_integrations.torch.slices import Slices
-from msprobe_integrations.torch.streams import host_memory
+from msprobe_integrations.torch.streams import host_memory, wait_for
 
 _modes = torch._C._len_torch_function_stack
 _no_function = torch._C.DisableTorchFunction
@@ -144,7 +144,7 @@ class _Event:
             self._event.record()
 
     def wait(self) -> None:
-        self._event.synchronize()
+        wait_for(self._event)
 
 
 def _tensor_of(payload: Payload) -> torch.Tensor:

@@ -13,6 +13,7 @@ from torch import nn
 from msprobe_engine.log import get_logger
 from msprobe_integrations.common.targets import Named
 from msprobe_integrations.torch.compiled import CallBoundary, CompiledCode, has_call_boundary
+from msprobe_integrations.torch.graphed import graphed_modules
 
 Pre = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
 Post = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], None]
@@ -71,11 +72,13 @@ class ModuleHooks:
             self._installed = True
             self.show()
             self._compiled.install()
+            graphed_modules.join(self)
 
     def remove(self) -> None:
         """Take the hooks off; nothing is left behind."""
         if self._installed:
             self._installed = False
+            graphed_modules.leave(self)
             self._compiled.remove()
             self.hide()
 
@@ -139,7 +142,7 @@ def say_sealed(count: int) -> None:
     """Say that modules cannot be watched."""
     if count:
         _log.warning(
-            "monitor: %d modules lie inside of compiled or scripted code and are not seen; the compiled modules themselves are, at "
-            "their inputs and outputs. Run without torch.compile to see them",
+            "monitor: %d modules lie inside of compiled, scripted or graphed code and are not seen; the compiled or graphed modules "
+            "themselves are, at their inputs and outputs. Run without torch.compile and CUDA graphs to see them",
             count,
         )

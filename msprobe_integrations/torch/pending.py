@@ -15,9 +15,10 @@ from msprobe_engine import rows as _rows
 from msprobe_engine.records import TensorRef
 from msprobe_engine.rows import Rows
 from msprobe_integrations.common.row_memory import MemoryPool, RowBuffer
+from msprobe_integrations.torch.capture_mode import relax_capture_mode
 from msprobe_integrations.torch.checksums import Staging
 from msprobe_integrations.torch.statistics import DeviceRows
-from msprobe_integrations.torch.streams import host_memory, side_stream
+from msprobe_integrations.torch.streams import host_memory, side_stream, wait_for
 
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _NoFunction = torch._C.DisableTorchFunction
@@ -83,11 +84,14 @@ class _Copy:
                 chunk.record_stream(side)
 
     def ready(self) -> bool:
-        return self.event is None or bool(self.event.query())
+        if self.event is None:
+            return True
+        relax_capture_mode()
+        return bool(self.event.query())
 
     def arrive(self) -> Rows:
         if self.event is not None:
-            self.event.synchronize()
+            wait_for(self.event)
         if self.host is None:
             assert self.device_rows is not None
             self.host = self.device_rows.cpu()

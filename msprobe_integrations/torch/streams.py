@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from msprobe_engine.log import warn_once
+from msprobe_integrations.torch.capture_mode import relax_capture_mode
 
 _streams: dict[Any, Any] = {}
 
@@ -17,6 +18,12 @@ def side_stream(module: Any, device: torch.device) -> Any:
     if device not in _streams:
         _streams[device] = module.Stream(device=device)
     return _streams[device]
+
+
+def wait_for(event: Any) -> None:
+    """Wait for an event of a device, on whatever thread; a capture of a graph on another thread goes on."""
+    relax_capture_mode()
+    event.synchronize()
 
 
 def host_memory(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

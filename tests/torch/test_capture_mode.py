@@ -1,0 +1,87 @@
+"""Threads of ours that wait for a device say first that their calls belong to no capture of a graph."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from msprobe_integrations.torch import keep, pending, streams
+from msprobe_integrations.torch.checksums import _Block
+
+SOURCE = """
+static int calls, mode = -1;
+int {0}(int *m) {{ calls++; mode = *m; return 0; }}
+int seen(void) {{ return calls * 10 + mode + 1; }}
+"""
+LIBRARIES = {
+    "libcudart.so.12": "cudaThreadExchangeStreamCaptureMode",
+    "libamdhip64.so.6": "hipThreadExchangeStreamCaptureMode",
+    "libascendcl.so": "aclmdlRICaptureThreadExchangeMode",
+}
+EVENT = SimpleNamespace(synchronize=lambda: None, query=lambda: True)
+
+
+def _saver() -> None:
+    made = object.__new__(keep._Event)
+    made._event = EVENT
+    made.wait()
+
+
+def _checksums() -> None:
+    block: Any = SimpleNamespace(_event=EVENT, _host=None, memory=None, parts=[], done=threading.Event())
+    _Block.finish(block)
+    assert not getattr(block, "error", "")
+
+
+def _rows() -> None:
+    copy = object.__new__(pending._Copy)
+    copy.event = EVENT
+    assert copy.ready()
+
+
+WAITS: dict[str, Callable[[], None]] = {
+    "any": lambda: streams.wait_for(EVENT),
+    "saved tensors": _saver,
+    "checksums": _checksums,
+    "rows": _rows,
+}
+
+
+@pytest.fixture(scope="module", params=LIBRARIES)
+def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A library of the device's name, in this process, that counts calls."""
+    compiler = shutil.which("cc") or pytest.skip("no C compiler")
+    place = tmp_path_factory.mktemp("libraries")
+    (place / "source.c").write_text(SOURCE.format(LIBRARIES[request.param]))
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", place / request.param, place / "source.c"], check=True, timeout=60)
+    return ctypes.CDLL(str(Path(place) / request.param))
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_our_threads_are_relaxed_once(library: Any, wait: str) -> None:
+    """A thread of ours sets mode 2 (relaxed) before it first waits, and not again; other threads, the training's among them, set none."""
+    failed: list[BaseException] = []
+
+    def twice() -> None:
+        try:
+            WAITS[wait]()
+            WAITS[wait]()
+        except BaseException as error:
+            failed.append(error)
+
+    before = library.seen()
+    for name, calls in (("MainThread-like", 0), ("msprobe-tensors", 1)):
+        thread = threading.Thread(target=twice, name=name)
+        thread.start()
+        thread.join(30)
+        assert failed == []
+        now = library.seen()
+        assert (now // 10 - before // 10, now % 10 if calls else 3) == (calls, 3)
