@@ -114,7 +114,7 @@ WRONG = {
     "unknown function": ("operators: {npu_a: {forward: nothing_like_it}}", "no function 'nothing_like_it'"),
     "no function but a number": ("operators: {npu_a: {forward: NUMBER}}", "no function 'NUMBER'"),
     "module that was not named": ("operators: {npu_a: {forward: 'os.system'}}", "os is not among --operators"),
-    "module that was not loaded": ("operators: {npu_a: {forward: planted.function}}", "planted is not among --operators"),
+    "module that was not loaded": ("operators: {npu_a: {forward: never_imported.function}}", "never_imported is not among --operators"),
     "expression": ("operators: {npu_a: {forward: '__import__(\"os\").abort()'}}", "is not among --operators"),
     "object": ("operators: {npu_a: {forward: !!python/name:os.system ''}}", "could not determine a constructor"),
     "twice": ("operators: {npu_a: {forward: npu_swiglu}, npu_a: {forward: npu_mish}}", "appears twice"),
@@ -125,13 +125,13 @@ WRONG = {
 def test_a_file_is_data(files: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     """What is wrong is named with the file. Nothing is imported because a file names it, though it could be."""
     text, message = WRONG[case]
-    (files / "planted.py").write_text("raise SystemExit('was imported')")
+    (files / "never_imported.py").write_text("raise SystemExit('was imported')")
     monkeypatch.syspath_prepend(str(files))
     (files / "operators.yaml").write_text(text)
     with pytest.raises(UsageError, match=r"operators\.yaml") as error:
         load(files, "functions.py", "operators.yaml")
     assert message in str(error.value)
-    assert "planted" not in sys.modules
+    assert "never_imported" not in sys.modules
 
 
 def test_the_command(files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
