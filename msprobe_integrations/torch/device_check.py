@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from msprobe_engine import hostkernel, pairs
+from msprobe_engine import histograms, hostkernel, pairs
 from msprobe_engine import rows as _rows
-from msprobe_integrations.torch import device_batch, device_pair_launch, pairkernels
+from msprobe_integrations.torch import device_batch, device_histogram, device_pair_launch, pairkernels
 from msprobe_integrations.torch import device_launch as _launch
 from msprobe_integrations.torch.device_kernel import KINDS, WORDS_WANTED
 from msprobe_integrations.torch.pairkernels import PairKey
@@ -113,6 +113,24 @@ def check_many(launcher: _launch.Launcher, aligned: int) -> str:
         device_batch.launch_lines(launcher, aligned, lines)
         alone, together = rows.cpu().numpy()
     return next((wrong for row, other in zip(alone, together) if (wrong := compare(other, row))), "")
+
+
+def check_histogram(device: torch.device, dtype: torch.dtype, kind: str) -> str | None:
+    """`check` of the kernel for histograms; None when it does not read the type."""
+    if dtype not in KINDS:
+        return None
+    raw = _known_bits(dtype)
+    if dtype.is_floating_point and dtype.itemsize > 1:  # all bins, behind the special numbers
+        random = np.random.default_rng(3)
+        sizes = random.standard_normal(ELEMENTS - 64) * np.exp2(random.uniform(-45.0, 9.0, ELEMENTS - 64))
+        raw[64 * dtype.itemsize :] = torch.from_numpy(sizes).to(dtype).view(torch.uint8).numpy()
+    with np.errstate(invalid="ignore"):
+        expected = histograms.count_values(hostkernel.real_values(raw, hostkernel.CODES[KINDS[dtype]]), kind)
+    with _aside(device):
+        found = torch.zeros((histograms.row_count(kind), _rows.WORDS), dtype=torch.float64, device=device)
+        device_histogram.count(torch.from_numpy(raw).to(device).view(dtype), kind, list(found))
+        got = histograms.counts(found.cpu().numpy(), 0, kind)
+    return "" if np.array_equal(got, expected) else f"the {kind} histogram of known numbers is {got.tolist()}, not {expected.tolist()}"
 
 
 def compare(got: Any, expected: Any) -> str:

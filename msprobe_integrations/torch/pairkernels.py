@@ -162,6 +162,8 @@ def histogram_cpu(tensor: torch.Tensor, kind: str) -> Any:
 def histogram_device(tensor: torch.Tensor, kind: str, rows: list[torch.Tensor]) -> None:
     """Add the counts of a tensor to the words of `rows` ([16] float64 each, on its device). Integer additions only: the same bits
     give the same counts in every run."""
+    if tensor.numel() and tensor.device.type in device_trust.DEVICES and _counted_by_kernel(tensor, kind, rows):
+        return
     flat, n, size = tensor.detach().reshape(-1), histograms.bins(kind), statistics.PIECE // 4
     # Neighbours count in different places, so that not all threads of a device wait for the same few words.
     places = torch.arange(min(size, flat.shape[0]), device=flat.device) % _SPREAD * (n + 1)
@@ -175,6 +177,23 @@ def histogram_device(tensor: torch.Tensor, kind: str, rows: list[torch.Tensor]) 
         row.view(torch.int64)[1 : 1 + histograms.PER_ROW].copy_(words)
         row[_rows.MIN].fill_(np.inf)
         row[_rows.MAX].fill_(-np.inf)
+
+
+def _counted_by_kernel(tensor: torch.Tensor, kind: str, rows: list[torch.Tensor]) -> bool:
+    """Let the Triton kernel count. False when it cannot."""
+
+    def check() -> str | None:
+        from msprobe_integrations.torch import device_check  # imports Triton
+
+        return device_check.check_histogram(tensor.device, tensor.dtype, kind)
+
+    def launch() -> None:
+        from msprobe_integrations.torch import device_histogram
+
+        device_histogram.count(tensor, kind, rows)
+
+    what = f"histograms of {tensor.dtype} tensors"
+    return device_trust.by_kernel(tensor.device, ("histogram", kind, tensor.dtype), what, check, launch)
 
 
 def _real(flat: torch.Tensor) -> torch.Tensor:

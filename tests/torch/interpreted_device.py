@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from msprobe_engine import hostkernel, pairs, rows
+from msprobe_engine import histograms, hostkernel, pairs, rows
 from msprobe_integrations.torch import backend as backend_module
 from msprobe_integrations.torch import derived, device_check, device_kernel, device_launch, device_trust, pairkernels
 from msprobe_integrations.torch.backend import TorchBackend
@@ -190,6 +190,31 @@ def paired() -> dict[str, Any]:
             expected = hostkernel.row_of(np.ascontiguousarray(made).view(np.uint8), code, backend._want, 0)
             if ref.row < 0 or (wrong := device_check.compare(data[ref.row], expected)):
                 found["wrong"].append(f"{op} {first} {second} {begin}: {wrong if ref.row >= 0 else backend.unsupported}")
+    found["unsupported"] = backend.unsupported
+    return found
+
+
+def counted() -> dict[str, Any]:
+    """Histograms of every type, of one program and of several, dense and not, against numpy; and what was done without the kernel."""
+    backend, found = TorchBackend(), {"wrong": []}
+    for dtype in device_kernel.KINDS:
+        several = dtype in (torch.bfloat16, torch.uint64)
+        for n in (700, 9000) if several else (700,):
+            whole = bits(dtype, 2 * n, n).view(2, -1)
+            layouts = {"dense": whole[0], "transposed": whole.t(), "slice": whole.t()[3:, 1], "one for all": whole[:1, :1].expand(3, n)}
+            for name, tensor in layouts.items() if several else [("dense", whole[0])]:
+                firsts = {kind: backend.histogram(tensor, kind) for kind in histograms.BINS}
+                data = backend.so_far()
+                raw = tensor.contiguous().view(-1).view(torch.uint8).numpy()
+                with np.errstate(invalid="ignore"):
+                    values = hostkernel.real_values(raw, hostkernel.CODES[device_kernel.KINDS[dtype]])
+                    for kind, first in firsts.items():
+                        row = data[first : first + histograms.row_count(kind)]
+                        expected = histograms.to_rows(histograms.count_values(values, kind), tensor.numel())
+                        if first < 0 or not np.array_equal(row.view(np.int64), expected.view(np.int64)):
+                            found["wrong"].append(f"{dtype} {n} {name} {kind}")
+    found["without kernel"] = [str(name) for name, trusted in device_trust.TRUSTED.items() if name[1] == "histogram" and not trusted]
+    found["kernels"] = sum(name[1] == "histogram" for name in device_trust.TRUSTED)
     found["unsupported"] = backend.unsupported
     return found
 

@@ -236,7 +236,7 @@ COMPILE = """
 import json, os, torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from msprobe_integrations.torch import device_kernel as k
+from msprobe_integrations.torch import device_histogram as h, device_kernel as k
 
 pointers = {1: "*u8", 2: "*i16", 4: "*i32", 8: "*i64"}
 
@@ -276,6 +276,12 @@ for target, suffix, first in (
     for dims in (1, 2, 3, 4) if every else (4,):
         constants = k.constants(torch.bfloat16, 1) | {"DIMS": dims, "WIDE": dims == 4}
         compiled(k._strided_kernel, {"data": "*i16", "out": "*i64"} | strides, constants, 0)
+    for dtype, kind in ((bf16, "log2"), (f64, "linear")) if every or first else ((torch.uint64, "log2"),):
+        constants = h.constants(dtype, kind) | {"DIMS": 4, "WIDE": False}
+        data = {"data": pointers[dtype.itemsize], "parts": "*i64"}
+        compiled(h._count_kernel, data | numbers("n", "s1", "s2", "s3", "t0", "t1", "t2", "t3"), constants, 2)
+    out = {f"o{i}": "*i64" for i in range(10)}
+    compiled(h._sum_kernel, {"parts": "*i64", "programs": "i32"} | out, {"ROWS": 10}, 1)
     constants = k.more_words(48)
     compiled(k._merge_many_kernel, {"table": "*i64"}, constants, 1)
     made = compiled(k._merge_kernel, {"parts": "*i64", "out": "*i64", "programs": "i32"}, constants, 2)

@@ -28,7 +28,8 @@ triton_here = pytest.mark.skipif(importlib.util.find_spec("triton") is None, rea
 def found() -> dict[str, Any]:
     """What the cases of `interpreted_device` found, in one process."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("interpreted_device.py")), "direct", "batched", "paired"]
+    program = str(Path(__file__).with_name("interpreted_device.py"))
+    command = [sys.executable, "-W", "ignore", program, "direct", "batched", "paired", "counted"]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert ran.returncode == 0, ran.stderr[-3000:]
     return {name: case for line in ran.stdout.splitlines() for name, case in json.loads(line).items()}
@@ -45,6 +46,17 @@ def test_launches_by_address_give_the_same_bits(found: dict[str, Any]) -> None:
     for name in ("aligned", "odd"):
         assert launches[f"1 {name}"] == launches[f"700 {name}"] == {("row",)}
         assert launches[f"9001 {name}"] == {("row", "merge")}
+
+
+@triton_here
+def test_histograms_by_the_kernel(found: dict[str, Any]) -> None:
+    """For every type of real numbers, of one program and of several, the kernel counts tensors of any strides as numpy does, and writes the
+    rows that the C kernel's counts have on the host."""
+    got = found["counted"]
+    assert got["wrong"] == []
+    assert got["without kernel"] == []
+    assert got["kernels"] >= 30
+    assert got["unsupported"] == {}
 
 
 @triton_here
