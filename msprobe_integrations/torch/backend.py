@@ -27,6 +27,7 @@ from msprobe_integrations.torch.checksums import Staging, xor_into
 from msprobe_integrations.torch.commands import Commands
 from msprobe_integrations.torch.derived import PairRows
 from msprobe_integrations.torch.device_reduce import DeviceReduce
+from msprobe_integrations.torch.devices import is_capturing
 from msprobe_integrations.torch.job import Job
 from msprobe_integrations.torch.pending import Seen, Step, TorchPendingRows, quiet
 from msprobe_integrations.torch.statistics import CODES, LAUNCHERS, DeviceRows, host_flags, reduce_cpu, reduce_device
@@ -178,12 +179,13 @@ class TorchBackend(DeviceReduce, PairRows, Wanted, Job, Commands):
             return self.reduce(part)
         step, row = self._step, -1
         with quiet():
-            description = _describe.describe(part)
+            data, description, why = _describe.resolve(part)
             try:
-                if why := self._unfit(part):
+                why = why if data is None else self._unfit(data)
+                if data is None or why:
                     return self._without(description, why)
                 row = next(step.numbers)
-                self._launch(step, part, row, index0)
+                self._launch(step, data, row, index0)
                 return TensorRef(row, description)
             except Exception as error:
                 if row >= 0:
@@ -277,8 +279,8 @@ class TorchBackend(DeviceReduce, PairRows, Wanted, Job, Commands):
             return f"no kernel: {data.dtype}"
         if data.device.type in _NO_FLOAT64:
             return f"no float64: {data.device.type}"
-        if data.device.type != "cpu" and getattr(getattr(torch, data.device.type, None), "is_current_stream_capturing", bool)():
-            return "graph capture"  # a replay would write to rows of a step long gone
+        if data.device.type != "cpu" and is_capturing(data.device.type):
+            return _describe.CAPTURE  # a replay would write to rows of a step long gone
         if data.device.type == "cpu" and data.numel() and _freed(data) and not getattr(type(data), "probe_device", False):
             return "no memory"
         return ""
@@ -348,7 +350,7 @@ class TorchBackend(DeviceReduce, PairRows, Wanted, Job, Commands):
 
     def has_bytes(self, data: torch.Tensor) -> bool:
         """Can the bytes of a tensor that `describe.resolve` found be copied now?"""
-        return self._unfit(data) not in ("graph capture", "no memory")
+        return self._unfit(data) not in (_describe.CAPTURE, "no memory")
 
     def forget(self, tensor: Any = None, *, views: bool = True) -> None:
         """Data may have changed without a new version (collective, ``.data``, fused optimizer): nothing reduced so far in this

@@ -11,6 +11,7 @@
 | AsyncCollectiveTensor | its class | the result if it was waited for, else none: waiting here would change the order | pending |
 | meta, FakeTensor, functional | ``torch.Tensor`` or its class | none, there is no data | |
 | storage freed | ``torch.Tensor`` | none | freed |
+| of an Ascend NPU in a private format | ``torch.Tensor`` | a copy in format ND | |
 | wrapper with ``dequantize()`` (Transformer Engine, torchao) | its class | what that gives, never its codes | fp8_dtype, quantizer |
 | other subclass | its class | its data; a wrapper: its one inner tensor, if that has the wrapper's dtype | |
 """
@@ -24,6 +25,8 @@ from torch._C import _functorch
 
 from msprobe_engine.records import TensorDescription
 from msprobe_integrations.common.descriptions import LIMIT, intern
+from msprobe_integrations.torch import npu_formats
+from msprobe_integrations.torch.devices import is_capturing
 
 Tensor = torch.Tensor
 Key = tuple[Any, ...]
@@ -31,6 +34,8 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _no_dispatch = torch._C._disabled_torch_dispatch_impl
 _fast: dict[Key, TensorDescription] = {}
 _parts: dict[tuple[int, tuple[int, ...]], tuple[TensorDescription, TensorDescription]] = {}
+CAPTURE = "graph capture"
+"""Why there is no data while the current stream records a graph: what would be computed to read them would become part of it."""
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
@@ -113,9 +118,13 @@ def _plain(tensor: Tensor, cls: type) -> tuple[Tensor | None, TensorDescription,
     if len(_fast) > LIMIT:
         _fast.clear()
     _fast[(cls, tensor.dtype, tensor.shape, tensor.requires_grad, tensor.device)] = description
-    if tensor.is_neg() or tensor.is_conj():
-        return tensor.detach().resolve_neg().resolve_conj(), description, ""
-    return tensor if cls in _PLAIN else tensor.detach().as_subclass(Tensor), description, ""
+    data: Tensor | None = tensor if cls in _PLAIN else tensor.detach().as_subclass(Tensor)
+    why = ""
+    if tensor.device.type == "npu" and npu_formats.is_private(tensor):
+        data, why = (None, CAPTURE) if is_capturing("npu") else npu_formats.cast_to_nd(tensor)
+    if data is not None and (tensor.is_neg() or tensor.is_conj()):
+        data = data.detach().resolve_neg().resolve_conj()
+    return data, description, why
 
 
 def _functorch_inner(tensor: Tensor) -> tuple[Tensor | None, TensorDescription, str]:
@@ -168,6 +177,8 @@ def _values(values: Any, tensor: Tensor, text: str, layout: str) -> tuple[Tensor
 def _wrapper(tensor: Tensor, text: str) -> tuple[Tensor | None, TensorDescription, str]:
     cls = type(tensor)
     if getattr(cls, "dequantize", None) is not Tensor.dequantize:  # its members are codes and scales
+        if is_capturing(tensor.device.type):
+            return None, of(tensor, text, _quantization(tensor)), CAPTURE
         return tensor.detach().dequantize(), of(tensor, text, _quantization(tensor)), ""
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is not None:

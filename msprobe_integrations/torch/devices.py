@@ -23,6 +23,11 @@ def in_use() -> list[tuple[str, Any]]:
     return found
 
 
+def is_capturing(kind: str) -> bool:
+    """Is the current stream of devices of this type recording a graph? What is called now runs later, and again."""
+    return bool(getattr(getattr(torch, kind, None), "is_current_stream_capturing", bool)())
+
+
 def capturing() -> bool:
-    """Is the current stream of any of these devices recording a graph? What is called now runs later, and again."""
-    return any(getattr(module, "is_current_stream_capturing", bool)() for _, module in in_use())
+    """`is_capturing` for any of the devices that this process uses."""
+    return any(is_capturing(kind) for kind, _ in in_use())

@@ -154,6 +154,34 @@ def tensors() -> Any:
     return {"files": len(files), "devices": sorted({t.device.type for t in loaded}), "first": first.tolist()}
 
 
+def formats() -> Any:
+    """Tensors in a private format: rows, files, messages."""
+    import torch_npu
+
+    from msprobe_integrations.torch import describe
+    from msprobe_integrations.torch.backend import TorchBackend
+
+    backend = TorchBackend()
+    plain = torch.arange(1.0, 13.0).reshape(3, 4).to("npu")
+    blocked = torch_npu.npu_format_cast(plain, 29)
+    weight = nn.Parameter(blocked.detach())
+    refs = [backend.reduce(one) for one in (plain, blocked, weight, plain)]
+    pair = [backend.reduce_agreement(one, plain) for one in (plain, blocked)]
+    whole = python_npu.in_private_format(torch.ones(2, 2, dtype=torch.int32).to("npu"))
+    refused = backend.reduce(whole)
+    found = backend.finish_step().rows()
+    assert all(ref.row >= 0 for ref in refs + pair)
+    saved = describe.resolve(weight)[0]
+    return {
+        "rows": [found[ref.row].tobytes().hex() for ref in refs],
+        "pairs": [found[ref.row].tobytes().hex() for ref in pair],
+        "same": [backend.reduce(plain).description == refs[0].description, refs[1].description == refs[0].description],
+        "saved": saved.cpu().tolist() if saved is not None else None,
+        "still": [torch_npu.get_npu_format(blocked), python_npu._host(blocked).unique().tolist()],
+        "refused": [refused.row, sorted(backend.unsupported)],
+    }
+
+
 if __name__ == "__main__":
     python_npu.install()
-    print(json.dumps({part.__name__: part() for part in (monitor, dump, randomness, tensors)}))
+    print(json.dumps({part.__name__: part() for part in (monitor, dump, randomness, tensors, formats)}))

@@ -35,6 +35,10 @@ def _of(held: torch.Tensor) -> torch.Tensor:
 
 _memory: dict[int, torch.Tensor] = {}
 """By storage: what C++ has detached has the same one."""
+_formats: dict[int, tuple[int, torch.Tensor]] = {}
+"""By storage: a private format, and the values. What lies in the memory itself is arranged in another way; here it is one number."""
+BLOCKED = 777.0
+"""That number."""
 
 
 def _host(value: Any) -> Any:
@@ -207,6 +211,34 @@ def _operators() -> Any:
     return library
 
 
+def get_npu_format(tensor: torch.Tensor) -> int:
+    """As that of torch_npu."""
+    return _formats.get(tensor.untyped_storage()._cdata, (2,))[0]
+
+
+def npu_format_cast(tensor: torch.Tensor, number: int) -> torch.Tensor:
+    """As that of torch_npu, which casts few types."""
+    if number == get_npu_format(tensor):
+        return tensor
+    if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        raise RuntimeError("can not cast format when src is not float32 or float16")
+    key = tensor.untyped_storage()._cdata
+    values = _formats[key][1] if key in _formats else _host(tensor)
+    with torch._C.DisableTorchFunction():
+        if number == 2:
+            return _of(values.clone())
+        made = _of(torch.full_like(values, BLOCKED))
+    _formats[made.untyped_storage()._cdata] = (number, values)
+    return made
+
+
+def in_private_format(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of a type that `npu_format_cast` refuses, as an operator of torch_npu may give it."""
+    made = _of(torch.zeros_like(_host(tensor)))
+    _formats[made.untyped_storage()._cdata] = (29, _host(tensor))
+    return made
+
+
 def generator() -> torch.Generator:
     """The generator of the device."""
     found: torch.Generator = torch.npu.default_generators[0]  # type: ignore[attr-defined]
@@ -238,6 +270,7 @@ def install() -> Any:
 
     wrapped.__module__, wrapped.__name__ = "torch_npu.contrib.function", "npu_wrapped_swiglu"
     module.npu_wrapped_swiglu = wrapped
+    module.get_npu_format, module.npu_format_cast = get_npu_format, npu_format_cast
     module.__version__ = "2.13.0"
     module.__spec__ = types.SimpleNamespace(name="torch_npu")
     sys.modules["torch_npu"] = module

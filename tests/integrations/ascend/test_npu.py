@@ -74,6 +74,20 @@ def test_tensor_files(ran: dict[str, Any]) -> None:
     assert got["first"] == [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]]
 
 
+def test_private_formats(ran: dict[str, Any]) -> None:
+    """What is read of a tensor in format FRACTAL_NZ is a copy in format ND: rows, pairs and files are those of its
+    values, and the tensor itself stays as it is. Where torch_npu refuses the cast there is no row, and a message says why."""
+    got = ran["formats"]
+    assert got["rows"][0] == got["rows"][1] == got["rows"][2] == got["rows"][3]
+    assert got["pairs"][0] == got["pairs"][1]
+    assert got["same"] == [True, True]
+    assert got["saved"] == [[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0], [9.0, 10.0, 11.0, 12.0]]
+    assert got["still"] == [29, [777.0]]
+    row, (why,) = got["refused"]
+    assert row == -1
+    assert why.startswith("private format: 29, RuntimeError: can not cast format")
+
+
 def test_nothing_imports_torch_npu() -> None:
     """No module of this project imports torch_npu by itself, nor looks for more than its name."""
     text = (
