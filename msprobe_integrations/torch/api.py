@@ -28,6 +28,7 @@ from msprobe_integrations.torch.apinames import COMPOSED, TWICE, ApiNames
 from msprobe_integrations.torch.callform import as_called
 from msprobe_integrations.torch.containers import tensors_in
 from msprobe_integrations.torch.frames import PLAIN, called_internally, kinds
+from msprobe_integrations.torch.host_copies import CALLS as COPIES
 from msprobe_integrations.torch.origins import Origins
 from msprobe_integrations.torch.raw import ignored_argument, raw_results
 from msprobe_integrations.torch.recorder import Recorder
@@ -211,6 +212,8 @@ class ApiCapture(TorchFunctionMode):
             else:
                 for made in raw_results(api, result):
                     self._recorder.raw.add(made, sys._getframe(self._caller))
+                if api in COPIES:
+                    self._recorder.copies.add(api, args, kwargs or {}, result)
                 if kwargs and "out" in kwargs:
                     self._written(kwargs["out"])
                 elif how == _UNRECORDED and api == "copy_":  # FSDP2 on one rank fills its weights so, and keeps their versions

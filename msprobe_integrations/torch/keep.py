@@ -28,7 +28,7 @@ from msprobe_integrations.torch import describe as _describe
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.pending import quiet
 from msprobe_integrations.torch.slices import Slices
-from msprobe_integrations.torch.streams import host_memory, wait_for
+from msprobe_integrations.torch.streams import host_memory, record_event, wait_for
 
 _modes = torch._C._len_torch_function_stack
 _no_function = torch._C.DisableTorchFunction
@@ -128,7 +128,7 @@ class Keeper(BaseKeeper):
                 data = data.view(_WORDS[data.element_size()])
             target.view(data.dtype).view(data.shape).copy_(data, non_blocking=True)
             if module is not None:
-                payload.ready = _Event(module, data.device)
+                payload.ready = _Event(data.device)
         except BaseException as error:
             self.store.spoil(files, payload, f"{type(error).__name__}: {str(error)[:120]}")
             raise
@@ -138,10 +138,8 @@ class Keeper(BaseKeeper):
 class _Event:
     """A copy that the current stream of a device makes."""
 
-    def __init__(self, module: Any, device: torch.device) -> None:
-        with module.device(device):
-            self._event = module.Event(blocking=True)  # the writer sleeps meanwhile
-            self._event.record()
+    def __init__(self, device: torch.device) -> None:
+        self._event = record_event(device, blocking=True)  # the writer sleeps meanwhile
 
     def wait(self) -> None:
         wait_for(self._event)

@@ -12,6 +12,7 @@ import torch
 from msprobe_engine.pipeline import Pipeline
 from msprobe_engine.records import TensorRef
 from msprobe_integrations.common.calls import Call
+from msprobe_integrations.common.descriptions import intern
 from msprobe_integrations.common.filters import RecordFilter
 from msprobe_integrations.common.recorder import CallRecorder, Parameters, Reduce
 from msprobe_integrations.common.stacks import Stacks
@@ -19,12 +20,13 @@ from msprobe_integrations.torch import frames
 from msprobe_integrations.torch.backward import GradientWatch, sequence_number
 from msprobe_integrations.torch.containers import tensors_in
 from msprobe_integrations.torch.graph_tasks import current_graph_task
+from msprobe_integrations.torch.host_copies import HostCopies
 from msprobe_integrations.torch.keep import Keeper
 from msprobe_integrations.torch.raw import RawMemory, leaves_unread, share_memory, writes_in_place
 from msprobe_integrations.torch.slices import Slices
 from msprobe_integrations.torch.slots import differentiable, edges_of
 from msprobe_integrations.torch.structure import convert
-from msprobe_integrations.torch.unsettled import UNINITIALISED, Unsettled, find_places
+from msprobe_integrations.torch.unsettled import PENDING, UNINITIALISED, Unsettled, find_places
 
 no_torch_function = torch._C.DisableTorchFunction
 _modes = torch._C._len_torch_function_stack
@@ -81,7 +83,9 @@ class Recorder(CallRecorder):
         self._reduce = getattr(pipeline.backend, "reduce_unshielded", pipeline.backend.reduce)
         if slices is not None:
             self.reduce_gradient = self._reduce = slices.reduce
-        self.unsettled = Unsettled()
+        self.copies = HostCopies()
+        self._copied = self.copies.known
+        self.unsettled = Unsettled(self._is_there)
         self._views: dict[int, tuple[weakref.ref[torch.Tensor], list[tuple[GradientWatch, int]]]] = {}
 
     def reduce(self, tensor: torch.Tensor) -> TensorRef:
@@ -90,16 +94,35 @@ class Recorder(CallRecorder):
             return self.without_values(tensor, UNINITIALISED[0])
         if not tensor.is_cpu:  # no sample of its memory tells here whether a kernel that nobody saw has written to it since it was read
             self._forget(tensor, views=False)
+        elif self._copied and self.copies.holds(tensor):
+            return self._of_copy(tensor, self.reduce)
         ref: TensorRef = self._reduce(tensor)
         if ref[0] < 0:
             self.unsettled.met(tensor, ref)
         return ref
+
+    def _of_copy(self, tensor: torch.Tensor, reduce: Reduce) -> TensorRef:
+        """Of memory of the host that a device still fills: the row of what is copied, else one that is put in later."""
+        source = self.copies.source_of(tensor)
+        if source is not None:
+            row, shown = reduce(source)
+            if row >= 0:
+                return TensorRef(row, intern(*shown._replace(device=str(tensor.device), requires_grad=tensor.requires_grad)))
+        ref = self.without_values(tensor, PENDING[0])
+        self.unsettled.met(tensor, ref)
+        return ref
+
+    def _is_there(self, tensor: torch.Tensor) -> bool:
+        completed: bool | None = getattr(tensor, "completed", None)  # of an `AsyncCollectiveTensor`
+        return not self.copies.holds(tensor) if completed is None else completed
 
     def _save(self, tensor: torch.Tensor) -> TensorRef:
         if self._raw and self.raw.holds(tensor) and self._without_values(tensor):
             return self.without_values(tensor, UNINITIALISED[0])
         if not tensor.is_cpu:
             self._forget(tensor, views=False)
+        elif self._copied and self.copies.holds(tensor):
+            return self._of_copy(tensor, self._save)
         ref: TensorRef = self.keeper.reduce(tensor)
         if ref[0] < 0:
             self.unsettled.met(tensor, ref)
@@ -147,6 +170,8 @@ class Recorder(CallRecorder):
             self._look_at(call, args, kwargs, ignored)
 
     def _look_at(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], ignored: int) -> None:
+        if self.unsettled.waiting:
+            self.unsettled.settle()  # before the call can write to what has arrived
         if self._raw:
             self._beginning, self._beginning_api = call, call.name.split(".", 2)[1]
             try:
@@ -212,3 +237,4 @@ class Recorder(CallRecorder):
         super().end_step()
         self._views.clear()
         self.unsettled.end_step()
+        self.copies.drop_arrived()

@@ -20,6 +20,15 @@ def side_stream(module: Any, device: torch.device) -> Any:
     return _streams[device]
 
 
+def record_event(device: torch.device, **options: Any) -> Any:
+    """An event that is over when the current stream of `device` has come to this point; options as those of ``torch.cuda.Event``."""
+    module = getattr(torch, device.type)
+    with module.device(device):
+        event = module.Event(**options)
+        event.record()
+    return event
+
+
 def wait_for(event: Any) -> None:
     """Wait for an event of a device, on whatever thread; a capture of a graph on another thread goes on."""
     relax_capture_mode()

@@ -145,13 +145,21 @@ def tensors() -> Any:
     debugger = PrecisionDebugger({"task": "tensor", "level": "L1", "dump_path": place, "tensor": {}})
     debugger.start(training.model)
     training.step()
+    python_npu.late["on"] = True
+    late = torch.relu(training.x).to("cpu", non_blocking=True)
+    early = str(late.tolist())
+    python_npu.late["on"] = False
     debugger.stop()
     debugger.step()
     debugger._at_exit()
     files = sorted(Path(place).rglob("*.pt"))
     loaded = [torch.load(f, weights_only=True) for f in files]
-    first = next(t for f, t in zip(files, loaded) if f.name == "Functional.linear.0.forward.input.0.pt")
-    return {"files": len(files), "devices": sorted({t.device.type for t in loaded}), "first": first.tolist()}
+    first, copied = (
+        next(t for f, t in zip(files, loaded) if f.name == name)
+        for name in ("Functional.linear.0.forward.input.0.pt", "Tensor.to.0.forward.output.0.pt")
+    )
+    values = {"first": first.tolist(), "early": early, "late": copied.tolist()}
+    return {"files": len(files), "devices": sorted({t.device.type for t in loaded}), **values}
 
 
 def formats() -> Any:
@@ -182,6 +190,49 @@ def formats() -> Any:
     }
 
 
+class Offload(nn.Module):
+    """Gives a tensor of the host that the device still fills, by another name than that of the copy."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Without a wait."""
+        return x.to("cpu", non_blocking=True).view(-1)
+
+
+def arrivals() -> Any:
+    """Means of outputs at level mix where copies to the host come late."""
+    buffer, half = torch.zeros(2), torch.zeros(2, dtype=torch.float16)
+    waits: list[int] = []
+
+    def work() -> None:
+        x, y = torch.full((2,), 3.0).to("npu"), torch.full((2,), 5.0).to("npu")
+        python_npu.late["on"] = True
+        before = python_npu.EVENTS.count("synchronize")
+        kept.append(model(x))
+        torch.relu(x).to("cpu", non_blocking=True)
+        buffer.copy_(x, non_blocking=True)
+        buffer.view(2, 1)  # never has numbers: the memory is written to before they were there
+        buffer.copy_(y, True)
+        half.copy_(x, non_blocking=True)  # another type: there is no tensor with these values
+        waits.append(python_npu.EVENTS.count("synchronize") - before)
+        python_npu.arrive()
+        kept.append(torch.add(buffer, 1))
+        half.copy_(y, non_blocking=True)  # does not arrive within the step
+        python_npu.late["on"] = False
+
+    kept: list[Any] = []
+    model = nn.Sequential(Offload())
+    (frame,) = capture(model, work, "mix")
+    python_npu.arrive()
+    found = {}
+    for entry in frame.entries:
+        output: Any = entry.sections.get("output")
+        if output and ".backward" not in entry.name:
+            ref = output[0]
+            mean = rows.read(frame.rows[ref.row]).mean if ref.row >= 0 else None
+            found[entry.name] = [mean, ref.description.dtype, ref.description.device, dict(ref.description.extra)]
+    return {"waits": waits, "found": found}
+
+
 if __name__ == "__main__":
     python_npu.install()
-    print(json.dumps({part.__name__: part() for part in (monitor, dump, randomness, tensors, formats)}))
+    print(json.dumps({part.__name__: part() for part in (monitor, dump, randomness, tensors, formats, arrivals)}))

@@ -67,18 +67,37 @@ def _fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    del non_blocking
     with torch._C.DisableTorchFunction():
-        _host(target).copy_(_host(source))
+        if non_blocking and late["on"] and target.device.type == "cpu":
+            _under_way.append((target.detach(), _host(source).clone()))
+        else:
+            _host(target).copy_(_host(source))
     return target
 
 
 def _to_copy(tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
     to = kwargs.pop("device", None)
     kwargs.pop("pin_memory", None)
+    home = to is not None and torch.device(to).type == "cpu"
     with torch._C.DisableTorchFunction():
         made = _host(tensor).detach().to(kwargs.get("dtype") or tensor.dtype, copy=True)
-    return made if to is not None and torch.device(to).type == "cpu" else _of(made)
+        if home and kwargs.get("non_blocking") and late["on"]:
+            _under_way.append((made, made.clone()))
+            made.fill_(float("nan"))
+    return made if home else _of(made)
+
+
+late = {"on": False}
+"""Copies to the host that are not waited for come with `arrive`, not at once."""
+_under_way: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+
+def arrive() -> None:
+    """All copies that are under way are there, without new versions."""
+    while _under_way:
+        target, values = _under_way.pop(0)
+        with torch._C.DisableTorchFunction():
+            target.data.copy_(values)
 
 
 def _as_strided(tensor: torch.Tensor, size: Any, stride: Any, offset: int | None = None) -> torch.Tensor:
@@ -117,21 +136,25 @@ class Stream:
 
 
 class Event:
-    """An event, complete from the beginning."""
+    """An event: complete when the copies are there that were under way when it was recorded."""
 
     def __init__(self, **_: Any) -> None:
         EVENTS.append("event")
+        self._behind: list[Any] = []
 
     def record(self, stream: Any = None) -> None:
-        """Nothing to record."""
+        """Behind all that was asked for, on any stream."""
+        del stream
+        self._behind = list(_under_way)
 
     def query(self) -> bool:
-        """Complete."""
-        return True
+        """Complete?"""
+        return not any(copy is each for copy in self._behind for each in _under_way)
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """Wait."""
         EVENTS.append("synchronize")
+        arrive()
 
 
 class _On:

@@ -67,11 +67,13 @@ def test_random_state(ran: dict[str, Any]) -> None:
 
 
 def test_tensor_files(ran: dict[str, Any]) -> None:
-    """Task tensor copies tensors of the device to files that load on the processor."""
+    """Task tensor copies tensors of the device to files that load on the processor; the file of a copy to the host that comes late has
+    what comes."""
     got = ran["tensors"]
     assert got["devices"] == ["cpu"]
     assert got["files"] > 10
-    assert got["first"] == [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]]
+    assert got["first"] == got["late"] == [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]]
+    assert "nan" in got["early"]
 
 
 def test_private_formats(ran: dict[str, Any]) -> None:
@@ -86,6 +88,29 @@ def test_private_formats(ran: dict[str, Any]) -> None:
     row, (why,) = got["refused"]
     assert row == -1
     assert why.startswith("private format: 29, RuntimeError: can not cast format")
+
+
+def test_copies_to_the_host_that_come_late(ran: dict[str, Any]) -> None:
+    """The result of a copy that is not waited for has the numbers of what is copied, whenever it comes; other names of its memory have
+    theirs as soon as it has come, and none, said so, when it has been written to before or does not come within the step. Nobody waits."""
+    got = ran["arrivals"]
+    late = [None, "torch.float32", "cpu", {"pending": True}]
+    assert got["waits"] == [0]
+    assert {name: what for name, what in got["found"].items() if ".full." not in name} == {
+        "Tensor.to.0.forward": [3.0, "torch.float32", "npu:0", {}],
+        "Tensor.to.1.forward": [5.0, "torch.float32", "npu:0", {}],
+        "Tensor.to.2.forward": [3.0, "torch.float32", "cpu", {}],
+        "Tensor.view.0.forward": [3.0, "torch.float32", "cpu", {}],
+        "Module.0.Offload.forward.0": [3.0, "torch.float32", "cpu", {}],
+        "Torch.relu.0.forward": [3.0, "torch.float32", "npu:0", {}],
+        "Tensor.to.3.forward": [3.0, "torch.float32", "cpu", {}],
+        "Tensor.copy_.0.forward": [3.0, "torch.float32", "cpu", {}],
+        "Tensor.view.1.forward": late,
+        "Tensor.copy_.1.forward": [5.0, "torch.float32", "cpu", {}],
+        "Tensor.copy_.2.forward": [3.0, "torch.float16", "cpu", {}],
+        "Torch.add.0.forward": [6.0, "torch.float32", "cpu", {}],
+        "Tensor.copy_.3.forward": [None, "torch.float16", "cpu", {"pending": True}],
+    }
 
 
 def test_nothing_imports_torch_npu() -> None:
