@@ -76,12 +76,14 @@ def rows(version: str, side: str, form: Form) -> list[list[str]]:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_cells_are_those_of_the_existing_tool(version: str) -> None:
-    """Every metric, blank and status of about a thousand pairs of results; numbers without dimensions may differ in the last digits."""
+    """Every metric, blank and status of about a thousand pairs of results; numbers without dimensions may differ in the last digits, and the
+    cosine in its fourteenth: BLAS adds in another order on another processor."""
     ours, theirs = rows(version, "npu", form_of(version)), existing()[version]["npu"]
     assert len(ours) == len(theirs) > 1000
     for mine, old in zip(ours, theirs):
         for column, x, y in zip(DETAILS_COLUMNS, mine[:-1], old):
             same = x == y or (mine[3] == "()" and version == "26.2.0" and math.isclose(float(x), float(y), rel_tol=1e-6))
+            same = same or (column == DETAILS_COLUMNS[4] and " " not in (x, y) and math.isclose(float(x), float(y), abs_tol=1.5e-14))
             assert same, (column, mine, old)
 
 
