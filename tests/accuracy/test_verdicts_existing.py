@@ -76,8 +76,8 @@ def rows(version: str, side: str, form: Form) -> list[list[str]]:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_cells_are_those_of_the_existing_tool(version: str) -> None:
-    """Every metric, blank and status of about a thousand pairs of results; numbers without dimensions may differ in the last digits, and the
-    cosine in its fourteenth: BLAS adds in another order on another processor."""
+    """Every metric, blank and status of about a thousand pairs of results; numbers without dimensions may differ in the last digits, and
+    the cosine in its fourteenth: BLAS adds in another order on another processor."""
     ours, theirs = rows(version, "npu", form_of(version)), existing()[version]["npu"]
     assert len(ours) == len(theirs) > 1000
     for mine, old in zip(ours, theirs):
