@@ -22,6 +22,7 @@ from msprobe_integrations.common.descriptions import intern
 from msprobe_integrations.common.row_memory import MemoryPool
 from msprobe_integrations.common.wanted import CHECKSUMS, Wanted
 from msprobe_integrations.torch import describe as _describe
+from msprobe_integrations.torch import quantized
 from msprobe_integrations.torch.arrays import as_array
 from msprobe_integrations.torch.checksums import Staging, xor_into
 from msprobe_integrations.torch.commands import Commands
@@ -256,6 +257,8 @@ class TorchBackend(DeviceReduce, PairRows, Wanted, Job, Commands):
         row = -1
         try:
             with quiet():
+                if quantized.is_quantized(type(tensor)):
+                    return self._reduce_quantized(step, tensor)
                 data, description, why = _describe.resolve(tensor)
                 if data is not None:
                     why = self._unfit(data)
@@ -273,6 +276,30 @@ class TorchBackend(DeviceReduce, PairRows, Wanted, Job, Commands):
             if row >= 0:
                 step.host.clear(row)
             return self._without(self._described(tensor), f"{type(error).__name__}: {str(error)[:80]}")
+
+    def _reduce_quantized(self, step: Step, tensor: Any) -> TensorRef:
+        """The row of the values, in blocks where they are large; and the scales, whose extremes are put into the description later."""
+        blocks = 1 if self._want & (hostkernel.WANT_CRC | hostkernel.WANT_XOR) else quantized.blocks_of(tensor)
+        if blocks > 1 and not is_capturing(tensor.device.type):
+            description, row = _describe.describe(tensor), next(step.numbers)
+            step.host.clear(row)
+            like = tensor._data
+            out, _ = self._device_row(step, like, row, tensor.numel(), host_flags(tensor.dtype, self._want))
+            quantized.reduce_blocks(tensor, blocks, out, self._want)
+        else:
+            data, description, why = _describe.resolve(tensor)
+            why = why if data is None else self._unfit(data)
+            if data is None or why:
+                return self._without(description, why)
+            row = next(step.numbers)
+            step.host.clear(row)
+            self._launch(step, data, row)
+        scales = quantized.scales(tensor)
+        if scales is not None and (scale_row := self._reduce_any(step, scales).row) >= 0:
+            late = quantized.LateScale(min=None, max=None)
+            step.scales.append((late, scale_row))
+            description = description._replace(extra=(*description.extra, ("scale_inv", late)))
+        return TensorRef(row, description)  # not remembered: its codes are written by kernels, without new versions
 
     def _unfit(self, data: torch.Tensor) -> str:
         if data.dtype not in CODES:

@@ -12,7 +12,7 @@
 | meta, FakeTensor, functional | ``torch.Tensor`` or its class | none, there is no data | |
 | storage freed | ``torch.Tensor`` | none | freed |
 | of an Ascend NPU in a private format | ``torch.Tensor`` | a copy in format ND | |
-| wrapper with ``dequantize()`` (Transformer Engine, torchao) | its class | what that gives, never its codes | fp8_dtype, quantizer |
+| wrapper with ``dequantize()`` (Transformer Engine, torchao) | its class | what that gives, never its codes | of `quantized.facts` |
 | other subclass | its class | its data; a wrapper: its one inner tensor, if that has the wrapper's dtype | |
 """
 
@@ -25,7 +25,7 @@ from torch._C import _functorch
 
 from msprobe_engine.records import TensorDescription
 from msprobe_integrations.common.descriptions import LIMIT, intern
-from msprobe_integrations.torch import npu_formats
+from msprobe_integrations.torch import npu_formats, quantized
 from msprobe_integrations.torch.devices import is_capturing
 
 Tensor = torch.Tensor
@@ -48,6 +48,10 @@ def describe(tensor: Tensor) -> TensorDescription:
             return found
     except Exception:
         pass
+    cls = type(tensor)
+    if quantized.is_quantized(cls):  # `resolve` would make its values
+        with torch._C.DisableTorchFunction():
+            return of(tensor, class_name(cls), quantized.facts(tensor))
     return resolve(tensor)[1]
 
 
@@ -176,10 +180,14 @@ def _values(values: Any, tensor: Tensor, text: str, layout: str) -> tuple[Tensor
 
 def _wrapper(tensor: Tensor, text: str) -> tuple[Tensor | None, TensorDescription, str]:
     cls = type(tensor)
-    if getattr(cls, "dequantize", None) is not Tensor.dequantize:  # its members are codes and scales
+    if quantized.is_quantized(cls):
+        description = of(tensor, text, quantized.facts(tensor))
         if is_capturing(tensor.device.type):
-            return None, of(tensor, text, _quantization(tensor)), CAPTURE
-        return tensor.detach().dequantize(), of(tensor, text, _quantization(tensor)), ""
+            return None, description, CAPTURE
+        try:
+            return tensor.detach().dequantize(), description, ""
+        except Exception as error:  # what Transformer Engine keeps by columns alone has no way back
+            return None, description, f"no values: {text}, {type(error).__name__}: {str(error)[:80]}"
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is not None:
         held = [getattr(tensor, name) for name in flatten()[0]]
@@ -191,16 +199,6 @@ def _wrapper(tensor: Tensor, text: str) -> tuple[Tensor | None, TensorDescriptio
         inner, _, why = resolve(held[0])
         return inner, of(tensor, text), why
     return None, of(tensor, text), f"no data: {text}"
-
-
-def _quantization(tensor: Any) -> tuple[tuple[str, Any], ...]:
-    """What a quantized tensor says of itself without a look at the device. Names of Transformer Engine's members."""
-    found = []
-    if (kind := getattr(tensor, "_fp8_dtype", None)) is not None:
-        found.append(("fp8_dtype", str(kind).removeprefix("DType.k").removeprefix("torch.")))
-    if (quantizer := getattr(tensor, "_quantizer", None)) is not None:
-        found.append(("quantizer", type(quantizer).__name__))
-    return tuple(found)
 
 
 def class_name(cls: type) -> str:

@@ -17,6 +17,7 @@ from msprobe_engine.rows import Rows
 from msprobe_integrations.common.row_memory import MemoryPool, RowBuffer
 from msprobe_integrations.torch.capture_mode import relax_capture_mode
 from msprobe_integrations.torch.checksums import Staging
+from msprobe_integrations.torch.quantized import LateScale
 from msprobe_integrations.torch.statistics import DeviceRows
 from msprobe_integrations.torch.streams import host_memory, side_stream, wait_for
 
@@ -49,6 +50,7 @@ class Step:
         self.staging: dict[Any, Staging] = {}
         self.crcs: dict[int, int] = {}
         self.seen: dict[int, Seen] = {}
+        self.scales: list[tuple[LateScale, int]] = []
         self.lock = threading.Lock()
 
 
@@ -130,6 +132,8 @@ class TorchPendingRows:
                     for staging in self._step.staging.values():
                         self._step.crcs.update(staging.results())
                 _put_crcs(self._step.crcs, out)
+            for scale, row in self._step.scales:
+                scale.put(out[row])
             self._rows, self._step, self._copies = out, None, []
         return self._rows
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
-from msprobe_integrations.torch import describe
+from msprobe_engine import rows
+from msprobe_engine.dump import text
+from msprobe_engine.dump.template import LayoutCache, Options
+from msprobe_engine.records import Entry
+from msprobe_integrations.torch import describe, quantized
 from msprobe_integrations.torch.backend import TorchBackend
 
 
@@ -23,12 +28,19 @@ class Quantized(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.slice.Tensor and "_data" in vars(args[0]):
+            data = func(args[0]._data, *args[1:])
+            return cls(tuple(data.shape), **{**vars(args[0]), "_data": data})
         assert func is torch.ops.aten.detach.default, func
         return cls(tuple(args[0].shape), **vars(args[0]))
 
 
 class Float8Tensor(Quantized):
+    made: ClassVar[list[int]] = []
+    """Sizes of what was dequantized."""
+
     def dequantize(self) -> torch.Tensor:  # type: ignore[override]
+        self.made.append(self.numel())
         return (self._data.view(torch.float8_e4m3fn).float() * self._scale_inv).to(self.dtype)  # type: ignore[attr-defined]
 
 
@@ -39,8 +51,15 @@ class BlockTensor(Quantized):
         return (self._rowwise_data.view(torch.float8_e4m3fn).float() * self._rowwise_scale_inv).to(self.dtype)  # type: ignore[attr-defined]
 
 
+class DelayedScaling:
+    """A recipe."""
+
+
 class Delayed:
     """A quantizer."""
+
+    def _get_compatible_recipe(self) -> type:
+        return DelayedScaling
 
 
 VALUES = torch.tensor([[0.5, -0.25], [0.125, 0.0]])
@@ -61,11 +80,101 @@ def test_rows_are_of_the_values(case: str) -> None:
     """Extremes and sum are those of the dequantized values, whatever members there are; the description is that of the wrapper."""
     backend = TorchBackend(digest=True)
     ref, plain = backend.reduce(CASES[case]()), backend.reduce(VALUES.to(torch.bfloat16))
-    rows = backend.finish_step().rows()
-    assert rows[ref.row].tobytes() == rows[plain.row].tobytes()
+    found = backend.finish_step().rows()
+    assert found[ref.row].tobytes() == found[plain.row].tobytes()
     assert (ref.description.dtype, ref.description.shape) == ("torch.bfloat16", (2, 2))
-    if case == "codes":
-        assert ref.description.extra == (("fp8_dtype", "Float8E4M3"), ("quantizer", "Delayed"))
+    extra = dict(ref.description.extra)
+    assert extra.pop("scale_inv") == {"min": 1 / 512, "max": 1 / 512}
+    assert extra == ({"fp8_dtype": "Float8E4M3", "quantizer": "Delayed", "recipe": "DelayedScaling"} if case == "codes" else {})
+
+
+def test_a_large_tensor_is_read_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a slice is of the same class, no more than a block of rows is dequantized at a time; digest, counts and extremes are those of
+    the whole. Where it is not, the values are made at once."""
+    monkeypatch.setattr(quantized, "BLOCK_BYTES", 64)
+    torch.manual_seed(0)
+    codes = torch.randn(11, 10).to(torch.float8_e4m3fn).view(torch.uint8)
+    codes[10, 9] = 0x7F  # NaN
+    backend = TorchBackend(digest=True)
+    Float8Tensor.made.clear()
+    ref = backend.reduce(Float8Tensor((11, 10), _data=codes, _scale_inv=SCALE))
+    assert Float8Tensor.made == [30, 30, 30, 20]
+    rows_of = BlockTensor((11, 10), _rowwise_data=codes, _rowwise_scale_inv=SCALE.expand(11, 1))
+    whole = backend.reduce(rows_of)
+    plain = backend.reduce(rows_of.dequantize())
+    found = backend.finish_step().rows()
+    assert found[whole.row].tobytes() == found[plain.row].tobytes()
+    have, want = rows.read(found[ref.row]), rows.read(found[plain.row])
+    assert (have.count, have.nans, have.finite_min, have.finite_max) == (110, 1, want.finite_min, want.finite_max)
+    assert rows.as_int64(found)[ref.row, rows.DIGEST] == rows.as_int64(found)[plain.row, rows.DIGEST]
+    assert found[ref.row, rows.SUMSQ] == pytest.approx(found[plain.row, rows.SUMSQ], rel=1e-12)
+
+
+E8M0 = torch.full((128, 4), 255, dtype=torch.uint8)
+E8M0[:2, :2] = torch.tensor([[126, 127], [128, 127]])
+BLOCKS = torch.full((4, 4), float("nan"))
+BLOCKS[:1, :1] = 0.5
+
+
+@pytest.mark.parametrize(
+    ("scale", "members", "limits"),
+    [
+        (E8M0, {"_fp8_dtype": "DType.kFloat8E4M3"}, {"min": 0.5, "max": 2.0}),
+        (E8M0, {"_with_gemm_swizzled_scales": True}, None),
+        (torch.full((128, 4), 0x38, dtype=torch.uint8), {"_fp4_dtype": "DType.kFloat4E2M1"}, {"min": 1.0, "max": 1.0}),
+        (BLOCKS, {"_is_2D_scaled": True}, {"min": 0.5, "max": 0.5}),
+        (BLOCKS, {"_is_2D_scaled": False}, {"min": "nan", "max": "nan"}),
+    ],
+    ids=["MXFP8", "MXFP8 in the order of a product", "NVFP4", "blocks", "rows of blocks"],
+)
+def test_scales_are_read_as_what_they_are(scale: torch.Tensor, members: dict[str, Any], limits: dict[str, float] | None) -> None:
+    """Scales of one byte are powers of two or e4m3; memory that only fills up is not read; an order that is not known has no limits."""
+    width = 33 if "_is_2D_scaled" not in members else 2
+
+    class Other(Quantized):
+        def dequantize(self) -> torch.Tensor:  # type: ignore[override]
+            return torch.zeros(2, width, dtype=torch.bfloat16)
+
+    backend = TorchBackend()
+    ref = backend.reduce(Other((2, width), _rowwise_data=CODES, _rowwise_scale_inv=scale, **members))
+    backend.finish_step().rows()
+    assert dict(ref.description.extra).get("scale_inv") == limits
+
+
+def test_scales_are_in_the_dump() -> None:
+    """The extremes of the scales stand beside the values in dump.json, those of this step in every step."""
+    held = torch.tensor([1 / 512])
+    tensor = Float8Tensor((2, 2), _data=CODES, _scale_inv=held)
+    backend, cache = TorchBackend(), LayoutCache(Options())
+    texts = []
+    for factor in (1, 2):
+        held.mul_(factor)
+        ref = backend.reduce(tensor)
+        arrived = backend.finish_step().rows()
+        layout, slots, floats = cache.find([Entry("Torch.relu.0.forward", {"output": [ref]})], "L1")
+        texts.append(json.loads(text.render(layout.data, slots, arrived, floats))["Torch.relu.0.forward"]["output"][0])
+    assert [one["scale_inv"] for one in texts] == [{"min": 1 / 512, "max": 1 / 512}, {"min": 1 / 256, "max": 1 / 256}]
+    assert [one["Max"] for one in texts] == [0.5, 1.0]
+
+
+def test_what_cannot_be_dequantized_has_no_numbers() -> None:
+    """Transformer Engine may hold the codes by columns alone, and then refuses: no row, the tensor is described all the same."""
+
+    class Refuses(Quantized):
+        def dequantize(self) -> torch.Tensor:  # type: ignore[override]
+            raise NotImplementedError("no way back from the transpose")
+
+    backend = TorchBackend()
+    ref = backend.reduce(Refuses((2, 2), _data=None, _fp8_dtype="DType.kFloat8E5M2"))
+    assert (ref.row, ref.description.shape, ref.description.extra) == (-1, (2, 2), (("fp8_dtype", "Float8E5M2"),))
+    assert [why for why in backend.unsupported if "no way back" in why]
+
+
+def test_a_description_makes_no_values() -> None:
+    """`describe` tells what a tensor is without dequantizing it."""
+    Float8Tensor.made.clear()
+    assert describe.describe(CASES["codes"]()).dtype == "torch.bfloat16"
+    assert Float8Tensor.made == []
 
 
 def test_saved_are_the_values() -> None:
