@@ -19,6 +19,7 @@ from msprobe_integrations.common.tree import CallTree
 
 Parameters = Mapping[str, Any]
 Reduce = Callable[[Any], TensorRef]
+ALL_READ = -2
 _NO_EDGES: list[Any] = []
 _NO_TAGS: Mapping[str, Any] = {}
 _RECOMPUTE: Mapping[str, Any] = {"is_recompute": True}
@@ -154,7 +155,7 @@ class CallRecorder(ABC):
 
         Args:
             depth: frames between this function and the user's.
-            ignored: position of an argument that the call does not read, -1 when there is none.
+            ignored: position of an argument that the call does not read, -1 when there is none, `ALL_READ` when ``out=`` is read too.
         """
         call.micro_step = self.micro_step
         if self.graph_task() != -1:
@@ -202,7 +203,8 @@ class CallRecorder(ABC):
             call.inputs = [reduce(a) if isinstance(a, kind) else convert(a, reduce) for a in read]
             if ignored >= 0 and isinstance(args[ignored], kind):
                 call.inputs[ignored] = self.without_values(args[ignored], "ignored")
-            call.keywords = {k: convert(v, reduce if k != "out" else self._ignored) for k, v in kwargs.items()} if kwargs else {}
+            out = self._ignored if ignored != ALL_READ else reduce
+            call.keywords = {k: convert(v, reduce if k != "out" else out) for k, v in kwargs.items()} if kwargs else {}
         if call.watch and self.recording() and self._open < self.most_open:
             call.edges = self.edges(args, kwargs, not call.is_module)
 

@@ -23,6 +23,7 @@ from msprobe_integrations.common.calls import Call
 from msprobe_integrations.common.custom_api import record_call
 from msprobe_integrations.common.doors import Door
 from msprobe_integrations.common.filters import ALWAYS
+from msprobe_integrations.common.recorder import ALL_READ
 from msprobe_integrations.torch import modestack, operator_libraries
 from msprobe_integrations.torch.apinames import COMPOSED, TWICE, ApiNames
 from msprobe_integrations.torch.callform import as_called
@@ -33,7 +34,7 @@ from msprobe_integrations.torch.origins import Origins
 from msprobe_integrations.torch.raw import ignored_argument, raw_results
 from msprobe_integrations.torch.recorder import Recorder
 from msprobe_integrations.torch.silent_writes import NAMES, OPERATORS, written_arguments, written_silently
-from msprobe_integrations.torch.triton_launches import TritonLaunches
+from msprobe_integrations.torch.triton_launches import TritonLaunches, tensors_given
 
 _DEPTH = 3  # recorder.begin, begin, handler
 _DATA: Any = torch.Tensor.data.__get__  # type: ignore[attr-defined]
@@ -239,10 +240,21 @@ class ApiCapture(TorchFunctionMode):
         except Exception as error:
             self._fail(error)
 
-    def _launched(self, arguments: Any) -> None:
-        """A kernel of Triton was handed these arguments."""
-        if self._on():
-            self.written(arguments)
+    def _launched(self, name: str, run: Callable[[], Any], args: Any, kwargs: Any) -> Any:
+        """The launch of a Triton kernel; its results are the arguments as it leaves them."""
+        if not self._on():
+            return run()
+        call = self.begin("Triton", name, args, kwargs, ALL_READ) if self.sees() else None
+        if call is not None:
+            call.watch = False  # autograd knows nothing of kernels
+        try:
+            result = run()
+        except BaseException:
+            self.end(call, None, failed=True)
+            raise
+        self.written(tensors_given(args, kwargs))
+        self.end(call, [*args, *(value for value in kwargs.values() if isinstance(value, torch.Tensor))])
+        return result
 
     def _written(self, out: Any) -> None:
         """``out=`` was written. Sharded training does so without raising versions."""

@@ -187,7 +187,9 @@ TRITON = """
 import sys; sys.path[:0] = [{tests!r}]
 import torch, triton, triton.language as tl
 from capturing import capture, entries, stat
+from msprobe_engine.records import TensorRef
 
+@triton.heuristics({{"N": lambda arguments: 8}})
 @triton.jit
 def rope(x, out, n, N: tl.constexpr):
     at = tl.arange(0, N)
@@ -195,26 +197,37 @@ def rope(x, out, n, N: tl.constexpr):
 
 def work():
     made = torch.empty(8)
-    rope[(1,)](torch.ones(8), made, 8, N=8)
+    rope[(1,)](torch.ones(8), out=made, n=8)
     made.view(2, 4)  # of memory that was handed to a launch
     same = torch.relu(torch.ones(8))
-    rope[(1,)](same, same, 8, N=8)
+    rope[(1,)](same, same, 8)
     torch.neg(same)
 
 frame = capture(None, work, "L1")[0]
 for name in ("Tensor.view.0.forward", "Torch.neg.0.forward"):
     print(stat(frame, entries(frame)[name].sections["input_args"][0]).max)
-run = triton.runtime.interpreter.InterpretedFunction.run
-print(run.__module__)
+for name, entry in entries(frame).items():
+    if name.startswith("Triton"):
+        found = entry.sections
+        kept = [found["input_args"][0], found["input_kwargs"].get("out"), *found["output"]]
+        print(name, [stat(frame, ref).max if ref.row >= 0 else ref.description.extra for ref in kept if isinstance(ref, TensorRef)])
+print(triton.runtime.interpreter.InterpretedFunction.run.__module__, triton.runtime.autotuner.Heuristics.run.__module__)
 """
 
 
-def test_arguments_of_a_triton_launch_have_numbers(tmp_path: Path) -> None:
-    """A launch (in Triton's interpreter) ends that a buffer counts as without values, also for a view of it, and that an old row stands
-    for a tensor; outside the window Triton is as it was."""
+def test_a_triton_launch_is_a_record(tmp_path: Path) -> None:
+    """A launch (in Triton's interpreter) is one record, also behind a heuristic, with the arguments before it and as it leaves them. It
+    ends that a buffer counts as without values, also for a view of it, and that an old row stands for a tensor; outside the window Triton
+    is as it was."""
     pytest.importorskip("triton")
     program = tmp_path / "launch.py"  # Triton reads the source of a kernel from its file
     program.write_text(TRITON.format(tests=str(Path(__file__).parent)))
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run([sys.executable, program], env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert done.stdout.split() == ["1000.0", "1000.0", "triton.runtime.interpreter"], done.stderr[-2000:]
+    assert done.stdout.splitlines() == [
+        "1000.0",
+        "1000.0",
+        "Triton.rope.0.forward [1.0, (('uninitialised', True),), 1.0, 1000.0]",
+        "Triton.rope.1.forward [1.0, 1000.0, 1000.0]",
+        "triton.runtime.interpreter triton.runtime.autotuner",
+    ], done.stderr[-2000:]
