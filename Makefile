@@ -1,5 +1,5 @@
 # Everything a clean machine needs is installed here, into .venv; only python3 >= 3.10 has to be there.
-# Targets: demo, test, test-mindspore, lint, bench, integrations-table, test-matrix, clean. Stamp files in .venv make repeated calls quick.
+# Targets: demo, test, test-mindspore, lint, bench, device-check, integrations-table, test-matrix, clean. Stamp files in .venv make repeated calls quick.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -23,7 +23,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The tests start hundreds of processes that import the package: all but the first are to find it compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-mindspore lint bench venv venv-mcore19 venv-mindspore system-packages integrations-table test-matrix clean
+.PHONY: help demo test test-mindspore lint bench device-check venv venv-mcore19 venv-mindspore system-packages integrations-table test-matrix clean
 
 help:
 	@echo "make demo   a real Megatron run with a planted fault, found by the probe"
@@ -31,6 +31,7 @@ help:
 	@echo "make test-mindspore      of these the tests inside MindSpore's own environment"
 	@echo "make lint   lint, types and import contracts only"
 	@echo "make bench  cost of the probe, side by side with no tool"
+	@echo "make device-check  is everything right on this GPU or NPU, and what does it cost? (ARGS=\"--json FILE\"; needs torch, installs nothing)"
 	@echo "make integrations-table  docs/integrations.md, from the tests that prove its cells"
 	@echo "make test-matrix         core checks against released versions of the frameworks (ONLY=megatron: one of them)"
 	@echo "make clean  remove the environments and everything generated"
@@ -135,6 +136,10 @@ test-mindspore: venv-mindspore
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/overhead.py
+
+# Runs from the source tree and installs nothing: what it needs is torch, numpy and PyYAML in some Python.
+device-check:
+	@python='$(BIN)/python'; [ -x "$$python" ] || python='$(PYTHON)'; PYTHONPATH="$(CURDIR):$${PYTHONPATH:-}" "$$python" -m msprobe_integrations.doctor $(ARGS)
 
 # The tests that name cells of the table, in the two processes that `test` has; a failed one leaves its cells out.
 TABLE := tests/integrations/table

@@ -41,6 +41,7 @@ COMMANDS = {
     "config_check": Command("config_check", "compare what two runs were started with: settings, environment, packages, weights, samples"),
     "data2db": Command("data2db", "put monitor files or dumps into a trend data base (SQLite)"),
     "diagnose": Command("diagnose", "say what is wrong with a run, alone or against one that is right: one page"),
+    "doctor": Command("doctor", "check on this machine that the numbers are right, that a training stays as it is, and what it costs"),
     "estimate": Command("estimate", "say what a dump will cost in disk and time, before it is made"),
     "frameworks": Command("frameworks", "say which training frameworks are here, and what the probe does not find in them"),
     "grad_probe": Command("grad_probe", "compare the gradient directions of two runs (compare)"),
@@ -74,9 +75,9 @@ examples:
 EXIT_CODES = """\
 exit codes:
   0    done
-  1    done, and something was found (acc_check, api_precision_compare, compare, diagnose, graph, nan_analyze, monitor analyze,
-       monitor learn --check, grad_probe compare, config_check, certs show, ckpt diff, frameworks) or does not fit (estimate)
-  2    wrong usage, settings or input; the message says what to do; cannot tell (ckpt diff)
+  1    done, and something was found (acc_check, api_precision_compare, compare, diagnose, doctor, graph, nan_analyze, monitor
+       analyze, monitor learn --check, grad_probe compare, config_check, certs show, ckpt diff, frameworks) or does not fit (estimate)
+  2    wrong usage, settings or input; the message says what to do; cannot tell (ckpt diff, doctor)
   3    nothing found, but something could not be read (api_precision_compare, compare, diagnose, graph, nan_analyze) or run
        (acc_check);
        elsewhere a bug in this tool: please report it with the output of --debug

@@ -1,0 +1,48 @@
+"""Check on this machine that the probe's numbers are right, that it leaves a training as it is, and what it costs.
+
+Takes at most ten minutes on one GPU or NPU; a reduced set runs on a CPU. Needs torch, numpy and PyYAML, and runs from a source tree, too:
+python -m msprobe_integrations.doctor
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+CHECKS = "msprobe_integrations.doctor.checks"
+"""Module with the table of checks; it imports no framework."""
+RUNNER = "msprobe_integrations.doctor"
+"""What runs one check; started, not imported."""
+EPILOG = """\
+examples:
+  msprobe doctor
+  msprobe doctor --only A,B2 --json doctor.json
+  msprobe doctor --budget 180 --markdown doctor.md
+  msprobe doctor --list
+
+Each line is: verdict, check, what was checked, figure, goal. ok: as it should be. WRONG: numbers or bits that are not right, or a
+check that died. slow: right, but dearer than the goal. skipped: not checked, and why.
+
+exit codes: 0 nothing is wrong (something may be slow or skipped: the last lines say so), 1 something is WRONG, 2 wrong usage, or nothing
+could be checked"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Define what the command takes."""
+    parser.add_argument("--device", choices=("cuda", "npu", "cpu"), help="type of the device; default: the first of these that is there")
+    parser.add_argument("--budget", type=float, default=600.0, metavar="SECONDS", help="time for all checks together (default: 600)")
+    parser.add_argument("--only", default="", metavar="KEYS", help="only these checks: A1,B2; A stands for A1, A2, ...")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything as JSON")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write a table for docs/hardware.md")
+    parser.add_argument(
+        "--peer", default="", metavar="DIRECTORY", help="where the existing tool was installed, to be timed beside the probe"
+    )
+    parser.add_argument("--list", action="store_true", help="list the checks")
+    parser.epilog = EPILOG
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the checks and print their lines."""
+    from msprobe_engine.workflow.doctor import execute
+
+    return execute(args, CHECKS, RUNNER)

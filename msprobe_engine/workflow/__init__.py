@@ -1,0 +1,1 @@
+"""Programs that lead a user through several steps."""

@@ -1,0 +1,60 @@
+"""``python -m msprobe_integrations.doctor``: the same as ``msprobe doctor``, also from a source tree that is not installed. With
+``check KEY`` in front it runs one check and writes its lines to a pipe; that is how the program starts its checks."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from msprobe_engine.workflow.doctor import MACHINE
+from msprobe_integrations.doctor.checks import CHECKS
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the program, or one check of it."""
+    if argv[:1] == ["check"]:
+        return run_check(argv[1:])
+    from msprobe_engine.cli.main import main as command_line
+
+    return command_line(["doctor", *argv])
+
+
+def run_check(argv: Sequence[str]) -> int:
+    """Run one check and write its lines, each as soon as it is known."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("key")
+    parser.add_argument("--lines", type=int, required=True)
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--device", default="")
+    parser.add_argument("--peer", default="")
+    args = parser.parse_args(argv)
+    end = time.monotonic() + args.seconds
+    os.set_inheritable(args.lines, False)
+    with os.fdopen(args.lines, "w", encoding="utf-8") as pipe:
+
+        def write(answer: Any) -> None:
+            pipe.write(json.dumps(answer) + "\n")
+            pipe.flush()
+
+        if args.key == MACHINE:
+            from msprobe_integrations.doctor.machine import describe
+
+            write(describe(args.device))
+            return 0
+        from msprobe_integrations.doctor.device import Device, find_device
+
+        check = next(check for check in CHECKS if check.key == args.key)
+        for line in importlib.import_module(check.module).run(Device(find_device(args.device), args.peer, end)):
+            write(asdict(line))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
