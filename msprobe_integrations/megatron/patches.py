@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from msprobe_engine.log import get_logger
 from msprobe_integrations.autoload import request
 from msprobe_integrations.autoload.imports import after_import, forget
-from msprobe_integrations.megatron import flags
+from msprobe_integrations.megatron import flags, graphs
 from msprobe_integrations.megatron.wrapping import unwrap, wrap
 
 if TYPE_CHECKING:
@@ -137,6 +137,8 @@ def _get_forward_backward(original: Callable[..., Any], args: tuple[Any, ...], k
 
     @functools.wraps(function)
     def forward_backward(*a: Any, **k: Any) -> Any:
+        if graphs.is_recording():
+            return function(*a, **k)
         observer = made() if k.get("forward_only") else _training_now()
         if observer is None:
             return function(*a, **k)
@@ -146,6 +148,36 @@ def _get_forward_backward(original: Callable[..., Any], args: tuple[Any, ...], k
         return observer.forward_backward(function, a, k)
 
     return forward_backward
+
+
+def _full_graph(module: ModuleType) -> None:
+    wrapper: Any = getattr(module, "FullCudaGraphWrapper", None)
+    if wrapper is not None:
+        wrap(wrapper, {"__call__": _passes})
+
+
+def _optimizer_graph(module: ModuleType) -> None:
+    wrapper: Any = getattr(module, "OptimizerCudaGraphWrapper", None)
+    if wrapper is not None:
+        wrap(wrapper, {"__call__": _update})
+
+
+def _passes(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    stage = "validation" if kwargs.get("forward_only") else "training"
+    observer = _training_now() if stage == "training" else made()
+    if observer is None or not graphs.is_graph(args[0], stage):
+        return original(*args, **kwargs)
+    run = functools.partial(original, *args, **kwargs)
+    if stage == "validation" or _is_other(kwargs.get("model")):
+        return graphs.run_unseen(observer, run)
+    return graphs.run_passes(observer, run, kwargs)
+
+
+def _update(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    observer = made()
+    if observer is None or not graphs.is_graph(args[0], None):
+        return original(*args, **kwargs)
+    return graphs.run_update(observer, functools.partial(original, *args, **kwargs))
 
 
 def _is_other(model: Any) -> bool:
@@ -361,7 +393,12 @@ def _quietly(what: str) -> Iterator[None]:
             _log.error("Megatron's %s is not followed, training goes on: %s: %s", what, type(error).__name__, error)
 
 
-_WITHIN_A_STEP = {"megatron.core.pipeline_parallel.schedules": _schedules, "megatron.core.rerun_state_machine": _rerun_machine}
+_WITHIN_A_STEP = {
+    "megatron.core.pipeline_parallel.schedules": _schedules,
+    "megatron.core.rerun_state_machine": _rerun_machine,
+    "megatron.core.full_cuda_graph": _full_graph,
+    "megatron.core.optimizer.optimizer_cuda_graph": _optimizer_graph,
+}
 _WHOLE_LOOP = {
     "megatron.core.optimizer": _optimizer,
     "megatron.core.transformer.moe.moe_logging": _moe_logging,

@@ -24,7 +24,7 @@ from msprobe_engine.log import get_logger
 from msprobe_integrations.common.doors import Door
 from msprobe_integrations.torch import modestack
 from msprobe_integrations.torch.api import ApiCapture
-from msprobe_integrations.torch.graphed import is_graphed
+from msprobe_integrations.torch.graphed import is_graphed, say_silent
 
 _log = get_logger()
 _is_compiling = torch.compiler.is_compiling
@@ -66,6 +66,8 @@ class CallBoundary:
     (``module.compile()``), until `remove`."""
 
     def __init__(self, module: nn.Module, before: Callable[..., None], after: Callable[..., None]) -> None:
+        if is_graphed(module):
+            say_silent([module])
         self._module = module
         self._before = module.__dict__.get("_compiled_call_impl", _NOTHING)
         compiled: Any = module._call_impl if self._before in (None, _NOTHING) else self._before

@@ -21,7 +21,14 @@ from msprobe_integrations.common.doors import Doors
 
 _MANAGER = "cudagraph_manager"
 """Attribute of Megatron's modules that are replayed (``--cuda-graph-impl local``)."""
-_MAKERS = ("transformer_engine.pytorch.graph", "transformer_engine.pytorch", "megatron.core.transformer.cuda_graphs")
+_GRAPHS = "cuda_graphs"
+"""Attribute with the graphs of Megatron's modules that Transformer Engine replays (``--cuda-graph-impl transformer_engine``); a list."""
+_MAKERS = (
+    "transformer_engine.pytorch.graph",
+    "transformer_engine.pytorch",
+    "megatron.core.transformer.cuda_graphs",
+    "megatron.core.transformer.module",
+)
 _MAKE = "make_graphed_callables"
 _graphed: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
@@ -38,7 +45,10 @@ class Hooks(Protocol):
 
 def is_graphed(module: nn.Module) -> bool:
     """Are calls of the module replays of a graph, or will they be?"""
-    return _MANAGER in module._modules or _MANAGER in module.__dict__ or module in _graphed
+    own = module.__dict__
+    if _MANAGER in module._modules or _MANAGER in own or own.get(_GRAPHS) or module in _graphed:
+        return True
+    return _MAKE in getattr(own.get("forward"), "__qualname__", "")  # what torch and Transformer Engine have put there
 
 
 class GraphedModules:
@@ -69,9 +79,10 @@ class GraphedModules:
     def _imported(self, module: ModuleType) -> None:
         if callable(vars(module).get(_MAKE)):
             self._doors.add(module, _MAKE, self._make)
-        manager = vars(module).get("CudaGraphManager")
-        if manager is not None and "__call__" in vars(manager):
-            self._doors.add(manager, "__call__", _replay)
+        for name, handler in (("CudaGraphManager", _replay), ("GraphableMegatronModule", _replay_te)):
+            caller = vars(module).get(name)
+            if caller is not None and caller.__module__ == module.__name__ and "__call__" in vars(caller):
+                self._doors.add(caller, "__call__", handler)
 
     def _make(self, make: Callable[..., Any], callables: Any, *args: Any, **kwargs: Any) -> Any:
         users = list(self._users)
@@ -93,10 +104,19 @@ class GraphedModules:
 
 def _replay(call: Callable[..., Any], manager: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
     """Megatron's manager runs or replays a module; the module's own call is not passed."""
+    return _at_boundary(module, lambda: call(manager, module, args, kwargs), args, kwargs)
+
+
+def _replay_te(call: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Megatron's module calls a graph of Transformer Engine, once it has some and only while it trains; else its own call follows."""
+    if not module.__dict__.get(_GRAPHS) or not module.training:
+        return call(module, *args, **kwargs)
+    return _at_boundary(module, lambda: call(module, *args, **kwargs), args, kwargs)
+
+
+def _at_boundary(module: nn.Module, run: Callable[[], Any], args: Any, kwargs: Any) -> Any:
     around = getattr(module.__dict__.get("_compiled_call_impl"), "around", None)
-    if around is None:
-        return call(manager, module, args, kwargs)
-    return around(lambda: call(manager, module, args, kwargs), args, kwargs)
+    return run() if around is None else around(run, args, kwargs)
 
 
 def say_silent(modules: Iterable[nn.Module]) -> None:
@@ -106,7 +126,8 @@ def say_silent(modules: Iterable[nn.Module]) -> None:
         warn_once(
             "CUDA graphs",
             f"calls of {', '.join(kinds[:5])} are replayed by CUDA graphs: they have records and statistics at their inputs and outputs, "
-            "what is inside them has none, because a replay runs no Python. Run without CUDA graphs to see it",
+            "what is inside them has none (records of modules and calls, activations and their gradients, layer features), because a "
+            "replay runs no Python. Run without CUDA graphs to see it",
         )
 
 

@@ -6,6 +6,7 @@ The capture of a graph needs a GPU; torch's and Megatron's checks for hooks do n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -159,3 +160,76 @@ def test_megatron_finds_no_hooks_of_ours(monkeypatch: pytest.MonkeyPatch, level:
     assert stat(frame, found["Module.0.Managed.forward.0"].sections["input_args"][0]).max == 1.0
     assert cuda_graphs.CudaGraphManager.__call__ is replay
     assert graphed.is_graphed(model[0])
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+@pytest.mark.parametrize("made", ["before", "while"])
+def test_replays_that_megatron_calls_of_transformer_engine(monkeypatch: pytest.MonkeyPatch, level: str, made: str) -> None:
+    """With ``--cuda-graph-impl transformer_engine`` Megatron's module calls a graph in place of itself. Whether the graphs were made before
+    the window or in it, by Megatron's own helper, the layer has the record that it has without graphs, backward too, and once; what is
+    inside has none, and this is said."""
+    cuda_graphs = pytest.importorskip("megatron.core.transformer.cuda_graphs")
+    module = pytest.importorskip("megatron.core.transformer.module")
+    if not hasattr(cuda_graphs, "TECudaGraphHelper"):
+        pytest.skip("this Megatron has no helper for graphs of Transformer Engine")
+    said: list[str] = []
+    monkeypatch.setattr(graphed, "warn_once", lambda _key, text: said.append(text))
+
+    class Graphable(module.GraphableMegatronModule):  # type: ignore[name-defined, misc]
+        def __init__(self) -> None:
+            nn.Module.__init__(self)
+            self.inner = nn.Linear(4, 4)
+            self.config = SimpleNamespace(cuda_graph_impl="transformer_engine", fp8=None, fine_grained_activation_offloading=False)
+            self.cuda_graphs: list[Any] = []
+            self.cuda_graph_manual_hooks: list[Any] = []
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(self.inner(x))
+
+        def replay(self, x: torch.Tensor, **_: Any) -> torch.Tensor:
+            """What Transformer Engine gives for a micro batch; no hook of what is inside is called."""
+            return torch.relu(torch.nn.functional.linear(x, self.inner.weight, self.inner.bias))
+
+    def make(callables: Any, *_: Any, **__: Any) -> Any:
+        assert all(hooks_of(one) == 0 for one in callables)  # else it refuses
+        return tuple(one.replay for one in callables)
+
+    monkeypatch.setattr(cuda_graphs, "make_graphed_callables", make, raising=False)
+    model = nn.Sequential(Graphable(), nn.Linear(4, 4))
+    helper = object.__new__(cuda_graphs.TECudaGraphHelper)
+    helper.config = SimpleNamespace(sequence_parallel=False, overlap_moe_expert_parallel_comm=False)
+    helper.flattened_callables, helper.callables_per_chunk, helper.num_microbatches = [model[0]], [[model[0]]], 1
+    for name in ("_start_capturing", "_finish_capturing"):
+        monkeypatch.setattr(type(helper), name, lambda *_: None)
+    monkeypatch.setattr(type(helper), "_get_cuda_graph_input_data", lambda _: ((), {}))
+    if made == "before":
+        helper.create_cudagraphs()
+
+    def work() -> None:
+        if made == "while":
+            helper.create_cudagraphs()
+        model(torch.ones(2, 4, requires_grad=True)).sum().backward()
+
+    frame = capture(model, work, level)[0]
+    found = entries(frame)
+    names = [name for name in found if name.startswith("Module.0") and "parameters_grad" not in name]
+    assert names == ["Module.0.Graphable.forward.0", "Module.0.Graphable.backward.0"]
+    assert stat(frame, found[names[0]].sections["output"][0]).count == 8
+    assert said
+    assert "Graphable" in said[0]
+    model.eval()
+    assert "Module.0.Graphable.forward.0" in entries(capture(model, lambda: model(torch.ones(2, 4)), level)[0])
+
+
+def test_what_torch_has_graphed_before_is_known() -> None:
+    """A module whose forward torch has replaced by replays is told by that function, also when nobody of ours was there."""
+
+    def make_graphed_callables(module: nn.Module) -> None:
+        forward = module.forward
+        module.forward = lambda *args: forward(*args)  # type: ignore[method-assign]
+
+    module = Block()
+    assert not graphed.is_graphed(module)
+    make_graphed_callables(module)
+    assert graphed.is_graphed(module)
+    assert torch.cuda.graphs.make_graphed_callables.__qualname__ == "make_graphed_callables"
