@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from msprobe_integrations.torch.devices import kinds
+from msprobe_integrations.torch.devices import modules
 
 _BACKENDS = {
     "cudnn.enabled": ("cudnn", "enabled"),
@@ -84,15 +84,15 @@ def versions() -> dict[str, Any]:
 def devices() -> dict[str, Any]:
     """Accelerators that this process sees; with names where it uses them already."""
     found: dict[str, Any] = {}
-    for kind in kinds():
-        module = getattr(torch, kind, None)
-        if module is None or not getattr(module, "is_available", lambda: False)():
+    for kind, module in modules():
+        if not getattr(module, "is_available", lambda: False)():
             continue
         about: dict[str, Any] = {"count": module.device_count()}
         if getattr(module, "is_initialized", lambda: False)():
             current = module.current_device()
             about["name"] = module.get_device_name(current)
-            if hasattr(module, "get_device_capability"):
-                about["capability"] = str(module.get_device_capability(current))
+            capability = module.get_device_capability(current) if hasattr(module, "get_device_capability") else None  # an NPU has none
+            if capability is not None:
+                about["capability"] = str(capability)
         found[kind] = about
     return found

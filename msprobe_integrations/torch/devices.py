@@ -13,14 +13,17 @@ def kinds() -> tuple[str, ...]:
     return ("cuda", "xpu", *(() if extension == "privateuseone" else (extension,)))
 
 
+def modules() -> list[tuple[str, Any]]:
+    """Kinds with their modules (`torch.cuda` and its like), each device once: torch_npu's `transfer_to_npu` puts the functions of
+    ``torch.npu`` into ``torch.cuda``, which then speaks of the NPU."""
+    found = [(kind, module) for kind in kinds() if (module := getattr(torch, kind, None)) is not None]
+    own = [vars(module).get("is_initialized") for _, module in found]
+    return [one for at, one in enumerate(found) if own[at] is None or own[at] not in own[at + 1 :]]
+
+
 def in_use() -> list[tuple[str, Any]]:
-    """Kinds that this process has initialised, with their modules (`torch.cuda` and its like). Starts none."""
-    found = []
-    for kind in kinds():
-        module = getattr(torch, kind, None)
-        if module is not None and getattr(module, "is_initialized", lambda: False)():
-            found.append((kind, module))
-    return found
+    """`modules` of the kinds that this process has initialised. Starts none."""
+    return [(kind, module) for kind, module in modules() if getattr(module, "is_initialized", lambda: False)()]
 
 
 def is_capturing(kind: str) -> bool:

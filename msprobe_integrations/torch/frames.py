@@ -48,6 +48,8 @@ _INTERNAL = tuple(
         "fx/",
     )
 )
+_TRANSFER = "torch_npu/contrib/transfer_to_npu.py"
+"""Its functions stand in place of torch's, and hand on with ``npu`` where ``cuda`` was written."""
 kinds: dict[CodeType, int] = {}
 """What `kind_of` has found so far."""
 
@@ -62,7 +64,7 @@ def kind_of(code: CodeType) -> int:
 
 
 def _classify(path: str) -> int:
-    if path.startswith(_OURS) or path.startswith(_PLUMBING):
+    if path.startswith(_OURS) or path.startswith(_PLUMBING) or path.endswith(_TRANSFER):
         return PLUMBING
     return INTERNAL if path.startswith(_INTERNAL) else PLAIN
 

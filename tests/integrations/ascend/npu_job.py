@@ -1,4 +1,7 @@
-"""Runs in a process of its own: the probe on a device ``npu``. Prints one line of JSON, part by part."""
+"""Runs in a process of its own: the probe on a device ``npu``. Prints one line of JSON, part by part.
+
+npu_job.py [cuda]       cuda: the trainings name the device so, after ``transfer_to_npu``
+"""
 
 from __future__ import annotations
 
@@ -35,14 +38,17 @@ MONITOR = MonitorSettings(
 )
 
 
+DEVICE = sys.argv[1] if len(sys.argv) > 1 else "npu"
+
+
 class Training:
     """Three updates of one model on a device."""
 
     def __init__(self, device: str) -> None:
         torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)).to(device)
+        self.model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)).to(DEVICE if device == "npu" else device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01, foreach=False)
-        self.x = torch.arange(8.0).reshape(2, 4).to(device)
+        self.x = torch.arange(8.0).reshape(2, 4).to(next(self.model.parameters()).device)
 
     def step(self) -> torch.Tensor:
         """One update."""
@@ -98,14 +104,14 @@ def dump() -> Any:
     import torch_npu  # type: ignore[import-not-found]
 
     def work() -> None:
-        x = torch.ones(2, 4, device="npu", requires_grad=True)
-        y = torch_npu.npu_rms_norm(x, torch.ones(4, device="npu"))[0]
+        x = torch.ones(2, 4, device=DEVICE, requires_grad=True)
+        y = torch_npu.npu_rms_norm(x, torch.ones(4, device=DEVICE))[0]
         z = torch_npu.npu_swiglu(y)
         torch.ops.npu.npu_swiglu(y)
         torch.ops.npu.npu_swiglu.default(y)
         torch_npu.npu_wrapped_swiglu(y)
         attended = torch_npu.npu_fusion_attention(x, x, x, 1)[0]
-        with torch.autocast("npu", dtype=torch.bfloat16):
+        with torch.autocast(DEVICE, dtype=torch.bfloat16):
             total = z.sum() + attended.sum()
         total.backward()
 
@@ -141,7 +147,7 @@ def tensors() -> Any:
     from msprobe_integrations.torch.debugger import PrecisionDebugger
 
     place = tempfile.mkdtemp()
-    training = Training("npu")
+    training = Training(DEVICE)
     debugger = PrecisionDebugger({"task": "tensor", "level": "L1", "dump_path": place, "tensor": {}})
     debugger.start(training.model)
     training.step()
@@ -159,7 +165,25 @@ def tensors() -> Any:
         for name in ("Functional.linear.0.forward.input.0.pt", "Tensor.to.0.forward.output.0.pt")
     )
     values = {"first": first.tolist(), "early": early, "late": copied.tolist()}
-    return {"files": len(files), "devices": sorted({t.device.type for t in loaded}), **values}
+    stacks = [line for file in Path(place).rglob("stack.json") for line in file.read_text().splitlines() if "transfer_to_npu" in line]
+    return {"stacks": stacks, "files": len(files), "devices": sorted({t.device.type for t in loaded}), **values}
+
+
+def devices() -> Any:
+    """What the config check writes down of devices and random streams."""
+    from msprobe_integrations.torch import config_random, config_system
+
+    calls = config_random.TorchRandomCalls()
+    calls.start()
+    torch.manual_seed(3)
+    torch.get_device_module(DEVICE).manual_seed(4)
+    torch.rand(2)
+    calls.stop()
+    return {
+        "devices": config_system.devices(),
+        "states": sorted(config_random.states()),
+        "calls": [[call["name"], call["count"]] for call in calls.record.calls()],
+    }
 
 
 def formats() -> Any:
@@ -170,12 +194,12 @@ def formats() -> Any:
     from msprobe_integrations.torch.backend import TorchBackend
 
     backend = TorchBackend()
-    plain = torch.arange(1.0, 13.0).reshape(3, 4).to("npu")
+    plain = torch.arange(1.0, 13.0).reshape(3, 4).to(DEVICE)
     blocked = torch_npu.npu_format_cast(plain, 29)
     weight = nn.Parameter(blocked.detach())
     refs = [backend.reduce(one) for one in (plain, blocked, weight, plain)]
     pair = [backend.reduce_agreement(one, plain) for one in (plain, blocked)]
-    whole = python_npu.in_private_format(torch.ones(2, 2, dtype=torch.int32).to("npu"))
+    whole = python_npu.in_private_format(torch.ones(2, 2, dtype=torch.int32).to(DEVICE))
     refused = backend.reduce(whole)
     found = backend.finish_step().rows()
     assert all(ref.row >= 0 for ref in refs + pair)
@@ -204,7 +228,7 @@ def arrivals() -> Any:
     waits: list[int] = []
 
     def work() -> None:
-        x, y = torch.full((2,), 3.0).to("npu"), torch.full((2,), 5.0).to("npu")
+        x, y = torch.full((2,), 3.0).to(DEVICE), torch.full((2,), 5.0).to(DEVICE)
         python_npu.late["on"] = True
         before = python_npu.EVENTS.count("synchronize")
         kept.append(model(x))
@@ -235,4 +259,6 @@ def arrivals() -> Any:
 
 if __name__ == "__main__":
     python_npu.install()
-    print(json.dumps({part.__name__: part() for part in (monitor, dump, randomness, tensors, formats, arrivals)}))
+    if DEVICE == "cuda":
+        python_npu.transfer()
+    print(json.dumps({part.__name__: part() for part in (monitor, dump, randomness, tensors, devices, formats, arrivals)}))

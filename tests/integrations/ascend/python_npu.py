@@ -8,8 +8,11 @@ Only for a process of its own: `install` cannot be taken back. What a tensor cos
 from __future__ import annotations
 
 import functools
+import importlib
+import os
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -176,6 +179,10 @@ def _device_module() -> Any:
     module.device_count = lambda: 1
     module.current_device = lambda: 0
     module.set_device = module._lazy_init = lambda *_: None
+    module._lazy_call = lambda call: call()
+    module.get_device_name = lambda *_: "stand-in"
+    module.get_device_capability = lambda *_: None
+    module.get_device_properties = lambda *_: types.SimpleNamespace(name="stand-in", total_memory=1 << 33)
     module.synchronize = lambda *_: EVENTS.append("synchronize")
     module.current_stream = module.default_stream = lambda *_: stream
     module.Stream, module.Event, module.stream, module.device = Stream, Event, _On, _On
@@ -187,6 +194,8 @@ def _device_module() -> Any:
     module.manual_seed = lambda seed: generator.manual_seed(seed)
     module.manual_seed_all = lambda seed: (EVENTS.append(f"seed {seed}"), generator.manual_seed(seed))
     module.get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16]
+    module.is_current_stream_capturing = lambda: False
+    module.__all__ = [name for name in vars(module) if not name.startswith("_")]
     module.utils = types.ModuleType("torch.npu.utils")
     module.utils.clear_npu_overflow_flag = lambda: EVENTS.append("clear")
     module.utils.is_support_inf_nan = lambda: False
@@ -298,3 +307,53 @@ def install() -> Any:
     module.__spec__ = types.SimpleNamespace(name="torch_npu")
     sys.modules["torch_npu"] = module
     return module
+
+
+class _Names(types.ModuleType):
+    """A module of torch_npu in which every name that is looked up is an empty class."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        setattr(self, name, type(name, (), {}))
+        return vars(self)[name]
+
+
+def transfer() -> None:
+    """After `install`: what ``from torch_npu.contrib import transfer_to_npu`` does. With MSPROBE_TORCH_NPU, the directory of an unpacked
+    wheel, by the real module, else by one of the tests that replaces the same."""
+    torch_npu = sys.modules["torch_npu"]
+    names = "contrib utils utils._dynamo profiler _C _C._distributed_c10d _init _init.patches _init.patches.monkey_patches "
+    names += "npu.amp npu.amp.autocast_mode npu.amp.common npu.amp.grad_scaler npu.random npu.memory"
+    sys.modules["torch_npu.npu"] = torch_npu.npu
+    for name in names.split():
+        path, _, last = name.rpartition(".")
+        owner = sys.modules[f"torch_npu.{path}" if path else "torch_npu"]
+        made = sys.modules[f"torch_npu.{name}"] = _Names(f"torch_npu.{name}")
+        setattr(owner, last, made)
+        like = sys.modules.get(f"torch.cuda{name[3:]}") if name.startswith("npu.") else None
+        vars(made).update({key: value for key, value in vars(like).items() if not key.startswith("__")} if like else {})
+    torch_npu.utils._dynamo.use_jit_script = False
+    torch_npu.profiler.ProfilerActivity = types.SimpleNamespace(NPU=1, CPU=0)
+    torch_npu._init.patches.monkey_patches._apply_patches = _put
+    torch_npu.npu.get_autocast_dtype = torch_npu.npu.set_autocast_dtype = lambda *_: torch.bfloat16
+    torch_npu.npu.FloatTensor, torch_npu.npu.NPUGraph = torch.FloatTensor, type("NPUGraph", (), {})
+    torch.distributed.is_hccl_available = lambda: True  # type: ignore[attr-defined]
+    torch.storage.TypedStorage.is_npu = property(lambda s: s.device.type == "npu")  # type: ignore[attr-defined]
+    place = Path(os.environ.get("MSPROBE_TORCH_NPU") or Path(__file__).with_name("like_wheel")) / "torch_npu" / "contrib"
+    torch_npu.contrib.__path__ = [str(place)]
+    importlib.import_module("torch_npu.contrib.transfer_to_npu")
+
+
+def _put(patches: list[list[Any]]) -> None:
+    """As ``_apply_patches`` of torch_npu: modules that list their names give these."""
+    for path, patch in patches:
+        owner: Any = torch
+        *way, last = path.split(".")
+        for name in way:
+            owner = getattr(owner, name)
+        if hasattr(patch, "__all__") and hasattr(owner, last):
+            for name in patch.__all__:
+                setattr(getattr(owner, last), name, getattr(patch, name))
+        else:
+            setattr(owner, last, patch)

@@ -13,14 +13,19 @@ import pytest
 pytestmark = pytest.mark.framework
 
 
-@pytest.fixture(scope="module")
-def ran() -> dict[str, Any]:
+def job(*arguments: str) -> dict[str, Any]:
     """What the parts of the job print."""
-    script = Path(__file__).with_name("npu_job.py")
-    done = subprocess.run([sys.executable, "-W", "ignore", str(script)], capture_output=True, text=True, timeout=200, check=False)
+    command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("npu_job.py")), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+@pytest.fixture(scope="module")
+def ran() -> dict[str, Any]:
+    """Of trainings that name the device ``npu``."""
+    return job()
 
 
 def test_monitor(ran: dict[str, Any]) -> None:
@@ -111,6 +116,25 @@ def test_copies_to_the_host_that_come_late(ran: dict[str, Any]) -> None:
         "Torch.add.0.forward": [6.0, "torch.float32", "cpu", {}],
         "Tensor.copy_.3.forward": [None, "torch.float16", "cpu", {"pending": True}],
     }
+
+
+def test_transfer_to_npu(ran: dict[str, Any]) -> None:
+    """Of trainings that name the device ``cuda``, after ``transfer_to_npu``, everything is as of those that name it ``npu``: rows, records,
+    files, stacks (without the functions that stand in place of torch's), and the NPU is listed, saved and seeded once.
+
+    MSPROBE_TORCH_NPU: the directory of an unpacked wheel of torch_npu, whose own module is then used, not the tests'.
+    """
+    found = job("cuda")
+    assert found["devices"] == ran["devices"]
+    assert found["devices"]["devices"] == {"npu": {"count": 1, "name": "stand-in"}}
+    assert found["devices"]["states"] == ["npu:0", "numpy", "python", "torch"]
+    assert ["torch.npu.manual_seed", 1] in found["devices"]["calls"]
+    assert found["tensors"]["stacks"] == []
+    assert found["randomness"] == ran["randomness"]
+    for part in ("dump", "tensors", "formats", "arrivals"):
+        assert found[part] == ran[part], part
+    for part in ("npu", "npu lost", "npu same"):
+        assert found["monitor"][part] == ran["monitor"][part], part
 
 
 def test_nothing_imports_torch_npu() -> None:
