@@ -109,7 +109,7 @@ class Job:
             )
         self.model = made.to(device, dtype)
         self.batch = batch.to(device) if size.layers > 0 else batch.to(device, dtype)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, foreach=True)
+        self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, foreach=True)
 
     def forward(self) -> torch.Tensor:
         """The loss of the batch."""
@@ -119,6 +119,10 @@ class Job:
         logits = self.model(self.batch[:, :-1])
         return F.cross_entropy(logits.flatten(0, 1).float(), self.batch[:, 1:].flatten())
 
+    def backward(self, loss: torch.Tensor) -> None:
+        """The gradients of the loss."""
+        loss.backward()
+
     def update(self) -> None:
         """The optimizer's step."""
         self.optimizer.step()
@@ -127,6 +131,6 @@ class Job:
     def step(self) -> torch.Tensor:
         """One step of training; the loss."""
         loss = self.forward()
-        loss.backward()
+        self.backward(loss)
         self.update()
         return loss.detach()

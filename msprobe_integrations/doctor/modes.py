@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 import torch
 
+from msprobe_engine.records import Frame
 from msprobe_engine.settings.load import load_settings
 from msprobe_integrations.doctor.model import Job
 from msprobe_integrations.torch.dump_run import TorchDumpRun
@@ -37,28 +40,43 @@ MODES = (*MONITOR, *DUMP)
 """Everything that `probing` knows."""
 
 
+class Step:
+    """A training step; returns the loss.
+
+    Attributes:
+        frames: what the monitor has seen, one per finished step.
+    """
+
+    def __init__(self, step: Callable[[], torch.Tensor], frames: Callable[[], list[Frame]] = list) -> None:
+        self._step, self._frames = step, frames
+
+    def __call__(self) -> torch.Tensor:
+        return self._step()
+
+    @property
+    def frames(self) -> list[Frame]:
+        return self._frames()
+
+
 @contextmanager
-def probing(job: Job, mode: str, directory: Path, **monitor: Any) -> Iterator[Callable[[], torch.Tensor]]:
+def probing(job: Job, mode: str, directory: Path, **more: Any) -> Iterator[Step]:
     """The training step of a job with the probe on it, as users write it; at the end everything is written and nothing is left on the
-    model. ``off``: the step without the probe. `monitor`: further settings of a mode of the monitor."""
+    model. ``off``: the step without the probe. `more`: further settings of the monitor or of the dump."""
+    # a fault inside the probe is raised: the check ends with it
+    common: dict[str, Any] = {"output_dir": str(directory), "log_level": "error", "strict": True}
     if mode == "off":
-        yield job.step
+        yield Step(job.step)
     elif mode in MONITOR:
-        with _monitored(job, {**_common(directory), "monitor": {**MONITOR[mode], **monitor}}) as step:
+        with _monitored(job, {**common, "monitor": {**MONITOR[mode], **more}, "sinks": {"memory": True}}) as step:
             yield step
     else:
         quiet = {"log_level": "silent", "strict": False} if mode == "idle" else {}  # else it says that nothing was dumped
-        with _dumped(job, {**_common(directory), **quiet, "dump": {**DUMP[mode], "dump_path": str(directory)}}) as step:
+        with _dumped(job, {**common, **quiet, "dump": {**DUMP[mode], "dump_path": str(directory), **more}}) as step:
             yield step
 
 
-def _common(directory: Path) -> dict[str, Any]:
-    """A fault inside the probe is raised: the check ends with it."""
-    return {"output_dir": str(directory), "log_level": "error", "strict": True}
-
-
 @contextmanager
-def _monitored(job: Job, settings: Mapping[str, Any]) -> Iterator[Callable[[], torch.Tensor]]:
+def _monitored(job: Job, settings: Mapping[str, Any]) -> Iterator[Step]:
     probe = TorchProbe(load_settings(settings))
     probe.attach(job.model, job.optimizer)
     number = 0
@@ -67,32 +85,43 @@ def _monitored(job: Job, settings: Mapping[str, Any]) -> Iterator[Callable[[], t
         nonlocal number
         probe.begin_step(number)
         loss = job.forward()
-        loss.backward()
+        job.backward(loss)
         job.update()
         probe.end_step({"loss": loss})
         number += 1
         return loss.detach()
 
     try:
-        yield step
+        yield Step(step, lambda: probe.frames)
     finally:
         probe.close()
 
 
 @contextmanager
-def _dumped(job: Job, settings: Mapping[str, Any]) -> Iterator[Callable[[], torch.Tensor]]:
+def _dumped(job: Job, settings: Mapping[str, Any]) -> Iterator[Step]:
     run = TorchDumpRun(load_settings(settings))
 
     def step() -> torch.Tensor:
         run.start(job.model, None, None, None)
         loss = job.forward()
-        loss.backward()
+        job.backward(loss)
         run.stop()
         job.update()
         run.step()
         return loss.detach()
 
     try:
-        yield step
+        yield Step(step)
     finally:
         run.at_exit()
+
+
+def dump_files(directory: Path) -> dict[int, Path]:
+    """The dump.json of each step of a dump of this process."""
+    files = (file for name in ("rank", "rank0", f"proc{os.getpid()}") for file in directory.glob(f"step*/{name}/dump.json"))
+    return dict(sorted((int(file.parent.parent.name.removeprefix("step")), file) for file in files))
+
+
+def records(directory: Path) -> dict[int, dict[str, Any]]:
+    """What a dump of this process has written: step to the records of its dump.json."""
+    return {step: json.loads(file.read_text())["data"] for step, file in dump_files(directory).items()}

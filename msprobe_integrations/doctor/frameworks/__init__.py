@@ -1,0 +1,1 @@
+"""Graphs, compiled code, several ranks, DeepSpeed and Transformer Engine beside the probe."""
