@@ -27,7 +27,7 @@ from msprobe_engine import hostkernel
 from msprobe_engine.rows import underflow_limit
 from msprobe_integrations.torch import device_trust
 from msprobe_integrations.torch.backend import TorchBackend
-from msprobe_integrations.torch.statistics import DeviceRows, host_flags, reduce_device
+from msprobe_integrations.torch.statistics import DeviceRows, Taker, host_flags, reduce_device
 
 
 def seconds(work: Callable[[], object], size: int) -> float:
@@ -62,9 +62,8 @@ def update(backend: TorchBackend, x: torch.Tensor, size: int) -> float:
 
 def by_operators(x: torch.Tensor, size: int) -> float:
     """The torch operators that other devices use, here on the CPU."""
-    rows = DeviceRows(x, 1)
-    row = rows.take(x, 0, size, host_flags(x.dtype, False))
-    return seconds(lambda: reduce_device(x, row, False), size)
+    take = Taker(DeviceRows(x, 1 << 14), x, 0, host_flags(x.dtype, False))
+    return seconds(lambda: reduce_device(x, take, False), size)
 
 
 def cost_model(name: str, found: list[tuple[int, float]]) -> None:
@@ -108,12 +107,12 @@ def on_device(device: str, dtype: torch.dtype, largest: int) -> None:
     size = 10
     while size <= largest:
         x = torch.randn(size, device=device, dtype=torch.float32).to(dtype)
-        row = DeviceRows(x, 1).take(x, 0, size, host_flags(dtype, True))
+        take = Taker(DeviceRows(x, 1 << 14), x, 0, host_flags(dtype, True))
         found = []
         for name in names:
             device_trust.DEVICES = kernels if name.startswith("kernel") else ()
             digest = name.endswith("digest")
-            work = (lambda x=x: four_passes(x)) if name == names[3] else lambda x=x, row=row, d=digest: reduce_device(x, row, d)
+            work = (lambda x=x: four_passes(x)) if name == names[3] else lambda x=x, take=take, d=digest: reduce_device(x, take, d)
             busy, host = device_seconds(module, work, x.nbytes)
             found.append(f"{busy * 1e6:>9.2f} | {host * 1e6:>7.2f} ({x.nbytes / busy / 1e9:6.0f})")
             if name in points:

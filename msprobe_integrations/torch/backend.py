@@ -31,7 +31,7 @@ from msprobe_integrations.torch.device_reduce import DeviceReduce
 from msprobe_integrations.torch.devices import is_capturing
 from msprobe_integrations.torch.job import Job
 from msprobe_integrations.torch.pending import Seen, Step, TorchPendingRows, quiet
-from msprobe_integrations.torch.statistics import CODES, LAUNCHERS, DeviceRows, host_flags, reduce_cpu, reduce_device
+from msprobe_integrations.torch.statistics import CODES, LAUNCHERS, DeviceRows, Taker, host_flags, reduce_cpu, reduce_device
 
 _function_modes = torch._C._len_torch_function_stack
 _NoFunction = torch._C.DisableTorchFunction
@@ -327,21 +327,21 @@ class TorchBackend(DeviceReduce, PairRows, Wanted, Job, Commands):
             return
         step.host.clear(row)
         want = self._want
-        out, key = self._device_row(step, data, row, data.numel(), host_flags(data.dtype, want & ~hostkernel.WANT_CRC))
-        reduce_device(data, out, want, index0)
-        if want & hostkernel.WANT_XOR:
-            xor_into(data, out.view(torch.int64)[_rows.XOR])
+        take, key = self._device_rows(step, data, row, host_flags(data.dtype, want & ~hostkernel.WANT_CRC))
+        reduce_device(data, take, want, index0)
+        if want & hostkernel.WANT_XOR and take.last is not None:
+            xor_into(data, take.last[_rows.XOR])
         if want & hostkernel.WANT_CRC:
             self._take_crc(step, data, row, key)
 
-    def _device_row(self, step: Step, data: torch.Tensor, row: int, count: int, flags: int) -> tuple[torch.Tensor, Any]:
-        """The device's row ([16] float64) for row `row` of the step, to be written on the present stream, and the device's key."""
+    def _device_rows(self, step: Step, data: torch.Tensor, row: int, flags: int) -> tuple[Taker, Any]:
+        """Gives rows of the device for row `row` of the step, to be written on the present stream; and the device's key."""
         key = (type(data) if getattr(type(data), "probe_device", False) else None, data.device)
         rows = step.devices.get(key)
         if rows is None:
             with step.lock:
                 rows = step.devices.setdefault(key, DeviceRows(data, _FIRST_CAPACITY))
-        return rows.take(data, row, count, flags), key
+        return Taker(rows, data, row, flags), key
 
     def _take_crc(self, step: Step, data: torch.Tensor, row: int, key: Any) -> None:
         """Without it the row is still good: what goes wrong here is counted."""
@@ -412,7 +412,7 @@ class TorchBackend(DeviceReduce, PairRows, Wanted, Job, Commands):
                 if source.places:
                     for stream in source.streams:
                         stream.synchronize()
-                    source.scatter(np.array(source.filled().cpu().numpy()), out)
+                    source.scatter(source.filled().cpu().numpy(), out)
         return out
 
     def exchange(self, kept: Any = None) -> Any:

@@ -20,7 +20,7 @@ from msprobe_integrations.torch import describe as _describe
 from msprobe_integrations.torch import pairkernels
 from msprobe_integrations.torch.pairkernels import PAIR_LAUNCHERS, Correction
 from msprobe_integrations.torch.pending import Step, quiet
-from msprobe_integrations.torch.statistics import CODES
+from msprobe_integrations.torch.statistics import CODES, Taker
 
 _function_modes = torch._C._len_torch_function_stack
 _NoFunction = torch._C.DisableTorchFunction
@@ -69,7 +69,7 @@ class PairRows:
     _without: Callable[[TensorDescription, str], TensorRef]
     _described: Callable[[Any], TensorDescription]
     _start: Callable[..., None]
-    _device_row: Callable[[Step, torch.Tensor, int, int, int], tuple[torch.Tensor, Any]]
+    _device_rows: Callable[[Step, torch.Tensor, int, int], tuple[Taker, Any]]
     unsupported: dict[str, int]
     _known_pairs: dict[tuple[Any, ...], tuple[TensorDescription, int, int, int]]
 
@@ -168,8 +168,8 @@ class PairRows:
                         self._learn_pair(a, b, description, a.numel())
                 else:
                     step.host.clear(row)
-                    out, _ = self._device_row(step, a, row, a.numel(), _rows.WRITTEN | hostkernel.wanted_flags(want))
-                    pairkernels.pair_device(pair.op, a, b, pair.c, out, want)
+                    take, _ = self._device_rows(step, a, row, _rows.WRITTEN | hostkernel.wanted_flags(want))
+                    pairkernels.pair_device(pair.op, a, b, pair.c, take, want)
                     if a is pair.a and b is pair.b and PAIR_LAUNCHERS and a.device == b.device:
                         self._learn_pair(a, b, description, -1)
                 return TensorRef(row, description)
@@ -208,8 +208,8 @@ class PairRows:
                     return first
                 for row in range(first, first + n):
                     step.host.clear(row)
-                out = [self._device_row(step, data, row, data.numel(), _rows.WRITTEN)[0] for row in range(first, first + n)]
-                pairkernels.histogram_device(data, kind, out)
+                takers = [self._device_rows(step, data, row, _rows.WRITTEN)[0] for row in range(first, first + n)]
+                pairkernels.histogram_device(data, kind, takers)
                 return first
         except Exception as error:
             for row in range(first, first + n if first >= 0 else first):

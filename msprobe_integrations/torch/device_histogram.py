@@ -123,14 +123,12 @@ def count(tensor: torch.Tensor, kind: str, rows: Sequence[torch.Tensor]) -> None
     """Write the counts of a tensor to the words of `rows`, on the current stream of its device.
 
     Args:
-        tensor: plain, strided, of a type in `device_kernel.KINDS`, with at least one element.
+        tensor: plain, strided, of a type in `device_kernel.KINDS`, with at least one element; `device_launch.reads` it.
         kind: of `histograms.BINS`.
         rows: `histograms.row_count(kind)` rows ([16] float64) on its device.
     """
     data = tensor.detach()
     places = [] if torch.ops.aten.is_non_overlapping_and_dense.default(data) else collapse(data.shape, data.stride(), in_order=False)
-    if len(places) > DIMENSIONS:
-        data, places = data.contiguous(), []
     n = data.numel()
     padded = [(1, 0)] * (DIMENSIONS - len(places)) + places
     programs = min(_kernel.MAX_PROGRAMS, -(-n // (TILE_WORDS * _kernel.TILES_PER_PROGRAM)))

@@ -256,15 +256,12 @@ class RowLauncher(Launcher):
         return 0, self.limit
 
     def reduce(self, tensor: torch.Tensor, row: torch.Tensor, index0: int) -> None:
-        """Write the row of a tensor of any strides to `row`, through Triton's own call."""
+        """Write the row of a tensor that `reads` to `row`, through Triton's own call."""
         data, digest = tensor.detach(), self.want & hostkernel.WANT_DIGEST
         if data.is_contiguous() or (not digest and torch.ops.aten.is_non_overlapping_and_dense.default(data)):
             self.launch([data.view(BITS[data.element_size()])], row, (index0, self.limit))
             return
         places = collapse(data.shape, data.stride(), in_order=bool(digest))
-        if len(places) > DIMENSIONS:
-            self.launch([data.contiguous().view(BITS[data.element_size()])], row, (index0, self.limit))
-            return
         padded = [(1, 0)] * (DIMENSIONS - len(places)) + places
         numbers = (index0, self.limit, *(size for size, _ in padded[1:]), *(stride for _, stride in padded))
         wide = data.numel() >= 2**31
@@ -273,6 +270,14 @@ class RowLauncher(Launcher):
 
 DIMENSIONS = 4
 """That a tensor may have for `_strided_kernel`, after `collapse`."""
+
+
+def reads(tensor: torch.Tensor, want: int) -> bool:
+    """Can the kernel read a tensor where it lies?"""
+    digest = bool(want & hostkernel.WANT_DIGEST)
+    if tensor.is_contiguous() or (not digest and torch.ops.aten.is_non_overlapping_and_dense.default(tensor)):
+        return True
+    return len(collapse(tensor.shape, tensor.stride(), in_order=digest)) <= DIMENSIONS
 
 
 def collapse(shape: Sequence[int], strides: Sequence[int], *, in_order: bool) -> list[tuple[int, int]]:
@@ -305,7 +310,7 @@ def reduce(tensor: torch.Tensor, row: torch.Tensor, want: int, index0: int = 0) 
     """Write the row of `tensor` to `row` ([16] float64 on the same device), on the current stream of that device.
 
     Args:
-        tensor: plain, strided, of a type in `device_kernel.KINDS`, with at least one element; any strides.
+        tensor: plain, strided, of a type in `device_kernel.KINDS`, with at least one element; `reads` it.
         want: as in `hostkernel.reduce`; checksums are not taken here.
         index0: global index of the first element, for the digest of a shard.
     """

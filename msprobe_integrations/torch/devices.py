@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -34,3 +35,22 @@ def is_capturing(kind: str) -> bool:
 def capturing() -> bool:
     """`is_capturing` for any of the devices that this process uses."""
     return any(is_capturing(kind) for kind, _ in in_use())
+
+
+FLOAT64: dict[str, bool] = {}
+"""Type of a device to whether `widest` is float64 there, once known."""
+
+
+def widest(like: torch.Tensor) -> torch.dtype:
+    """float64, or float32 where operators on the device of `like` do not compute in float64: torch_npu makes float32 of
+    ``.to(torch.float64)``, others raise."""
+    known = FLOAT64.get(like.device.type)
+    if known is None:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch_npu says what it does
+                known = like.new_ones((), dtype=torch.float32).to(torch.float64).dtype == torch.float64
+        except (TypeError, RuntimeError, NotImplementedError):
+            known = False
+        FLOAT64[like.device.type] = known
+    return torch.float64 if known else torch.float32

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from msprobe_integrations.torch.devices import widest
+
 PIECE = {"cpu": 1 << 20}
 """Attention weights that are in memory at a time, by type of device."""
 _PIECE = 1 << 24
@@ -27,7 +29,7 @@ def attention(q: torch.Tensor, k: torch.Tensor, layout: str) -> tuple[torch.Tens
         layout: ``s,b,h,d`` or ``b,s,h,d``, of both.
 
     Returns:
-        entropy and largest weight, float64 [].
+        entropy and largest weight, `devices.widest` [].
 
     Raises:
         ValueError: the shapes do not fit.
@@ -43,8 +45,8 @@ def attention(q: torch.Tensor, k: torch.Tensor, layout: str) -> tuple[torch.Tens
     budget = PIECE.get(q.device.type, _PIECE)
     per_time = max(1, min(heads, budget // max(1, rows * keys)))
     block = max(1, min(rows, budget // max(1, keys)))
-    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    entropy = torch.zeros((), dtype=torch.float64, device=q.device)
+    dtype, wide = torch.float64 if q.dtype == torch.float64 else torch.float32, widest(q)
+    entropy = torch.zeros((), dtype=wide, device=q.device)
     largest = torch.zeros_like(entropy)
     first_key = keys - rows
     for b in range(batches):
@@ -63,16 +65,17 @@ def attention(q: torch.Tensor, k: torch.Tensor, layout: str) -> tuple[torch.Tens
                 weights.sub_(weights.amax(-1, keepdim=True))
                 share_of = weights.exp()
                 total = share_of.sum(-1)
-                entropy += (total.log() - share_of.mul_(weights).sum(-1) / total).sum(dtype=torch.float64)
-                largest += total.reciprocal().sum(dtype=torch.float64)  # exp(0) = 1 stands for the largest
+                entropy += (total.log() - share_of.mul_(weights).sum(-1) / total).sum(dtype=wide)
+                largest += total.reciprocal().sum(dtype=wide)  # exp(0) = 1 stands for the largest
     n = batches * heads * rows
     return entropy / n, largest / n
 
 
 def start_vector(n: int, device: torch.device) -> torch.Tensor:
     """Where power iteration begins: [n] float32, of length 1, always the same, from no random stream."""
-    spread = torch.frac(torch.arange(1, n + 1, dtype=torch.float64, device=device) * _GOLDEN) - 0.4
-    vector: torch.Tensor = (spread / torch.linalg.vector_norm(spread)).float()
+    places = torch.arange(1, n + 1, device=device) * int(_GOLDEN * 2**40) & (2**40 - 1)  # fractions, in a type that every device has
+    spread = places.float() * 2.0**-40 - 0.4
+    vector: torch.Tensor = spread / torch.linalg.vector_norm(spread)
     return vector
 
 
@@ -90,7 +93,7 @@ def spectral_norm(weight: torch.Tensor, start: torch.Tensor, iterations: int) ->
         iterations: upper bound.
 
     Returns:
-        the norm, float64 [], and where the next call may begin, [n] float32.
+        the norm, `devices.widest` [], and where the next call may begin, [n] float32.
     """
     matrix = weight.detach().float()
     most = min(iterations, matrix.shape[0] + 1, matrix.shape[1])  # where it begins need not lie in the space of the rows
@@ -117,8 +120,9 @@ def spectral_norm(weight: torch.Tensor, start: torch.Tensor, iterations: int) ->
 
 
 def _largest(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Largest eigenvalue and its vector of ``images @ images.T``, float64, without a wait: by squaring again and again."""
-    gram = images.double() @ images.double().t()
+    """Largest eigenvalue and its vector of ``images @ images.T``, `devices.widest`, without a wait: by squaring again and again."""
+    wide = images.to(widest(images))
+    gram = wide @ wide.t()
     power = gram
     for _ in range(_SQUARINGS):
         power = power / power.diagonal().sum().clamp_min(_TINY)
@@ -135,13 +139,13 @@ def similarity(weight: torch.Tensor) -> torch.Tensor:
         weight: [experts, hidden] or [hidden, experts]: experts are the shorter side, the second one when they are equal.
 
     Returns:
-        float64 []; 0 with fewer than two experts.
+        `devices.widest` []; 0 with fewer than two experts.
     """
-    vectors = weight.detach().double()
+    vectors = weight.detach().to(widest(weight))
     vectors = vectors if vectors.shape[0] < vectors.shape[1] else vectors.t()
     n = vectors.shape[0]
     if n < 2:
-        return torch.zeros((), dtype=torch.float64, device=weight.device)
+        return vectors.new_zeros(())
     unit = vectors / torch.linalg.vector_norm(vectors, dim=1, keepdim=True).clamp_min(1e-12)
     # the sum over all pairs, without the matrix of them: |sum of all|^2 has every pair twice, and each with itself
     mean: torch.Tensor = (unit.sum(0).square().sum() - unit.square().sum()) / (n * (n - 1))
@@ -175,20 +179,21 @@ def expert_load(logits: torch.Tensor, top: int, chosen: torch.Tensor | None = No
         chosen: [tokens, experts] bool, where the router itself says which experts a token goes to.
 
     Returns:
-        tokens of the emptiest and of the fullest expert as shares of the mean, and how many experts have none; float64 [].
+        tokens of the emptiest and of the fullest expert as shares of the mean, and how many experts have none; `devices.widest` [].
     """
     flat = _tokens(logits)
     experts = flat.shape[-1]
     if chosen is not None:
-        counts = chosen.reshape(-1, experts).sum(0).double()
+        counts = chosen.reshape(-1, experts).sum(0)
     else:
         places = flat.topk(min(top, experts), -1).indices
         every = torch.arange(experts, device=flat.device)
-        counts = torch.zeros(experts, dtype=torch.float64, device=flat.device)
+        counts = torch.zeros(experts, dtype=torch.int64, device=flat.device)
         for column in range(places.shape[1]):  # no scatter: its order of additions is not fixed on devices
             counts += (places[:, column, None] == every).sum(0)
-    mean = counts.mean()
-    return counts.min() / mean, counts.max() / mean, (counts == 0).sum().double()
+    shares = counts.to(widest(flat))
+    mean = shares.mean()
+    return shares.min() / mean, shares.max() / mean, (shares == 0).sum().to(shares.dtype)
 
 
 def _tokens(logits: torch.Tensor) -> torch.Tensor:

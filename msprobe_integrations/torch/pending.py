@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -77,7 +79,7 @@ class _Copy:
                 side.wait_stream(stream)
             with module.stream(side):
                 self.device_rows = rows = source.filled()  # not before the waits: it reads the rows to put them together
-                self.host = host_memory(rows.shape, torch.float64)
+                self.host = host_memory(rows.shape, rows.dtype)
                 self.host.copy_(rows, non_blocking=True)
                 self.event = module.Event()
                 self.event.record(side)
@@ -91,7 +93,7 @@ class _Copy:
         relax_capture_mode()
         return bool(self.event.query())
 
-    def arrive(self) -> Rows:
+    def arrive(self) -> npt.NDArray[np.int64]:
         if self.event is not None:
             wait_for(self.event)
         if self.host is None:
@@ -99,7 +101,7 @@ class _Copy:
             self.host = self.device_rows.cpu()
         host, self.device_rows = self.host, None
         self.source.chunks.clear()
-        array: Rows = host.numpy()
+        array: npt.NDArray[np.int64] = host.numpy()
         return array
 
 

@@ -1,34 +1,40 @@
 """Rows of one step: where they lie until the step ends, and the two ways to fill them.
 
 `RowBuffer` (`msprobe_integrations.common.row_memory`) is host memory that the C kernel writes to. `DeviceRows` is the same on another
-device, filled by `reduce_device` with torch operators only: nothing is read from the device, no branch depends on its values. Words that
-the host knows (COUNT, FLAGS) are put in when the rows have arrived.
+device, filled by `reduce_device`: nothing is read from the device, no branch depends on its values. Words that the host knows (COUNT,
+FLAGS) are put in when the rows have arrived; there the rows of the pieces of a tensor become one.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from msprobe_engine import digest as _digest
 from msprobe_engine import hostkernel
 from msprobe_engine import rows as _rows
 from msprobe_engine.rows import Rows
-from msprobe_integrations.torch import device_trust
+from msprobe_integrations.torch import device_trust, scaled_sums
+from msprobe_integrations.torch.devices import widest
+from msprobe_integrations.torch.stretches import distinct, stretch
 
 if TYPE_CHECKING:
     from msprobe_integrations.torch.device_launch import RowLauncher
 
-_ROW_BYTES = 8 * _rows.WORDS
-PIECE = 1 << 22  # elements per pass of `reduce_device`: bounds its temporary memory to a few tens of MiB
+_ROW_BYTES = 8 * scaled_sums.WORDS
+PIECE = 1 << 22  # elements of 4 bytes per pass of `reduce_device`: bounds its temporary memory to a few tens of MiB
 CODES: dict[torch.dtype, int] = {getattr(torch, name): code for name, code in hostkernel.CODES.items() if hasattr(torch, name)}
 """torch dtype to the kernel's code; types that are missing have no statistics."""
 
 _INTEGER = frozenset(d for d, c in CODES.items() if hostkernel.NAMES[c].startswith(("int", "uint", "bool")))
+_DOUBLE = (torch.float64, torch.complex128)
+_LEAST, _MOST = -(2**63), 2**63 - 1
 _FLOAT8 = frozenset(d for d, c in CODES.items() if hostkernel.NAMES[c].startswith("float8"))
 
 
@@ -36,7 +42,9 @@ class DeviceRows:
     """Rows of one step on one device, in the order of reduction.
 
     Attributes:
-        places: row number in the step of each device row; counts, flags: its COUNT and FLAGS, known to the host.
+        places: row number in the step of each device row, several times the same when pieces of a tensor have one each.
+        counts, flags: COUNT and FLAGS of each device row, known to the host.
+        repeats: how often its elements are in the tensor.
         streams: streams that wrote rows; the copy has to follow all of them.
     """
 
@@ -54,11 +62,12 @@ class DeviceRows:
         self.places: list[int] = []
         self.counts: list[int] = []
         self.flags: list[int] = []
+        self.repeats: list[int] = []
         self.streams: set[Any] = set()
 
     def _chunk(self, like: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode(False), torch.no_grad():
-            made = like.new_zeros((self._capacity, _rows.WORDS), dtype=torch.float64)
+            made = like.new_zeros((self._capacity, scaled_sums.WORDS), dtype=torch.int64)
         if hasattr(self._module, "Event"):
             stream = self._module.current_stream(self.device)
             self._made = self._module.Event()
@@ -67,15 +76,15 @@ class DeviceRows:
         self._joined.clear()
         return made
 
-    def take(self, like: torch.Tensor, place: int, count: int, flags: int) -> torch.Tensor:
-        """The next device row, [16] float64, for row `place` of the step, to be written on the present stream."""
+    def take(self, like: torch.Tensor, place: int, count: int, flags: int, repeat: int = 1) -> torch.Tensor:
+        """The next device row, [`scaled_sums.WORDS`] int64, for row `place` of the step, to be written on the present stream."""
         with self._lock:
-            at = self._enter(like, place, count, flags)
+            at = self._enter(like, place, count, flags, repeat)
             self._join()
             return self.chunks[at // self._capacity][at % self._capacity]
 
     def take_address(self, like: torch.Tensor, place: int, count: int, flags: int, stream: int) -> int:
-        """As `take`, the address of the row; `stream`: handle of the present stream."""
+        """As `take`, the address of the row, whose first sixteen words are written; `stream`: handle of the present stream."""
         with self._lock:
             at = self._enter(like, place, count, flags)
             if stream not in self._joined:
@@ -93,9 +102,17 @@ class DeviceRows:
                 if first <= address < first + self._capacity * _ROW_BYTES:
                     self.counts[chunk * self._capacity + (address - first) // _ROW_BYTES] = 0
 
-    def _enter(self, like: torch.Tensor, place: int, count: int, flags: int) -> int:
+    def cancel_place(self, place: int) -> None:
+        """All rows for row `place` of the step become those of no elements."""
+        with self._lock:
+            for at, one in enumerate(self.places):
+                if one == place:
+                    self.counts[at] = 0
+
+    def _enter(self, like: torch.Tensor, place: int, count: int, flags: int, repeat: int = 1) -> int:
         at = len(self.places)
         self.places.append(place)
+        self.repeats.append(repeat)
         self.counts.append(count)
         self.flags.append(flags)
         if at >= len(self.chunks) * self._capacity:
@@ -113,23 +130,82 @@ class DeviceRows:
             self._follow.add(stream)
 
     def filled(self) -> torch.Tensor:
-        """All rows taken, [n, 16] float64, still on the device."""
+        """All rows taken, [n, `scaled_sums.WORDS`] int64, still on the device."""
         whole = self.chunks[0] if len(self.chunks) == 1 else torch.cat(self.chunks)
         return whole[: len(self.places)]
 
-    def scatter(self, host: Rows, out: Rows) -> None:
-        """Put the rows that arrived (`host`, [n, 16]) to their places in the step's rows, with the words the host knows."""
-        ints = _rows.as_int64(host)
+    def scatter(self, found: npt.NDArray[np.int64], out: Rows) -> None:
+        """Put the rows that arrived (`found`, as `filled` gave them) to their places in the step's rows, with the words the host knows."""
+        ints = found[:, : _rows.WORDS].copy()
+        flags = np.array(self.flags, np.int64)
         ints[:, _rows.COUNT] = self.counts
-        ints[:, _rows.FLAGS] = np.array(self.flags, np.int64) & ~(ints[:, _rows.FLAGS] & _rows.HAS_INTEGERS)
+        ints[:, _rows.FLAGS] = flags & ~(ints[:, _rows.FLAGS] & _rows.HAS_INTEGERS)
+        scaled_sums.decode(found, ints, flags & _rows.HAS_INTEGERS != 0)
         no_limits = ints[:, _rows.FLAGS] & _rows.HAS_INTEGERS == 0
         ints[no_limits, _rows.IMIN], ints[no_limits, _rows.IMAX] = np.iinfo(np.int64).max, np.iinfo(np.int64).min
+        made = ints.view(np.float64)
+        _multiply(made, np.array(self.repeats, np.int64))
         nothing = ints[:, _rows.COUNT] == 0
         if nothing.any():
-            flags = ints[nothing, _rows.FLAGS]
-            host[nothing] = _rows.empty(1)
-            ints[nothing, _rows.FLAGS] = flags
-        out[self.places] = host
+            kept = ints[nothing, _rows.FLAGS]
+            made[nothing] = _rows.empty(1)
+            ints[nothing, _rows.FLAGS] = kept
+        places = np.array(self.places, np.int64)
+        first = np.unique(places, return_index=True)[1]
+        out[places[first]] = made[first]
+        if len(first) < len(places):
+            for one in np.setdiff1d(np.arange(len(places)), first):
+                at = slice(places[one], places[one] + 1)
+                out[at] = _union(out[at], made[one : one + 1])
+
+
+def _multiply(rows: Rows, times: npt.NDArray[np.int64]) -> None:
+    """All elements of a row are there several times; a digest or checksum is not asked for then."""
+    several = times > 1
+    if several.any():
+        ints, times = _rows.as_int64(rows), times[several]
+        for word in (_rows.COUNT, _rows.NANS, _rows.POS_INF, _rows.NEG_INF, _rows.ZEROS, _rows.BELOW):
+            ints[several, word] *= times
+        for word in (_rows.SUM, _rows.SUMSQ, _rows.SUM3, _rows.SUM4):
+            rows[several, word] *= times
+
+
+def _union(a: Rows, b: Rows) -> Rows:
+    """`rows.merge` of pieces of one tensor, each of whose XOR is that of some of its words."""
+    made, ints = _rows.merge(a, b), [_rows.as_int64(one) for one in (a, b)]
+    if (ints[0][:, _rows.FLAGS] & ints[1][:, _rows.FLAGS] & _rows.HAS_XOR).all():
+        words = _rows.as_int64(made)
+        words[:, _rows.XOR] = ints[0][:, _rows.XOR] ^ ints[1][:, _rows.XOR]
+        words[:, _rows.FLAGS] |= _rows.HAS_XOR
+    return made
+
+
+class Taker:
+    """Gives the rows of one tensor.
+
+    Args:
+        rows: of its device.
+        like: the tensor.
+        place: its row in the step.
+        flags: `host_flags`.
+    """
+
+    def __init__(self, rows: DeviceRows, like: torch.Tensor, place: int, flags: int) -> None:
+        self._rows = rows
+        self._like = like
+        self._place = place
+        self._flags = flags
+        self.last: torch.Tensor | None = None
+        """The row given last."""
+
+    def __call__(self, count: int, repeat: int = 1) -> torch.Tensor:
+        """The row of the next `count` elements, each of which is in the tensor `repeat` times."""
+        self.last = self._rows.take(self._like, self._place, count, self._flags, repeat)
+        return self.last
+
+    def cancel(self) -> None:
+        """What has been given is the row of no elements."""
+        self._rows.cancel_place(self._place)
 
 
 def host_flags(dtype: torch.dtype, want: int) -> int:
@@ -151,71 +227,62 @@ LAUNCHERS: dict[tuple[torch.device, torch.dtype], dict[int, RowLauncher]] = {}
 _KERNEL_WORDS = hostkernel.WANT_DIGEST | hostkernel.WANT_MOMENTS | hostkernel.WANT_BELOW
 
 
-def reduce_device(tensor: torch.Tensor, row: torch.Tensor, want: int, index0: int = 0) -> None:
-    """Row of a strided tensor on any device, written in place to `row` ([16] float64 on the same device): by the Triton kernel of
-    `device_kernel` on GPUs and NPUs where Triton works and reads the type, else by torch operators. Never waits for the tensor.
+def reduce_device(tensor: torch.Tensor, take: Taker, want: int, index0: int = 0) -> None:
+    """Rows of a strided tensor on any device, written in place: one by the Triton kernel of `device_kernel` on GPUs and NPUs where
+    Triton works and reads the type, else one for each of its pieces by torch operators. Never waits for the tensor.
     `want` as in `hostkernel.reduce`, without checksums.
     COUNT and FLAGS, and IMIN and IMAX of floats, are left to the host; for uint64 FLAGS says (HAS_INTEGERS) when the values do not
     fit int64."""
     with torch.no_grad():
-        n = tensor.numel()
-        if n == 0 or (tensor.device.type in device_trust.DEVICES and _by_kernel(tensor, row, want, index0)):
+        data, times = (tensor.detach(), 1) if want & hostkernel.WANT_DIGEST else distinct(tensor)
+        n = data.numel()
+        if n == 0:
+            take(0)
             return
-        flat = tensor.detach().reshape(-1)
-        if n <= PIECE:
-            _piece(flat, row, want, index0)
+        if tensor.device.type in device_trust.DEVICES and _by_kernel(tensor.device, data, times, take, want, index0):
             return
-        starts = range(0, n, PIECE)
-        parts = row.new_zeros((len(starts), _rows.WORDS))
-        for part, at in enumerate(starts):
-            _piece(flat[at : at + PIECE], parts[part], want, index0 + at)
-        merge_parts(parts, row, want)
+        size = min(PIECE * 4 // max(4, data.element_size()), PIECE if widest(data) == torch.float64 else scaled_sums.MOST)
+        for at in range(0, n, size):
+            part = stretch(data, at, min(at + size, n))
+            _piece(part, take(part.shape[0], times), want, index0 + at)
 
 
-def _by_kernel(tensor: torch.Tensor, row: torch.Tensor, want: int, index0: int) -> bool:
+def _by_kernel(device: torch.device, tensor: torch.Tensor, times: int, take: Taker, want: int, index0: int) -> bool:
     """Let the Triton kernel write the row. False when it cannot."""
 
     def check() -> str | None:
         from msprobe_integrations.torch import device_check, device_kernel  # import Triton
 
-        return device_check.check(tensor.device, tensor.dtype, want) if tensor.dtype in device_kernel.KINDS else None
+        return device_check.check(device, tensor.dtype, want) if tensor.dtype in device_kernel.KINDS else None
 
     def launch() -> None:
         from msprobe_integrations.torch import device_launch
 
-        device_launch.reduce(tensor, row, want, index0)
+        n = tensor.numel()
+        size = n if device_launch.reads(tensor, want) else PIECE
+        for at in range(0, n, size):
+            part = tensor if size == n else stretch(tensor, at, min(at + size, n))
+            device_launch.reduce(part, take(part.numel(), times), want, index0 + at)
 
-    return device_trust.by_kernel(
-        tensor.device, ("row", tensor.dtype, want & _KERNEL_WORDS), f"statistics of {tensor.dtype} tensors", check, launch
-    )
-
-
-def merge_parts(parts: torch.Tensor, row: torch.Tensor, want: int) -> None:
-    """Merge the rows `parts` ([k, 16], all taken with `want`) into `row`, on the device."""
-    ints, words = parts.view(torch.int64), row.view(torch.int64)
-    torch.sum(ints[:, _rows.NANS : _rows.MIN], 0, out=words[_rows.NANS : _rows.MIN])
-    torch.amin(parts[:, _rows.MIN], 0, out=row[_rows.MIN])
-    torch.amax(parts[:, _rows.MAX], 0, out=row[_rows.MAX])
-    torch.sum(parts[:, _rows.SUM : _rows.IMIN], 0, out=row[_rows.SUM : _rows.IMIN])
-    torch.amin(ints[:, _rows.IMIN], 0, out=words[_rows.IMIN])
-    torch.amax(ints[:, _rows.IMAX : _rows.FLAGS + 1], 0, out=words[_rows.IMAX : _rows.FLAGS + 1])
-    if want & hostkernel.WANT_MOMENTS:
-        torch.sum(parts[:, _rows.SUM3 : _rows.BELOW], 0, out=row[_rows.SUM3 : _rows.BELOW])
-    if want & hostkernel.WANT_BELOW:
-        torch.sum(ints[:, _rows.BELOW], 0, out=words[_rows.BELOW])
+    kind = ("row", tensor.dtype, want & _KERNEL_WORDS)
+    if device_trust.by_kernel(device, kind, f"statistics of {tensor.dtype} tensors", check, launch):
+        return True
+    take.cancel()
+    return False
 
 
-def _piece(flat: torch.Tensor, row: torch.Tensor, want: int, index0: int) -> None:
+def _piece(flat: torch.Tensor, words: torch.Tensor, want: int, index0: int) -> None:
     """The row of at most `PIECE` elements. Results go to their words by ``out=``, without small tensors in between."""
     dtype = flat.dtype
-    words = row.view(torch.int64)
+    moments = bool(want & hostkernel.WANT_MOMENTS)
     if want & hostkernel.WANT_DIGEST:
         _digest_piece(flat, index0, words[_rows.DIGEST])
     if dtype in _INTEGER:
-        _integers(flat, row, words, want)
+        _integers(flat, words, want)
         return
+    wide = torch.float64 if dtype in _DOUBLE else widest(flat)
     if dtype.is_complex:
-        pair = torch.view_as_real(flat).to(torch.float64)
+        pair = torch.view_as_real(flat).to(wide)
         real = torch.hypot(pair[:, 0], pair[:, 1]).masked_fill((pair != pair).any(1), float("nan"))
     else:
         real = flat.to(torch.float32) if dtype in _FLOAT8 else flat
@@ -229,18 +296,23 @@ def _piece(flat: torch.Tensor, row: torch.Tensor, want: int, index0: int) -> Non
         words[_rows.NANS : _rows.DIGEST].copy_(torch.stack([torch.count_nonzero(mark) for mark in marks.unbind()]))
     else:
         torch.sum(marks, 1, out=words[_rows.NANS : _rows.DIGEST])
-    row[_rows.MIN].copy_(torch.nan_to_num(real, inf, inf, inf).amin())
-    row[_rows.MAX].copy_(torch.nan_to_num(real, -inf, -inf, -inf).amax())
-    kept = torch.nan_to_num(real, 0.0, 0.0, 0.0).to(torch.float64)
+    low, high = torch.nan_to_num(real, inf, inf, inf).amin(), torch.nan_to_num(real, -inf, -inf, -inf).amax()
     if want & hostkernel.WANT_BELOW:
-        _below(real.to(torch.float64), words, want)
-    _sums(kept, row, want)
+        _below(real, words, want)
+    kept = torch.nan_to_num(real, 0.0, 0.0, 0.0)
+    if wide == torch.float32:
+        scaled_sums.write(kept, low, high, words, moments)
+        return
+    row = words.view(torch.float64)
+    row[_rows.MIN].copy_(low)
+    row[_rows.MAX].copy_(high)
+    _sums(kept.to(torch.float64), row, moments)
 
 
-def _sums(kept: torch.Tensor, row: torch.Tensor, want: int) -> None:
+def _sums(kept: torch.Tensor, row: torch.Tensor, moments: bool) -> None:
     """The sums of powers of `kept` (float64, without NaN and Inf; used up)."""
     torch.sum(kept, 0, out=row[_rows.SUM])
-    if not want & hostkernel.WANT_MOMENTS:
+    if not moments:
         torch.sum(kept.square_(), 0, out=row[_rows.SUMSQ])
         return
     squares = kept.square()
@@ -250,31 +322,50 @@ def _sums(kept: torch.Tensor, row: torch.Tensor, want: int) -> None:
 
 
 def _below(real: torch.Tensor, words: torch.Tensor, want: int) -> None:
-    """BELOW of `real` (float64: a narrower type would round the limit)."""
-    torch.sum(real.abs() < hostkernel.limit_of(want), 0, out=words[_rows.BELOW])
+    """BELOW of floats: by their bits, because the limit may be subnormal, which some devices take for 0."""
+    limit = np.float64(hostkernel.limit_of(want))
+    if real.dtype == torch.float64:
+        bits, smaller = real.view(torch.int64) & (2**63 - 1), int(limit.view(np.int64))
+    else:
+        with np.errstate(over="ignore"):
+            short = np.float32(limit)
+        short = np.nextafter(short, np.float32(np.inf)) if short < limit else short  # what is below the one is below the other
+        bits, smaller = real.to(torch.float32).view(torch.int32) & (2**31 - 1), int(short.view(np.int32))
+    torch.sum(bits < smaller, 0, out=words[_rows.BELOW])
 
 
-def _integers(flat: torch.Tensor, row: torch.Tensor, words: torch.Tensor, want: int) -> None:
-    unsigned = flat.dtype == torch.uint64
+def _integers(flat: torch.Tensor, words: torch.Tensor, want: int) -> None:
+    unsigned, moments = flat.dtype == torch.uint64, bool(want & hostkernel.WANT_MOMENTS)
     wide = flat.view(torch.int64) if unsigned else flat.to(torch.int64)
-    limits, extremes = words[_rows.IMIN : _rows.FLAGS], row[_rows.MIN : _rows.SUM]
+    limits = words[_rows.IMIN : _rows.FLAGS]
     torch.amin(wide, 0, out=limits[0])
     torch.amax(wide, 0, out=limits[1])
-    real = wide.to(torch.float64)
-    if unsigned:  # the same bits: negative stands for 2**63 and more
-        real = torch.where(wide < 0, real + 2.0**64, real)
-        torch.amin(real, 0, out=extremes[0])
-        torch.amax(real, 0, out=extremes[1])
-        over = limits[0] < 0
-        words[_rows.FLAGS].copy_(over * _rows.HAS_INTEGERS)
-        limits[0].masked_fill_(over, torch.iinfo(torch.int64).max)
-        limits[1].masked_fill_(over, torch.iinfo(torch.int64).min)
-    else:
-        extremes.copy_(limits)
     torch.sum(wide == 0, 0, out=words[_rows.ZEROS])
     if want & hostkernel.WANT_BELOW:
-        _below(real, words, want)
-    _sums(real, row, want)
+        last = math.ceil(min(hostkernel.limit_of(want), 2.0**65)) - 1
+        if unsigned:  # the same bits: negative stands for 2**63 and more
+            below = (wide ^ _LEAST) <= min(last + _LEAST, _MOST)
+        else:
+            below = (wide <= min(last, _MOST)) & (wide >= max(-last, _LEAST))
+        torch.sum(below, 0, out=words[_rows.BELOW])
+    if widest(flat) == torch.float64:
+        row = words.view(torch.float64)
+        extremes = row[_rows.MIN : _rows.SUM]
+        real = wide.to(torch.float64)
+        if unsigned:
+            real = torch.where(wide < 0, real + 2.0**64, real)
+            torch.amin(real, 0, out=extremes[0])
+            torch.amax(real, 0, out=extremes[1])
+        else:
+            extremes.copy_(limits)
+        _sums(real, row, moments)
+    else:
+        scaled_sums.write_integers(wide, unsigned, words, moments)
+    if unsigned:
+        over = limits[0] < 0
+        words[_rows.FLAGS].copy_(over * _rows.HAS_INTEGERS)
+        limits[0].masked_fill_(over, _MOST)
+        limits[1].masked_fill_(over, _LEAST)
 
 
 def _digest_piece(flat: torch.Tensor, index0: int, out: torch.Tensor) -> None:

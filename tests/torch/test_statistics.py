@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msprobe_engine import hostkernel, rows
 from msprobe_integrations.common.row_memory import MemoryPool, RowBuffer
 from msprobe_integrations.torch import statistics
-from msprobe_integrations.torch.statistics import CODES, DeviceRows, host_flags, reduce_device
+from msprobe_integrations.torch.statistics import CODES, DeviceRows, Taker, host_flags, reduce_device
 
 INTEGER_WORDS = [0, 1, 2, 3, 4, 5, 10, 11, 12]
 
@@ -21,8 +21,7 @@ INTEGER_WORDS = [0, 1, 2, 3, 4, 5, 10, 11, 12]
 def by_operators(tensor: torch.Tensor, want: int = hostkernel.WANT_DIGEST, index0: int = 0) -> np.ndarray:
     """The row `reduce_device` writes, with the words of the host put in."""
     device = DeviceRows(tensor, 4)
-    row = device.take(tensor, 0, tensor.numel(), host_flags(tensor.dtype, want))
-    reduce_device(tensor, row, want, index0)
+    reduce_device(tensor, Taker(device, tensor, 0, host_flags(tensor.dtype, want)), want, index0)
     out = rows.empty(1)
     device.scatter(device.filled().numpy(), out)
     return out[0]
@@ -104,8 +103,8 @@ def test_under_autocast_and_inference_mode() -> None:
         same(by_operators(x), by_numpy(x))
     with torch.inference_mode():
         device = DeviceRows(x, 2)
-        reduce_device(x, device.take(x, 0, 1000, host_flags(x.dtype, False)), False)
-    reduce_device(x, device.take(x, 1, 1000, host_flags(x.dtype, False)), False)
+        reduce_device(x, Taker(device, x, 0, host_flags(x.dtype, False)), False)
+    reduce_device(x, Taker(device, x, 1, host_flags(x.dtype, False)), False)
     out = rows.empty(2)
     device.scatter(device.filled().numpy(), out)
     assert out[0].tobytes() == out[1].tobytes()

@@ -186,6 +186,34 @@ def devices() -> Any:
     }
 
 
+def extremes() -> Any:
+    """Rows of both devices where a power of a value does not fit float32, and of integers that do not."""
+    from msprobe_engine import histograms
+    from msprobe_integrations.torch.backend import TorchBackend
+
+    generator = torch.Generator().manual_seed(0)
+    normal = torch.randn(5000, generator=generator)
+    tensors = {f"{scale:g}": normal * scale for scale in (1e20, 1e-8, 1e-11, 1e-25)}
+    tensors |= {"bf16": (normal * 1e20).bfloat16(), "fp16": normal.half()}
+    tensors |= {"int64": (normal * 1e15).long() + 2**60, "uint64": (normal.abs() * 1e15).long().view(torch.uint64)}
+    out: dict[str, Any] = {name: [] for name in tensors}
+    for device in ("cpu", "npu"):
+        backend = TorchBackend()
+        backend.want_moments = True
+        there = {name: one.to(device) for name, one in tensors.items()}
+        refs = {name: backend.reduce(one) for name, one in there.items()}
+        first = backend.histogram(there["1e-08"], "log2")
+        update = backend.reduce_update("sgd", there["1e-08"], there["1e-11"], {}, {"lr": 0.01, "weight_decay": 0.1})
+        assert not backend.unsupported, backend.unsupported
+        data = backend.finish_step().rows()
+        for name, ref in refs.items():
+            one = rows.read(data[ref.row])
+            out[name].append([one.count, one.zeros, one.max, one.min, one.mean, one.norm, one.kurtosis])
+        out.setdefault("histogram", []).append(histograms.counts(data, first, "log2").tolist())
+        out.setdefault("update", []).append(None if update is None else rows.read(data[update.row]).norm)
+    return out
+
+
 def formats() -> Any:
     """Tensors in a private format: rows, files, messages."""
     import torch_npu
@@ -261,4 +289,4 @@ if __name__ == "__main__":
     python_npu.install()
     if DEVICE == "cuda":
         python_npu.transfer()
-    print(json.dumps({part.__name__: part() for part in (monitor, dump, randomness, tensors, devices, formats, arrivals)}))
+    print(json.dumps({part.__name__: part() for part in (monitor, dump, randomness, tensors, devices, extremes, formats, arrivals)}))

@@ -12,6 +12,7 @@ import importlib
 import os
 import sys
 import types
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ _VIEWS = (
     "diagonal", "unfold", "split.Tensor", "split_with_sizes", "unbind.int", "_reshape_alias", "view_as_real",
 )  # fmt: skip
 """Torch makes these of strides, which the tensors here do not have."""
+_ALONE = ("abs",)
+"""Torch makes these of an ``out=`` that it makes larger, which the tensors here cannot become."""
 EVENTS: list[str] = []
 """What was asked of the device: streams, events, seeds, overflow flags."""
 flag = {"overflow": 0}
@@ -58,6 +61,8 @@ def _fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
     home = to is not None and torch.device(to).type != "npu"
     tensors = [t for t in _pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.device.type == "npu"]
     known = {id(_host(t)): t for t in tensors}
+    places = zip(args, op._schema.arguments)  # a number in place of a tensor reaches a fallback as what it is
+    args = tuple(torch.tensor(a) if isinstance(a, int | float) and str(p.type) == "Tensor" else a for a, p in places)
     with torch._C.DisableTorchFunction():
         result = op(*_pytree.tree_map(_host, args), **_pytree.tree_map(_host, kwargs))
 
@@ -81,9 +86,13 @@ def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = 
 def _to_copy(tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
     to = kwargs.pop("device", None)
     kwargs.pop("pin_memory", None)
+    dtype = kwargs.get("dtype") or tensor.dtype
+    if to is None and dtype is torch.float64:  # ToKernelNpu.cpp, with this warning
+        warnings.warn("Device do not support double dtype now, dtype cast replace with float.", stacklevel=2)
+        dtype = torch.float32
     home = to is not None and torch.device(to).type == "cpu"
     with torch._C.DisableTorchFunction():
-        made = _host(tensor).detach().to(kwargs.get("dtype") or tensor.dtype, copy=True)
+        made = _host(tensor).detach().to(dtype, copy=True)
         if home and kwargs.get("non_blocking") and late["on"]:
             _under_way.append((made, made.clone()))
             made.fill_(float("nan"))
@@ -207,7 +216,7 @@ def _kernels() -> Any:
     fallback.fallback(_fallback, "PrivateUse1")
     fallback.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     made = torch.library.Library("aten", "IMPL")
-    for view in _VIEWS:
+    for view in _VIEWS + _ALONE:
         name, _, overload = view.partition(".")
         made.impl(view, functools.partial(_fallback, getattr(getattr(torch.ops.aten, name), overload or "default")), "PrivateUse1")
     made.impl("view", _view, "PrivateUse1")
