@@ -8,14 +8,14 @@ _HERE = "msprobe_integrations.doctor"
 
 CHECKS = (
     Check("C1", "graphs of the device", 25.0, f"{_HERE}.frameworks.graphs"),
-    Check("C2", "compiled code", 40.0, f"{_HERE}.frameworks.compiled"),
+    Check("C2", "compiled code", 60.0, f"{_HERE}.frameworks.compiled"),
     Check("C3", "several ranks", 35.0, f"{_HERE}.frameworks.ranks"),
     Check("D1", "memory", 25.0, f"{_HERE}.costs.memory"),
-    Check("D2", "time of a training", 100.0, f"{_HERE}.costs.overhead"),
+    Check("D2", "time of a training", 90.0, f"{_HERE}.costs.overhead"),
     Check("D3", "bandwidth", 25.0, f"{_HERE}.costs.bandwidth"),
     Check("E1", "Transformer Engine", 20.0, f"{_HERE}.frameworks.te_fp8"),
     Check("E2", "DeepSpeed ZeRO", 25.0, f"{_HERE}.frameworks.zero"),
-    Check("F1", "comparing checkpoints", 20.0, f"{_HERE}.costs.checkpoints"),
+    Check("F1", "comparing checkpoints", 30.0, f"{_HERE}.costs.checkpoints"),
     Check("F2", "operator pre-check", 30.0, f"{_HERE}.precheck"),
     Check("G", "noise between runs", 15.0, f"{_HERE}.noise"),
     Check("H", "environment", 20.0, f"{_HERE}.environment"),

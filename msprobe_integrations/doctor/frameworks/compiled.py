@@ -48,10 +48,10 @@ def run(device: Device) -> Iterator[Line]:
         return
     compiler: dict[str, Any] = {"backend": "inductor" if device.full else "aot_eager"}
     whole = {**compiler, "fullgraph": True}
-    cases = [("model", whole, "mix"), ("model", whole, "activations"), ("block", compiler, "mix"), ("wrapped block", compiler, "L0")]
-    cases.append(("function", compiler, "L1"))
+    cases = [("model", whole, "mix"), ("block", compiler, "mix"), ("function", compiler, "L1")]
     if device.type == "cuda":
-        cases.append(("model", {"mode": "reduce-overhead"}, "L0"))
+        cases.insert(1, ("model", {"mode": "reduce-overhead"}, "L0"))
+    cases += [("model", whole, "activations"), ("wrapped block", compiler, "L0")]
     for part, options, mode in cases:
         yield compare(device, part, options, mode)
 

@@ -97,8 +97,8 @@ def _rank(rank: int, place: str, kind: str, backend: str, world: int, port: int,
         if place != "cpu":
             getattr(torch, place).set_device(number)
         dist.init_process_group(backend, rank=rank, world_size=world)
-        plain, again = (_train(device, kind, rank, "off")[0] for _ in range(2))
-        made = _communicators(log)
+        plain, first = _train(device, kind, rank, "off")[0], _communicators(log)
+        again, second = _train(device, kind, rank, "off")[0], _communicators(log)
         result |= {"plain": True, "repeatable": torch.equal(plain, again)}
         for mode in _MODES:
             bits, rows, wrong = _train(device, kind, rank, mode)
@@ -106,8 +106,8 @@ def _rank(rank: int, place: str, kind: str, backend: str, world: int, port: int,
             result["wrong"] += [f"rank {rank}, {mode}: {text}" for text in wrong]
             if torch.equal(plain, again) and not torch.equal(bits, plain):
                 result["wrong"].append(f"rank {rank}, {mode}: other bits in losses or weights")
-        if made:
-            result["communicators"] = made, _communicators(log)
+        if second:
+            result["communicators"] = second + len(_MODES) * (second - first), _communicators(log)
         dist.destroy_process_group()
     except Exception as error:
         result["error"] = f"{type(error).__name__}: {str(error)[:300]}"
