@@ -284,8 +284,8 @@ class TorchBackend(DeviceReduce, PairRows, Wanted, Job, Commands):
             description, row = _describe.describe(tensor), next(step.numbers)
             step.host.clear(row)
             like = tensor._data
-            out, _ = self._device_row(step, like, row, tensor.numel(), host_flags(tensor.dtype, self._want))
-            quantized.reduce_blocks(tensor, blocks, out, self._want)
+            take, _ = self._device_rows(step, like, row, host_flags(tensor.dtype, self._want))
+            quantized.reduce_blocks(tensor, blocks, take, self._want)
         else:
             data, description, why = _describe.resolve(tensor)
             why = why if data is None else self._unfit(data)

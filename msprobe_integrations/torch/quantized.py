@@ -91,13 +91,11 @@ def blocks_of(tensor: Any) -> int:
     return math.ceil(rows / max(1, rows * BLOCK_BYTES // size))
 
 
-def reduce_blocks(tensor: Any, blocks: int, row: Tensor, want: int) -> None:
-    """Write the row of the values of a tensor to `row` ([16] float64 on its device), with the temporary memory of one block."""
-    parts = row.new_zeros((blocks, _rows.WORDS))
+def reduce_blocks(tensor: Any, blocks: int, take: statistics.Taker, want: int) -> None:
+    """Write the rows of the values of a tensor, with the temporary memory of one block."""
     rows, each = int(tensor.shape[0]), math.ceil(tensor.shape[0] / blocks)
     inner = tensor.numel() // rows
-    for number, start in enumerate(range(0, rows, each)):
+    for start in range(0, rows, each):
         block = torch.ops.aten.slice.Tensor(tensor, 0, start, min(rows, start + each))
         values = block.dequantize() if is_quantized(type(block)) else block
-        statistics.reduce_device(values, parts[number], want, start * inner)
-    statistics.merge_parts(parts, row, want)
+        statistics.reduce_device(values, take, want, start * inner)
