@@ -33,7 +33,7 @@ def run(device: Device) -> Iterator[Line]:
     if not device.full:
         yield Line("memory of a training", "skipped", why="needs a GPU or NPU: processes share the CPU's allocator")
         return
-    yield from _trainings(device)
+    yield from trainings(device)
 
 
 def temporaries(device: Device, way: str) -> Iterator[Line]:
@@ -135,7 +135,7 @@ def peak(device: Device, work: Callable[[], object]) -> float:
     return float(most)
 
 
-def _trainings(device: Device) -> Iterator[Line]:
+def trainings(device: Device) -> Iterator[Line]:
     """The peak of steps 2 to 4 of a GPT of 1.4 billion parameters, in bf16."""
     module: Any = device.module
     job = Job("large", str(device.device), torch.bfloat16)
