@@ -7,6 +7,8 @@ from msprobe_engine.workflow.doctor import Check
 _HERE = "msprobe_integrations.doctor"
 
 CHECKS = (
+    Check("A1", "rows of every type, layout and size", 60.0, f"{_HERE}.numbers.reduction"),
+    Check("A2", "values of two tensors, histograms, features", 35.0, f"{_HERE}.numbers.derived_values"),
     Check("C1", "graphs of the device", 25.0, f"{_HERE}.frameworks.graphs"),
     Check("C2", "compiled code", 60.0, f"{_HERE}.frameworks.compiled"),
     Check("C3", "several ranks", 35.0, f"{_HERE}.frameworks.ranks"),

@@ -13,7 +13,8 @@ import torch.distributed as dist
 from msprobe_engine import hostkernel
 from msprobe_engine.workflow.doctor import Line
 from msprobe_integrations.doctor.device import Device
-from msprobe_integrations.torch import device_trust, statistics
+from msprobe_integrations.torch import device_trust
+from msprobe_integrations.torch.backend import TorchBackend
 
 _FILES = 4096
 _GIB = 1 << 30
@@ -48,8 +49,7 @@ def triton_works(device: Device) -> Line:
         return Line(name, "slow", why=f"torch operators take their place: {type(error).__name__}: {str(error)[:300]}")
     if wrong:
         return Line(name, "WRONG", why=wrong)
-    ones = torch.ones(8, device=device.device)
-    statistics.reduce_device(ones, statistics.Taker(statistics.DeviceRows(ones, 1), ones, 0, 0), 0)
+    TorchBackend().reduce(torch.ones(8, device=device.device))
     used = device_trust.TRUSTED.get((device.type, "row", torch.float32, 0), False)
     return Line(name, "ok" if used else "slow", why="" if used else "the kernel is right but not used")
 

@@ -12,7 +12,7 @@ from msprobe_engine.log import warn_once
 
 TRUSTED: dict[tuple[Hashable, ...], bool] = {}
 """Device type, and what tells kernels apart, to whether the kernel is used. Missing: not decided."""
-DEVICES = ("cuda", "npu")
+DEVICES: tuple[str, ...] = ("cuda", "npu")
 """Types of devices on which Triton is tried."""
 _PASSING = ("out of memory", "synchroniz", "captur")
 """Parts of messages of errors that say nothing of a kernel: there was no room; an operation that waits is forbidden at present; a graph is

@@ -353,7 +353,7 @@ def _integers(flat: torch.Tensor, words: torch.Tensor, want: int) -> None:
         extremes = row[_rows.MIN : _rows.SUM]
         real = wide.to(torch.float64)
         if unsigned:
-            real = torch.where(wide < 0, real + 2.0**64, real)
+            real = unsigned_real(wide)
             torch.amin(real, 0, out=extremes[0])
             torch.amax(real, 0, out=extremes[1])
         else:
@@ -390,6 +390,12 @@ def _digest_piece(flat: torch.Tensor, index0: int, out: torch.Tensor) -> None:
     weights = _splitmix64(torch.cat([lanes, torch.arange(first, first + blocks, dtype=torch.int64, device=grid.device)]))
     w32 = ((weights[: _digest.BLOCK] >> 32) & 0xFFFFFFFF) | 1
     torch.sum((grid * w32).sum(1) * (weights[_digest.BLOCK :] | 1), 0, out=out)
+
+
+def unsigned_real(wide: torch.Tensor) -> torch.Tensor:
+    """The float64 nearest to each uint64 whose bits are `wide` (int64): a sum with 2**64 would round large ones twice."""
+    half = (wide >> 1) & torch.iinfo(torch.int64).max | (wide & 1)
+    return torch.where(wide < 0, half.to(torch.float64) * 2.0, wide.to(torch.float64))
 
 
 def _signed(x: int) -> int:

@@ -1,0 +1,1 @@
+"""Are the numbers of a device right?"""

@@ -1,0 +1,41 @@
+"""Every check finds a defect that is planted in what it watches, and none where none is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import planted_defects
+import pytest
+
+PROGRAM = Path(planted_defects.__file__)
+
+
+@pytest.fixture(scope="module")
+def said() -> dict[str, list[dict[str, Any]]]:
+    """Lines of every case."""
+    pytest.importorskip("triton")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "ignore", str(PROGRAM), *planted_defects.RIGHT, *planted_defects.CASES]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    return {name: lines for line in ran.stdout.splitlines() for name, lines in json.loads(line).items()}
+
+
+@pytest.mark.parametrize("case", planted_defects.CASES)
+def test_a_planted_defect_is_found(case: str, said: dict[str, list[dict[str, Any]]]) -> None:
+    """At least one line is WRONG and names it."""
+    wrong = [f"{line['name']} {line.get('why')}" for line in said[case] if line["verdict"] == "WRONG"]
+    assert any(planted_defects.CASES[case].found in text for text in wrong), said[case]
+
+
+@pytest.mark.parametrize("module", planted_defects.RIGHT)
+def test_nothing_is_found_where_nothing_is_wrong(module: str, said: dict[str, list[dict[str, Any]]]) -> None:
+    """All lines are ok, or skipped with a reason."""
+    lines = said[module]
+    assert any(line["verdict"] == "ok" for line in lines)
+    assert all(line["verdict"] == "ok" or (line["verdict"] == "skipped" and line["why"]) for line in lines), lines
