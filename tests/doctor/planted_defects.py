@@ -42,7 +42,8 @@ def _kernel_sum(patch: Patch) -> None:
     def wrong(self: Any, tensor: torch.Tensor, row: torch.Tensor, *rest: Any) -> None:
         right(self, tensor, row, *rest)
         if tensor.numel() != device_check.ELEMENTS:
-            row[rows.SUM] += 0.5 * abs(row[rows.SUMSQ])
+            words = row.view(torch.float64)
+            words[rows.SUM] += 0.5 * abs(words[rows.SUMSQ])
 
     patch(device_launch.RowLauncher, "reduce", wrong)
 
