@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from msprobe_engine.config_check.random_calls import RandomCalls
 from msprobe_integrations.autoload.imports import after_import, before_import
-from msprobe_integrations.torch.devices import in_use, kinds
+from msprobe_integrations.torch.devices import in_use, is_capturing, kinds
 from msprobe_integrations.torch.frames import PLUMBING, kind_of
 from msprobe_integrations.torch.random_calls import TENSOR, TORCH
 from msprobe_integrations.torch.rebind import Rebinding
@@ -102,7 +102,7 @@ def states() -> dict[str, str]:
     with torch._C.DisableTorchFunction():
         found["torch"] = _of_tensor(torch.get_rng_state())
         for kind, module in in_use():
-            if getattr(module, "is_current_stream_capturing", lambda: False)():
+            if is_capturing(kind):
                 continue
             for number, state in enumerate(module.get_rng_state_all()):
                 found[f"{kind}:{number}"] = _of_tensor(state)

@@ -1,14 +1,14 @@
 """The overflow flag of Ascend NPUs that saturate.
 
 Older NPUs (before Ascend 910B) write the largest finite number where others write Inf, so no tensor shows an overflow. They keep a flag
-instead: 1 from the first overflow on, until somebody clears it. `torch_npu.npu.utils.get_npu_overflow_flag` waits for it; here the operator
-below it is called, whose result stays on the device and arrives with the numbers of the step. The flag is never cleared here: torch_npu's
-`GradScaler` decides by it whether an update is skipped.
+instead: 1 from the first overflow on, until somebody clears it. Newer ones can be told to keep it too (FORCE_OVERFLOW_CHECK, from CANN
+9.1.0 on; torch_npu looks up whether). `torch_npu.npu.utils.get_npu_overflow_flag` waits for it; here the operator below it is called, whose
+result stays on the device and arrives with the numbers of the step. The flag is never cleared here: torch_npu's `GradScaler` decides by it
+whether an update is skipped.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -36,7 +36,7 @@ class NpuOverflow:
         if npu is None or read is None or not npu.is_initialized():
             return scalars
         if self._saturates is None:
-            self._saturates = not npu.utils.is_support_inf_nan() or os.environ.get("FORCE_OVERFLOW_CHECK") == "1"
+            self._saturates = not npu.utils.is_support_inf_nan() or getattr(npu.utils, "is_force_overflow_check", bool)()
             if not self._saturates:
                 return scalars
         with torch.no_grad(), torch._C.DisableTorchFunction():

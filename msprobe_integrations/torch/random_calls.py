@@ -26,7 +26,7 @@ from msprobe_engine.sinks.files import AppendFile, make_directory
 from msprobe_engine.sinks.names import safe_cell
 from msprobe_integrations.common.stacks import Stacks
 from msprobe_integrations.torch import frames
-from msprobe_integrations.torch.devices import in_use
+from msprobe_integrations.torch.devices import in_use, is_capturing
 from msprobe_integrations.torch.rebind import Rebinding
 
 _log = get_logger()
@@ -221,8 +221,8 @@ class _Watch:
 def _generators() -> list[torch.Generator]:
     """The generators that torch draws from on this thread: the processor's and the current device's. No device is started for it."""
     found = [torch.default_generator]
-    for _, module in in_use():
-        if not getattr(module, "is_current_stream_capturing", lambda: False)():
+    for kind, module in in_use():
+        if not is_capturing(kind):
             found.append(module.default_generators[module.current_device()])
     return found
 

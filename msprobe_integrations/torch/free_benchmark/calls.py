@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from msprobe_integrations.torch.devices import is_capturing
 from msprobe_integrations.torch.free_benchmark.values import tensors_of
 
 _WRITES = frozenset(
@@ -38,7 +39,7 @@ def left_out(prefix: str, api: str, args: Any, kwargs: Mapping[str, Any]) -> str
             return "a sparse or nested tensor"
         if tensor.is_meta:
             return "tensors without values"
-        if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+        if not tensor.is_cpu and is_capturing(tensor.device.type):
             return "in a graph of the device"
     if kwargs.get("generator") is not None:
         return "random"

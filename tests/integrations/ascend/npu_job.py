@@ -242,6 +242,23 @@ def formats() -> Any:
     }
 
 
+def overflow() -> Any:
+    """What a device that does not saturate says of its flag: it is not asked, unless torch_npu says that it is forced to keep one."""
+    from msprobe_integrations.torch.overflow import NpuOverflow
+
+    utils = torch.npu.utils  # type: ignore[attr-defined]
+    earlier, os.environ["FORCE_OVERFLOW_CHECK"] = utils.is_support_inf_nan, "1"
+    python_npu.flag["overflow"] = 1
+    utils.is_support_inf_nan = lambda: True
+    found = [NpuOverflow().add({})]  # an older torch_npu, which knows no such variable
+    for forced in (False, True):
+        utils.is_force_overflow_check = lambda forced=forced: forced
+        found.append(NpuOverflow().add({}))
+    del utils.is_force_overflow_check, os.environ["FORCE_OVERFLOW_CHECK"]
+    utils.is_support_inf_nan = earlier
+    return [{name: float(value) for name, value in (one or {}).items()} for one in found]
+
+
 class Offload(nn.Module):
     """Gives a tensor of the host that the device still fills, by another name than that of the copy."""
 
@@ -289,4 +306,5 @@ if __name__ == "__main__":
     python_npu.install()
     if DEVICE == "cuda":
         python_npu.transfer()
-    print(json.dumps({part.__name__: part() for part in (monitor, dump, randomness, tensors, devices, extremes, formats, arrivals)}))
+    parts = (monitor, dump, randomness, tensors, devices, extremes, formats, arrivals, overflow)
+    print(json.dumps({part.__name__: part() for part in parts}))

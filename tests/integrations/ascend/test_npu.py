@@ -151,6 +151,11 @@ def test_transfer_to_npu(ran: dict[str, Any]) -> None:
         assert found["monitor"][part] == ran["monitor"][part], part
 
 
+def test_overflow_flag_of_newer_devices(ran: dict[str, Any]) -> None:
+    """Where Inf is Inf the flag is read only when torch_npu itself goes by it, which depends on more than a variable."""
+    assert ran["overflow"] == [{}, {}, {"npu_overflow": 1.0}]
+
+
 def test_nothing_imports_torch_npu() -> None:
     """No module of this project imports torch_npu by itself, nor looks for more than its name."""
     text = (
