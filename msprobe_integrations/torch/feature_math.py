@@ -87,6 +87,8 @@ def spectral_norm(weight: torch.Tensor, start: torch.Tensor, iterations: int) ->
     low. On the host it ends when three more iterations do not change the value any more. On a device that would be a wait, so there
     the number of iterations is fixed.
 
+    A large matrix of another type than float32 is made float32 in pieces, anew for every product.
+
     Args:
         weight: [m, n] float.
         start: [n] float32, of length 1: `start_vector`, or what the last call returned.
@@ -95,22 +97,28 @@ def spectral_norm(weight: torch.Tensor, start: torch.Tensor, iterations: int) ->
     Returns:
         the norm, `devices.widest` [], and where the next call may begin, [n] float32.
     """
-    matrix = weight.detach().float()
+    matrix = weight.detach()
+    rows, pieces = matrix.shape[0], max(1, _PIECE // max(1, matrix.shape[1]))
+    if matrix.dtype == torch.float32 or rows <= pieces:
+        matrix, pieces = matrix.float(), max(1, rows)
     most = min(iterations, matrix.shape[0] + 1, matrix.shape[1])  # where it begins need not lie in the space of the rows
-    vectors = matrix.new_zeros(most, matrix.shape[1])
-    images = matrix.new_zeros(most, matrix.shape[0])
+    vectors = matrix.new_zeros(most, matrix.shape[1], dtype=torch.float32)
+    images = matrix.new_zeros(most, matrix.shape[0], dtype=torch.float32)
     on_host = matrix.device.type == "cpu"
     values: list[float] = []
     v = start
     for i in range(most):
         vectors[i] = v
-        images[i] = torch.mv(matrix, v)
+        for at in range(0, rows, pieces):
+            images[i, at : at + pieces] = torch.mv(matrix[at : at + pieces].float(), v)
         if on_host:
             values.append(_largest(images[: i + 1])[0].item())
             if len(values) > _STEADY and not values[-1] - values[-1 - _STEADY] > _TOLERANCE * values[-1]:
                 most = i + 1
                 break
-        v = torch.mv(matrix.t(), images[i])
+        v = torch.mv(matrix[:pieces].float().t(), images[i, :pieces])
+        for at in range(pieces, rows, pieces):
+            v += torch.mv(matrix[at : at + pieces].float().t(), images[i, at : at + pieces])
         for _ in range(2):  # once leaves what rounding has left
             v = v - torch.mv(vectors[: i + 1].t(), torch.mv(vectors[: i + 1], v))
         v = v / torch.linalg.vector_norm(v).clamp_min(_TINY)

@@ -12,6 +12,7 @@ import ctypes
 import hashlib
 import math
 import os
+import resource
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -21,6 +22,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 _c10d: Any = distributed_c10d  # what is used is there under its name since torch 1.13, exported or not
+_SPARED = 256
+"""Files that a group leaves to the training; less where few may be open."""
 _made: dict[tuple[Any, tuple[int, ...]], int] = {}
 _missed: set[tuple[Any, tuple[int, ...]]] = set()
 """Ranks that have waited in vain for each other: the probe is off on one of them, and they do so once."""
@@ -47,6 +50,22 @@ def _limit_of_training() -> float:
     return min(limits, default=math.inf)
 
 
+def _check_files(ranks: int) -> None:
+    """Gloo connects every rank of a group with every other, by one file each. What is left has to do for the training's own files."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit == resource.RLIM_INFINITY:
+        return
+    try:
+        used = len(os.listdir("/proc/self/fd"))
+    except OSError:
+        return
+    if used + ranks + min(_SPARED, limit // 4) > limit:
+        raise RuntimeError(
+            f"a group of {ranks} ranks needs a connection to each of them, and of the {limit} files that this process may open {used} are "
+            "open: raise the limit (ulimit -n)"
+        )
+
+
 class OwnGroup:
     """Building it is a collective call of its ranks. Each kind of exchange returns its work at once.
 
@@ -60,12 +79,13 @@ class OwnGroup:
         place: of this rank among `ranks`.
 
     Raises:
-        RuntimeError: gloo is missing, or a rank did not come in time.
+        RuntimeError: gloo is missing, a rank did not come in time, or the process may not open so many files.
     """
 
     def __init__(self, ranks: Sequence[int], patience: float, timeout: float = 0.0) -> None:
         if not dist.is_gloo_available():
             raise RuntimeError("this torch has no gloo: ranks cannot tell each other what they see")
+        _check_files(len(ranks))
         store: Any = _c10d._get_default_store()
         patience = min(patience, _limit_of_training() / 4)
         key = (store, tuple(ranks))

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from msprobe_integrations.torch import feature_math
 
@@ -83,6 +84,28 @@ def test_spectral_norm_of_a_large_random_weight(shape: tuple[int, int]) -> None:
     truth = float(torch.linalg.svdvals(weight.double())[0])
     norm, _ = feature_math.spectral_norm(weight, feature_math.start_vector(shape[1], torch.device("cpu")), 30)
     assert float(norm) == pytest.approx(truth, rel=1e-3)
+
+
+def test_spectral_norm_of_a_large_matrix_makes_no_copy_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a matrix that is not float32 only pieces are made float32 at a time; the norm is that of the whole."""
+    weight = torch.randn(64, 10, dtype=torch.bfloat16)
+    start = feature_math.start_vector(10, torch.device("cpu"))
+    whole, vector = feature_math.spectral_norm(weight, start, 10)
+    monkeypatch.setattr(feature_math, "_PIECE", 70)
+    sizes: list[int] = []
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            if func is torch.ops.aten._to_copy.default and args[0].dtype == torch.bfloat16:
+                sizes.append(result.numel())
+            return result
+
+    with Sizes():
+        norm, other = feature_math.spectral_norm(weight, start, 10)
+    assert set(sizes) == {70, 10}
+    assert float(norm) == pytest.approx(float(whole), rel=1e-5)
+    assert torch.allclose(vector.abs(), other.abs(), atol=1e-3)
 
 
 def test_spectral_norm_goes_on_from_the_last_step() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -39,6 +41,29 @@ def test_waiting_for_a_rank_without_probe_does_not_cost_the_training_its_time() 
     """A rank whose probe waits in vain is back before the other rank's collective gives up."""
     with tempfile.TemporaryDirectory() as directory:
         assert run_ranks(2, lonely, directory) == [(True, 2.0), (False, 2.0)]
+
+
+def crowded() -> tuple[str, float]:
+    """The process may open hardly any more files than are open."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 4, before[1]))
+    said = ""
+    try:
+        OwnGroup([0, 1], patience=60)
+    except RuntimeError as error:
+        said = str(error)
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    return said, float(total)
+
+
+def test_a_group_leaves_files_to_the_training() -> None:
+    """A group opens a connection to each of its ranks. Where the limit of open files does not allow that, and some for the training, there
+    is no group, and it says what to do."""
+    for said, total in run_ranks(2, crowded):
+        assert "ulimit -n" in said
+        assert total == 2.0
 
 
 ENDING = """
