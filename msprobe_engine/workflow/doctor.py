@@ -177,11 +177,13 @@ def run(checks: Sequence[Check], command: CheckCommand, budget: float, report: R
     """Run `checks` one after the other, print what they say and put it into `report`. Which one runs is printed on the standard error.
 
     Args:
-        budget: seconds for all of them. Each gets its share of what is left, but at most its own `seconds`.
+        budget: seconds for all of them. Each gets its own `seconds`, and what others have left over; where that is less than nothing, its
+            share of what there is.
     """
     end = time.monotonic() + budget
     for number, check in enumerate(checks):
-        box = min(check.seconds, (end - time.monotonic()) * check.seconds / sum(one.seconds for one in checks[number:]))
+        left, wanted = end - time.monotonic(), sum(one.seconds for one in checks[number:])
+        box = check.seconds + left - wanted if left > wanted else check.seconds * left / wanted
         result = Result(check)
         report.results.append(result)
         if box < min(_LEAST, check.seconds):

@@ -44,12 +44,31 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CheckCommand:
     return CheckCommand("fake_checks", path=(str(tmp_path),))
 
 
+def test_time_that_is_left_over_goes_to_later_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check gets its own seconds and what others have not used; with too little for all, its share."""
+    given: list[float] = []
+    now = 0.0
+
+    def answers(_command: CheckCommand, _key: str, seconds: float) -> list[dict[str, str]]:
+        nonlocal now
+        given.append(seconds)
+        now += 10.0
+        return [{"name": "x", "verdict": "ok"}]
+
+    monkeypatch.setattr(doctor, "answers", answers)
+    monkeypatch.setattr(doctor.time, "monotonic", lambda: now)
+    checks = [Check(key, key, 100.0, "") for key in ("A1", "A2")]
+    for budget in (300.0, 100.0):
+        doctor.run(checks, CheckCommand("x"), budget, Report({}))
+    assert given == [200.0, 290.0, 50.0, 90.0]
+
+
 def test_a_check_that_hangs_or_dies_costs_its_own_lines(fake: CheckCommand, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What a check has said stays; one that dies is WRONG, with its last words; one whose time is up is ended with all it has started; one
     for which no time is left is not started. The summary says how much was checked."""
-    seconds = {"GOOD": 60.0, "DIES": 60.0, "KILLED": 60.0, "SILENT": 60.0, "HANGS": 5.0}
+    seconds = {"HANGS": 5.0, "GOOD": 60.0, "DIES": 60.0, "KILLED": 60.0, "SILENT": 60.0}
     report = Report({})
-    doctor.run([Check(key, key.lower(), box, "") for key, box in seconds.items()], fake, 300.0, report)
+    doctor.run([Check(key, key.lower(), box, "") for key, box in seconds.items()], fake, 246.0, report)
     doctor.run([Check("LATE", "late", 100.0, "")], fake, 1.0, report)
     said = {result.check.key: [(line.name, line.verdict, line.why) for line in result.lines] for result in report.results}
     assert said == {
@@ -57,7 +76,7 @@ def test_a_check_that_hangs_or_dies_costs_its_own_lines(fake: CheckCommand, tmp_
         "DIES": [("first", "ok", ""), ("dies", "WRONG", "the check ended with exit code 1: no such kernel")],
         "KILLED": [("killed", "WRONG", "the check ended with signal SIGABRT")],
         "SILENT": [("silent", "WRONG", "the check ended without a result")],
-        "HANGS": [("first", "ok", ""), ("the rest", "skipped", "time box of 5 s ended")],
+        "HANGS": [("first", "ok", ""), ("the rest", "skipped", "time box of 6 s ended")],
         "LATE": [("late", "skipped", "no time left: give it more with --budget")],
     }
     assert report.exit_code == 1
