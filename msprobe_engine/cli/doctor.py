@@ -23,8 +23,8 @@ examples:
 Each line is: verdict, check, what was checked, figure, goal. ok: as it should be. WRONG: numbers or bits that are not right, or a
 check that died. slow: right, but dearer than the goal. skipped: not checked, and why.
 
-exit codes: 0 nothing is wrong (something may be slow or skipped: the last lines say so), 1 something is WRONG, 2 wrong usage, or nothing
-could be checked"""
+exit codes: 0 nothing is wrong (something may be slow, or skipped because this machine has not what it needs: the last lines say so),
+1 something is WRONG, 2 wrong usage, or nothing could be checked, 3 nothing is wrong, but time was too short for a check (--budget)"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -66,12 +66,13 @@ class Check:
 
 @dataclass
 class Result:
-    """What a check has said, how many seconds it took, and whether its process came to its end."""
+    """What a check has said, how many seconds it took, whether its process came to its end, and whether its time was too short."""
 
     check: Check
     lines: list[Line] = field(default_factory=list)
     seconds: float = 0.0
     ended: bool = True
+    cut: bool = False
 
     @property
     def ran(self) -> bool:
@@ -97,10 +98,13 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """1: something is WRONG; 2: nothing could be checked; else 0, also when something is slow."""
+        """1: something is WRONG; 2: nothing could be checked; 3: nothing is wrong, but time was too short for a check; else 0, also when
+        something is slow, or the machine has not what a check needs."""
         if self.lines("WRONG"):
             return 1
-        return 0 if any(result.ran for result in self.results) else 2
+        if not any(result.ran for result in self.results):
+            return 2
+        return 3 if any(result.cut for result in self.results) else 0
 
     def summary(self) -> list[str]:
         """Sentences: how much was checked, what is wrong, what was left out."""
@@ -187,6 +191,7 @@ def run(checks: Sequence[Check], command: CheckCommand, budget: float, report: R
         result = Result(check)
         report.results.append(result)
         if box < min(_LEAST, check.seconds):
+            result.cut = True
             _add(result, Line(check.title, "skipped", why="no time left: give it more with --budget"))
             continue
         print(f"... {check.key} {check.title}, at most {box:.0f} s", file=sys.stderr, flush=True)
@@ -198,6 +203,7 @@ def run(checks: Sequence[Check], command: CheckCommand, budget: float, report: R
             result.ended = False
             _add(result, Line(check.title, "WRONG", why=str(error)))
         except TimeUp as error:
+            result.cut = True
             _add(result, Line("the rest" if result.lines else check.title, "skipped", why=str(error)))
         result.seconds = time.monotonic() - begin
         if not result.lines:

@@ -92,11 +92,13 @@ def test_a_check_that_hangs_or_dies_costs_its_own_lines(fake: CheckCommand, tmp_
     ("verdicts", "code"), [(["ok", "skipped"], 0), (["slow"], 0), (["ok", "WRONG"], 1), (["skipped"], 2), ([], 2)], ids=str
 )
 def test_exit_codes(verdicts: list[doctor.Verdict], code: int) -> None:
-    """0 where nothing is wrong, 1 for anything WRONG, 2 where nothing was checked."""
+    """0 where nothing is wrong, 1 for anything WRONG, 2 where nothing was checked, 3 where nothing is wrong and time was too short."""
     result = Result(Check("A1", "title", 1.0, ""), [Line("name", verdict, why="|") for verdict in verdicts])
     report = Report({"device": "cpu"}, [result])
     assert report.exit_code == report.as_dict()["exit_code"] == code
     assert ("nothing could be checked" in report.summary()) == (code == 2)
+    result.cut = True
+    assert report.exit_code == (code or 3)
     assert report.markdown().count("\\|") == len(verdicts)
 
 
