@@ -22,6 +22,7 @@ import torch
 from msprobe_engine import hostkernel
 from msprobe_engine.log import warn_once
 from msprobe_integrations.torch.streams import side_stream, wait_for
+from msprobe_integrations.torch.stretches import stretch
 
 BLOCK = 1 << 25
 MOST_BLOCKS = 8
@@ -33,14 +34,14 @@ _XOR_PIECE = 1 << 25  # bytes per pass: bounds the temporary memory
 def xor_into(tensor: torch.Tensor, out: torch.Tensor) -> None:
     """XOR of the 64-bit little-endian words of the bytes of `tensor` in C order, the last word filled up with zeros, written to `out`
     (0-dim int64 on the same device). Launches two operators per halving; reads nothing on the host."""
-    if tensor.numel() == 0:
+    n, size = tensor.numel(), _XOR_PIECE // tensor.element_size()
+    if n == 0:
         return
-    raw = _bytes_of(tensor)
-    total = _words(raw[:_XOR_PIECE])
-    if raw.shape[0] > _XOR_PIECE:
+    total = _words(_bytes_of(tensor, 0, _XOR_PIECE))
+    if n > size:
         total = total.clone()
-        for at in range(_XOR_PIECE, raw.shape[0], _XOR_PIECE):
-            words = _words(raw[at : at + _XOR_PIECE])
+        for at in range(size, n, size):
+            words = _words(_bytes_of(tensor, at, _XOR_PIECE))
             total[: words.shape[0]].bitwise_xor_(words)
     while (n := total.shape[0]) > 1:
         half = n // 2
@@ -51,10 +52,9 @@ def xor_into(tensor: torch.Tensor, out: torch.Tensor) -> None:
     out.copy_(total[0])
 
 
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of the elements in C order, flat uint8; a view where memory allows."""
-    flat = tensor.detach().reshape(-1)
-    return (flat if flat.is_contiguous() else flat.contiguous()).view(torch.uint8)
+def _bytes_of(tensor: torch.Tensor, first: int, size: int) -> torch.Tensor:
+    """`size` bytes of the elements in C order from element `first` on, as far as there are, flat uint8; a view where memory allows."""
+    return stretch(tensor.detach(), first, min(first + size // tensor.element_size(), tensor.numel())).view(torch.uint8)
 
 
 def _words(raw: torch.Tensor) -> torch.Tensor:
@@ -180,9 +180,8 @@ class Staging:
             if n <= BLOCK:
                 blocks.append(self._put(tensor, data, n))
             else:
-                raw = _bytes_of(data)
-                for at in range(0, n, BLOCK):
-                    piece = raw[at : at + BLOCK]
+                for at in range(0, data.numel(), BLOCK // data.element_size()):
+                    piece = _bytes_of(data, at, BLOCK)
                     blocks.append(self._put(tensor, piece, piece.shape[0]))
             self._tensors.append((tensor, blocks))
 

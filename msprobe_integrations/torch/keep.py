@@ -29,12 +29,15 @@ from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.pending import quiet
 from msprobe_integrations.torch.slices import Slices
 from msprobe_integrations.torch.streams import host_memory, record_event, wait_for
+from msprobe_integrations.torch.stretches import stretch
 
 _modes = torch._C._len_torch_function_stack
 _no_function = torch._C.DisableTorchFunction
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _SMALL_SAMPLE = 4096
+_PIECE = 1 << 25
+"""Bytes of a strided tensor that are made contiguous at a time on a device."""
 
 
 class Keeper(BaseKeeper):
@@ -126,7 +129,7 @@ class Keeper(BaseKeeper):
             target = _tensor_of(payload)
             if not data.dtype.is_complex and data.element_size() in _WORDS:  # some types have no copy of their own
                 data = data.view(_WORDS[data.element_size()])
-            target.view(data.dtype).view(data.shape).copy_(data, non_blocking=True)
+            _copy(data, target.view(data.dtype), whole=module is None and not getattr(type(data), "probe_device", False))
             if module is not None:
                 payload.ready = _Event(data.device)
         except BaseException as error:
@@ -143,6 +146,16 @@ class _Event:
 
     def wait(self) -> None:
         wait_for(self._event)
+
+
+def _copy(data: torch.Tensor, target: torch.Tensor, *, whole: bool) -> None:
+    """To flat memory of the host, in C order. `whole` False: a device makes a strided tensor contiguous first, in pieces here."""
+    n, size = data.numel(), max(1, _PIECE // data.element_size())
+    if whole or n <= size or data.is_contiguous():
+        target.view(data.shape).copy_(data, non_blocking=True)
+        return
+    for at in range(0, n, size):
+        target[at : at + size].copy_(stretch(data, at, min(at + size, n)), non_blocking=True)
 
 
 def _tensor_of(payload: Payload) -> torch.Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from msprobe_engine import hostkernel, rows
 from msprobe_engine.errors import UsageError
@@ -181,6 +182,37 @@ def test_tensors_across_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     late = Staging(ProbeDevice.wrap(torch.ones(1)))
     with reads_forbidden(), pytest.raises(EarlyRead):
         late.take(ProbeDevice.wrap(torch.ones(64 * (checksums.MOST_BLOCKS + 2))), 0)
+
+
+class Copies(TorchDispatchMode):
+    """How many bytes an operator gives at most in memory of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and func._schema.returns[0].alias_info is None:
+            self.most = max(self.most, result.numel() * result.element_size())
+        return result
+
+
+@pytest.mark.parametrize("tensor", [torch.randn(1, 5).expand(4000, 5), torch.randn(500, 8).t()], ids=["expanded", "transposed"])
+def test_no_copy_of_a_whole_tensor(monkeypatch: pytest.MonkeyPatch, tensor: torch.Tensor) -> None:
+    """Bytes of a strided tensor are put in order piece by piece: the gradient of a sum has one element in memory, a copy gigabytes."""
+    monkeypatch.setattr(checksums, "_XOR_PIECE", 256)
+    out = torch.zeros((), dtype=torch.int64)
+    with Copies() as copies:
+        xor_into(tensor, out)
+    assert copies.most <= 512
+    assert int(out) & (2**64 - 1) == xor_of(raw(tensor))
+    monkeypatch.setattr(checksums, "BLOCK", 4096)
+    staging = Staging(torch.ones(1))
+    with Copies() as copies:
+        staging.take(tensor, 0)
+    assert copies.most <= 4096
+    assert staging.results() == {0: zlib.crc32(raw(tensor))}
 
 
 class Streams:
