@@ -16,10 +16,15 @@ import torch
 
 from msprobe_engine import rows
 from msprobe_integrations.doctor.device import Device
+from msprobe_integrations.doctor.numbers import special_tensors
+from msprobe_integrations.torch import backend, describe
+from msprobe_integrations.torch.backend import TorchBackend
 
 REDUCED: dict[str, dict[str, Any]] = {
     "numbers.reduction": {"FAMILIES": {"floats": ("bfloat16",), "integers": ("uint64",)}, "_MAIN": ()},
     "numbers.derived_values": {"TYPES": (("bfloat16", "float32"),), "HISTOGRAMS": ("bfloat16",)},
+    "effects.bits": {"_STEPS": 3, "_DUMPED": [1], "MONITOR": {"gradients": {}}, "DUMP": {"mix": {}}},
+    "numbers.special_tensors": {"CASES": {key: one for key, one in special_tensors.CASES.items() if "nested" not in key}},
 }
 """What the checks leave out in tests: enough of each remains to find a defect."""
 Patch = Callable[[Any, str, Any], None]
@@ -70,6 +75,62 @@ def _operator(module: str, name: str, wrong: Callable[..., Any]) -> Callable[[Pa
     return plant
 
 
+def _random_numbers(patch: Patch) -> None:
+    from msprobe_integrations.torch.probe import TorchProbe
+
+    right = TorchProbe.begin_step
+
+    def wrong(self: Any, *args: Any) -> Any:
+        torch.rand(1)
+        return right(self, *args)
+
+    patch(TorchProbe, "begin_step", wrong)
+
+
+def _other_weights(patch: Patch) -> None:
+    from msprobe_integrations.torch.dump_run import TorchDumpRun
+
+    right = TorchDumpRun.start
+
+    def wrong(self: Any, model: torch.nn.Module, *args: Any) -> Any:
+        with torch.no_grad():
+            next(model.parameters()).mul_(1.01)
+        return right(self, model, *args)
+
+    patch(TorchDumpRun, "start", wrong)
+
+
+def _early_read(right: Callable[..., Any], flat: torch.Tensor, *rest: Any) -> Any:
+    flat.sum().item()
+    return right(flat, *rest)
+
+
+def _old_row(patch: Patch) -> None:
+    right, known = TorchBackend.reduce, {}
+
+    def wrong(self: TorchBackend, tensor: torch.Tensor) -> Any:
+        key = id(self), tensor.shape
+        return known.setdefault(key, right(self, tensor)) if key not in known else known[key]
+
+    patch(TorchBackend, "reduce", wrong)
+
+
+def _codes(patch: Patch) -> None:
+    from msprobe_integrations.torch import quantized
+
+    patch(quantized, "is_quantized", lambda _: False)
+    right = describe.resolve
+    patch(describe, "resolve", lambda tensor: right(vars(tensor).get("_data", tensor)))
+
+
+def _no_launch(patch: Patch) -> None:
+    from msprobe_integrations.torch.triton_launches import TritonLaunches
+
+    patch(TritonLaunches, "install", lambda _: None)
+    patch(backend, "_unwritten", lambda *_: True)
+    patch(backend, "_sample", lambda *_: 0)
+
+
 CASES = {
     "a sum of a kernel": Case("numbers.reduction", _kernel_sum, "sum (word 8) is"),
     "known numbers": Case("numbers.reduction", _known_numbers, "word 5 of the known row"),
@@ -82,8 +143,17 @@ CASES = {
     "a feature": Case(
         "numbers.derived_values", _operator("feature_math", "token_entropy", lambda right, *a: right(*a) * 1.01), "entropy of tokens"
     ),
+    "codes in place of values": Case("numbers.special_tensors", _codes, "codes with one scale"),
+    "the old row of a tensor that a kernel wrote to": Case("numbers.unseen_kernels", _no_launch, "has the maximum 1.0, not 6.0"),
+    "random numbers": Case("effects.bits", _random_numbers, "gradients differs in losses"),
+    "weights": Case("effects.bits", _other_weights, "mix differs in losses"),
+    "a read that waits": Case("effects.waits", _operator("statistics", "_piece", _early_read), "before the end of the step"),
+    "rows of what was there before": Case("effects.streams", _old_row, "2 was seen as 1 to 1"),
 }
-RIGHT = ("numbers.reduction", "numbers.derived_values")
+RIGHT = (
+    *("numbers.reduction", "numbers.derived_values", "numbers.special_tensors", "numbers.unseen_kernels"),
+    *("effects.bits", "effects.waits", "effects.streams", "environment"),
+)
 """Checks that find nothing where nothing is planted."""
 
 

@@ -6,11 +6,16 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import planted_defects
 import pytest
+
+from msprobe_integrations.doctor.effects import waits
 
 PROGRAM = Path(planted_defects.__file__)
 
@@ -39,3 +44,18 @@ def test_nothing_is_found_where_nothing_is_wrong(module: str, said: dict[str, li
     lines = said[module]
     assert any(line["verdict"] == "ok" for line in lines)
     assert all(line["verdict"] == "ok" or (line["verdict"] == "skipped" and line["why"]) for line in lines), lines
+
+
+def test_waits_of_this_thread_are_counted_by_the_place_in_the_probe() -> None:
+    """Torch's warnings of operations that wait count where this thread got them; other warnings and other threads do not."""
+    modes: list[str] = []
+    device: Any = SimpleNamespace(module=SimpleNamespace(set_sync_debug_mode=modes.append))
+    text = "called a synchronizing CUDA operation (Triggered internally at CUDAFunctions.cpp:150.)"
+    with waits._counting(device) as places:
+        warnings.warn("Synchronization debug mode does not yet detect all synchronizing operations", stacklevel=1)
+        warnings.warn(text, stacklevel=1)
+        other = threading.Thread(target=lambda: warnings.warn(text, stacklevel=1))
+        other.start()
+        other.join()
+    assert places == ["the training"]
+    assert modes == ["warn", "default"]
