@@ -8,12 +8,12 @@ _HERE = "msprobe_integrations.doctor"
 
 CHECKS = (
     Check("A1", "rows of every type, layout and size", 60.0, f"{_HERE}.numbers.reduction"),
-    Check("A2", "values of two tensors, histograms, features", 35.0, f"{_HERE}.numbers.derived_values"),
+    Check("A2", "values of two tensors, histograms, features", 30.0, f"{_HERE}.numbers.derived_values"),
     Check("A3", "special tensors", 15.0, f"{_HERE}.numbers.special_tensors"),
-    Check("A4", "kernels that Python does not see", 15.0, f"{_HERE}.numbers.unseen_kernels"),
-    Check("B1", "bits of a training", 40.0, f"{_HERE}.effects.bits"),
+    Check("A4", "kernels that Python does not see", 10.0, f"{_HERE}.numbers.unseen_kernels"),
+    Check("B1", "bits of a training", 35.0, f"{_HERE}.effects.bits"),
     Check("B2", "waits for the device", 15.0, f"{_HERE}.effects.waits"),
-    Check("B3", "order of streams", 15.0, f"{_HERE}.effects.streams"),
+    Check("B3", "order of streams", 10.0, f"{_HERE}.effects.streams"),
     Check("C1", "graphs of the device", 25.0, f"{_HERE}.frameworks.graphs"),
     Check("C2", "compiled code", 60.0, f"{_HERE}.frameworks.compiled"),
     Check("C3", "several ranks", 35.0, f"{_HERE}.frameworks.ranks"),
@@ -25,6 +25,6 @@ CHECKS = (
     Check("F1", "comparing checkpoints", 30.0, f"{_HERE}.costs.checkpoints"),
     Check("F2", "operator pre-check", 30.0, f"{_HERE}.precheck"),
     Check("G", "noise between runs", 15.0, f"{_HERE}.noise"),
-    Check("H", "environment", 20.0, f"{_HERE}.environment"),
+    Check("H", "environment", 15.0, f"{_HERE}.environment"),
 )
 """All of them."""
