@@ -121,13 +121,13 @@ def _random_state(torch: Any) -> None:
 
 
 def _literals(torch: Any) -> None:
-    """``device="cuda"``, ``.cuda()``, ``.to("cuda")`` and the type names by which Megatron sorts parameters."""
+    """``device="cuda"`` (MindSpeed: ``"npu"``), ``.cuda()``, ``.to("cuda")`` and the type names by which Megatron sorts parameters."""
     cpu = torch.device("cpu")
 
     def is_cuda(device: Any) -> bool:
         if isinstance(device, str):
-            return device.startswith("cuda")
-        return getattr(device, "type", "") == "cuda" or (isinstance(device, int) and not isinstance(device, bool))
+            return device.startswith(("cuda", "npu"))
+        return getattr(device, "type", "") in ("cuda", "npu") or (isinstance(device, int) and not isinstance(device, bool))
 
     def factory(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)

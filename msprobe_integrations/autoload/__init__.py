@@ -21,6 +21,7 @@ FRAMEWORKS = {
     "megatron": ("msprobe_integrations.megatron.autoload", False),
     "mindspeed": ("msprobe_integrations.mindspeed.autoload", False),
     "mindspeed_llm": ("msprobe_integrations.mindspeed.autoload", False),
+    "mindspeed_mm": ("msprobe_integrations.mindspeed.autoload", False),
     "deepspeed": ("msprobe_integrations.deepspeed.autoload", False),
     "transformers": ("msprobe_integrations.transformers.autoload", True),
     "accelerate": ("msprobe_integrations.accelerate.autoload", True),

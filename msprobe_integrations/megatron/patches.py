@@ -250,6 +250,15 @@ def _training(module: ModuleType) -> None:
     wrap(module, around)
 
 
+def _loop_of_mindspeed_mm(module: ModuleType) -> None:
+    """MindSpeed-MM has a step and a log line of its own, between Megatron's functions for the rest. Its step may take the schedule from
+    elsewhere (``--hetero-parallel``) and have no optimizer."""
+    from msprobe_integrations.megatron import reliance
+
+    reliance.check_loop_of_mindspeed_mm()
+    wrap(module, {"train_step": _train_step, "training_log": _training_log})
+
+
 def _moe_logging(module: ModuleType) -> None:
     tracker: Any = getattr(module, "MoEMetricsTracker", None)
     if tracker is not None:
@@ -404,4 +413,5 @@ _WHOLE_LOOP = {
     "megatron.core.transformer.moe.moe_logging": _moe_logging,
     "megatron.training.arguments": _arguments,
     "megatron.training.training": _training,
+    "mindspeed_mm.training": _loop_of_mindspeed_mm,
 }

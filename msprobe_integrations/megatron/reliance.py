@@ -107,6 +107,14 @@ def check_schedules() -> None:
     reliance.check(NAME, PACKAGE, [row for row in CORE if row.on.startswith(_SCHEDULES)])
 
 
+def check_loop_of_mindspeed_mm() -> None:
+    """The same for the loop of MindSpeed-MM. Never raises."""
+    step = Reliance(
+        "mindspeed_mm.training:train_step", "steps that have the number of MindSpeed-MM's loop; with --hetero-parallel: no steps"
+    )
+    reliance.check("MindSpeed-MM", "mindspeed_mm", [step])
+
+
 def _shards_itself(chunk: Any) -> bool:
     """Megatron-FSDP and torch's FSDP2 have no buckets of ours to look into."""
     return "FullyShard" in type(chunk).__name__

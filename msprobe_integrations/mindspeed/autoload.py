@@ -14,21 +14,23 @@ from msprobe_integrations.autoload.imports import after_import, forget
 MANAGER = "mindspeed.features_manager.features_manager"
 PATCHES = "mindspeed.patch_utils"
 FSDP2_TRAINER = "mindspeed_llm.fsdp2.train.trainer"
+FSDP2_ENGINE = "mindspeed_mm.fsdp.train.train_engine"
 DATADUMP = "mindspeed.functional.npu_datadump.npu_datadump"
 _OURS = "__msprobe_features__"
 
 
 def arm() -> None:
-    """MindSpeed or MindSpeed-LLM is about to be imported. Without a request, and without an argument of ours, nothing is done."""
+    """MindSpeed or what is built on it is about to be imported. Without a request, and without an argument of ours, nothing is done."""
     if request.off() or (request.current() is None and not request.flagged()):
         return
-    from msprobe_integrations.mindspeed.fsdp2 import follow
+    from msprobe_integrations.mindspeed.fsdp2 import follow, follow_engine
     from msprobe_integrations.mindspeed.order import watch
 
     after_import(PATCHES, watch)
     after_import(MANAGER, _manager)
     after_import(DATADUMP, _datadump)
     after_import(FSDP2_TRAINER, follow)
+    after_import(FSDP2_ENGINE, follow_engine)
 
 
 def disarm() -> None:
@@ -37,7 +39,8 @@ def disarm() -> None:
     from msprobe_integrations.megatron import patches
     from msprobe_integrations.mindspeed import feature, fsdp2, order
 
-    for name, hook in ((PATCHES, order.watch), (MANAGER, _manager), (DATADUMP, _datadump), (FSDP2_TRAINER, fsdp2.follow)):
+    trainers = ((FSDP2_TRAINER, fsdp2.follow), (FSDP2_ENGINE, fsdp2.follow_engine))
+    for name, hook in ((PATCHES, order.watch), (MANAGER, _manager), (DATADUMP, _datadump), *trainers):
         forget(name, hook)
     patches.observe(None)
     order.put_back()

@@ -1,7 +1,9 @@
-"""MindSpeed-LLM's second backend (``train_fsdp2.py``), which has neither Megatron nor features: a Trainer with a loop of its own.
+"""Backends without Megatron and without features, with loops of their own: the Trainer of MindSpeed-LLM (``train_fsdp2.py``), the
+`TrainEngine` of MindSpeed-MM (``mindspeed_mm/fsdp``).
 
-A step begins with its first `training_step` (one micro batch each), ends with the step of the optimizer, and has the Trainer's number.
-Logging, checkpoints and what the ranks tell each other about losses come after that.
+A step begins with the Trainer's first `training_step` (one micro batch each), or with the engine's `train_step` (all of them), ends with
+the step of the optimizer, and has their number. Logging and checkpoints come after that; the Trainer's ranks tell each other losses
+after it, those of the engine within.
 """
 
 from __future__ import annotations
@@ -25,6 +27,16 @@ def follow(module: ModuleType) -> None:
     """The Trainer's module has been imported. What its version lacks is not wrapped."""
     _around(getattr(module, "Trainer", None), "training_step", _training_step)
     _around(getattr(module, "Trainer", None), "train", _train)
+    _around(module, "clip_grad_norm", _clip_grad_norm)
+
+
+def follow_engine(module: ModuleType) -> None:
+    """The engine's module has been imported."""
+    engine = getattr(module, "TrainEngine", None)
+    _around(engine, "train_step", _train_step)
+    _around(engine, "get_batch", _get_batch)
+    _around(engine, "evaluate", _evaluate)
+    _around(engine, "train", _train)
     _around(module, "clip_grad_norm", _clip_grad_norm)
 
 
@@ -52,6 +64,7 @@ def put_back() -> None:
 
 def _training_step(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     observer = _begun(args[0])
+    quietly(observer, "micro batches", "pass_begins")
     if observer is None:
         return original(*args, **kwargs)
     try:
@@ -63,9 +76,36 @@ def _training_step(original: Callable[..., Any], args: tuple[Any, ...], kwargs: 
     return result
 
 
-def _train(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    from msprobe_integrations.torch.trainer_loop import quietly
+def _train_step(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    observer = _begun(args[0])
+    if observer is None:
+        return original(*args, **kwargs)
+    try:
+        result = original(*args, **kwargs)
+    except Exception:
+        observer.interrupted()
+        raise
+    with observer.safely("loss"):
+        observer.note({str(name).replace(" ", "_"): value for name, value in result.items()})
+    return result
 
+
+def _get_batch(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    observer = _current()
+    if observer is not None and observer.in_step:
+        quietly(observer, "micro batches", "pass_begins")
+    return original(*args, **kwargs)
+
+
+def _evaluate(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    observer = _current()
+    if observer is None:
+        return original(*args, **kwargs)
+    with observer.evaluation():
+        return original(*args, **kwargs)
+
+
+def _train(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     try:
         return original(*args, **kwargs)
     finally:
@@ -83,8 +123,15 @@ def _clip_grad_norm(original: Callable[..., Any], args: tuple[Any, ...], kwargs:
     return result
 
 
+def quietly(observer: Fsdp2Observer | None, what: str, method: str) -> None:
+    """Call a method of the observer; nothing that it raises comes out."""
+    from msprobe_integrations.torch import trainer_loop
+
+    trainer_loop.quietly(observer, what, method)
+
+
 def _begun(trainer: Any) -> Fsdp2Observer | None:
-    """The observer, with a step open for a micro batch that is about to run; None when there is nobody to follow."""
+    """The observer, with a step open for what is about to run; None when there is nobody to follow."""
     from msprobe_integrations.torch import owner
 
     try:
@@ -92,13 +139,12 @@ def _begun(trainer: Any) -> Fsdp2Observer | None:
         if observer is not None:
             observer.follow(trainer)
             if not observer.in_step:
-                observer.begin(trainer.global_step)
-            observer.pass_begins()
+                observer.begin(observer.done(trainer))
         return observer
     except Exception as error:
         from msprobe_integrations.torch.trainer_loop import failed
 
-        failed(_current(), "the Trainer of MindSpeed-LLM", error)
+        failed(_current(), f"the {type(trainer).__name__} of MindSpeed", error)
         return None
 
 

@@ -1,4 +1,4 @@
-"""The observer of MindSpeed-LLM's FSDP2 Trainer. Apart from `fsdp2`, which must not import torch."""
+"""The observer of the FSDP2 loops of MindSpeed-LLM and MindSpeed-MM. Apart from `fsdp2`, which must not import torch."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ class Fsdp2Observer(TrainerObserver):
     relies = (reliance.NAME, reliance.PACKAGE, reliance.FSDP2)
     trainer: Any = None
 
+    @staticmethod
+    def done(trainer: Any) -> int:
+        """Updates that a Trainer of MindSpeed-LLM, or an engine of MindSpeed-MM, has made."""
+        return int(trainer.iteration if hasattr(trainer, "train_step") else trainer.global_step)
+
     def follow(self, trainer: Any) -> None:
         """The next steps are those of `trainer`; nothing happens when the last ones were."""
         if self.trainer is not trainer:
@@ -25,7 +30,7 @@ class Fsdp2Observer(TrainerObserver):
 
     def attach(self, probe: TorchProbe) -> None:
         """The Trainer's model and optimizer."""
-        self.objects = {"trainer": self.trainer}
+        self.objects = {"engine" if hasattr(self.trainer, "train_step") else "trainer": self.trainer}
         super().attach(probe)
         self.undo(replace(self.trainer.optimizer, "step", self._step))
 

@@ -22,5 +22,9 @@ FSDP2 = (
     Reliance("trainer.training_step", "steps of the FSDP2 backend", "MindSpeed-LLM master of 2026-08"),
     Reliance("trainer.global_step", "step numbers of the FSDP2 backend", "MindSpeed-LLM master of 2026-08"),
     Reliance("trainer.optimizer", "ends of steps and updates in the FSDP2 backend", "MindSpeed-LLM master of 2026-08"),
+    Reliance("engine.train_step", "steps of MindSpeed-MM's FSDP2 backend", "MindSpeed-MM master of 2026-08"),
+    Reliance("engine.iteration", "step numbers of MindSpeed-MM's FSDP2 backend", "MindSpeed-MM master of 2026-08"),
+    Reliance("engine.get_batch", "numbers of micro batches in MindSpeed-MM's FSDP2 backend", "MindSpeed-MM master of 2026-08"),
+    Reliance("engine.optimizer", "ends of steps and updates in MindSpeed-MM's FSDP2 backend", "MindSpeed-MM master of 2026-08"),
 )
 TABLE = (*FEATURES, *FSDP2)

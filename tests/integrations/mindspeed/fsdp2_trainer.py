@@ -1,5 +1,6 @@
 """A Trainer with the loop of MindSpeed-LLM's FSDP2 backend, written from what it does: micro batches through `training_step`, which is
-where the backward pass runs, clipping by a function of the module, then the optimizer, and losses that are read for logging."""
+where the backward pass runs, clipping by a function of the module, then the optimizer, and losses that are read for logging. And an
+engine with that of MindSpeed-MM's: all micro batches in `train_step`, which says the mean of the ranks' losses."""
 
 from __future__ import annotations
 
@@ -56,3 +57,41 @@ class Trainer:
         loss = self.model(inputs["x"]).float().pow(2).mean() / num_items_in_batch
         loss.backward()
         return loss.detach(), loss.detach(), torch.zeros(()), torch.zeros(())
+
+
+class TrainEngine:
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[list[torch.Tensor]]) -> None:
+        self.model, self.optimizer, self.batches = model, optimizer, batches
+        self.iteration = 0
+        self.log: list[tuple[float, float]] = []
+
+    def train(self) -> None:
+        for samples in self.batches:
+            losses = self.train_step(iter(samples))
+            norm = clip_grad_norm(self.model, 0.1)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.iteration += 1
+            self.log.append((losses["loss"], norm.item()))
+            self.evaluate()
+
+    def get_batch(self, data_iterator: Any) -> torch.Tensor:
+        return next(data_iterator)
+
+    def train_step(self, train_dataloader_iter: Any) -> dict[str, float]:
+        total = torch.zeros(1)
+        for _ in range(2):
+            x = self.get_batch(train_dataloader_iter)
+            if x.isnan().any():
+                raise ValueError("a batch of NaN")
+            loss = self.model(x).float().pow(2).mean() / 2
+            loss.backward()
+            total += loss.detach()
+        if torch.distributed.is_initialized():
+            torch.distributed.all_reduce(total)
+            total /= torch.distributed.get_world_size()
+        return {"loss": total.item(), "aux loss": 0.5}
+
+    def evaluate(self) -> None:
+        with torch.no_grad():
+            self.model(self.batches[0][0])

@@ -13,7 +13,7 @@ from msprobe_integrations.autoload import request
 from msprobe_integrations.megatron import patches
 
 STAND_IN = Path(__file__).parent / "stand_in"
-_ROOTS = ("megatron", "mindspeed", "user_loop")
+_ROOTS = ("megatron", "mindspeed", "mindspeed_mm", "user_loop")
 TRAINING = """
 trace = []
 def train_step(*args):

@@ -32,6 +32,7 @@ ARGUMENTS = """
 --no-persist-layer-norm --log-interval 1 --eval-iters 1 --eval-interval 2 --num-workers 0 --position-embedding-type rope --seed 1234
 --use-cpu-initialization --attention-dropout 0.0 --hidden-dropout 0.0 --split 90,5,5
 """
+UNFUSED = ("--no-rope-fusion", "--no-gradient-accumulation-fusion")
 
 
 def without_npu_options() -> None:
@@ -77,13 +78,18 @@ def without_cuda() -> None:
 
 
 def main(script: str, argv: list[str]) -> None:
-    sys.argv = [script, *ARGUMENTS.split(), *argv]
+    given = ARGUMENTS.split()
+    if "--use-fused-rotary-pos-emb" in argv:
+        given = [one for one in given if one not in UNFUSED]
+    sys.argv = [script, *given, *argv]
     sys.path.insert(0, str(Path(script).resolve().parent))
     patch_megatron, cpu_shim._patch_megatron = cpu_shim._patch_megatron, lambda _: None  # MindSpeed wants to be there before Megatron
     cpu_shim.install()
     import torch
 
-    npu_stand_in.install()
+    kept = npu_stand_in.install()
+    if os.environ.get("MSPROBE_TRANSFER"):
+        npu_stand_in.transfer(Path(os.environ["MSPROBE_TRANSFER"]))
     torch.set_num_threads(1)
     if os.environ.get("MSPROBE_BY_HAND"):
         import msprobe_integrations.mindspeed  # noqa: F401
@@ -92,6 +98,7 @@ def main(script: str, argv: list[str]) -> None:
         from mindspeed_llm import megatron_adaptor  # noqa: F401
     else:
         import mindspeed.megatron_adaptor  # noqa: F401  # the line that MindSpeed's users put into the script
+    npu_stand_in.extensions()
     patch_megatron(torch)
     built_helpers()
     without_cuda()
@@ -100,6 +107,7 @@ def main(script: str, argv: list[str]) -> None:
     finally:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
+    del kept
 
 
 if __name__ == "__main__":

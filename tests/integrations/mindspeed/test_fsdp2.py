@@ -30,7 +30,7 @@ def batches(rank: int) -> list[list[torch.Tensor]]:
 
 
 def train(
-    config: str, sharded: bool = True, broken: bool = False, several: bool = False
+    config: str, sharded: bool = True, broken: bool = False, several: bool = False, engine: bool = False
 ) -> tuple[list[tuple[float, float]], list[bytes], list[bool]]:
     """What the Trainer logs, the weights after it, and whether the optimizer's step and the owner are what they were."""
     sys.modules.pop("fsdp2_trainer", None)
@@ -39,8 +39,9 @@ def train(
     request.forget()
     if config:
         request.ask(config)
-    fsdp2.follow(module)
-    fsdp2.follow(module)  # a second time changes nothing
+    follow = fsdp2.follow_engine if engine else fsdp2.follow
+    follow(module)
+    follow(module)  # a second time changes nothing
     rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
     net = model()
     if sharded:
@@ -52,8 +53,8 @@ def train(
     if several:
         kinds = {name: torch.optim.AdamW(net[number].parameters(), lr=0.1) for name, number in {"ep": 0, "non_ep": 2}.items()}
         optimizer = module.MultiOptimizer(kinds)
-    trainer = module.Trainer(net, optimizer, given)
-    trainer.global_step = 7  # as after a checkpoint
+    trainer = (module.TrainEngine if engine else module.Trainer)(net, optimizer, given)
+    setattr(trainer, "iteration" if engine else "global_step", 7)  # as after a checkpoint
     try:
         trainer.train()
     except ValueError:
@@ -80,11 +81,13 @@ def rows(tmp_path: Path, family: str, rank: int) -> list[dict[str, str]]:
         return list(csv.DictReader(stream))
 
 
-def test_two_ranks(tmp_path: Path, cells: Any) -> None:
+@pytest.mark.parametrize("engine", [False, True], ids=["MindSpeed-LLM", "MindSpeed-MM"])
+def test_two_ranks(tmp_path: Path, cells: Any, engine: bool) -> None:
     """Every update is a step with the Trainer's number, loss and gradient norm as it logs them; reduced gradients are those of the whole
-    model on both ranks; log and weights are bitwise those of a training without the probe, and the optimizer has its own step again."""
-    plain = run_ranks(2, train, "")
-    probed = run_ranks(2, train, config(tmp_path))
+    model on both ranks; log and weights are bitwise those of a training without the probe, and the optimizer has its own step again. The
+    same with the engine of MindSpeed-MM, and its evaluations are of no step."""
+    plain = run_ranks(2, train, "", True, False, False, engine)
+    probed = run_ranks(2, train, config(tmp_path), True, False, False, engine)
     assert [found[:2] for found in probed] == [found[:2] for found in plain]
     assert [found[2] for found in probed] == [[True, True]] * 2
     assert plain[0][2] == [True, False]
@@ -95,6 +98,9 @@ def test_two_ranks(tmp_path: Path, cells: Any) -> None:
             assert scalars[str(number), "loss"] == pytest.approx(loss, rel=1e-6)
             assert scalars[str(number), "grad_norm"] == pytest.approx(norm, rel=1e-6)
             assert scalars[str(number), "learning_rate"] == 0.1
+            assert scalars.get((str(number), "aux_loss")) == (0.5 if engine else None)
+        micro = {(row["step"], row["micro_step"]) for row in rows(tmp_path, "actv", rank)}
+        assert micro == {(str(step), str(number)) for step in (7, 8, 9) for number in (0, 1)}
         gradients = rows(tmp_path, "grad_reduced", rank)
         assert {row["step"] for row in gradients} == {"7", "8", "9"}
         for number, (_, norm) in enumerate(log, 7):
@@ -102,10 +108,10 @@ def test_two_ranks(tmp_path: Path, cells: Any) -> None:
                 float(row["norm"]) ** 2 for row in gradients if row["step"] == str(number) and row["phase"] == gradients[0]["phase"]
             )
             assert squares**0.5 == pytest.approx(min(norm, 0.1) if gradients[0]["phase"] == "clipped" else norm, rel=1e-4)
-    version = "stand-in for MindSpeed-LLM's Trainer"
-    cells.ran(
-        "MindSpeed", "MindSpeed-LLM FSDP2, 2 ranks", "monitor: gradients", "monitor: parameters", "same bits", "detach", version=version
-    )
+    layout, version = "MindSpeed-LLM FSDP2, 2 ranks", "stand-in for MindSpeed-LLM's Trainer"
+    if engine:
+        layout, version = "MindSpeed-MM FSDP2, 2 ranks", "stand-in for MindSpeed-MM's engine"
+    cells.ran("MindSpeed", layout, "monitor: gradients", "monitor: parameters", "same bits", "detach", version=version)
 
 
 def test_several_optimizers(tmp_path: Path) -> None:
@@ -121,9 +127,10 @@ def test_several_optimizers(tmp_path: Path) -> None:
     assert {row["value"] for row in rows(tmp_path, "scalars", 0) if row["name"] == "learning_rate"} == {"0.1"}
 
 
-def test_a_step_that_raises(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", [False, True], ids=["MindSpeed-LLM", "MindSpeed-MM"])
+def test_a_step_that_raises(tmp_path: Path, engine: bool) -> None:
     """An error of the training comes out as it is, and the step it was raised in is there, marked as interrupted."""
-    train(config(tmp_path), sharded=False, broken=True)
+    train(config(tmp_path), sharded=False, broken=True, engine=engine)
     scalars = {(row["step"], row["name"]): float(row["value"]) for row in rows(tmp_path, "scalars", 0)}
     assert scalars["8", "interrupted"] == 1.0
     assert {step for step, _ in scalars} == {"7", "8"}

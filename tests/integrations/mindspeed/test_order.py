@@ -177,3 +177,48 @@ def test_what_suffers_is_named_once(caplog: pytest.LogCaptureFixture, monkeypatc
             order.say_degraded({path: SimpleNamespace(patch_func=play), "torch.compile": SimpleNamespace(patch_func=play)})
     assert len(caplog.messages) == 1
     assert all(text in caplog.messages[0] for text in (path, "test_order.play", "micro batch"))
+
+
+LOOP_OF_MM = """
+import functools
+from megatron.training.global_vars import get_args
+def decorator(function):
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        return function(*args, **kwargs)
+    return wrapper
+@decorator
+def train_step(forward_step_func, data_iterator, model, optimizer, opt_param_scheduler, config, call_backs):
+    return {"loss": 1.5}, 0, 2.5, None
+def training_log(loss_dict, total_loss_dict, learning_rate, decoupled_learning_rate, iteration, loss_scale, report_memory_flag,
+                 skipped_iter, grad_norm, params_norm, num_zeros_in_grad):
+    return False
+def train():
+    get_args().curr_iteration = 40
+    result = train_step(None, None, [], None, None, None, None)
+    training_log(result[0], {}, 0.1, None, 41, 1.0, False, *result[1:3], 7.0, result[3])
+    return result
+"""
+
+
+def test_loop_of_mindspeed_mm(tmp_path: Path) -> None:
+    """A step of MindSpeed-MM's own loop, which takes its schedule from elsewhere and has no optimizer here, is a step with the number of
+    the loop (after a checkpoint not 0), its loss, its gradient norm and what its log line says; it is let go as Megatron's functions
+    are."""
+    place = write_megatron(tmp_path / "megatron")
+    (place / "megatron" / "training" / "global_vars.py").write_text("class A: pass\na = A()\ndef get_args():\n    return a\n")
+    (place / "mindspeed_mm").mkdir()
+    (place / "mindspeed_mm" / "training.py").write_text(LOOP_OF_MM)
+    seen = observer()
+    scalars: dict[str, Any] = {}
+    seen.iteration.return_value.__enter__.return_value = scalars
+    with imported_anew(place):
+        plain = importlib.import_module("mindspeed_mm.training").train()
+        patches.observe(lambda: seen)
+        module = importlib.import_module("mindspeed_mm.training")
+        assert module.train() == plain
+        patches.observe(None)
+        assert not hasattr(module.train_step, MARK)
+    assert [call.args for call in seen.iteration.call_args_list] == [(40,)]
+    assert scalars == {"loss": 1.5, "skipped": 0.0, "grad_norm": 2.5}
+    assert [call.args for call in seen.logged.call_args_list] == [({"params_norm": 7.0, "num_zeros": None, "max_attention_logit": None},)]

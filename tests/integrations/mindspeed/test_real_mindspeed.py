@@ -1,4 +1,5 @@
-"""Real MindSpeed on real Megatron-LM (core_v0.12.1), and real MindSpeed-LLM on both, with nothing but the NPU left out.
+"""Real MindSpeed on real Megatron-LM (core_v0.12.1; MindSpeed core_r0.16.0: core_v0.16.1), and real MindSpeed-LLM on both, with nothing but
+the NPU left out.
 
 Opt-in: MSPROBE_MINDSPEED and MSPROBE_MEGATRON_LM name the checkouts, MSPROBE_MINDSPEED_LLM that of MindSpeed-LLM. They want packages
 that this project does not need (scipy, einops, six, sentencepiece, regex; MindSpeed-LLM also peft): MSPROBE_MINDSPEED_PATH is put on the
@@ -8,6 +9,7 @@ path in front.
 from __future__ import annotations
 
 import csv
+import json
 import os
 import re
 import subprocess
@@ -24,7 +26,9 @@ output_dir: {output}
 strict: true
 monitor: {{gradients: true, parameters: true, optimizer_states: true, activations: true, collectives: true, replica_check: {{interval: 1}}}}
 """
-VERSION = "master (Megatron core_v0.12.1)"
+MEGATRON = Path(os.environ.get("MSPROBE_MEGATRON_LM", "")) / "megatron" / "core" / "package_info.py"
+NEWER = MEGATRON.is_file() and "MINOR = 16" in MEGATRON.read_text()
+VERSION = "core_r0.16.0 (Megatron core_v0.16.1)" if NEWER else "master (Megatron core_v0.12.1)"
 LAYOUTS = {
     "TP 2, 2 ranks": "--tensor-model-parallel-size 2",
     "TP 2 with sequence parallelism, 2 ranks": "--tensor-model-parallel-size 2 --sequence-parallel",
@@ -44,12 +48,13 @@ def checkouts(llm: bool) -> list[str]:
     return [os.environ[name] for name in names]
 
 
-def train(tmp_path: Path, arguments: str, probe: Path | None = None, *, llm: bool = False, by: str = "flag") -> str:
+def train(tmp_path: Path, arguments: str, probe: Path | None = None, *, llm: bool = False, by: str = "flag", **set_in: str) -> str:
     """Three iterations in two ranks; returns what they print. `by`: how the probe is asked for."""
     places = checkouts(llm)
     extra = os.environ.get("MSPROBE_MINDSPEED_PATH", "")
     path = os.pathsep.join([*([extra] if extra else []), *places, str(ROOT)])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "MSPROBE_CONFIG": "", "MSPROBE_BY_HAND": "1" if probe else ""}
+    environment |= set_in
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(RUNNER)]
     command += [f"{places[-1]}/pretrain_gpt.py", *arguments.split()]
     if probe is not None and by == "flag":
@@ -138,3 +143,41 @@ def test_npu_datadump(tmp_path: Path, llm: bool) -> None:
     assert "--npu-datadump is left out" in ours
     assert not (again / "dump_path").exists()
     assert len(list((again / "out").rglob("dump.json"))) == 2
+
+
+FUSED = "--tensor-model-parallel-size 2 --use-flash-attn --use-fused-rotary-pos-emb --normalization RMSNorm --use-fused-rmsnorm --swiglu "
+FUSED += "--use-fused-swiglu"
+DUMP = "output_dir: {output}\nstrict: true\ndump: {{level: mix, step: [1]}}\n"
+OPERATORS = {
+    "NPU.npu_rms_norm",
+    "NPU.npu_swiglu",
+    "NPU.npu_fusion_attention",
+    "MindSpeed.npu_rotary_position_embedding",
+    "MindSpeed.npu_matmul_add_fp32",
+}
+
+
+@pytest.mark.framework
+@pytest.mark.parametrize("llm", [False, True], ids=["MindSpeed", "MindSpeed-LLM"])
+def test_operators(tmp_path: Path, llm: bool) -> None:
+    """A dump at level mix of a training on fused operators: they are there by the names of the existing tool, with numbers, and the
+    training prints the same digits; the same records and digits after ``transfer_to_npu``, which puts the NPU behind CUDA's names.
+
+    MSPROBE_TORCH_NPU: the directory of an unpacked wheel of torch_npu, whose own module is then used, not the tests'.
+    """
+    place = os.environ.get("MSPROBE_TORCH_NPU") or str(Path(__file__).parents[1] / "ascend" / "like_wheel")
+    plain = train(tmp_path, FUSED, llm=llm)
+    assert len(numbers(plain)) >= 4
+    found = []
+    for which in ("", place):
+        directory = tmp_path / f"transfer{bool(which)}"
+        directory.mkdir()
+        dumped = train(directory, FUSED, probe_file(directory, DUMP), llm=llm, MSPROBE_TRANSFER=which)
+        assert numbers(dumped) == numbers(plain)
+        found.append({path.parent.name: json.loads(path.read_text())["data"] for path in directory.rglob("dump.json")})
+    off, on = found
+    assert sorted(off) == sorted(on) == ["rank0", "rank1"]
+    for rank, records in off.items():
+        assert {name.rpartition(".")[0].rpartition(".")[0] for name in records if name.startswith(("NPU.", "MindSpeed."))} == OPERATORS
+        assert list(on[rank]) == list(records)
+        assert all(one["output"][0]["Mean"] is not None for name, one in records.items() if name.startswith("NPU.") and "forward" in name)
