@@ -54,7 +54,7 @@ class Check:
 
     Attributes:
         key: short name, ``A1``.
-        seconds: longest time on a full run.
+        seconds: its share of the time: how long it may take when all checks together have ten minutes.
         module: with a function ``run(device)`` that yields lines; imported by the process of the check only.
     """
 
@@ -240,7 +240,7 @@ def execute(args: argparse.Namespace, table: str, runner: str) -> int:
     sys.path[:0] = [] if root in sys.path else [root]
     checks = choose(importlib.import_module(table).CHECKS, args.only)
     if args.list:
-        print("\n".join(f"{check.key:3} {check.title} (at most {check.seconds:.0f} s)" for check in checks))
+        print("\n".join(f"{check.key:3} {check.title} ({check.seconds:.0f} s of ten minutes)" for check in checks))
         return 0
     for path in filter(None, (args.json, args.markdown)):
         if not path.absolute().parent.is_dir():
