@@ -20,6 +20,12 @@ _PAUSE = 0.2
 """Seconds between two looks at a process that says nothing."""
 
 
+READY = "ready"
+"""Key of the object that says: everything is imported, the time of the check begins."""
+_START = 120.0
+"""Seconds until then at most."""
+
+
 class CheckEnded(Exception):
     """The process died; the message says of what."""
 
@@ -54,7 +60,10 @@ class CheckCommand:
 
 
 def answers(command: CheckCommand, key: str, seconds: float) -> Iterator[Any]:
-    """The objects that the process of a check writes.
+    """The objects that the process of a check writes, `READY` among them.
+
+    Args:
+        seconds: its time, which begins with `READY`.
 
     Raises:
         CheckEnded, TimeUp: behind the last object.
@@ -74,7 +83,7 @@ def answers(command: CheckCommand, key: str, seconds: float) -> Iterator[Any]:
         finally:
             os.close(write)
         try:
-            ended = yield from _read(process, pipe.fileno(), time.monotonic() + seconds)
+            ended = yield from _read(process, pipe.fileno(), seconds)
         finally:
             _end(process)
         if not ended:
@@ -84,9 +93,9 @@ def answers(command: CheckCommand, key: str, seconds: float) -> Iterator[Any]:
             raise CheckEnded(_last_line(output.read(), process.returncode))
 
 
-def _read(process: subprocess.Popen[bytes], pipe: int, end: float) -> Generator[Any, None, bool]:
+def _read(process: subprocess.Popen[bytes], pipe: int, seconds: float) -> Generator[Any, None, bool]:
     """Objects until the process has ended (returns True) or its time is up (False)."""
-    kept = b""
+    kept, end = b"", time.monotonic() + _START
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)
         while True:
@@ -94,8 +103,10 @@ def _read(process: subprocess.Popen[bytes], pipe: int, end: float) -> Generator[
             readable = selector.select(0 if ended else min(_PAUSE, max(0.0, end - time.monotonic())))
             data = os.read(pipe, 1 << 16) if readable else b""
             *lines, kept = (kept + data).split(b"\n")
-            for line in lines:
-                yield json.loads(line)
+            for answer in map(json.loads, lines):
+                if READY in answer:
+                    end = time.monotonic() + seconds
+                yield answer
             if not data and ended:  # a process that it started may still have the pipe open
                 return True
             if time.monotonic() > end:

@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 
 from msprobe_engine.errors import UsageError
 from msprobe_engine.log import one_line, printable
-from msprobe_engine.workflow.check_process import CheckCommand, CheckEnded, TimeUp, answers
+from msprobe_engine.workflow.check_process import READY, CheckCommand, CheckEnded, TimeUp, answers
 
 Verdict = Literal["ok", "WRONG", "slow", "skipped"]
 Say = Callable[[str], None]
@@ -182,11 +182,11 @@ def run(checks: Sequence[Check], command: CheckCommand, budget: float, report: R
 
     Args:
         budget: seconds for all of them. Each gets its own `seconds`, and what others have left over; where that is less than nothing, its
-            share of what there is.
+            share of what there is. What it takes to start the processes is kept back.
     """
-    end = time.monotonic() + budget
+    end, start = time.monotonic() + budget, 0.0
     for number, check in enumerate(checks):
-        left, wanted = end - time.monotonic(), sum(one.seconds for one in checks[number:])
+        left, wanted = end - time.monotonic() - start * (len(checks) - number), sum(one.seconds for one in checks[number:])
         box = check.seconds + left - wanted if left > wanted else check.seconds * left / wanted
         result = Result(check)
         report.results.append(result)
@@ -198,7 +198,10 @@ def run(checks: Sequence[Check], command: CheckCommand, budget: float, report: R
         begin = time.monotonic()
         try:
             for answer in answers(command, check.key, box):
-                _add(result, _line(answer))
+                if READY in answer:
+                    start = time.monotonic() - begin
+                else:
+                    _add(result, _line(answer))
         except CheckEnded as error:
             result.ended = False
             _add(result, Line(check.title, "WRONG", why=str(error)))

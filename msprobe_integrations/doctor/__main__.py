@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from msprobe_engine.workflow.check_process import READY
 from msprobe_engine.workflow.doctor import MACHINE
 from msprobe_integrations.doctor.checks import CHECKS
 
@@ -35,7 +36,6 @@ def run_check(argv: Sequence[str]) -> int:
     parser.add_argument("--device", default="")
     parser.add_argument("--peer", default="")
     args = parser.parse_args(argv)
-    end = time.monotonic() + args.seconds
     os.set_inheritable(args.lines, False)
     with os.fdopen(args.lines, "w", encoding="utf-8") as pipe:
 
@@ -51,7 +51,9 @@ def run_check(argv: Sequence[str]) -> int:
         from msprobe_integrations.doctor.device import Device, find_device
 
         check = next(check for check in CHECKS if check.key == args.key)
-        for line in importlib.import_module(check.module).run(Device(find_device(args.device), args.peer, end)):
+        module, kind = importlib.import_module(check.module), find_device(args.device)
+        write({READY: True})
+        for line in module.run(Device(kind, args.peer, time.monotonic() + args.seconds)):
             write(asdict(line))
     return 0
 
