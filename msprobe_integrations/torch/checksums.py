@@ -28,7 +28,7 @@ BLOCK = 1 << 25
 MOST_BLOCKS = 8
 _ALIGN = 16
 _WORTH_SAYING = 0.1  # seconds
-_XOR_PIECE = 1 << 25  # bytes per pass: bounds the temporary memory
+_XOR_PIECE = 1 << 23  # bytes per pass: bounds the temporary memory
 
 
 def xor_into(tensor: torch.Tensor, out: torch.Tensor) -> None:
@@ -54,7 +54,8 @@ def xor_into(tensor: torch.Tensor, out: torch.Tensor) -> None:
 
 def _bytes_of(tensor: torch.Tensor, first: int, size: int) -> torch.Tensor:
     """`size` bytes of the elements in C order from element `first` on, as far as there are, flat uint8; a view where memory allows."""
-    return stretch(tensor.detach(), first, min(first + size // tensor.element_size(), tensor.numel())).view(torch.uint8)
+    part = stretch(tensor.detach(), first, min(first + size // tensor.element_size(), tensor.numel()))
+    return part.as_strided(part.shape, (1,)).view(torch.uint8)  # one element may have any stride
 
 
 def _words(raw: torch.Tensor) -> torch.Tensor:

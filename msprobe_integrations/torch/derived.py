@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from msprobe_engine import histograms, hostkernel, pairs
@@ -20,7 +21,8 @@ from msprobe_integrations.torch import describe as _describe
 from msprobe_integrations.torch import pairkernels
 from msprobe_integrations.torch.pairkernels import PAIR_LAUNCHERS, Correction
 from msprobe_integrations.torch.pending import Step, quiet
-from msprobe_integrations.torch.statistics import CODES, Taker
+from msprobe_integrations.torch.statistics import CODES, PIECE, Taker
+from msprobe_integrations.torch.stretches import stretch
 
 _function_modes = torch._C._len_torch_function_stack
 _NoFunction = torch._C.DisableTorchFunction
@@ -193,36 +195,49 @@ class PairRows:
         Returns:
             The first of `histograms.row_count` rows of this step, or -1.
         """
+        return self._histogram((tensor,), lambda data: data, kind)
+
+    def histogram_of_update(self, states: Mapping[str, Any], hyper: Mapping[str, Any], eps: float, kind: str) -> int:
+        """`histogram` of Adam's m_hat / (sqrt(v_hat) + eps), whose values exist for this only; -1 where the states are others."""
+        first = states.get("exp_avg")
+        second = states.get("max_exp_avg_sq", states.get("exp_avg_sq")) if hyper.get("amsgrad") else states.get("exp_avg_sq")
+        if first is None or second is None or first.shape != second.shape:
+            return -1
+        return self._histogram((first, second), lambda m, v: _direction(m, v, hyper, eps), kind)
+
+    def _histogram(self, tensors: tuple[Any, ...], make: Callable[..., torch.Tensor], kind: str) -> int:
+        """`histogram` of what `make` makes of tensors of one shape, of one of them at once, of several in pieces."""
         step = self._step
         first, n = -1, 0
         try:
             n = histograms.row_count(kind)
             with quiet():
-                data, description, why = _describe.resolve(tensor)
-                why = why if data is None else self._unfit(data)
-                if data is None or why:
-                    return self._without(description, why).row
+                resolved = [_describe.resolve(tensor) for tensor in tensors]
+                found = [data for data, _, _ in resolved if data is not None]
+                why = next(filter(None, [*(why for data, _, why in resolved if data is None), *map(self._unfit, found)]), "")
+                if len(found) < len(tensors) or why:
+                    return self._without(resolved[0][1], why).row
+                data, count = found[0], found[0].numel()
+                size = count if len(found) == 1 else PIECE
+                parts = (
+                    make(*(one if size == count else stretch(one, at, min(at + size, count)) for one in found))
+                    for at in range(0, count, max(1, size))
+                )
                 first = step.host.consecutive(step.numbers, n)
                 if on_host(data):
-                    step.host.put(first, histograms.to_rows(pairkernels.histogram_cpu(data, kind), data.numel()))
+                    counted = sum((pairkernels.histogram_cpu(part, kind) for part in parts), np.zeros(histograms.bins(kind), np.int64))
+                    step.host.put(first, histograms.to_rows(counted, count))
                     return first
                 for row in range(first, first + n):
                     step.host.clear(row)
-                takers = [self._device_rows(step, data, row, _rows.WRITTEN)[0] for row in range(first, first + n)]
-                pairkernels.histogram_device(data, kind, takers)
+                for part in parts if count else (data,):
+                    takers = [self._device_rows(step, data, row, _rows.WRITTEN)[0] for row in range(first, first + n)]
+                    pairkernels.histogram_device(part, kind, takers)
                 return first
         except Exception as error:
             for row in range(first, first + n if first >= 0 else first):
                 step.host.clear(row)
-            return self._without(self._described(tensor), f"histogram: {type(error).__name__}: {str(error)[:80]}").row
-
-    def histogram_of_update(self, states: Mapping[str, Any], hyper: Mapping[str, Any], eps: float, kind: str) -> int:
-        """`histogram` of Adam's m_hat / (sqrt(v_hat) + eps), whose values exist for this only; -1 where the states are others."""
-        moments = _moments(states, hyper)
-        if moments is None:
-            return -1
-        first, root = moments
-        return self.histogram(torch.where(root == 0, 0.0, first / (root + eps)), kind)
+            return self._without(self._described(tensors[0]), f"histogram: {type(error).__name__}: {str(error)[:80]}").row
 
 
 def _look(a: Any, b: Any) -> tuple[Any, ...]:
@@ -244,16 +259,9 @@ def _unpaired(a: torch.Tensor, b: torch.Tensor) -> str:
     return "" if a.device == b.device else "pair on two devices"
 
 
-def _moments(states: Mapping[str, Any], hyper: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Adam's m_hat and sqrt(v_hat), float32; copies, made only for histograms. None without such states."""
-    first, second = states.get("exp_avg"), states.get("exp_avg_sq")
-    if first is None or second is None or first.shape != second.shape:
-        return None
-    if hyper.get("amsgrad"):
-        second = states.get("max_exp_avg_sq", second)
-    first, second = first.detach().float(), second.detach().float()
-    if hyper.get("bias_correction", True):
-        one, two = hyper["betas"]
-        step = hyper["step"]
-        first, second = first / (1 - one**step), second / (1 - two**step)
-    return first, second.sqrt()
+def _direction(first: torch.Tensor, second: torch.Tensor, hyper: Mapping[str, Any], eps: float) -> torch.Tensor:
+    """Adam's m_hat / (sqrt(v_hat) + eps), float32, 0 where v_hat is."""
+    (one, two), step = (hyper["betas"], hyper["step"]) if hyper.get("bias_correction", True) else ((0.0, 0.0), 1)
+    root = (second.float() / (1 - two**step)).sqrt_()
+    none = root == 0
+    return (first.float() / (1 - one**step)).div_(root.add_(eps)).masked_fill_(none, 0.0)

@@ -8,7 +8,7 @@ from msprobe_integrations.torch.devices import widest
 
 PIECE = {"cpu": 1 << 20}
 """Attention weights that are in memory at a time, by type of device."""
-_PIECE = 1 << 24
+_PIECE = 1 << 22  # float32, of which an attention has four at a time
 _MASKED = -1e30  # not -inf: its product with a weight of zero is zero
 _GOLDEN = 0.6180339887498949
 _STEADY = 3

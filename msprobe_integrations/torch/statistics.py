@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from msprobe_integrations.torch.device_launch import RowLauncher
 
 _ROW_BYTES = 8 * scaled_sums.WORDS
-PIECE = 1 << 22  # elements of 4 bytes per pass of `reduce_device`: bounds its temporary memory to a few tens of MiB
+PIECE = 1 << 21  # elements of 4 bytes per pass of `reduce_device`: bounds its temporary memory to less than 64 MiB, with a digest, too
 CODES: dict[torch.dtype, int] = {getattr(torch, name): code for name, code in hostkernel.CODES.items() if hasattr(torch, name)}
 """torch dtype to the kernel's code; types that are missing have no statistics."""
 
@@ -102,11 +102,11 @@ class DeviceRows:
                 if first <= address < first + self._capacity * _ROW_BYTES:
                     self.counts[chunk * self._capacity + (address - first) // _ROW_BYTES] = 0
 
-    def cancel_place(self, place: int) -> None:
-        """All rows for row `place` of the step become those of no elements."""
+    def cancel_place(self, place: int, since: int) -> None:
+        """Rows for row `place` of the step, from device row `since` on, become those of no elements."""
         with self._lock:
-            for at, one in enumerate(self.places):
-                if one == place:
+            for at in range(since, len(self.places)):
+                if self.places[at] == place:
                     self.counts[at] = 0
 
     def _enter(self, like: torch.Tensor, place: int, count: int, flags: int, repeat: int = 1) -> int:
@@ -164,7 +164,7 @@ def _multiply(rows: Rows, times: npt.NDArray[np.int64]) -> None:
     several = times > 1
     if several.any():
         ints, times = _rows.as_int64(rows), times[several]
-        for word in (_rows.COUNT, _rows.NANS, _rows.POS_INF, _rows.NEG_INF, _rows.ZEROS, _rows.BELOW):
+        for word in (_rows.COUNT, *range(_rows.NANS, _rows.MIN), _rows.BELOW):  # of a histogram all words before MIN are counts
             ints[several, word] *= times
         for word in (_rows.SUM, _rows.SUMSQ, _rows.SUM3, _rows.SUM4):
             rows[several, word] *= times
@@ -181,7 +181,7 @@ def _union(a: Rows, b: Rows) -> Rows:
 
 
 class Taker:
-    """Gives the rows of one tensor.
+    """Gives the rows of one tensor, or of a part of one.
 
     Args:
         rows: of its device.
@@ -195,6 +195,7 @@ class Taker:
         self._like = like
         self._place = place
         self._flags = flags
+        self._since = len(rows.places)
         self.last: torch.Tensor | None = None
         """The row given last."""
 
@@ -205,7 +206,7 @@ class Taker:
 
     def cancel(self) -> None:
         """What has been given is the row of no elements."""
-        self._rows.cancel_place(self._place)
+        self._rows.cancel_place(self._place, self._since)
 
 
 def host_flags(dtype: torch.dtype, want: int) -> int:

@@ -24,7 +24,7 @@ from msprobe_integrations.torch.testing import EarlyRead, ProbeDevice, reads_for
 def raw(tensor: torch.Tensor) -> bytes:
     """The bytes of the elements in C order."""
     flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return bytes(flat.view(torch.uint8).tolist())
+    return bytes(flat.as_strided(flat.shape, (1,)).view(torch.uint8).tolist())  # one element may have any stride
 
 
 def xor_of(data: bytes) -> int:
@@ -162,7 +162,13 @@ def test_device_tensors(mode: str) -> None:
 def test_xor_in_pieces(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
     """Tensors longer than one piece, of odd lengths and at odd offsets fold to the same word."""
     monkeypatch.setattr(checksums, "_XOR_PIECE", 64)
-    for tensor in (torch.randn(n), torch.randint(0, 255, (n + 3,), dtype=torch.uint8)[3:], torch.randn(n + 1).half()[1:]):
+    for tensor in (
+        torch.randn(n),
+        torch.randint(0, 255, (n + 3,), dtype=torch.uint8)[3:],
+        torch.randn(n + 1).half()[1:],
+        torch.randn(5, n).t(),
+        torch.ones(()).expand(n),
+    ):
         out = torch.zeros((), dtype=torch.int64)
         xor_into(tensor, out)
         assert int(out) & (2**64 - 1) == xor_of(raw(tensor))

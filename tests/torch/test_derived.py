@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from msprobe_engine import columns, histograms, hostkernel, rows
 from msprobe_engine.errors import UsageError
 from msprobe_engine.records import TensorRef
-from msprobe_integrations.torch import statistics
+from msprobe_integrations.torch import derived, statistics
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.testing import ProbeDevice, reads_forbidden
 
@@ -269,6 +269,43 @@ def test_histograms_by_operators_and_by_the_kernel(dtype: torch.dtype, move: Mov
             expected = histograms.count_values(values, kind)
         assert histograms.counts(data, first, kind).tolist() == expected.tolist()
         assert (rows.as_int64(data)[first : first + histograms.row_count(kind), rows.COUNT] == 3000).all()
+
+
+@pytest.mark.parametrize("move", HOMES)
+@pytest.mark.parametrize("piece", [1 << 22, 700])
+def test_histograms_of_updates(monkeypatch: pytest.MonkeyPatch, move: Move, piece: int) -> None:
+    """Counts are those of m_hat / (sqrt(v_hat) + eps), 0 where v_hat is 0, however many pieces are made of it, and whatever the strides."""
+    monkeypatch.setattr(derived, "PIECE", piece)
+    m, v = torch.randn(40, 70).t(), torch.rand(40, 70).t()
+    v[3:5] = 0.0
+    hyper = {"betas": (0.9, 0.99), "step": 3}
+    root = (v / (1 - 0.99**3)).sqrt()
+    expected = torch.where(root == 0, 0.0, (m / (1 - 0.9**3)) / (root + 1e-3))
+    backend = TorchBackend()
+    with reads_forbidden():
+        firsts = {
+            kind: backend.histogram_of_update({"exp_avg": move(m), "exp_avg_sq": move(v)}, hyper, 1e-3, kind) for kind in histograms.BINS
+        }
+        empty = torch.ones(0)
+        nothing = backend.histogram_of_update({"exp_avg": move(empty), "exp_avg_sq": move(empty)}, hyper, 1e-3, "log2")
+    data = backend.finish_step().rows()
+    assert backend.unsupported == {}
+    for kind, first in firsts.items():
+        assert histograms.counts(data, first, kind).tolist() == histograms.count_values(expected.numpy(), kind).tolist()
+        assert (rows.as_int64(data)[first : first + histograms.row_count(kind), rows.COUNT] == 2800).all()
+    assert histograms.counts(data, nothing, "log2").sum() == 0
+    assert backend.histogram_of_update({"exp_avg": m}, hyper, 1e-3, "log2") == -1
+
+
+def test_a_kernel_that_gives_up_loses_no_earlier_part() -> None:
+    """What is taken back are the rows of one part of a tensor, those of the parts before stay."""
+    memory = statistics.DeviceRows(torch.ones(1), 8)
+    statistics.Taker(memory, torch.ones(1), 0, rows.WRITTEN)(5)
+    second = statistics.Taker(memory, torch.ones(1), 0, rows.WRITTEN)
+    second(7)
+    second.cancel()
+    second(6)
+    assert memory.counts == [5, 0, 6]
 
 
 def test_histograms_while_other_threads_take_rows() -> None:

@@ -81,6 +81,8 @@ def cases(device: Device) -> Iterator[Case]:
     yield "agreement", lambda backend: backend.reduce_agreement(weight[: rows // 4], first)
     yield "histogram of the update", lambda backend: backend.histogram_of_update(states, {**group, "step": 10}, 1e-8, "log2")
     start = feature_math.start_vector(_WIDTH, weight.device)
+    query = torch.zeros(1, 1 << 15 if device.full else 1 << 12, 1, 64, dtype=kind, device=place)
+    yield "attention", lambda _: feature_math.attention(query, query, "b,s,h,d")
     yield "spectral norm", lambda _: feature_math.spectral_norm(weight, start, 2)
 
 
