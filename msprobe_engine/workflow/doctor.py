@@ -177,12 +177,15 @@ def describe(command: CheckCommand, seconds: float) -> dict[str, str]:
     return said
 
 
-def run(checks: Sequence[Check], command: CheckCommand, budget: float, report: Report) -> None:
+def run(
+    checks: Sequence[Check], command: CheckCommand, budget: float, report: Report, write: Callable[[Report], None] = lambda _: None
+) -> None:
     """Run `checks` one after the other, print what they say and put it into `report`. Which one runs is printed on the standard error.
 
     Args:
         budget: seconds for all of them. Each gets its own `seconds`, and what others have left over; where that is less than nothing, its
             share of what there is. What it takes to start the processes is kept back.
+        write: given the report after each check.
     """
     end, start = time.monotonic() + budget, 0.0
     for number, check in enumerate(checks):
@@ -212,6 +215,7 @@ def run(checks: Sequence[Check], command: CheckCommand, budget: float, report: R
         if not result.lines:
             result.ended = False
             _add(result, Line(check.title, "WRONG", why="the check ended without a result"))
+        write(report)
 
 
 def _add(result: Result, line: Line) -> None:
@@ -254,10 +258,14 @@ def execute(args: argparse.Namespace, table: str, runner: str) -> int:
         print(printable(f"{name}: {text}"), flush=True)
     report = Report(machine)
     options = ("--device", machine["device"].split()[0], *(("--peer", args.peer) if args.peer else ()))
-    run(checks, CheckCommand(runner, options, (root,)), args.budget - (time.monotonic() - begin), report)
+
+    def write(so_far: Report) -> None:
+        if args.json:
+            args.json.write_text(json.dumps(so_far.as_dict(), indent=1) + "\n", encoding="utf-8")
+        if args.markdown:
+            args.markdown.write_text(so_far.markdown(), encoding="utf-8")
+
+    run(checks, CheckCommand(runner, options, (root,)), args.budget - (time.monotonic() - begin), report, write)
+    write(report)
     print("\n".join(["", *map(printable, report.summary())]))
-    if args.json:
-        args.json.write_text(json.dumps(report.as_dict(), indent=1) + "\n", encoding="utf-8")
-    if args.markdown:
-        args.markdown.write_text(report.markdown(), encoding="utf-8")
     return report.exit_code

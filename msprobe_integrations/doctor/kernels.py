@@ -13,7 +13,7 @@ import torch
 
 from msprobe_engine import hostkernel, log
 from msprobe_integrations.doctor.device import Device
-from msprobe_integrations.torch import derived, device_trust, statistics
+from msprobe_integrations.torch import derived, device_trust, pairkernels, statistics
 
 Way = Literal["kernels", "operators"]
 Result = TypeVar("Result")
@@ -40,7 +40,7 @@ def why_not(device: Device, way: Way) -> str:
 def made_by(device: Device, way: Way) -> Iterator[list[str]]:
     """Rows of tensors on the device are made that way inside; yields what the probe warns of meanwhile."""
     messages = _Messages()
-    launchers = dict(statistics.LAUNCHERS)
+    launchers, pair_launchers = dict(statistics.LAUNCHERS), dict(pairkernels.PAIR_LAUNCHERS)
     before: list[tuple[Any, str, Any]] = [(device_trust, "DEVICES", device_trust.DEVICES)]
     device_trust.DEVICES = () if way == "operators" else (*device_trust.DEVICES, device.type)
     if not device.full:
@@ -54,6 +54,7 @@ def made_by(device: Device, way: Way) -> Iterator[list[str]]:
         derived.on_host = lambda data: False  # noqa: ARG005
     if way == "operators":
         statistics.LAUNCHERS.clear()
+        pairkernels.PAIR_LAUNCHERS.clear()
     log.get_logger().addHandler(messages)
     log.forget_warnings()
     try:
@@ -63,6 +64,7 @@ def made_by(device: Device, way: Way) -> Iterator[list[str]]:
         for place, name, value in before:
             setattr(place, name, value)
         statistics.LAUNCHERS.update(launchers)
+        pairkernels.PAIR_LAUNCHERS.update(pair_launchers)
 
 
 def in_processes(device: Device, way: Way, work: Callable[[tuple[Device, Way, Any]], Result], items: Sequence[Any]) -> Iterator[Result]:

@@ -67,11 +67,12 @@ def build_modules() -> str:
 
 
 def _importable(source: Path) -> bool:
+    """From beside its source: another installation may have one of the same name."""
     try:
-        importlib.import_module(".".join(source.relative_to(ROOT).with_suffix("").parts))
+        module = importlib.import_module(".".join(source.relative_to(ROOT).with_suffix("").parts))
     except ImportError:
         return False
-    return True
+    return Path(module.__file__ or "").is_relative_to(ROOT)
 
 
 def _build(source: Path, compiler: str, headers: str) -> str:
