@@ -120,7 +120,7 @@ def test_the_table_of_checks() -> None:
 
 def test_the_program_runs_from_a_bare_source_tree(tmp_path: Path) -> None:
     """A copy of the files of the repository, no installation, one check on the CPU: lines, JSON and a table, exit 0."""
-    listing = ["git", "ls-files", "-co", "--exclude-standard", "*.py", "*.c", "*.h", "pyproject.toml"]
+    listing = ["git", "ls-files", "-co", "--exclude-standard", "*.py", "*/_filewrite.c", "pyproject.toml"]  # one module to build
     files = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True)
     for name in files.stdout.split():
         if name.startswith("tests/") or not (ROOT / name).is_file():
