@@ -27,7 +27,7 @@ is_deterministic_algorithms_enabled is_distributed is_floating_point is_grad_ena
 is_signed is_storage is_tensor is_warn_always_enabled lobpcg load manual_seed no_grad numel promote_types register_dataclass result_type
 save seed set_autocast_dtype set_autocast_enabled set_default_device set_default_dtype set_default_tensor_type
 set_deterministic_debug_mode set_flush_denormal set_grad_enabled set_num_threads set_printoptions set_rng_state set_warn_always tensor
-typename use_deterministic_algorithms wait vmap
+typename use_deterministic_algorithms value_and_grad wait vmap
 """
 _COLLECTIVES_TEXT = """
 all_gather all_gather_into_tensor all_reduce all_to_all all_to_all_single batch_isend_irecv broadcast gather irecv isend recv reduce

@@ -26,10 +26,24 @@ Look = tuple[TensorDescription, int, int]
 _known: dict[tuple[Any, ...], Look] = {}
 
 
+def _own_device() -> Callable[[Any], Any]:
+    """What MindSpore itself says of the place of a tensor. MSAdapter gives the class ``Tensor`` an attribute ``device`` that is ``npu``
+    for every tensor, so the classes below it are asked."""
+    for kind in (*mindspore.Tensor.__mro__[1:], mindspore.Tensor):
+        found = vars(kind).get("device")
+        if hasattr(type(found), "__get__"):
+            return lambda tensor: found.__get__(tensor)  # type: ignore[union-attr]
+    return lambda _: "CPU"  # an older version: its tensors are read by `asnumpy` wherever they are
+
+
+_device_of = _own_device()
+
+
 def look(tensor: Any) -> Look:
     """Description, number of elements (-1 where the shape is not known) and code for the statistics kernel (-1: it has none). Reads no
     data and waits for nothing; equal descriptions are the same object."""
-    dtype, shape, device = tensor.dtype, tensor.shape, getattr(tensor, "device", "CPU")
+    dtype, shape = tensor.dtype, tensor.shape
+    device = _device_of(tensor) if isinstance(tensor, mindspore.Tensor) else getattr(tensor, "device", "CPU")
     found = _known.get((dtype, shape, device))
     if found is None:
         if len(_known) > LIMIT:

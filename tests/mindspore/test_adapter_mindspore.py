@@ -78,9 +78,11 @@ def test_keywords_and_the_tree_are_there(mix: tuple[dict[str, Any], Path]) -> No
 
 
 def test_modules_alone_and_chosen_ones(tmp_path: Path) -> None:
-    """Level L0 with a list: the chosen modules, and nothing of the functions."""
+    """Level L0 with a list: the chosen modules, and nothing of the functions. They have numbers: tensors are where their memory is, not
+    where MSAdapter's ``Tensor.device`` says all of them are."""
     document, _ = run(tmp_path, "L0", "statistics", "body")
     assert set(document["data"]) == {name for name in (*FORWARD, *BACKWARD, *GRADIENTS) if name.startswith("Module.body")}
+    assert isinstance(document["data"]["Module.body.Sequential.forward.0"]["output"][0]["Max"], float)
 
 
 def test_the_monitor_watches_modules_and_optimizers_of_torch(tmp_path: Path) -> None:

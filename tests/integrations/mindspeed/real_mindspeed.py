@@ -37,8 +37,10 @@ UNFUSED = ("--no-rope-fusion", "--no-gradient-accumulation-fusion")
 
 def without_npu_options() -> None:
     """Of MindSpeed's features the one that wants HCCL's options of process groups is left out."""
-    from mindspeed.features_manager.features_manager import MindSpeedFeaturesManager as manager
-
+    try:
+        from mindspeed.features_manager.features_manager import MindSpeedFeaturesManager as manager
+    except ImportError:  # branches for Megatron 0.8 have a list only
+        return
     setter = manager.set_features_list.__func__
 
     def set_features_list(cls: Any, features: Any) -> Any:

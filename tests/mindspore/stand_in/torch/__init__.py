@@ -38,6 +38,7 @@ Tensor.grad_fn = property(lambda self: self._grad_node)
 Tensor.detach = lambda self: ops.stop_gradient(self)
 Tensor.numpy = lambda self: self.asnumpy()
 Tensor.cpu = lambda self: self
+Tensor.device = "npu"  # of every tensor, wherever it is
 Tensor.size = lambda self, dim=None: self.shape if dim is None else self.shape[dim]
 
 
@@ -81,6 +82,10 @@ def sum(a, *dims, **options):
 
 def softmax(a, dim):
     return ops.softmax(a, axis=dim)
+
+
+def value_and_grad(function, weights):
+    return mindspore.value_and_grad(function, 0, weights)
 
 
 def is_tensor(value) -> builtins.bool:
