@@ -32,7 +32,8 @@ def _own_device() -> Callable[[Any], Any]:
     for kind in (*mindspore.Tensor.__mro__[1:], mindspore.Tensor):
         found = vars(kind).get("device")
         if hasattr(type(found), "__get__"):
-            return lambda tensor: found.__get__(tensor)  # type: ignore[union-attr]
+            of: Callable[[Any], Any] = found.__get__
+            return of
     return lambda _: "CPU"  # an older version: its tensors are read by `asnumpy` wherever they are
 
 
@@ -43,7 +44,10 @@ def look(tensor: Any) -> Look:
     """Description, number of elements (-1 where the shape is not known) and code for the statistics kernel (-1: it has none). Reads no
     data and waits for nothing; equal descriptions are the same object."""
     dtype, shape = tensor.dtype, tensor.shape
-    device = _device_of(tensor) if isinstance(tensor, mindspore.Tensor) else getattr(tensor, "device", "CPU")
+    try:
+        device = _device_of(tensor)
+    except TypeError:  # no tensor of MindSpore, but something that describes one
+        device = getattr(tensor, "device", "CPU")
     found = _known.get((dtype, shape, device))
     if found is None:
         if len(_known) > LIMIT:
