@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from msprobe_integrations.torch.devices import widest
+from msprobe_integrations.torch.stretches import stretch
 
 PIECE = {"cpu": 1 << 20}
-"""Attention weights that are in memory at a time, by type of device."""
+"""Elements of attention weights, and of what is cast for a feature, that are in memory at a time, by type of device."""
 _PIECE = 1 << 22  # float32, of which an attention has four at a time
 _MASKED = -1e30  # not -inf: its product with a weight of zero is zero
 _GOLDEN = 0.6180339887498949
@@ -42,24 +45,27 @@ def attention(q: torch.Tensor, k: torch.Tensor, layout: str) -> tuple[torch.Tens
     if k.shape[0] != batches or k.shape[3] != d or not groups or heads % groups:
         raise ValueError(f"q and k do not fit each other: {list(q.shape)} and {list(k.shape)} as batch, heads, length, d")
     share = heads // groups
-    budget = PIECE.get(q.device.type, _PIECE)
-    per_time = max(1, min(heads, budget // max(1, rows * keys)))
-    block = max(1, min(rows, budget // max(1, keys)))
+    budget, longest = _budget(q), max(1, keys, d)
+    per_time = max(1, min(heads, budget // max(1, rows * longest)))
+    block = max(1, min(rows, budget // longest))
     dtype, wide = torch.float64 if q.dtype == torch.float64 else torch.float32, widest(q)
     entropy = torch.zeros((), dtype=wide, device=q.device)
     largest = torch.zeros_like(entropy)
     first_key = keys - rows
     for b in range(batches):
         for h in range(0, heads, per_time):
-            some = q[b, h : h + per_time].to(dtype)
-            low, high = h // share, (h + some.shape[0] - 1) // share + 1
-            fitting = k[b, low:high].to(dtype)
-            if share > 1:
-                fitting = fitting.repeat_interleave(share, 0)[h - low * share :][: some.shape[0]]
+            some = q[b, h : h + per_time]
+            group = torch.arange(h, h + some.shape[0], device=q.device) // share
             for i in range(0, rows, block):
                 last = min(i + block, rows)
                 seen = max(1, min(keys, last + first_key))  # the keys behind are masked for all rows of the block
-                weights = torch.matmul(some[:, i:last], fitting[:, :seen].transpose(1, 2)).div_(d**0.5)
+                asked, each = some[:, i:last].to(dtype), max(1, budget // (some.shape[0] * d))
+                parts = [
+                    torch.matmul(asked, k[b, :, at : min(at + each, seen)].index_select(0, group).to(dtype).transpose(1, 2))
+                    for at in range(0, seen, each)
+                ]
+                weights = (parts[0] if len(parts) == 1 else torch.cat(parts, -1)).div_(d**0.5)
+                del parts
                 here = torch.arange(i + first_key, last + first_key, device=q.device)[:, None]
                 weights.masked_fill_(torch.arange(seen, device=q.device) > here, _MASKED)
                 weights.sub_(weights.amax(-1, keepdim=True))
@@ -87,8 +93,6 @@ def spectral_norm(weight: torch.Tensor, start: torch.Tensor, iterations: int) ->
     low. On the host it ends when three more iterations do not change the value any more. On a device that would be a wait, so there
     the number of iterations is fixed.
 
-    A large matrix of another type than float32 is made float32 in pieces, anew for every product.
-
     Args:
         weight: [m, n] float.
         start: [n] float32, of length 1: `start_vector`, or what the last call returned.
@@ -98,33 +102,43 @@ def spectral_norm(weight: torch.Tensor, start: torch.Tensor, iterations: int) ->
         the norm, `devices.widest` [], and where the next call may begin, [n] float32.
     """
     matrix = weight.detach()
-    rows, pieces = matrix.shape[0], max(1, _PIECE // max(1, matrix.shape[1]))
-    if matrix.dtype == torch.float32 or rows <= pieces:
-        matrix, pieces = matrix.float(), max(1, rows)
+    blocks = _blocks(matrix)
     most = min(iterations, matrix.shape[0] + 1, matrix.shape[1])  # where it begins need not lie in the space of the rows
-    vectors = matrix.new_zeros(most, matrix.shape[1], dtype=torch.float32)
-    images = matrix.new_zeros(most, matrix.shape[0], dtype=torch.float32)
+    vectors = start.new_zeros(most, matrix.shape[1])
+    images = start.new_zeros(most, matrix.shape[0])
     on_host = matrix.device.type == "cpu"
     values: list[float] = []
     v = start
     for i in range(most):
         vectors[i] = v
-        for at in range(0, rows, pieces):
-            images[i, at : at + pieces] = torch.mv(matrix[at : at + pieces].float(), v)
+        for rows, block in blocks:
+            images[i, rows] = torch.mv(block.float(), v)
         if on_host:
             values.append(_largest(images[: i + 1])[0].item())
             if len(values) > _STEADY and not values[-1] - values[-1 - _STEADY] > _TOLERANCE * values[-1]:
                 most = i + 1
                 break
-        v = torch.mv(matrix[:pieces].float().t(), images[i, :pieces])
-        for at in range(pieces, rows, pieces):
-            v += torch.mv(matrix[at : at + pieces].float().t(), images[i, at : at + pieces])
+        v = torch.mv(blocks[0][1].float().t(), images[i, blocks[0][0]])
+        for rows, block in blocks[1:]:
+            v += torch.mv(block.float().t(), images[i, rows])
         for _ in range(2):  # once leaves what rounding has left
             v = v - torch.mv(vectors[: i + 1].t(), torch.mv(vectors[: i + 1], v))
         v = v / torch.linalg.vector_norm(v).clamp_min(_TINY)
     square, shares = _largest(images[:most])
     best = torch.mv(vectors[:most].t(), shares.float())
     return square.clamp_min(0).sqrt(), best / torch.linalg.vector_norm(best).clamp_min(_TINY)
+
+
+def _budget(like: torch.Tensor) -> int:
+    return PIECE.get(like.device.type, _PIECE)
+
+
+def _blocks(matrix: torch.Tensor) -> list[tuple[slice, torch.Tensor]]:
+    """Rows of a matrix, as many as may be cast at a time; all where that is none or may stay in memory."""
+    rows = max(1, _PIECE // max(1, matrix.shape[1]))
+    if matrix.dtype == torch.float32 or matrix.shape[0] <= rows:
+        return [(slice(None), matrix.float())]
+    return [(slice(at, at + rows), matrix[at : at + rows]) for at in range(0, matrix.shape[0], rows)]
 
 
 def _largest(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -149,14 +163,19 @@ def similarity(weight: torch.Tensor) -> torch.Tensor:
     Returns:
         `devices.widest` []; 0 with fewer than two experts.
     """
-    vectors = weight.detach().to(widest(weight))
+    vectors, wide = weight.detach(), widest(weight)
     vectors = vectors if vectors.shape[0] < vectors.shape[1] else vectors.t()
-    n = vectors.shape[0]
+    n, length = vectors.shape
+    total, itself = torch.zeros(length, dtype=wide, device=weight.device), torch.zeros((), dtype=wide, device=weight.device)
     if n < 2:
-        return vectors.new_zeros(())
-    unit = vectors / torch.linalg.vector_norm(vectors, dim=1, keepdim=True).clamp_min(1e-12)
+        return itself
+    each = max(1, _budget(weight) // max(1, length))
+    for at in range(0, n, each):
+        unit = vectors[at : at + each].to(wide)
+        unit = unit / torch.linalg.vector_norm(unit, dim=1, keepdim=True).clamp_min(1e-12)
+        total, itself = total + unit.sum(0), itself + unit.square().sum()
     # the sum over all pairs, without the matrix of them: |sum of all|^2 has every pair twice, and each with itself
-    mean: torch.Tensor = (unit.sum(0).square().sum() - unit.square().sum()) / (n * (n - 1))
+    mean: torch.Tensor = (total.square().sum() - itself) / (n * (n - 1))
     return mean
 
 
@@ -169,13 +188,13 @@ def token_entropy(logits: torch.Tensor) -> torch.Tensor:
     Returns:
         float32 [], float64 for float64 logits; 0 without tokens.
     """
-    flat = _tokens(logits)
-    if not flat.shape[0]:
-        return torch.zeros((), device=logits.device)
-    logs = torch.log_softmax(flat, -1)
-    weights = logs.exp()
-    mean: torch.Tensor = -torch.where(weights == 0, 0.0, weights * logs).sum(-1).mean()
-    return mean
+    total, count = torch.zeros((), device=logits.device), 0
+    for flat in _tokens(logits):
+        logs = torch.log_softmax(flat, -1)
+        weights = logs.exp()
+        total = total - torch.where(weights == 0, 0.0, weights * logs).sum()
+        count += flat.shape[0]
+    return total / max(1, count)
 
 
 def expert_load(logits: torch.Tensor, top: int, chosen: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -189,21 +208,25 @@ def expert_load(logits: torch.Tensor, top: int, chosen: torch.Tensor | None = No
     Returns:
         tokens of the emptiest and of the fullest expert as shares of the mean, and how many experts have none; `devices.widest` [].
     """
-    flat = _tokens(logits)
-    experts = flat.shape[-1]
+    experts = logits.shape[-1]
     if chosen is not None:
         counts = chosen.reshape(-1, experts).sum(0)
     else:
-        places = flat.topk(min(top, experts), -1).indices
-        every = torch.arange(experts, device=flat.device)
-        counts = torch.zeros(experts, dtype=torch.int64, device=flat.device)
-        for column in range(places.shape[1]):  # no scatter: its order of additions is not fixed on devices
-            counts += (places[:, column, None] == every).sum(0)
-    shares = counts.to(widest(flat))
+        every = torch.arange(experts, device=logits.device)
+        counts = torch.zeros(experts, dtype=torch.int64, device=logits.device)
+        for flat in _tokens(logits):
+            places = flat.topk(min(top, experts), -1).indices
+            for column in range(places.shape[1]):  # no scatter: its order of additions is not fixed on devices
+                counts += (places[:, column, None] == every).sum(0)
+    shares = counts.to(widest(logits))
     mean = shares.mean()
     return shares.min() / mean, shares.max() / mean, (shares == 0).sum().to(shares.dtype)
 
 
-def _tokens(logits: torch.Tensor) -> torch.Tensor:
-    flat = logits.detach().reshape(-1, logits.shape[-1])
-    return flat if flat.dtype == torch.float64 else flat.float()
+def _tokens(logits: torch.Tensor) -> Iterator[torch.Tensor]:
+    """[tokens, experts], some tokens at a time."""
+    experts, n = logits.shape[-1], logits.numel()
+    each = max(1, _budget(logits) // max(1, experts)) * experts
+    for at in range(0, n, each):
+        flat = stretch(logits.detach(), at, min(at + each, n)).view(-1, experts)
+        yield flat if flat.dtype == torch.float64 else flat.float()

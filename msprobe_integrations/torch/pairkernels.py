@@ -96,11 +96,10 @@ def pair_device(op: int, a: torch.Tensor, b: torch.Tensor, c: Factors, take: Tak
         return
     if a.device.type in device_trust.DEVICES and _by_kernel(op, a, b, c, take, want):
         return
-    made, size = pair_type(a, b), statistics.PIECE // 4
+    made = pair_type(a, b)
     numbers = [x.value() if isinstance(x, Correction) else x for x in c]
-    for x, y in _alike(a, b, size):
-        for at in range(0, x.numel(), size):
-            reduce_device(_values(op, x[at : at + size], y[at : at + size], numbers, made), take, want)
+    for x, y in stretches_of(a, b):
+        reduce_device(_values(op, x, y, numbers, made), take, want)
 
 
 def _by_kernel(op: int, a: torch.Tensor, b: torch.Tensor, c: Factors, take: Taker, want: int) -> bool:
@@ -122,10 +121,11 @@ def _by_kernel(op: int, a: torch.Tensor, b: torch.Tensor, c: Factors, take: Take
         for x, y in _alike(a, b, statistics.PIECE):
             device_pair_launch.launcher(key).reduce(x, y, take(x.numel()), numbers)
 
+    given = take.given
     kind = ("pair", *key[1:5], want & (hostkernel.WANT_MOMENTS | hostkernel.WANT_BELOW))
     if device_trust.by_kernel(a.device, kind, f"updates of {a.dtype} and {b.dtype} tensors", check, launch):
         return True
-    take.cancel()
+    take.cancel(given)
     return False
 
 
@@ -159,6 +159,14 @@ def _alike(a: torch.Tensor, b: torch.Tensor, size: int) -> Iterator[tuple[torch.
     else:
         for at in range(0, n, size):
             yield stretch(a, at, min(at + size, n)), stretch(b, at, min(at + size, n))
+
+
+def stretches_of(a: torch.Tensor, b: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Two tensors of as many elements, flat, a quarter of `statistics.PIECE` of both at a time."""
+    size = statistics.PIECE // 4
+    for x, y in _alike(a, b, size):
+        for at in range(0, x.numel(), size):
+            yield x[at : at + size], y[at : at + size]
 
 
 def _values(op: int, a: torch.Tensor, b: torch.Tensor, c: Sequence[Any], made: torch.dtype) -> torch.Tensor:
@@ -244,11 +252,11 @@ def _counted_by_kernel(tensor: torch.Tensor, times: int, kind: str, takers: Sequ
             part = tensor if size == n else stretch(tensor, at, min(at + size, n))
             device_histogram.count(part, kind, [take(part.numel(), times) for take in takers])
 
-    what = f"histograms of {tensor.dtype} tensors"
+    what, given = f"histograms of {tensor.dtype} tensors", takers[0].given
     if device_trust.by_kernel(tensor.device, ("histogram", kind, tensor.dtype), what, check, launch):
         return True
     for take in takers:
-        take.cancel()
+        take.cancel(given)
     return False
 
 

@@ -23,8 +23,6 @@ from msprobe_engine import rows as _rows
 
 WORDS = 24
 """Of a row on a device; the first sixteen are those of `msprobe_engine.rows`."""
-MOST = 1 << 20
-"""Elements of a piece: sums of rests stay below 2**62, and no operator makes more than 16 MiB."""
 _SCALE = 16
 """Word: 0 when the row is as `msprobe_engine.rows` says, else `_BIAS` + e, where values were divided by 2**e."""
 _BIAS = 1024
@@ -42,7 +40,8 @@ def write(kept: torch.Tensor, low: torch.Tensor, high: torch.Tensor, words: torc
     """MIN, MAX and the sums of a piece.
 
     Args:
-        kept: flat, of at most 32 bits, without NaN and Inf; low, high: its extremes, +Inf and -Inf when there are none.
+        kept: flat, at most 2**20 elements of at most 32 bits (sums of rests stay below 2**62), without NaN and Inf.
+        low, high: its extremes, +Inf and -Inf when there are none.
         words: the row, [WORDS] int64.
         moments: SUM3 and SUM4 are wanted.
     """

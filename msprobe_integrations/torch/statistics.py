@@ -102,12 +102,11 @@ class DeviceRows:
                 if first <= address < first + self._capacity * _ROW_BYTES:
                     self.counts[chunk * self._capacity + (address - first) // _ROW_BYTES] = 0
 
-    def cancel_place(self, place: int, since: int) -> None:
-        """Rows for row `place` of the step, from device row `since` on, become those of no elements."""
+    def cancel_rows(self, place: int, since: int, given: int) -> None:
+        """Rows for row `place` of the step, from device row `since` on, become those of no elements, but for the first `given` of them."""
         with self._lock:
-            for at in range(since, len(self.places)):
-                if self.places[at] == place:
-                    self.counts[at] = 0
+            for at in [at for at in range(since, len(self.places)) if self.places[at] == place][given:]:
+                self.counts[at] = 0
 
     def _enter(self, like: torch.Tensor, place: int, count: int, flags: int, repeat: int = 1) -> int:
         at = len(self.places)
@@ -198,15 +197,18 @@ class Taker:
         self._since = len(rows.places)
         self.last: torch.Tensor | None = None
         """The row given last."""
+        self.given = 0
+        """Number of rows given."""
 
     def __call__(self, count: int, repeat: int = 1) -> torch.Tensor:
         """The row of the next `count` elements, each of which is in the tensor `repeat` times."""
         self.last = self._rows.take(self._like, self._place, count, self._flags, repeat)
+        self.given += 1
         return self.last
 
-    def cancel(self) -> None:
-        """What has been given is the row of no elements."""
-        self._rows.cancel_place(self._place, self._since)
+    def cancel(self, given: int = 0) -> None:
+        """All but the first `given` rows become those of no elements."""
+        self._rows.cancel_rows(self._place, self._since, given)
 
 
 def host_flags(dtype: torch.dtype, want: int) -> int:
@@ -242,7 +244,9 @@ def reduce_device(tensor: torch.Tensor, take: Taker, want: int, index0: int = 0)
             return
         if tensor.device.type in device_trust.DEVICES and _by_kernel(tensor.device, data, times, take, want, index0):
             return
-        size = min(PIECE * 4 // max(4, data.element_size()), PIECE if widest(data) == torch.float64 else scaled_sums.MOST)
+        share = 2 if want & _KERNEL_WORDS else 1  # other words take temporary tensors of their own
+        share = share if widest(data) == torch.float64 else 2 * share
+        size = PIECE * 4 // max(4, data.element_size()) // share
         for at in range(0, n, size):
             part = stretch(data, at, min(at + size, n))
             _piece(part, take(part.shape[0], times), want, index0 + at)
@@ -265,10 +269,10 @@ def _by_kernel(device: torch.device, tensor: torch.Tensor, times: int, take: Tak
             part = tensor if size == n else stretch(tensor, at, min(at + size, n))
             device_launch.reduce(part, take(part.numel(), times), want, index0 + at)
 
-    kind = ("row", tensor.dtype, want & _KERNEL_WORDS)
+    kind, given = ("row", tensor.dtype, want & _KERNEL_WORDS), take.given
     if device_trust.by_kernel(device, kind, f"statistics of {tensor.dtype} tensors", check, launch):
         return True
-    take.cancel()
+    take.cancel(given)
     return False
 
 

@@ -219,6 +219,54 @@ def counted() -> dict[str, Any]:
     return found
 
 
+def of_any_strides() -> dict[str, Any]:
+    """Tensors that no kernel reads where they lie, a few pieces of them at a time: rows, histograms and pairs against the C kernel, and
+    the largest new memory of torch."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from msprobe_integrations.torch import statistics
+
+    statistics.PIECE = 1 << 9
+    found: dict[str, Any] = {"wrong": [], "largest": 0, "limit": 6000}
+
+    class Memory(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **(kwargs or {}))
+            given = {one.untyped_storage().data_ptr() for one in args if isinstance(one, torch.Tensor)}
+            if isinstance(out, torch.Tensor) and out.untyped_storage().data_ptr() not in given:
+                found["largest"] = max(found["largest"], out.untyped_storage().nbytes())
+            return out
+
+    deep = torch.from_numpy(np.random.default_rng(0).standard_normal((3, 4, 6, 7, 20)).astype(np.float32))[:, :3, :5, :6, ::3]
+    other = torch.from_numpy(np.random.default_rng(1).standard_normal(deep.numel()).astype(np.float32)).view(7, -1).t().reshape_as(deep)
+    for mode in (contextlib.nullcontext, Memory):  # kernels are tried on known numbers first
+        for want in (0, hostkernel.WANT_DIGEST, hostkernel.WANT_MOMENTS):
+            shape = statistics.DeviceRows(deep, 40)
+            out, expected = rows.empty(1), rows.empty(1)
+            with mode():
+                statistics.reduce_device(deep, statistics.Taker(shape, deep, 0, statistics.host_flags(deep.dtype, want)), want)
+            shape.scatter(shape.filled().numpy(), out)
+            statistics.reduce_cpu(deep, expected.ctypes.data, want)
+            found["wrong"] += [wrong for wrong in [device_check.compare(out[0], expected[0])] if wrong or out.shape != expected.shape]
+            found["wrong"] += [f"{len(shape.places)} rows"] if len(shape.places) < 2 else []
+        n = histograms.row_count("log2")
+        shape, out = statistics.DeviceRows(deep, 40), rows.empty(n)
+        with mode():
+            takers = [statistics.Taker(shape, deep, place, rows.WRITTEN) for place in range(n)]
+            pairkernels.histogram_device(deep, "log2", takers)
+        shape.scatter(shape.filled().numpy(), out)
+        if histograms.counts(out, 0, "log2").tolist() != pairkernels.histogram_cpu(deep, "log2").tolist():
+            found["wrong"].append("histogram")
+        shape, out, expected = statistics.DeviceRows(deep, 40), rows.empty(1), rows.empty(1)
+        with mode():
+            pairkernels.pair_device(pairs.LINEAR, deep, other, (0.5, 2.0, 0.0), statistics.Taker(shape, deep, 0, rows.WRITTEN), 0)
+        shape.scatter(shape.filled().numpy(), out)
+        pairkernels.pair_cpu(pairs.LINEAR, deep, other, (0.5, 2.0, 0.0), expected.ctypes.data, 0)
+        found["wrong"] += [wrong for wrong in [device_check.compare(out[0], expected[0])] if wrong]
+    found["trusted"] = all(device_trust.TRUSTED.values()) and len(device_trust.TRUSTED)
+    return found
+
+
 def main() -> None:
     """Print what the cases named on the command line found."""
     install()

@@ -29,7 +29,7 @@ def found() -> dict[str, Any]:
     """What the cases of `interpreted_device` found, in one process."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     program = str(Path(__file__).with_name("interpreted_device.py"))
-    command = [sys.executable, "-W", "ignore", program, "direct", "batched", "paired", "counted"]
+    command = [sys.executable, "-W", "ignore", program, "direct", "batched", "paired", "counted", "of_any_strides"]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert ran.returncode == 0, ran.stderr[-3000:]
     return {name: case for line in ran.stdout.splitlines() for name, case in json.loads(line).items()}
@@ -46,6 +46,16 @@ def test_launches_by_address_give_the_same_bits(found: dict[str, Any]) -> None:
     for name in ("aligned", "odd"):
         assert launches[f"1 {name}"] == launches[f"700 {name}"] == {("row",)}
         assert launches[f"9001 {name}"] == {("row", "merge")}
+
+
+@triton_here
+def test_what_no_kernel_reads_where_it_lies(found: dict[str, Any]) -> None:
+    """Tensors of five dimensions that are not dense, and pairs of tensors in other orders, are copied and read piece by piece: rows and
+    histograms are those of the C kernel, and no new memory is larger than a few pieces."""
+    got = found["of_any_strides"]
+    assert got["wrong"] == []
+    assert got["trusted"] >= 4
+    assert got["largest"] <= got["limit"]
 
 
 @triton_here
