@@ -127,6 +127,7 @@ def histogram_rows(work: tuple[Device, Way, str]) -> Found:
             cases = {"whole": (host, there)}
             if n >= 8:
                 cases["transposed"] = host.view(8, -1)[:, 1:].t(), there.view(8, -1)[:, 1:].t()
+                cases["expanded"] = host.view(8, -1)[0].expand(8, -1), there.view(8, -1)[0].expand(8, -1)
             for layout, (known, tensor) in cases.items():
                 for kind in histograms.BINS:
                     _histogram(found, f"{kind} histogram of {n} {name}, {layout}", known, tensor, kind)
