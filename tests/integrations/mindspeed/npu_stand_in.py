@@ -22,7 +22,7 @@ class Operator:
         self.name = name
 
     def __getattr__(self, name: str) -> Operator:
-        if name.startswith("__"):
+        if name.startswith("__") or name == "hccl_config":  # of options of process groups: as an older torch_npu, which has none
             raise AttributeError(name)
         return Operator(f"{self.name}.{name}")
 
@@ -97,6 +97,8 @@ def install() -> Any:
     sys.meta_path.insert(0, _Finder())
     torch.npu = torch.cuda  # type: ignore[attr-defined]
     torch.cuda.mstx = Inert("torch_npu.npu.mstx")  # type: ignore[attr-defined]
+    for name in ("FloatTensor", "DoubleTensor", "HalfTensor", "BFloat16Tensor", "IntTensor", "LongTensor"):
+        setattr(torch.cuda, name, getattr(torch, name))
     import torch_npu
     import torch_npu.utils.collect_env as collect_env
 

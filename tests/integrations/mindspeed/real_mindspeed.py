@@ -13,9 +13,9 @@ import importlib.util
 import os
 import runpy
 import sys
+import types
 import warnings
 from pathlib import Path
-from typing import Any
 
 warnings.filterwarnings("ignore")
 HERE = Path(__file__).resolve().parent
@@ -35,21 +35,6 @@ ARGUMENTS = """
 UNFUSED = ("--no-rope-fusion", "--no-gradient-accumulation-fusion")
 
 
-def without_npu_options() -> None:
-    """Of MindSpeed's features the one that wants HCCL's options of process groups is left out."""
-    try:
-        from mindspeed.features_manager.features_manager import MindSpeedFeaturesManager as manager
-    except ImportError:  # branches for Megatron 0.8 have a list only
-        return
-    setter = manager.set_features_list.__func__
-
-    def set_features_list(cls: Any, features: Any) -> Any:
-        return setter(cls, [one for one in features if type(one).__name__ != "ProfilerDefaultFeature"])
-
-    manager.set_features_list = classmethod(set_features_list)
-    manager.FEATURES_LIST[:] = [one for one in manager.FEATURES_LIST if type(one).__name__ != "ProfilerDefaultFeature"]
-
-
 def built_helpers() -> None:
     """A checkout has the sources of its index builder only; the installed megatron-core has it built."""
     name = "megatron.core.datasets.helpers_cpp"
@@ -60,6 +45,10 @@ def built_helpers() -> None:
             assert spec.loader is not None
             sys.modules[name] = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(sys.modules[name])
+            if importlib.util.find_spec("megatron.core.datasets.helpers") is None:  # 0.8: the built one itself, for int32
+                old = sys.modules["megatron.core.datasets.helpers"] = types.ModuleType("megatron.core.datasets.helpers")
+                vars(old).update(vars(sys.modules[name]), build_sample_idx=sys.modules[name].build_sample_idx_int32)
+                sys.modules["megatron.core.datasets"].helpers = old
             return
 
 
@@ -95,7 +84,6 @@ def main(script: str, argv: list[str]) -> None:
     torch.set_num_threads(1)
     if os.environ.get("MSPROBE_BY_HAND"):
         import msprobe_integrations.mindspeed  # noqa: F401
-    without_npu_options()
     if (Path(script).resolve().parent / "mindspeed_llm").is_dir():
         from mindspeed_llm import megatron_adaptor  # noqa: F401
     else:
