@@ -7,6 +7,7 @@ framework: the table of checks and what runs one are named by the caller.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import sys
@@ -252,6 +253,7 @@ def execute(args: argparse.Namespace, table: str, runner: str) -> int:
     for path in filter(None, (args.json, args.markdown)):
         if not path.absolute().parent.is_dir():
             raise UsageError(f"{path}: there is no directory {path.absolute().parent}")
+        path.open("ab").close()  # what cannot be written is said before the checks, not behind them
     command = CheckCommand(runner, ("--device", args.device) if args.device else (), (root,))
     machine = describe(command, min(_MACHINE_SECONDS, args.budget))
     for name, text in machine.items():
@@ -265,7 +267,11 @@ def execute(args: argparse.Namespace, table: str, runner: str) -> int:
         if args.markdown:
             args.markdown.write_text(so_far.markdown(), encoding="utf-8")
 
-    run(checks, CheckCommand(runner, options, (root,)), args.budget - (time.monotonic() - begin), report, write)
+    def write_early(so_far: Report) -> None:
+        with contextlib.suppress(OSError):  # a disk that is full ends no checks: it is said behind them
+            write(so_far)
+
+    run(checks, CheckCommand(runner, options, (root,)), args.budget - (time.monotonic() - begin), report, write_early)
+    print("\n".join(["", *map(printable, report.summary())]), flush=True)
     write(report)
-    print("\n".join(["", *map(printable, report.summary())]))
     return report.exit_code

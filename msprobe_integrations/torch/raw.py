@@ -28,7 +28,7 @@ _OVERWRITING = frozenset(
         *("copy_", "fill_", "zero_", "set_", "resize_", "resize_as_", "eye_", "_foreach_copy_", "_foreach_zero_", "__setitem__"),
         *("normal_", "uniform_", "random_", "bernoulli_", "exponential_", "cauchy_", "geometric_", "log_normal_", "trunc_normal_"),
         *("index_copy_", "index_fill_", "index_put_", "scatter_", "masked_fill_", "masked_scatter_", "fill_diagonal_", "constant_"),
-        *("set_data", "requires_grad_", "record_stream", "all_gather_copy_in", "split_with_sizes_copy"),
+        *("kaiming_uniform_", "set_data", "requires_grad_", "record_stream", "all_gather_copy_in", "split_with_sizes_copy"),
     )
 )
 """Operations that write their first argument, or ask only what it is, and do not read it. Names of `torch.nn.init` are among them."""

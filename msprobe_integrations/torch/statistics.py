@@ -385,7 +385,7 @@ def _digest_piece(flat: torch.Tensor, index0: int, out: torch.Tensor) -> None:
     elif size == 2:
         words = flat.view(torch.int16).to(torch.int64) & 0xFFFF
     else:
-        words = flat.view(torch.int32).to(torch.int64) & 0xFFFFFFFF
+        words = flat.as_strided(flat.shape, (1,)).view(torch.int32).to(torch.int64) & 0xFFFFFFFF  # one element may have any stride
     j0 = index0 * _digest.words_per_element(size)
     head = j0 % _digest.BLOCK
     blocks = -(-(head + words.shape[0]) // _digest.BLOCK)

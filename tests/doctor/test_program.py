@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -9,6 +10,7 @@ import select
 import subprocess
 import sys
 import sysconfig
+import types
 from pathlib import Path
 
 import pytest
@@ -100,6 +102,22 @@ def test_exit_codes(verdicts: list[doctor.Verdict], code: int) -> None:
     result.cut = True
     assert report.exit_code == (code or 3)
     assert report.markdown().count("\\|") == len(verdicts)
+
+
+@pytest.mark.usefixtures("fake")
+def test_a_report_that_cannot_be_written_costs_no_checks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a full disk all checks run and the summary is printed before the error."""
+    checks = types.SimpleNamespace(CHECKS=(Check("GOOD", "a", 60.0, ""), Check("DIES", "b", 60.0, "")))
+    monkeypatch.setitem(sys.modules, "fake_table", checks)
+    monkeypatch.setattr(doctor, "describe", lambda _command, _seconds: {"device": "cpu"})
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    args = argparse.Namespace(budget=120.0, only="", list=False, json=Path("/dev/full"), markdown=None, device="", peer="")
+    with pytest.raises(OSError, match="No space left"):
+        doctor.execute(args, "fake_table", "fake_checks")
+    said = capsys.readouterr().out
+    assert all(text in said for text in ("ok       GOOD first", "WRONG    DIES b", "2 of 2 checks ran"))
 
 
 def test_checks_are_chosen_by_key() -> None:

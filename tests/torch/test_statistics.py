@@ -96,6 +96,14 @@ def test_any_strides_and_scalars() -> None:
         same(by_operators(tensor), by_numpy(tensor))
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float64, torch.complex128, torch.bfloat16])
+def test_one_element_of_any_stride(dtype: torch.dtype) -> None:
+    """A tensor of one element is contiguous whatever its stride is, and has a digest all the same."""
+    tensor = torch.tensor([3, 5]).to(dtype)[::2]
+    assert (tensor.is_contiguous(), tensor.stride()) == (True, (2,))
+    same(by_operators(tensor), by_numpy(tensor))
+
+
 def test_under_autocast_and_inference_mode() -> None:
     """Autocast does not lower the precision, and rows can be written inside and outside of inference mode."""
     x = torch.randn(1000)

@@ -183,6 +183,15 @@ def test_shapes_and_targets_of_raw_memory_stay_without_numbers() -> None:
     assert next(references(entries(frame)["Tensor.copy_.0.forward"].sections["output"])).row >= 0
 
 
+@pytest.mark.parametrize("name", ["kaiming_uniform_", "uniform_", "normal_", "constant_"])
+def test_initialisation_reads_nothing(name: str) -> None:
+    """A weight that is initialised had no values before: chance values are no input, and the result has numbers."""
+    frame = capture(None, lambda: getattr(torch.nn.init, name)(torch.empty(3, 4), 1.0), "L1")[0]
+    entry = entries(frame)[f"Torch.{name}.0.forward"]
+    assert [ref.row for ref in references(entry.sections["input_args"])] == [-1]
+    assert next(references(entry.sections["output"])).row >= 0
+
+
 TRITON = """
 import sys; sys.path[:0] = [{tests!r}]
 import torch, triton, triton.language as tl
