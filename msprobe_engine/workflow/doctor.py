@@ -253,7 +253,10 @@ def execute(args: argparse.Namespace, table: str, runner: str) -> int:
     for path in filter(None, (args.json, args.markdown)):
         if not path.absolute().parent.is_dir():
             raise UsageError(f"{path}: there is no directory {path.absolute().parent}")
-        path.open("ab").close()  # what cannot be written is said before the checks, not behind them
+        try:
+            path.open("ab").close()
+        except OSError as error:  # said before the checks, not behind them
+            raise UsageError(f"{path} cannot be written: {error.strerror}") from None
     command = CheckCommand(runner, ("--device", args.device) if args.device else (), (root,))
     machine = describe(command, min(_MACHINE_SECONDS, args.budget))
     for name, text in machine.items():

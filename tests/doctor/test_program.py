@@ -120,6 +120,13 @@ def test_a_report_that_cannot_be_written_costs_no_checks(
     assert all(text in said for text in ("ok       GOOD first", "WRONG    DIES b", "2 of 2 checks ran"))
 
 
+def test_a_report_at_a_place_that_cannot_be_written_is_said_first(tmp_path: Path) -> None:
+    """Ten minutes of checks do not end in an error that was known before them."""
+    args = argparse.Namespace(budget=120.0, only="", list=False, json=tmp_path, markdown=None, device="", peer="")
+    with pytest.raises(UsageError, match="cannot be written: Is a directory"):
+        doctor.execute(args, "msprobe_integrations.doctor.checks", "no_such_module")
+
+
 def test_checks_are_chosen_by_key() -> None:
     """Whole keys or their first letter; another one is a usage error."""
     checks = [Check(key, "", 1.0, "") for key in ("A1", "A2", "B1", "H")]
