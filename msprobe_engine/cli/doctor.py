@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Define what the command takes."""
     parser.add_argument("--device", choices=("cuda", "npu", "cpu"), help="type of the device; default: the first of these that is there")
     parser.add_argument("--budget", type=float, default=600.0, metavar="SECONDS", help="time for all checks together (default: 600)")
-    parser.add_argument("--only", default="", metavar="KEYS", help="only these checks: A1,B2; A stands for A1, A2, ...")
+    parser.add_argument("--only", action="append", default=[], metavar="KEYS", help="only these checks: A1,B2; A stands for A1, A2, ...")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything as JSON")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write a table for docs/hardware.md")
     parser.add_argument(

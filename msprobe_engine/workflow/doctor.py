@@ -110,14 +110,16 @@ class Report:
     def summary(self) -> list[str]:
         """Sentences: how much was checked, what is wrong, what was left out."""
         ran, complete = sum(result.ran for result in self.results), sum(result.complete for result in self.results)
-        said = [f"{ran} of {len(self.results)} checks ran, {complete} of them completely"]
-        for verdict, what in (("WRONG", "wrong"), ("slow", "slow"), ("skipped", "skipped")):
-            found = self.lines(verdict)  # type: ignore[arg-type]
-            names = "; ".join(f"{check.key} {line.name}" + (f" ({line.why})" if verdict == "skipped" else "") for check, line in found)
-            said.append(f"{len(found)} {what}" + (f": {names}" if found else ""))
-        if not any(result.ran for result in self.results):
-            said.append("nothing could be checked")
-        return said
+        wrong = self.lines("WRONG")
+        verdict = f"{len(wrong)} WRONG" if wrong else "nothing is wrong in what was checked" if ran else "nothing could be checked"
+        said = [f"{verdict}: {ran} of {len(self.results)} checks ran, {complete} of them without a line that was skipped"]
+        for kind in ("WRONG", "slow"):
+            if found := self.lines(kind):
+                said.append(f"{kind}: " + "; ".join(f"{check.key} {line.name}" for check, line in found))
+        reasons: dict[str, list[str]] = {}
+        for check, line in self.lines("skipped"):
+            reasons.setdefault(line.why, []).append(f"{check.key} {line.name}")
+        return said + [f"skipped ({why}): {'; '.join(names)}" for why, names in reasons.items()]
 
     def as_dict(self) -> dict[str, Any]:
         """For a JSON file."""
@@ -152,9 +154,9 @@ def choose(checks: Sequence[Check], only: str) -> list[Check]:
     Raises:
         UsageError: there is no such check.
     """
-    if not only:
-        return list(checks)
     wanted = [key.strip().upper() for key in only.split(",") if key.strip()]
+    if not wanted:
+        return list(checks)
     for key in wanted:
         if not any(check.key.startswith(key) for check in checks):
             raise UsageError(f"--only: there is no check {key}; allowed: {', '.join(check.key for check in checks)}")
@@ -172,7 +174,7 @@ def describe(command: CheckCommand, seconds: float) -> dict[str, str]:
         for answer in answers(command, MACHINE, seconds):
             said.update(answer)
     except (CheckEnded, TimeUp) as error:
-        raise UsageError(f"nothing can be checked: {error}") from None
+        raise UsageError(f"nothing can be checked: {str(error).partition(': RuntimeError: ')[2] or error}") from None
     if "device" not in said:
         raise UsageError("nothing can be checked: the process that describes the machine said nothing")
     return said
@@ -198,7 +200,7 @@ def run(
             result.cut = True
             _add(result, Line(check.title, "skipped", why="no time left: give it more with --budget"))
             continue
-        print(f"... {check.key} {check.title}, at most {box:.0f} s", file=sys.stderr, flush=True)
+        print(f"... {check.key} {check.title}, some {min(box, check.seconds):.0f} s", file=sys.stderr, flush=True)
         begin = time.monotonic()
         try:
             for answer in answers(command, check.key, box):
@@ -246,7 +248,7 @@ def execute(args: argparse.Namespace, table: str, runner: str) -> int:
         raise UsageError(f"--budget {args.budget}: allowed are seconds above 0")
     begin, root = time.monotonic(), str(Path(__file__).resolve().parents[2])  # of a source tree that is not installed
     sys.path[:0] = [] if root in sys.path else [root]
-    checks = choose(importlib.import_module(table).CHECKS, args.only)
+    checks = choose(importlib.import_module(table).CHECKS, ",".join(args.only))
     if args.list:
         print("\n".join(f"{check.key:3} {check.title} ({check.seconds:.0f} s of ten minutes)" for check in checks))
         return 0
@@ -257,6 +259,8 @@ def execute(args: argparse.Namespace, table: str, runner: str) -> int:
             path.open("ab").close()
         except OSError as error:  # said before the checks, not behind them
             raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+    if args.peer and not (Path(args.peer) / "msprobe").is_dir():
+        raise UsageError(f"--peer {args.peer}: it has no directory msprobe; allowed: where pip install --target has put the existing tool")
     command = CheckCommand(runner, ("--device", args.device) if args.device else (), (root,))
     machine = describe(command, min(_MACHINE_SECONDS, args.budget))
     for name, text in machine.items():

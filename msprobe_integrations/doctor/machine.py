@@ -41,7 +41,7 @@ def describe(wanted: str) -> dict[str, str]:
         "CANN": _cann() if kind == "npu" else "not asked",
         "Transformer Engine": _version("transformer_engine"),
         "Python": platform.python_version(),
-        "numpy": _version("numpy"),
+        "numpy": importlib.import_module("numpy").__version__,
         "msprobe": _own_version(),
         "C modules": built,
     }
@@ -86,7 +86,8 @@ def _build(source: Path, compiler: str, headers: str) -> str:
         if done.returncode == 0:
             made.rename(target)
             return ""
-        return f"{source.name} cannot be compiled: {(done.stderr.strip().splitlines() or ['no message'])[-1][:200]}"
+        said = (done.stderr.strip().splitlines() or [f"{compiler} failed"])[-1][:200]
+        return f"{source.name} cannot be compiled: {said} (install gcc, or name a compiler with CC)"
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{source.name} cannot be compiled: {error}"
     finally:

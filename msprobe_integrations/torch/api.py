@@ -206,6 +206,7 @@ class ApiCapture(TorchFunctionMode):
         except BaseException:
             self.end(call, None, failed=True)
             raise
+        given = result
         try:
             if how == _ALIAS:  # writes through .data leave the version counter as it is
                 self._recorder.pipeline.backend.forget(args[0])
@@ -222,11 +223,13 @@ class ApiCapture(TorchFunctionMode):
                 if type(func) in OPERATORS or api.startswith(NAMES):
                     for tensor in written_silently(func, api, args, kwargs or {}):
                         self._recorder.pipeline.backend.forget(tensor, views=tensor is None)
-                    if type(func) in OPERATORS:
-                        self._recorder.written(written_arguments(func, args, kwargs or {}))
+                    if type(func) in OPERATORS and (written := written_arguments(func, args, kwargs or {})):
+                        self._recorder.written(written)
+                        if result is None and call is not None:  # what it has written is what it gives
+                            call.watch, given = False, written
         except Exception as error:
             self._fail(error)
-        self.end(call, result)
+        self.end(call, given)
         return result
 
     def _of_library(self, prefix: str, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -82,7 +82,7 @@ def test_a_check_that_hangs_or_dies_costs_its_own_lines(fake: CheckCommand, tmp_
         "LATE": [("late", "skipped", "no time left: give it more with --budget")],
     }
     assert report.exit_code == 1
-    assert report.summary()[0] == "5 of 6 checks ran, 1 of them completely"
+    assert report.summary()[0] == "3 WRONG: 5 of 6 checks ran, 1 of them without a line that was skipped"
     assert "WRONG    DIES dies  the check ended with exit code 1: no such kernel" in capsys.readouterr().out.splitlines()
     with contextlib.suppress(ProcessLookupError):  # it has ended already
         ending = os.pidfd_open(int((tmp_path / "pid").read_text()))
@@ -98,7 +98,7 @@ def test_exit_codes(verdicts: list[doctor.Verdict], code: int) -> None:
     result = Result(Check("A1", "title", 1.0, ""), [Line("name", verdict, why="|") for verdict in verdicts])
     report = Report({"device": "cpu"}, [result])
     assert report.exit_code == report.as_dict()["exit_code"] == code
-    assert ("nothing could be checked" in report.summary()) == (code == 2)
+    assert report.summary()[0].startswith("nothing could be checked") == (code == 2)
     result.cut = True
     assert report.exit_code == (code or 3)
     assert report.markdown().count("\\|") == len(verdicts)

@@ -130,6 +130,16 @@ def test_what_a_kernel_has_written_has_numbers(case: str) -> None:
     assert len(blank(frame)) == allowed, blank(frame)
 
 
+def test_an_operator_without_a_result_gives_what_it_writes() -> None:
+    """An operator that writes into an argument and returns nothing has that argument as output, as it leaves it."""
+    x, made = torch.tensor([1.0, float("nan")]), torch.zeros(2)
+    frame = capture(None, lambda: torch.ops.msprobe_test.double_into(made, x), "L1")[0]
+    (record,) = (entry for name, entry in entries(frame).items() if "double_into" in name)
+    before, after = (stat(frame, next(references(record.sections[section]))) for section in ("input_args", "output"))
+    assert (before.max, before.nans) == (0.0, 0)
+    assert (after.finite_max, after.nans) == (2.0, 1)
+
+
 def test_gradients_of_such_a_function_have_numbers() -> None:
     """The backward pass of an autograd function whose kernels are not seen."""
     x = torch.ones(2, 2, requires_grad=True)
