@@ -862,7 +862,7 @@ static void K(sum_f64)(const double *p, size_t n, Acc *a) {
 /* flip is 1 << 63 for unsigned values: their order is that of the flipped signed ones. */
 static void K(sum_i64)(const int64_t *p, size_t n, Acc *a, uint64_t flip) {
     int64_t zero = 0, mn = a->imin, mx = a->imax;
-    double s[8] = {0}, q[8] = {0}, sum = 0, sq = 0, lift = flip ? 9223372036854775808.0 : 0.0;
+    double s[8] = {0}, q[8] = {0}, sum = 0, sq = 0;
     for (size_t i = 0; i < n; i++) {
         int64_t v = (int64_t)((uint64_t)p[i] ^ flip);
         zero += p[i] == 0;
@@ -872,7 +872,7 @@ static void K(sum_i64)(const int64_t *p, size_t n, Acc *a, uint64_t flip) {
     size_t i = 0;
     for (; i + 8 <= n; i += 8)
         for (int l = 0; l < 8; l++) {
-            double d = (double)(int64_t)((uint64_t)p[i + l] ^ flip) + lift;
+            double d = flip ? (double)(uint64_t)p[i + l] : (double)p[i + l]; /* flipped, small ones would round to 0 */
             s[l] += d;
             q[l] += d * d;
         }

@@ -185,6 +185,15 @@ def test_uint64_above_int64_is_read_as_float() -> None:
     assert (s.min, s.max) == (3.0, 2.0**64)
 
 
+@pytest.mark.parametrize("n", [3, 8, 1000])
+def test_small_numbers_as_uint64_count_in_sums(n: int) -> None:
+    """Sums of uint64 are those of the same numbers as int64: none is moved by 2**63, where float64 has steps of 1024."""
+    out = rows.empty(2)
+    for i, dtype in enumerate((np.uint64, np.int64)):
+        hostkernel.reduce_into(out, i, np.arange(n, dtype=dtype))
+    assert out[0][[rows.SUM, rows.SUMSQ]].tolist() == out[1][[rows.SUM, rows.SUMSQ]].tolist()
+
+
 def test_finite_float64_beyond_the_sum_is_no_inf() -> None:
     """Finite float64 values whose sum overflows are counted as finite and keep their extremes."""
     out = rows.empty(1)
