@@ -26,8 +26,9 @@ def run(device: Device) -> Iterator[Line]:
     yield Line("C kernel of the host", "ok" if available else "slow", why="" if available else "not built: numpy takes its place")
     yield triton_works(device)
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    remark = "" if files >= _FILES else "raise it (ulimit -n) for jobs of many ranks on a machine"
-    yield Line("open files of a process", "ok", str(files), f">= {_FILES}", remark)
+    enough = files >= _FILES or files == resource.RLIM_INFINITY
+    remark = "" if enough else "raise it (ulimit -n) for jobs of many ranks on a machine"
+    yield Line("open files of a process", "ok" if enough else "slow", str(files), f">= {_FILES}", remark)
     yield _shared_memory()
     yield gloo_works()
     if device.full:
@@ -59,9 +60,12 @@ def _shared_memory() -> Line:
     try:
         state = os.statvfs("/dev/shm")
     except OSError as error:
-        return Line(name, "ok", "none", why=f"{error.strerror}: workers of loaders and ranks of a machine may need it")
+        return Line(name, "slow", "none", ">= 1 GiB", f"{error.strerror}: workers of loaders and ranks of a machine may need it")
     free = state.f_bavail * state.f_frsize
-    return Line(name, "ok", f"{free / _GIB:.1f} GiB", ">= 1 GiB", "" if free >= _GIB else "little: loaders with workers may fail")
+    enough = free >= _GIB
+    return Line(
+        name, "ok" if enough else "slow", f"{free / _GIB:.1f} GiB", ">= 1 GiB", "" if enough else "little: loaders with workers may fail"
+    )
 
 
 def gloo_works() -> Line:

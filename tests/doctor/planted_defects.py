@@ -131,6 +131,15 @@ def _no_launch(patch: Patch) -> None:
     patch(backend, "_sample", lambda *_: 0)
 
 
+def _no_group(patch: Patch) -> None:
+    import torch.distributed as dist
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no interface")
+
+    patch(dist, "init_process_group", fails)
+
+
 CASES = {
     "a sum of a kernel": Case("numbers.reduction", _kernel_sum, "sum (word 8) is"),
     "known numbers": Case("numbers.reduction", _known_numbers, "word 5 of the known row"),
@@ -148,6 +157,7 @@ CASES = {
     "random numbers": Case("effects.bits", _random_numbers, "gradients differs in losses"),
     "weights": Case("effects.bits", _other_weights, "mix differs in losses"),
     "a read that waits": Case("effects.waits", _operator("statistics", "_piece", _early_read), "before the end of the step"),
+    "no group of ranks": Case("environment", _no_group, "cannot be compared over ranks: RuntimeError: no interface"),
     "rows of what was there before": Case("effects.streams", _old_row, "2 was seen as 1 to 1"),
 }
 RIGHT = (
