@@ -185,7 +185,11 @@ def _wrapper(tensor: Tensor, text: str) -> tuple[Tensor | None, TensorDescriptio
         if is_capturing(tensor.device.type):
             return None, description, CAPTURE
         try:
-            return tensor.detach().dequantize(), description, ""
+            made = tensor.detach().dequantize()
+            if not isinstance(made, Tensor) or quantized.is_quantized(type(made)) or made.shape != tensor.shape:
+                return None, description, f"no values: {text}, dequantize() gives no tensor of its shape"
+            data, _, why = resolve(made)
+            return data, description, why
         except Exception as error:  # what Transformer Engine keeps by columns alone has no way back
             return None, description, f"no values: {text}, {type(error).__name__}: {str(error)[:80]}"
     flatten = getattr(tensor, "__tensor_flatten__", None)

@@ -190,3 +190,18 @@ def test_codes_without_a_way_back_have_no_numbers() -> None:
     backend = TorchBackend()
     assert backend.reduce(Quantized((2, 2), _rowwise_data=CODES)).row == -1
     assert [why for why in backend.unsupported if "Quantized" in why]
+
+
+@pytest.mark.parametrize("given", [None, 3, torch.zeros(1), torch.zeros(2, 2, device="meta"), "itself"], ids=str)
+def test_a_dequantize_that_gives_something_else_has_no_numbers(given: Any) -> None:
+    """What is no tensor of the shape, or has no data, gives a row without numbers and nothing else; nothing raises."""
+
+    class Odd(Quantized):
+        def dequantize(self) -> Any:  # type: ignore[override]
+            return self if isinstance(given, str) else given
+
+    backend = TorchBackend()
+    tensor = Odd((2, 2), _data=CODES)
+    assert backend.reduce(tensor).row == -1
+    assert describe.resolve(tensor)[0] is None
+    assert sum(backend.unsupported.values()) == 1
