@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
 import importlib
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -16,6 +19,9 @@ from typing import Any
 from msprobe_engine.workflow.check_process import READY
 from msprobe_engine.workflow.doctor import MACHINE
 from msprobe_integrations.doctor.checks import CHECKS
+
+_PR_SET_PDEATHSIG = 1
+"""Of <linux/prctl.h>."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -36,6 +42,7 @@ def run_check(argv: Sequence[str]) -> int:
     parser.add_argument("--device", default="")
     parser.add_argument("--peer", default="")
     args = parser.parse_args(argv)
+    _end_with_parent()
     os.set_inheritable(args.lines, False)
     with os.fdopen(args.lines, "w", encoding="utf-8") as pipe:
 
@@ -56,6 +63,12 @@ def run_check(argv: Sequence[str]) -> int:
         for line in module.run(Device(kind, args.peer, time.monotonic() + args.seconds)):
             write(asdict(line))
     return 0
+
+
+def _end_with_parent() -> None:
+    """The kernel (of Linux) ends this process when the program that started it is killed."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":

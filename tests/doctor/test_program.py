@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -88,6 +89,24 @@ def test_a_check_that_hangs_or_dies_costs_its_own_lines(fake: CheckCommand, tmp_
         ending = os.pidfd_open(int((tmp_path / "pid").read_text()))
         assert select.select([ending], [], [], 60)[0], "what the check had started still runs"
         os.close(ending)
+
+
+def test_a_check_ends_with_the_program_that_started_it() -> None:
+    """Also with one that is killed: a check that hangs would stay on the device."""
+    command = [sys.executable, "-m", "msprobe_integrations.doctor", "--device", "cpu", "--only", "A1"]
+    program = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    assert program.stderr is not None
+    assert next(line for line in program.stderr if line.startswith("... A1"))
+    children, check = Path(f"/proc/{program.pid}/task/{program.pid}/children"), ""
+    while "libtorch" not in (Path(f"/proc/{check}/maps").read_text() if check else ""):
+        check = next(iter(children.read_text().split()), "")
+    ending = os.pidfd_open(int(check))
+    os.kill(int(check), signal.SIGSTOP)  # it hangs
+    program.kill()
+    program.wait()
+    assert select.select([ending], [], [], 60)[0], "the check still runs"
+    os.close(ending)
+    program.stderr.close()
 
 
 @pytest.mark.parametrize(
