@@ -70,7 +70,7 @@ const Kit = (() => {
   narrow.addEventListener("change", () => label());
   function setLanguage(value) {
     language = value; root.lang = value === "zh" ? "zh-Hans" : "en";
-    apply(); label(); tell("language");
+    apply(); label(); reach(); tell("language");
   }
 
   // ---- theme ----

@@ -14,6 +14,7 @@ from msprobe_engine.web.words import section_of
 
 NAMES = ("diagnosis", "table", "checkpoint", "config", "monitor", "graph", "trends")
 WIDTH = "document.documentElement.scrollWidth"
+REACHED = "[...document.querySelectorAll('.scroll')].every(d => d.scrollWidth <= d.clientWidth || d.tabIndex === 0)"
 READABLE = ("diagnosis", "checkpoint", "config")
 """Pages that say all they have without scripts."""
 
@@ -36,9 +37,9 @@ def ready(page: Any) -> Any:
 
 
 def width_at_rest(page: Any, most: int) -> int:
-    """The page's width once it has answered a resize, which it does when the resize has come to rest."""
+    """The page's width once it has answered a resize, which it does when the resize has come to rest: what scrolls then can be reached."""
     for _ in range(100):
-        if page.evaluate(WIDTH) <= most:
+        if page.evaluate(WIDTH) <= most and page.evaluate(REACHED):
             break
         page.wait_for_timeout(50)
     width: int = page.evaluate(WIDTH)
