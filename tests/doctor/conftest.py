@@ -1,4 +1,4 @@
-"""Checks run in forked processes here: a process that has used threads of OpenMP leaves its children without them, and they wait for ever."""
+"""Checks run in forked processes here. One whose parent has used threads of OpenMP waits for them for ever."""
 
 import torch
 
