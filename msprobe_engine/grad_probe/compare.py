@@ -14,11 +14,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from msprobe_engine.core.io.output_files import make_directory, replace_file
 from msprobe_engine.errors import MissingExtraError, UsageError
 from msprobe_engine.grad_probe import layout, signs
 from msprobe_engine.grad_probe.read import Direction, RankFiles
 from msprobe_engine.log import get_logger
-from msprobe_engine.sinks.files import make_directory, replace_file
 
 LOWEST_FIRST = 0.97
 """A parameter is suspect when its similarity is below this in the first step both runs have, ..."""

@@ -17,10 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine import rows as _rows
+from msprobe_engine.core.io.output_files import make_directory
+from msprobe_engine.core.io.regular_files import FILE_MODE
 from msprobe_engine.errors import SinkError
 from msprobe_engine.grad_probe import layout, signs
 from msprobe_engine.rows import Rows
-from msprobe_engine.sinks.files import FILE_MODE, make_directory
 
 _PIECE = 1 << 20
 

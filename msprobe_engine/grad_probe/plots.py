@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.core.io.output_files import make_directory, replace_file
 from msprobe_engine.errors import MissingExtraError
 from msprobe_engine.grad_probe.layout import file_stem
-from msprobe_engine.sinks.files import make_directory, replace_file
 
 
 def write_plots(

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine.compare.tree import Tree
+from msprobe_engine.core.io.regular_files import FILE_MODE
 from msprobe_engine.errors import SinkError
 from msprobe_engine.graph.items import items
 from msprobe_engine.graph.model import ROOT, Comparison, Graph
 from msprobe_engine.graph.vis_db import GOLDEN, TARGET
 from msprobe_engine.graph.writer import Plan
-from msprobe_engine.sinks.files import FILE_MODE
 
 _VERDICTS = {0.0: ("pass", "#FFFCF3"), 0.5: ("warning", "#FFDC7F"), 1.0: ("error", "#FF704D")}
 _UNMATCHED = "#C7C7C7"

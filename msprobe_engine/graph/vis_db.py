@@ -16,12 +16,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.core.io.regular_files import FILE_MODE
 from msprobe_engine.errors import SinkError
 from msprobe_engine.graph import vis_texts
 from msprobe_engine.graph.items import saved_tensors, texts
 from msprobe_engine.graph.model import ROOT, Comparison, Graph, Link
 from msprobe_engine.graph.writer import Plan
-from msprobe_engine.sinks.files import FILE_MODE
 from msprobe_engine.sinks.names import utf8
 
 TARGET, GOLDEN = "NPU", "Bench"

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.core.io.regular_files import FILE_MODE
 from msprobe_engine.errors import SinkError
 from msprobe_engine.graph import vis_texts
 from msprobe_engine.graph.items import items, saved_tensors
@@ -20,7 +21,6 @@ from msprobe_engine.graph.model import ROOT, ROOT_NAME, Comparison, Graph
 from msprobe_engine.graph.stack_line import stack_line
 from msprobe_engine.graph.vis_db import GOLDEN, TARGET, linked, outwards, partner_path
 from msprobe_engine.graph.writer import Plan
-from msprobe_engine.sinks.files import FILE_MODE
 
 
 class VisJsonWriter:

@@ -16,8 +16,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from msprobe_engine.core.io.output_files import make_directory, replace_file
 from msprobe_engine.monitor.anomalies import Anomaly, Found, load
-from msprobe_engine.sinks.files import make_directory, replace_file
 from msprobe_engine.sinks.jsontext import dumps
 
 OUTPUT = "anomaly_analyse.json"

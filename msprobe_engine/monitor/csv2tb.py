@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from msprobe_engine.core.io.output_files import make_directory
 from msprobe_engine.errors import UsageError
 from msprobe_engine.log import get_logger
 from msprobe_engine.monitor.places import MONTHS
@@ -24,7 +25,6 @@ from msprobe_engine.monitor.reader import Key, Table, open_run
 from msprobe_engine.progress import bar
 from msprobe_engine.records import FAMILIES
 from msprobe_engine.sinks.events import EventFile, tag_bytes
-from msprobe_engine.sinks.files import make_directory
 
 MAX_PROCESSES = 128
 _log = get_logger()

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from msprobe_engine import log
+from msprobe_engine.core.io.output_files import replace_file
 from msprobe_engine.errors import ProbeError, SettingsError
 from msprobe_engine.incident.notify import MAX_BYTES, Notifier
 from msprobe_engine.settings import text
 from msprobe_engine.settings.hot import file_state
 from msprobe_engine.settings.load import read_settings, recognise
 from msprobe_engine.settings.schema import MonitorSettings, ProbeSettings
-from msprobe_engine.sinks.files import replace_file
 from msprobe_engine.window import Window
 
 KIND = "settings"

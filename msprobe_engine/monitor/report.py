@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.core.io.output_files import replace_file
 from msprobe_engine.monitor.reader import Run
 from msprobe_engine.monitor.report_data import Progress, collect
-from msprobe_engine.sinks.files import replace_file
 from msprobe_engine.web.page import page
 from msprobe_engine.web.words import needs_scripts, words
 

@@ -92,7 +92,7 @@ def save_bands(bands: Bands, path: Path) -> None:
     Raises:
         SinkError: it cannot be written.
     """
-    from msprobe_engine.sinks.files import replace_file
+    from msprobe_engine.core.io.output_files import replace_file
 
     relations: dict[str, Any] = {
         "parameters_change": list(bands.changing),

@@ -18,11 +18,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.core.io.output_files import make_directory, replace_file
 from msprobe_engine.errors import SinkError
 from msprobe_engine.log import get_logger
 from msprobe_engine.records import Frame, Sample
 from msprobe_engine.rules.base import Alert
-from msprobe_engine.sinks.files import make_directory, replace_file
 from msprobe_engine.sinks.tensorboard import tag_of
 
 _log = get_logger()

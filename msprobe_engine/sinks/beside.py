@@ -15,10 +15,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.core.io.output_files import replace_file
 from msprobe_engine.records import Frame
 from msprobe_engine.rules.base import Alert
 from msprobe_engine.settings.schema import MonitorSettings
-from msprobe_engine.sinks.files import replace_file
 from msprobe_engine.sinks.jsontext import dumps
 from msprobe_engine.sinks.names import safe_cell
 

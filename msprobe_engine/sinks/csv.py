@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine import rows as _rows
+from msprobe_engine.core.io.output_files import AppendFile, make_directory
 from msprobe_engine.errors import SinkError
 from msprobe_engine.log import get_logger
 from msprobe_engine.monitor.places import MONTHS
@@ -33,7 +34,6 @@ from msprobe_engine.sinks import resume
 from msprobe_engine.sinks.beside import ALERTS, SCALARS_HEADER, RunFile, alert_lines, scalar_lines
 from msprobe_engine.sinks.cells import statistic_cells
 from msprobe_engine.sinks.features import FEATURES, pivot
-from msprobe_engine.sinks.files import AppendFile, make_directory
 from msprobe_engine.sinks.names import Names, safe_cell
 
 __all__ = ["CsvSink", "safe_cell"]

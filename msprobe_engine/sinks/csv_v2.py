@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from msprobe_engine import columns
+from msprobe_engine.core.io.output_files import AppendFile, make_directory
 from msprobe_engine.errors import SinkError
 from msprobe_engine.records import Frame, Sample
 from msprobe_engine.rules.base import Alert
-from msprobe_engine.sinks.files import AppendFile, make_directory
 from msprobe_engine.sinks.names import safe_cell
 
 _PLACE = re.compile(r"(.*)\.(input|output)(?:_([0-9]+))?", re.DOTALL)

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from msprobe_engine.core.io.output_files import AppendFile
 from msprobe_engine.errors import MissingExtraError
 from msprobe_engine.sinks.crc32c import masked_crc32c
-from msprobe_engine.sinks.files import AppendFile
 from msprobe_engine.sinks.names import utf8
 
 Floats = npt.NDArray[np.float64]

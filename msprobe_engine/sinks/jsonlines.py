@@ -19,12 +19,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from msprobe_engine import histograms
+from msprobe_engine.core.io.output_files import AppendFile
 from msprobe_engine.records import Frame, Sample
 from msprobe_engine.rules.base import Alert
 from msprobe_engine.sinks.beside import alert_fields
 from msprobe_engine.sinks.cells import statistic_cells
 from msprobe_engine.sinks.features import FEATURES, pivot
-from msprobe_engine.sinks.files import AppendFile
 from msprobe_engine.sinks.jsontext import dumps, number
 from msprobe_engine.sinks.onefile import OneFileSink
 from msprobe_engine.sinks.resume import whole_lines

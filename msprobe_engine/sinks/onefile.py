@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from msprobe_engine.core.io.output_files import make_directory
 from msprobe_engine.settings.schema import JsonLinesSettings, MonitorSettings, SqliteSettings
 from msprobe_engine.sinks.beside import RunFile
-from msprobe_engine.sinks.files import make_directory
 from msprobe_engine.sinks.names import Names
 
 

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.core.io.output_files import make_directory, replace_file
 from msprobe_engine.errors import MissingExtraError, SinkError
 from msprobe_engine.records import Frame
 from msprobe_engine.rules.base import Alert
 from msprobe_engine.settings.schema import PrometheusSettings
-from msprobe_engine.sinks.files import make_directory, replace_file
 from msprobe_engine.sinks.names import utf8
 from msprobe_engine.sinks.prometheus_http import MetricsServer
 from msprobe_engine.sinks.prometheus_metrics import Family, RankMetrics

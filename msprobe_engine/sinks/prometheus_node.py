@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from msprobe_engine.sinks.files import replace_file
+from msprobe_engine.core.io.output_files import replace_file
 from msprobe_engine.sinks.prometheus_metrics import Family, Labels
 from msprobe_engine.sinks.prometheus_names import METRICS, PREFIX
 

@@ -9,10 +9,10 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
+from msprobe_engine.core.io.output_files import replace_file
 from msprobe_engine.errors import SettingsError, SinkError, UsageError
 from msprobe_engine.log import get_logger
 from msprobe_engine.monitor.places import between, rank_directories, stamp_argument
-from msprobe_engine.sinks.files import replace_file
 from msprobe_engine.sinks.names import safe_cell
 
 _log = get_logger()

@@ -30,6 +30,7 @@ import numpy as np
 
 from msprobe_engine import histograms
 from msprobe_engine.columns import OPS, column
+from msprobe_engine.core.io.output_files import make_directory
 from msprobe_engine.errors import SinkError
 from msprobe_engine.records import Frame, Sample
 from msprobe_engine.rows import MAX, MIN
@@ -37,7 +38,6 @@ from msprobe_engine.rules.base import Alert
 from msprobe_engine.settings.schema import MonitorSettings, TensorBoardSettings
 from msprobe_engine.sinks.events import EventFile, tag_bytes
 from msprobe_engine.sinks.features import FEATURES
-from msprobe_engine.sinks.files import make_directory
 from msprobe_engine.sinks.heatmap import Heatmap
 from msprobe_engine.sinks.names import Names, plain_tag, utf8
 

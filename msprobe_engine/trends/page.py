@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from msprobe_engine.sinks.files import replace_file
+from msprobe_engine.core.io.output_files import replace_file
 from msprobe_engine.trends.collect import NUMBERS, collect
 from msprobe_engine.trends.model import Trends
 from msprobe_engine.trends.page_data import islands

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from msprobe_engine.sinks.files import make_directory
+from msprobe_engine.core.io.output_files import make_directory
 from msprobe_integrations.common.replica_channel import Difference, Done, Mask, Words, fingerprint
 
 DETAILED = 64

@@ -17,8 +17,8 @@ from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
+from msprobe_engine.core.io.output_files import make_directory, replace_file
 from msprobe_engine.records import TensorDescription, TensorRef
-from msprobe_engine.sinks.files import make_directory, replace_file
 from msprobe_engine.sinks.names import safe_cell
 from msprobe_integrations.common.gradient_watch import GradientWatch
 from msprobe_integrations.common.module_side import Hooks, Post, Pre

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from msprobe_engine.core.io.output_files import AppendFile, make_directory
 from msprobe_engine.errors import SinkError
 from msprobe_engine.log import get_logger
-from msprobe_engine.sinks.files import AppendFile, make_directory
 from msprobe_engine.sinks.names import safe_cell
 from msprobe_integrations.common.stacks import Stacks
 from msprobe_integrations.torch import frames

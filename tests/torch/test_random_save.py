@@ -168,7 +168,7 @@ def test_bad_places(tmp_path: Path) -> None:
 def test_full_disk_ends_the_list_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """When a row cannot be written, listing is off with one message and the program goes on."""
     random_save(tmp_path)
-    from msprobe_engine.sinks.files import AppendFile
+    from msprobe_engine.core.io.output_files import AppendFile
 
     def full(*_: Any) -> None:
         raise SinkError("cannot write: no space left; free some space")

@@ -15,12 +15,12 @@ from typing import IO, Any
 
 import numpy as np
 
+from msprobe_engine.core.io.regular_files import FILE_MODE
 from msprobe_engine.errors import SinkError
 from msprobe_engine.graph.model import Comparison, Graph
 from msprobe_engine.graph.page import details, flow
 from msprobe_engine.graph.page.folded import both_folded, folded
 from msprobe_engine.graph.page.page_data import NONFINITE_OUT, UNMATCHED, Order, columns, stacks
-from msprobe_engine.sinks.files import FILE_MODE
 from msprobe_engine.web.page import Packed, Verdict, pack, page
 from msprobe_engine.web.sentences import both
 from msprobe_engine.web.words import needs_scripts

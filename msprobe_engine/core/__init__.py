@@ -1,0 +1,1 @@
+"""What every other package of the engine stands on."""

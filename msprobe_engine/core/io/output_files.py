@@ -1,0 +1,178 @@
+"""Files that survive a killed process and a full disk: they grow by whole blocks, or appear whole.
+
+What is opened where, and with which mode: `msprobe_engine.core.io.regular_files`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, cast
+
+from msprobe_engine.core.io.regular_files import FILE_MODE, NEW_FILE, explain, make_directories, open_regular, require_regular
+from msprobe_engine.errors import SinkError
+
+_MOST_PARTS = 1024  # of one writev, on every system there is
+_LONGEST_NAME = 200  # bytes of a name that its temporary name keeps; 255 are allowed
+
+
+def make_directory(path: Path, what: str) -> None:
+    """Create `path` and its parents.
+
+    Raises:
+        SinkError: it cannot be created; `what` says what would have been written there.
+    """
+    try:
+        make_directories(os.fspath(path))
+    except OSError as error:
+        raise SinkError(f"{what}: cannot create directory {path}: {explain(error)}") from error
+
+
+def write_all(fd: int, parts: Sequence[bytes | memoryview]) -> None:
+    """All of `parts` into `fd`, in one system call unless there are more than a thousand or the kernel takes less."""
+    left = [memoryview(p).cast("B") for p in parts if len(p)]
+    at = 0
+    while at < len(left):
+        done = os.writev(fd, left[at : at + _MOST_PARTS])
+        while at < len(left) and done >= len(left[at]):
+            done -= len(left[at])
+            at += 1
+        if done:
+            left[at] = left[at][done:]
+
+
+class WholeFile:
+    """A file that is written under another name and gets its own when it is whole: a reader sees the old file or the new one.
+
+    To be used in a ``with`` statement, or ended by `commit` or `abort`. A link, a pipe or the like in its place is refused, neither
+    followed nor replaced.
+
+    Args:
+        path: its name.
+        mode: less the umask.
+        buffering: as of `open`.
+
+    Attributes:
+        file: what to write to.
+        temporary: its path until then; it begins with a dot and ends in ``.tmp``.
+
+    Raises:
+        OSError: it cannot be made, or something that is no regular file is in its place.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, mode: int = FILE_MODE, buffering: int = -1) -> None:
+        self._path = os.fspath(path)
+        require_regular(path)
+        head, tail = os.path.split(self._path)
+        kept = os.fsdecode(os.fsencode(tail)[:_LONGEST_NAME])
+        self.temporary = os.path.join(head, f".{kept}.{secrets.token_hex(4)}.tmp")
+        self.file = cast(BinaryIO, os.fdopen(os.open(self.temporary, NEW_FILE, mode), "wb", buffering))
+
+    def commit(self) -> None:
+        """The file is whole: give it its name.
+
+        Raises:
+            OSError: that cannot be done; nothing stays of it.
+        """
+        try:
+            self.file.close()  # some file systems say only now that they are full
+            os.replace(self.temporary, self._path)
+        except BaseException:
+            self.abort()
+            raise
+
+    def abort(self) -> None:
+        """Remove what there is."""
+        with contextlib.suppress(OSError):
+            self.file.close()
+        with contextlib.suppress(OSError):
+            os.unlink(self.temporary)
+
+    def __enter__(self) -> WholeFile:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is None:
+            self.commit()
+        else:
+            self.abort()
+
+
+def write_file(path: str | os.PathLike[str], parts: Sequence[bytes | memoryview], mode: int = FILE_MODE) -> None:
+    """Put a file at `path` whole or not at all, see `WholeFile`.
+
+    Raises:
+        OSError: it cannot be written; what stood there stays.
+    """
+    with WholeFile(path, mode=mode, buffering=0) as whole:
+        write_all(whole.file.fileno(), parts)
+
+
+def replace_file(path: Path, data: bytes, mode: int = FILE_MODE) -> None:
+    """`write_file` for a sink.
+
+    Raises:
+        SinkError: it cannot be written; what stood there stays.
+    """
+    try:
+        write_file(path, [data], mode)
+    except OSError as error:
+        raise SinkError(f"cannot write {path}: {explain(error)}") from error
+
+
+class AppendFile:
+    """A file that grows by whole blocks: a block is there completely or not at all.
+
+    Each block is one write without a buffer of ours, so that what was written is in the hands of the operating system and
+    survives a killed process. When a block does not fit (disk full), what was written of it is cut off again. A file that was
+    deleted takes nothing more: what goes there would be lost without a word.
+
+    Raises:
+        SinkError: it cannot be opened, or is no regular file.
+    """
+
+    def __init__(self, path: Path, *, exclusive: bool = False) -> None:
+        self.path = path
+        try:
+            self._fd = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | (os.O_EXCL if exclusive else 0))
+            self._size = os.fstat(self._fd).st_size
+        except OSError as error:
+            raise SinkError(f"cannot open {path}: {explain(error)}") from error
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file."""
+        return self._size
+
+    def append(self, block: bytes) -> None:
+        """Add one block.
+
+        Raises:
+            SinkError: it could not be written; the file ends with the block before it.
+        """
+        view = memoryview(block)
+        done = 0
+        if os.fstat(self._fd).st_nlink == 0:
+            raise SinkError(f"cannot write {self.path}: the file was deleted while it was written; what comes now is lost")
+        try:
+            while done < len(view):
+                done += os.write(self._fd, view[done:])
+        except OSError as error:
+            if done:
+                os.ftruncate(self._fd, self._size)
+            raise SinkError(f"cannot write {self.path}: {error.strerror or error}; free some space; what is written stays") from error
+        self._size += len(block)
+
+    def sync(self) -> None:
+        """Everything written is on the disk when this returns."""
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)

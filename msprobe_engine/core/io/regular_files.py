@@ -1,0 +1,141 @@
+"""How files are opened beside a training: nothing waits, no link is followed, and what is no regular file is refused.
+
+A named pipe blocks whoever opens it until somebody opens its other end, a device may do anything, and a link leads to a file that is
+not ours. All three can stand where an output goes: as a leftover, or planted in a directory that several people share.
+
+A new file has the mode 0640 and a new directory 0750, less what the umask of the user takes away: a file is never given a mode after it
+was made, because that would undo a stricter umask.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import TypeAlias
+
+AnyPath: TypeAlias = "str | bytes | os.PathLike[str]"
+
+FILE_MODE, DIRECTORY_MODE = 0o640, 0o750
+SAFELY = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
+"""Flags of every `os.open`."""
+NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFELY
+"""Flags for a file that is not there yet. What `os.open` makes with them is a regular file, so nothing needs to be asked afterwards."""
+
+_KINDS = (
+    (stat.S_ISLNK, "a link"),
+    (stat.S_ISFIFO, "a named pipe (FIFO)"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+class OddFileError(OSError):
+    """Something else is where a regular file (or a directory) belongs; `strerror` says what it is."""
+
+    def __init__(self, mode: int, path: AnyPath, needed: str = "a regular file") -> None:
+        kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "a regular file" if stat.S_ISREG(mode) else "something unknown")
+        number = errno.ELOOP if stat.S_ISLNK(mode) else errno.EISDIR if stat.S_ISDIR(mode) else errno.EEXIST
+        super().__init__(number, f"{kind} is where {needed} belongs", path)
+
+
+def open_regular(path: AnyPath, flags: int = os.O_RDONLY, *, mode: int = FILE_MODE, dir_fd: int | None = None) -> int:
+    """A descriptor of a regular file.
+
+    Args:
+        flags: how to open it, besides `SAFELY`.
+        mode: of a new file, less the umask.
+        dir_fd: directory that a relative path starts from.
+
+    Raises:
+        OddFileError: it is a link, a pipe, a socket, a directory or a device.
+        FileExistsError: with ``O_EXCL``, whatever is there.
+        OSError: as the system says.
+    """
+    try:
+        fd = os.open(path, flags | SAFELY, mode, dir_fd=dir_fd)
+    except FileExistsError:
+        raise  # O_EXCL: whatever is there
+    except OSError:
+        # ELOOP of a link, ENXIO of a pipe or socket, EISDIR, ...: what it is says more.
+        require_regular(path, dir_fd=dir_fd)
+        raise
+    try:
+        found = os.fstat(fd).st_mode
+        if not stat.S_ISREG(found):
+            raise OddFileError(found, path)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def require_regular(path: AnyPath, *, dir_fd: int | None = None) -> None:
+    """Nothing, or a regular file, is at `path`.
+
+    Raises:
+        OddFileError: something else is.
+    """
+    try:
+        mode = os.stat(path, dir_fd=dir_fd, follow_symlinks=False).st_mode
+    except (OSError, ValueError):
+        return  # nothing is there, or whoever opens it hears the reason
+    if not stat.S_ISREG(mode):
+        raise OddFileError(mode, path)
+
+
+def make_directories(path: str) -> None:
+    """Create a directory and its parents, all with `DIRECTORY_MODE` (``os.makedirs`` gives its mode to the last one only). Links to
+    directories are followed: clusters link their disks.
+
+    Raises:
+        OddFileError: something else is in its place.
+        OSError: as the system says.
+    """
+    try:
+        os.mkdir(path, DIRECTORY_MODE)
+    except FileNotFoundError:
+        parent = os.path.dirname(path)
+        if parent in ("", path):
+            raise
+        make_directories(parent)
+        _make_below(path)
+    except FileExistsError:
+        _require_directory(path)
+
+
+def _make_below(path: str) -> None:
+    """The parent is there now. Some file systems (/proc) refuse all the same, with the error of a missing parent: no third try."""
+    try:
+        os.mkdir(path, DIRECTORY_MODE)
+    except FileExistsError:
+        _require_directory(path)
+
+
+def _require_directory(path: str) -> None:
+    if not os.path.isdir(path):
+        raise OddFileError(os.lstat(path).st_mode, path, "a directory")
+
+
+_ADVICE = {
+    errno.ENOSPC: "the disk is full: free space or {elsewhere}",
+    errno.EDQUOT: "the disk quota is used up: free space or {elsewhere}",
+    errno.EACCES: "no permission: check the owner and mode of the directory or {elsewhere}",
+    errno.EPERM: "no permission: check the owner and mode of the directory or {elsewhere}",
+    errno.EROFS: "the file system is read-only: {elsewhere}",
+    errno.ENOTDIR: "a file is where a directory is needed: remove it or {elsewhere}",
+    errno.ELOOP: "links are not followed: remove it or {elsewhere}",
+    errno.ENAMETOOLONG: "the path is too long: {elsewhere} with a shorter path",
+}
+
+
+def explain(error: OSError, elsewhere: str = "name another place") -> str:
+    """What went wrong and what to do.
+
+    Args:
+        elsewhere: how the user chooses another place, ``set dump_path to another one``.
+    """
+    otherwise = "move it away or {elsewhere}" if isinstance(error, OddFileError) else "is the directory still there, writable and not full?"
+    return f"{error.strerror or error}; {_ADVICE.get(error.errno or 0, otherwise).format(elsewhere=elsewhere)}"
