@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from msprobe_engine.dump.layout import write_file
+from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.sinks.names import safe_cell, utf8
 
 PASSED, FAILED, WARNED, SKIPPED = "PASS", "FAIL", "WARN", "SKIP"

@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.accuracy.results import ERROR, PASS, SKIP, WARNING, TensorResult, worst
-from msprobe_engine.core.io.output_files import AppendFile
-from msprobe_engine.dump.layout import write_file
+from msprobe_engine.core.io.output_files import AppendFile, write_file
 from msprobe_engine.sinks.names import safe_cell, utf8
 
 Array = npt.NDArray[Any]

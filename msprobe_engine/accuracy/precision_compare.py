@@ -24,7 +24,8 @@ from msprobe_engine.accuracy.result_files import call_of
 from msprobe_engine.accuracy.result_forms import BLANK, bare_api, join
 from msprobe_engine.accuracy.results import ERROR, PASS, SKIP, WARNING
 from msprobe_engine.accuracy.three_way import ALGORITHMS, STATUS_COLUMNS, VALUE_COLUMNS, Judged, NoValue, judge_rows
-from msprobe_engine.dump import layout
+from msprobe_engine.core.io.output_files import write_file
+from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.errors import SinkError, UsageError
 from msprobe_engine.log import one_line
 from msprobe_engine.sinks.names import plain_name, safe_cell, utf8
@@ -340,14 +341,14 @@ def write(found: Compared, directory: str | Path, compat: str | None = None) -> 
     columns = DETAILS_COLUMNS if compat else DETAILS_COLUMNS + OUR_COLUMNS
     details = (tuple(row.get(column, BLANK) for column in columns) for row in found.details)
     try:
-        layout.make_directories(os.fspath(place))
+        make_directories(os.fspath(place))
         for later in range(3600):
             stamp = time.strftime("%Y%m%d%H%M%S", time.localtime(moment + later))
             paths = place / f"{RESULT}{stamp}.csv", place / f"{DETAILS}{stamp}.csv"
             if not any(map(os.path.lexists, paths)):
                 break
-        layout.write_file(paths[0], [_csv(RESULT_COLUMNS, found.results)])
-        layout.write_file(paths[1], [_csv(columns, details)])
+        write_file(paths[0], [_csv(RESULT_COLUMNS, found.results)])
+        write_file(paths[1], [_csv(columns, details)])
     except OSError as error:
         raise SinkError(f"{one_line(str(place))}: {error.strerror or error}") from error
     return paths

@@ -19,7 +19,8 @@ from types import TracebackType
 from msprobe_engine.accuracy.metrics import COLUMNS
 from msprobe_engine.accuracy.result_forms import BLANK, Form, join
 from msprobe_engine.accuracy.results import SKIP, CallResult, Metric, TensorResult
-from msprobe_engine.dump import layout
+from msprobe_engine.core.io.output_files import write_all
+from msprobe_engine.core.io.regular_files import FILE_MODE, make_directories
 from msprobe_engine.errors import SinkError, UsageError
 from msprobe_engine.log import one_line
 from msprobe_engine.sinks.names import plain_name
@@ -81,7 +82,7 @@ class ResultFiles:
         """
         place = Path(directory)
         try:
-            layout.make_directories(os.fspath(place))
+            make_directories(os.fspath(place))
         except OSError as error:
             raise SinkError(f"{one_line(str(place))}: {error.strerror or error}") from error
         moment = time.time()
@@ -98,17 +99,17 @@ class ResultFiles:
             flags |= os.O_CREAT | os.O_EXCL
         elif not self.result_path.is_file():
             raise UsageError(f"{one_line(str(self.result_path))}: there is no such result file to go on with")
-        self._result = os.open(self.result_path, flags, layout.FILE_MODE)
+        self._result = os.open(self.result_path, flags, FILE_MODE)
         try:
             fcntl.flock(self._result, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UsageError(f"{one_line(str(self.result_path))}: another process writes this file; wait for it, or start anew") from None
-        self._details = os.open(self.details_path, flags | os.O_CREAT, layout.FILE_MODE)
+        self._details = os.open(self.details_path, flags | os.O_CREAT, FILE_MODE)
         if go_on:
             self._keep_complete()
         else:
-            layout.write_all(self._details, [_BOM, join(self._form.details_columns)])
-            layout.write_all(self._result, [_BOM, join(self._form.result_columns)])
+            write_all(self._details, [_BOM, join(self._form.details_columns)])
+            write_all(self._result, [_BOM, join(self._form.result_columns)])
 
     def _keep_complete(self) -> None:
         """Drop a line that was not finished, and details of calls that have no row."""
@@ -116,7 +117,7 @@ class ResultFiles:
         self._check(header, self._form.result_columns, self.result_path, end)
         os.ftruncate(self._result, end)
         if end == 0:
-            layout.write_all(self._result, [_BOM, join(self._form.result_columns)])
+            write_all(self._result, [_BOM, join(self._form.result_columns)])
         self.done = {name for row in rows if (name := _first(row))}
         header, rows, end = _lines(self.details_path)
         self._check(header, self._form.details_columns, self.details_path, end)
@@ -143,8 +144,8 @@ class ResultFiles:
         """
         try:
             details = b"".join(map(join, self._form.details_rows(result, source)))
-            layout.write_all(self._details, [details])
-            layout.write_all(self._result, [join(self._form.result_row(result, source))])
+            write_all(self._details, [details])
+            write_all(self._result, [join(self._form.result_row(result, source))])
         except OSError as error:
             raise SinkError(f"{one_line(str(self.result_path))}: {error.strerror or error}") from error
         self.done.add(result.name)
@@ -262,9 +263,9 @@ def _dicts(path: Path) -> Iterator[dict[str, str]]:
 def _replaced(fd: int, path: Path, parts: list[bytes | memoryview]) -> int:
     """Another file in the place of this one, at once; its lock passes over."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    new = os.open(temporary, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, layout.FILE_MODE)
+    new = os.open(temporary, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
     try:
-        layout.write_all(new, [b"".join(parts)])
+        write_all(new, [b"".join(parts)])
         fcntl.flock(new, fcntl.LOCK_EX)
         os.replace(temporary, path)
     except BaseException:

@@ -22,9 +22,9 @@ from msprobe_engine.checkpoint.filereads import FileReads
 from msprobe_engine.checkpoint.result import strict
 from msprobe_engine.checkpoint.stored import Checkpoint, StoredTensor
 from msprobe_engine.checkpoint.threads import Job, Plan, Pool
+from msprobe_engine.core.io.output_files import write_named
 from msprobe_engine.digest import digest_array, words_per_element
 from msprobe_engine.dump.dtypes import plain_name
-from msprobe_engine.dump.layout import write_named
 from msprobe_engine.errors import DumpFormatError, SinkError
 
 KIND = "msprobe checkpoint digests"

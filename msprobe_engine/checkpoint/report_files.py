@@ -10,7 +10,7 @@ from typing import Any
 
 from msprobe_engine.checkpoint.report_html import page
 from msprobe_engine.checkpoint.result import Result, TensorResult, ranked
-from msprobe_engine.dump.layout import write_named
+from msprobe_engine.core.io.output_files import write_named
 from msprobe_engine.errors import SinkError, UsageError
 from msprobe_engine.log import one_line
 from msprobe_engine.sinks.names import safe_cell

@@ -17,6 +17,7 @@ from msprobe_engine.code_mapping.ir import Node, read_nodes
 from msprobe_engine.code_mapping.lookup import Found, Lookup
 from msprobe_engine.compare.tables import unwritable
 from msprobe_engine.compare.tables.wholefile import WholeFile
+from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.dump.kernel_files import (
     MAPPING,
     STATISTIC,
@@ -28,7 +29,6 @@ from msprobe_engine.dump.kernel_files import (
     read_mapping,
     read_rows,
 )
-from msprobe_engine.dump.layout import make_directories
 from msprobe_engine.errors import DumpFormatError, UsageError
 from msprobe_engine.sinks.names import plain_name, safe_cell, utf8
 

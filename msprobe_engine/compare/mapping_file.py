@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from msprobe_engine.dump import layout
+from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.errors import UsageError
 from msprobe_engine.settings.text import open_file, parse_json, parse_yaml
 
@@ -76,4 +76,4 @@ def write_mapping(path: Path, mapping: Mapping[str, str]) -> None:
         OSError: it cannot be written; nothing partial stays.
     """
     text = yaml.safe_dump(dict(mapping), allow_unicode=True, sort_keys=False, width=4096)
-    layout.write_file(path, [text.encode("utf-8", "surrogatepass")])
+    write_file(path, [text.encode("utf-8", "surrogatepass")])

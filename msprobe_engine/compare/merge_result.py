@@ -27,7 +27,7 @@ from msprobe_engine.compare.columns import (
 )
 from msprobe_engine.compare.tables import check_format, unwritable
 from msprobe_engine.compare.tables.reading import Row, read_table
-from msprobe_engine.dump.layout import FILE_MODE, make_directories
+from msprobe_engine.core.io.regular_files import FILE_MODE, make_directories
 from msprobe_engine.errors import DumpFormatError, NothingCapturedError, SettingsError
 
 _NAME = re.compile(r"compare_result_rank([0-9]{1,9})(?:-rank\1)?_[0-9]{14}(?:_slice_[0-9]+|_part_[0-9]+)?\.(xlsx|csv)", re.ASCII)

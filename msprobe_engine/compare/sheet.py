@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from msprobe_engine.dump.layout import write_file
+from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.errors import MissingExtraError, SinkError
 from msprobe_engine.sinks.names import safe_cell
 

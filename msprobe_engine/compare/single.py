@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from msprobe_engine.compare import sheet
 from msprobe_engine.compare.single_verdict import CLOSE, DIFFERS, MISSING, SAME, UNREADABLE, Rule, compare
-from msprobe_engine.dump.layout import make_directories
+from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.errors import DumpFormatError, SinkError, UsageError
 from msprobe_engine.log import get_logger, one_line
 

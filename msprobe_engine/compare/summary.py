@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine.compare.work import MOST_NAMES, Result
+from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.diagnose import renames, two_frameworks
 from msprobe_engine.diagnose.findings import NONE, Diagnosis, finite_json
-from msprobe_engine.dump.layout import write_file
 from msprobe_engine.errors import SinkError
 from msprobe_engine.log import one_line
 

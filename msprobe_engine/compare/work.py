@@ -21,8 +21,8 @@ from msprobe_engine.compare.side import Side, read_side
 from msprobe_engine.compare.source import Task
 from msprobe_engine.compare.structure import Aligned
 from msprobe_engine.compare.tables import Table, open_table, unwritable
+from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.diagnose.begun import Begun, begin
-from msprobe_engine.dump.layout import write_file
 from msprobe_engine.dump.reader import collection_paused
 from msprobe_engine.errors import DumpFormatError, NothingCapturedError, ProbeError
 

@@ -14,7 +14,7 @@ from typing import Any
 from msprobe_engine.config_check import tree_files
 from msprobe_engine.config_check.secrets import cleaned
 from msprobe_engine.config_check.training_logs import flat_settings, read_slime, read_verl
-from msprobe_engine.dump.layout import write_file
+from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.errors import SinkError, UsageError
 from msprobe_engine.sinks.names import safe_cell, utf8
 

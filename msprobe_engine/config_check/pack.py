@@ -20,8 +20,7 @@ from typing import Any
 
 from msprobe_engine.config_check import entries, job, pack_file
 from msprobe_engine.config_check.secrets import masked_tree
-from msprobe_engine.core.io.output_files import make_directory
-from msprobe_engine.dump.layout import write_file
+from msprobe_engine.core.io.output_files import make_directory, write_file
 from msprobe_engine.errors import DumpFormatError, SinkError, UsageError
 from msprobe_engine.log import info, one_line, warn_once, warning
 

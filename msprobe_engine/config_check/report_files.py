@@ -11,8 +11,9 @@ from pathlib import Path
 
 from msprobe_engine.config_check import report_html, report_tables, report_xlsx
 from msprobe_engine.config_check.comparison import Comparison
+from msprobe_engine.core.io.output_files import write_named
+from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.diagnose.findings import finite_json
-from msprobe_engine.dump.layout import make_directories, write_named
 from msprobe_engine.errors import SinkError
 from msprobe_engine.log import one_line
 

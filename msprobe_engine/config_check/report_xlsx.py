@@ -14,7 +14,7 @@ from typing import Any
 
 from msprobe_engine.compare.tables import unwritable
 from msprobe_engine.config_check.report_tables import Table
-from msprobe_engine.dump.layout import FILE_MODE
+from msprobe_engine.core.io.regular_files import FILE_MODE
 
 MOST_ROWS = 1_048_576
 """Of a sheet, with its head (limits of Excel); longer ones become ``name_part_0``, ``name_part_1``."""

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine.compare.side import INPUT, MD5, OUTPUT, PARAMETERS, PARAMETERS_GRAD, Side
+from msprobe_engine.core.io.output_files import write_file
+from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.diagnose import origin as origins
 from msprobe_engine.diagnose.findings import Diagnosis, Suspect, finite_json
 from msprobe_engine.diagnose.run import diagnose, read_step
-from msprobe_engine.dump.layout import make_directories, write_file
 from msprobe_engine.dump.reader import open_dump
 from msprobe_engine.errors import SinkError
 

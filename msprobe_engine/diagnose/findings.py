@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.core.io.output_files import write_file
+from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.diagnose.report import listed
-from msprobe_engine.dump.layout import make_directories, write_file
 from msprobe_engine.log import one_line
 from msprobe_engine.sentences import Sentence
 

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from msprobe_engine.core.io.output_files import write_file
+from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.diagnose.findings import finite_json
-from msprobe_engine.dump.layout import make_directories, write_file
 from msprobe_engine.errors import SinkError
 
 NORMAL, ABNORMAL, NOT_RUN = "normal", "abnormal", "not run"

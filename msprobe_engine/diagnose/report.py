@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.diagnose.facts import forward_twin, module_path
 from msprobe_engine.diagnose.first_bad import Verdict
 from msprobe_engine.diagnose.model import INF, NAN, NONFINITE, Call, Trace, what
 from msprobe_engine.diagnose.scan import Origin
-from msprobe_engine.dump.layout import make_directories
 from msprobe_engine.log import one_line
 from msprobe_engine.sentences import Sentence
 

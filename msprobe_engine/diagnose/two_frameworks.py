@@ -14,7 +14,7 @@ from msprobe_engine.compare.frameworks.common import CommonSide, several
 from msprobe_engine.compare.frameworks.terms import Terms
 from msprobe_engine.compare.mapping_api import function_of
 from msprobe_engine.compare.side import OUTPUT
-from msprobe_engine.dump import layout
+from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.sentences import Sentence, joined
 
 if TYPE_CHECKING:
@@ -105,5 +105,5 @@ def write(found: Diagnosis, path: Path) -> Path | None:
         return None
     entries = [{"ms_api": mine, "pt_api": its} for mine, its in found.functions.items()]
     text = _HEAD + yaml.safe_dump(entries, allow_unicode=True, sort_keys=False, width=4096)
-    layout.write_file(path, [text.encode("utf-8", "surrogatepass")])
+    write_file(path, [text.encode("utf-8", "surrogatepass")])
     return path

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from msprobe_engine import names
 from msprobe_engine import rows as _rows
+from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.dump import layout
 from msprobe_engine.dump.chosen import ChosenRecords
 from msprobe_engine.dump.layout import DumpWriteError
@@ -237,7 +238,7 @@ class DifferenceSink(ChosenRecords):
         if not file.parent.is_dir():  # a frame without records whose step was never begun
             return
         try:
-            layout.write_file(file, [json.dumps({"bench_path": str(self._bench.path), **facts}, indent=1).encode()])
+            write_file(file, [json.dumps({"bench_path": str(self._bench.path), **facts}, indent=1).encode()])
         except OSError as error:
             raise DumpWriteError(error, file) from error
 

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
-from msprobe_engine.dump import layout
+from msprobe_engine.core.io.output_files import write_all
+from msprobe_engine.core.io.regular_files import FILE_MODE
 
 _LARGE = 1 << 20  # bytes; a smaller file is written when the system thinks fit
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -71,13 +72,13 @@ def write_files_python(directory: int, jobs: list[Job]) -> list[int]:
 
 def _write_file(directory: int, job: Job) -> int:
     try:
-        fd = os.open(job.temporary, NEW_FILE, layout.FILE_MODE, dir_fd=directory)
+        fd = os.open(job.temporary, NEW_FILE, FILE_MODE, dir_fd=directory)
     except OSError as error:
         return error.errno or 1
     try:
         try:
             memory = (ctypes.c_char * job.nbytes).from_address(job.address) if job.nbytes else b""
-            layout.write_all(fd, [job.head, memoryview(memory).cast("B"), job.tail])
+            write_all(fd, [job.head, memoryview(memory).cast("B"), job.tail])
             if job.nbytes >= _LARGE:
                 send_off(fd)
         finally:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from msprobe_engine.core.io.output_files import write_all, write_file
+from msprobe_engine.core.io.regular_files import DIRECTORY_MODE, FILE_MODE
 from msprobe_engine.dump import layout
 from msprobe_engine.dump.filewrite import NEW_FILE, send_off
 from msprobe_engine.records import Entry, TensorRef
@@ -239,7 +241,7 @@ class StepFiles:
         with self.lock:
             if self._fd < 0:
                 with contextlib.suppress(FileExistsError):
-                    os.mkdir(self.tensors, layout.DIRECTORY_MODE)
+                    os.mkdir(self.tensors, DIRECTORY_MODE)
                 self._fd = os.open(self.tensors, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             return self._fd
 
@@ -250,9 +252,9 @@ class StepFiles:
             OSError: it cannot be written; nothing of it stays.
         """
         directory = self.directory()
-        fd = os.open(name, NEW_FILE, layout.FILE_MODE, dir_fd=directory)
+        fd = os.open(name, NEW_FILE, FILE_MODE, dir_fd=directory)
         try:
-            layout.write_all(fd, list(parts))
+            write_all(fd, list(parts))
             send_off(fd)
         except BaseException:
             os.close(fd)
@@ -276,10 +278,10 @@ class StepFiles:
         directory, temporary = self.directory(), f".{threading.get_ident()}.tmp"
         source = os.open(old, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
         try:
-            target = os.open(temporary, NEW_FILE, layout.FILE_MODE, dir_fd=directory)
+            target = os.open(temporary, NEW_FILE, FILE_MODE, dir_fd=directory)
             try:
                 while piece := os.read(source, 1 << 20):
-                    layout.write_all(target, [piece])
+                    write_all(target, [piece])
                 self.rename(temporary, new)
             except BaseException:
                 self.unlink(temporary)
@@ -303,7 +305,7 @@ class StepFiles:
         if self.unsaved:
             listed = [{"name": name, "bytes": nbytes, "reason": reason} for name, nbytes, reason in self.unsaved]
             text = json.dumps({"not_saved": listed}, indent=1)
-            layout.write_file(f"{self.path}/{layout.NOT_SAVED}", [text.encode()])
+            write_file(f"{self.path}/{layout.NOT_SAVED}", [text.encode()])
 
     def close(self) -> None:
         """Close the directory."""

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from msprobe_engine.core.io.output_files import write_file, write_plain
+from msprobe_engine.core.io.regular_files import DIRECTORY_MODE, make_directories
 from msprobe_engine.dump import framelog, layout
 from msprobe_engine.dump.layout import DumpWriteError
 from msprobe_engine.dump.stepfiles import Saved
@@ -131,14 +133,14 @@ class DumpSink:
         try:
             layout.refuse_link(path)
             try:
-                os.mkdir(path, layout.DIRECTORY_MODE)
+                os.mkdir(path, DIRECTORY_MODE)
             except FileNotFoundError:
-                layout.make_directories(path)
+                make_directories(path)
             except FileExistsError:
                 # The marker first: a process killed in the middle must not leave half of the old run as a finished step.
-                layout.write_plain(marker, [line])
+                write_plain(marker, [line])
                 self._remove_old(path, known=step in self._begun)
-            layout.write_plain(marker, [line])
+            write_plain(marker, [line])
         except OSError as error:
             raise DumpWriteError(error, marker) from error
         if not self._looked_for_others:
@@ -190,7 +192,7 @@ class DumpSink:
                         self._tensors.moved(step, new)
                     layout.correct_data_dir(old, new)
                     if os.path.exists(f"{new}/{layout.MARKER}"):
-                        layout.write_plain(f"{new}/{layout.MARKER}", [self._marker_line(step)])
+                        write_plain(f"{new}/{layout.MARKER}", [self._marker_line(step)])
                 except OSError as error:
                     _log.warning("%s cannot get the name of its rank, %s: %s", old, new, error.strerror or error)
 
@@ -226,7 +228,7 @@ class DumpSink:
         file = f"{path}/{layout.FRAME_LOG}"
         parts = framelog.encode(packed[2], frame.step, frame.rank, ready.head, ready.slots, ready.floats, ready.rows)
         try:
-            layout.write_plain(file, parts)
+            write_plain(file, parts)
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.unlink(file)
@@ -266,7 +268,7 @@ class DumpSink:
             # dump.json is the last, so that it means that everything is there
             for name, parts in self._text.documents(ready, self._extra_info):
                 file = f"{path}/{name}"
-                layout.write_file(file, parts)
+                write_file(file, parts)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{path}/{layout.FRAME_LOG}")
             if frame.complete:

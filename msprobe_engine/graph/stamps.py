@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from msprobe_engine.compare.tables import unwritable
-from msprobe_engine.dump.layout import FILE_MODE
+from msprobe_engine.core.io.regular_files import FILE_MODE
 from msprobe_engine.errors import SinkError
 
 _STAMP = "%Y%m%d%H%M%S"

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from msprobe_engine import rows as _rows
-from msprobe_engine.dump.layout import make_directories
+from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.incident.event import VERSION, Event, plain
 from msprobe_engine.incident.files import write_json, write_text
 from msprobe_engine.incident.merge import merge

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 
 from msprobe_engine.backend import load_backend
+from msprobe_engine.core.io.output_files import write_file
+from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.dump import layout
 from msprobe_engine.dump.dtypes import Array, decoder
 from msprobe_engine.dump.ptfile import read_pt
@@ -140,8 +142,8 @@ class _Conversion:
             return
         self._taken.add(target)
         try:
-            layout.make_directories(str(target.parent))
-            layout.write_file(target, [content])
+            make_directories(str(target.parent))
+            write_file(target, [content])
         except OSError as error:
             raise _unwritable(target, error) from error
         self.done.files.append(target)
@@ -150,7 +152,7 @@ class _Conversion:
         directory = self.output / below
         try:
             script = ascend.find_script(self.script)
-            layout.make_directories(str(directory))
+            make_directories(str(directory))
             before = set(_files(directory))
             ascend.convert(path, directory, script, self.kind)
             self.done.files += sorted(set(_files(directory)) - before)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from itertools import zip_longest
 from pathlib import Path
 
-from msprobe_engine.dump.layout import write_file
+from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.dump.savedfile import load_numpy
 from msprobe_engine.errors import ProbeError, SinkError
 from msprobe_engine.parse.elements import summary

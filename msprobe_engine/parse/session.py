@@ -16,8 +16,9 @@ from typing import Any, NoReturn, TextIO
 
 import numpy as np
 
+from msprobe_engine.core.io.output_files import write_plain
+from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.dump.dtypes import Array
-from msprobe_engine.dump.layout import make_directories, write_plain
 from msprobe_engine.dump.savedfile import load_numpy
 from msprobe_engine.errors import ProbeError, SinkError, UsageError
 from msprobe_engine.log import printable

@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from msprobe_engine import names
 from msprobe_engine.backend import load_backend
-from msprobe_engine.dump.layout import make_directories, write_file
+from msprobe_engine.core.io.output_files import write_file
+from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.errors import DumpFormatError, MissingExtraError, UsageError
 from msprobe_engine.log import get_logger, one_line
 

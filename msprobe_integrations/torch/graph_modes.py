@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from msprobe_engine.dump.layout import make_directories
+from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.errors import SinkError, UsageError
 from msprobe_engine.log import get_logger, warn_once
 

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from msprobe_engine import names
-from msprobe_engine.dump import layout
+from msprobe_engine.core.io.output_files import write_file
+from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.errors import UsageError
 from msprobe_engine.guard import Faults
 from msprobe_engine.log import get_logger
@@ -144,10 +145,10 @@ class KernelDump:
 
     def _write_config(self, step: int, rank: int | None) -> str:
         directory = os.path.abspath(self._root / f"step{step}")
-        layout.make_directories(directory)
+        make_directories(directory)
         path = f"{directory}/kernel_config_{os.getpid() if rank is None else rank}.json"
         config = {"dump": {"dump_list": [], "dump_path": directory, "dump_mode": "all", "dump_op_switch": "on"}}
-        layout.write_file(path, [json.dumps(config, indent=4).encode()])
+        write_file(path, [json.dumps(config, indent=4).encode()])
         return path
 
     def _await_gradient(self, result: Any) -> None:

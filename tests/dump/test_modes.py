@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from msprobe_engine.dump.layout import make_directories
+from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.dump.writer import DumpSink
 from msprobe_engine.incident.event import Event
 from msprobe_engine.incident.files import write_text

@@ -16,6 +16,7 @@ import dump_frames as frames
 import numpy as np
 import pytest
 
+from msprobe_engine.core.io import output_files
 from msprobe_engine.dump import layout, text
 from msprobe_engine.dump.reader import open_dump
 from msprobe_engine.dump.writer import DumpSink
@@ -228,15 +229,15 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int,
     made = sink(tmp_path)
     made.write(small_frame(0))
     before = (tmp_path / "step0/rank3/dump.json").read_bytes()
-    real = layout.write_plain
+    real = output_files.write_all
 
-    def full(path: Any, parts: Any) -> None:
-        if victim in str(path):
-            real(path, [b"half"])
+    def full(fd: int, parts: Any) -> None:
+        if victim in os.readlink(f"/proc/self/fd/{fd}"):
+            os.write(fd, b"half")
             raise OSError(code, os.strerror(code))
-        real(path, parts)
+        real(fd, parts)
 
-    monkeypatch.setattr(layout, "write_plain", full)
+    monkeypatch.setattr(output_files, "write_all", full)
     with pytest.raises(SinkError, match=rf"{victim}.*{errno.errorcode[code]}.*dump_path") as caught:
         made.write(small_frame(1))
     assert isinstance(caught.value, layout.DumpWriteError)
@@ -257,7 +258,7 @@ def test_a_full_disk_at_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(layout, "write_all", full)
+        patch.setattr(output_files, "write_all", full)
         with pytest.raises(SinkError, match="ENOSPC"):
             made.write_log(small_frame())
     assert [p.name for p in (tmp_path / "step0/rank3").iterdir()] == [".incomplete"]

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from msprobe_engine.accuracy.free_benchmark.judge import Judgement
 from msprobe_engine.accuracy.free_benchmark.perturb import TO_CPU
-from msprobe_engine.dump.layout import FILE_MODE, make_directories, write_all, write_file
+from msprobe_engine.core.io.output_files import write_all, write_file
+from msprobe_engine.core.io.regular_files import FILE_MODE, make_directories
 from msprobe_engine.sinks.names import safe_cell, utf8
 
 NAME, SUMMARY = "free_benchmark.csv", "free_benchmark_summary"

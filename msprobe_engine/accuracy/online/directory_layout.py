@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from msprobe_engine.dump.layout import write_all
+from msprobe_engine.core.io.output_files import write_all
 
 ALIVE, END = "alive.json", "end.json"
 FILE_MODE, FOLDER_MODE = 0o640, 0o770

@@ -28,6 +28,8 @@ from typing import Any
 from msprobe_engine.accuracy.online import messages
 from msprobe_engine.accuracy.online.events import Peer
 from msprobe_engine.accuracy.online.spool_step import SpoolCall, SpoolStep
+from msprobe_engine.core.io.output_files import write_all, write_file
+from msprobe_engine.core.io.regular_files import FILE_MODE, make_directories
 from msprobe_engine.dump import layout
 from msprobe_engine.errors import DumpFormatError, UsageError
 from msprobe_engine.log import get_logger
@@ -87,8 +89,8 @@ class Spool:
         try:
             if root.is_dir() and any(root.iterdir()) and not (root / SESSIONS).is_dir():
                 raise UsageError(f"{root}: is not empty and no spool; give an empty directory (spool_path)")
-            layout.make_directories(os.fspath(root))
-            layout.make_directories(os.fspath(root / SESSIONS))
+            make_directories(os.fspath(root))
+            make_directories(os.fspath(root / SESSIONS))
         except OSError as error:
             raise UsageError(f"{root}: cannot be written ({error.strerror}); give another directory (spool_path)") from None
 
@@ -222,7 +224,7 @@ class Spool:
 
     def _save(self, training: Training) -> None:
         said = {"rank": training.rank, "world": training.world, "over": training.over}
-        layout.write_file(self.root / SESSIONS / f"{training.session}.json", [json.dumps(said).encode()])
+        write_file(self.root / SESSIONS / f"{training.session}.json", [json.dumps(said).encode()])
 
     def _note(self, training: Training, sequence: int) -> None:
         """Written in place: the file is of one length for ever, and a kill leaves the old number or the new one."""
@@ -232,7 +234,7 @@ class Spool:
             if handle is None:
                 path = self.root / SESSIONS / f"{training.session}.last"
                 flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-                handle = self._numbers[training.session] = os.open(path, flags, layout.FILE_MODE)
+                handle = self._numbers[training.session] = os.open(path, flags, FILE_MODE)
             os.pwrite(handle, b"%0*d" % (_NUMBER_BYTES, training.last), 0)
 
     # ---- results ----
@@ -255,9 +257,9 @@ class Spool:
         step.note_results(path)
         with self._lock:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-            handle = os.open(self.root / SESSIONS / _RESULTS, flags, layout.FILE_MODE)
+            handle = os.open(self.root / SESSIONS / _RESULTS, flags, FILE_MODE)
             try:
-                layout.write_all(handle, [json.dumps([step.rank, str(path)]).encode() + b"\n"])
+                write_all(handle, [json.dumps([step.rank, str(path)]).encode() + b"\n"])
             finally:
                 os.close(handle)
 

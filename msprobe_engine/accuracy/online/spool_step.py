@@ -16,6 +16,8 @@ from msprobe_engine import names
 from msprobe_engine.accuracy.online import messages
 from msprobe_engine.accuracy.online.spool_files import bases, data_names_in, document, dump_text, listed, number_of
 from msprobe_engine.accuracy.precheck.calls import bare_name
+from msprobe_engine.core.io.output_files import write_file, write_plain
+from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.dump import layout
 from msprobe_engine.dump.packedfiles import INDEX, index_text, shard_name
 from msprobe_engine.dump.stream import open_records
@@ -127,10 +129,10 @@ class SpoolStep:
         path = os.fspath(self.directory)
         layout.refuse_link(path)
         shutil.rmtree(path, ignore_errors=True)
-        layout.make_directories(f"{path}/{layout.TENSORS}")
+        make_directories(f"{path}/{layout.TENSORS}")
         marker = {"step": self.number, "rank": self.rank, "pid": os.getpid()}
-        layout.write_plain(f"{path}/{layout.MARKER}", [json.dumps(marker).encode() + b"\n"])
-        layout.write_file(f"{path}/{self.SESSION}", [self.session.encode()])
+        write_plain(f"{path}/{layout.MARKER}", [json.dumps(marker).encode() + b"\n"])
+        write_file(f"{path}/{self.SESSION}", [self.session.encode()])
 
     @classmethod
     def recovered(cls, directory: Path, session: str, number: int, rank: int) -> SpoolStep:
@@ -166,7 +168,7 @@ class SpoolStep:
             OSError: that cannot be written down.
         """
         if not self.gone:
-            layout.write_file(self.directory / self.RESULTS, [os.fsencode(path)])
+            write_file(self.directory / self.RESULTS, [os.fsencode(path)])
 
     def replace(self) -> None:
         """Its directory belongs to another training from now on."""
@@ -194,7 +196,7 @@ class SpoolStep:
         """
         shard = self.directory / layout.TENSORS / shard_name(message.number) if len(message.shard) else None
         if shard is not None:
-            layout.write_file(shard, [message.shard])
+            write_file(shard, [message.shard])
         document = {"calls": message.records, "names": message.names}
         with self._lock:
             try:
@@ -203,7 +205,7 @@ class SpoolStep:
                 assert shard is not None
                 shard.unlink()
                 raise
-            layout.write_file(self._calls_file(message.number), [message.text])
+            write_file(self._calls_file(message.number), [message.text])
             if new:
                 self.bytes += len(message.text) + len(message.shard)
             return [call for name in bases(message.records) if (call := self._complete(name)) is not None]
@@ -262,13 +264,13 @@ class SpoolStep:
         missing = self._write_index(found)
         not_saved = listed(message.files.get(layout.NOT_SAVED)) + [{"name": n, "bytes": 0, "reason": LOST_ON_THE_WAY} for n in missing]
         if not_saved:
-            layout.write_file(self.directory / layout.NOT_SAVED, [json.dumps({"not_saved": not_saved}, indent=1).encode()])
+            write_file(self.directory / layout.NOT_SAVED, [json.dumps({"not_saved": not_saved}, indent=1).encode()])
         for name in (layout.STACK, layout.CONSTRUCT):
             if name in message.files:
-                layout.write_file(self.directory / name, [message.files[name]])
+                write_file(self.directory / name, [message.files[name]])
         dump = bytes(message.files.get(layout.DUMP, b""))
         where = json.dumps({"dump_data_dir": str(self.directory / layout.TENSORS)})[1:-1].encode()
-        layout.write_file(self.directory / layout.DUMP, [dump.replace(messages.NO_DIRECTORY, where, 1)])
+        write_file(self.directory / layout.DUMP, [dump.replace(messages.NO_DIRECTORY, where, 1)])
         if message.complete:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.directory / layout.MARKER)
@@ -291,7 +293,7 @@ class SpoolStep:
             first = key if key in all_names else all_names[0]
             tensors.append((first, place[0], key, place[1]))
             aliases += [(other, first) for other in all_names if other != first]
-        layout.write_file(self.directory / layout.TENSORS / INDEX, [index_text(tensors, aliases)])
+        write_file(self.directory / layout.TENSORS / INDEX, [index_text(tensors, aliases)])
         return missing
 
     def abandon(self) -> list[SpoolCall]:
@@ -307,7 +309,7 @@ class SpoolStep:
                 records: dict[str, Any] = {}
                 for path in sorted(self.directory.glob(".calls-*.json")):
                     records |= json.loads(path.read_bytes())["calls"]
-                layout.write_file(self.directory / layout.DUMP, [dump_text(str(self.directory / layout.TENSORS), records)])
+                write_file(self.directory / layout.DUMP, [dump_text(str(self.directory / layout.TENSORS), records)])
             return self.ready()
 
     def ready(self) -> list[SpoolCall]:

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 from msprobe_engine import names
 from msprobe_engine.accuracy.scripts.literals import CannotWrite
 from msprobe_engine.accuracy.scripts.source import BOTH, Dialect, Options, Recorded, Script, script
+from msprobe_engine.core.io.output_files import write_file
+from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.dump import layout
 from msprobe_engine.dump.reader import nearby, open_dump, parse_json, read_bytes
 from msprobe_engine.dump.tensor_reader import Loader, TensorFiles
@@ -201,12 +203,12 @@ def generate(source: Source, call: Recorded, dialect: Dialect, loader: Loader, o
         raise CannotWrite(f"{one_line(title)}: {one_line(str(error))}") from None
     place = directory / f"{stem}.data"
     try:
-        layout.make_directories(os.fspath(directory))
+        make_directories(os.fspath(directory))
         if made.files:
-            layout.make_directories(os.fspath(place))
+            make_directories(os.fspath(place))
         for name, data_name in made.files.items():
-            layout.write_file(place / name, [dialect.data(source.files.load(data_name, loader))])
-        layout.write_file(directory / f"{stem}.py", [made.text.encode("ascii")])
+            write_file(place / name, [dialect.data(source.files.load(data_name, loader))])
+        write_file(directory / f"{stem}.py", [made.text.encode("ascii")])
     except OSError as error:
         raise UsageError(f"{directory}: cannot be written to ({error.strerror or error}); choose another directory") from None
     return Written(directory / f"{stem}.py", len(made.files), _drawn(made))
@@ -223,7 +225,7 @@ def write_extracted(file: Path, call: Recorded, source: Source) -> None:
     UsageError: the file cannot be written.
     """
     try:
-        layout.make_directories(os.fspath(file.resolve().parent))
-        layout.write_file(file, [json.dumps(extract(call, source), indent=4).encode("ascii")])
+        make_directories(os.fspath(file.resolve().parent))
+        write_file(file, [json.dumps(extract(call, source), indent=4).encode("ascii")])
     except OSError as error:
         raise UsageError(f"extract_api_path: cannot write {file} ({error.strerror or error}); name another file") from None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from msprobe_engine.compare.options import FORMATS
-from msprobe_engine.dump.layout import make_directories
+from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.errors import SinkError, UsageError
 
 Block = Mapping[str, Any]

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from msprobe_engine.compare.tables import unwritable
-from msprobe_engine.dump.layout import FILE_MODE
+from msprobe_engine.core.io.regular_files import FILE_MODE
 
 _BUFFER = 4 << 20
 

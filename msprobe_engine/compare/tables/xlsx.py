@@ -18,7 +18,7 @@ import numpy as np
 
 from msprobe_engine.compare.columns import COLOUR
 from msprobe_engine.compare.tables import Block, unwritable
-from msprobe_engine.dump.layout import FILE_MODE
+from msprobe_engine.core.io.regular_files import FILE_MODE
 from msprobe_engine.errors import SinkError
 
 MOST_ROWS = 1_048_576

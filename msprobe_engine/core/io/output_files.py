@@ -112,6 +112,32 @@ def write_file(path: str | os.PathLike[str], parts: Sequence[bytes | memoryview]
         write_all(whole.file.fileno(), parts)
 
 
+def write_plain(path: str | os.PathLike[str], parts: Sequence[bytes | memoryview]) -> None:
+    """Write a file in place, for what may be there in part after a kill.
+
+    Raises:
+        OSError: as the system says, or something that is no regular file is in its place.
+    """
+    fd = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        write_all(fd, parts)
+    finally:
+        os.close(fd)
+
+
+def write_named(path: str | os.PathLike[str], parts: Sequence[bytes | memoryview]) -> None:
+    """`write_file` for a file that the user named in a command: a device or a pipe (``/dev/stdout``) is written to. Never in a training.
+
+    Raises:
+        OSError: as the system says.
+    """
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+        with open(path, "wb", buffering=0) as file:
+            write_all(file.fileno(), parts)
+    else:
+        write_file(path, parts)
+
+
 def replace_file(path: Path, data: bytes, mode: int = FILE_MODE) -> None:
     """`write_file` for a sink.
 

@@ -10,6 +10,8 @@ from typing import Any
 
 from msprobe_engine import names
 from msprobe_engine.compare.side import OUTPUT, PARAMETERS, PARAMETERS_GRAD, Side
+from msprobe_engine.core.io.output_files import write_file
+from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.dump import layout
 from msprobe_engine.errors import SinkError, UsageError
 from msprobe_engine.graph.model import ROOT, Comparison, Graph
@@ -45,10 +47,10 @@ class MergedDumpWriter:
         place = self._place(made.step, made.rank)
         documents = ((layout.DUMP, dump_of(made)), (layout.CONSTRUCT, construct_of(made)), (layout.STACK, stacks_of(made)))
         try:
-            layout.make_directories(str(place))
+            make_directories(str(place))
             self._made.append(place)
             for name, document in documents:
-                layout.write_file(place / name, [json.dumps(document, indent=1, ensure_ascii=False).encode("utf-8", "surrogatepass")])
+                write_file(place / name, [json.dumps(document, indent=1, ensure_ascii=False).encode("utf-8", "surrogatepass")])
         except OSError as error:
             raise SinkError(f"{place}: cannot be written ({error.strerror or error}); name another directory with -o") from error
 

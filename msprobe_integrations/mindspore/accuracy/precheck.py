@@ -15,6 +15,8 @@ import numpy as np
 from msprobe_engine import names
 from msprobe_engine.accuracy.precheck.options import About, AboutCheck, Work
 from msprobe_engine.accuracy.results import CallResult
+from msprobe_engine.core.io.output_files import write_file
+from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.dump import layout
 from msprobe_engine.dump.tensor_reader import TensorFiles
 from msprobe_engine.errors import UsageError
@@ -91,7 +93,7 @@ def save(directory: Path, call: str, data: Mapping[str, Any]) -> None:
             buffer = io.BytesIO()
             np.save(buffer, value, allow_pickle=False)
             try:
-                layout.make_directories(str(directory))
-                layout.write_file(path, [buffer.getvalue()])
+                make_directories(str(directory))
+                write_file(path, [buffer.getvalue()])
             except OSError as error:
                 raise layout.DumpWriteError(error, os.fspath(path)) from error

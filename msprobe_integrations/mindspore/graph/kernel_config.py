@@ -15,7 +15,8 @@ from typing import Any
 import mindspore
 from mindspore import nn
 
-from msprobe_engine.dump import layout
+from msprobe_engine.core.io.output_files import write_file
+from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.errors import UsageError
 from msprobe_engine.settings.schema import DumpSettings
 from msprobe_integrations.mindspore.environment import api_module
@@ -75,8 +76,8 @@ def install(dump: DumpSettings, root: Path) -> None:
             f"level L2: {graphs} graphs were compiled already, and MindSpore reads {path} with the first one only; "
             "construct PrecisionDebugger before anything is compiled"
         )
-    layout.make_directories(str(root))
-    layout.write_file(path, [made])
+    make_directories(str(root))
+    write_file(path, [made])
     os.environ[VARIABLE] = str(path)
 
 

@@ -14,7 +14,8 @@ import numpy.typing as npt
 from mindspore import ops
 
 from msprobe_engine import log, names
-from msprobe_engine.dump import layout
+from msprobe_engine.core.io.output_files import write_file
+from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.errors import ProbeError
 from msprobe_integrations.mindspore.job import Job
 
@@ -43,8 +44,8 @@ def write(save_dir: str, name: str, values: npt.NDArray[Any]) -> None:
         np.save(content, values, allow_pickle=False)
         with _lock:
             file = names.tensor_file(f"{name}_{values.dtype.name}_{next(_ids)}", "", ".npy")
-            layout.make_directories(place)
-            layout.write_file(os.path.join(place, file), [content.getvalue()])
+            make_directories(place)
+            write_file(os.path.join(place, file), [content.getvalue()])
     except (OSError, ProbeError) as error:
         log.warn_once(f"save {save_dir}", f"save: {name} has no file, training goes on: {error}; said once for {save_dir}")
 
@@ -97,5 +98,5 @@ def gradient_name(name: Any) -> str:
 def path(save_dir: Any, name: Any) -> str:
     """What ``TensorDump`` takes; run by the compiler."""
     place = directory_of(str(save_dir))
-    layout.make_directories(place)
+    make_directories(place)
     return os.path.join(place, str(name))

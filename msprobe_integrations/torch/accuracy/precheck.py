@@ -14,6 +14,8 @@ import torch
 from msprobe_engine import names
 from msprobe_engine.accuracy.precheck.options import About, AboutCheck, Work
 from msprobe_engine.accuracy.results import CallResult
+from msprobe_engine.core.io.output_files import write_file
+from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.dump import layout
 from msprobe_engine.dump.tensor_reader import TensorFiles
 from msprobe_engine.errors import UsageError
@@ -117,7 +119,7 @@ def save(directory: Path, call: str, data: Mapping[str, Any]) -> None:
             name = names.check_file_name(f"{call}.{part}.pt", str(directory))
             path = directory / name
             try:
-                layout.make_directories(str(directory))
-                layout.write_file(path, [backend.to_bytes(value.detach().contiguous().cpu())])
+                make_directories(str(directory))
+                write_file(path, [backend.to_bytes(value.detach().contiguous().cpu())])
             except OSError as error:
                 raise layout.DumpWriteError(error, os.fspath(path)) from error

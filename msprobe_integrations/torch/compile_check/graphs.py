@@ -17,8 +17,7 @@ import torch
 from torch import fx, nn
 
 from msprobe_engine.accuracy.compile_report import TensorDiff
-from msprobe_engine.core.io.output_files import make_directory
-from msprobe_engine.dump.layout import write_file
+from msprobe_engine.core.io.output_files import make_directory, write_file
 from msprobe_engine.guard import Faults
 from msprobe_engine.log import get_logger
 from msprobe_integrations.torch.compile_check.runs import same_streams, streams

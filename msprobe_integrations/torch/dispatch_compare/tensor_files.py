@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from msprobe_engine.core.io.output_files import make_directory
-from msprobe_engine.dump.layout import write_file
+from msprobe_engine.core.io.output_files import make_directory, write_file
 from msprobe_integrations.torch.arrays import as_array
 
 DEVICE, BENCH = "npu", "cpu"
