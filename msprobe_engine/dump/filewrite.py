@@ -12,10 +12,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from msprobe_engine.core.io.output_files import write_all
-from msprobe_engine.core.io.regular_files import FILE_MODE
+from msprobe_engine.core.io.regular_files import FILE_MODE, NEW_FILE
 
 _LARGE = 1 << 20  # bytes; a smaller file is written when the system thinks fit
-NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class Job(NamedTuple):

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.core.io.output_files import write_all, write_file
-from msprobe_engine.core.io.regular_files import DIRECTORY_MODE, FILE_MODE
+from msprobe_engine.core.io.regular_files import DIRECTORY_MODE, FILE_MODE, NEW_FILE, open_regular
 from msprobe_engine.dump import layout
-from msprobe_engine.dump.filewrite import NEW_FILE, send_off
+from msprobe_engine.dump.filewrite import send_off
 from msprobe_engine.records import Entry, TensorRef
 
 if TYPE_CHECKING:
@@ -276,7 +276,7 @@ class StepFiles:
     def copy(self, old: str, new: str) -> None:
         """Copy a file, where links do not work. It is there whole or not at all."""
         directory, temporary = self.directory(), f".{threading.get_ident()}.tmp"
-        source = os.open(old, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+        source = open_regular(old, dir_fd=directory)
         try:
             target = os.open(temporary, NEW_FILE, FILE_MODE, dir_fd=directory)
             try:

@@ -6,19 +6,17 @@ import contextlib
 import csv
 import io
 import json
-import os
 import struct
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine import rows as _rows
-from msprobe_engine.core.io.output_files import make_directory
-from msprobe_engine.core.io.regular_files import FILE_MODE
+from msprobe_engine.core.io.output_files import WholeFile, make_directory
+from msprobe_engine.core.io.regular_files import explain, require_regular
 from msprobe_engine.errors import SinkError
 from msprobe_engine.grad_probe import layout, signs
 from msprobe_engine.rows import Rows
@@ -68,8 +66,11 @@ class StepFiles:
         """
         make_directory(self.directory, "gradients")
         table = self.directory / layout.summary_name(step)
-        with contextlib.suppress(FileNotFoundError):
-            table.unlink()  # a step without a table is not complete
+        try:
+            require_regular(table)
+            table.unlink(missing_ok=True)  # a step without a table is not complete
+        except OSError as error:
+            raise SinkError(f"cannot write {table}: {explain(error)}") from error
         kept = [(g.name, g.shape, g.signs) for g in gradients if g.signs is not None]
         if kept:
             _write_signs(self.directory / layout.signs_name(step), kept)
@@ -136,23 +137,14 @@ def _write_signs(path: Path, kept: Iterable[tuple[str, tuple[int, ...], signs.By
 
 
 @contextlib.contextmanager
-def _whole(path: Path) -> Iterator[io.FileIO | io.BufferedWriter]:
-    """A new file that takes the place of `path` when all of it is written; a link there is replaced, not followed.
+def _whole(path: Path) -> Iterator[BinaryIO]:
+    """A new file that takes the place of `path` when all of it is written.
 
     Raises:
         SinkError: it cannot be written; what was begun is removed.
     """
-    temporary = ""
     try:
-        fd, temporary = tempfile.mkstemp(prefix=".msprobe_", suffix=".tmp", dir=path.parent)
-        with os.fdopen(fd, "wb") as file:
-            os.fchmod(fd, FILE_MODE)
-            yield file
-        os.replace(temporary, path)
-        temporary = ""
+        with WholeFile(path) as whole:
+            yield whole.file
     except OSError as error:
-        raise SinkError(f"cannot write {path}: {error.strerror or error}; is the directory there, writable and not full?") from error
-    finally:
-        if temporary:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
+        raise SinkError(f"cannot write {path}: {explain(error)}") from error

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.incident.event import plain
 
 
@@ -18,18 +16,9 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write aside under a random name, then rename: readers see the old file or the new one. Mode 0640.
+    """UTF-8; readers see the old file or the new one.
 
     Raises:
         OSError: it cannot be written; nothing partial stays.
     """
-    handle, aside = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
-            os.fchmod(file.fileno(), 0o640)
-            file.write(text)
-        os.replace(aside, path)
-    except OSError:
-        with suppress(OSError):
-            os.unlink(aside)
-        raise
+    write_file(path, [text.encode("utf-8", "backslashreplace")])

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from msprobe_engine import log
-from msprobe_engine.core.io.output_files import replace_file
+from msprobe_engine.core.io.output_files import WholeFile
 from msprobe_engine.errors import ProbeError, SettingsError
 from msprobe_engine.incident.notify import MAX_BYTES, Notifier
 from msprobe_engine.settings import text
@@ -188,7 +188,9 @@ class HotMonitor:
                 log.info(f"{said}; to start it again change {self.path}")
                 return
             target = Path(os.path.realpath(self.path))
-            replace_file(target, after, stat.S_IMODE(os.stat(target).st_mode))
+            with WholeFile(target) as whole:
+                os.fchmod(whole.file.fileno(), stat.S_IMODE(os.stat(target).st_mode))  # as its owner has it
+                whole.file.write(after)
             self._seen = file_state(self.path)
             log.info(f"{said}; {self.path} says so, switch it on there to start again")
         except (OSError, ProbeError) as error:

@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 
+from msprobe_engine.core.io.regular_files import explain, open_regular, require_regular
 from msprobe_engine.errors import SinkError
 from msprobe_engine.monitor.series import Floats, Integers, Key
 from msprobe_engine.monitor.trend_tags import Tags, parameter_tags
@@ -36,7 +37,6 @@ from msprobe_engine.sinks.names import plain_tag, utf8
 
 LIMIT = 1e9
 """Largest absolute value in ``trend_data``."""
-_MODE = 0o640
 _TABLES = (
     """CREATE TABLE IF NOT EXISTS monitoring_targets (target_id INTEGER PRIMARY KEY AUTOINCREMENT, target_name TEXT NOT NULL,
        vpp_stage INTEGER NOT NULL, micro_step INTEGER NOT NULL DEFAULT 0, UNIQUE(target_name, vpp_stage, micro_step))""",
@@ -82,8 +82,10 @@ class TrendDatabase:
         self._tags_of = tags_of
         self._file = 0
         try:
-            # SQLite would take the mode of the process and follow a link.
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE))
+            # SQLite would take the mode of the process and follow a link, also one in the place of the files that it keeps beside this one.
+            os.close(open_regular(path, os.O_RDWR | os.O_CREAT))
+            for ending in ("-journal", "-wal", "-shm"):
+                require_regular(f"{path}{ending}")
             self._db = sqlite3.connect(path, timeout=10.0, isolation_level=None, check_same_thread=False)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")
@@ -93,7 +95,9 @@ class TrendDatabase:
                 if not self._db.execute("SELECT 1 FROM global_stats").fetchone():
                     self._db.execute("INSERT INTO global_stats(min_step, max_step, max_rank) VALUES (-1, -1, 0)")
             self._file = os.stat(path).st_ino
-        except (OSError, sqlite3.Error, SinkError) as error:
+        except OSError as error:
+            raise SinkError(f"cannot open the data base {path}: {explain(error)}") from error
+        except (sqlite3.Error, SinkError) as error:
             raise SinkError(f"cannot open the data base {path}: {error}; remove it or name another place") from error
         self._forget()
 

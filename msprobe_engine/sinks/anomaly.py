@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine.core.io.output_files import make_directory, replace_file
+from msprobe_engine.core.io.regular_files import explain, read_regular
 from msprobe_engine.errors import SinkError
 from msprobe_engine.log import get_logger
 from msprobe_engine.records import Frame, Sample
@@ -117,14 +118,12 @@ class AnomalySink:
     def _read(self) -> dict[str, Any]:
         """What an earlier part of the run left. A file that is none of ours is put aside, never deleted."""
         try:
-            fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            data = read_regular(self.path, MAX_BYTES + 1)
         except FileNotFoundError:
             return {}
         except OSError as error:
-            raise SinkError(f"anomaly sink: cannot read {self.path}: {error.strerror or error}; move it away") from error
+            raise SinkError(f"anomaly sink: cannot read {self.path}: {explain(error)}") from error
         try:
-            with os.fdopen(fd, "rb") as file:
-                data = file.read(MAX_BYTES + 1)
             found = json.loads(data) if len(data) <= MAX_BYTES else None
         except (ValueError, RecursionError):
             found = None

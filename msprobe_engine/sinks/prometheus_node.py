@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine.core.io.output_files import replace_file
+from msprobe_engine.core.io.regular_files import read_regular
 from msprobe_engine.sinks.prometheus_metrics import Family, Labels
 from msprobe_engine.sinks.prometheus_names import METRICS, PREFIX
 
@@ -45,8 +46,7 @@ def read_snapshot(path: Path, rank: int) -> tuple[float, list[Family]]:
         OSError: there is none, or it cannot be read.
         ValueError: it is not of the form that `write_snapshot` gives, or of another rank.
     """
-    with path.open("rb") as file:
-        data = file.read(_MAX_BYTES + 1)
+    data = read_regular(path, _MAX_BYTES + 1)
     if len(data) > _MAX_BYTES:
         raise ValueError(f"{path}: more than {_MAX_BYTES} bytes")
     whole: Any = json.loads(data)

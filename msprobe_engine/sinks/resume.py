@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 import os
 import re
-import stat
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TextIO
 
 from msprobe_engine.core.io.output_files import replace_file
+from msprobe_engine.core.io.regular_files import explain, open_regular
 from msprobe_engine.errors import SettingsError, SinkError, UsageError
 from msprobe_engine.log import get_logger
 from msprobe_engine.monitor.places import between, rank_directories, stamp_argument
@@ -52,15 +53,12 @@ def whole_lines(path: Path) -> int:
     """Cut a half line off the end of a file that a killed process has left; bytes removed.
 
     Raises:
-        SinkError: the file cannot be changed, or is a link.
+        SinkError: the file cannot be changed, or is no regular file.
     """
     try:
-        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = open_regular(path, os.O_RDWR)
         try:
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode):
-                return 0
-            size = keep = status.st_size
+            size = keep = os.fstat(fd).st_size
             while keep:
                 start = max(0, keep - _TAIL)
                 at = os.pread(fd, keep - start, start).rfind(b"\n")
@@ -76,7 +74,7 @@ def whole_lines(path: Path) -> int:
         finally:
             os.close(fd)
     except OSError as error:
-        raise SinkError(f"cannot go on in {path}: {error.strerror or error}; check owner and mode, or leave append_output out") from error
+        raise SinkError(f"cannot go on in {path}: {explain(error, 'leave append_output out')}") from error
 
 
 def _whole_row(fd: int, end: int) -> int:
@@ -94,10 +92,19 @@ def read_header(path: Path) -> list[str]:
         SinkError: it cannot be read, or its first line is none of a table.
     """
     try:
-        with open(path, encoding="utf-8", errors="backslashreplace", newline="") as file:
+        with open_text(path) as file:
             return next(csv.reader(file), [])
     except (OSError, csv.Error) as error:
         raise SinkError(f"cannot read {path}: {error}; move it away, then a new file begins") from error
+
+
+def open_text(path: Path) -> TextIO:
+    """A CSV file for reading.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
+    """
+    return open(open_regular(path), encoding="utf-8", errors="backslashreplace", newline="")
 
 
 def with_columns(path: Path, header: Sequence[str]) -> None:
@@ -107,7 +114,7 @@ def with_columns(path: Path, header: Sequence[str]) -> None:
         SinkError: the file cannot be read or replaced.
     """
     try:
-        with open(path, encoding="utf-8", errors="backslashreplace", newline="") as file:
+        with open_text(path) as file:
             rows = list(csv.reader(file))
     except (OSError, csv.Error) as error:
         raise SinkError(f"cannot read {path}: {error}; move it away, then a new file begins") from error
@@ -126,7 +133,7 @@ def last_step(directory: Path) -> int | None:
     for path in directory.glob("*_*-*.csv"):
         try:
             header = read_header(path)
-            with open(path, "rb") as file:
+            with open(open_regular(path), "rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
                 tail = file.read().decode("utf-8", "backslashreplace")
             row = next(csv.reader(tail.splitlines()[-1:]), [])

@@ -27,7 +27,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from msprobe_engine.core.io.output_files import make_directory
+from msprobe_engine.core.io.output_files import make_directory, write_file
+from msprobe_engine.core.io.regular_files import read_regular
 from msprobe_integrations.common.replica_channel import Difference, Done, Mask, Words, fingerprint
 
 DETAILED = 64
@@ -194,7 +195,7 @@ class DirectoryChannel:
         for check in checks:
             path = self._directory / f"{token}.{check.step}.rank{self._rank}"
             if check.step not in self._written:
-                _write(path, check.data(self._fingerprint))
+                write_file(path, [check.data(self._fingerprint)])
                 self._written.add(check.step)
             elif check is checks[0] and not path.exists() and self._read_token() == token:
                 self._written.discard(check.step)
@@ -209,7 +210,7 @@ class DirectoryChannel:
         digests, known = np.empty((len(self.ranks), n), np.int64), np.empty((len(self.ranks), n), np.bool_)
         digests[0], known[0] = check.digests, check.known
         for i, path in enumerate(others, 1):
-            data = path.read_bytes()
+            data = read_regular(path, 8 + 9 * n + 1)
             if len(data) != 8 + 9 * n or int(np.frombuffer(data, np.int64, 1)[0]) != self._fingerprint:
                 self._fail(
                     f"ranks {self.ranks[0]} and {self.ranks[i]} do not hold copies of the same parameters; network, optimizer and monitor "
@@ -228,7 +229,7 @@ class DirectoryChannel:
         """What is here is of an earlier run, or was written under its token. The new token comes first: a file that is gone while the token
         stays was read."""
         self._token = uuid.uuid4().hex
-        _write(self._directory / _LEADER, self._token.encode())
+        write_file(self._directory / _LEADER, [self._token.encode()])
         for name in os.listdir(self._directory):
             if not name.startswith((".", _LEADER, self._token)):
                 with contextlib.suppress(OSError):
@@ -236,7 +237,7 @@ class DirectoryChannel:
 
     def _read_token(self) -> str:
         try:
-            text = (self._directory / _LEADER).read_bytes()[:64].decode("ascii", "replace")
+            text = read_regular(self._directory / _LEADER, 64).decode("ascii", "replace")
         except OSError:
             return ""
         return text if _TOKEN.fullmatch(text) else ""
@@ -248,11 +249,3 @@ def differing(digests: Words, known: Mask) -> list[Difference]:
     places = np.flatnonzero((known & (digests != first)).any(0))
     detailed = [Difference(int(p), digests[:, p].copy(), known[:, p].copy()) for p in places[:DETAILED]]
     return detailed + [Difference(int(p)) for p in places[DETAILED:]]
-
-
-def _write(path: Path, data: bytes) -> None:
-    """The file appears whole."""
-    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-    with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640), "wb") as file:
-        file.write(data)
-    os.replace(aside, path)

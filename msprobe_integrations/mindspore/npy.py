@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import mindspore
 import numpy as np
 import numpy.typing as npt
 
+from msprobe_engine.core.io.output_files import WholeFile
 from msprobe_engine.dump.dtypes import decoder, item_size
 from msprobe_engine.dump.npytemplate import NpyTemplate
 from msprobe_engine.errors import DumpFormatError
@@ -51,9 +51,8 @@ def write(tensor: Any, path: Path) -> None:
         UsageError: as `bytes_of`.
     """
     array = array_of(tensor)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o640)
-    with os.fdopen(descriptor, "wb") as file:
-        np.save(file, array, allow_pickle=False)
+    with WholeFile(path) as whole:
+        np.save(whole.file, array, allow_pickle=False)
 
 
 def from_bytes(data: bytes | bytearray | memoryview, dtype: str, shape: Sequence[int]) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Callable, Sequence
 from operator import mul
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 
 from msprobe_engine import hostkernel, log
 from msprobe_engine import rows as _rows
+from msprobe_engine.core.io.output_files import WholeFile
 from msprobe_engine.errors import DumpFormatError
 from msprobe_engine.records import TensorDescription, TensorRef
 from msprobe_engine.rows import Rows
@@ -430,9 +430,8 @@ class TorchBackend(DeviceReduce, PairRows, Wanted, Job, Commands):
             copy = data.detach().to("cpu").contiguous()
             if copy.untyped_storage().nbytes() != copy.numel() * copy.element_size():
                 copy = copy.clone()  # a view would take its whole storage into the file
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o640)
-            with os.fdopen(descriptor, "wb") as file:
-                torch.save(copy, file)
+            with WholeFile(path) as whole:
+                torch.save(copy, whole.file)
 
     def to_bytes(self, tensor: Any) -> bytes:
         """A CPU tensor as the content of a ``.pt`` file."""

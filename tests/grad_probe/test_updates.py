@@ -273,16 +273,17 @@ def test_full_disk(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"gradients of {len(written)} updates are in {small}, {8 - len(written)} are lost" in text
 
 
-def test_links_are_replaced(tmp_path: Path) -> None:
-    """A link in place of a file is not followed."""
+@pytest.mark.parametrize("name", ["grad_summary_0.csv", "step0.signs", "step0/1.bias.npy"])
+def test_links_are_not_followed(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A link in place of a file costs that step, which is said; what it leads to stays."""
     (tmp_path / "out/rank0/step0").mkdir(parents=True)
     target = tmp_path / "precious"
     target.write_text("mine")
-    for name in ("grad_summary_0.csv", "step0.signs", "step0/1.bias.npy"):
-        os.symlink(target, tmp_path / "out/rank0" / name)
-    collect(tmp_path / "out", steps=1)
+    os.symlink(target, tmp_path / "out/rank0" / name)
+    collect(tmp_path / "out", steps=2)
     assert target.read_text() == "mine"
-    assert not any(p.is_symlink() for p in (tmp_path / "out").rglob("*"))
+    assert f"cannot write {tmp_path / 'out/rank0' / name}: a link is where a regular file belongs" in capsys.readouterr().err
+    assert (tmp_path / "out/rank0/grad_summary_1.csv").is_file()
 
 
 def test_memory_is_bounded() -> None:

@@ -72,6 +72,16 @@ def open_regular(path: AnyPath, flags: int = os.O_RDONLY, *, mode: int = FILE_MO
     return fd
 
 
+def read_regular(path: AnyPath, most: int) -> bytes:
+    """The content of a regular file, of which at most `most` bytes are read.
+
+    Raises:
+        OSError: as `open_regular`.
+    """
+    with os.fdopen(open_regular(path), "rb") as file:
+        return file.read(most)
+
+
 def require_regular(path: AnyPath, *, dir_fd: int | None = None) -> None:
     """Nothing, or a regular file, is at `path`.
 
