@@ -19,8 +19,8 @@ from types import TracebackType
 from msprobe_engine.accuracy.metrics import COLUMNS
 from msprobe_engine.accuracy.result_forms import BLANK, Form, join
 from msprobe_engine.accuracy.results import SKIP, CallResult, Metric, TensorResult
-from msprobe_engine.core.io.output_files import write_all
-from msprobe_engine.core.io.regular_files import FILE_MODE, make_directories
+from msprobe_engine.core.io.output_files import WholeFile, write_all
+from msprobe_engine.core.io.regular_files import explain, make_directories, open_regular
 from msprobe_engine.errors import SinkError, UsageError
 from msprobe_engine.log import one_line
 from msprobe_engine.sinks.names import plain_name
@@ -64,7 +64,7 @@ class ResultFiles:
             self._open(go_on)
         except OSError as error:
             self.close()
-            raise SinkError(f"{one_line(str(error.filename or result_path))}: {error.strerror or error}") from error
+            raise SinkError(f"{one_line(str(error.filename or result_path))}: {explain(error)}") from error
         except BaseException:
             self.close()
             raise
@@ -84,7 +84,7 @@ class ResultFiles:
         try:
             make_directories(os.fspath(place))
         except OSError as error:
-            raise SinkError(f"{one_line(str(place))}: {error.strerror or error}") from error
+            raise SinkError(f"{one_line(str(place))}: {explain(error)}") from error
         moment = time.time()
         for later in range(3600):
             stamp = time.strftime("%Y%m%d%H%M%S", time.localtime(moment + later))
@@ -94,17 +94,17 @@ class ResultFiles:
         raise SinkError(f"{one_line(str(place))}: result files of the next hour are there already")
 
     def _open(self, go_on: bool) -> None:
-        flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        flags = os.O_RDWR | os.O_APPEND
         if not go_on:
             flags |= os.O_CREAT | os.O_EXCL
         elif not self.result_path.is_file():
             raise UsageError(f"{one_line(str(self.result_path))}: there is no such result file to go on with")
-        self._result = os.open(self.result_path, flags, FILE_MODE)
+        self._result = open_regular(self.result_path, flags)
         try:
             fcntl.flock(self._result, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UsageError(f"{one_line(str(self.result_path))}: another process writes this file; wait for it, or start anew") from None
-        self._details = os.open(self.details_path, flags | os.O_CREAT, FILE_MODE)
+        self._details = open_regular(self.details_path, flags | os.O_CREAT)
         if go_on:
             self._keep_complete()
         else:
@@ -262,15 +262,9 @@ def _dicts(path: Path) -> Iterator[dict[str, str]]:
 
 def _replaced(fd: int, path: Path, parts: list[bytes | memoryview]) -> int:
     """Another file in the place of this one, at once; its lock passes over."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    new = os.open(temporary, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
-    try:
-        write_all(new, [b"".join(parts)])
+    with WholeFile(path) as whole:
+        whole.file.writelines(parts)
+        new = open_regular(whole.temporary, os.O_RDWR | os.O_APPEND)
         fcntl.flock(new, fcntl.LOCK_EX)
-        os.replace(temporary, path)
-    except BaseException:
-        os.close(new)
-        os.unlink(temporary)
-        raise
     os.close(fd)
     return new

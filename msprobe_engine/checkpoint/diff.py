@@ -36,6 +36,7 @@ from msprobe_engine.checkpoint.single_numbers import as_the_other
 from msprobe_engine.checkpoint.stored import MODEL, Checkpoint, StoredTensor
 from msprobe_engine.checkpoint.threads import DEFAULT_MEMORY_MB, Plan, plan
 from msprobe_engine.checkpoint.values import compare_values
+from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.dump.dtypes import item_size
 from msprobe_engine.errors import SinkError
 from msprobe_engine.progress import bar
@@ -179,7 +180,7 @@ def _tensors(out: Result, a: Side, b: Side, pairs: Sequence[Pair], how: Plan, op
 
 def _directory(path: Path) -> Path:
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        make_directories(str(path))
     except OSError as error:
         raise SinkError(f"cannot make the directory {path}: {error.strerror or error}; name another one with -o") from error
     return path

@@ -11,6 +11,7 @@ from typing import Any
 from msprobe_engine.checkpoint.report_html import page
 from msprobe_engine.checkpoint.result import Result, TensorResult, ranked
 from msprobe_engine.core.io.output_files import write_named
+from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.errors import SinkError, UsageError
 from msprobe_engine.log import one_line
 from msprobe_engine.sinks.names import safe_cell
@@ -69,7 +70,7 @@ def write(path: Path, text: str) -> Path:
         SinkError: it cannot be written.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directories(str(path.parent))
         write_named(path, [text.encode("utf-8", "backslashreplace")])
     except OSError as error:
         raise SinkError(f"cannot write {path}: {error.strerror or error}; name another file") from error

@@ -16,7 +16,7 @@ from pathlib import Path
 from msprobe_engine.code_mapping.ir import Node, read_nodes
 from msprobe_engine.code_mapping.lookup import Found, Lookup
 from msprobe_engine.compare.tables import unwritable
-from msprobe_engine.compare.tables.wholefile import WholeFile
+from msprobe_engine.compare.tables.tablefile import TableFile
 from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.dump.kernel_files import (
     MAPPING,
@@ -220,7 +220,7 @@ def _cell(text: str) -> str:
 
 def _write(found: Mapped, path: Path, rows: Iterable[Sequence[str]]) -> None:
     try:
-        file = WholeFile(path)
+        file = TableFile(path)
     except OSError as error:
         raise unwritable(path, error) from error
     try:

@@ -24,7 +24,7 @@ from msprobe_engine.compare.source import Task
 from msprobe_engine.compare.tables import unwritable
 from msprobe_engine.compare.work import Result, failed
 from msprobe_engine.core.io.output_files import write_file
-from msprobe_engine.core.io.regular_files import FILE_MODE
+from msprobe_engine.core.io.regular_files import FILE_MODE, NEW_FILE
 from msprobe_engine.dump.reader import parse_json, read_bytes
 from msprobe_engine.errors import DumpFormatError, MissingExtraError, SinkError, UsageError
 
@@ -214,7 +214,7 @@ class Manifest:
             stamp = time.strftime(_STAMP, time.localtime(moment + later))
             lock = output / f".compare_{stamp}.lock"
             try:
-                os.close(os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE))
+                os.close(os.open(lock, NEW_FILE, FILE_MODE))
             except FileExistsError:
                 continue
             except OSError as error:

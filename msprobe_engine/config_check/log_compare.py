@@ -15,6 +15,7 @@ from msprobe_engine.config_check import tree_files
 from msprobe_engine.config_check.secrets import cleaned
 from msprobe_engine.config_check.training_logs import flat_settings, read_slime, read_verl
 from msprobe_engine.core.io.output_files import write_file
+from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.errors import SinkError, UsageError
 from msprobe_engine.sinks.names import safe_cell, utf8
 
@@ -149,7 +150,7 @@ def _write(
     files = {name: json.dumps(cleaned("", tree), indent=2, ensure_ascii=False, default=str) for name, tree in trees.items()}
     files[table] = "\ufeff" + "\n".join(lines) + "\n"
     try:
-        output.mkdir(parents=True, exist_ok=True)
+        make_directories(str(output))
         for name, text in files.items():
             write_file(output / name, [utf8(text).encode()])
             written.append(output / name)

@@ -24,10 +24,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from msprobe_engine.core.io.regular_files import explain, open_regular
 from msprobe_engine.errors import SinkError
 from msprobe_engine.log import one_line
 
-FILE_MODE = 0o640
 ENTRY_MODE = 0o600
 """Of an entry, for whoever extracts it; as the existing tool has it."""
 PATIENCE = 120.0
@@ -76,10 +76,9 @@ def lock_of_node(path: Path) -> Path:
 
 def _open(path: Path, pack: Path) -> int:
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
+        return open_regular(path, os.O_RDWR | os.O_CREAT)
     except OSError as error:
-        advice = "a link is not followed" if error.errno == errno.ELOOP else "name another path, or look at its owner and mode"
-        raise SinkError(f"cannot write the pack {one_line(str(pack))}: {path}: {error.strerror or error}; {advice}") from error
+        raise SinkError(f"cannot write the pack {one_line(str(pack))}: {path}: {explain(error, 'name another path')}") from error
 
 
 def _take(fd: int, path: Path) -> None:

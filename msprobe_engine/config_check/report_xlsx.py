@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -14,7 +12,7 @@ from typing import Any
 
 from msprobe_engine.compare.tables import unwritable
 from msprobe_engine.config_check.report_tables import Table
-from msprobe_engine.core.io.regular_files import FILE_MODE
+from msprobe_engine.core.io.output_files import WholeFile
 
 MOST_ROWS = 1_048_576
 """Of a sheet, with its head (limits of Excel); longer ones become ``name_part_0``, ``name_part_1``."""
@@ -40,20 +38,16 @@ def write_book(path: Path, sheets: Iterable[Table], most_rows: int = MOST_ROWS) 
     import xlsxwriter
     import xlsxwriter.exceptions
 
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     scratch = tempfile.mkdtemp(prefix=".xlsx.", dir=path.parent)
     try:
-        book = xlsxwriter.Workbook(os.fspath(temporary), {**_OPTIONS, "tmpdir": scratch})
-        try:
-            for name, table in _parts(sheets, most_rows):
-                _sheet(book, name, table)
-        finally:
-            book.close()
-        os.chmod(temporary, FILE_MODE)
-        os.rename(temporary, path)
+        with WholeFile(path) as whole:
+            book = xlsxwriter.Workbook(whole.file, {**_OPTIONS, "tmpdir": scratch})
+            try:
+                for name, table in _parts(sheets, most_rows):
+                    _sheet(book, name, table)
+            finally:
+                book.close()
     except (OSError, xlsxwriter.exceptions.FileCreateError) as error:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
         raise unwritable(path, error if isinstance(error, OSError) else OSError(str(error))) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

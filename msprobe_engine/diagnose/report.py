@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.diagnose.facts import forward_twin, module_path
 from msprobe_engine.diagnose.first_bad import Verdict
@@ -112,9 +112,7 @@ def write_json(findings: Sequence[Mapping[str, Any]], directory: Path) -> Path:
     """Write ``anomaly_analyze_{time_ns}.json`` (mode 0640) and return its path."""
     make_directories(str(directory))
     path = directory / f"anomaly_analyze_{time.time_ns()}.json"
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640), "w", encoding="utf-8") as file:
-        json.dump(as_json(findings), file, indent=1)
-        file.write("\n")
+    write_file(path, [(json.dumps(as_json(findings), indent=1) + "\n").encode()])
     return path
 
 

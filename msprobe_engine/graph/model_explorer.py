@@ -7,16 +7,16 @@ comes out of a whole module begins at the last call in it.
 
 from __future__ import annotations
 
+import io
 import json
-import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from msprobe_engine.compare.tree import Tree
-from msprobe_engine.core.io.regular_files import FILE_MODE
+from msprobe_engine.core.io.output_files import WholeFile
+from msprobe_engine.core.io.regular_files import explain
 from msprobe_engine.errors import SinkError
 from msprobe_engine.graph.items import items
 from msprobe_engine.graph.model import ROOT, Comparison, Graph
@@ -42,11 +42,9 @@ class ModelExplorerWriter:
     def __init__(self, plan: Plan) -> None:
         self._path = plan.output / f"{plan.word}_{plan.stamp}.model_explorer.json"
         self._between = "\n"
-        self._temporary = ""
         try:
-            number, self._temporary = tempfile.mkstemp(prefix=f".{self._path.name}.", suffix=".tmp", dir=plan.output)
-            os.fchmod(number, FILE_MODE)
-            self._file = os.fdopen(number, "w", encoding="utf-8")
+            self._whole = WholeFile(self._path)
+            self._file = io.TextIOWrapper(self._whole.file, encoding="utf-8")
             self._file.write(f'{{"label": {json.dumps(f"{plan.word} {plan.stamp}")}, "graphs": [')
         except OSError as error:
             raise self._failed(error) from error
@@ -76,20 +74,19 @@ class ModelExplorerWriter:
         try:
             self._file.write("]}\n")
             self._file.close()
-            os.replace(self._temporary, self._path)
+            self._whole.commit()
         except OSError as error:
             raise self._failed(error) from error
         return [self._path]
 
     def abort(self) -> None:
         """Leave nothing behind."""
-        with suppress(OSError, AttributeError):
-            self._file.close()
         with suppress(OSError):
-            os.unlink(self._temporary)
+            self._file.close()
+        self._whole.abort()
 
     def _failed(self, error: OSError) -> SinkError:
-        return SinkError(f"cannot write {self._path}: {error.strerror or error}; is the directory there, writable and not full?")
+        return SinkError(f"cannot write {self._path}: {explain(error)}")
 
 
 def _graph(name: str, graph: Graph, compared: Comparison | None) -> Iterator[str]:

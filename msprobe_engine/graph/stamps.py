@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from msprobe_engine.compare.tables import unwritable
-from msprobe_engine.core.io.regular_files import FILE_MODE
+from msprobe_engine.core.io.regular_files import FILE_MODE, NEW_FILE, open_regular
 from msprobe_engine.errors import SinkError
 
 _STAMP = "%Y%m%d%H%M%S"
@@ -35,7 +35,7 @@ def reserve(output: Path) -> Iterator[str]:
         stamp = time.strftime(_STAMP, time.localtime(now + later))
         lock = output / f"{_LOCK}{stamp}{_SUFFIX}"
         try:
-            held = os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
+            held = os.open(lock, NEW_FILE, FILE_MODE)
         except FileExistsError:
             continue
         except OSError as error:
@@ -62,7 +62,7 @@ def _sweep(output: Path) -> None:
     """Remove what runs have left that were killed: the system gives up a lock with its process."""
     for lock in output.glob(f"{_LOCK}{'[0-9]' * 14}{_SUFFIX}"):
         with suppress(OSError):
-            held = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            held = open_regular(lock, os.O_RDWR)
             try:
                 if time.time() - os.fstat(held).st_mtime < _LEFT_SECONDS:
                     continue

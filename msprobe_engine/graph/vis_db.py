@@ -8,15 +8,14 @@ what sqlite keeps beside a file in the mode of the existing tool (WAL) would hav
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
-import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from msprobe_engine.core.io.regular_files import FILE_MODE
+from msprobe_engine.core.io.output_files import WholeFile
+from msprobe_engine.core.io.regular_files import explain
 from msprobe_engine.errors import SinkError
 from msprobe_engine.graph import vis_texts
 from msprobe_engine.graph.items import saved_tensors, texts
@@ -68,19 +67,19 @@ class VisDbWriter:
         self._path = plan.output / f"{plan.word}_{plan.stamp}.vis.db"
         self._task = ""
         self._micro_steps = 1
-        self._temporary = ""
         try:
             # The name does not end in .vis.db, so that a plugin that looks at the directory does not open it half written.
-            number, self._temporary = tempfile.mkstemp(prefix=f".{self._path.name}.", suffix=".tmp", dir=plan.output)
-            os.fchmod(number, FILE_MODE)
-            os.close(number)
-            self._connection = sqlite3.connect(self._temporary, isolation_level=None)
+            self._whole = WholeFile(self._path)
+            self._connection = sqlite3.connect(self._whole.temporary, isolation_level=None)
             # A broken run leaves nothing, so nothing has to be rolled back.
             for line in (f"PRAGMA page_size={_PAGE}", "PRAGMA journal_mode=OFF", "PRAGMA synchronous=OFF", "BEGIN"):
                 self._connection.execute(line)
             for table, columns in (("tb_nodes", _NODES), ("tb_stack", _STACKS), ("tb_config", _CONFIG)):
                 self._connection.execute(f"CREATE TABLE {table} ({columns})")
-        except (OSError, sqlite3.Error) as error:
+        except OSError as error:
+            raise self._failed(error) from error
+        except sqlite3.Error as error:
+            self.abort()
             raise self._failed(error) from error
 
     def add(self, made: Graph | Comparison) -> None:
@@ -129,7 +128,7 @@ class VisDbWriter:
             self._connection.execute("COMMIT")
             self._connection.execute("PRAGMA journal_mode=DELETE")
             self._connection.close()
-            os.replace(self._temporary, self._path)
+            self._whole.commit()
         except (OSError, sqlite3.Error) as error:
             raise self._failed(error) from error
         return [self._path]
@@ -138,11 +137,11 @@ class VisDbWriter:
         """Leave nothing behind."""
         with suppress(sqlite3.Error, AttributeError):
             self._connection.close()
-        with suppress(OSError):
-            os.unlink(self._temporary)
+        self._whole.abort()
 
     def _failed(self, error: Exception) -> SinkError:
-        return SinkError(f"cannot write {self._path}: {error}; is the directory there, writable and not full?")
+        why = explain(error) if isinstance(error, OSError) else f"{error}; is the disk full?"
+        return SinkError(f"cannot write {self._path}: {why}")
 
 
 class _Stacks:

@@ -5,15 +5,15 @@ Fields: section 8.7 of the description of the existing tool, held to its own fil
 
 from __future__ import annotations
 
+import io
 import json
-import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from msprobe_engine.core.io.regular_files import FILE_MODE
+from msprobe_engine.core.io.output_files import WholeFile
+from msprobe_engine.core.io.regular_files import explain
 from msprobe_engine.errors import SinkError
 from msprobe_engine.graph import vis_texts
 from msprobe_engine.graph.items import items, saved_tensors
@@ -32,7 +32,7 @@ class VisJsonWriter:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._made: list[tuple[str, Path]] = []
+        self._made: list[WholeFile] = []
 
     def add(self, made: Graph | Comparison) -> None:
         """Write the next one.
@@ -42,12 +42,10 @@ class VisJsonWriter:
         """
         path = self._plan.output / self._name(made)
         try:
-            number, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=self._plan.output)
-            self._made.append((temporary, path))
-            with os.fdopen(number, "w", encoding="utf-8") as file:
-                os.fchmod(number, FILE_MODE)
-                for part in _document(made, self._plan):
-                    file.write(part)
+            whole = WholeFile(path)
+            self._made.append(whole)
+            with io.TextIOWrapper(whole.file, encoding="utf-8") as file:
+                file.writelines(_document(made, self._plan))
         except OSError as error:
             raise _failed(path, error) from error
 
@@ -57,19 +55,19 @@ class VisJsonWriter:
         Raises:
             SinkError: they cannot be renamed.
         """
-        for temporary, path in self._made:
+        for whole in self._made:
             try:
-                os.replace(temporary, path)
+                whole.commit()
             except OSError as error:
-                raise _failed(path, error) from error
-        return [path for _, path in self._made]
+                raise _failed(whole.path, error) from error
+        return [whole.path for whole in self._made]
 
     def abort(self) -> None:
         """Leave nothing behind."""
-        for one, path in self._made:
-            for name in (one, path):
-                with suppress(OSError):
-                    os.unlink(name)
+        for whole in self._made:
+            whole.abort()
+            with suppress(OSError):
+                whole.path.unlink()
 
     def _name(self, made: Graph | Comparison) -> str:
         """With the numbers of step and rank where there are several of them, or the path is that of all steps or of all ranks."""
@@ -84,7 +82,7 @@ class VisJsonWriter:
 
 
 def _failed(path: Path, error: OSError) -> SinkError:
-    return SinkError(f"cannot write {path}: {error.strerror or error}; is the directory there, writable and not full?")
+    return SinkError(f"cannot write {path}: {explain(error)}")
 
 
 def _document(made: Graph | Comparison, plan: Plan) -> Iterator[str]:

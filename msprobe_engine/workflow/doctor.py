@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from msprobe_engine.core.io.output_files import write_named
 from msprobe_engine.errors import UsageError
 from msprobe_engine.log import one_line, printable
 from msprobe_engine.workflow.check_process import READY, CheckCommand, CheckEnded, TimeUp, answers
@@ -270,9 +271,9 @@ def execute(args: argparse.Namespace, table: str, runner: str) -> int:
 
     def write(so_far: Report) -> None:
         if args.json:
-            args.json.write_text(json.dumps(so_far.as_dict(), indent=1) + "\n", encoding="utf-8")
+            write_named(args.json, [(json.dumps(so_far.as_dict(), indent=1) + "\n").encode()])
         if args.markdown:
-            args.markdown.write_text(so_far.markdown(), encoding="utf-8")
+            write_named(args.markdown, [so_far.markdown().encode()])
 
     def write_early(so_far: Report) -> None:
         with contextlib.suppress(OSError):  # a disk that is full ends no checks: it is said behind them

@@ -21,6 +21,7 @@ from msprobe_engine.accuracy.online.directory_server import DirectoryServer
 from msprobe_engine.accuracy.online.events import Event
 from msprobe_engine.accuracy.online.options import DROP
 from msprobe_engine.accuracy.online.shared_directory import DirectoryClient
+from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.errors import SettingsError
 
 _SERVER = replace(QUICK_SERVER, gap_seconds=0.3)
@@ -121,7 +122,7 @@ def test_a_full_directory_loses_nothing_as_long_as_the_queue_has_room(tiny: Path
     assert until(lambda: "unreachable" in [e.kind for e in events])
     time.sleep(0.3)
     assert 5 < client.counts().acknowledged < 12
-    assert not [n for n in os.listdir(tiny / f"rank0-{client.session}") if n.endswith(".part")]
+    assert not [n for n in os.listdir(tiny / f"rank0-{client.session}") if n.startswith(".")]
     with _serving(tiny, kept):
         assert client.close(20.0).acknowledged == 30
         assert _finished(kept)
@@ -212,7 +213,7 @@ def test_a_missing_message_is_waited_for_and_then_counted(tmp_path: Path) -> Non
     (folder / layout.message_name(10, None)).unlink()
     with _serving(tmp_path, kept, gap_seconds=0.8) as server:
         assert until(lambda: kept.numbers(client.session) == [0, 1])
-        layout.write_file(folder / layout.message_name(3, None), [late])
+        write_file(folder / layout.message_name(3, None), [late])
         assert _finished(kept)
         assert server.sessions()[0].missing == 2
     assert kept.numbers(client.session) == [0, 1, 2, 3, 4, 5, 6, 8]

@@ -14,7 +14,7 @@ from pathlib import Path
 from msprobe_engine.accuracy.free_benchmark.judge import Judgement
 from msprobe_engine.accuracy.free_benchmark.perturb import TO_CPU
 from msprobe_engine.core.io.output_files import write_all, write_file
-from msprobe_engine.core.io.regular_files import FILE_MODE, make_directories
+from msprobe_engine.core.io.regular_files import make_directories, open_regular
 from msprobe_engine.sinks.names import safe_cell, utf8
 
 NAME, SUMMARY = "free_benchmark.csv", "free_benchmark_summary"
@@ -93,7 +93,7 @@ class FreeBenchmarkTable:
         make_directories(os.fspath(path.parent))
         if not path.exists():
             self._begin(path)
-        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = open_regular(path, os.O_WRONLY | os.O_APPEND)
         try:
             write_all(fd, ["".join(self._rows).encode()])
         finally:
@@ -105,7 +105,6 @@ class FreeBenchmarkTable:
         temporary = path.with_name(f".{NAME}.{os.getpid()}.tmp")
         write_file(temporary, [self._header.encode()])
         try:
-            os.chmod(temporary, FILE_MODE)
             os.link(temporary, path)
         except FileExistsError:
             pass

@@ -20,6 +20,8 @@ from pathlib import Path
 
 from msprobe_engine.accuracy.online.certificate import Certificate, read_certificate, read_revocations
 from msprobe_engine.accuracy.online.tls import CLIENT, PASSPHRASE, SERVER
+from msprobe_engine.core.io.output_files import write_file
+from msprobe_engine.core.io.regular_files import FILE_MODE, make_directories
 from msprobe_engine.errors import UsageError
 
 CA_PASSPHRASE = "MSPROBE_CA_PASSPHRASE"
@@ -148,7 +150,7 @@ class Authority:
         if there:
             raise UsageError(f"{there[0]}: is there already; remove it first, or name another directory with -o")
         try:
-            output.mkdir(parents=True, exist_ok=True, mode=0o750)
+            make_directories(str(output))
             with tempfile.TemporaryDirectory(dir=output, prefix=".new-") as folder, self._locked():
                 for role in roles:
                     key, crt = Path(folder) / f"{role}.key", Path(folder) / f"{role}.crt"
@@ -157,7 +159,7 @@ class Authority:
                             self.directory, "ca", "-batch", "-config", config, "-extensions", f"{role}_extensions", "-notext",
                             "-in", request, "-out", str(crt.resolve()), *_dates(days), *_passin(CA_PASSPHRASE),
                         )  # fmt: skip
-                    os.chmod(crt, 0o640)
+                    os.chmod(crt, FILE_MODE & crt.stat().st_mode)
                 for path in made:
                     os.rename(Path(folder) / path.name, path)
             return [*made, *self.copy(output)]
@@ -168,10 +170,7 @@ class Authority:
         """Put ca.crt and crl.pem into a host's directory."""
         made = []
         for name in ("ca.crt", "crl.pem"):
-            part = output / f".{name}.part"
-            part.write_bytes((self.directory / name).read_bytes())
-            part.chmod(0o640)
-            part.rename(output / name)  # a server that runs looks at these files
+            write_file(output / name, [(self.directory / name).read_bytes()])  # a server that runs looks at these files
             made.append(output / name)
         return made
 

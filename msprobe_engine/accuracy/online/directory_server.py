@@ -22,6 +22,7 @@ from msprobe_engine.accuracy.online.frames import PREFIX_BYTES, parse_message
 from msprobe_engine.accuracy.online.options import ServerOptions
 from msprobe_engine.accuracy.online.outbox import tell
 from msprobe_engine.accuracy.online.session import Handler, Last, Session, SessionState
+from msprobe_engine.core.io.regular_files import open_regular
 from msprobe_engine.errors import SettingsError, TransportError
 
 _LOCK = ".msprobe-server"
@@ -98,7 +99,7 @@ class DirectoryServer:
         try:
             mode = os.stat(self._directory).st_mode
             path = self._directory / _LOCK
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, layout.FILE_MODE)
+            descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise SettingsError(
                 f"nfs_path {self._directory}: cannot be used ({error.strerror}); name one that the trainings and this server can write"
@@ -242,7 +243,7 @@ class DirectoryServer:
         """One message into memory; False when there is none for it now."""
         session = client.session
         try:
-            descriptor = layout.open_regular(client.folder / client.files[sequence])
+            descriptor = open_regular(client.folder / client.files[sequence])
         except OSError as error:
             self._reject(client, sequence, error.strerror or str(error))
             return True

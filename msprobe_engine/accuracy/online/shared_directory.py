@@ -17,6 +17,7 @@ from msprobe_engine.accuracy.online.events import CONNECTED, FAULT, FINISHED, LO
 from msprobe_engine.accuracy.online.frames import WITH_CRC, Kind, checksum, encode_prefix
 from msprobe_engine.accuracy.online.options import ClientOptions
 from msprobe_engine.accuracy.online.outbox import Buffer, Message, Outbox, tell
+from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.errors import SettingsError
 
 _PAUSES = (0.1, 0.5, 1.0, 2.0, 5.0)
@@ -147,10 +148,10 @@ class DirectoryClient:
         prefix = encode_prefix(Kind.MESSAGE, message.sequence, len(message.header), message.payload, WITH_CRC)
         pieces: list[bytes | memoryview] = [prefix, message.header, *message.buffers, checksum(message.header, message.buffers)]
         try:
-            layout.write_file(path, pieces)
+            write_file(path, pieces)
         except FileNotFoundError:  # somebody has removed the folder
             self._make_folder()
-            layout.write_file(path, pieces)
+            write_file(path, pieces)
         self._lying.append((path, message.size))
         self._lying_bytes += message.size
         if self._trouble:

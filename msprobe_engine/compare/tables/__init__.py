@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from msprobe_engine.compare.options import FORMATS
-from msprobe_engine.core.io.regular_files import make_directories
+from msprobe_engine.core.io.regular_files import explain, make_directories
 from msprobe_engine.errors import SinkError, UsageError
 
 Block = Mapping[str, Any]
@@ -113,4 +113,4 @@ def output_directory(path: str | Path) -> Path:
 
 def unwritable(path: Path, error: OSError) -> SinkError:
     """The error of a file that cannot be written."""
-    return SinkError(f"cannot write {path}: {error.strerror or error}; name another output directory or free some space")
+    return SinkError(f"cannot write {path}: {explain(error, 'name another output directory')}")

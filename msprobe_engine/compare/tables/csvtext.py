@@ -15,7 +15,7 @@ import numpy as np
 from msprobe_engine.compare.columns import COLOUR
 from msprobe_engine.compare.tables import Block
 from msprobe_engine.compare.tables.numbertext import compiled
-from msprobe_engine.compare.tables.wholefile import WholeFile
+from msprobe_engine.compare.tables.tablefile import TableFile
 from msprobe_engine.sinks.names import safe_cell, utf8
 
 Words = tuple[str, str, str]
@@ -80,7 +80,7 @@ class CsvTable:
         self.files = [path]
         self._columns = list(columns)
         self._words = COMPAT if compat else PLAIN
-        self._file = WholeFile(path)
+        self._file = TableFile(path)
         self._file.write((",".join(map(cell_text, columns)) + "\n").encode())
 
     def write(self, block: Block) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from msprobe_engine.compare.columns import COLOUR
 from msprobe_engine.compare.tables import Block
-from msprobe_engine.compare.tables.wholefile import WholeFile
+from msprobe_engine.compare.tables.tablefile import TableFile
 from msprobe_engine.sinks.names import utf8
 from msprobe_engine.web.markup import Html, paragraph, tiles
 from msprobe_engine.web.page import Verdict, page
@@ -39,7 +39,7 @@ class HtmlTable:
         self._verdict = next((i for i, name in enumerate(self._columns) if name in _VERDICTS), None)
         self._title = title
         self._most = most_rows
-        self._file = WholeFile(path)
+        self._file = TableFile(path)
         self._bad: list[tuple[int, list[Any]]] = []
         self._good: list[tuple[int, list[Any]]] = []
         self._rows = 0

@@ -12,7 +12,7 @@ import numpy as np
 
 from msprobe_engine.compare.columns import COLOUR
 from msprobe_engine.compare.tables import Block, unwritable
-from msprobe_engine.compare.tables.wholefile import WholeFile
+from msprobe_engine.compare.tables.tablefile import TableFile
 from msprobe_engine.sinks.names import utf8
 
 _TEXT = ("Name", "Dtype", "Shape", "MD5", "Requires_grad", "Result", "Accuracy", "Err_message", "Stack_Info", "Data_name", "Consistent")
@@ -35,7 +35,7 @@ class ParquetTable:
                 name += " (text)"
             fields.append((name, pyarrow.string()))
         self._schema = pyarrow.schema(fields)
-        self._file = WholeFile(path)
+        self._file = TableFile(path)
         self._writer = pyarrow.parquet.ParquetWriter(self._file.file, self._schema, compression="zstd")
 
     def write(self, block: Block) -> None:

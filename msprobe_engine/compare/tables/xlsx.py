@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ import numpy as np
 
 from msprobe_engine.compare.columns import COLOUR
 from msprobe_engine.compare.tables import Block, unwritable
-from msprobe_engine.core.io.regular_files import FILE_MODE
+from msprobe_engine.core.io.output_files import WholeFile
 from msprobe_engine.errors import SinkError
 
 MOST_ROWS = 1_048_576
@@ -38,7 +37,7 @@ class XlsxTable:
         self._path = path
         self._columns = [name for name in columns if name != COLOUR]
         self._most = most_rows
-        self._done: list[tuple[Path, Path]] = []
+        self._done: list[WholeFile] = []
         self._scratch = tempfile.mkdtemp(prefix=".xlsx.", dir=path.parent)  # the writer's own files of rows
         try:
             self._begin()
@@ -51,9 +50,9 @@ class XlsxTable:
 
         number = len(self._done)
         path = self._path if number == 0 else self._path.with_name(f"{self._path.stem}_slice_{number}.xlsx")
-        temporary = path.with_name(f".{path.name[:200]}.{os.getpid()}.tmp")
-        self._done.append((temporary, path))
-        self._book = xlsxwriter.Workbook(os.fspath(temporary), {**_OPTIONS, "tmpdir": self._scratch})
+        whole = WholeFile(path)
+        self._done.append(whole)
+        self._book = xlsxwriter.Workbook(whole.file, {**_OPTIONS, "tmpdir": self._scratch})
         self._sheet = self._book.add_worksheet()
         self._formats = {name: self._book.add_format({"bg_color": colour}) for name, colour in _COLOURS.items()}
         self._row = 0
@@ -100,10 +99,9 @@ class XlsxTable:
         """Finish the files."""
         try:
             self._finish_book()
-            for temporary, path in self._done:
-                os.chmod(temporary, FILE_MODE)
-                os.rename(temporary, path)
-                self.files.append(path)
+            for whole in self._done:
+                whole.commit()
+                self.files.append(whole.path)
         except OSError as error:
             self.abort()
             raise unwritable(self._path, error) from error
@@ -113,9 +111,8 @@ class XlsxTable:
         """Leave nothing behind."""
         with contextlib.suppress(Exception):
             self._book.close()
-        for temporary, _ in self._done:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
+        for whole in self._done:
+            whole.abort()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
 

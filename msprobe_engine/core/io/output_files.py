@@ -57,6 +57,7 @@ class WholeFile:
         buffering: as of `open`.
 
     Attributes:
+        path: its name.
         file: what to write to.
         temporary: its path until then; it begins with a dot and ends in ``.tmp``.
 
@@ -65,9 +66,9 @@ class WholeFile:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, mode: int = FILE_MODE, buffering: int = -1) -> None:
-        self._path = os.fspath(path)
+        self.path = Path(path)
         require_regular(path)
-        head, tail = os.path.split(self._path)
+        head, tail = os.path.split(path)
         kept = os.fsdecode(os.fsencode(tail)[:_LONGEST_NAME])
         self.temporary = os.path.join(head, f".{kept}.{secrets.token_hex(4)}.tmp")
         self.file = cast(BinaryIO, os.fdopen(os.open(self.temporary, NEW_FILE, mode), "wb", buffering))
@@ -80,7 +81,7 @@ class WholeFile:
         """
         try:
             self.file.close()  # some file systems say only now that they are full
-            os.replace(self.temporary, self._path)
+            os.replace(self.temporary, self.path)
         except BaseException:
             self.abort()
             raise

@@ -33,12 +33,12 @@ _KINDS = (
 
 
 class OddFileError(OSError):
-    """Something else is where a regular file (or a directory) belongs; `strerror` says what it is."""
+    """Something else is where a regular file (or a directory) belongs; `strerror` says what it is and what to do."""
 
     def __init__(self, mode: int, path: AnyPath, needed: str = "a regular file") -> None:
         kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "a regular file" if stat.S_ISREG(mode) else "something unknown")
         number = errno.ELOOP if stat.S_ISLNK(mode) else errno.EISDIR if stat.S_ISDIR(mode) else errno.EEXIST
-        super().__init__(number, f"{kind} is where {needed} belongs", path)
+        super().__init__(number, f"{kind} is where {needed} belongs: move it away", path)
 
 
 def open_regular(path: AnyPath, flags: int = os.O_RDONLY, *, mode: int = FILE_MODE, dir_fd: int | None = None) -> int:
@@ -130,8 +130,8 @@ def _require_directory(path: str) -> None:
 
 
 _ADVICE = {
-    errno.ENOSPC: "the disk is full: free space or {elsewhere}",
-    errno.EDQUOT: "the disk quota is used up: free space or {elsewhere}",
+    errno.ENOSPC: "the disk is full: free some space or {elsewhere}",
+    errno.EDQUOT: "the disk quota is used up: free some space or {elsewhere}",
     errno.EACCES: "no permission: check the owner and mode of the directory or {elsewhere}",
     errno.EPERM: "no permission: check the owner and mode of the directory or {elsewhere}",
     errno.EROFS: "the file system is read-only: {elsewhere}",
@@ -147,5 +147,7 @@ def explain(error: OSError, elsewhere: str = "name another place") -> str:
     Args:
         elsewhere: how the user chooses another place, ``set dump_path to another one``.
     """
-    otherwise = "move it away or {elsewhere}" if isinstance(error, OddFileError) else "is the directory still there, writable and not full?"
-    return f"{error.strerror or error}; {_ADVICE.get(error.errno or 0, otherwise).format(elsewhere=elsewhere)}"
+    if isinstance(error, OddFileError):
+        return f"{error.strerror}, or {elsewhere}"
+    advice = _ADVICE.get(error.errno or 0, "is the directory still there and writable? free some space or {elsewhere}")
+    return f"{error.strerror or error}; {advice.format(elsewhere=elsewhere)}"

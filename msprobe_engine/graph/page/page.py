@@ -15,7 +15,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from msprobe_engine.core.io.regular_files import FILE_MODE
+from msprobe_engine.core.io.output_files import WholeFile
+from msprobe_engine.core.io.regular_files import explain
 from msprobe_engine.errors import SinkError
 from msprobe_engine.graph.model import Comparison, Graph
 from msprobe_engine.graph.page import details, flow
@@ -89,17 +90,10 @@ class PageWriter:
             verdict=verdict,
             app=True,
         )
-        temporary = ""
         try:
-            fd, temporary = tempfile.mkstemp(prefix=f".{self.path.name}.", suffix=".tmp", dir=self.path.parent)
-            with os.fdopen(fd, "wb") as file:
-                os.fchmod(fd, FILE_MODE)
-                for piece in pieces:
-                    file.write(piece)
-            os.replace(temporary, self.path)
+            with WholeFile(self.path) as whole:
+                whole.file.writelines(pieces)
         except OSError as error:
-            if temporary and os.path.exists(temporary):
-                os.unlink(temporary)
             raise self._failed(error) from error
         finally:
             self._spool.close()
@@ -110,7 +104,7 @@ class PageWriter:
         self._spool.close()
 
     def _failed(self, error: OSError) -> SinkError:
-        return SinkError(f"cannot write {self.path}: {error.strerror or error}; is the directory there, writable and not full?")
+        return SinkError(f"cannot write {self.path}: {explain(error)}")
 
     def _data(self) -> Iterator[tuple[str, bytes]]:
         manifest = {**self._about, "block": details.BLOCK, "pairs": self._pairs}
