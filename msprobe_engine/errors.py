@@ -4,6 +4,8 @@ ProbeError
 |- SettingsError      a settings file or argument (file, key, value, what is allowed)
 |- UsageError         the API was called in a way that cannot work
 |- DumpFormatError    a dump directory or file cannot be read
+|  '- UnreadableFileError  a file holds what no reader expects; commands end with 3
+|- TextError          JSON or YAML text that is none, or too much; also a ValueError. Whoever reads the file adds its name
 |- TransportError     the other end of the online path cannot be reached, refuses, or sends what is no message
 |- SinkError          a sink cannot write (disk full, port taken); training goes on unless strict
 |- MissingExtraError  an optional package is not installed; the message holds the pip command
@@ -27,6 +29,27 @@ class UsageError(ProbeError):
 
 class DumpFormatError(ProbeError):
     """A dump directory or one of its files cannot be read."""
+
+
+class UnreadableFileError(DumpFormatError):
+    """A file holds something that its reader did not expect; see `core.io.damaged_files`."""
+
+
+class TextError(ProbeError, ValueError):
+    """Text that is no JSON or YAML, or is beyond the limits of `core.io`.
+
+    Args:
+        problem: what is wrong, without the file and the place.
+        line, column: where, from 1; None where nobody knows.
+        at_end: the text ends too early.
+    """
+
+    def __init__(self, problem: str, line: int | None = None, column: int | None = None, at_end: bool = False) -> None:
+        super().__init__(problem if line is None else f"{problem} (line {line}, column {column})")
+        self.problem = problem
+        self.line = line
+        self.column = column
+        self.at_end = at_end
 
 
 class SinkError(ProbeError):

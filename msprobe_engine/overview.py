@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import stat
@@ -11,6 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.dump import layout, packedfiles
 from msprobe_engine.dump.summary import size
 from msprobe_engine.errors import UsageError
@@ -279,8 +279,8 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > _LARGEST:
             return {}
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        content = parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
 

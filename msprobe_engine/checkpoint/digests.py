@@ -22,6 +22,7 @@ from msprobe_engine.checkpoint.filereads import FileReads
 from msprobe_engine.checkpoint.result import strict
 from msprobe_engine.checkpoint.stored import Checkpoint, StoredTensor
 from msprobe_engine.checkpoint.threads import Job, Plan, Pool
+from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.io.output_files import write_named
 from msprobe_engine.digest import digest_array, words_per_element
 from msprobe_engine.dump.dtypes import plain_name
@@ -173,7 +174,7 @@ def read_manifest(path: Path) -> tuple[Checkpoint, dict[str, Digest]]:
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise DumpFormatError(f"{path}: is larger than {_MOST_BYTES >> 30} GiB; that is no manifest")
-        data = json.loads(path.read_bytes())
+        data = parse_json(path.read_bytes())
         if data.get("version") != VERSION:
             raise DumpFormatError(f"{path}: is a manifest of version {data.get('version')!r}; this tool knows version {VERSION}")
         checkpoint = Checkpoint(

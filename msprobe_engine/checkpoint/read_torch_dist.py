@@ -7,7 +7,6 @@ strategies/torch.py of megatron-core 0.16.1 and 0.19; `torch_dist_zarr`.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -28,6 +27,7 @@ from msprobe_engine.checkpoint.torch_dist_names import in_model_shape, single
 from msprobe_engine.checkpoint.torch_dist_zarr import read_arrays, read_shards
 from msprobe_engine.checkpoint.torchfile import UnknownNameError, read_torch
 from msprobe_engine.checkpoint.torchpickle import FileTensor
+from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.errors import DumpFormatError
 
 CONFIG, COMMON, COMMON_STATE = "metadata.json", "common.pt", "common_state/shard_0_1"
@@ -81,7 +81,7 @@ def _backend(path: Path) -> str:
     """
     file = path / CONFIG
     try:
-        found = json.loads(read_text(file, 1 << 20))
+        found = parse_json(read_text(file, 1 << 20))
     except ValueError as error:
         raise DumpFormatError(f"{file}: is no JSON ({error}); was it cut off?") from None
     backend = found.get("sharded_backend") if isinstance(found, dict) else None

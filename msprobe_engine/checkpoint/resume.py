@@ -16,12 +16,13 @@ from typing import Any
 
 from msprobe_engine.checkpoint.names import Pair
 from msprobe_engine.checkpoint.result import TensorResult
+from msprobe_engine.core.io.json_text import parse_json
+from msprobe_engine.core.io.regular_files import explain, open_regular
 from msprobe_engine.errors import SinkError, UsageError
 from msprobe_engine.log import one_line, warning
 
 FILE = "ckpt_diff.progress.jsonl"
 _VERSION = 2
-_MODE = 0o640
 
 
 Stamp = tuple[int, int, int, int]
@@ -81,9 +82,9 @@ class Journal:
         self._ended = False
         self.known: dict[int, TensorResult] = {}
         try:
-            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _MODE)
+            self._fd = open_regular(self.path, os.O_RDWR | os.O_CREAT)
         except OSError as error:
-            raise SinkError(f"cannot write {self.path}: {error.strerror or error}; name another directory with -o") from error
+            raise SinkError(f"cannot write {self.path}: {explain(error, 'name another directory with -o')}") from error
         try:
             _lock(self._fd, self.path)
             end = self._load() if go_on else 0
@@ -130,7 +131,7 @@ class Journal:
         end = 0
         for line in data.split(b"\n")[:-1]:
             try:
-                entry = json.loads(line)
+                entry = parse_json(line)
                 if end == 0:
                     if entry != {"comparison": self._mark}:
                         return 0

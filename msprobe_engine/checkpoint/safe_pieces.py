@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from msprobe_engine.checkpoint.safefile import SafeFile
 from msprobe_engine.checkpoint.stored import MODEL, Box, Checkpoint, StoredTensor
+from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.dump.ptparts import is_size
 from msprobe_engine.errors import DumpFormatError
 
@@ -57,8 +57,8 @@ def add_pieces(out: Checkpoint, files: Mapping[Path, SafeFile]) -> None:
 def _places(path: Path, file: SafeFile) -> dict[str, tuple[int, ...]]:
     """Offsets of the pieces in a file."""
     try:
-        said: Any = json.loads(file.metadata[_KEY])
-    except (ValueError, RecursionError):
+        said: Any = parse_json(file.metadata[_KEY])
+    except ValueError:
         said = None
     found: dict[str, tuple[int, ...]] = {}
     for name in file.tensors:

@@ -6,7 +6,6 @@ The format (https://huggingface.co/docs/safetensors): 8 bytes little endian, len
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import stat
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 from msprobe_engine.checkpoint.stored import strides_of
 from msprobe_engine.checkpoint.torchpickle import FileTensor
+from msprobe_engine.core.io.json_text import parse_json, unique_keys
 from msprobe_engine.dump.dtypes import item_size
 from msprobe_engine.dump.ptparts import is_size
 from msprobe_engine.errors import DumpFormatError
@@ -102,19 +102,12 @@ def _header(path: Path) -> tuple[dict[str, Any], int, int]:
     except OSError as error:
         raise DumpFormatError(f"{path}: cannot be read ({error.strerror or error}); check owner and mode") from None
     try:
-        header = json.loads(data, object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
+        header = parse_json(data, unique_keys)
+    except ValueError as error:
         raise DumpFormatError(f"{path}: has a damaged header ({str(error)[:100]}); it is no safetensors file, or was overwritten") from None
     if not isinstance(header, dict):
         raise DumpFormatError(f"{path}: has a header that is no JSON object; it is no safetensors file")
     return header, 8 + length, size
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("two entries of one name")
-    return found
 
 
 def _tensor(path: Path, name: str, entry: Any, start: int, size: int) -> tuple[FileTensor, int, bool]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
-import stat
 from pathlib import Path
 from typing import Any
 
-from msprobe_engine.errors import DumpFormatError
+from msprobe_engine.core.io.input_files import open_input
+from msprobe_engine.core.io.json_text import parse_json as parse_text
+from msprobe_engine.core.io.regular_files import OddFileError
+from msprobe_engine.errors import DumpFormatError, TextError
 
 _LARGEST_JSON = 256 << 20
 
@@ -32,10 +33,10 @@ def read_bytes(path: Path, most: int) -> bytes:
         DumpFormatError: it cannot be read, is no regular file, or has more than `most` bytes.
     """
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise DumpFormatError(f"{path}: is no regular file")
-        with open(path, "rb") as file:
+        with open_input(path) as file:
             data = file.read(most + 1)
+    except OddFileError:
+        raise DumpFormatError(f"{path}: is no regular file") from None
     except FileNotFoundError:
         raise DumpFormatError(f"{path}: is not there; it was removed or never written (disk full, killed run)") from None
     except OSError as error:
@@ -57,8 +58,8 @@ def parse_json(data: bytes, path: Path) -> dict[str, Any]:
         DumpFormatError: it is none, or is damaged.
     """
     try:
-        found = json.loads(data)
-    except (ValueError, RecursionError) as error:
+        found = parse_text(data)
+    except TextError as error:
         raise DumpFormatError(f"{path}: is not JSON ({str(error)[:100]}); it is damaged or was cut off") from None
     if not isinstance(found, dict):
         raise DumpFormatError(f"{path}: holds a {type(found).__name__}, and an object should be there")

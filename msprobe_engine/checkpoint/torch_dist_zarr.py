@@ -7,7 +7,6 @@ A chunk ``i.j`` begins at element ``(i * chunks[0], j * chunks[1])`` and is stor
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Collection
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 from msprobe_engine.checkpoint.smallfiles import read_text
 from msprobe_engine.checkpoint.stored import Box, Index, StoredTensor, strides_of
 from msprobe_engine.checkpoint.torchfile import UnknownNameError, read_torch
+from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.dump.dtypes import item_size
 from msprobe_engine.errors import DumpFormatError
 
@@ -46,7 +46,7 @@ def read_arrays(path: Path, problems: list[str]) -> tuple[dict[str, StoredTensor
 def _array(directory: Path, problems: list[str]) -> StoredTensor:
     file = directory / ".zarray"
     try:
-        head = json.loads(read_text(file, 1 << 20))
+        head = parse_json(read_text(file, 1 << 20))
     except ValueError as error:
         raise DumpFormatError(f"{file}: is no JSON ({error}); was it cut off?") from None
     head = head if isinstance(head, dict) else {}

@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from msprobe_engine.cli.arguments import Parser
-from msprobe_engine.errors import ProbeError
+from msprobe_engine.errors import ProbeError, UnreadableFileError
 from msprobe_engine.log import printable
 
-DONE, FOUND, WRONG, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 130
+DONE, FOUND, WRONG, UNREADABLE, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 3, 130
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Of a disk; the standard output may be a file on it."""
 
@@ -78,8 +78,8 @@ exit codes:
   1    done, and something was found (acc_check, api_precision_compare, compare, diagnose, doctor, graph, nan_analyze, monitor
        analyze, monitor learn --check, grad_probe compare, config_check, certs show, ckpt diff, frameworks) or does not fit (estimate)
   2    wrong usage, settings or input; the message says what to do; cannot tell (ckpt diff, doctor)
-  3    nothing found, but something could not be read (api_precision_compare, compare, diagnose, graph, nan_analyze) or run
-       (acc_check);
+  3    nothing found, but something could not be read (api_precision_compare, compare, diagnose, graph, monitor, nan_analyze,
+       trends, and any command whose files hold what no reader expects) or run (acc_check);
        elsewhere a bug in this tool: please report it with the output of --debug
   130  interrupted"""
 
@@ -210,7 +210,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             raise
         print(printable(f"msprobe {name}: {error}"), file=sys.stderr)
-        return WRONG
+        return UNREADABLE if isinstance(error, UnreadableFileError) else WRONG
     except KeyboardInterrupt:
         print(f"msprobe {name}: interrupted", file=sys.stderr)
         return INTERRUPTED

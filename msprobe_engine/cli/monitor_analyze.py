@@ -17,7 +17,7 @@ examples:
   msprobe monitor analyze monitor_output -k 20 -s 1,2 -o out
   msprobe monitor analyze monitor_output/anomaly_detected       the existing tool's alerts
 
-exit codes: 0 no alerts, 1 alerts were found, 2 no data or wrong usage"""
+exit codes: 0 no alerts, 1 alerts were found, 2 no data or wrong usage, 3 no alerts, but something could not be read"""
 
 
 def steps(text: str) -> frozenset[int]:
@@ -54,12 +54,14 @@ def _options(parser: argparse.ArgumentParser, place: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 no alerts, 1 alerts were found; errors are raised as `ProbeError`, which the entry point turns into 2."""
+    """0 no alerts, 1 alerts were found, 3 none in what could be read.
+
+    Errors are raised as `ProbeError`, which the entry point turns into 2."""
     return report(args.run_path, args.out_path, args.topk, args.step)
 
 
 def report(path: str, output: str, top: int, wanted: frozenset[int]) -> int:
-    """Analyze and print; 1 when there are alerts."""
+    """Analyze and print; 1 when there are alerts, 3 when there are none in what could be read."""
     from msprobe_engine.log import printable
     from msprobe_engine.monitor.analyze import analyze, summary
 
@@ -73,7 +75,7 @@ def report(path: str, output: str, top: int, wanted: frozenset[int]) -> int:
         more = f", {len(found) - 1} more" if len(found) > 1 else ""
         print(printable(f"Incident, with what to run next: {found[0] / 'summary.md'}{more}"))
     print(f"Details: {result.path}")
-    return 1 if result.began is not None else 0
+    return 1 if result.began is not None else 3 if result.found.left_out else 0
 
 
 def incidents(run: Path) -> list[Path]:

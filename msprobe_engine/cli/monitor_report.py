@@ -12,7 +12,7 @@ examples:
   msprobe monitor report runs/a/monitor -o a.html
   msprobe monitor report runs/a --since Nov21_09-00-00
 
-exit codes: 0 done, 2 no data or wrong usage"""
+exit codes: 0 done, 2 no data or wrong usage, 3 done, but something could not be read and is not on the page"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0: the page is written; errors are raised as `ProbeError`, which the entry point turns into 2."""
+    """0: the page is written, 3: without what could not be read; errors are raised as `ProbeError`, which the entry point turns into 2."""
     from msprobe_engine.monitor.reader import open_run
     from msprobe_engine.monitor.report import write_report
     from msprobe_engine.progress import bar
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"  {w['layer']} ({w['family']}): {bad}")
     for what, count in data["problems"].items():
         print(f"  not read: {what} ({count})")
-    return 0
+    return 3 if opened.left_out else 0
 
 
 def _count(n: int, what: str) -> str:

@@ -16,7 +16,7 @@ examples:
 The page holds every step and rank where --size allows; else neighbouring steps, then ranks, are put together, and the largest and the
 smallest number of a group stay. NaN and Inf always do.
 
-exit codes: 0 done, 2 no data or wrong usage"""
+exit codes: 0 done, 2 no data or wrong usage, 3 done, but something could not be read and is not on the page"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0: the page is written; errors are raised as `ProbeError`, which the entry point turns into 2."""
+    """0: the page is written, 3: without what could not be read; errors are raised as `ProbeError`, which the entry point turns into 2."""
     from msprobe_engine.compare.source import numbers
     from msprobe_engine.errors import UsageError
     from msprobe_engine.log import one_line
@@ -71,4 +71,4 @@ def run(args: argparse.Namespace) -> int:
         import webbrowser
 
         webbrowser.open(page.resolve().as_uri())
-    return 0
+    return 3 if any(source.left_out for source in sources) else 0

@@ -9,9 +9,11 @@ from typing import Any
 
 import yaml
 
+from msprobe_engine.core.io.input_files import read_input
+from msprobe_engine.core.io.json_text import parse_json, unique_keys
 from msprobe_engine.core.io.output_files import write_file
+from msprobe_engine.core.io.yaml_text import parse_yaml
 from msprobe_engine.errors import UsageError
-from msprobe_engine.settings.text import open_file, parse_json, parse_yaml
 
 LARGEST = 1 << 30
 """Bytes of a mapping file; the existing tool's limit for YAML."""
@@ -34,13 +36,9 @@ def read_mapping(source: Any, what: str) -> Any:
 
 def _file(path: Path, what: str) -> Any:
     try:
-        with open_file(path) as file:
-            raw = file.read(LARGEST + 1)
-        if len(raw) > LARGEST:
-            raise ValueError("it is larger than 1 GiB")
-        text = raw.decode("utf-8-sig")
-        return parse_json(text) if path.suffix.lower() == ".json" else parse_yaml(text)
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        text = read_input(path, LARGEST).decode("utf-8-sig")
+        return parse_json(text, unique_keys) if path.suffix.lower() == ".json" else parse_yaml(text)
+    except (OSError, ValueError) as error:
         raise UsageError(f"compare: the {what} {path} cannot be read: {error}") from error
 
 

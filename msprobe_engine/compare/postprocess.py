@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import yaml
 
+from msprobe_engine.compare.mapping_file import LARGEST
 from msprobe_engine.compare.tensor_read import open_file, whole
-from msprobe_engine.dump.reader import read_bytes
+from msprobe_engine.core.io.input_files import read_input
+from msprobe_engine.core.io.yaml_text import parse_yaml
 from msprobe_engine.errors import DumpFormatError, UsageError
-from msprobe_engine.settings.text import parse_yaml
 
 Array = npt.NDArray[Any]
 _LARGEST_MATRIX = 1 << 30
@@ -59,8 +59,8 @@ class Postprocess:
         if isinstance(config, (str, Path)):
             root, where = Path(config).parent, str(config)
             try:
-                config = parse_yaml(read_bytes(Path(config)).decode())
-            except (DumpFormatError, yaml.YAMLError, ValueError, RecursionError) as error:
+                config = parse_yaml(read_input(config, LARGEST).decode())
+            except (OSError, ValueError) as error:
                 raise UsageError(f"{where}: is no YAML file that can be read ({str(error)[:200]})") from None
         for section, entry in _mapping(config, where).items():
             if section not in _SECTIONS:

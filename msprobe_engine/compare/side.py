@@ -25,8 +25,10 @@ from msprobe_engine.compare.record_rows import OUTPUT as OUTPUT
 from msprobe_engine.compare.record_rows import PARAMETERS as PARAMETERS
 from msprobe_engine.compare.record_rows import PARAMETERS_GRAD as PARAMETERS_GRAD
 from msprobe_engine.compare.record_rows import RowReader, Value
+from msprobe_engine.core.io.damaged_files import guard_reading
 from msprobe_engine.dump import layout
 from msprobe_engine.dump.reader import collection_paused, parse_json, read_bytes
+from msprobe_engine.dump.stacks import stack_lines
 from msprobe_engine.dump.stream import open_records
 from msprobe_engine.dump.tensor_reader import TensorFiles
 from msprobe_engine.errors import DumpFormatError
@@ -136,13 +138,9 @@ class Side:
     def stacks(self) -> dict[str, list[str]]:
         """Record name -> call stack lines, innermost first; both layouts of stack.json. Empty without the file, or when it is damaged,
         which `problems` says."""
-        found: dict[str, list[str]] = {}
-        for key, value in self._beside(layout.STACK).items():
-            if isinstance(value, list) and len(value) == 2 and isinstance(value[0], list):
-                lines = value[1] if isinstance(value[1], list) else [value[1]]
-                found.update((str(name), lines) for name in value[0])
-            elif isinstance(value, list):
-                found[key] = value
+        found, odd = stack_lines(self._beside(layout.STACK))
+        if odd:
+            self.say(Sentence("{0}: {1} stacks are no lists of lines of text and are left out", self.path.parent / layout.STACK, odd))
         return found
 
     @cached_property
@@ -206,7 +204,7 @@ def read_side(path: Path | str) -> Side:
         if is_graph_side(Path(path)):
             return read_graph_side(Path(path))
     side = Side(Path(path))
-    with collection_paused(), open_records(side.path) as records:
+    with guard_reading(path, "a dump"), collection_paused(), open_records(side.path) as records:
         reader = RowReader(side)
         for block in records:
             reader.block(block)
@@ -220,7 +218,8 @@ def side_of(path: Path, document: Mapping[str, Any], recovered: bool = False) ->
     """As `read_side`, of a file that was read already."""
     side = Side(path, {key: value for key, value in document.items() if key != "data"}, recovered=recovered)
     reader = RowReader(side)
-    reader.block(document["data"])
+    with guard_reading(path, "a dump"):
+        reader.block(document["data"])
     _say_damage(side, reader, 0)
     return side
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from msprobe_engine.config_check import entries, job, pack_file
 from msprobe_engine.config_check.secrets import masked_tree
+from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.io.output_files import make_directory, write_file
 from msprobe_engine.errors import DumpFormatError, SinkError, UsageError
 from msprobe_engine.log import info, one_line, warn_once, warning
@@ -157,9 +158,9 @@ class PackWriter:
         if entries.META not in names:
             return "there was a pack of the existing tool"
         try:
-            run = json.loads(before.read(entries.META)).get("run")
+            run = parse_json(before.read(entries.META)).get("run")
             who = entries.of_rank("ranks", self.rank)
-            other = json.loads(before.read(who)).get("process") if who in names else job.process()
+            other = parse_json(before.read(who)).get("process") if who in names else job.process()
         except (ValueError, AttributeError, zipfile.BadZipFile):
             return "there was a pack that cannot be read"
         same = run == self._run and (self._known_run or other == job.process())
@@ -260,9 +261,7 @@ class Pack:
             DumpFormatError: it is not there, damaged or no JSON.
         """
         try:
-            return json.loads(self.text(name))
-        except RecursionError:
-            raise DumpFormatError(f"{one_line(str(self.path))}: entry {one_line(name)} is nested too deeply to be a pack's") from None
+            return parse_json(self.text(name))
         except ValueError as error:
             raise DumpFormatError(
                 f"{one_line(str(self.path))}: entry {one_line(name)} is no JSON ({error}); was the process ended while it wrote?"
@@ -323,7 +322,10 @@ class Pack:
         twice: set[str] = set()
         run = ""
         with _open(path) as archive:
-            listed = [entry for entry in archive.zip.infolist() if not entry.is_dir()]
+            everything = archive.zip.infolist()
+            listed = [entry for entry in everything if entry.filename and not entry.is_dir()]
+            if nameless := sum(not entry.filename for entry in everything):
+                self.problems.append(f"{path.name}: {nameless} entries have no name and are left out; no tool writes such, do not trust it")
             if len(listed) > pack_file.MOST_ENTRIES:
                 raise DumpFormatError(f"{one_line(str(path))} has {len(listed)} entries; {pack_file.MOST_ENTRIES} are the most")
             for entry in listed:
@@ -336,7 +338,7 @@ class Pack:
                 raise DumpFormatError(f"{one_line(str(path))} unpacks to {total} bytes; {MOST_BYTES} are the most")
             if entries.META in found:
                 with contextlib.suppress(Exception):  # said when the entry is asked for
-                    run = str(json.loads(archive.zip.read(found[entries.META]))["run"])
+                    run = str(parse_json(archive.zip.read(found[entries.META]))["run"])
         if archive.damaged:
             self.problems.append(f"{path.name}: its end is missing; {len(found)} entries before it are read")
         if twice:

@@ -6,7 +6,6 @@ Logs are read line by line, so their size does not matter; what is taken out of 
 from __future__ import annotations
 
 import ast
-import json
 import os
 import re
 import stat
@@ -14,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.errors import DumpFormatError
 
 MAX_LINE = 1 << 20
@@ -123,8 +123,8 @@ def _dictionary(text: str) -> dict[str, Any]:
         tree = ast.literal_eval(text)
     except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError) as error:
         try:
-            tree = json.loads(text)
-        except (ValueError, RecursionError):
+            tree = parse_json(text)
+        except ValueError:
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise ValueError(reason) from None
     if not isinstance(tree, dict):

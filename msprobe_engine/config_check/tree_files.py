@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import re
-import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from msprobe_engine.core.io.input_files import open_input
+from msprobe_engine.core.io.json_text import parse_json
+from msprobe_engine.core.io.regular_files import OddFileError
+from msprobe_engine.core.io.yaml_text import parse_foreign_yaml
 from msprobe_engine.errors import DumpFormatError
 
 SUFFIXES = {".yaml": "yaml", ".yml": "yaml", ".json": "json", ".toml": "toml"}
@@ -29,13 +28,12 @@ def read_text(path: Path, kind: str = "text") -> str:
         DumpFormatError: it is missing, no regular file, too large or no text.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(fd, "rb") as file:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise DumpFormatError(f"{path}: is no regular file (a directory, a pipe, a device)")
+        with open_input(path) as file:
             raw = file.read(MAX_BYTES[kind] + 1)
-    except (OSError, ValueError) as error:
-        raise DumpFormatError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    except OddFileError as error:
+        raise DumpFormatError(f"{path}: is no regular file ({error.strerror})") from error
+    except OSError as error:
+        raise DumpFormatError(f"{path}: cannot be read: {error.strerror or error}") from error
     if len(raw) > MAX_BYTES[kind]:
         raise DumpFormatError(
             f"{path}: larger than {MAX_BYTES[kind]} bytes; a script or settings file is small, is this another kind of file?"
@@ -72,15 +70,13 @@ def parse(text: str, kind: str, name: str) -> Any:
     """
     try:
         if kind == "json":
-            return json.loads(text)
+            return parse_json(text)
         if kind == "toml":
             return _toml(text)
         return _yaml(text)
     except DumpFormatError as error:
         raise DumpFormatError(f"{name}: {error}") from None
-    except RecursionError:
-        raise DumpFormatError(f"{name}: nested too deep") from None
-    except Exception as error:  # PyYAML lets ValueError, IndexError, AttributeError, TypeError through on damaged input
+    except (ValueError, RecursionError) as error:
         raise DumpFormatError(f"{name}: not valid {kind.upper()}: {' '.join(str(error).split())[:300]}") from error
 
 
@@ -92,33 +88,8 @@ def _toml(text: str) -> Any:
     return tomllib.loads(text)
 
 
-class _PlainLoader(yaml.SafeLoader):
-    """The safe loader of PyYAML without merged mappings that grow: each ``<<`` copies what it names."""
-
-    merged = 0
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        super().flatten_mapping(node)
-        self.merged += len(node.value)
-        if self.merged > MAX_VALUES:
-            raise DumpFormatError(f"more than {MAX_VALUES} values when merged mappings are followed")
-
-
-def _unknown_tag(loader: yaml.SafeLoader, suffix: str, node: yaml.Node) -> Any:
-    """Tags of applications (``!include x``, ``!!python/...``) make no objects; the text behind them stays."""
-    if isinstance(node, yaml.ScalarNode):
-        return f"!{suffix} {node.value}".strip()
-    if isinstance(node, yaml.SequenceNode):
-        return loader.construct_sequence(node, deep=True)
-    return loader.construct_mapping(node, deep=True) if isinstance(node, yaml.MappingNode) else None
-
-
-_PlainLoader.add_multi_constructor("!", _unknown_tag)
-_PlainLoader.add_multi_constructor("tag:yaml.org,2002:python/", _unknown_tag)
-
-
 def _yaml(text: str) -> Any:
-    documents = [document for document in yaml.load_all(text, Loader=_PlainLoader) if document is not None]
+    documents = [document for document in parse_foreign_yaml(text) if document is not None]
     if len(documents) == 1:
         return documents[0]
     return documents or None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from msprobe_engine.compare.side import Side
+from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.diagnose import collectives, findings, replicas
 from msprobe_engine.diagnose.facts import module_path
 from msprobe_engine.diagnose.findings import Diagnosis, Suspect
@@ -133,8 +133,8 @@ class _Ranks:
 def _began(found: Diagnosis, target: Path) -> None:
     """What an incident directory says set it off, when its records show nothing."""
     try:
-        document = json.loads((target / "incident.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        document = parse_json((target / "incident.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return
     began = document.get("began") if isinstance(document, dict) else None
     if not isinstance(began, dict):

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from msprobe_engine.diagnose.model import NONFINITE, Call, Trace, flags_of
+from msprobe_engine.diagnose.model import NONFINITE, Call, OddTensorError, Trace, flags_of
+from msprobe_engine.dump.stacks import stack_lines
 
 WRITE_ONLY: dict[str, tuple[int, str]] = {
     "recv": (0, "tensor"),
@@ -112,20 +113,6 @@ def forward_twin(name: str) -> str:
     return name.replace(".backward", ".forward", 1) if ".backward" in name else name
 
 
-def stack_lines(stack: Mapping[str, Any]) -> dict[str, list[str]]:
-    """stack.json in either layout -> record name to lines."""
-    out: dict[str, list[str]] = {}
-    for key, value in stack.items():
-        if isinstance(value, list) and len(value) == 2 and isinstance(value[0], list):
-            names, lines = value
-            text = [str(line) for line in lines] if isinstance(lines, list) else [str(lines)]
-            for name in names:
-                out[str(name)] = text
-        elif isinstance(value, list):
-            out[key] = [str(line) for line in value]
-    return out
-
-
 def trace(
     data: Mapping[str, Mapping[str, Any]],
     construct: Mapping[str, Any] | None = None,
@@ -147,33 +134,39 @@ def trace(
         name: _parent_of(value) for name, value in (construct or {}).items() if name != "megatron_micro_step_number"
     }
     calls: list[Call] = []
+    left_out: list[str] = []
     for name, record in data.items():
-        if not isinstance(record, dict):
-            continue
-        kind, direction, op = _split(name)
-        if kind == "gradient":
-            call = Call(0, name, kind, direction, op, [], None, [("", dict(record))], 0, 0, flags_of(record), parents.get(name), record)
-            calls.append(call)
-            continue
-        ins = inputs_of(kind, op, record)
-        parameters = record.get("parameters")
-        outs = [("output", record.get("output"))]
-        in_flags = 0
-        for _, node in ins:
-            in_flags |= flags_of(node)
-        parent = parents.get(name)
-        call = Call(
-            len(calls), name, kind, direction, op, ins, parameters, outs,
-            in_flags, flags_of(parameters) if parameters else 0, flags_of(outs[0][1]), parent, record,
-        )  # fmt: skip
-        calls.append(call)
+        try:
+            if isinstance(record, dict):
+                calls.append(_call(name, record, parents.get(name)))
+        except OddTensorError:
+            left_out.append(name)
     if any(call.kind == "gradient" for call in calls):
         calls = _place_gradients(calls)
     for index, call in enumerate(calls):
         call.index = index
-    result = Trace(step, rank, calls, stack_lines(stack or {}), complete, path)
+    stacks, odd_stacks = stack_lines(stack or {})
+    result = Trace(step, rank, calls, stacks, complete, path)
+    result.left_out, result.odd_stacks = left_out, odd_stacks
     result.parents = _with_backward_parents(calls, parents)
     return result
+
+
+def _call(name: str, record: Mapping[str, Any], parent: str | None) -> Call:
+    """One record; its place in time is not known yet."""
+    kind, direction, op = _split(name)
+    if kind == "gradient":
+        return Call(0, name, kind, direction, op, [], None, [("", dict(record))], 0, 0, flags_of(record), parent, record)
+    ins = inputs_of(kind, op, record)
+    parameters = record.get("parameters")
+    outs = [("output", record.get("output"))]
+    in_flags = 0
+    for _, node in ins:
+        in_flags |= flags_of(node)
+    return Call(
+        0, name, kind, direction, op, ins, parameters, outs,
+        in_flags, flags_of(parameters) if parameters else 0, flags_of(outs[0][1]), parent, record,
+    )  # fmt: skip
 
 
 def _place_gradients(calls: list[Call]) -> list[Call]:

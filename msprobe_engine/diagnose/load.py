@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine.compare.side import Side, side_of
+from msprobe_engine.core.io.damaged_files import guard_reading
 from msprobe_engine.diagnose import facts
 from msprobe_engine.diagnose.model import Trace
 from msprobe_engine.dump import framelog, layout
@@ -75,12 +76,19 @@ def load_rank(step: int, rank: int, path: Path, problems: list[str], sides: dict
     complete = complete and document.get("complete", True) is not False
     if sides is not None:
         sides[rank] = side_of(file, document, recovered=not file.exists())
-    return facts.trace(
-        document["data"],
-        construct if isinstance(construct, dict) else {},
-        stack if isinstance(stack, dict) else {},
-        step=step, rank=rank, complete=complete, path=str(path),
-    )  # fmt: skip
+    with guard_reading(path, "a dump"):
+        made = facts.trace(
+            document["data"],
+            construct if isinstance(construct, dict) else {},
+            stack if isinstance(stack, dict) else {},
+            step=step, rank=rank, complete=complete, path=str(path),
+        )  # fmt: skip
+    if made.left_out:
+        count, first = f"{len(made.left_out):,}", made.left_out[0][:120]
+        problems.append(f"{file}: {count} records with a shape that is no list of integers are left out, the first is {first!r}")
+    if made.odd_stacks:
+        problems.append(f"{path / layout.STACK}: {made.odd_stacks:,} stacks are no lists of lines of text and are left out")
+    return made
 
 
 def _optional(path: Path, problems: list[str]) -> Any:

@@ -7,14 +7,19 @@ the few calls that hold something non-finite, so a clean call costs one walk ove
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 NAN, POS_INF, NEG_INF, UNKNOWN, FINITE, NOT_FLOAT = 1, 2, 4, 8, 16, 32
 INF = POS_INF | NEG_INF
+_INT = frozenset((int,))
 NONFINITE = NAN | INF
+
+
+class OddTensorError(ValueError):
+    """A tensor of a dump whose fields have types that no dump has."""
 
 
 @lru_cache(maxsize=256)
@@ -27,8 +32,14 @@ def tensor_flags(item: Mapping[str, Any]) -> int:
 
     Max and Min decide, not Mean and Norm: a norm taken in fp16 overflows for healthy tensors. Counts (`nan_count`, `inf_count`) win where
     they exist, because NaN hides Inf in Max and Min.
+
+    Raises:
+        OddTensorError: its shape is no list of integers.
     """
     get = item.get
+    shape = get("shape")
+    if shape is not None and (type(shape) is not list or not _INT.issuperset(map(type, shape))):
+        raise OddTensorError
     if _is_not_float(str(get("dtype"))):
         return NOT_FLOAT
     top, low = get("Max"), get("Min")
@@ -40,7 +51,7 @@ def tensor_flags(item: Mapping[str, Any]) -> int:
         signs = (POS_INF if math.inf in (top, low) else 0) | (NEG_INF if -math.inf in (top, low) else 0)
         return (NAN if nans else 0) | (signs or INF)
     if not isinstance(top, (int, float)) or not isinstance(low, (int, float)):
-        return FINITE if (nans == 0 and infs == 0) or _is_empty(get("shape")) else UNKNOWN
+        return FINITE if (nans == 0 and infs == 0) or _is_empty(shape) else UNKNOWN
     if top - top == 0 and low - low == 0:
         return FINITE
     if top != top or low != low:
@@ -193,6 +204,8 @@ class Trace:
         stacks: forward record name to stack lines, innermost first.
         complete: False when the step was cut off.
         path: directory it was read from.
+        left_out: names of records that hold what no dump has.
+        odd_stacks: how many stacks were left out, because they are no lists of text.
     """
 
     step: int
@@ -201,6 +214,8 @@ class Trace:
     stacks: Mapping[str, list[str]] = field(default_factory=dict)
     complete: bool = True
     path: str = ""
+    left_out: Sequence[str] = ()
+    odd_stacks: int = 0
     _by_name: dict[str, Call] | None = None
 
     def named(self, name: str | None) -> Call | None:

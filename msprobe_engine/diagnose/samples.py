@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.diagnose.first_bad import Verdict
 from msprobe_engine.diagnose.model import NONFINITE, Call, Trace, flags_of
 from msprobe_engine.diagnose.scan import Origin
@@ -35,7 +35,7 @@ def load(directory: Path) -> dict[int, dict[int, Trace]]:
         rank = int(hit.group(1))
         for text in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
             try:
-                line = json.loads(text)
+                line = parse_json(text)
                 step = line["step"]
             except (ValueError, KeyError, TypeError, RecursionError):
                 continue

@@ -17,9 +17,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.core.io.input_files import open_input
+from msprobe_engine.core.io.json_text import parse_json as parse_text
+from msprobe_engine.core.io.regular_files import OddFileError
 from msprobe_engine.dump import framelog, layout
 from msprobe_engine.dump.parsed import DumpedEntry, DumpedTensor, EntryParser, StepDump
-from msprobe_engine.errors import DumpFormatError, UsageError
+from msprobe_engine.errors import DumpFormatError, TextError, UsageError
 
 __all__ = ["DumpDirectory", "DumpedEntry", "DumpedTensor", "StepDump", "load_rank_directory", "open_dump"]
 
@@ -369,11 +372,12 @@ def read_bytes(file: Path) -> bytes:
         DumpFormatError: it cannot be read, or is a pipe or a device, which would never end.
     """
     try:
-        if file.exists() and not file.is_file():
-            raise DumpFormatError(f"{file}: is no regular file; no dump has such a file, do not trust it")
-        return file.read_bytes()
+        with open_input(file) as opened:
+            return opened.read()
     except FileNotFoundError:
         raise
+    except OddFileError:
+        raise DumpFormatError(f"{file}: is no regular file; no dump has such a file, do not trust it") from None
     except OSError as error:
         raise DumpFormatError(f"{file}: cannot be read ({error.strerror}); check owner and mode") from None
 
@@ -383,14 +387,10 @@ def parse_json(data: bytes, file: Path, pairs: Callable[[list[tuple[str, Any]]],
     if not data.strip():
         raise DumpFormatError(f"{file}: is empty; the run was stopped before it wrote this step. Leave the step out or dump it again")
     try:
-        return json.loads(data, object_pairs_hook=pairs)
-    except json.JSONDecodeError as error:
-        cut = error.pos >= len(data.rstrip()) - 1 or not data.rstrip().endswith(b"}")
+        return parse_text(data, pairs)
+    except TextError as error:
+        if error.line is None:
+            raise DumpFormatError(f"{file}: {error}; no dump of a training looks so, do not trust it") from None
+        cut = error.at_end or not data.rstrip().endswith(b"}")
         cause = "it was cut off while being written (killed process or full disk)" if cut else "it is damaged or was edited"
-        raise DumpFormatError(f"{file}: line {error.lineno}: {error.msg}; {cause}. Leave the step out or dump it again") from None
-    except UnicodeDecodeError as error:
-        raise DumpFormatError(f"{file}: byte {error.start} is not UTF-8; it is damaged or no dump file") from None
-    except RecursionError:
-        raise DumpFormatError(f"{file}: nested too deeply; no dump of a training looks so, do not trust it") from None
-    except ValueError as error:  # a number of thousands of digits
-        raise DumpFormatError(f"{file}: {error}; no dump of a training looks so, do not trust it") from None
+        raise DumpFormatError(f"{file}: line {error.line}: {error.problem}; {cause}. Leave the step out or dump it again") from None

@@ -11,15 +11,15 @@ are written in another way are read in one piece.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from msprobe_engine.core.io.json_text import parse_json as parse_text
 from msprobe_engine.dump import framelog, layout
 from msprobe_engine.dump.reader import nearby, parse_json, read_bytes
-from msprobe_engine.errors import DumpFormatError
+from msprobe_engine.errors import DumpFormatError, TextError
 
 BLOCK = 1 << 20
 """Bytes of the file that are turned into objects at a time; more than the caches of a core hold would cost time, not save some."""
@@ -135,12 +135,11 @@ def _blocks(path: Path, records: Records, file: BinaryIO, rest: bytes, size: int
 
 def _block(text: bytes, path: Path, line: int, records: Records) -> dict[str, Any]:
     try:
-        block: dict[str, Any] = json.loads(b"{" + text.rstrip(b", \t\r\n") + b"}")
-    except json.JSONDecodeError as error:
-        raise DumpFormatError(
-            f"{path}: about line {line + error.lineno}: {error.msg}; it is damaged or was edited. Leave the step out or dump it again"
-        ) from None
-    except (UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise DumpFormatError(f"{path}: about line {line}: {error}; it is damaged or no dump file, do not trust it") from None
+        block: dict[str, Any] = parse_text(b"{" + text.rstrip(b", \t\r\n") + b"}")
+    except TextError as error:
+        advice = "is damaged or was edited. Leave the step out or dump it again"
+        if error.line is None:
+            advice = "is damaged or no dump file, do not trust it"
+        raise DumpFormatError(f"{path}: about line {line + (error.line or 0)}: {error.problem}; it {advice}") from None
     records.repeated += max(0, text.count(_NAME) - len(block))
     return block

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import os
 import stat
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.errors import DumpFormatError
 from msprobe_engine.grad_probe import layout
 from msprobe_engine.grad_probe.signs import Bytes, packed_size
@@ -98,7 +98,7 @@ class StepSigns:
         _check_file(self._path)
         try:
             file: Any = safe_open(self._path, framework="numpy")
-            shapes = json.loads((file.metadata() or {}).get(layout.SHAPES, "{}"))
+            shapes = parse_json((file.metadata() or {}).get(layout.SHAPES, "{}"))
             self._shapes = {name: tuple(shapes[name]) for name in file.keys()}  # noqa: SIM118 - it is no mapping
             if not all(type(n) is int and n >= 0 for shape in self._shapes.values() for n in shape):
                 raise ValueError("a shape is no list of sizes")

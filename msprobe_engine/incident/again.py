@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from msprobe_engine import rows as _rows
+from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.incident.files import write_json
 from msprobe_engine.incident.merge import merge
 from msprobe_engine.records import Frame
@@ -110,5 +110,5 @@ def note(directory: Path, rank: int, facts: Mapping[str, Any]) -> None:
         OSError, ValueError: the rank file cannot be read or written.
     """
     path = directory / f"rank{rank}.json"
-    write_json(path, {**json.loads(path.read_text(encoding="utf-8")), "rerun": dict(facts)})
+    write_json(path, {**parse_json(path.read_text(encoding="utf-8")), "rerun": dict(facts)})
     merge(directory)

@@ -15,12 +15,12 @@ Numbers that JSON cannot hold are the strings "NaN", "Infinity", "-Infinity".
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.incident.files import write_json, write_text
 from msprobe_engine.log import one_line
 
@@ -63,7 +63,7 @@ def read_pieces(directory: Path) -> dict[int, dict[str, Any]]:
         if hit is None:
             continue
         try:
-            value = json.loads(path.read_text(encoding="utf-8"))
+            value = parse_json(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue
         if isinstance(value, dict) and isinstance(value.get("event"), dict):

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.errors import UsageError
 from msprobe_engine.monitor.places import open_file, scan
 from msprobe_engine.monitor.reader import Run, open_run
@@ -75,11 +75,13 @@ class Found:
     Attributes:
         ranks: ranks that said anything, an empty list of alerts included.
         problems: what could not be read, to how often.
+        left_out: see `Run.left_out`.
     """
 
     anomalies: list[Anomaly] = field(default_factory=list)
     ranks: list[int] = field(default_factory=list)
     problems: Counter[str] = field(default_factory=Counter)
+    left_out: int = 0
 
 
 def load(path: Path) -> Found:
@@ -105,6 +107,7 @@ def load(path: Path) -> Found:
             if (one := from_alert(alert, rank, pipelines)) is not None:
                 found.anomalies.append(one)
     found.problems.update(run.problems)
+    found.left_out = run.left_out
     return found if found.anomalies or old is None else old
 
 
@@ -195,6 +198,7 @@ def _load_files(path: Path) -> Found | None:
             found = Found(ranks=sorted(rank for rank, _ in files))
             for rank, file in sorted(files):
                 _load_file(file, rank, found)
+            found.left_out = found.problems.total()
             return found
     return None
 
@@ -203,8 +207,8 @@ def _load_file(path: Path, rank: int, found: Found) -> None:
     try:
         with open_file(path) as file:
             data = file.read(MOST_BYTES + 1)
-        records = json.loads(data) if len(data) <= MOST_BYTES else None
-    except (OSError, ValueError, RecursionError):
+        records = parse_json(data) if len(data) <= MOST_BYTES else None
+    except (OSError, ValueError):
         records = None
     if not isinstance(records, dict):
         found.problems[f"{path}: no anomalies that can be read"] += 1

@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from msprobe_engine.core.io.json_text import parse_json
+from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.errors import DumpFormatError, SinkError, UsageError
 from msprobe_engine.monitor.places import scan
 from msprobe_engine.monitor.reader import Run, Table, open_run
@@ -89,8 +91,8 @@ def read_mapping(path: Path | str) -> dict[str, str]:
         UsageError: it cannot be read or is something else.
     """
     try:
-        mapping = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        mapping = parse_json(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise UsageError(f'mapping {path}: cannot be read ({error}); give a JSON file like {{"old": "new"}}') from None
     if not isinstance(mapping, dict) or not all(isinstance(v, str) and k for k, v in mapping.items()):
         raise UsageError(f'mapping {path}: must be a JSON object of texts, like {{"old": "new"}}')
@@ -141,7 +143,7 @@ def open_database(directory: Path, name: str, data: Path, options: Options, **mo
         SinkError: it cannot be written.
     """
     try:
-        directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+        make_directories(str(directory))
     except OSError as error:
         raise SinkError(f"{directory}: cannot be created ({error.strerror or error}); give another --db") from error
     path = directory / name

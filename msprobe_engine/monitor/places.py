@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
+import math
 import os
 import re
-import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from msprobe_engine.core.io.input_files import open_input
+from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.errors import UsageError
 
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
@@ -93,7 +94,7 @@ def rank_directory(path: Path) -> RankDirectory | None:
         return None
     info = read_info(path)
     began = info.get("started_unix")
-    if not isinstance(began, (int, float)) or isinstance(began, bool):
+    if not isinstance(began, (int, float)) or isinstance(began, bool) or not math.isfinite(began):
         began = _seconds(made, path)
     return RankDirectory(path, rank, made, float(began), info)
 
@@ -128,8 +129,8 @@ def read_info(directory: Path) -> dict[str, Any]:
     """run.json of a directory, ``{}`` when there is none or it is no object."""
     try:
         with open_file(directory / RUN_FILE) as file:
-            info = json.loads(file.read(1 << 24))
-    except (OSError, ValueError, RecursionError):
+            info = parse_json(file.read(1 << 24))
+    except (OSError, ValueError):
         return {}
     return info if isinstance(info, dict) else {}
 
@@ -141,10 +142,7 @@ def open_file(path: Path) -> Iterator[BinaryIO]:
     Raises:
         OSError: it cannot be opened, is a link or is no regular file.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise OSError(f"{path} is no regular file")
+    with open_input(path, follow=False) as file:
         yield file
 
 

@@ -15,12 +15,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from msprobe_engine.core.io.damaged_files import guard_reading
 from msprobe_engine.dump.reader import collection_paused
 from msprobe_engine.errors import UsageError
 from msprobe_engine.monitor import places
 from msprobe_engine.monitor.places import RankDirectory, between, rank_directories, rank_directory, scan
 from msprobe_engine.monitor.reader_csv import SCALARS, Problems, families_of, first_step, joined, read_scalars, read_tables
-from msprobe_engine.monitor.reader_json import read_alerts
+from msprobe_engine.monitor.reader_json import CUT, read_alerts
 from msprobe_engine.monitor.series import EMPTY, Builder, Floats, Integers, Key, Series, Table
 from msprobe_engine.records import FAMILIES
 
@@ -77,6 +78,11 @@ class Run:
             found[f"rank {rank} {family}: row written again, the later one counts"] = count
         return found
 
+    @property
+    def left_out(self) -> int:
+        """Of `problems` what is damage: rows, records and files that were left out. A last line that is cut is none."""
+        return sum(n for counts in self._source.problems.values() for what, n in counts.items() if what != CUT)
+
     def info(self, rank: int) -> dict[str, Any]:
         """What the run said about itself (run.json): rank, world_size, rank_info, version, monitor, ...; ``{}`` when it did not."""
         return self._source.info(rank)
@@ -94,7 +100,7 @@ class Run:
         """All rows of a family as columns, empty when there are none."""
         key = rank, family
         if key not in self._tables:
-            with collection_paused():
+            with collection_paused(), guard_reading(self.path, "files of a monitor"):
                 read = self._source.read(rank, family) if rank in self.ranks else {}
             for other, table in {family: EMPTY, **read}.items():
                 self._tables[rank, other] = table
@@ -122,11 +128,13 @@ class Run:
 
     def scalars(self, rank: int) -> dict[str, Series]:
         """Numbers of the steps by name (``loss``, ``grad_norm``, ...)."""
-        return self._source.scalars(rank)
+        with guard_reading(self.path, "files of a monitor"):
+            return self._source.scalars(rank)
 
     def alerts(self, rank: int) -> list[dict[str, Any]]:
         """Alerts in the order in which they were raised, each with the fields of `msprobe_engine.rules.base.Alert`."""
-        return self._source.alerts(rank)
+        with guard_reading(self.path, "files of a monitor"):
+            return self._source.alerts(rank)
 
 
 def open_run(path: Path | str, *, since: str | None = None, until: str | None = None) -> Run:
@@ -214,6 +222,8 @@ class CsvSource:
         self._directories: dict[int, list[RankDirectory]] = {}
         for directory in sorted(directories, key=lambda d: (d.began, d.path.name)):
             self._directories.setdefault(directory.rank, []).append(directory)
+            if not directory.info and (file := directory.path / places.RUN_FILE).is_file():
+                self.problems[str(file)] = Counter(["no object of JSON that can be used"])
         self._files: dict[int, list[Path]] = {}
 
     def ranks(self) -> list[int]:

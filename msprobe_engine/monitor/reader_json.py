@@ -5,7 +5,6 @@ Numbers that JSON does not have are the texts ``NaN``, ``Infinity`` and ``-Infin
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections import Counter
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.monitor.places import open_file
 from msprobe_engine.monitor.series import Builder, Key, Part, Series, Table, floats, whole
 
@@ -22,7 +22,10 @@ Problems = Counter[str]
 
 _KEY = ("family", "name", "vpp_stage", "micro_step", "phase", "state", "tag", "shape", "dtype", "extra", "digest", "histogram")
 """Fields of a sample that are no statistics."""
+_ALERT_INTEGERS, _ALERT_TEXTS = ("rank", "micro_step", "order"), ("kind", "name", "severity", "message")
 _LINE = 1 << 30
+CUT = "last line is cut"
+"""A problem of a file that is still written, or whose writer was killed."""
 _RANK = re.compile(r"rank(\d{1,7})\.jsonl", re.ASCII)
 
 
@@ -32,11 +35,11 @@ def lines_of(path: Path, problems: Problems) -> Iterator[dict[str, Any]]:
         with open_file(path) as file:
             while line := file.readline(_LINE):
                 if not line.endswith(b"\n"):
-                    problems["last line is cut" if len(line) < _LINE else "line too long"] += 1
+                    problems[CUT if len(line) < _LINE else "line too long"] += 1
                     return
                 try:
-                    value = json.loads(line)
-                except (ValueError, RecursionError):
+                    value = parse_json(line)
+                except ValueError:
                     problems["line that is no JSON"] += 1
                     continue
                 if isinstance(value, dict):
@@ -59,14 +62,37 @@ def number(value: Any) -> float | None:
 
 def read_alerts(path: Path, problems: Problems) -> list[dict[str, Any]]:
     """Alerts of a file, their `value` as a float."""
-    out = []
-    for alert in lines_of(path, problems):
-        if not isinstance(alert.get("rule"), str) or whole(alert.get("step")) is None:
-            problems["line that is no alert"] += 1
+    return [alert for line in lines_of(path, problems) if (alert := checked_alert(line, problems)) is not None]
+
+
+def checked_alert(alert: Any, problems: Problems) -> dict[str, Any] | None:
+    """An alert whose fields have the types of `rules.base.Alert`, its `value` as a float; what is none is counted."""
+    step = whole(alert.get("step")) if isinstance(alert, dict) else None
+    if not isinstance(alert, dict) or not isinstance(alert.get("rule"), str) or step is None:
+        problems["line that is no alert"] += 1
+        return None
+    made = {**alert, "step": step}
+    for field in _ALERT_INTEGERS:
+        if alert.get(field) is None:
             continue
-        value = number(alert.get("value"))
-        out.append({**alert, "value": float("nan") if value is None else value})
-    return out
+        made[field] = whole(alert[field])
+        if made[field] is None:
+            problems[f"alert whose {field} is no whole number"] += 1
+            return None
+    for field in _ALERT_TEXTS:
+        if not isinstance(alert.get(field, ""), str):
+            problems[f"alert whose {field} is no text"] += 1
+            return None
+    value = number(alert.get("value"))
+    return {**made, "value": float("nan") if value is None else value}
+
+
+def checked_key(vpp_stage: Any, name: Any, micro_step: Any = -1, phase: Any = "", detail: Any = "") -> Key | None:
+    """The key of a sample, None when one of its parts has another type."""
+    stage, micro = whole(vpp_stage), whole(micro_step)
+    if stage is None or micro is None or not isinstance(name, str) or not isinstance(phase, str) or not isinstance(detail, str):
+        return None
+    return Key(stage, name, micro, phase, detail)
 
 
 class JsonLinesSource:
@@ -134,10 +160,13 @@ class _Rank:
                 continue
             _scalars(line.get("scalars"), step, numbers, problems)
             _samples(line.get("samples"), step, builders, problems)
-            for alert in line.get("alerts") or ():
-                if isinstance(alert, dict) and isinstance(alert.get("rule"), str):
-                    value = number(alert.get("value"))
-                    self.alerts.append({"step": step, **alert, "value": float("nan") if value is None else value})
+            alerts = line.get("alerts") or []
+            if not isinstance(alerts, list):
+                problems["alerts that are no list"] += 1
+                continue
+            for alert in alerts:
+                made = checked_alert({"step": step, **alert} if isinstance(alert, dict) else alert, problems)
+                self.alerts += [] if made is None else [made]
         self.tables: dict[str, Table] = {family: builder.table() for family, builder in builders.items()}
         self.scalars = {name: _series(values) for name, values in numbers.items()}
 
@@ -149,6 +178,8 @@ def _series(values: dict[int, float]) -> Series:
 
 def _scalars(found: Any, step: int, numbers: dict[str, dict[int, float]], problems: Problems) -> None:
     if not isinstance(found, dict):
+        if found is not None:
+            problems["scalars that are no object"] += 1
         return
     for name, value in found.items():
         if (x := number(value)) is None:
@@ -159,23 +190,27 @@ def _scalars(found: Any, step: int, numbers: dict[str, dict[int, float]], proble
 
 def _samples(found: Any, step: int, builders: dict[str, Builder], problems: Problems) -> None:
     if not isinstance(found, list):
+        if found is not None:
+            problems["samples that are no list"] += 1
         return
     ids: dict[str, list[int]] = {}
     columns: dict[str, dict[str, list[Any]]] = {}
     for sample in found:
         try:
             family = sample["family"]
-            key = Key(
-                int(sample.get("vpp_stage", 0)),
+            key = checked_key(
+                sample.get("vpp_stage", 0),
                 sample["name"],
-                int(sample.get("micro_step", -1)),
+                sample.get("micro_step", -1),
                 sample.get("phase", ""),
                 sample.get("state", sample.get("tag", "")),
             )
-            row = builders.setdefault(family, Builder()).keys[key]
-        except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
+        except (TypeError, KeyError, AttributeError):
+            key = None
+        if key is None or not isinstance(family, str):
             problems["sample without family, name or with a wrong stage"] += 1
             continue
+        row = builders.setdefault(family, Builder()).keys[key]
         mine = ids.setdefault(family, [])
         mine.append(row)
         ops = columns.setdefault(family, {})

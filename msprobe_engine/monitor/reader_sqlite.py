@@ -6,7 +6,6 @@ infinities here: no other number is beyond 1e9 there.
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 from collections import Counter
@@ -18,8 +17,11 @@ from urllib.parse import quote
 
 import numpy as np
 
-from msprobe_engine.monitor.reader_json import number
-from msprobe_engine.monitor.series import Builder, Key, Part, Series, Table
+from msprobe_engine.core.io.damaged_files import DAMAGED
+from msprobe_engine.core.io.json_text import parse_json
+from msprobe_engine.errors import TextError
+from msprobe_engine.monitor.reader_json import checked_alert, checked_key, number
+from msprobe_engine.monitor.series import Builder, Part, Series, Table, floats, integers, whole
 from msprobe_engine.monitor.trend_db import LIMIT, stored_keys
 
 Problems = Counter[str]
@@ -45,7 +47,7 @@ class SqliteSource:
 
     def info(self, rank: int) -> dict[str, Any]:
         def job(db: sqlite3.Connection) -> Any:
-            return json.loads(_column(db, "SELECT fields FROM run_info WHERE rank = ?", rank)[0]) if _has(db, "run_info") else {}
+            return parse_json(_column(db, "SELECT fields FROM run_info WHERE rank = ?", rank)[0]) if _has(db, "run_info") else {}
 
         found = [info for path in self.paths(rank) if isinstance(info := self._ask(path, job), dict)]
         return found[0] if found else {}
@@ -66,10 +68,12 @@ class SqliteSource:
         def job(db: sqlite3.Connection) -> None:
             for metric, name in _families(db).items():
                 if name == family:
-                    _read(db, rank, metric, builder)
+                    _read(db, rank, metric, builder, problems)
 
         for path in self.paths(rank):
+            problems: Problems = Counter()
             self._ask(path, job)
+            self._note(path, problems)
         return {family: builder.table()}
 
     def scalars(self, rank: int) -> dict[str, Series]:
@@ -77,12 +81,19 @@ class SqliteSource:
 
         def job(db: sqlite3.Connection) -> None:
             if _has(db, "scalars"):
+                wrong = 0
                 for step, name, value in db.execute("SELECT step, name, value FROM scalars WHERE rank = ? ORDER BY step", (rank,)):
-                    x = number(value)
-                    found.setdefault(str(name), {})[int(step)] = float("nan") if x is None else x
+                    x, at = number(value), whole(step)
+                    wrong += at is None
+                    if at is not None:
+                        found.setdefault(_text(name), {})[at] = float("nan") if x is None else x
+                if wrong:
+                    problems["number whose step is no whole number"] += wrong
 
         for path in self.paths(rank):
+            problems: Problems = Counter()
             self._ask(path, job)
+            self._note(path, problems)
         return {n: Series(np.array(list(v), np.int64), np.array(list(v.values()), np.float64)) for n, v in found.items()}
 
     def alerts(self, rank: int) -> list[dict[str, Any]]:
@@ -90,13 +101,24 @@ class SqliteSource:
 
         def job(db: sqlite3.Connection) -> None:
             for fields in _column(db, "SELECT fields FROM alerts WHERE rank = ? ORDER BY rowid", rank) if _has(db, "alerts") else ():
-                alert = json.loads(fields)
-                value = number(alert.get("value"))
-                out.append({**alert, "value": float("nan") if value is None else value})
+                try:
+                    alert = checked_alert(parse_json(_text(fields)), problems)
+                except TextError:
+                    problems["alert that is no JSON"] += 1
+                    continue
+                out.extend([] if alert is None else [alert])
 
         for path in self.paths(rank):
+            problems: Problems = Counter()
             self._ask(path, job)
+            self._note(path, problems)
         return out
+
+    def _note(self, path: Path, problems: Problems) -> None:
+        """What was left out; a second reading says the same again and does not count."""
+        self.problems.setdefault(str(path), Counter()).update(
+            {what: n for what, n in problems.items() if what not in self.problems[str(path)]}
+        )
 
     def _ask(self, path: Path, job: Callable[[sqlite3.Connection], Any]) -> Any:
         """What `job` gives; None when the file cannot be read, which is then a problem of the file."""
@@ -106,7 +128,7 @@ class SqliteSource:
             with closing(sqlite3.connect(f"file:{quote(os.fsencode(path.absolute()))}?mode=ro", uri=True, timeout=10.0)) as db:
                 _no_views(db)
                 return job(db)
-        except (OSError, sqlite3.Error, ValueError, TypeError, AttributeError, LookupError) as error:
+        except (OSError, sqlite3.Error, *DAMAGED) as error:
             what = f"a row names {error}, which is not there" if isinstance(error, KeyError) else str(error)
             self.problems.setdefault(str(path), Counter())[f"cannot be read: {what}"] = 1
             return None
@@ -137,29 +159,39 @@ def _families(db: sqlite3.Connection) -> dict[int, str]:
     query = (
         "SELECT metric_id, family FROM metric_keys" if _has(db, "metric_keys") else "SELECT metric_id, metric_name FROM monitoring_metrics"
     )
-    return {int(metric): str(family) for metric, family in db.execute(query)}
+    return {metric: _text(family) for metric, family in db.execute(query) if isinstance(metric, int)}
 
 
-def _read(db: sqlite3.Connection, rank: int, metric: int, builder: Builder) -> None:
+def _read(db: sqlite3.Connection, rank: int, metric: int, builder: Builder, problems: Problems) -> None:
     ops = [row[1] for row in db.execute("PRAGMA table_info(trend_data)")][4:]
     query = "SELECT target_id, target_name, vpp_stage, micro_step FROM monitoring_targets"
-    keys = {target: Key(int(stage), _text(name), int(micro)) for target, name, stage, micro in db.execute(query)}
+    keys = {target: checked_key(stage, _text(name), micro) for target, name, stage, micro in db.execute(query)}
     exact: dict[str, dict[tuple[int, int], float]] = {op: {} for op in ops}
     ours = _has(db, "row_keys")
     if ours:
-        keys.update((target, key) for m, target, _, key in stored_keys(db) if m == metric)
+        keys.update((target, checked_key(*key)) for m, target, _, key in stored_keys(db) if m == metric)
         query = "SELECT target_id, step, statistic, value FROM exact_values WHERE rank = ? AND metric_id = ?"
         for target, step, op, value in db.execute(query, (rank, metric)):
-            exact.setdefault(op, {})[target, step] = float(value)
+            if (x := number(value)) is None:
+                problems["exact value that is no number"] += 1
+            else:
+                exact.setdefault(op, {})[target, step] = x
     cursor = db.execute("SELECT * FROM trend_data WHERE rank = ? AND metric_id = ?", (rank, metric))
     while rows := cursor.fetchmany(_CHUNK):
-        _, steps, targets, _, *columns = zip(*rows)
-        ids = np.fromiter((builder.keys[keys[t]] for t in targets), np.int64, len(rows))
+        fitting = [row for row in rows if keys[row[2]] is not None and whole(row[1]) is not None]
+        if len(fitting) < len(rows):
+            problems["row whose step, stage or micro step is no whole number"] += len(rows) - len(fitting)
+            if not fitting:
+                continue
+        _, steps, targets, _, *columns = zip(*fitting)
+        ids = np.fromiter((builder.keys[keys[t]] for t in targets), np.int64, len(fitting))
         values = {}
         for op, column in zip(ops, columns):
             if set(column) == {None} and not exact[op]:
                 continue
-            numbers = np.array(column, np.float64)
+            numbers, wrong = floats(column)
+            if wrong:
+                problems[f"{op} that is no number"] += wrong
             known = exact[op]
             for i in np.flatnonzero(np.isnan(numbers) | (np.abs(numbers) >= LIMIT)).tolist() if known else ():
                 numbers[i] = known.get((targets[i], steps[i]), numbers[i])
@@ -167,4 +199,4 @@ def _read(db: sqlite3.Connection, rank: int, metric: int, builder: Builder) -> N
                 infinite = np.abs(numbers) > LIMIT
                 numbers[infinite] = np.copysign(np.inf, numbers[infinite])
             values[op] = numbers
-        builder.add(Part(ids, np.array(steps, np.int64), values))
+        builder.add(Part(ids, integers(steps)[0], values))

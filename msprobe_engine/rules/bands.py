@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.errors import UsageError
 from msprobe_engine.records import FAMILIES, Sample
 
@@ -131,8 +132,8 @@ def load_bands(path: Path) -> Bands:
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}; msprobe monitor learn makes it") from error
     try:
-        tree = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        tree = parse_json(text)
+    except ValueError as error:
         raise UsageError(f"{path}: is no JSON: {error}; expected a file of msprobe monitor learn") from None
     return _Reader(path).bands(tree)
 

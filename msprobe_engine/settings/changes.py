@@ -6,10 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import yaml
-
-from msprobe_engine.errors import SettingsError
-from msprobe_engine.settings.text import parse_yaml
+from msprobe_engine.core.io.yaml_text import parse_yaml
+from msprobe_engine.errors import SettingsError, TextError
 
 _FORM = re.compile(r"\s*([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\s*=(.*)", re.DOTALL)
 
@@ -30,8 +28,8 @@ def changed(node: Any, changes: Sequence[str], source: str) -> Any:
             raise SettingsError(f"'{change}' is no change of a setting; allowed: KEY=VALUE, like dump.step=[5] or monitor.activations=true")
         try:
             value = parse_yaml(match[2])
-        except (yaml.YAMLError, ValueError) as error:
-            raise SettingsError(f"'{change}': the value is not YAML: {str(error).splitlines()[0]}") from None
+        except TextError as error:
+            raise SettingsError(f"'{change}': the value is not YAML: {error}") from None
         node = _set(node, match[1].split("."), value, change, source)
     return node
 

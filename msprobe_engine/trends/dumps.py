@@ -48,6 +48,10 @@ class DumpSource:
         self._told: set[int] = set()
         self.unwrap = 0
 
+    @property
+    def left_out(self) -> int:
+        return len(self._problems)
+
     def wrappers(self) -> int | None:
         """How often all modules have ``module.`` in front, by the first file that can be read; None: no file, or no module in it."""
         for step, _, name in self._places:

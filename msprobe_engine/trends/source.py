@@ -31,6 +31,7 @@ DUMPED = frozenset(("forward", "backward", "recompute", "parameters_grad", "opti
 _EITHER = "NaN or were not written, this data base does not say which: shown as NaN"
 
 _PROBLEMS_SAID = 5
+_MOST_STAGES = 1 << 20
 
 Progress = Callable[[str], None]
 
@@ -90,6 +91,11 @@ class Source(Protocol):
 
     @property
     def problems(self) -> Mapping[str, int]: ...
+
+    @property
+    def left_out(self) -> int:
+        """Of `problems` what is damage: rows, records and files that were left out."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -208,6 +214,10 @@ class Both:
     def problems(self) -> Mapping[str, int]:
         return {what: count for source in self.sources for what, count in source.problems.items()}
 
+    @property
+    def left_out(self) -> int:
+        return sum(source.left_out for source in self.sources)
+
 
 class MonitorSource:
     """A monitored run in any of its formats."""
@@ -224,6 +234,10 @@ class MonitorSource:
     @property
     def problems(self) -> Mapping[str, int]:
         return {**self._run.problems, **self._ambiguous}
+
+    @property
+    def left_out(self) -> int:
+        return self._run.left_out
 
     def pieces(self) -> int:
         return 2 * sum(len(self._run.families(rank)) for rank in self.ranks)
@@ -280,7 +294,7 @@ def _stage(info: Mapping[str, Any]) -> int:
     place = info.get("rank_info")
     stage = place.get("pp") if isinstance(place, Mapping) else None
     try:
-        return max(int(stage), 0) if isinstance(stage, (int, str)) else 0
+        return min(max(int(stage), 0), _MOST_STAGES) if isinstance(stage, (int, str)) else 0
     except ValueError:
         return 0
 

@@ -71,7 +71,7 @@ def test_text_for_terminals() -> None:
 def test_odd_records_are_no_reason_to_stop(tmp_path: Path, record: dict[str, Any]) -> None:
     """Wrong types where ranks and shapes are expected do not end the analysis with an internal error."""
     root = put(tmp_path / "run", dump__json=dump("Distributed.broadcast.0.forward", **record))
-    assert main(["nan_analyze", "-i", str(root), "-o", str(tmp_path / "out")]) in (0, 1)
+    assert main(["nan_analyze", "-i", str(root), "-o", str(tmp_path / "out")]) in (0, 1, 3)
 
 
 def test_odd_samples_are_left_out(tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def test_old_stack_layout_and_micro_steps(tmp_path: Path) -> None:
         ("{}", "'data' is missing"),
         ('{"data": []}', "no JSON object"),
         ('{"data": {"Torch.f.0.forward": 3}}', "must be a JSON object"),
-        ('{"data": {"Torch.f.0.forward": {"output": ' + "[" * 200 + "]" * 200 + "}}}", "nested deeper"),
+        ('{"data": {"Torch.f.0.forward": {"output": ' + "[" * 120 + "]" * 120 + "}}}", "nested deeper"),
         ('{"data": ' + "[" * 200_000, "nested too deeply|cut off"),
         (TENSOR + '"Max": ' + "9" * 10_000 + "}]}}}", "trust|64 bits"),
         (TENSOR + '"Max": ' + "9" * 100 + "}]}}}", "64 bits"),

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.errors import TransportError
 
 VERSION = 1
@@ -82,8 +83,8 @@ def parse_header(text: bytes) -> dict[str, Any]:
     if not text:
         return {}
     try:
-        found = json.loads(text.decode("utf-8", "surrogatepass"))
-    except (ValueError, RecursionError) as error:
+        found = parse_json(text.decode("utf-8", "surrogatepass"))
+    except ValueError as error:
         raise TransportError(f"a header of {len(text)} bytes is no JSON ({type(error).__name__}: {str(error)[:100]})") from None
     if not isinstance(found, dict):
         raise TransportError(f"a header is a JSON {type(found).__name__}, not an object")

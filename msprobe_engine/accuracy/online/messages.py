@@ -19,11 +19,11 @@ key). ``dump_data_dir`` of dump.json is ``""``: only the receiver knows where it
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from msprobe_engine import names
+from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.dump import layout
 from msprobe_engine.errors import DumpFormatError
 
@@ -156,8 +156,8 @@ def _checked(data: Mapping[str, Any]) -> dict[str, str]:
 
 def _json(text: memoryview) -> dict[str, Any]:
     try:
-        document = json.loads(bytes(text))
-    except (ValueError, RecursionError) as error:
+        document = parse_json(bytes(text))
+    except ValueError as error:
         raise DumpFormatError(f"a message is no JSON ({type(error).__name__}: {str(error)[:120]})") from None
     if not isinstance(document, dict):
         raise DumpFormatError("a message is no JSON object")

@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.dump import layout
 from msprobe_engine.errors import DumpFormatError
 
@@ -22,7 +23,7 @@ def document(path: str, _session: str) -> dict[str, Any]:
         OSError: it is gone.
     """
     with open(path, "rb") as file:
-        found: dict[str, Any] = json.load(file)
+        found: dict[str, Any] = parse_json(file.read())
     return found
 
 
@@ -69,7 +70,7 @@ def listed(text: memoryview | None) -> list[Any]:
     if text is None:
         return []
     try:
-        found = json.loads(bytes(text))["not_saved"]
+        found = parse_json(bytes(text))["not_saved"]
     except (ValueError, KeyError, TypeError):
         raise DumpFormatError(f"{layout.NOT_SAVED} of a step is damaged") from None
     if not isinstance(found, list):

@@ -16,6 +16,7 @@ from msprobe_engine import names
 from msprobe_engine.accuracy.online import messages
 from msprobe_engine.accuracy.online.spool_files import bases, data_names_in, document, dump_text, listed, number_of
 from msprobe_engine.accuracy.precheck.calls import bare_name
+from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.io.output_files import write_file, write_plain
 from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.dump import layout
@@ -146,7 +147,7 @@ class SpoolStep:
             text = path.read_bytes()
             shard = directory / layout.TENSORS / shard_name(number_of(path))
             try:
-                made._take(number_of(path), json.loads(text), shard if shard.is_file() else None)
+                made._take(number_of(path), parse_json(text), shard if shard.is_file() else None)
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 raise DumpFormatError(f"{path}: is damaged ({type(error).__name__}: {str(error)[:120]})") from None
             made.bytes += len(text) + (shard.stat().st_size if shard.is_file() else 0)
@@ -308,7 +309,7 @@ class SpoolStep:
                 self._write_index(self._names)
                 records: dict[str, Any] = {}
                 for path in sorted(self.directory.glob(".calls-*.json")):
-                    records |= json.loads(path.read_bytes())["calls"]
+                    records |= parse_json(path.read_bytes())["calls"]
                 write_file(self.directory / layout.DUMP, [dump_text(str(self.directory / layout.TENSORS), records)])
             return self.ready()
 

@@ -1,0 +1,34 @@
+"""What no reader has thought of is the file's fault: a file may hold anything anywhere. The command says which file it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from msprobe_engine.errors import ProbeError, UnreadableFileError
+
+DAMAGED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, AssertionError)
+"""What code that trusts the type of a value raises when a file has another."""
+
+
+@contextmanager
+def guard_reading(path: object, kind: str = "") -> Iterator[None]:
+    """Names the file when reading it raises what is no error of ours; only for code that reads, not for what is done with the content.
+
+    Args:
+        path: what is read.
+        kind: what it should be, ``a dump``.
+
+    Raises:
+        UnreadableFileError: in place of one of `DAMAGED`; the error itself is its cause, which ``--debug`` shows.
+    """
+    try:
+        yield
+    except ProbeError:
+        raise
+    except DAMAGED as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:120]
+        raise UnreadableFileError(
+            f"{path}: cannot be read{f' as {kind}' if kind else ''} ({reason}); it is damaged, or of a version that is not known. "
+            "--debug shows where it was noticed"
+        ) from error
