@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from msprobe_engine.config_check.background import flush_all
+from msprobe_engine.core.io.claims import claim_directory
 from msprobe_engine.errors import MissingExtraError, SinkError, UsageError
 from msprobe_engine.log import one_line, warn_once
 
@@ -65,11 +66,12 @@ class ConfigChecker:
         checker = getattr(module, _FRAMEWORKS[fmk][2])
         static = _static(shell_path)
         self._checker: Any = None
+        given = Path(output_zip_path)
         try:
             self._checker = checker(
                 model,
                 static,
-                output_zip_path,
+                claim_directory(given.parent, None, by_process=True).path / given.name if given.suffix == ".zip" else given,
                 micro_steps=micro_steps,
                 evaluation=evaluation,
                 statistics=statistics,

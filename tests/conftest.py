@@ -73,9 +73,11 @@ def _temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in ("MSPROBE_CONFIG", "MSPROBE_SET", "MSPROBE_AUTOLOAD", "MSPROBE_LOG_LEVEL", "MONITOR_OUTPUT_DIR", "DYNAMIC_MONITOR"):
+    ours = ("MSPROBE_CONFIG", "MSPROBE_SET", "MSPROBE_AUTOLOAD", "MSPROBE_CHILDREN", "MSPROBE_OWNER", "MSPROBE_LOG_LEVEL")
+    for name in (*ours, "MONITOR_OUTPUT_DIR", "DYNAMIC_MONITOR"):
         monkeypatch.delenv(name, raising=False)
     yield
+    os.environ.pop("MSPROBE_OWNER", None)  # of a probe that a test has left open
     logging.getLogger("msprobe").setLevel(logging.INFO)  # settings loaded in a test may have made it silent
 
 

@@ -16,6 +16,7 @@ import signal
 import sys
 from pathlib import Path
 
+from msprobe_engine.core.processes import OWNER
 from msprobe_engine.errors import SettingsError, UsageError
 
 EXAMPLES = """\
@@ -26,7 +27,7 @@ examples:
   msprobe run --config probe.yaml --dry-run -- deepspeed train.py        print the environment, start nothing
 
 exit code: that of the launch line; 2 when the settings are wrong or there is no such program, and nothing was started"""
-VARIABLES = ("MSPROBE_CONFIG", "MSPROBE_SET", "MONITOR_OUTPUT_DIR", "PYTHONPATH")
+VARIABLES = ("MSPROBE_CONFIG", "MSPROBE_SET", OWNER, "MONITOR_OUTPUT_DIR", "PYTHONPATH")
 """What of the environment may differ for the launch line."""
 
 
@@ -125,6 +126,7 @@ def prepared(config: str | None, changes: list[str], output_dir: str | None = No
     environment["MSPROBE_CONFIG"] = os.path.abspath(config)
     environment["PYTHONPATH"] = os.pathsep.join([bootstrap, *entries])
     environment.pop("MSPROBE_SET", None)
+    environment.pop(OWNER, None)  # who types this wants the probe, also inside of a program that has one
     if changes:
         environment["MSPROBE_SET"] = "\n".join(changes)
     return environment

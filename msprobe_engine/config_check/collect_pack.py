@@ -13,6 +13,7 @@ from msprobe_engine.config_check.pack import PackWriter
 from msprobe_engine.config_check.secrets import cleaned
 from msprobe_engine.config_check.shell.context import ONLY_A_RUN_KNOWS
 from msprobe_engine.config_check.static import collect_static
+from msprobe_engine.core.io.claims import claim_directory
 
 _MOST_NAMES = 10
 
@@ -50,8 +51,14 @@ def collect(paths: Sequence[str | Path], output: str | Path, arguments: Sequence
         notes += found.notes
         if not found.values:
             notes.append(f"no settings were found in {', '.join(map(str, paths))}")
-    writer = PackWriter(output)
-    writer.add(contents)
+    given = Path(output)
+    claim = claim_directory(given.parent, None, by_process=True) if given.suffix == ".zip" else None
+    try:
+        writer = PackWriter(given if claim is None else claim.path / given.name)
+        writer.add(contents)
+    finally:
+        if claim is not None:
+            claim.release()
     return writer.path, notes
 
 

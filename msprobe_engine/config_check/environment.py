@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from msprobe_engine.config_check.secrets import HIDDEN, masked, secret_variable
+from msprobe_engine.core.processes import OWNER
 
 LONGEST = 32768
 """Characters of one value; longer ones are cut, with a note of their length."""
-_NOISE = frozenset(("_", "LS_COLORS", "LESSOPEN", "LESSCLOSE", "PS1", "PS2", "PROMPT_COMMAND", "TERMCAP"))
+_NOISE = frozenset((OWNER, "_", "LS_COLORS", "LESSOPEN", "LESSCLOSE", "PS1", "PS2", "PROMPT_COMMAND", "TERMCAP"))
 
 
 class Environment(NamedTuple):

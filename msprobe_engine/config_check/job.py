@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import platform
 import time
 from collections.abc import Mapping
 from typing import Any
 
-_RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "RANK_ID")
-_WORLD = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS", "RANK_SIZE")
+from msprobe_engine.core.launch import RANK, WORLD_SIZE, number_of
+from msprobe_engine.core.processes import start_time
+
 _LOCAL = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "DEVICE_ID")
 _NODE = ("GROUP_RANK", "SLURM_NODEID", "NODE_RANK")
 _LAUNCH = (
@@ -18,22 +18,22 @@ _LAUNCH = (
     *("OMPI_MCA_ess_base_jobid", "PMI_ID", "MS_SCHED_HOST", "MS_SCHED_PORT"),
 )
 """Equal on all ranks of one launch, and often different between two."""
-_started = time.time()
+_started = f"{time.time():.3f}"
 
 
 def rank() -> int:
     """From the launcher's environment, 0 without."""
-    return number_of(_RANK) or 0
+    return number_of(RANK) or 0
 
 
 def world_size() -> int:
     """From the launcher's environment, 1 without."""
-    return number_of(_WORLD) or 1
+    return number_of(WORLD_SIZE) or 1
 
 
 def process() -> str:
     """This process among all there are and were: host, process id and the time it began."""
-    return f"{platform.node()}:{os.getpid()}:{_begun(os.getpid())}"
+    return f"{platform.node()}:{os.getpid()}:{start_time(os.getpid()) or _started}"
 
 
 def launch(environ: Mapping[str, str] = os.environ) -> str:
@@ -53,21 +53,3 @@ def place(rank: int, world_size: int) -> dict[str, Any]:
         "host": platform.node(),
         "process": process(),
     }
-
-
-def number_of(names: tuple[str, ...]) -> int | None:
-    """The first of these variables of the environment that holds a number."""
-    for name in names:
-        text = os.environ.get(name, "")
-        if text.isdecimal() and len(text) < 10:
-            return int(text)
-    return None
-
-
-@functools.lru_cache(maxsize=8)
-def _begun(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[19]  # starttime, in ticks since the machine was started (proc(5))
-    except (OSError, IndexError):
-        return f"{_started:.3f}"

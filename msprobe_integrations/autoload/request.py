@@ -10,6 +10,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from msprobe_engine.core.processes import Process
     from msprobe_engine.settings.schema import ProbeSettings
 
 CONFIG = "MSPROBE_CONFIG"
@@ -17,6 +18,9 @@ CHANGES = "MSPROBE_SET"
 """``key=value`` pairs, one per line: changes to the file, ``dump.step=[5]``."""
 SWITCH = "MSPROBE_AUTOLOAD"
 """``0``: the interpreter is left alone, whatever else is set."""
+CHILDREN = "MSPROBE_CHILDREN"
+"""``1``: also processes that a training has started, and that train something themselves, get the probe of the environment, in a directory
+of their own."""
 FLAG = "--msprobe-"
 
 
@@ -49,6 +53,25 @@ class Request:
         from msprobe_engine.settings.load import load_settings
 
         return load_settings(self.config, changes=self.changes)
+
+
+def inherited_from(asked: Request, rank: int | None) -> Process | None:
+    """The process that has a probe already and has only handed on its own request to this one, which it has started: an evaluation, a
+    reward model, a conversion. None: there is none, the request is this process' own, or it is a rank that a process without a rank has
+    started.
+
+    Args:
+        asked: what holds for this process.
+        rank: of this process, None when it has none.
+    """
+    if asked is _told or os.environ.get(CHILDREN, "") == "1":
+        return None
+    from msprobe_engine.core.processes import find_living_owner
+
+    owner = find_living_owner()
+    if owner is None or (owner.rank is None and rank is not None):
+        return None
+    return owner.process
 
 
 _told: Request | None = None

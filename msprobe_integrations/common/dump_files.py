@@ -13,6 +13,7 @@ from msprobe_engine.dump.tensors import TensorStore
 from msprobe_engine.dump.writer import DumpSink
 from msprobe_engine.guard import Faults
 from msprobe_engine.log import get_logger, set_rank
+from msprobe_engine.output_claims import OutputClaims
 from msprobe_engine.pipeline import Pipeline
 from msprobe_engine.records import Frame
 from msprobe_engine.rules.base import Alert
@@ -53,6 +54,8 @@ class DumpFiles:
         self.tally = Tally()
         self.dump = DumpSettings()
         self.root = Path()
+        self._given = self.root
+        self._outputs = OutputClaims()
         self.sink: DumpSink | None = None
         self.tensors: TensorStore | None = None
         self._rank: int | None = None
@@ -63,6 +66,12 @@ class DumpFiles:
         """Write as `dump` says from the next step on. `front` may put a sink in front of the one it is given."""
         self.drop()
         self.dump, self.root, self._said_ranks, self._front = dump, root, False, front
+        self._given = root
+
+    def claim(self, root: Path) -> Path:
+        """Where this process may write below `root`. Before the first step only where that has to be known: a program makes a debugger
+        in processes that never dump anything, like the one that starts its ranks."""
+        return self._outputs.claim(root, self.backend.rank(), by_process=True)
 
     def begin(self, step: int) -> None:
         """A step begins: its directory is made."""
@@ -77,6 +86,7 @@ class DumpFiles:
         self.drop()
         if rank is not None:
             set_rank(rank)
+        self.root = self.claim(self._given)
         self.sink = DumpSink(
             self.root,
             task=self.dump.task,

@@ -73,11 +73,14 @@ class DumpRun(DumpParts):
         """Take over a configuration; no step is open. May be called again between steps: what the last one made is closed here."""
         dump = settings.dump
         assert dump is not None
-        extras = Extras(dump, self.files.tally.skip, self.make_extras(dump, root_of(settings)))
+        root = root_of(settings)
+        if dump.task == "free_benchmark" or dump.level == "L2":  # these write at other times than a step's
+            root = self.files.claim(root)
+        extras = Extras(dump, self.files.tally.skip, self.make_extras(dump, root))
         self._take_off()
         self.extras.close()
         self.extras = extras
-        self.files.configure(dump, root_of(settings), extras.sink)
+        self.files.configure(dump, root, extras.sink)
         self.dump = dump
         self.on = dump.dump_enable is not False
         self.backend.want_digest = dump.summary_mode == "digest"

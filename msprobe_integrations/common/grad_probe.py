@@ -14,6 +14,7 @@ from msprobe_engine.grad_probe.files import StepFiles
 from msprobe_engine.grad_probe.layout import SUMMARY
 from msprobe_engine.guard import Faults, Guard
 from msprobe_engine.log import get_logger, warn_once
+from msprobe_engine.output_claims import OutputClaims
 from msprobe_engine.settings.schema import ProbeSettings
 from msprobe_engine.settings.tree import nearest
 from msprobe_engine.window import Window
@@ -66,6 +67,7 @@ class GradientUpdates:
         self._at_once = at_once
         self._over = False
         self.root = root_of(settings)
+        self._outputs = OutputClaims()
         self.faults = Faults(settings.strict, PART)
         self.backend = backend
         self.backend.want_checksum = "crc32" if self.settings.grad_level == "L0" else ""
@@ -202,6 +204,7 @@ class GradientUpdates:
 
     def _directory(self) -> StepFiles:
         if self._files is None:
+            self.root = self._outputs.claim(self.root, self.backend.rank())
             directory = self.root / f"rank{self.backend.rank() or 0}"
             if directory.is_dir() and any(SUMMARY.fullmatch(entry) for entry in os.listdir(directory)):
                 _log.warning("%s holds files of an earlier run: equal steps are replaced, other ones stay", directory)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from msprobe_engine.guard import Guard, is_of_training
+from msprobe_engine.output_claims import OutputClaims
 from msprobe_engine.records import Entry, Frame, Sample, TensorRef
 from msprobe_engine.session import Session
 from msprobe_engine.settings.schema import MonitorSettings, ProbeSettings
@@ -38,8 +39,9 @@ class Probe(OfFramework):
     """
 
     def __init__(self, settings: ProbeSettings, *, extra_sinks: Sequence[Sink] = ()) -> None:
-        self.settings = settings
         self.backend = self._make_backend()
+        self.outputs = OutputClaims()
+        self.settings = settings = self.outputs.place(settings, self.backend.rank())
         Wants.of(settings).apply(self.backend)
         local_rank, local_world_size = self._local_place()
         self.session = Session(
@@ -372,7 +374,7 @@ class Probe(OfFramework):
             yield lambda: self._run_config.close(exits.left() / 4)
         yield self.drain
         yield lambda: self.parameters.finish(self._patience.left())
-        yield from (self.session.close, self._membership.close, self.parameters.close)
+        yield from (self.session.close, self._membership.close, self.parameters.close, self.outputs.release)
 
 
 def _window_of(m: MonitorSettings | None) -> Window | None:

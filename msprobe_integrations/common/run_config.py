@@ -10,6 +10,7 @@ from typing import Any
 from msprobe_engine.config_check import entries
 from msprobe_engine.config_check.background import BackgroundWriter
 from msprobe_engine.config_check.pack import PackWriter
+from msprobe_engine.output_claims import writes_files
 from msprobe_engine.settings.schema import ProbeSettings
 
 NAME = "config_check_pack.zip"
@@ -67,11 +68,3 @@ class RunConfig:
         """Finish the pack, within `left` seconds."""
         if self._background is not None:
             self._background.close(min(left, LONGEST))
-
-
-def writes_files(settings: ProbeSettings) -> bool:
-    """Does a probe with these settings leave anything in its output directory?"""
-    sinks, monitored = settings.sinks, settings.monitor is not None
-    files = sinks.csv.enabled or sinks.jsonl.enabled or sinks.sqlite.enabled or sinks.tensorboard.enabled or sinks.anomalies
-    incidents = settings.incident.enabled and (monitored or bool(settings.incident.level) or bool(settings.rules))
-    return (monitored and files) or incidents or settings.dump is not None or settings.grad_probe is not None

@@ -9,7 +9,7 @@ from typing import Any
 import mindspore
 import numpy as np
 
-from msprobe_engine.config_check.job import number_of
+from msprobe_engine.core.launch import number_of
 from msprobe_integrations.mindspore import environment
 
 _RANK, _WORLD = ("RANK_ID", "RANK"), ("RANK_SIZE", "WORLD_SIZE", "MS_WORKER_NUM")

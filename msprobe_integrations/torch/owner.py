@@ -11,9 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from msprobe_engine.errors import ProbeError
-from msprobe_engine.log import get_logger
+from msprobe_engine.log import get_logger, warn_once
 from msprobe_engine.settings.schema import ProbeSettings
 from msprobe_integrations.autoload import request
+from msprobe_integrations.torch.job import Job
 from msprobe_integrations.torch.loop import LoopObserver, Observer
 
 _log = get_logger()
@@ -52,6 +53,13 @@ def claim(name: str, make: Callable[[ProbeSettings, Path], Observer]) -> Observe
         if KNOWS[held] >= KNOWS[name]:
             return None
     asked = request.current()
+    if asked is not None and (parent := request.inherited_from(asked, Job().rank())) is not None:
+        warn_once(
+            "child of a training",
+            f"no probe in this process: it was started by {parent.where}, which has one and still runs; "
+            f"{request.CHILDREN}=1 gives it one too, with a directory of its own",
+        )
+        return None
     settings = None if asked is None else _load(asked)
     if asked is None or settings is None:
         return None

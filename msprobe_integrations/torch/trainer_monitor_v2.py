@@ -71,7 +71,7 @@ class TrainerMonitorV2:
         monitor = settings.probe.monitor
         if monitor is not None and (not monitor.rank or rank in monitor.rank):
             sink = CsvV2Sink(
-                output_dir=Path(settings.output_dir),
+                output_dir=probe.outputs.claim(settings.output_dir, probe.backend.rank()),
                 rank=rank,
                 ops=settings.ops,
                 start_step=settings.start_step,
