@@ -96,7 +96,7 @@ class TrendDatabase:
                     self._db.execute("INSERT INTO global_stats(min_step, max_step, max_rank) VALUES (-1, -1, 0)")
             self._file = os.stat(path).st_ino
         except OSError as error:
-            raise SinkError(f"cannot open the data base {path}: {explain(error)}") from error
+            raise SinkError(f"cannot open the data base {error.filename or path}: {explain(error)}") from error
         except (sqlite3.Error, SinkError) as error:
             raise SinkError(f"cannot open the data base {path}: {error}; remove it or name another place") from error
         self._forget()

@@ -29,7 +29,7 @@ def make_directory(path: Path, what: str) -> None:
     try:
         make_directories(os.fspath(path))
     except OSError as error:
-        raise SinkError(f"{what}: cannot create directory {path}: {explain(error)}") from error
+        raise SinkError(f"{what}: cannot create directory {error.filename or path}: {explain(error)}") from error
 
 
 def write_all(fd: int, parts: Sequence[bytes | memoryview]) -> None:

@@ -35,9 +35,10 @@ _KINDS = (
 class OddFileError(OSError):
     """Something else is where a regular file (or a directory) belongs; `strerror` says what it is and what to do."""
 
-    def __init__(self, mode: int, path: AnyPath, needed: str = "a regular file") -> None:
+    def __init__(self, mode: int, path: AnyPath, *, directory: bool = False) -> None:
+        needed = "a directory" if directory else "a regular file"
         kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "a regular file" if stat.S_ISREG(mode) else "something unknown")
-        number = errno.ELOOP if stat.S_ISLNK(mode) else errno.EISDIR if stat.S_ISDIR(mode) else errno.EEXIST
+        number = errno.ENOTDIR if directory else errno.ELOOP if stat.S_ISLNK(mode) else errno.EISDIR if stat.S_ISDIR(mode) else errno.EEXIST
         super().__init__(number, f"{kind} is where {needed} belongs: move it away", path)
 
 
@@ -101,11 +102,14 @@ def make_directories(path: str) -> None:
     directories are followed: clusters link their disks.
 
     Raises:
-        OddFileError: something else is in its place.
+        OddFileError: something else is in its place, or in that of a parent.
         OSError: as the system says.
     """
     try:
         os.mkdir(path, DIRECTORY_MODE)
+    except NotADirectoryError:
+        _require_directory(os.path.dirname(path))
+        raise
     except FileNotFoundError:
         parent = os.path.dirname(path)
         if parent in ("", path):
@@ -125,8 +129,14 @@ def _make_below(path: str) -> None:
 
 
 def _require_directory(path: str) -> None:
-    if not os.path.isdir(path):
-        raise OddFileError(os.lstat(path).st_mode, path, "a directory")
+    if os.path.isdir(path):
+        return
+    try:
+        found = os.lstat(path)
+    except NotADirectoryError:
+        _require_directory(os.path.dirname(path))
+        raise
+    raise OddFileError(found.st_mode, path, directory=True)
 
 
 _ADVICE = {

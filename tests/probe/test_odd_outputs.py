@@ -1,0 +1,169 @@
+"""A named pipe, a socket, a directory, a device or a link where an output of a training goes: the training ends with the same bits, waits
+for nothing, and the log names the path and what was found there. What a link leads to stays as it was."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import probe_ranks as pr
+import pytest
+
+from msprobe_engine.dump.reader import open_dump
+from msprobe_engine.settings.schema import (
+    CsvSettings,
+    DumpSettings,
+    IncidentSettings,
+    JsonLinesSettings,
+    MonitorSettings,
+    ProbeSettings,
+    PrometheusSettings,
+    RuleSettings,
+    SinkSettings,
+    SqliteSettings,
+    TensorBoardSettings,
+)
+from msprobe_integrations.torch.debugger import PrecisionDebugger
+from msprobe_integrations.torch.probe import TorchProbe
+
+pytestmark = pytest.mark.framework
+STEPS = 3
+PRECIOUS = b"vpp_stage,name,step\nnot ours"
+CSV = "monitor/Dec01_00-00-00-rank0-0123abcd"
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def bound_socket(path: Path) -> None:
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(f"/proc/self/fd/{directory}/{path.name}")  # a short name for a long path
+    finally:
+        os.close(directory)
+
+
+class Kind(NamedTuple):
+    """How something odd is made, and what the log calls it where a file, and where a directory belongs ("" there: it is followed)."""
+
+    make: Callable[[Path], None]
+    for_file: str
+    for_directory: str
+
+
+PIPE, LINK = "a named pipe (FIFO) is where", "a link is where"
+KINDS = {
+    "pipe": Kind(pipe, PIPE, PIPE),
+    "socket": Kind(bound_socket, "a socket is where", "a socket is where"),
+    "directory": Kind(lambda path: path.mkdir(), "a directory is where", ""),
+    "link to nothing": Kind(lambda path: path.symlink_to("nowhere"), LINK, LINK),
+    "link to a file": Kind(lambda path: path.symlink_to("precious"), LINK, LINK),
+    "link to a device": Kind(lambda path: path.symlink_to("/dev/zero"), LINK, LINK),
+}
+PROBE_FILES = (
+    f"{CSV}/grad_reduced_0-99.csv",
+    f"{CSV}/scalars_0-99.csv",
+    f"{CSV}/run.json",
+    f"{CSV}/alerts.jsonl",
+    "jsonl/rank0.jsonl",
+    "trend/rank0.trend.db",
+    "trend/rank0.trend.db-wal",
+    "prom/msprobe_rank0.prom",
+    "anomaly_detected/rank0/anomaly.json",
+)
+PROBE_DIRECTORIES = ("jsonl", "trend", "tensorboard", "tensorboard/rank0", "prom", "anomaly_detected", "incidents")
+DUMP_REPLACED = ("dump.json", "stack.json", "construct.json", ".frame.bin", "not_saved.json")
+"""Of the directory of a step, which a later run takes over: what is there goes, as the files of an earlier run do."""
+
+
+@contextmanager
+def planted(root: Path, place: str, kind: Kind) -> Iterator[Path]:
+    """Something odd at `place`; afterwards nothing was written through it."""
+    path = root / place
+    path.parent.mkdir(parents=True, exist_ok=True)
+    (path.parent / "precious").write_bytes(PRECIOUS)
+    kind.make(path)
+    yield path
+    assert (path.parent / "precious").read_bytes() == PRECIOUS
+    assert not (path.parent / "nowhere").exists()
+
+
+def settings(root: Path, sink: str = "") -> ProbeSettings:
+    """All sinks, or the one that `sink` names; an alert in every step."""
+    return ProbeSettings(
+        output_dir=str(root),
+        monitor=MonitorSettings(),
+        rules=(RuleSettings(rule="condition", severity="critical", args={"name": "always", "when": "loss > 0", "recovery": 1}),),
+        incident=IncidentSettings(capture_level="", cooldown_steps=0, enabled=sink in ("", "incidents")),
+        sinks=SinkSettings(
+            csv=CsvSettings(
+                enabled=sink in ("", "monitor"), append_output=("Dec01_00-00-00", "Dec01_00-00-01") if sink == "monitor" else ()
+            ),
+            tensorboard=TensorBoardSettings(enabled=sink in ("", "tensorboard")),
+            jsonl=JsonLinesSettings(enabled=sink in ("", "jsonl")),
+            sqlite=SqliteSettings(enabled=sink in ("", "trend")),
+            prometheus=PrometheusSettings(enabled=sink in ("", "prom"), mode="textfile", textfile_dir=str(root / "prom")),
+            anomalies=sink in ("", "anomaly_detected"),
+        ),
+    )
+
+
+def with_probe(setup: ProbeSettings) -> dict[str, Any]:
+    probe = TorchProbe(setup)
+    job = pr.gpt.Job(pr.TINY)
+    probe.attach(job.model, job.optimizer)
+    losses = []
+    for step in range(STEPS):
+        probe.begin_step(step)
+        losses.append(job.step())
+        probe.end_step({"loss": losses[-1]})
+    probe.close()
+    return pr.state(job.model, losses)
+
+
+def with_debugger(config: Path) -> dict[str, Any]:
+    debugger = PrecisionDebugger(str(config))
+    job = pr.gpt.Job(pr.TINY)
+    losses = []
+    for _ in range(STEPS):
+        debugger.start(job.model, rank_id=3)
+        losses.append(job.step())
+        debugger.stop()
+        debugger.step()
+    debugger.run.at_exit()
+    return pr.state(job.model, losses)
+
+
+def plain() -> dict[str, Any]:
+    job = pr.gpt.Job(pr.TINY)
+    return pr.state(job.model, [job.step() for _ in range(STEPS)])
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    value: dict[str, Any] = pr.run(plain, directory=tmp_path_factory.mktemp("reference"))[0].value
+    return value
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("place", PROBE_FILES)
+def test_file_of_a_probe(tmp_path: Path, place: str, kind: str, reference: dict[str, Any]) -> None:
+    with planted(tmp_path / "out", place, KINDS[kind]) as path:
+        done = pr.run(with_probe, settings(tmp_path / "out", place.partition("/")[0]), directory=tmp_path)[0]
+    assert done.value == reference
+    assert done.lines(str(path), KINDS[kind].for_file, "move it away", "training goes on"), done.log
+
+
+@pytest.mark.parametrize("kind", [kind for kind, made in KINDS.items() if made.for_directory])
+@pytest.mark.parametrize("place", PROBE_DIRECTORIES)
+def test_directory_of_a_probe(tmp_path: Path, place: str, kind: str, reference: dict[str, Any]) -> None:
+    with planted(tmp_path / "out", place, KINDS[kind]) as path:
+        done = pr.run(with_probe, settings(tmp_path / "out", place.partition("/")[0]), directory=tmp_path)[0]
+    assert done.value == reference
+    assert done.lines(str(path), KINDS[kind].for_directory, "move it away"), done.log
