@@ -15,10 +15,11 @@ import errno
 import json
 import os
 import re
+import stat
 from pathlib import Path
 
 from msprobe_engine.core.io.output_files import write_file
-from msprobe_engine.core.io.regular_files import explain, open_regular
+from msprobe_engine.core.io.regular_files import OddFileError, explain, open_regular
 from msprobe_engine.errors import SinkError
 
 DUMP, STACK, CONSTRUCT, DEBUG = "dump.json", "stack.json", "construct.json", "debug.json"
@@ -78,17 +79,19 @@ class DumpWriteError(SinkError):
     def __init__(self, error: OSError, path: Path | str) -> None:
         code = errno.errorcode.get(error.errno or 0, "no errno")
         why = explain(error, "set dump_path to another one")
-        super().__init__(f"cannot write {path} ({code}): {why}. Steps written before are untouched")
+        place = error.filename if isinstance(error, OddFileError | IsADirectoryError) else path
+        super().__init__(f"cannot write {place} ({code}): {why}. Steps written before are untouched")
         self.path = str(path)
         self.errno = error.errno
 
 
 def refuse_link(path: str) -> None:
     """Raises:
-    OSError: `path` is a link. The root of a dump may be one (clusters link their disks); what is below it is ours and is not.
+    OddFileError: `path` is a link. The root of a dump may be one (clusters link their disks); what is below it is ours and is not.
     """
-    if os.path.islink(path) or os.path.islink(os.path.dirname(path)):
-        raise OSError(errno.ELOOP, "a link is where a directory of the dump belongs", path)
+    for place in (os.path.dirname(path), path):
+        if os.path.islink(place):
+            raise OddFileError(stat.S_IFLNK, place, directory=True)
 
 
 def correct_data_dir(old: str, new: str) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.core.io.output_files import write_all, write_file
-from msprobe_engine.core.io.regular_files import DIRECTORY_MODE, FILE_MODE, NEW_FILE, open_regular
+from msprobe_engine.core.io.regular_files import DIRECTORY_MODE, FILE_MODE, NEW_FILE, open_regular, require_directory
 from msprobe_engine.dump import layout
 from msprobe_engine.dump.filewrite import send_off
 from msprobe_engine.records import Entry, TensorRef
@@ -240,8 +240,10 @@ class StepFiles:
         """
         with self.lock:
             if self._fd < 0:
-                with contextlib.suppress(FileExistsError):
+                try:
                     os.mkdir(self.tensors, DIRECTORY_MODE)
+                except FileExistsError:
+                    require_directory(self.tensors)
                 self._fd = os.open(self.tensors, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             return self._fd
 

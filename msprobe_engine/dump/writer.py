@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from msprobe_engine.core.io.output_files import write_file, write_plain
-from msprobe_engine.core.io.regular_files import DIRECTORY_MODE, make_directories
+from msprobe_engine.core.io.regular_files import DIRECTORY_MODE, make_directories, require_directory
 from msprobe_engine.dump import framelog, layout
 from msprobe_engine.dump.layout import DumpWriteError
 from msprobe_engine.dump.stepfiles import Saved
@@ -134,9 +134,10 @@ class DumpSink:
             layout.refuse_link(path)
             try:
                 os.mkdir(path, DIRECTORY_MODE)
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 make_directories(path)
             except FileExistsError:
+                require_directory(path)
                 # The marker first: a process killed in the middle must not leave half of the old run as a finished step.
                 write_plain(marker, [line])
                 self._remove_old(path, known=step in self._begun)

@@ -94,7 +94,7 @@ def test_links_below_the_root(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert {p: p.read_text() for p in target.rglob("*") if p.is_file()} == before
     assert (target / "rank3").exists() == there
     said = capsys.readouterr().err
-    assert said.count("a link is where a directory of the dump belongs") == 1
+    assert said.count("a link is where a directory belongs") == 1
     assert "msprobe ends, but not everything is there. 1 step (1)" in said
     assert open_dump(tmp_path / "dump").load(1, 3).complete
 
@@ -199,7 +199,7 @@ def test_place_that_goes_away(tmp_path: Path) -> None:
     """A place that cannot be written any more costs the steps, not the training: one line at first, the loss in the last line."""
     done = pr.run(lose_the_root, config(tmp_path, "L0"), tmp_path / "dump", directory=tmp_path)[0]
     assert done.value == {"dump": 2}
-    assert len(done.lines("sink dump lost data", "training goes on", "a file is where a directory is needed")) == 1
+    assert len(done.lines("sink dump lost data", "training goes on", "a regular file is where a directory belongs")) == 1
     assert done.lines("msprobe ends, but not everything is there. 1 step (0)", "frames of sink dump 2")
     assert open_dump(tmp_path / "moved").load(0).complete
 

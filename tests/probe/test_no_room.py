@@ -148,5 +148,5 @@ def test_debugger_directory_cannot_be_made(tmp_path: Path) -> None:
     config = pr.write_config(tmp_path, "L0", dump_path=str(tmp_path / "file/dump"))
     done = pr.run(with_debugger, config, tmp_path / "file", directory=tmp_path)[0]
     same_training(done.value, tmp_path)
-    assert len(done.lines("Not a directory")) == 1
+    assert len(done.lines("a regular file is where a directory belongs")) == 1
     assert done.value["lost"] == {"dump": STEPS}

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import os
 import socket
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +18,6 @@ import pytest
 from msprobe_engine.dump.reader import open_dump
 from msprobe_engine.settings.schema import (
     CsvSettings,
-    DumpSettings,
     IncidentSettings,
     JsonLinesSettings,
     MonitorSettings,
@@ -127,6 +128,23 @@ def with_probe(setup: ProbeSettings) -> dict[str, Any]:
     return pr.state(job.model, losses)
 
 
+def scraped(setup: ProbeSettings) -> str:
+    """What an endpoint answers after a step; of a rank without one nothing."""
+    probe = TorchProbe(setup)
+    job = pr.gpt.Job(pr.TINY)
+    probe.attach(job.model, job.optimizer)
+    probe.begin_step(0)
+    probe.end_step({"loss": job.step()})
+    probe.session.writer.flush()
+    port = next((sink.port for sink in probe.session.writer.sinks if sink.name == "prometheus"), None)  # type: ignore[attr-defined]
+    text = ""
+    if port:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+            text = answer.read().decode()
+    probe.close()
+    return text
+
+
 def with_debugger(config: Path) -> dict[str, Any]:
     debugger = PrecisionDebugger(str(config))
     job = pr.gpt.Job(pr.TINY)
@@ -167,3 +185,57 @@ def test_directory_of_a_probe(tmp_path: Path, place: str, kind: str, reference: 
         done = pr.run(with_probe, settings(tmp_path / "out", place.partition("/")[0]), directory=tmp_path)[0]
     assert done.value == reference
     assert done.lines(str(path), KINDS[kind].for_directory, "move it away"), done.log
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", [*DUMP_REPLACED, ".incomplete", "dump_tensor_data"])
+def test_file_of_a_dump(tmp_path: Path, name: str, kind: str, reference: dict[str, Any]) -> None:
+    """What stands in the directory of a step is taken away like the files of an earlier run, or costs that step and is said; the other
+    steps are whole."""
+    config = pr.write_config(tmp_path, "L0", task="tensor", dump_path=str(tmp_path / "dump"))
+    with planted(tmp_path / "dump", f"step0/rank3/{name}", KINDS[kind]) as path:
+        done = pr.run(with_debugger, config, directory=tmp_path)[0]
+    assert done.value == reference
+    dump = open_dump(tmp_path / "dump")
+    assert [dump.load(step, 3).complete for step in (1, 2)] == [True, True]
+    said = done.lines(str(path), KINDS[kind].for_directory if name == "dump_tensor_data" else KINDS[kind].for_file, "move it away")
+    assert said or (dump.load(0, 3).complete and not path.is_symlink()), done.log
+
+
+@pytest.mark.parametrize("kind", [kind for kind, made in KINDS.items() if made.for_directory])
+@pytest.mark.parametrize("place", ["step0", "step0/rank3"])
+def test_directory_of_a_dump(tmp_path: Path, place: str, kind: str, reference: dict[str, Any]) -> None:
+    config = pr.write_config(tmp_path, "L0", dump_path=str(tmp_path / "dump"))
+    with planted(tmp_path / "dump", place, KINDS[kind]) as path:
+        done = pr.run(with_debugger, config, directory=tmp_path)[0]
+    assert done.value == reference
+    dump = open_dump(tmp_path / "dump")
+    assert [dump.load(step, 3).complete for step in (1, 2)] == [True, True]
+    assert done.lines(str(path), KINDS[kind].for_directory, "directory", "move it away"), done.log
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_table_of_the_free_benchmark(tmp_path: Path, kind: str, reference: dict[str, Any]) -> None:
+    config = pr.write_config(tmp_path, "L1", task="free_benchmark", dump_path=str(tmp_path / "dump"))
+    with planted(tmp_path / "dump", "free_benchmark_summary_rank3.csv", KINDS[kind]) as path:
+        done = pr.run(with_debugger, config, directory=tmp_path)[0]
+    assert done.value == reference
+    assert done.lines(str(path), KINDS[kind].for_file, "move it away"), done.log
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_configuration_pack(tmp_path: Path, kind: str, reference: dict[str, Any]) -> None:
+    with planted(tmp_path / "out", "config_check_pack.zip", KINDS[kind]) as path:
+        done = pr.run(with_probe, settings(tmp_path / "out", "jsonl"), directory=tmp_path)[0]
+    assert done.value == reference
+    assert done.lines(str(path), KINDS[kind].for_file, "move it away"), done.log
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_snapshot_of_another_rank(tmp_path: Path, kind: str) -> None:
+    """What rank 1 leaves for rank 0, which serves both: neither waits."""
+    setup = replace(settings(tmp_path / "out", "none"), sinks=SinkSettings(prometheus=PrometheusSettings(enabled=True, port=0)))
+    with planted(tmp_path / "out", "prometheus/node0/rank1.json", KINDS[kind]) as path:
+        done = pr.run(scraped, setup, ranks=2, directory=tmp_path)
+    assert "msprobe_snapshots_missing 1.0" in done[0].value
+    assert done[1].lines(str(path), KINDS[kind].for_file, "move it away", "training goes on"), done[1].log

@@ -108,7 +108,7 @@ def make_directories(path: str) -> None:
     try:
         os.mkdir(path, DIRECTORY_MODE)
     except NotADirectoryError:
-        _require_directory(os.path.dirname(path))
+        require_directory(os.path.dirname(path))
         raise
     except FileNotFoundError:
         parent = os.path.dirname(path)
@@ -117,7 +117,7 @@ def make_directories(path: str) -> None:
         make_directories(parent)
         _make_below(path)
     except FileExistsError:
-        _require_directory(path)
+        require_directory(path)
 
 
 def _make_below(path: str) -> None:
@@ -125,16 +125,21 @@ def _make_below(path: str) -> None:
     try:
         os.mkdir(path, DIRECTORY_MODE)
     except FileExistsError:
-        _require_directory(path)
+        require_directory(path)
 
 
-def _require_directory(path: str) -> None:
+def require_directory(path: str) -> None:
+    """Something is at `path`: a directory, or a link to one.
+
+    Raises:
+        OddFileError: it is something else, or a parent is.
+    """
     if os.path.isdir(path):
         return
     try:
         found = os.lstat(path)
     except NotADirectoryError:
-        _require_directory(os.path.dirname(path))
+        require_directory(os.path.dirname(path))
         raise
     raise OddFileError(found.st_mode, path, directory=True)
 
@@ -146,6 +151,7 @@ _ADVICE = {
     errno.EPERM: "no permission: check the owner and mode of the directory or {elsewhere}",
     errno.EROFS: "the file system is read-only: {elsewhere}",
     errno.ENOTDIR: "a file is where a directory is needed: remove it or {elsewhere}",
+    errno.EISDIR: "a directory is where a regular file belongs: move it away or {elsewhere}",
     errno.ELOOP: "links are not followed: remove it or {elsewhere}",
     errno.ENAMETOOLONG: "the path is too long: {elsewhere} with a shorter path",
 }
