@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.compare import sheet
 from msprobe_engine.compare.single_verdict import CLOSE, DIFFERS, MISSING, SAME, UNREADABLE, Rule, compare
+from msprobe_engine.core.io.npy_file import map_array
 from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.errors import DumpFormatError, SinkError, UsageError
 from msprobe_engine.log import get_logger, one_line
@@ -215,12 +215,7 @@ def _summary(directory: Path, keys: dict[str, list[list[sheet.Cell]]]) -> None:
 
 def _load(path: Path) -> npt.NDArray[Any]:
     """The array of a file, mapped and not read; objects in it are never unpickled."""
-    try:
-        array: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise DumpFormatError(f"{path}: is no array file ({error}); it is left out. Was it cut off while being written?") from None
-    if not isinstance(array, np.ndarray):
-        raise DumpFormatError(f"{path}: is an archive and no array file. It is left out")
+    array = map_array(path)
     if array.dtype.kind not in "biufc":
         raise DumpFormatError(f"{path}: holds {array.dtype}; only numbers can be compared. It is left out")
     return array

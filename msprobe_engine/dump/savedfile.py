@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from msprobe_engine.backend import load_backend
+from msprobe_engine.core.io.npy_file import map_array
 from msprobe_engine.dump.dtypes import Array, decoder
 from msprobe_engine.dump.ptfile import read_pt
 from msprobe_engine.dump.tensor_reader import NPY, SAFETENSORS, Loader, TensorFiles
@@ -20,7 +21,7 @@ def load_numpy(path: Path) -> Array:
     Raises:
         DumpFormatError: the file is not there, damaged, or of a type numpy cannot hold.
     """
-    return _read_npy(path) if path.suffix == ".npy" else read_pt(path).values
+    return np.array(map_array(path)) if path.suffix == ".npy" else read_pt(path).values
 
 
 def numpy_of(files: TensorFiles, name: str) -> Array:
@@ -59,19 +60,3 @@ def torch_of(files: TensorFiles, name: str) -> Any:
     except ImportError:
         raise MissingExtraError("torch", "torch", "loading a tensor as torch.Tensor") from None
     return files.load(name, backend)
-
-
-def _read_npy(path: Path) -> Array:
-    try:
-        if path.exists() and not path.is_file():
-            raise DumpFormatError(f"{path}: is no regular file")
-        # Mapped first: a header that promises more than the file holds is refused before memory is taken.
-        return np.array(np.load(path, mmap_mode="r", allow_pickle=False))
-    except DumpFormatError:
-        raise
-    except FileNotFoundError:
-        raise DumpFormatError(f"{path}: is not there; it was removed or never written (disk full, killed run)") from None
-    except OSError as error:
-        raise DumpFormatError(f"{path}: cannot be read ({error.strerror or error}); check owner and mode") from None
-    except Exception as error:  # the header is Python text: what numpy says of a damaged one is of many types
-        raise DumpFormatError(f"{path}: is no numpy file or is damaged ({str(error)[:120]})") from None

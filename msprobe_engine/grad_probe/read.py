@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.core.io.json_text import parse_json
+from msprobe_engine.core.io.npy_file import map_array
 from msprobe_engine.errors import DumpFormatError
 from msprobe_engine.grad_probe import layout
 from msprobe_engine.grad_probe.signs import Bytes, packed_size
@@ -141,13 +142,9 @@ def _plain(name: str) -> bool:
 
 def _read_bool(path: Path) -> npt.NDArray[np.bool_]:
     """A bool array, mapped: a header that promises more than the file holds is refused before memory is taken."""
-    _check_file(path)
-    try:
-        array = np.load(path, mmap_mode="r" if path.stat().st_size > 1 << 16 else None, allow_pickle=False)
-    except (OSError, ValueError, EOFError, SyntaxError, OverflowError, MemoryError) as error:
-        raise DumpFormatError(f"{path}: is no numpy file or is damaged ({error})") from None
-    if not isinstance(array, np.ndarray) or array.dtype != np.bool_:
-        raise DumpFormatError(f"{path}: holds {getattr(array, 'dtype', type(array).__name__)}; directions are bool")
+    array = map_array(path, follow=False)
+    if array.dtype != np.bool_:
+        raise DumpFormatError(f"{path}: holds {array.dtype}; directions are bool")
     return array
 
 

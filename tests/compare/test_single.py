@@ -141,7 +141,7 @@ def test_damaged_and_hostile_files(two: tuple[Path, Path], tmp_path: Path, capsy
     assert [(r[3], r[-2]) for r in rows(made[2])] == [("0", "unreadable"), ("2", "unreadable"), ("10", "same"), ("0", "missing")]
     assert [r[-2] for r in rows(made[3])] == ["unreadable"]
     said = capsys.readouterr().err
-    assert said.count("is no array file (") >= 2
+    assert said.count("is no numpy file or is damaged (") >= 2
     assert "only numbers can be compared" in said
 
 

@@ -1,0 +1,42 @@
+"""The one entry for ``.npy`` files: an array of numbers, mapped, never unpickled.
+
+The header is Python text, and what numpy raises for a damaged one is of many types (TokenError of the tokenizer, SyntaxError, TypeError).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from msprobe_engine.core.io.input_files import open_input
+from msprobe_engine.core.io.regular_files import OddFileError
+from msprobe_engine.errors import DumpFormatError
+
+
+def map_array(path: Path, *, follow: bool = True) -> npt.NDArray[Any]:
+    """The array of a file, mapped: a header that promises more than the file holds is refused before memory is taken.
+
+    Args:
+        follow: links, too.
+
+    Raises:
+        DumpFormatError: it is not there, no regular file, or no array file.
+    """
+    try:
+        open_input(path, follow=follow).close()
+        array: Any = np.load(path, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError:
+        raise DumpFormatError(f"{path}: is not there; it was removed or never written (disk full, killed run)") from None
+    except OddFileError as error:
+        raise DumpFormatError(f"{path}: is no regular file ({error.strerror})") from None
+    except OSError as error:
+        raise DumpFormatError(f"{path}: cannot be read ({error.strerror or error}); check owner and mode") from None
+    except Exception as error:  # see the module
+        raise DumpFormatError(f"{path}: is no numpy file or is damaged ({' '.join(str(error).split())[:120]})") from None
+    if not isinstance(array, np.ndarray):
+        array.close()
+        raise DumpFormatError(f"{path}: is an archive of arrays and no array file")
+    return array

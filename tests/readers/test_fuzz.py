@@ -1,0 +1,51 @@
+"""Whatever stands in a file, a command ends soon, with a documented exit code, writes nothing elsewhere and never says "this is a bug".
+
+Each target is a command and a kind of file. In the fast suite each gets the inputs of its corpus and some new ones of a fixed seed; with
+``MSPROBE_FUZZ_SECONDS`` each gets new ones for that long, of a seed of their own, and what is found is left in ``MSPROBE_FUZZ_FOUND``
+(default: the corpus).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import time
+from pathlib import Path
+
+import pytest
+from attack import CORPUS, Attack, keep, kept
+from targets import TARGETS, Target
+
+SECONDS = float(os.environ.get("MSPROBE_FUZZ_SECONDS", "0"))
+FOUND = Path(os.environ.get("MSPROBE_FUZZ_FOUND", CORPUS))
+MEMORY = 1 << 31
+"""Bytes that the peak may grow by; the samples are small."""
+
+
+@pytest.mark.timeout(300 + 2 * SECONDS)
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_damaged_files_end_in_an_answer_or_a_clean_error(target: Target, tmp_path: Path, record_property: pytest.RecordProperty) -> None:
+    """See the module."""
+    attack = Attack(target, tmp_path)
+    assert attack.fault({}) == "", "the sample itself"
+    assert attack.code in (0, 1), f"the sample is not read: {attack.said[-500:]}"
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for files in kept(target.name):
+        assert attack.fault(files) == ""
+    first = int(time.time()) * 1000 if SECONDS else 1
+    faults: dict[str, int] = {}
+    end, count = time.monotonic() + SECONDS, 0
+    while count < target.few if not SECONDS else time.monotonic() < end:
+        seed = first + count
+        files = attack.damaged(random.Random(seed))
+        said = attack.fault(files)
+        count += 1
+        if said and said[:90] not in faults:
+            faults[said[:90]] = seed
+            if SECONDS:
+                keep(FOUND / target.name, files, seed)
+    record_property("inputs", count)
+    print(f"{target.name}: {count} inputs, {len(faults)} different faults")
+    assert faults == {}
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak) * 1024 < MEMORY
