@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from msprobe_engine.checkpoint.smallfiles import entries, read_text
 from msprobe_engine.checkpoint.stored import Checkpoint
+from msprobe_engine.core.io.damaged_files import DAMAGED
 from msprobe_engine.errors import DumpFormatError
 from msprobe_engine.log import one_line
 
@@ -121,8 +122,7 @@ def open_checkpoint(path: Path | str, trust: Collection[str] = ()) -> Checkpoint
     found = reader_of(chosen)
     try:
         checkpoint: Checkpoint = import_module(f"msprobe_engine.checkpoint.{found.module}").read(chosen, trust)
-    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, AssertionError) as error:
-        # Files may hold anything anywhere: what no reader has thought of is the file's fault, too.
+    except DAMAGED as error:
         text = f"{type(error).__name__}: {error}"[:120]
         raise DumpFormatError(
             f"{chosen}: cannot be read as a checkpoint of the format '{found.name}' ({one_line(text)}); its files are damaged, do not "

@@ -226,6 +226,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(printable(said), file=sys.stderr)
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return WRONG
+        if isinstance(error, OSError) and error.filename is not None:
+            path = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else error.filename
+            print(printable(f"msprobe {name}: {str(path)[:1000]}: {error.strerror}; check the name, owner and mode"), file=sys.stderr)
+            return UNREADABLE
         print(
             printable(
                 f"msprobe {name}: unexpected {type(error).__name__}: {error}. This is a bug; run again with --debug for the traceback"

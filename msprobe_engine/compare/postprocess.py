@@ -7,6 +7,7 @@ Right products are taken first, then left ones, then those of both.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -111,7 +112,7 @@ def _mapping(value: Any, where: str) -> Mapping[Any, Any]:
 def _found(root: Path, name: str) -> Path:
     """As written, from where the program runs; else beside the YAML file."""
     path = Path(name)
-    return path if path.exists() or path.is_absolute() else root / name
+    return path if os.path.exists(name) or path.is_absolute() else root / name
 
 
 @lru_cache(maxsize=16)

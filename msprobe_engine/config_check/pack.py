@@ -20,6 +20,7 @@ from typing import Any
 
 from msprobe_engine.config_check import entries, job, pack_file
 from msprobe_engine.config_check.secrets import masked_tree
+from msprobe_engine.core.io.damaged_files import guard_reading
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.io.output_files import make_directory, write_file
 from msprobe_engine.errors import DumpFormatError, SinkError, UsageError
@@ -355,7 +356,8 @@ def read_pack(path: str | Path) -> Pack:
     Raises:
         DumpFormatError: there is none, it is no zip or no pack, or it was made to do harm (paths that lead out, sizes beyond all bounds).
     """
-    return Pack(Path(path))
+    with guard_reading(path, "a pack"):
+        return Pack(Path(path))
 
 
 def _refuse(path: Path, entry: zipfile.ZipInfo) -> None:
