@@ -29,6 +29,13 @@ class OutputClaims:
         self._claims.append(claim)
         return claim.path
 
+    def claim_part(self, root: Path, rank: int | None, *, of_output_dir: bool, by_process: bool = False) -> Path:
+        """Where to write a part of the output, below `root`; `of_output_dir`: that is where it lies when the settings name no other
+        place, and the whole output directory is claimed."""
+        if not of_output_dir:
+            return self.claim(root, rank, by_process=by_process)
+        return self.claim(root.parent, rank, by_process=by_process) / root.name
+
     def place(self, settings: ProbeSettings, rank: int | None) -> ProbeSettings:
         """Claim every directory that a probe with these settings writes in.
 

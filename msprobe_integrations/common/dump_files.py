@@ -68,10 +68,10 @@ class DumpFiles:
         self.dump, self.root, self._said_ranks, self._front = dump, root, False, front
         self._given = root
 
-    def claim(self, root: Path) -> Path:
+    def claim(self, dump: DumpSettings, root: Path) -> Path:
         """Where this process may write below `root`. Before the first step only where that has to be known: a program makes a debugger
         in processes that never dump anything, like the one that starts its ranks."""
-        return self._outputs.claim(root, self.backend.rank(), by_process=True)
+        return self._outputs.claim_part(root, self.backend.rank(), of_output_dir=not dump.dump_path, by_process=True)
 
     def begin(self, step: int) -> None:
         """A step begins: its directory is made."""
@@ -86,7 +86,7 @@ class DumpFiles:
         self.drop()
         if rank is not None:
             set_rank(rank)
-        self.root = self.claim(self._given)
+        self.root = self.claim(self.dump, self._given)
         self.sink = DumpSink(
             self.root,
             task=self.dump.task,

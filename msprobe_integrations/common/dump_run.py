@@ -75,7 +75,7 @@ class DumpRun(DumpParts):
         assert dump is not None
         root = root_of(settings)
         if dump.task == "free_benchmark" or dump.level == "L2":  # these write at other times than a step's
-            root = self.files.claim(root)
+            root = self.files.claim(dump, root)
         extras = Extras(dump, self.files.tally.skip, self.make_extras(dump, root))
         self._take_off()
         self.extras.close()

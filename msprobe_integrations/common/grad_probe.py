@@ -204,7 +204,7 @@ class GradientUpdates:
 
     def _directory(self) -> StepFiles:
         if self._files is None:
-            self.root = self._outputs.claim(self.root, self.backend.rank())
+            self.root = self._outputs.claim_part(self.root, self.backend.rank(), of_output_dir=not self.settings.dump_path)
             directory = self.root / f"rank{self.backend.rank() or 0}"
             if directory.is_dir() and any(SUMMARY.fullmatch(entry) for entry in os.listdir(directory)):
                 _log.warning("%s holds files of an earlier run: equal steps are replaced, other ones stay", directory)

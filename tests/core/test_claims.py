@@ -183,7 +183,7 @@ def test_an_odd_file_in_the_way_stops_nobody(start: Any, tmp_path: Path) -> None
     assert "whether another run writes here cannot be seen" in first.end()
 
 
-def test_many_at_once_all_find_a_place(start: Any, tmp_path: Path) -> None:
+def test_many_at_once_all_find_a_place(tmp_path: Path) -> None:
     """Two launches of three ranks that begin together: each is in one place, and they are not in the same."""
     processes = [
         subprocess.Popen(

@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,14 @@ def msprobe(*words: str, cwd: Path, **keys: Any) -> subprocess.CompletedProcess[
 def run(*command: str, cwd: Path, options: tuple[str, ...] = ("--config", "probe.yaml"), **keys: Any) -> subprocess.CompletedProcess[str]:
     """``msprobe run --config probe.yaml -- command``."""
     return msprobe("run", *options, "--", *command, cwd=cwd, **keys)
+
+
+def wait_for(what: Callable[[], bool]) -> None:
+    """Return when ``what()`` is true; fails after a minute."""
+    until = time.monotonic() + 60
+    while not what():
+        assert time.monotonic() < until
+        time.sleep(0.05)
 
 
 def reports(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:

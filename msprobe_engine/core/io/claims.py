@@ -40,6 +40,8 @@ PLACE = "run-{}"
 """Directory of a launch that is not the first in its output directory."""
 PATIENCE = 10.0
 """Seconds to wait for another process that looks for its place, which takes milliseconds."""
+PARTS = frozenset(("anomaly_detected", "dump", "grad_probe", "incidents", "jsonl", "monitor", "prometheus", "tensorboard", "trend"))
+"""Directories in an output directory that are claimed with it."""
 _LOCK = "lock"
 _LAUNCH = re.compile(r"([1-9][0-9]{0,5})-([0-9a-f]{12})", re.ASCII)
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)
@@ -85,15 +87,21 @@ def claim_directory(root: str | os.PathLike[str], rank: int | None, *, by_proces
     A directory that cannot be made or written is no matter of claims: whoever writes there says what is wrong.
 
     Args:
-        root: an output directory; made when it is not there.
+        root: an output directory; made when it is not there. One of the `PARTS` of a directory that somebody has claimed is claimed
+            with that.
         rank: of this process; None: it is not known.
         by_process: without a rank, files are named by the process (``proc{pid}``); else like those of rank 0.
     """
+    given = Path(root)
+    if given.name in PARTS and (given.parent / OWNERS).is_dir():
+        claim = claim_directory(given.parent, rank, by_process=by_process)
+        claim.path /= given.name
+        return claim
     key = os.path.realpath(root)
     with _guard:
         held = _held.get(key)
         if held is None:
-            held = _held[key] = _claim(Path(root), Path(key), rank, by_process)
+            held = _held[key] = _claim(given, Path(key), rank, by_process)
             announce_owner(environment_rank())
         held.users += 1
         return Claim(key, held.path)
