@@ -271,6 +271,7 @@ class PrometheusSettings:
     )
     tls_cert: str = _rule("", "certificate file: the endpoint speaks TLS")
     tls_key: str = _rule("", "key file of tls_cert")
+    hosts: tuple[str, ...] = _rule((), "further host names by which an endpoint on loopback may be asked for (a proxy on this machine)")
 
 
 @dataclass(frozen=True, kw_only=True)

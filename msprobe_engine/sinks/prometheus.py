@@ -9,20 +9,20 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from msprobe_engine.core.io.output_files import make_directory, replace_file
-from msprobe_engine.errors import MissingExtraError, SinkError
+from msprobe_engine.errors import SinkError
 from msprobe_engine.records import Frame
 from msprobe_engine.rules.base import Alert
 from msprobe_engine.settings.schema import PrometheusSettings
-from msprobe_engine.sinks.names import utf8
 from msprobe_engine.sinks.prometheus_http import MetricsServer
 from msprobe_engine.sinks.prometheus_metrics import Family, RankMetrics
 from msprobe_engine.sinks.prometheus_node import folded, node_families, snapshot_path, write_snapshot
 from msprobe_engine.sinks.prometheus_push import Pusher
+from msprobe_engine.sinks.prometheus_text import Exposition
 
 _LOG = logging.getLogger("msprobe.prometheus")
 _FILE_SECONDS = 1.0
@@ -57,17 +57,10 @@ class PrometheusSink:
         local_world_size: int = 1,
         info: Mapping[str, str] | None = None,
     ) -> None:
-        try:
-            from prometheus_client.exposition import choose_encoder
-            from prometheus_client.registry import CollectorRegistry
-        except ImportError as error:
-            raise MissingExtraError("prometheus_client", "prometheus", "prometheus sink: the metrics endpoint") from error
+        self._exposition = Exposition(self.families, "prometheus sink: the metrics endpoint")
         self._rank = rank
         labels = {"local_rank": str(local_rank), **(info or {})}
         self._metrics = RankMetrics(rank, max_series=settings.max_series, layers=settings.layers, info=labels, clock=time.time)
-        # A registry of our own: nothing of the process that hosts us is exported, and nothing of ours shows up elsewhere.
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(FamilyCollector(self.families))
         self._server: MetricsServer | None = None
         self._pusher: Pusher | None = None
         self._textfile: Path | None = None
@@ -79,10 +72,6 @@ class PrometheusSink:
         self._written = 0.0
         self._lock = threading.Lock()
 
-        def render(accept: str) -> tuple[str, bytes]:
-            encode, kind = choose_encoder(accept)
-            return kind, encode(self._registry)
-
         if settings.mode == "textfile":
             if not settings.textfile_dir:
                 raise SinkError("prometheus sink: mode textfile needs sinks.prometheus.textfile_dir (what the node exporter reads)")
@@ -92,9 +81,9 @@ class PrometheusSink:
         elif settings.mode == "push":
             if not settings.push_url:
                 raise SinkError("prometheus sink: mode push needs sinks.prometheus.push_url, for example http://127.0.0.1:9091")
-            self._pusher = Pusher(settings.push_url, settings.job, rank, self._registry)
+            self._pusher = Pusher(settings.push_url, settings.job, rank, self._exposition.registry)
         else:
-            self._open_endpoint(settings, output_dir, local_rank, local_world_size, render)
+            self._open_endpoint(settings, output_dir, local_rank, local_world_size)
 
     @property
     def port(self) -> int | None:
@@ -153,7 +142,7 @@ class PrometheusSink:
             found = node_families(found, self._node, self._others, time.time())
         return folded(found, self._first_rank) if self._folded else found
 
-    def _open_endpoint(self, settings: PrometheusSettings, output_dir: Path, local_rank: int, local_world_size: int, render: Any) -> None:
+    def _open_endpoint(self, settings: PrometheusSettings, output_dir: Path, local_rank: int, local_world_size: int) -> None:
         port = settings.port
         if settings.per_node and local_world_size > 1:
             # Ranks of a node are consecutive (torchrun); the directory is named by the first, as output_dir may be shared by nodes.
@@ -167,38 +156,14 @@ class PrometheusSink:
             self._others = range(first + 1, first + local_world_size)
         elif port:
             port += local_rank
-        self._server = MetricsServer(settings.address, port, render, cert=settings.tls_cert, key=settings.tls_key)
-
-    def _text(self) -> bytes:
-        from prometheus_client.exposition import generate_latest
-
-        return generate_latest(self._registry)
+        self._server = MetricsServer(
+            settings.address, port, self._exposition.choose, cert=settings.tls_cert, key=settings.tls_key, hosts=settings.hosts
+        )
 
     def _write_files(self) -> None:
         with self._lock:
             self._written = time.monotonic()
             if self._textfile is not None:
-                replace_file(self._textfile, self._text(), _TEXTFILE_MODE)
+                replace_file(self._textfile, self._exposition.text(), _TEXTFILE_MODE)
             elif self._node is not None and not self._serves_node:
                 write_snapshot(self._node, self._rank, self._metrics.families(), time.time())
-
-
-class FamilyCollector:
-    """Turns families into what prometheus_client renders, when it is asked."""
-
-    def __init__(self, families: Callable[[], Iterable[Family]]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterator[Any]:
-        """As prometheus_client asks for it."""
-        from prometheus_client import Metric
-
-        for family in self._families():
-            metric = Metric(family.name, family.help, family.type)
-            for suffix, labels, value in family.samples:
-                metric.add_sample(family.name + suffix, {name: utf8(text) for name, text in dict(labels).items()}, value)
-            yield metric
-
-    def describe(self) -> list[Any]:
-        """Nothing: families come and go."""
-        return []

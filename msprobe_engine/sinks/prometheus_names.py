@@ -79,6 +79,9 @@ METRICS: dict[str, Metric] = {
     "snapshot_age_seconds": _gauge("Age of what another rank of this node left; it grows when the rank is dead.", node="each"),
     "snapshots_missing": _gauge("Ranks of this node that left nothing; no label rank.", node="each"),
     "snapshots_unreadable": _gauge("Ranks of this node whose snapshot is damaged; no label rank.", node="each"),
+    "snapshot_samples_invalid": _gauge(
+        "Samples in snapshots of this node that are no finite number, and left out; no label rank.", node="each"
+    ),
     "layer_grad_norm": _layer("L2 norm of the gradients of one layer on this rank.", "phase"),
     "layer_grad_absmax": _layer("Largest absolute gradient of one layer on this rank.", "phase"),
     "layer_grad_zero_ratio": _layer("Share of exact zeros in the gradients of one layer on this rank.", "phase"),

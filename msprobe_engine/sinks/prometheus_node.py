@@ -1,7 +1,8 @@
 """One endpoint per node: every local rank leaves its families in a small file, local rank 0 serves them all.
 
-The files are JSON (``{"written": seconds, "rank": R, "families": [...]}``), replaced as a whole. They are read as data: whatever
-is not exactly of this form is counted and left out. The file of a rank that died stays and is still served; its age tells.
+The files are JSON (``{"written": seconds, "rank": R, "families": [[name, samples], ...]}``), replaced as a whole. They are read as data:
+whatever is not exactly of this form is counted and left out, and types and help texts come from the table of metrics. The file of a rank
+that died stays and is still served; its age tells.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from msprobe_engine.sinks.prometheus_names import METRICS, PREFIX
 _MAX_BYTES = 16 * 1024 * 1024
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,199}")
 _SUFFIXES = ("", "_total", "_bucket", "_count", "_sum")
-_TYPES = ("gauge", "counter", "histogram")
 
 
 def snapshot_path(directory: Path, rank: int) -> Path:
@@ -35,12 +35,13 @@ def write_snapshot(directory: Path, rank: int, families: list[Family], now: floa
     Raises:
         SinkError: it cannot be written.
     """
-    data = json.dumps({"written": now, "rank": rank, "families": families}, separators=(",", ":"), allow_nan=False)
+    told = [[family.name, family.samples] for family in families]
+    data = json.dumps({"written": now, "rank": rank, "families": told}, separators=(",", ":"), allow_nan=False)
     replace_file(snapshot_path(directory, rank), data.encode())
 
 
-def read_snapshot(path: Path, rank: int) -> tuple[float, list[Family]]:
-    """When the snapshot was written, and its families.
+def read_snapshot(path: Path, rank: int) -> tuple[float, list[Family], int]:
+    """When the snapshot was written, its families, and how many samples (or families that are none) were left out.
 
     Raises:
         OSError: there is none, or it cannot be read.
@@ -52,34 +53,53 @@ def read_snapshot(path: Path, rank: int) -> tuple[float, list[Family]]:
     whole: Any = json.loads(data)
     if not isinstance(whole, dict) or whole.get("rank") != rank or not isinstance(whole.get("families"), list):
         raise ValueError(f"{path}: not a snapshot of rank {rank}")
-    return _number(whole.get("written")), [_family(family) for family in whole["families"]]
+    families: dict[str, Family] = {}
+    invalid = 0
+    for raw in whole["families"]:
+        try:
+            name, samples = raw
+            metric = METRICS[name.removeprefix(PREFIX)] if name.startswith(PREFIX) else None
+            samples = list(samples)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            metric = None
+        if metric is None:
+            invalid += 1
+            continue
+        family = families.setdefault(name, Family(name, metric.type, metric.help, []))
+        for sample in samples:
+            try:
+                family.samples.append(_sample(sample))
+            except (ValueError, TypeError, OverflowError):
+                invalid += 1
+    return _number(whole.get("written")), list(families.values()), invalid
 
 
 def node_families(own: list[Family], directory: Path, others: range, now: float) -> list[Family]:
     """The families of this rank and of the ranks `others`, merged by name, with the age of each snapshot."""
-    merged: dict[str, Family] = {family.name + family.type: family._replace(samples=list(family.samples)) for family in own}
+    merged: dict[str, Family] = {family.name: family._replace(samples=list(family.samples)) for family in own}
     ages: list[tuple[str, Labels, float]] = []
-    missing = unreadable = 0
+    missing = unreadable = invalid = 0
     for rank in others:
         try:
-            written, families = read_snapshot(snapshot_path(directory, rank), rank)
+            written, families, left_out = read_snapshot(snapshot_path(directory, rank), rank)
         except OSError:
             missing += 1
             continue
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ValueError, TypeError, OverflowError, RecursionError):
             unreadable += 1
             continue
+        invalid += left_out
         ages.append(("", (("rank", str(rank)),), max(0.0, now - written)))
         for family in families:
-            key = family.name + family.type
-            if key in merged:
-                merged[key].samples.extend(family.samples)
+            if family.name in merged:
+                merged[family.name].samples.extend(family.samples)
             else:
-                merged[key] = family
+                merged[family.name] = family
     out = list(merged.values())
     out.append(_own("snapshot_age_seconds", ages))
     out.append(_own("snapshots_missing", [("", (), float(missing))]))
     out.append(_own("snapshots_unreadable", [("", (), float(unreadable))]))
+    out.append(_own("snapshot_samples_invalid", [("", (), float(invalid))]))
     return [family for family in out if family.samples]
 
 
@@ -113,13 +133,6 @@ def _own(name: str, samples: list[tuple[str, Labels, float]]) -> Family:
     return Family(PREFIX + name, "gauge", METRICS[name].help, samples)
 
 
-def _family(raw: Any) -> Family:
-    name, kind, text, samples = raw
-    if not (isinstance(name, str) and name.startswith(PREFIX) and _NAME.fullmatch(name) and kind in _TYPES and isinstance(text, str)):
-        raise ValueError(f"not a metric family: {str(name)[:80]!r}")
-    return Family(name, kind, text, [_sample(sample) for sample in samples])
-
-
 def _sample(raw: Any) -> tuple[str, Labels, float]:
     suffix, labels, value = raw
     if suffix not in _SUFFIXES:
@@ -135,6 +148,6 @@ def _label(raw: Any) -> tuple[str, str]:
 
 
 def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):  # OverflowError: 400 digits
         raise ValueError("not a number")
     return float(value)

@@ -164,3 +164,11 @@ def tls_directories(root: Path, *addresses: str) -> dict[str, Path]:
     theirs.issue(root / "stranger", "stranger", [LOOPBACK], client=True)
     names = ("ca", "ca2", "bench", "trainer", "former", "stranger")
     return {name: root / name for name in names}
+
+
+def server_certificate(root: Path) -> tuple[str, str]:
+    """Certificate and key of a server at the loopback address; ``ca.crt`` of its authority is beside the certificate."""
+    from msprobe_engine.accuracy.online.authority import Authority
+
+    Authority.create(root / "ca", "cluster").issue(root / "server", "server", [LOOPBACK], client=False)
+    return str(root / "server" / "server.crt"), str(root / "server" / "server.key")

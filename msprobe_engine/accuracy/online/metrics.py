@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from msprobe_engine.accuracy.online.session import SessionState
-from msprobe_engine.errors import MissingExtraError
 from msprobe_engine.sinks.prometheus_http import MetricsServer
 from msprobe_engine.sinks.prometheus_metrics import Family
+from msprobe_engine.sinks.prometheus_text import Exposition
 
 LOOPBACK = "127.0.0.1"
 
@@ -31,7 +31,7 @@ _GAUGES: dict[str, tuple[str, Callable[[SessionState], float]]] = {
 
 
 def families(states: list[SessionState]) -> list[Family]:
-    """One series per rank; lives of one rank are added up, and the newest says whether it is there."""
+    """One series per rank; restarts of one rank are added up, and the newest says whether it is there."""
     newest = {state.peer.rank: state for state in states}
 
     def total(rank: int, of: Callable[[SessionState], float]) -> float:
@@ -62,21 +62,8 @@ class ServerMetrics:
     """
 
     def __init__(self, sessions: Callable[[], list[SessionState]], port: int) -> None:
-        try:
-            from prometheus_client.exposition import choose_encoder
-            from prometheus_client.registry import CollectorRegistry
-        except ImportError as error:
-            raise MissingExtraError("prometheus_client", "prometheus", "metrics_port: the metrics endpoint") from error
-        from msprobe_engine.sinks.prometheus import FamilyCollector
-
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(FamilyCollector(lambda: families(sessions())))
-
-        def render(accept: str) -> tuple[str, bytes]:
-            encode, kind = choose_encoder(accept)
-            return kind, encode(registry)
-
-        self._server = MetricsServer(LOOPBACK, port, render)
+        exposition = Exposition(lambda: families(sessions()), "metrics_port: the metrics endpoint")
+        self._server = MetricsServer(LOOPBACK, port, exposition.choose)
 
     @property
     def port(self) -> int:
