@@ -73,7 +73,7 @@ class Session:
         for error in errors:
             # Every message begins with the name of its sink.
             self.faults.fail(str(error).partition(":")[0], error, hint="the other sinks work")
-        self.writer = Writer([*sinks, *extra_sinks], self.faults)
+        self.writer = Writer([*sinks, *extra_sinks], self.faults, int(settings.sinks.max_gb * 1e9))
         self.pipeline = Pipeline(backend, build_rules(with_rules), self.writer, self.faults)
         for rule in self.pipeline.rules:
             if (bind := getattr(rule, "bind", None)) is not None:

@@ -14,6 +14,7 @@ from msprobe_engine.log import get_logger
 from msprobe_engine.records import Frame
 from msprobe_engine.rules.base import Alert
 from msprobe_engine.sinks.base import Sink
+from msprobe_engine.sinks.filelimit import FileLimit
 
 QUEUE_LENGTH = 64
 """Frames that may wait. A frame of 2000 tensors holds 256 KiB of rows."""
@@ -30,10 +31,14 @@ class Writer:
 
     A sink that raises loses that frame only; the loss is counted per sink and said once. `lost` is what sinks that export
     metrics show.
+
+    Args:
+        file_limit: bytes for the files of sinks, see `msprobe_engine.sinks.filelimit`; 0: no limit.
     """
 
-    def __init__(self, sinks: Sequence[Sink], faults: Faults) -> None:
+    def __init__(self, sinks: Sequence[Sink], faults: Faults, file_limit: int = 0) -> None:
         self.sinks = list(sinks)
+        self._file_limit = FileLimit(file_limit, self.sinks)
         self.lost: dict[str, int] = {}
         self._faults = faults
         self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(QUEUE_LENGTH)
@@ -103,6 +108,7 @@ class Writer:
                 sink.close()
             except Exception as error:
                 self._fail(sink, error)
+        self._file_limit.close()
         if self.lost:
             _log.error("lost while writing: %s", ", ".join(f"{name} {count}" for name, count in sorted(self.lost.items())))
 
@@ -118,9 +124,12 @@ class Writer:
                 self._error = error
 
     def _write(self, frame: Frame, alerts: Sequence[Alert]) -> None:
+        for_files = self._file_limit.shorten(frame, alerts)
         for sink in self.sinks:
+            given = for_files if hasattr(sink, "size") else frame
             try:
-                sink.write(frame, alerts)
+                if given is not None:
+                    sink.write(given, alerts)
             except Exception as error:
                 self._fail(sink, error)
 

@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from msprobe_engine.core.io.damaged_files import guard_reading
 from msprobe_engine.dump.reader import collection_paused
 from msprobe_engine.errors import UsageError
@@ -24,6 +26,7 @@ from msprobe_engine.monitor.reader_csv import SCALARS, Problems, families_of, fi
 from msprobe_engine.monitor.reader_json import CUT, read_alerts
 from msprobe_engine.monitor.series import EMPTY, Builder, Floats, Integers, Key, Series, Table
 from msprobe_engine.records import FAMILIES
+from msprobe_engine.sinks.filelimit import SAMPLES_EVERY
 
 __all__ = ["Key", "Run", "Series", "Table", "open_run"]
 
@@ -69,6 +72,7 @@ class Run:
         self._source = source
         self._tables: OrderedDict[tuple[int, str], Table] = OrderedDict()
         self._repeated: dict[tuple[int, str], int] = {}
+        self._thinned: dict[int, str] = {}
 
     @property
     def problems(self) -> dict[str, int]:
@@ -76,7 +80,7 @@ class Run:
         found = {f"{file}: {what}": n for file, counts in self._source.problems.items() for what, n in counts.items()}
         for (rank, family), count in self._repeated.items():
             found[f"rank {rank} {family}: row written again, the later one counts"] = count
-        return found
+        return found | Counter(self._thinned.values())
 
     @property
     def left_out(self) -> int:
@@ -129,12 +133,23 @@ class Run:
     def scalars(self, rank: int) -> dict[str, Series]:
         """Numbers of the steps by name (``loss``, ``grad_norm``, ...)."""
         with guard_reading(self.path, "files of a monitor"):
-            return self._source.scalars(rank)
+            found = self._source.scalars(rank)
+        if (every := found.get(SAMPLES_EVERY)) is not None and len(every.steps):
+            self._thinned[rank] = _thinning(every)
+        return found
 
     def alerts(self, rank: int) -> list[dict[str, Any]]:
         """Alerts in the order in which they were raised, each with the fields of `msprobe_engine.rules.base.Alert`."""
         with guard_reading(self.path, "files of a monitor"):
             return self._source.alerts(rank)
+
+
+def _thinning(every: Series) -> str:
+    """What the scalar `SAMPLES_EVERY` says of a rank."""
+    thinned = every.values[np.isfinite(every.values)]
+    said = f"the samples of steps are missing from step {every.steps[0]} on: sinks.max_gb was nearly used up"
+    said += f", at least one step in {thinned.max():.0f} is there" if len(thinned) else ""
+    return said + ("" if len(thinned) == len(every.values) else f"; used up, nothing was written after step {every.steps[-1]}")
 
 
 def open_run(path: Path | str, *, since: str | None = None, until: str | None = None) -> Run:

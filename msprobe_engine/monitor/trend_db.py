@@ -101,6 +101,12 @@ class TrendDatabase:
             raise SinkError(f"cannot open the data base {path}: {error}; remove it or name another place") from error
         self._forget()
 
+    @property
+    def size(self) -> int:
+        """Bytes of the data base; the file beside it that is taken in now and then has a few MB more."""
+        pages, page = (self._db.execute(f"PRAGMA {what}").fetchone()[0] for what in ("page_count", "page_size"))
+        return int(pages * page)
+
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """All or nothing.

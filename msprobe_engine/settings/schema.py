@@ -290,6 +290,10 @@ class SinkSettings:
     sqlite: SqliteSettings = field(default_factory=SqliteSettings)
     deepspeed: DeepSpeedMonitorSettings = field(default_factory=DeepSpeedMonitorSettings)
     memory: bool = _rule(False, "keep the last 10000 frames in memory (tests, notebooks)")
+    max_gb: float = _rule(
+        10.0, "files of the monitor take no more than this per rank and launch (10**9 bytes); from half of it on fewer steps; 0: no limit",
+        minimum=0,
+    )  # fmt: skip
     anomalies: bool = _rule(False, "write alerts to <output_dir>/anomaly_detected/rank{R}/anomaly.json, as the existing tool does")
 
 

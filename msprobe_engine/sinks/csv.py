@@ -79,6 +79,7 @@ class CsvSink:
             stamp = f"{MONTHS[now.tm_mon - 1]}{time.strftime('%d_%H-%M-%S', now)}"
             self.directory = root / f"{stamp}-rank{rank}-{secrets.token_hex(4)}"
             make_directory(self.directory, "csv sink")
+        self._size = sum(entry.stat(follow_symlinks=False).st_size for entry in os.scandir(self.directory))
         self._run = RunFile(self.directory, rank, world_size, monitor)
         self._files: dict[str, AppendFile] = {}
         self._alerts: AppendFile | None = None
@@ -111,6 +112,11 @@ class CsvSink:
             return ["vpp_stage", "name", "step", *micro, *self._columns[family]]
         last = {"opt_state": ["state"], "other": ["tag"]}.get(family, ["phase"] if family.startswith("grad_") else [])
         return ["vpp_stage", "name", "step", *micro, *self._ops, "shape", "dtype", *last]
+
+    @property
+    def size(self) -> int:
+        """Bytes in the directory when it was opened, and written since."""
+        return self._size
 
     def write(self, frame: Frame, alerts: Sequence[Alert]) -> None:
         """Append the samples of one frame. All files are tried before an error is raised.
@@ -145,7 +151,9 @@ class CsvSink:
             if alerts:
                 if self._alerts is None:
                     self._alerts = AppendFile(self.directory / ALERTS)
-                self._alerts.append(alert_lines(alerts).encode("utf-8", "backslashreplace"))
+                lines = alert_lines(alerts).encode("utf-8", "backslashreplace")
+                self._alerts.append(lines)
+                self._size += len(lines)
             self._run.refresh()
         except SinkError as error:
             failed = error
@@ -186,7 +194,9 @@ class CsvSink:
         text = "\n".join(lines) + "\n"
         if file.size == 0:
             text = ",".join(map(safe_cell, header)) + "\n" + text
-        file.append(text.encode("utf-8", "backslashreplace"))
+        data = text.encode("utf-8", "backslashreplace")
+        file.append(data)
+        self._size += len(data)
 
     def _lines(self, family: str, frame: Frame, samples: list[Sample]) -> tuple[list[str], list[str]]:
         # Samples without statistics (meta tensors) read row 0 here and are blanked below.

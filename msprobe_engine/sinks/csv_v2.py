@@ -75,6 +75,8 @@ class CsvV2Sink:
         self._collectives = not cc_ranks or rank in cc_ranks
         self._files: dict[str, AppendFile] = {}
         self._block = -1
+        self.size = 0
+        """Bytes written."""
 
     def header(self, monitor: str) -> list[str]:
         """Column names of a monitor's files."""
@@ -134,7 +136,9 @@ class CsvV2Sink:
             file = self._files[monitor] = AppendFile(self.directory / f"{monitor}_step{self._block}-{last}.csv")
         if file.size == 0:
             text = ",".join(self.header(monitor)) + "\n" + text
-        file.append(text.encode("utf-8", "backslashreplace"))
+        data = text.encode("utf-8", "backslashreplace")
+        file.append(data)
+        self.size += len(data)
 
     def _stage(self, sample: Sample) -> str:
         if sample.family == "other":

@@ -47,6 +47,11 @@ class EventFile:
         self._file = AppendFile(directory / name, exclusive=True)
         self._write(self._event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
 
+    @property
+    def size(self) -> int:
+        """Bytes in the file."""
+        return self._file.size
+
     def append(self, step: int, tags: Sequence[bytes], values: Sequence[float] | Floats, summary: Any = None) -> None:
         """Add one event.
 

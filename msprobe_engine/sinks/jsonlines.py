@@ -47,6 +47,11 @@ class JsonLinesSink(OneFileSink):
             self._file = AppendFile(self.path)
         self._heads: dict[tuple[Any, ...], str] = {}
 
+    @property
+    def size(self) -> int:
+        """Bytes in the file, those of earlier launches too."""
+        return self._file.size
+
     def write(self, frame: Frame, alerts: Sequence[Alert]) -> None:
         """Append one line.
 

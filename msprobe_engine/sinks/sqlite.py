@@ -34,6 +34,11 @@ class SqliteSink(OneFileSink):
         except SinkError as error:
             raise SinkError(f"sqlite sink: {error}") from error
 
+    @property
+    def size(self) -> int:
+        """Bytes of the data base, those of earlier launches too."""
+        return self._db.size
+
     def write(self, frame: Frame, alerts: Sequence[Alert]) -> None:
         """Add one frame in one transaction.
 

@@ -80,6 +80,11 @@ class TensorBoardSink:
         self._next_images = self._last = 0
         self._tags: dict[tuple[Any, ...], tuple[bytes, ...]] = {}
 
+    @property
+    def size(self) -> int:
+        """Bytes in the file."""
+        return self._file.size
+
     def write(self, frame: Frame, alerts: Sequence[Alert]) -> None:
         """Append one event.
 
