@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from msprobe_engine.compare.columns import (
     COSINE,
     DIFFERENCES,
@@ -27,12 +25,17 @@ from msprobe_engine.compare.columns import (
 )
 from msprobe_engine.compare.tables import check_format, unwritable
 from msprobe_engine.compare.tables.reading import Row, read_table
-from msprobe_engine.core.io.regular_files import FILE_MODE, make_directories
+from msprobe_engine.core.io.input_files import read_input
+from msprobe_engine.core.io.output_files import WholeFile
+from msprobe_engine.core.io.regular_files import make_directories
+from msprobe_engine.core.io.yaml_text import parse_yaml
 from msprobe_engine.errors import DumpFormatError, NothingCapturedError, SettingsError
 
 _NAME = re.compile(r"compare_result_rank([0-9]{1,9})(?:-rank\1)?_[0-9]{14}(?:_slice_[0-9]+|_part_[0-9]+)?\.(xlsx|csv)", re.ASCII)
 _REPLACED = frozenset(("N/A", "unsupported", "Nan"))
 """Values in whose place the maxima stand: of an argument the maximum is its value, of a group its ranks."""
+_LARGEST = 1 << 24
+"""Bytes of the configuration."""
 _MAXIMA = ("NPU max", "Bench max")
 
 
@@ -100,17 +103,16 @@ def read_wanted(path: Path) -> Wanted:
         SettingsError: it is not there or not like that.
     """
     try:
-        with open(path, encoding="utf-8") as file:
-            document = yaml.safe_load(file)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        document = parse_yaml(read_input(path, _LARGEST).decode("utf-8-sig"))
+    except (OSError, ValueError) as error:
         raise SettingsError(f"{path}: cannot be read as yaml ({error})") from None
     api = document.get("api") if isinstance(document, dict) else None
     if not isinstance(api, list) or not api or not all(isinstance(name, str) and name for name in api):
-        raise SettingsError(f"{path}: key 'api' is {api!r}; a list of calls is needed, for example [Distributed.all_reduce]")
+        raise SettingsError(f"{path}: key 'api' is {str(api)[:200]!r}; a list of calls is needed, for example [Distributed.all_reduce]")
     metrics = document.get("compare_index") or []
     known = {*DIFFERENCES, *RELATIVE, *METRICS, GRAD_EQUAL}
     if not isinstance(metrics, list) or not all(isinstance(name, str) for name in metrics):
-        raise SettingsError(f"{path}: key 'compare_index' is {metrics!r}; a list of columns is allowed")
+        raise SettingsError(f"{path}: key 'compare_index' is {str(metrics)[:200]!r}; a list of columns is allowed")
     unknown = [name for name in metrics if name not in known]
     if unknown:
         raise SettingsError(f"{path}: compare_index {unknown[0]!r} is not known; allowed are {', '.join(sorted(known))}")
@@ -204,23 +206,18 @@ def _value(row: Row, at: int, header: Row) -> str:
 def _write(path: Path, metrics: Sequence[str], names: Sequence[str], ranks: Mapping[int, Mapping[str, Mapping[str, str]]]) -> None:
     import xlsxwriter
 
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     options = {"constant_memory": True, "strings_to_formulas": False, "strings_to_urls": False, "strings_to_numbers": False}
     try:
         make_directories(os.fspath(path.parent))
-        book = xlsxwriter.Workbook(os.fspath(temporary), options)
-        for metric in metrics:
-            sheet = book.add_worksheet(metric[:31])  # a limit of Excel
-            rows: list[list[Any]] = [[TARGET_NAME, *(f"rank{rank}" for rank in sorted(ranks))]]
-            rows += [[name, *(ranks[rank].get(name, {}).get(metric, "") for rank in sorted(ranks))] for name in names]
-            for at, row in enumerate(rows):
-                for column, cell in enumerate(row):
-                    _cell(sheet, at, column, cell)
-        book.close()
-        os.chmod(temporary, FILE_MODE)
-        os.rename(temporary, path)
+        with WholeFile(path) as whole, xlsxwriter.Workbook(whole.file, options) as book:
+            for metric in metrics:
+                sheet = book.add_worksheet(metric[:31])  # a limit of Excel
+                rows: list[list[Any]] = [[TARGET_NAME, *(f"rank{rank}" for rank in sorted(ranks))]]
+                rows += [[name, *(ranks[rank].get(name, {}).get(metric, "") for rank in sorted(ranks))] for name in names]
+                for at, row in enumerate(rows):
+                    for column, cell in enumerate(row):
+                        _cell(sheet, at, column, cell)
     except (OSError, xlsxwriter.exceptions.XlsxWriterException) as error:
-        temporary.unlink(missing_ok=True)
         raise unwritable(path, error if isinstance(error, OSError) else OSError(str(error))) from error
 
 

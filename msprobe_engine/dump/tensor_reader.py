@@ -6,7 +6,6 @@ of the file, links in place of files are not followed, and nothing in a file is 
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from msprobe_engine import names
+from msprobe_engine.core.io.json_text import parse_json
+from msprobe_engine.core.io.regular_files import open_regular
 from msprobe_engine.dump import layout
 from msprobe_engine.dump.packedfiles import DTYPES, FORMAT, INDEX, MINDSPORE, TORCH, VERSION, family
 from msprobe_engine.errors import DumpFormatError, UsageError
@@ -223,7 +224,7 @@ def _regular(path: Path) -> int | None:
 
 def _open(path: Path) -> Any:
     try:
-        return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
+        return os.fdopen(open_regular(path), "rb")
     except OSError as error:
         raise DumpFormatError(f"{path}: cannot be read ({error.strerror}); check owner and mode") from None
 
@@ -250,8 +251,8 @@ def _json(path: Path, limit: int) -> Any:
 
 def _parse(text: bytes, path: Path) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return parse_json(text)
+    except ValueError as error:
         raise DumpFormatError(
             f"{path}: is damaged ({type(error).__name__}: {str(error)[:120]}); the tensors in it cannot be found"
         ) from None

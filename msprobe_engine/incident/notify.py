@@ -24,7 +24,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from msprobe_engine.core.io.regular_files import make_directories
+from msprobe_engine.core.io.json_text import parse_json
+from msprobe_engine.core.io.output_files import write_file
+from msprobe_engine.core.io.regular_files import OddFileError, make_directories, read_regular
 
 _log = logging.getLogger("msprobe")
 PATIENCE_SECONDS = 0.05
@@ -130,7 +132,7 @@ class _ThreadedNotifier:
             if len(text) > MAX_BYTES:
                 continue
             try:
-                value = json.loads(text)
+                value = parse_json(text)
             except ValueError:
                 continue
             if isinstance(value, dict):
@@ -223,10 +225,7 @@ class DirectoryNotifier(_ThreadedNotifier):
 
     def _publish(self, text: str) -> None:
         name = f"event-{self._rank}-{uuid.uuid4().hex}.json"
-        aside = self._directory / f".{name}"
-        with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o640), "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(aside, self._directory / name)
+        write_file(self._directory / name, [text.encode()])
 
     def _fetch(self) -> list[str | bytes]:
         out: list[str | bytes] = []
@@ -234,9 +233,10 @@ class DirectoryNotifier(_ThreadedNotifier):
             if name in self._seen:
                 continue
             self._seen.add(name)
-            path = self._directory / name
-            if path.stat().st_size <= MAX_BYTES:
-                out.append(path.read_text(encoding="utf-8"))
+            try:
+                out.append(read_regular(self._directory / name, MAX_BYTES + 1))
+            except OddFileError as error:
+                _log.warning("%s is no event of another rank: %s; it is left out", self._directory / name, error.strerror)
         return out
 
 

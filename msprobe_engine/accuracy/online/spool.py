@@ -28,8 +28,9 @@ from typing import Any
 from msprobe_engine.accuracy.online import messages
 from msprobe_engine.accuracy.online.events import Peer
 from msprobe_engine.accuracy.online.spool_step import SpoolCall, SpoolStep
+from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.io.output_files import write_all, write_file
-from msprobe_engine.core.io.regular_files import FILE_MODE, make_directories
+from msprobe_engine.core.io.regular_files import make_directories, open_regular
 from msprobe_engine.dump import layout
 from msprobe_engine.errors import DumpFormatError, UsageError
 from msprobe_engine.log import get_logger
@@ -132,7 +133,7 @@ class Spool:
 
     def _known(self, path: Path) -> None:
         try:
-            said = json.loads(path.read_text())
+            said = parse_json(path.read_text())
             training = Training(path.stem, int(said["rank"]), int(said["world"]), over=said["over"] is True)
         except (OSError, ValueError, KeyError, TypeError):
             _log.warning("%s: is damaged; a training that goes on begins anew", path)
@@ -233,8 +234,7 @@ class Spool:
             handle = self._numbers.get(training.session)
             if handle is None:
                 path = self.root / SESSIONS / f"{training.session}.last"
-                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-                handle = self._numbers[training.session] = os.open(path, flags, FILE_MODE)
+                handle = self._numbers[training.session] = open_regular(path, os.O_RDWR | os.O_CREAT)
             os.pwrite(handle, b"%0*d" % (_NUMBER_BYTES, training.last), 0)
 
     # ---- results ----
@@ -244,7 +244,7 @@ class Spool:
         found = []
         for line in _text(self.root / SESSIONS / _RESULTS).splitlines():
             with contextlib.suppress(ValueError, TypeError):
-                rank, path = json.loads(line)
+                rank, path = parse_json(line)
                 found.append((int(rank), Path(path)))
         return found
 
@@ -256,8 +256,7 @@ class Spool:
         """
         step.note_results(path)
         with self._lock:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-            handle = os.open(self.root / SESSIONS / _RESULTS, flags, FILE_MODE)
+            handle = open_regular(self.root / SESSIONS / _RESULTS, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             try:
                 write_all(handle, [json.dumps([step.rank, str(path)]).encode() + b"\n"])
             finally:
