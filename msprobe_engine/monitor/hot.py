@@ -135,7 +135,7 @@ class HotMonitor:
             return
         self._seen = state
         try:
-            raw = _bytes(self.path)
+            raw = text.read_raw(self.path)
             settings, remarks = self._parse(raw)
             if self._world > 1 and len(raw) > _LONGEST:
                 raise SettingsError(f"{self.path}: longer than {_LONGEST} bytes; that much cannot be sent to the other ranks")
@@ -180,7 +180,7 @@ class HotMonitor:
     def _write_off(self, times: int) -> None:
         said = f"the monitor has taken {times} steps and is off"
         try:
-            raw = _bytes(self.path)
+            raw = text.read_raw(self.path)
             if file_state(self.path) != self._seen:
                 return  # somebody has changed it meanwhile: that is the next settings
             after = switched_off(raw, self.path)
@@ -218,17 +218,6 @@ def switched_off(raw: bytes, path: Path) -> bytes | None:
         if text.parse(after, path) == wanted:
             return after
     return None
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        with text.open_file(path) as file:
-            raw = file.read(text.MAX_BYTES + 1)
-    except OSError as error:
-        raise SettingsError(f"{path}: the settings file cannot be read: {error.strerror or error}") from error
-    if len(raw) > text.MAX_BYTES:
-        raise SettingsError(f"{path}: larger than {text.MAX_BYTES} bytes; a settings file is small")
-    return raw
 
 
 def _window(settings: ProbeSettings) -> Window:

@@ -210,16 +210,21 @@ def _band(out: Learned, label: str, op: str, lines: list[_Line], knots: Sequence
     if reason:
         out.left_out.setdefault(reason, []).append(label)
         return None
-    shape = _Shape(lines, knots, log, "share" if op == "zeros" else "log" if log else "linear")
+    with np.errstate(over="ignore", invalid="ignore"):
+        shape = _Shape(lines, knots, log, "share" if op == "zeros" else "log" if log else "linear")
     factor = FACTOR
     for turn in range(ROUNDS):
-        band = shape.band(factor)
+        with np.errstate(over="ignore", invalid="ignore"):
+            band = shape.band(factor)
+        if not np.isfinite([*band.low, *band.high]).all():
+            break
         limits = Limits([band], knots, 1.0)
         if not any(_begins(line, limits, patience) for line in lines):
             out.widened += turn > 0
             return band
         factor *= WIDER
-    out.left_out.setdefault("does not settle", []).append(label)
+    reason = "does not settle" if np.isfinite([*band.low, *band.high]).all() else "numbers that are too large"
+    out.left_out.setdefault(reason, []).append(label)
     return None
 
 

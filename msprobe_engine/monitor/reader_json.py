@@ -83,6 +83,9 @@ def checked_alert(alert: Any, problems: Problems) -> dict[str, Any] | None:
         if not isinstance(alert.get(field, ""), str):
             problems[f"alert whose {field} is no text"] += 1
             return None
+    if not isinstance(alert.get("extra") or {}, dict):
+        problems["alert whose extra is no object"] += 1
+        return None
     value = number(alert.get("value"))
     return {**made, "value": float("nan") if value is None else value}
 

@@ -13,6 +13,10 @@ Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
 
+LARGEST_WHOLE = 2**53
+"""Steps and the like; no run gets there, and what is larger overflows when it is added to or made a float."""
+
+
 class Key(NamedTuple):
     """Which tensor a series is of.
 
@@ -143,7 +147,8 @@ def floats(texts: Sequence[Any]) -> tuple[Floats, int]:
 def integers(texts: Sequence[Any]) -> tuple[Integers, npt.NDArray[np.bool_]]:
     """Whole numbers of cells, int64 [n], and which of them are whole numbers, [n]. ``3.0`` is one: pandas writes so beside a NaN."""
     try:
-        return np.fromiter(map(int, texts), np.int64, len(texts)), np.ones(len(texts), bool)
+        fast = np.fromiter(map(int, texts), np.int64, len(texts))
+        return fast, (fast >= -LARGEST_WHOLE) & (fast <= LARGEST_WHOLE)
     except (ValueError, TypeError, OverflowError):
         pass
     out, good = np.zeros(len(texts), np.int64), np.zeros(len(texts), bool)
@@ -155,7 +160,7 @@ def integers(texts: Sequence[Any]) -> tuple[Integers, npt.NDArray[np.bool_]]:
 
 
 def whole(text: Any) -> int | None:
-    """The whole number of a cell that fits int64, None when it is none."""
+    """The whole number of a cell, None when it is none or is beyond `LARGEST_WHOLE`."""
     try:
         value = int(text) if not isinstance(text, float) else int(text) if text.is_integer() else None
     except (ValueError, TypeError, OverflowError):
@@ -164,4 +169,4 @@ def whole(text: Any) -> int | None:
             value = int(number) if number.is_integer() else None
         except (ValueError, TypeError, OverflowError):
             return None
-    return value if value is not None and -(2**63) <= value < 2**63 else None
+    return value if value is not None and -LARGEST_WHOLE <= value <= LARGEST_WHOLE else None

@@ -15,14 +15,12 @@ MAX_BYTES = 1 << 20
 SUFFIXES = (".yaml", ".yml", ".json")
 
 
-def read_file(path: Path) -> Any:
-    """The content of a settings file.
+def read_raw(path: Path) -> bytes:
+    """The bytes of a settings file; waits for nobody: a pipe would keep the training waiting for whoever writes to it.
 
     Raises:
-        SettingsError: the file is missing, too large (1 MiB), of another kind, or not valid YAML or JSON.
+        SettingsError: the file is missing, no regular file, or too large (1 MiB).
     """
-    if path.suffix.lower() not in SUFFIXES:
-        raise SettingsError(f"{path}: a settings file ends in {', '.join(SUFFIXES)}; this one ends in '{path.suffix}'")
     try:
         with open_input(path) as file:
             raw = file.read(MAX_BYTES + 1)
@@ -32,7 +30,18 @@ def read_file(path: Path) -> Any:
         raise SettingsError(f"{path}: the settings file cannot be read: {error.strerror or error}") from error
     if len(raw) > MAX_BYTES:
         raise SettingsError(f"{path}: larger than {MAX_BYTES} bytes; a settings file is small, is this another kind of file?")
-    return parse(raw, path)
+    return raw
+
+
+def read_file(path: Path) -> Any:
+    """The content of a settings file.
+
+    Raises:
+        SettingsError: the file is missing, too large (1 MiB), of another kind, or not valid YAML or JSON.
+    """
+    if path.suffix.lower() not in SUFFIXES:
+        raise SettingsError(f"{path}: a settings file ends in {', '.join(SUFFIXES)}; this one ends in '{path.suffix}'")
+    return parse(read_raw(path), path)
 
 
 def parse(raw: bytes, path: Path) -> Any:
