@@ -161,5 +161,5 @@ def _sqlite(data: bytes, rng: random.Random) -> bytes:
 
 
 _KINDS: dict[str, Callable[[bytes, random.Random], bytes]] = {
-    ".jsonl": _json_lines, ".json": _json, ".csv": _csv, ".yaml": _yaml, ".zip": _zip, ".db": _sqlite,
+    ".jsonl": _json_lines, ".json": _json, ".csv": _csv, ".yaml": _yaml, ".zip": _zip, ".xlsx": _zip, ".db": _sqlite,
 }  # fmt: skip

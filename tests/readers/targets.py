@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +33,7 @@ class Target:
     make: Callable[[Path], None]
     argv: tuple[str, ...]
     attacked: tuple[str, ...]
-    few: int = 12
+    few: int = 40
 
 
 def _dumps(name: str) -> Callable[[Path], None]:
@@ -171,6 +170,11 @@ def _existing_settings(root: Path) -> None:
     )
 
 
+def _with_config(root: Path) -> None:
+    _dumps("L1")(root)
+    _existing_settings(root)
+
+
 def _checkpoints(root: Path) -> None:
     import torch
 
@@ -253,9 +257,45 @@ def _incident(root: Path) -> None:
     _not_finite(place / "step12" / "rank0" / "dump.json")
 
 
-def _graph_dumps(root: Path) -> None:
-    with tarfile.open(FIXTURES / "graph" / "own.tar.xz") as archive:
-        archive.extractall(root, filter="data")
+def _scripts(root: Path) -> None:
+    (root / "run.sh").write_text(
+        'export A=1\nN=$((2 * 4))\nARGS="--lr 1e-4 --seq-length ${N} --config args.yaml --deepspeed ds.json"\n'
+        "for i in 1 2; do X=${X:-0}$i; done\nif [ $N -gt 3 ]; then B=2; fi\ntorchrun --nproc_per_node 8 train.py $ARGS\n"
+    )
+    (root / "args.yaml").write_text("lr: 1e-4\nmodel: {layers: 4, name: x}\nbase: &a {b: 1}\nmore: {<<: *a, c: [1, 2, {d: 3}]}\n")
+    (root / "ds.json").write_text(json.dumps({"train_batch_size": 8, "zero_optimization": {"stage": 2}, "fp16": {"enabled": True}}))
+    (root / "train.py").write_text("import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr', type=float, default=1e-3)\n")
+
+
+def _job(root: Path) -> None:
+    _dumps("L1")(root)
+    (root / "compare.json").write_text(
+        json.dumps(
+            {
+                "npu_path": "../in/a/step0/rank0/dump.json",
+                "bench_path": "../in/b/step0/rank0/dump.json",
+                "stack_path": "../in/a/step0/rank0/stack.json",
+                "is_print_compare_log": True,
+            }
+        )
+    )
+
+
+def _with_mapping(root: Path) -> None:
+    _monitor_csv(root)
+    (root / "names.json").write_text(json.dumps({"layers.0.w": "first", "layers.1.w": "second"}))
+
+
+def _sheets(root: Path) -> None:
+    import xlsxwriter
+
+    _tables(root)
+    for table in root.glob("*.csv"):
+        with xlsxwriter.Workbook(str(table.with_suffix(".xlsx"))) as book:
+            sheet = book.add_worksheet()
+            for row, line in enumerate(table.read_text().splitlines()):
+                sheet.write_row(row, 0, line.split(","))
+        table.unlink()
 
 
 _DUMPED = ("*/dump.json", "*/stack.json", "*/construct.json")
@@ -284,7 +324,7 @@ TARGETS = (
     Target("diagnose-incident", _incident, ("diagnose", "{in}/step12-nan_inf", "-o", "{out}"), ("*.json", "*.jsonl")),
     Target("nan_analyze", _dumps("mix"), ("nan_analyze", "-i", A, "-o", "{out}"), _DUMPED),
     Target("nan_analyze-incident", _incident, ("nan_analyze", "-i", "{in}/step12-nan_inf", "-o", "{out}"), ("*.json", "*.jsonl")),
-    Target("graph", _dumps("mix"), ("graph", A, B, "-o", "{out}"), _DUMPED),
+    Target("graph", _dumps("mix"), ("graph", A, B, "-o", "{out}"), _DUMPED, few=12),
     Target("estimate", _dumps("L1"), ("estimate", A, "--task", "tensor", "--json"), _DUMPED),
     Target("show", _monitor_csv, ("show", "{in}"), MONITORED),
     Target(
@@ -294,7 +334,7 @@ TARGETS = (
         ("*/a/step0/rank0/dump.json",),
         few=1,
     ),
-    Target("op_generate", _dumps("L1"), ("op_generate", "--dump", A + "/step0/rank0", "--api", "linear", "-o", "{out}"), _DUMPED),
+    Target("op_generate", _dumps("L1"), ("op_generate", "--dump", A + "/step0/rank0", "--api", "linear", "-o", "{out}"), _DUMPED, few=20),
     Target("trends-csv", _monitor_csv, ("trends", "{in}", "-o", "{out}/t.html"), MONITORED),
     Target("trends-jsonl", _monitor_jsonl, ("trends", "{in}", "-o", "{out}/t.html"), MONITORED),
     Target("trends-db", _trend, ("trends", "{in}", "-o", "{out}/t.html"), MONITORED),
@@ -307,17 +347,17 @@ TARGETS = (
     Target("analyze-db", _trend, ("monitor", "analyze", "{in}", "-o", "{out}"), MONITORED),
     Target("analyze-existing", _anomalies, ("monitor", "analyze", "{in}", "-o", "{out}"), MONITORED),
     Target("learn", _monitor_jsonl, ("monitor", "learn", "{in}", "-o", "{out}/bands.json"), MONITORED),
-    Target("data2db", _monitor_csv, ("data2db", "--db", "{out}/trend", "--data", "{in}/monitor"), MONITORED),
+    Target("data2db", _monitor_csv, ("data2db", "--db", "{out}/trend", "--data", "{in}/monitor"), MONITORED, few=20),
     Target("merge_result", _tables, ("merge_result", "-i", "{in}", "-o", "{out}", "-config", "{in}/merge.yaml"), ("*.csv", "*.yaml")),
-    Target("config_check", _packs, ("config_check", "-c", "{in}/a.zip", "{in}/b.zip", "-o", "{out}"), ("*.zip",)),
-    Target("config_check-ranks", _packs, ("config_check", "--ranks", "{in}/a.zip"), ("*/a.zip",)),
+    Target("config_check", _packs, ("config_check", "-c", "{in}/a.zip", "{in}/b.zip", "-o", "{out}"), ("*.zip",), few=8),
+    Target("config_check-ranks", _packs, ("config_check", "--ranks", "{in}/a.zip"), ("*/a.zip",), few=16),
     Target("check-config", _settings, ("check-config", "{in}/probe.yaml"), ("*.yaml",)),
     Target("check-config-existing", _existing_settings, ("check-config", "{in}/config.json"), ("*.json",)),
     Target("ckpt-torch", _checkpoints, ("ckpt", "diff", A, B, "-o", "{out}"), ("*.pt",)),
     Target("ckpt-safetensors", _safetensors, ("ckpt", "diff", A, B, "-o", "{out}"), ("*.json", "*.safetensors")),
     Target("ckpt-zarr", _zarr, ("ckpt", "diff", A, B, "-o", "{out}"), ("*",)),
     Target("ckpt-mindspore", _mindspore, ("ckpt", "diff", A, B, "-o", "{out}"), ("*.ckpt",)),
-    Target("ckpt-dcp", _dcp, ("ckpt", "diff", A, B, "-o", "{out}"), ("*",)),
+    Target("ckpt-dcp", _dcp, ("ckpt", "diff", A, B, "-o", "{out}"), ("*",), few=12),
     Target("ckpt-show", _safetensors, ("ckpt", "show", A, "--tensors"), ("*.json", "*.safetensors")),
     Target("parse", _arrays, ("parse", "-d", "{in}/d", "-t", "npy", "-o", "{out}"), ("*",)),
     Target("grad_probe", _gradients, ("grad_probe", "compare", A, B, "-o", "{out}", "--no-plots"), ("*",)),
@@ -327,4 +367,18 @@ TARGETS = (
         ("api_precision_compare", "-npu", "{in}/npu.csv", "-gpu", "{in}/gpu.csv", "-o", "{out}"),
         ("*.csv",),
     ),
+    Target("compare-job", _job, ("compare", "-i", "{in}/compare.json", "-o", "{out}"), ("compare.json",)),
+    Target("config_check-scripts", _scripts, ("config_check", "-d", "{in}/run.sh", "{in}/ds.json", "-o", "{out}/p.zip"), ("*",)),
+    Target(
+        "data2db-mapping",
+        _with_mapping,
+        ("data2db", "--db", "{out}/t", "--data", "{in}/monitor", "--mapping", "{in}/names.json"),
+        ("names.json",),
+        few=20,
+    ),
+    Target("csv2tb", _monitor_csv, ("monitor", "csv2tb", "{in}/monitor", "-o", "{out}/tb"), ("*.csv", "run.json")),
+    Target("merge_result-xlsx", _sheets, ("merge_result", "-i", "{in}", "-o", "{out}", "-config", "{in}/merge.yaml"), ("*.xlsx",)),
+    Target("show-dump", _dumps("L0"), ("show", "{in}/a", "--json"), _DUMPED),
+    Target("ckpt-digest", _safetensors, ("ckpt", "digest", A, "-o", "{out}/d.json"), ("*.json", "*.safetensors")),
+    Target("estimate-config", _with_config, ("estimate", A, "--config", "{in}/config.json"), ("config.json",)),
 )
