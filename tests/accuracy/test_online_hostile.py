@@ -4,6 +4,8 @@ others go on."""
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import secrets
 import shutil
 import socket
@@ -20,6 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from online_ends import LOOPBACK, Kept, sending, serving, tls_directories, until
 
+from msprobe_engine.accuracy.online.connection import counts_of
 from msprobe_engine.accuracy.online.frames import Frame, FrameReader, Kind, Need, encode_control, encode_prefix, parse_header, parse_message
 from msprobe_engine.accuracy.online.options import TlsOptions
 from msprobe_engine.accuracy.online.outbox import Outbox
@@ -27,6 +30,8 @@ from msprobe_engine.accuracy.online.pace import Pace
 from msprobe_engine.accuracy.online.server import Server
 from msprobe_engine.errors import TransportError
 
+FUZZ_SECONDS = float(os.environ.get("MSPROBE_FUZZ_SECONDS", "2"))
+"""A longer tier sets more."""
 _FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
@@ -121,15 +126,40 @@ def _say(server: Server, data: bytes, answer: float = 0.3) -> bytes:
     return b""
 
 
-@settings(_FUZZ, max_examples=60)
-@given(st.binary(max_size=200), st.sampled_from(["raw", "hello", "message"]), st.integers(0, 200), st.integers(0, 255))
-def test_a_server_survives_anything(target: tuple[Server, Kept], noise: bytes, place: str, at: int, value: int) -> None:
-    """Noise at the beginning, after the greeting, and inside of a message."""
+_TEXTS = st.one_of(
+    st.binary(max_size=200),
+    st.sampled_from(
+        [b"[" * 60_000, b"1" * 5000, b'{"counts":{"waited_seconds":' + b"1" * 400 + b"}}", b'{"lost":1e999}', b'{"counts":[]}']
+    ),
+    st.dictionaries(
+        st.sampled_from(["counts", "lost", "i", "session"]), st.recursive(st.integers() | st.floats() | st.text(), st.lists)
+    ).map(lambda value: json.dumps(value).encode("utf-8", "surrogatepass")),
+)
+_FRAMES = st.one_of(
+    st.builds(
+        lambda kind, number, header: encode_prefix(kind, number, len(header), 0) + header, st.sampled_from(Kind), st.integers(0, 9), _TEXTS
+    ),
+    st.builds(_message, st.integers(0, 5), _TEXTS, st.binary(max_size=99)),
+    st.builds(lambda number, size: encode_prefix(Kind.MESSAGE, number, 10, size), st.integers(0, (1 << 64) - 1), st.integers(0, 1 << 62)),
+    st.binary(max_size=200),
+)
+
+
+def test_a_server_survives_anything(target: tuple[Server, Kept]) -> None:
+    """Noise at the beginning and after the greeting; whole frames of every kind with odd headers, in any order, with a byte changed."""
     server, _ = target
-    message = bytearray(_message(1, b'{"i":1}', noise))
-    message[at % len(message)] = value
-    data = {"raw": noise, "hello": _hello() + noise, "message": _hello() + bytes(message) + noise}[place]
-    _say(server, data)
+
+    @settings(_FUZZ, max_examples=50, database=None)
+    @given(st.lists(_FRAMES, max_size=5), st.booleans(), st.integers(0, 1 << 16), st.integers(0, 255), st.booleans())
+    def fuzz(frames: list[bytes], greets: bool, at: int, value: int, changed: bool) -> None:
+        data = bytearray(b"".join(frames))
+        if data and changed:
+            data[at % len(data)] = value
+        _say(server, (_hello(rank=at) if greets else b"") + bytes(data), 0.1)
+
+    end = time.monotonic() + FUZZ_SECONDS
+    while time.monotonic() < end:
+        fuzz()
 
 
 @pytest.mark.parametrize(
@@ -247,6 +277,69 @@ def test_connections_that_stop_inside_of_the_tls_handshake_are_held_to_the_same_
         assert first.close(5.0).acknowledged == 2
         for raw in flood:
             raw.close()
+
+
+def test_odd_greetings_leave_nothing_and_refuse_nobody() -> None:
+    """However many say who they are and send nothing, with whatever numbers, the server remembers a few of them; a training comes in."""
+    kept = Kept()
+    odd: list[dict[str, Any]] = [{}, {"first": 1 << 60}, {"lost": 1 << 60}, {"rank": 5}]
+    with serving(kept, newcomers=8, clients=16) as server:
+        for i in range(120):
+            _say(server, _hello(**{"rank": 100 + i} | odd[i % 4]), 2.0)
+        assert until(lambda: not any(state.connected for state in server.sessions()))
+        assert len(server._sessions) <= 8
+        assert sum(state.missing for state in server.sessions()) == 30 * ((1 << 60) - 1)  # what they claim is not forgotten
+        client = sending(server.port, [], rank=5)
+        client.send({"i": 0}, [])
+        assert client.close(5.0).acknowledged == 1
+
+
+def test_restarts_without_end_are_bounded_and_their_counts_are_kept() -> None:
+    """Of trainings that sent something and ended, the table keeps twice as many as connections are allowed, and the sums of the others."""
+    kept = Kept()
+    with serving(kept, clients=4) as server:
+        for i in range(20):
+            client = sending(server.port, [], rank=i % 2, message_bytes=100)
+            client.send({"i": 0}, [b"xy"])
+            client.send({"i": 1}, [b"x" * 1000])
+            assert client.close(10.0).acknowledged == 1
+        assert until(lambda: not any(state.connected for state in server.sessions()))
+        states = server.sessions()
+        assert len(server._sessions) == 8
+        assert sum(state.received for state in states) == 20
+        assert sum(state.final.dropped for state in states if state.final is not None) == 20
+        assert {state.peer.rank for state in states} == {0, 1}
+
+
+def test_a_greeting_that_stays_without_a_message_gives_its_place_to_a_training() -> None:
+    """The rank of a connection that has sent nothing but signs of life for a while, and its place when there is no other, are free."""
+    kept = Kept()
+    with serving(kept, clients=2, silence=0.5) as server:
+        stop = threading.Event()
+
+        def stay(rank: int) -> None:
+            with contextlib.suppress(OSError), socket.create_connection((LOOPBACK, server.port)) as raw:
+                raw.sendall(_hello(rank=rank))
+                while not stop.wait(0.1):
+                    raw.sendall(encode_control(Kind.ALIVE, {"lost": 0}))
+
+        threads = [threading.Thread(target=stay, args=(rank,)) for rank in (7, 8)]
+        for thread in threads:
+            thread.start()
+        assert until(lambda: len(server.sessions()) == 2)
+        client = sending(server.port, [], rank=7)
+        client.send({"i": 0}, [])
+        assert client.close(30.0).acknowledged == 1
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+@pytest.mark.parametrize("value", [10**400, float("nan"), float("inf"), -1, True, "x", None])
+def test_counts_of_a_client_are_numbers_or_nothing(value: Any) -> None:
+    """What cannot be a number of seconds or messages is 0; 400 digits end no conversation."""
+    counts = counts_of({"waited_seconds": value, "lost": value, "offered": 3})
+    assert (counts.waited_seconds, counts.lost, counts.offered) == (0.0, 0, 3)
 
 
 def test_one_session_cannot_be_taken_by_another_rank(target: tuple[Server, Kept]) -> None:

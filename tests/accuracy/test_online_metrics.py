@@ -11,12 +11,12 @@ from msprobe_engine.accuracy.online.metrics import ServerMetrics
 
 
 def test_a_scrape_says_what_became_of_the_messages_of_every_rank() -> None:
-    """Two lives of one rank are added up; what the training gave up is there too."""
+    """Two restarts of one rank are added up; what the training gave up is there too."""
     pytest.importorskip("prometheus_client")
     kept = Kept()
     with serving(kept) as server:
         metrics = ServerMetrics(server.sessions, 0)
-        for _life in range(2):
+        for _restart in range(2):
             client = sending(server.port, [], message_bytes=100, rank=3)
             for size in (10, 10, 1000):
                 client.send({"i": 0}, [b"x" * size])

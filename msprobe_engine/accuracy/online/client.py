@@ -79,7 +79,7 @@ class Client:
         for warning in self._credentials.warnings() if self._credentials is not None else ():
             tell(on_event, Event(EXPIRING, warning, bad=True))
         self.session = secrets.token_hex(16)
-        """Random name of this life of this client."""
+        """Random name of this client; a restart has another."""
         self._waker = Waker()
         self._outbox = Outbox(options, on_event, self._waker.wake)
         self._connections = 0

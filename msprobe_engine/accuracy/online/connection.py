@@ -242,5 +242,8 @@ def counts_of(found: object) -> Counts:
     """What a client says of itself; what is no number is 0."""
     given: dict[str, object] = found if isinstance(found, dict) else {}
     waited = given.get("waited_seconds")
+    seconds = 0.0
+    if isinstance(waited, (int, float)) and waited is not True and 0 <= waited <= _LARGEST:  # 400 digits make no float
+        seconds = float(waited)
     numbers = {f.name: whole(given.get(f.name)) or 0 for f in fields(Counts) if f.name != "waited_seconds"}
-    return Counts(**numbers, waited_seconds=float(waited) if isinstance(waited, (int, float)) else 0.0)
+    return Counts(**numbers, waited_seconds=seconds)

@@ -13,10 +13,10 @@ REFUSED, DROPPING, RECOVERED, LOST, FINISHED, GONE, EXPIRING, FAULT = (
 
 @dataclass(frozen=True)
 class Peer:
-    """The other end of a server's conversation: one life of one training process.
+    """The other end of a server's conversation: one training process.
 
     Attributes:
-        session: random name (32 hex digits) of this life; a training that is started again has another.
+        session: random name (32 hex digits) of this process; a restart has another.
         rank: what the client says its rank is.
         sequence: number of the message at hand, from 1; 0 outside of a message.
         address: where it comes from, for messages (``10.0.0.5:41234`` or a path).

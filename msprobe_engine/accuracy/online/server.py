@@ -29,6 +29,7 @@ from msprobe_engine.accuracy.online.events import (
 from msprobe_engine.accuracy.online.options import Address, ServerOptions
 from msprobe_engine.accuracy.online.outbox import tell
 from msprobe_engine.accuracy.online.session import Handler, Last, Session, SessionState
+from msprobe_engine.accuracy.online.session_table import SessionTable
 from msprobe_engine.accuracy.online.tls import SERVER, Credentials, explain
 from msprobe_engine.errors import ProbeError, SettingsError, TransportError
 
@@ -37,7 +38,8 @@ __all__ = ["Handler", "Last", "Server", "SessionState"]
 _TICK_SECONDS = 0.5
 _AGAIN_SECONDS = 60.0
 _MOST_REASONS = 1000
-_LIVES = 16
+_RESTARTS = 2
+"""Sessions that are remembered, in connections that are allowed."""
 
 
 class Server:
@@ -64,7 +66,7 @@ class Server:
         self._on_event = on_event
         self._last = last
         self._lock = threading.Lock()
-        self._sessions: dict[str, Session] = {}
+        self._sessions = SessionTable(options.newcomers, _RESTARTS * options.clients)
         self._newcomers: dict[Connection, None] = {}
         self._connections: set[Connection] = set()
         self._refusals: dict[tuple[str, str], tuple[float, int]] = {}
@@ -79,10 +81,10 @@ class Server:
         self._thread.start()
 
     def sessions(self) -> list[SessionState]:
-        """All clients that were ever connected, in the order in which they came."""
+        """All clients that are remembered (see `SessionTable`), in the order in which they came; sums of the others first."""
         with self._lock:
-            sessions = list(self._sessions.values())
-        return [session.state() for session in sessions]
+            past, sessions = self._sessions.past(), list(self._sessions)
+        return past + [session.state() for session in sessions]
 
     def close(self, timeout: float = 10.0) -> None:
         """Stop listening, let handlers finish what they are at (for at most `timeout` seconds), acknowledge it, and hang up."""
@@ -94,7 +96,7 @@ class Server:
         self._listener.close()
         deadline = time.monotonic() + timeout
         with self._lock:
-            sessions, connections = list(self._sessions.values()), list(self._connections)
+            sessions, connections = list(self._sessions), list(self._connections)
         for session in sessions:
             session.stop(max(0.0, deadline - time.monotonic()))
         for connection in connections:
@@ -115,16 +117,14 @@ class Server:
             known = self._sessions.get(peer.session)
         safe = self._last(peer) if known is None and self._last is not None else 0
         with self._lock:
-            for other in self._sessions.values():
+            for other in self._sessions:
                 there = other.connection is not None and other.final is None
-                if there and other.peer.rank == peer.rank and other.peer.session != peer.session:
+                if there and other.peer.rank == peer.rank and other.peer.session != peer.session and not self._give_way(other):
                     raise TransportError(
                         f"rank {peer.rank} is connected from {other.peer.address} already; two trainings, or two processes of one, have "
                         "the same rank (if the other one is dead, its place is free soon)"
                     )
             session = self._sessions.get(peer.session)
-            if session is None and len(self._sessions) >= _LIVES * self.options.clients:
-                raise TransportError("too many lives of trainings were here; start the server again")
             if session is not None and session.peer.rank != peer.rank:
                 raise TransportError(f"this session belongs to rank {session.peer.rank}, not to rank {peer.rank}")
             if session is not None and session.peer.name != peer.name:
@@ -132,18 +132,28 @@ class Server:
             again = session is not None
             if session is None:
                 session = Session(peer, safe, self._handler, self._on_event, self.budget, self.options.read_ahead)
-                self._sessions[peer.session] = session
+                session.connection = connection
+                self._sessions.add(session)
             earlier, session.connection = session.connection, connection
             session.peer = peer
-            session.seen = time.monotonic()
+            session.seen = session.since = time.monotonic()
             self._newcomers.pop(connection, None)
-        if earlier is not None:
+        if earlier is not None and earlier is not connection:
             earlier.cut("the same client has connected anew")
             earlier.join(1.0)  # so that two threads do not put messages into one session
         name = f", certificate of '{peer.name}'" if peer.name else ""
         kind, word = (RECONNECTED, "is connected again") if again else (CONNECTED, "is connected")
         tell(self._on_event, Event(kind, f"rank {peer.rank} ({peer.address}{name}) {word}", peer=peer))
         return session
+
+    def _give_way(self, session: Session) -> bool:
+        """With the lock held: a connection that has brought nothing for a while (an odd greeting?) has no right to its place."""
+        if not session.is_empty or time.monotonic() - session.since <= self.options.silence:
+            return False
+        session.connection.cut(f"nothing was sent for {self.options.silence:g} s, and somebody else needs the place; connect again")
+        session.connection = None
+        session.seen = time.monotonic()
+        return True
 
     def left(self, connection: Connection, session: Session | None, problem: BaseException | None) -> None:
         """A connection is over."""
@@ -154,6 +164,7 @@ class Server:
             if session is not None and mine:
                 session.connection = None
                 session.seen = time.monotonic()
+            self._sessions.forget()
         if session is None:
             if problem is not None and not self._stop.is_set():
                 self._refused(connection, problem)
@@ -214,6 +225,7 @@ class Server:
         """A new connection: nobody yet."""
         with self._lock:
             full = len(self._connections) >= self.options.clients
+            full = full and not any(s.connection is not None and self._give_way(s) for s in self._sessions)
         if full:  # without a word, and without a thread: who has no thread costs nothing
             accepted.close()
             self._once(REFUSED, f"{self.options.clients} connections are open; more are not let in")
@@ -240,7 +252,7 @@ class Server:
 
     def _tick(self) -> None:
         with self._lock:
-            sessions, connections = list(self._sessions.values()), list(self._connections)
+            sessions, connections = list(self._sessions), list(self._connections)
         now = time.monotonic()
         for session in sessions:
             away = session.connection is None and session.final is None and now - session.seen > self.options.silence

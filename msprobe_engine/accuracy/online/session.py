@@ -76,7 +76,7 @@ class Session:
         self.safe = self.have = safe
         self.final: Counts | None = None
         self.connection: Any = None
-        self.seen = time.monotonic()
+        self.seen = self.since = time.monotonic()
         self.gone_told = False
         self._handler = handler
         self._on_event = on_event
@@ -100,6 +100,12 @@ class Session:
     def idle(self) -> bool:
         """Has the handler taken all there is?"""
         return not self._inbox
+
+    @property
+    def is_empty(self) -> bool:
+        """Has not a single message come, nor the word that this was all?"""
+        with self._changed:
+            return self.final is None and not (self._inbox or self._received or self._refused)
 
     def begin(self, first: int, lost: int) -> tuple[int, int]:
         """A greeting: the client has no message before number `first` any more. Returns what is safe, and what has been received."""
