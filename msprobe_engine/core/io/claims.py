@@ -45,6 +45,8 @@ PARTS = frozenset(("anomaly_detected", "dump", "grad_probe", "incidents", "jsonl
 _LOCK = "lock"
 _LAUNCH = re.compile(r"([1-9][0-9]{0,5})-([0-9a-f]{12})", re.ASCII)
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""Whoever writes there says so."""
 _MOST_TRIES = 1000
 _log = get_logger()
 
@@ -114,7 +116,8 @@ def _claim(given: Path, root: Path, rank: int | None, by_process: bool) -> _Held
         make_directories(os.fspath(owners))
         slot, fd, other = _find_place(owners, name, rank)
     except OSError as error:
-        warn_once(f"claim {root}", f"{one_line(str(root))}: whether another run writes here cannot be seen: {error.strerror or error}")
+        if root.is_dir() and error.errno not in _NO_ROOM:
+            warn_once(f"claim {root}", f"{one_line(str(root))}: whether another run writes here cannot be seen: {error.strerror or error}")
         return _Held(given, made)
     except Undecided as error:
         path = given / PLACE.format(f"{this_process().host}-{os.getpid()}")
