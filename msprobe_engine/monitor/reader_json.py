@@ -73,7 +73,8 @@ def checked_alert(alert: Any, problems: Problems) -> dict[str, Any] | None:
         return None
     made = {**alert, "step": step}
     for field in _ALERT_INTEGERS:
-        if alert.get(field) is None:
+        if made.get(field) is None:
+            made.pop(field, None)
             continue
         made[field] = whole(alert[field])
         if made[field] is None:

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.io.output_files import make_directory, replace_file
 from msprobe_engine.core.io.regular_files import explain, read_regular
 from msprobe_engine.errors import SinkError
@@ -124,8 +125,8 @@ class AnomalySink:
         except OSError as error:
             raise SinkError(f"anomaly sink: cannot read {self.path}: {explain(error)}") from error
         try:
-            found = json.loads(data) if len(data) <= MAX_BYTES else None
-        except (ValueError, RecursionError):
+            found = parse_json(data) if len(data) <= MAX_BYTES else None
+        except ValueError:
             found = None
         if isinstance(found, dict) and all(isinstance(record, dict) for record in found.values()):
             return found
