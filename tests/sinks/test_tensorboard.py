@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 import sys
 from pathlib import Path
 
@@ -95,8 +96,28 @@ def test_unknown_statistic(tmp_path: Path) -> None:
         TensorBoardSink(TensorBoardSettings(ops=("norm", "digest")), output_dir=tmp_path, rank=0)
 
 
-def test_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the package the error holds the pip command."""
-    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto", None)
+@pytest.mark.parametrize("module", ["tensorboard.compat.proto", "google_crc32c"])
+def test_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+    """Without one of the packages the error holds the pip command."""
+    monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingExtraError, match=r"pip install 'msprobe\[tensorboard\]'"):
         TensorBoardSink(TensorBoardSettings(), output_dir=tmp_path, rank=0)
+
+
+@pytest.mark.parametrize("count", [1, 20_000])
+def test_checksums_are_tensorboards_own(tmp_path: Path, count: int) -> None:
+    """Length and data of every record have the masked CRC-32C that TensorBoard's reader computes."""
+    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+
+    sink = TensorBoardSink(TensorBoardSettings(ops=("norm",)), output_dir=tmp_path, rank=0)
+    sink.write(frame_of({f"p{i}": [1.0] for i in range(count)}), [])
+    sink.close()
+    (path,) = sink.directory.iterdir()
+    data, at, records = path.read_bytes(), 0, 0
+    while at < len(data):
+        size, of_size = struct.unpack_from("<QI", data, at)
+        body = data[at + 12 : at + 12 + size]
+        assert of_size == masked_crc32c(data[at : at + 8])
+        assert struct.unpack_from("<I", data, at + 12 + size)[0] == masked_crc32c(body)
+        at, records = at + 16 + size, records + 1
+    assert records == 2
