@@ -253,7 +253,7 @@ def test_a_directory_that_goes_away(tmp_path: Path, form: str, caplog: pytest.Lo
         found = train({"task": "tensor", "tensor": {"tensor_format": form}}, tmp_path, 4, look)
     assert all(torch.equal(a, b) for a, b in zip(found, wanted))
     assert counted[0]["tensors of a step whose directory cannot be made"] > 100
-    assert len([r for r in caplog.records if "Not a directory" in r.getMessage()]) == 1
+    assert len([r for r in caplog.records if "is where a directory belongs" in r.getMessage()]) == 1
 
 
 @pytest.mark.parametrize("form", FORMATS)
