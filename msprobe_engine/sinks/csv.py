@@ -151,9 +151,9 @@ class CsvSink:
             if alerts:
                 if self._alerts is None:
                     self._alerts = AppendFile(self.directory / ALERTS)
-                lines = alert_lines(alerts).encode("utf-8", "backslashreplace")
-                self._alerts.append(lines)
-                self._size += len(lines)
+                data = alert_lines(alerts).encode("utf-8", "backslashreplace")
+                self._alerts.append(data)
+                self._size += len(data)
             self._run.refresh()
         except SinkError as error:
             failed = error

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 from msprobe_engine.core.io.regular_files import FILE_MODE, NEW_FILE, explain, make_directories, open_regular, require_regular
 from msprobe_engine.errors import SinkError
@@ -45,6 +45,18 @@ def write_all(fd: int, parts: Sequence[bytes | memoryview]) -> None:
             left[at] = left[at][done:]
 
 
+def _temporary_path(path: str | os.PathLike[str]) -> str:
+    """Where what goes to `path` is written first.
+
+    Raises:
+        OddFileError: something that is no regular file is at `path`.
+    """
+    require_regular(path)
+    head, tail = os.path.split(path)
+    kept = os.fsdecode(os.fsencode(tail)[:_LONGEST_NAME])
+    return os.path.join(head, f".{kept}.{secrets.token_hex(4)}.tmp")
+
+
 class WholeFile:
     """A file that is written under another name and gets its own when it is whole: a reader sees the old file or the new one.
 
@@ -67,11 +79,8 @@ class WholeFile:
 
     def __init__(self, path: str | os.PathLike[str], *, mode: int = FILE_MODE, buffering: int = -1) -> None:
         self.path = Path(path)
-        require_regular(path)
-        head, tail = os.path.split(path)
-        kept = os.fsdecode(os.fsencode(tail)[:_LONGEST_NAME])
-        self.temporary = os.path.join(head, f".{kept}.{secrets.token_hex(4)}.tmp")
-        self.file = cast(BinaryIO, os.fdopen(os.open(self.temporary, NEW_FILE, mode), "wb", buffering))
+        self.temporary = _temporary_path(path)
+        self.file: BinaryIO = os.fdopen(os.open(self.temporary, NEW_FILE, mode), "wb", buffering)
 
     def commit(self) -> None:
         """The file is whole: give it its name.
@@ -80,7 +89,7 @@ class WholeFile:
             OSError: that cannot be done; nothing stays of it.
         """
         try:
-            self.file.close()  # some file systems say only now that they are full
+            self.file.close()
             os.replace(self.temporary, self.path)
         except BaseException:
             self.abort()
@@ -109,8 +118,18 @@ def write_file(path: str | os.PathLike[str], parts: Sequence[bytes | memoryview]
     Raises:
         OSError: it cannot be written; what stood there stays.
     """
-    with WholeFile(path, mode=mode, buffering=0) as whole:
-        write_all(whole.file.fileno(), parts)
+    temporary = _temporary_path(path)
+    fd = os.open(temporary, NEW_FILE, mode)  # no file object: a dump writes some in every step
+    try:
+        try:
+            write_all(fd, parts)
+        finally:
+            os.close(fd)  # some file systems say only now that they are full
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
 
 
 def write_plain(path: str | os.PathLike[str], parts: Sequence[bytes | memoryview]) -> None:
