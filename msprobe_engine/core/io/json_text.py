@@ -19,6 +19,8 @@ MAX_DIGITS = 300
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 _TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"?', re.DOTALL)
 _QUICK_PASSES = 40
+_DIGITS = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else byte for byte in range(256))
+_TOO_MANY = b"0" * (MAX_DIGITS + 1)
 
 Pairs = Callable[[list[tuple[str, Any]]], Any]
 
@@ -34,9 +36,12 @@ def parse_json(data: bytes | str, pairs: Pairs | None = None) -> Any:
         TextError: it is no JSON, or beyond the limits.
     """
     try:
-        if _is_too_deep(data if isinstance(data, bytes) else data.encode("utf-8", "surrogatepass")):
+        raw = data if isinstance(data, bytes) else data.encode("utf-8", "surrogatepass")
+        if _is_too_deep(raw):
             raise TextError(f"it is nested too deeply: {MAX_DEPTH} levels are the most")
-        return json.loads(data, object_pairs_hook=pairs, parse_int=_integer)
+        # To be called for every integer is dear; most files have no row of digits that is too long, not even in a text.
+        digits = _integer if b"\0" in raw[:4] or _TOO_MANY in raw.translate(_DIGITS) else None
+        return json.loads(data, object_pairs_hook=pairs, parse_int=digits)
     except TextError:
         raise
     except json.JSONDecodeError as error:
