@@ -10,8 +10,8 @@
 
 enum { NUMERIC = 0, BOOLEAN = 1, TAIL = 2, SCALAR = 3, CRC_KEY = 4, XOR_KEY = 5 };
 enum { WORDS = 16, COUNT = 0, NANS = 1, POS_INF = 2, NEG_INF = 3, DIGEST = 5 };
-enum { MIN = 6, MAX = 7, SUM = 8, SUMSQ = 9, IMIN = 10, IMAX = 11, FLAGS = 12, CRC = 13, XOR = 14 };
-enum { HAS_DIGEST = 1, HAS_INTEGERS = 2, HAS_CRC = 8, HAS_XOR = 16 };
+enum { MIN = 6, MAX = 7, SUM = 8, SUMSQ = 9, IMIN = 10, IMAX = 11, FLAGS = 12, CRC = 13, XOR = 14, KEY_ID = 15 };
+enum { HAS_DIGEST = 1, HAS_INTEGERS = 2, HAS_CRC = 8, HAS_XOR = 16, REDACTED = 256, NO_SUMS = 512 };
 enum { MAX_DEPTH = 64 };
 #define OP_BYTES (4 * (MAX_DEPTH + 40))
 
@@ -31,6 +31,16 @@ static char *put_statistics(char *p, int kind, int depth, const double *row) {
         p = KEY(p, depth, "\"Min\": null,\n");
         p = KEY(p, depth, "\"Mean\": null,\n");
         return KEY(p, depth, "\"Norm\": null");
+    }
+    if (words[FLAGS] & REDACTED) {
+        int known = kind != BOOLEAN && !(words[FLAGS] & NO_SUMS);
+        p = KEY(p, depth, "\"Max\": null,\n");
+        p = KEY(p, depth, "\"Min\": null,\n");
+        p = KEY(p, depth, "\"Mean\": ");
+        p = known ? put_double(p, row[SUM] / (double)words[COUNT]) : PUT(p, "null");
+        p = PUT(p, ",\n");
+        p = KEY(p, depth, "\"Norm\": ");
+        return known ? put_double(p, sqrt(row[SUMSQ])) : PUT(p, "null");
     }
     int64_t nans = words[NANS], pos = words[POS_INF], neg = words[NEG_INF], finite = words[COUNT] - nans - pos - neg;
     int integers = (words[FLAGS] & HAS_INTEGERS) != 0;
@@ -103,6 +113,12 @@ static char *put_tail(char *p, int depth, const double *row) {
         p = KEY(p, depth, "\"digest\": \"");
         p = PUT(put_hex(p, (uint64_t)words[DIGEST], 16), "\"");
     }
+    if (words[FLAGS] & REDACTED) {
+        p = PUT(p, ",\n");
+        p = KEY(p, depth, "\"redacted\": \"");
+        p = words[KEY_ID] ? put_hex(p, (uint64_t)words[KEY_ID], 16) : PUT(p, "no key");
+        p = PUT(p, "\"");
+    }
     return p;
 }
 
@@ -111,20 +127,34 @@ static char *put_tail(char *p, int depth, const double *row) {
 typedef struct {
     const char *text;
     Py_ssize_t length;
-    const int32_t *ops; /* [n_ops, 4]: offset, kind, depth, index into slots or floats */
+    const char *ops; /* int32 [n_ops, 4]: offset, kind, depth, index into slots or floats */
     Py_ssize_t n_ops;
-    const int32_t *slots;
+    const char *slots; /* int32 */
     Py_ssize_t n_slots;
-    const double *rows;
+    const char *rows; /* float64 [n_rows, WORDS] */
     Py_ssize_t n_rows;
-    const double *floats;
+    const char *floats; /* float64 */
     Py_ssize_t n_floats;
 } Job;
+
+/* Numbers of a file that was mapped or cut into pieces may lie at any address. */
+static int32_t int_at(const char *numbers, Py_ssize_t i) {
+    int32_t value;
+    memcpy(&value, numbers + i * (Py_ssize_t)sizeof value, sizeof value);
+    return value;
+}
+
+static double double_at(const char *numbers, Py_ssize_t i) {
+    double value;
+    memcpy(&value, numbers + i * (Py_ssize_t)sizeof value, sizeof value);
+    return value;
+}
 
 static const char *check(const Job *job) {
     Py_ssize_t last = 0;
     for (Py_ssize_t i = 0; i < job->n_ops; i++) {
-        const int32_t *op = job->ops + 4 * i;
+        int32_t op[4];
+        memcpy(op, job->ops + i * (Py_ssize_t)sizeof op, sizeof op);
         if (op[0] < last || op[0] > job->length) return "offsets of the template must grow and stay inside it";
         if (op[2] < 0 || op[2] > MAX_DEPTH) return "depth out of range";
         if (op[1] == SCALAR ? op[3] < 0 || op[3] >= job->n_floats : op[1] < 0 || op[1] > XOR_KEY || op[3] < 0 || op[3] >= job->n_slots)
@@ -132,22 +162,25 @@ static const char *check(const Job *job) {
         last = op[0];
     }
     for (Py_ssize_t i = 0; i < job->n_slots; i++)
-        if (job->slots[i] >= job->n_rows) return "a slot refers to a row that does not exist";
+        if (int_at(job->slots, i) >= job->n_rows) return "a slot refers to a row that does not exist";
     return NULL;
 }
 
 static char *run(const Job *job, char *p) {
     Py_ssize_t done = 0;
     for (Py_ssize_t i = 0; i < job->n_ops; i++) {
-        const int32_t *op = job->ops + 4 * i;
+        int32_t op[4];
+        double numbers[WORDS];
+        memcpy(op, job->ops + i * (Py_ssize_t)sizeof op, sizeof op);
         p = put(p, job->text + done, (size_t)(op[0] - done));
         done = op[0];
         if (op[1] == SCALAR) {
-            p = put_double(p, job->floats[op[3]]);
+            p = put_double(p, double_at(job->floats, op[3]));
             continue;
         }
-        int32_t slot = job->slots[op[3]];
-        const double *row = slot < 0 ? NULL : job->rows + (Py_ssize_t)WORDS * slot;
+        int32_t slot = int_at(job->slots, op[3]);
+        const double *row = slot < 0 ? NULL : numbers;
+        if (row) memcpy(numbers, job->rows + (Py_ssize_t)sizeof numbers * slot, sizeof numbers);
         if (op[1] == TAIL)
             p = put_tail(p, op[2], row);
         else if (op[1] > SCALAR)

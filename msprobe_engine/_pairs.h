@@ -108,11 +108,14 @@ static void K(pair)(const Pair *x, Acc *acc, int want) {
         float f[3][PAIR_CHUNK];
         double d[3][PAIR_CHUNK];
     } room __attribute__((aligned(64)));
+    uint8_t stage[2][PAIR_CHUNK * sizeof(double)] __attribute__((aligned(64)));
     int wide = x->code_a == F64 || x->code_b == F64;
     for (size_t at = 0; at < x->n; at += PAIR_CHUNK) {
         size_t m = x->n - at < PAIR_CHUNK ? x->n - at : PAIR_CHUNK;
+        const uint8_t *left = aligned_chunk(p, m * ITEM[x->code_a], x->code_a, stage[0]);
+        const uint8_t *right = aligned_chunk(q, m * ITEM[x->code_b], x->code_b, stage[1]);
         if (wide) {
-            const double *a = K(doubles)(p, m, x->code_a, room.d[0]), *b = K(doubles)(q, m, x->code_b, room.d[1]);
+            const double *a = K(doubles)(left, m, x->code_a, room.d[0]), *b = K(doubles)(right, m, x->code_b, room.d[1]);
             if (x->op == AGREE_OP)
                 K(agree_f64)(a, b, room.d[2], m);
             else if (x->op == RATIO_OP)
@@ -121,7 +124,7 @@ static void K(pair)(const Pair *x, Acc *acc, int want) {
                 K(linear_f64)(x->op, a, b, room.d[2], m, x->c);
             K(run)((const uint8_t *)room.d[2], m, F64, acc, want, 0);
         } else {
-            const float *a = K(floats)(p, m, x->code_a, room.f[0]), *b = K(floats)(q, m, x->code_b, room.f[1]);
+            const float *a = K(floats)(left, m, x->code_a, room.f[0]), *b = K(floats)(right, m, x->code_b, room.f[1]);
             if (x->op == AGREE_OP)
                 K(agree_f32)(a, b, room.f[2], m);
             else if (x->op == RATIO_OP)
@@ -186,12 +189,12 @@ static void K(histogram)(const uint8_t *p, size_t n, int code, Acc *acc, int kin
     Histogram *h = (Histogram *)acc;
     float to_float[PAIR_CHUNK] __attribute__((aligned(64)));
     double to_double[PAIR_CHUNK] __attribute__((aligned(64)));
-    uint8_t bin[PAIR_CHUNK + 4];
+    uint8_t bin[PAIR_CHUNK + 4], stage[PAIR_CHUNK * 2 * sizeof(double)] __attribute__((aligned(64)));
     while (n) {
         size_t m = n < PAIR_CHUNK ? n : PAIR_CHUNK, i = 0;
         const float *f = NULL;
         const double *d = NULL;
-        K(decode)(p, m, code, to_float, to_double, &f, &d);
+        K(decode)(aligned_chunk(p, m * ITEM[code], code, stage), m, code, to_float, to_double, &f, &d);
         (kind == LINEAR_BINS ? K(linear_bins) : K(log2_bins))(f, d, m, bin);
         for (; i + 4 <= m; i += 4) {
             h->count[0][bin[i]]++;

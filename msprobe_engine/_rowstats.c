@@ -29,6 +29,7 @@
 
 enum { F32, F64, F16, BF16, I8, I16, I32, I64, U8, U16, U32, U64, BOOL, C64, C128, E4M3FN, E5M2, E4M3FNUZ, E5M2FNUZ, E8M0, CODES };
 static const unsigned char ITEM[CODES] = {4, 8, 2, 2, 1, 2, 4, 8, 1, 2, 4, 8, 1, 8, 16, 1, 1, 1, 1, 1};
+static const unsigned char ALIGNED[CODES] = {4, 8, 2, 2, 1, 2, 4, 8, 1, 2, 4, 8, 1, 4, 8, 1, 1, 1, 1, 1};
 #define IS_INT(c) ((c) >= I8 && (c) <= BOOL)
 
 #define XORC 0x9E3779B9u
@@ -87,6 +88,14 @@ static inline uint64_t splitmix64(uint64_t x) {
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
     x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
     return x ^ (x >> 31);
+}
+
+/* Memory of elements at p, or a copy of it where p is not aligned for their type: torch.frombuffer and fields of numpy records give any
+ * address, and what reads elements one by one may not. Called for a chunk, so that the copy stays in the cache. */
+static inline const uint8_t *aligned_chunk(const uint8_t *p, size_t bytes, int code, uint8_t *stage) {
+    if (((uintptr_t)p & (uintptr_t)(ALIGNED[code] - 1)) == 0) return p;
+    memcpy(stage, p, bytes);
+    return stage;
 }
 
 static void acc_init(Acc *a) {
@@ -287,7 +296,7 @@ typedef struct {
 } Layout;
 
 static void gather(uint8_t *to, const uint8_t *from, int64_t n, int64_t stride, int item) {
-#define COPY(T) for (int64_t i = 0; i < n; i++) ((T *)to)[i] = ((const T *)from)[i * stride];
+#define COPY(T) for (int64_t i = 0; i < n; i++) memcpy(to + i * (int64_t)sizeof(T), from + i * stride * (int64_t)sizeof(T), sizeof(T));
     switch (item) {
     case 1: COPY(uint8_t) break;
     case 2: COPY(uint16_t) break;
@@ -1056,14 +1065,16 @@ static void K(statistics)(const uint8_t *p, size_t m, int code, Acc *a, int want
 
 /* Statistics first: they take long enough for the chunk to arrive, and the checksums find it in the cache. */
 static void K(run)(const uint8_t *p, size_t n, int code, Acc *a, int want, uint64_t index0) {
+    uint8_t stage[CHUNK_BYTES] __attribute__((aligned(64)));
     int item = ITEM[code];
     size_t chunk = CHUNK_BYTES / (size_t)item < CHUNK_MAX ? CHUNK_BYTES / (size_t)item : CHUNK_MAX, m;
     for (; n; n -= m, p += m * (size_t)item, index0 += m) {
         m = chunk - (size_t)(index0 % BLOCK); /* chunks end where blocks end */
         if (m > n) m = n;
-        if (!(want & ONLY)) K(statistics)(p, m, code, a, want);
-        if (want & WANT_DIGEST) a->digest += K(digest)(p, m, item, index0);
-        if (want & (WANT_CRC | WANT_XOR)) K(checksums)(p, m * (size_t)item, a, want);
+        const uint8_t *q = aligned_chunk(p, m * (size_t)item, code, stage);
+        if (!(want & ONLY)) K(statistics)(q, m, code, a, want);
+        if (want & WANT_DIGEST) a->digest += K(digest)(q, m, item, index0);
+        if (want & (WANT_CRC | WANT_XOR)) K(checksums)(q, m * (size_t)item, a, want);
     }
 }
 

@@ -18,7 +18,7 @@ typedef struct {
 } Text;
 
 typedef struct {
-    const double *numbers; /* or */
+    const char *numbers; /* float64, or */
     PyObject *items;
     Py_buffer buffer;
 } Column;
@@ -167,7 +167,9 @@ static int add_lines(Text *out, Column *columns, Py_ssize_t count, Py_ssize_t ro
             Column *column = &columns[i];
             if (i && add(out, ",", 1) < 0) return -1;
             if (column->numbers) {
-                if (add_double(out, column->numbers[row], odd) < 0) return -1;
+                double value;
+                memcpy(&value, column->numbers + row * (Py_ssize_t)sizeof value, sizeof value);
+                if (add_double(out, value, odd) < 0) return -1;
             } else if (row >= PyList_GET_SIZE(column->items)) {
                 PyErr_SetString(PyExc_RuntimeError, "a column became shorter");
                 return -1;
@@ -233,7 +235,8 @@ static PyObject *texts(PyObject *self, PyObject *args) {
         PyObject *item = other;
         if (((const char *)where.buf)[i]) {
             char text[2 * LONGEST_NUMBER], *end;
-            double value = ((const double *)values.buf)[i];
+            double value;
+            memcpy(&value, (const char *)values.buf + i * (Py_ssize_t)sizeof value, sizeof value);
             if (isfinite(value)) {
                 end = put_double(text, value);
             } else {

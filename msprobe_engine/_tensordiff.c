@@ -411,8 +411,9 @@ static PyObject *py_read_runs(PyObject *self, PyObject *args) {
         for (int64_t j = 0; j < columns; j += TILE) {                                                                                      \
             const int64_t last_i = i + TILE < rows ? i + TILE : rows, last_j = j + TILE < columns ? j + TILE : columns;                    \
             for (int64_t r = i; r < last_i; r++)                                                                                           \
-                for (int64_t c = j; c < last_j; c++) ((T *)to)[c * to_stride + r] = ((const T *)from)[r * from_stride + c];                \
+                for (int64_t c = j; c < last_j; c++) memcpy(PLACE(to, c * to_stride + r, T), PLACE(from, r * from_stride + c, T), sizeof(T)); \
         }
+#define PLACE(p, i, T) ((p) + (i) * (int64_t)sizeof(T)) /* any address: copied, never read as a T */
 #define TILE 32
 
 static PyObject *py_turn(PyObject *self, PyObject *args) {
@@ -425,8 +426,8 @@ static PyObject *py_turn(PyObject *self, PyObject *args) {
         PyErr_SetString(PyExc_ValueError, "elements of 1, 2, 4 or 8 bytes");
         return NULL;
     }
-    const void *from = (const void *)(uintptr_t)from_address;
-    void *to = (void *)(uintptr_t)to_address;
+    const char *from = (const char *)(uintptr_t)from_address;
+    char *to = (char *)(uintptr_t)to_address;
     Py_BEGIN_ALLOW_THREADS
     switch (item) {
     case 1: TURN(uint8_t) break;
