@@ -1,5 +1,5 @@
 """Make a certificate authority: ca.key, which signs and stays where it is, ca.crt and crl.pem. With the environment variable
-MSPROBE_CA_PASSPHRASE set, ca.key is encrypted with it, and the other commands need it too. Uses the openssl command."""
+MSPROBE_CA_PASSPHRASE set, ca.key is encrypted with it, and the other commands need it too. Needs the package cryptography (extra tls)."""
 
 from __future__ import annotations
 

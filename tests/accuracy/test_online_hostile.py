@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import secrets
-import shutil
 import socket
 import struct
 import threading
@@ -252,8 +251,6 @@ def test_many_connections_do_not_exhaust_the_server(target: tuple[Server, Kept])
 
 def test_connections_that_stop_inside_of_the_tls_handshake_are_held_to_the_same_number(tmp_path: Path) -> None:
     """A certificate is not needed to connect, so this is what anybody in the network can do."""
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl command here")
     made = tls_directories(tmp_path)
     kept = Kept()
     with serving(kept, tls=TlsOptions(made["bench"]), newcomers=8, greeting_seconds=30.0) as server:

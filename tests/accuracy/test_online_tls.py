@@ -14,9 +14,13 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from online_ends import LOOPBACK, QUICK_CLIENT, QUICK_SERVER, Cable, Kept, sending, serving, tls_directories, until
 
 from msprobe_engine.accuracy.online.authority import Authority
@@ -27,9 +31,7 @@ from msprobe_engine.accuracy.online.options import Address, TlsOptions
 from msprobe_engine.accuracy.online.server import Server
 from msprobe_engine.accuracy.online.tls import CLIENT, SERVER, Credentials
 from msprobe_engine.cli.main import main
-from msprobe_engine.errors import SettingsError, UsageError
-
-pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl command here")
+from msprobe_engine.errors import MissingExtraError, SettingsError, UsageError
 
 
 @pytest.fixture(scope="module")
@@ -72,28 +74,25 @@ def _server_files_as_client(made: dict[str, Path], tmp: Path) -> Path:
     return _with(made["trainer"], tmp / "tls", client_crt=made["bench"] / "server.crt", client_key=made["bench"] / "server.key")
 
 
-def _dated(made: dict[str, Path], tmp: Path, begin: str, end: str) -> Path:
+def _dated(made: dict[str, Path], tmp: Path, begin: datetime, end: datetime) -> Path:
     """A client of our authority with other days."""
     target = _with(made["trainer"], tmp / "tls")
-    request = ["openssl", "req", "-new", "-key", target / "client.key", "-subj", "/CN=dated", "-out", tmp / "csr"]
-    subprocess.run(request, check=True, capture_output=True)
-    (tmp / "empty").write_text("")
-    (tmp / "cnf").write_text(
-        f"[ca]\ndefault_ca=a\n[a]\nnew_certs_dir={tmp}\ndatabase={tmp}/empty\nrand_serial=yes\ndefault_md=sha256\npolicy=p\n"
-        "[p]\ncommonName=supplied\n[e]\nextendedKeyUsage=clientAuth\n"
-    )
-    sign = ["openssl", "ca", "-batch", "-config", tmp / "cnf", "-cert", made["ca"] / "ca.crt", "-keyfile", made["ca"] / "ca.key"]
-    sign += ["-in", tmp / "csr", "-out", target / "client.crt", "-extensions", "e", "-startdate", begin, "-enddate", end]
-    subprocess.run(sign, check=True, capture_output=True)
+    own = x509.load_pem_x509_certificate((target / "client.crt").read_bytes())
+    signer = load_pem_private_key((made["ca"] / "ca.key").read_bytes(), None)
+    builder = x509.CertificateBuilder(own.issuer, own.subject, own.public_key(), x509.random_serial_number(), begin, end)
+    for extension in own.extensions:
+        builder = builder.add_extension(extension.value, extension.critical)
+    signed = builder.sign(signer, SHA256())  # type: ignore[arg-type]
+    (target / "client.crt").write_bytes(signed.public_bytes(Encoding.PEM))
     return target
 
 
 def _expired(made: dict[str, Path], tmp: Path) -> Path:
-    return _dated(made, tmp, "20200101000000Z", "20200201000000Z")
+    return _dated(made, tmp, datetime(2020, 1, 1, tzinfo=timezone.utc), datetime(2020, 2, 1, tzinfo=timezone.utc))
 
 
 def _of_tomorrow(made: dict[str, Path], tmp: Path) -> Path:
-    return _dated(made, tmp, "20980101000000Z", "20990101000000Z")
+    return _dated(made, tmp, datetime(2098, 1, 1, tzinfo=timezone.utc), datetime(2099, 1, 1, tzinfo=timezone.utc))
 
 
 @pytest.mark.parametrize(
@@ -278,9 +277,9 @@ def test_certs_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert main(["certs", "show", trainer]) == 1
     assert "valid for 9 more days only" in capsys.readouterr().out
     assert main(["certs", "revoke", ca, "trainer"]) == 0
-    assert len(read_revocations(tmp_path / "ca" / "crl.pem").serials) == 1
+    assert len(read_revocations(tmp_path / "ca" / "crl.pem").revoked) == 1
     assert main(["certs", "crl", ca, "--days", "20"]) == 0
-    assert len(read_revocations(tmp_path / "ca" / "crl.pem").serials) == 1
+    assert len(read_revocations(tmp_path / "ca" / "crl.pem").revoked) == 1
     assert main(["certs", "show", ca]) == 0
     for wrong in (
         ["init", ca],
@@ -293,6 +292,46 @@ def test_certs_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         assert "msprobe certs" in capsys.readouterr().err
     (tmp_path / "bench" / "server.key").write_bytes((tmp_path / "trainer" / "client.key").read_bytes())
     assert main(["certs", "show", bench]) == 1
+
+
+def test_openssl_takes_what_was_made(tmp_path: Path, binary: Callable[[str], str]) -> None:
+    """Another program finds certificates and list of the authority in order, strictly read, and a revoked one revoked."""
+    made = tls_directories(tmp_path)
+    ca, crl = made["ca"] / "ca.crt", made["ca"] / "crl.pem"
+
+    def verify(path: Path, purpose: str) -> str:
+        command = [binary("openssl"), "verify", "-x509_strict", "-CAfile", ca, "-CRLfile", crl, "-crl_check", "-purpose", purpose, path]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        return done.stdout + done.stderr
+
+    assert "OK" in verify(made["bench"] / "server.crt", "sslserver")
+    assert "OK" in verify(made["trainer"] / "client.crt", "sslclient")
+    assert "OK" not in verify(made["trainer"] / "client.crt", "sslserver")
+    Authority(made["ca"]).revoke("trainer")
+    assert "revoked" in verify(made["trainer"] / "client.crt", "sslclient")
+    assert "OK" in verify(made["former"] / "client.crt", "sslclient")
+
+
+def test_a_revocation_outlives_its_list(tmp_path: Path) -> None:
+    """When crl.pem was deleted or is of before, the books still know who was revoked; the order of the books is that of making."""
+    authority = Authority.create(tmp_path / "ca", "cluster")
+    for name in ("a", "b", "c"):
+        authority.issue(tmp_path / name, name)
+    before = (tmp_path / "ca" / "crl.pem").read_bytes()
+    authority.revoke("b")
+    for lost in (lambda: (tmp_path / "ca" / "crl.pem").unlink(), lambda: (tmp_path / "ca" / "crl.pem").write_bytes(before)):
+        lost()
+        authority.renew_revocations()
+        assert [(certificate.subject, revoked) for certificate, revoked in authority.issued()] == [("a", False), ("b", True), ("c", False)]
+
+
+def test_without_the_package_the_error_holds_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the command and for tls_path."""
+    directories = tls_directories(tmp_path)
+    monkeypatch.setitem(sys.modules, "cryptography.x509", None)
+    for use in (lambda: Authority.create(tmp_path / "new", "x"), lambda: Credentials(TlsOptions(directories["trainer"]), CLIENT)):
+        with pytest.raises(MissingExtraError, match=r"pip install 'msprobe\[tls\]'"):
+            use()
 
 
 def test_what_ends_soon_is_told(tmp_path: Path) -> None:

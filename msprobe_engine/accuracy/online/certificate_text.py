@@ -43,7 +43,7 @@ def _host(path: Path) -> tuple[list[str], list[str]]:
         except SettingsError as error:
             if certificate.ends > _now():
                 troubles.append(str(error))
-        if (path / "crl.pem").is_file() and certificate.serial in read_revocations(path / "crl.pem").serials:
+        if (path / "crl.pem").is_file() and certificate.serial in read_revocations(path / "crl.pem").revoked:
             troubles.append(f"{file} was revoked")
         if certificate.issuer != read_certificate(path / "ca.crt").subject:
             troubles.append(f"{file} is of '{certificate.issuer}', and ca.crt is another authority")
@@ -78,7 +78,7 @@ def _revocations(path: Path) -> list[str]:
         return ["crl.pem: none"]
     found = read_revocations(file)
     due = "for ever" if found.due is None else f"until {found.due:%Y-%m-%d}"
-    return [f"crl.pem: of '{found.issuer}', {len(found.serials)} revoked, valid {due}"]
+    return [f"crl.pem: of '{found.issuer}', {len(found.revoked)} revoked, valid {due}"]
 
 
 def _now() -> datetime:

@@ -118,7 +118,7 @@ def test_nobody_else_opens_outputs() -> None:
         r"|\bopen\([^)\n]*[\"'][wax]b?[\"']|(?<!report_files)\.write_(text|bytes)\("
     )
     known = {
-        "accuracy/online/authority.py",  # keys and certificates, made by openssl
+        "accuracy/online/authority.py",  # the directory of keys is for its owner alone
         "accuracy/online/shared_directory.py",  # the folder that a server of the same group removes from
         "accuracy/precheck/worker.py",  # standard output
         "core/io/output_files.py",
