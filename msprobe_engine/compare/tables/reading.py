@@ -8,11 +8,13 @@ from __future__ import annotations
 import csv
 import re
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 from xml.etree import ElementTree
 
+from msprobe_engine.core.io.damaged_files import DAMAGED
 from msprobe_engine.errors import DumpFormatError
 from msprobe_engine.sinks.names import plain_name
 
@@ -32,7 +34,7 @@ def read_table(path: Path) -> Iterator[Row]:
     """
     try:
         yield from _csv(path) if path.suffix == ".csv" else _xlsx(path)
-    except (OSError, csv.Error, UnicodeDecodeError, zipfile.BadZipFile, ElementTree.ParseError, KeyError, ValueError) as error:
+    except (OSError, EOFError, csv.Error, zipfile.BadZipFile, zlib.error, ElementTree.ParseError, RuntimeError, *DAMAGED) as error:
         raise DumpFormatError(f"{path}: is no table that can be read ({error}); it was cut off or is of another program") from None
 
 
