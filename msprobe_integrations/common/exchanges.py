@@ -19,7 +19,7 @@ class Exchanges:
     """Makes and keeps `Exchange` objects.
 
     Args:
-        make: connects some ranks: a collective call of theirs. Raises what goes wrong.
+        make: connects some ranks, in the background, when all of them have come. Raises what goes wrong.
 
     Attributes:
         watched: ranks that monitor, empty is all: rows of sets that have others among them cannot be merged.
@@ -37,15 +37,13 @@ class Exchanges:
     def follow(self, monitor: MonitorSettings) -> None:
         """These settings hold from now on."""
         self.watched = monitor.rank
-        # with `hot` they are made at the start, where all ranks are: a later change may reach one rank a step after the others
+        # with `hot` they are made at the start, where all ranks are, and are there when a change wants them
         self.wanted = monitor.hot or (monitor.enabled and any(getattr(monitor, family) for family in _SHARDED))
         self._at_once = monitor.hot
 
     def of(self, ranks: Sequence[int]) -> Exchange | None:
-        """The exchange of these global ranks. A collective call of theirs the first time; None (said once) when there can be none.
-
-        Ranks that are in several sets ask for them in the same order on all ranks: sorted.
-        """
+        """The exchange of these global ranks; None (said once) when there can be none. Where not all of the ranks take part it says so, and
+        nothing is merged."""
         key = tuple(ranks)
         if not self.wanted:
             return None
@@ -64,12 +62,18 @@ class Exchanges:
             self._made[key] = self._make(key)
         return self._made[key]
 
-    def close(self) -> None:
-        """Take all apart."""
+    def hurry(self) -> None:
+        """The end of the run waits: ranks that have not come yet are waited for a little only."""
+        for exchange in self._made.values():
+            if exchange is not None:
+                exchange.hurry()
+
+    def close(self, *why: str) -> None:
+        """Leave all of them; `why` is for the other ranks, nothing: the probe is closed."""
         made, self._made = self._made, {}
         for exchange in made.values():
             if exchange is not None:
-                exchange.close()
+                exchange.close(*why)
 
     def _make(self, ranks: tuple[int, ...]) -> Exchange | None:
         try:

@@ -38,8 +38,16 @@ class Exchange(Protocol):
         """
         ...
 
-    def close(self) -> None:
-        """Take the connection apart."""
+    def hurry(self) -> None:
+        """The end of the run waits: ranks that have not come yet are waited for a little only."""
+        ...
+
+    def close(self, why: str = ...) -> None:
+        """Leave the others.
+
+        Args:
+            why: what they say of this rank.
+        """
         ...
 
 

@@ -20,8 +20,8 @@ class Membership:
     Args:
         probe: owner.
         grouped: are the ranks joined by now?
-        watch: connects them for the rules that want the numbers of all ranks beside each other (of the ranks that are monitored, empty:
-            all): a collective call. None where no rule wants that.
+        watch: connects them, in the background, for the rules that want the numbers of all ranks beside each other (of the ranks that are
+            monitored, empty: all). None where no rule wants that.
 
     Attributes:
         rank: global rank, None outside of a distributed run.
@@ -70,7 +70,7 @@ class Membership:
             incidents.world_size = self._probe.backend.world_size()
 
     def _compare(self) -> None:
-        """Where a rule wants the numbers of the ranks beside each other: a collective call in the first step."""
+        """Where a rule wants the numbers of the ranks beside each other."""
         monitor = self._probe.monitor
         self._numbers = self._watch(self._probe.pipeline.rules, monitor.rank if monitor is not None else ())
         if self._numbers is not None:

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 Find = Callable[[Any, Sequence[Any], Any], "ParameterSource | None"]
 _PART = "parameter monitor"
+_NEEDED = ("attach", _PART)
+"""Parts without which this rank has nothing to merge or to compare."""
 _log = get_logger()
+_FAULT = "a fault has switched its probe off"
 IDLE = 10
 """Monitored steps without an update after which it is said."""
 _GONE = (
@@ -61,13 +64,14 @@ class ParameterSide:
         self.exchanges = exchanges
         self.replicas = ReplicaCheck(probe, ranks)
         self.stale = False
+        self._left = False
         self._probe = probe
         self._find = find
         self.ranks = ranks
         self._attached: Attached | None = None
 
     def attach(self, attached: Attached | None = None) -> None:
-        """Watch these, or by new settings what was watched before. A collective call where parameters are sharded."""
+        """Watch these, or by new settings what was watched before."""
         attached = self._attached = attached or self._attached
         self.stale = False
         self.remove()
@@ -117,6 +121,18 @@ class ParameterSide:
                             _log.warning(_GONE, IDLE)
                 note_norms(self._probe, scalars)
 
+    def leave_where_off(self) -> None:
+        """Where a fault has switched off what other ranks wait for, they hear that this rank takes part no longer."""
+        disabled = self._probe.faults.disabled
+        if not disabled or self._left:
+            return
+        if any(part in disabled for part in _NEEDED):
+            self._left = True
+            self.exchanges.close(_FAULT)
+            self.replicas.close(_FAULT)
+        elif REPLICAS in disabled:
+            self.replicas.close(_FAULT)
+
     def remove(self) -> None:
         """Take everything off."""
         watches, self.watches, self.optimizers = self.watches, [], []
@@ -129,6 +145,11 @@ class ParameterSide:
         self.remove()
         self._attached = None
         self.replicas.detach()
+
+    def hurry(self) -> None:
+        """The end of the run waits: ranks that have not come yet are waited for a little only."""
+        self.exchanges.hurry()
+        self.replicas.hurry()
 
     def finish(self, seconds: float) -> None:
         """Wait for what is compared, at most so long."""

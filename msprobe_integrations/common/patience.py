@@ -34,6 +34,10 @@ class Patience:
         """The training has raised: from now on the rest is little."""
         self._until = min(self._until, time.monotonic() + CUT_PATIENCE)
 
+    def limit(self) -> None:
+        """The probe is being closed: all that is waited for from now on has `CLOSE_PATIENCE` together."""
+        self._until = min(self._until, time.monotonic() + CLOSE_PATIENCE)
+
     def renew(self) -> None:
         """The training goes on."""
         self._until = math.inf

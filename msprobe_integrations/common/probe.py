@@ -132,8 +132,9 @@ class Probe(OfFramework):
         on_update: Callable[[bool], None] | None = None,
         find: Find | None = None,
     ) -> None:
-        """Name the modules of the model (or of a list: virtual pipeline chunks) and, with an optimizer, watch its parameters. A collective
-        call of all ranks where parameters are sharded. Called again, the newest objects count.
+        """Name the modules of the model (or of a list: virtual pipeline chunks) and, with an optimizer, watch its parameters. Called
+        again, the newest objects count. Other ranks are not waited for: what lies in shards is merged as soon as all that hold the rest
+        have attached, too.
 
         Args:
             models: the model, or its virtual pipeline chunks.
@@ -269,6 +270,7 @@ class Probe(OfFramework):
         if self._due:
             self.parameters.end_step(scalars or {}, again)
         self.parameters.replicas.end_step(self.step)
+        self.parameters.leave_where_off()
         self.session.end_step(self.step, scalars, stacks, complete)
         self._due = False
 
@@ -345,6 +347,7 @@ class Probe(OfFramework):
         at_exit.unregister(self.close)
         failed: Exception | None = None
         try:
+            self._patience.limit()
             self.pipeline.patience = self._patience.left()
             for end in self._ends():
                 try:
@@ -372,6 +375,7 @@ class Probe(OfFramework):
         yield from self._further_ends()
         if self._run_config is not None:
             yield lambda: self._run_config.close(exits.left() / 4)
+        yield self.parameters.hurry
         yield self.drain
         yield lambda: self.parameters.finish(self._patience.left())
         yield from (self.session.close, self._membership.close, self.parameters.close, self.outputs.release)

@@ -70,11 +70,23 @@ class Channel(Protocol):
         ...
 
     def poll(self) -> None:
-        """Go on with what has arrived. Never waits; a fault of the transport is in `failed` afterwards."""
+        """Hand on what has arrived. Never waits; a fault of the transport is in `failed` afterwards."""
         ...
 
-    def close(self) -> None:
-        """Take it apart; does not wait for ranks that do not answer."""
+    def left_out(self) -> dict[str, int]:
+        """Checks that were not made since the last call because not all ranks had them, by the reason."""
+        ...
+
+    def hurry(self) -> None:
+        """The end of the run waits: ranks that have not come yet are waited for a little only."""
+        ...
+
+    def close(self, why: str = ...) -> None:
+        """Leave; does not wait for ranks that do not answer.
+
+        Args:
+            why: what the other ranks say of this one.
+        """
         ...
 
 
@@ -90,5 +102,5 @@ class Ranks(Protocol):
         ...
 
     def channel(self, ranks: Sequence[int], contents: Sequence[str]) -> Channel:
-        """Connect these ranks: a collective call of theirs. Raises what goes wrong."""
+        """Connect these ranks, in the background, when all of them have come. Raises what goes wrong."""
         ...

@@ -109,11 +109,12 @@ class ReplicaCheck:
         self._rows: Words = np.zeros(0, np.int64)
         self._samples: Any = None
         self._said: set[tuple[int, ...]] = set()
+        self._said_left_out: set[tuple[tuple[int, ...], str]] = set()
         self._idle = False
         self._rule = replica_rule(probe.pipeline.rules)
 
     def attach(self, watches: Sequence[ParameterWatch]) -> None:
-        """Compare what these watches have. A collective call of the ranks of every group in which there is something to compare."""
+        """Compare what these watches have."""
         monitor = self._probe.monitor
         settings = monitor.replica_check if monitor is not None and monitor.enabled else None
         self._watches = []
@@ -165,7 +166,7 @@ class ReplicaCheck:
                 self._missed(ranks, channel, "what is compared has changed before they ended")
                 self._channels.pop(ranks).close()
         self._groups = groups
-        for ranks in sorted(groups):  # the same order everywhere: no two ranks wait for each other
+        for ranks in sorted(groups):
             if ranks not in self._channels:
                 try:
                     self._channels[ranks] = self._ranks.channel(ranks, groups[ranks].contents())
@@ -236,13 +237,25 @@ class ReplicaCheck:
         """Take over what has arrived, never waits."""
         for ranks, channel in list(self._channels.items()):
             channel.poll()
+            for why, count in channel.left_out().items():
+                if (ranks, why) not in self._said_left_out:
+                    self._said_left_out.add((ranks, why))
+                    _log.warning(
+                        "replicas on ranks %s: %d checks were not made, nor are others like them: %s", short_ranks(ranks), count, why
+                    )
             if channel.failed:
                 self._channels.pop(ranks).close()
                 self._say(ranks, channel.failed)
 
+    def hurry(self) -> None:
+        """The end of the run waits: ranks that have not come yet are waited for a little only."""
+        for channel in self._channels.values():
+            channel.hurry()
+
     def finish(self, seconds: float) -> None:
         """Wait for what is under way, at most so long; for the end of the run."""
         deadline = time.monotonic() + seconds
+        self.hurry()
         self.poll()
         while any(not channel.idle for channel in self._channels.values()) and time.monotonic() < deadline:
             time.sleep(0.001)
@@ -256,12 +269,12 @@ class ReplicaCheck:
         self._pending.clear()
         self._taken.clear()
 
-    def close(self) -> None:
-        """Take the groups apart."""
+    def close(self, *why: str) -> None:
+        """Leave the groups; `why` is for the other ranks, nothing: the probe is closed."""
         self._watches = []
         channels, self._channels = self._channels, {}
         for channel in channels.values():
-            channel.close()
+            channel.close(*why)
 
     @staticmethod
     def _missed(ranks: tuple[int, ...], channel: Channel, why: str) -> None:

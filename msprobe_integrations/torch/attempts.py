@@ -12,6 +12,7 @@ deterministic body leaves the training as if it had run once.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -19,15 +20,18 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import distributed_c10d
 
 from msprobe_engine.incident.again import AT_ONCE, Judge
 from msprobe_engine.incident.event import Event
 from msprobe_engine.log import get_logger
 from msprobe_engine.records import Frame, Sample
 from msprobe_engine.rules.base import Alert
-from msprobe_integrations.torch.own_group import OwnGroup
+from msprobe_integrations.torch.group_members import LEFT, VOID, Members, describe_others
+from msprobe_integrations.torch.own_group import OwnGroup, check_gloo
 from msprobe_integrations.torch.recorder import no_torch_function
 from msprobe_integrations.torch.second_pass import SecondPass, seen_so_far
+from msprobe_integrations.torch.step_exchange import CLOSED, SILENCE
 
 if TYPE_CHECKING:
     from msprobe_integrations.torch.probe import TorchProbe
@@ -35,12 +39,14 @@ if TYPE_CHECKING:
 _log = get_logger()
 _PART = "attempts"
 _RANKS = 1 << 31
+MEETING = 5.0
+"""Seconds that the first step waits for the other ranks' first step; where not all come, none of them tries steps again."""
 PATIENCE = 1800.0
 """After so many seconds without an answer of every rank, steps run once from then on: torch's own limit for gloo."""
 
 
 class Attempts:
-    """The attempts of one probe. Made at the first step, on all ranks: it builds a process group.
+    """The attempts of one probe. Made at the first step, on all ranks: it builds a process group, and waits `MEETING` seconds for them.
 
     Args:
         probe: owner.
@@ -51,6 +57,7 @@ class Attempts:
         self._probe = probe
         self._judge = Judge(probe.settings)
         self._group: OwnGroup | None = None
+        self._members: Members | None = None
         self._parameters = [
             (chunk, name.removeprefix("module."), parameter)
             for chunk, model in enumerate(models)
@@ -60,11 +67,31 @@ class Attempts:
         self.alone = not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1)
         if not self.alone:
             with no_torch_function():
-                self._group = OwnGroup(range(dist.get_world_size()), PATIENCE)
+                self._meet()
+
+    def _meet(self) -> None:
+        ranks = range(dist.get_world_size())
+        check_gloo(len(ranks))
+        store: Any = distributed_c10d._get_default_store()
+        self._members = Members(store, "attempts", ranks, dist.get_rank())
+        self._members.arrive()
+        end = time.monotonic() + MEETING
+        while not self._members.state() and time.monotonic() < end:
+            time.sleep(0.002)
+        others, state = self._members.others(), self._members.state()
+        complete = not state & VOID if state else self._members.leave("has waited for the others in vain")
+        if not complete:
+            self._members.leave("has waited for the others in vain")
+            raise RuntimeError(f"not all ranks use attempts, so steps run once ({describe_others(others)})")
+        self._group = OwnGroup(self._members.rendezvous(lambda: False), dist.get_rank(), len(ranks), PATIENCE)
 
     def close(self) -> None:
-        """Take the group apart."""
+        """Take the group apart; the other ranks hear of it."""
         group, self._group = self._group, None
+        members, self._members = self._members, None
+        if members is not None:
+            members.give_up_place()
+            members.leave(CLOSED)
         if group is not None:
             group.close()
 
@@ -142,11 +169,23 @@ class Attempts:
             return vote if self.alone else 0
         tensor = torch.tensor([vote], dtype=torch.int64, device="cpu")
         try:
-            self._group.all_reduce(tensor, dist.ReduceOp.MAX).wait()
+            work = self._group.all_reduce(tensor, dist.ReduceOp.MAX)
+            self._wait(work)
         except Exception:
             self.close()  # a rank is gone, or does not take part: no agreement any more
             raise
         return int(tensor)
+
+    def _wait(self, work: Any) -> None:
+        """For the others, which may take as long as their step does; not for one that has left."""
+        asked = time.monotonic()
+        while not work.is_completed():
+            time.sleep(0.0002)
+            if time.monotonic() > asked + SILENCE:
+                asked = time.monotonic()
+                if self._members is not None and self._members.state() & LEFT and not work.is_completed():
+                    raise RuntimeError(f"not all ranks use attempts any more ({describe_others(self._members.others())})")
+        work.wait()
 
     def _gradients(self) -> list[Sample]:
         """Gradients as they are now. Those that the optimizer gets unchanged are not read again when they are sampled there."""

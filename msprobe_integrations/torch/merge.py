@@ -6,23 +6,16 @@ costs the others a message and the merge, nothing else: nobody waits for an exch
 
 Why two ways: gathering moves n * k rows and needs no agreement on the meaning of words; four all-reduces move 2 * k. Small
 groups gather (one message round), large ones reduce. Both give the same rows.
-
-Why first an agreement: gloo ends the process when messages of different lengths meet, and ranks may disagree about what a step holds
-(settings that changed one step later on one of them, a rank that is paused). So rows travel only after a small message of fixed length has
-said that all ranks have the same ones waiting. What they do not all have stays local, and the next steps are merged again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections import deque
 from collections.abc import MutableMapping, Sequence
-from itertools import islice
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
@@ -31,25 +24,20 @@ from msprobe_engine.errors import UsageError
 from msprobe_engine.log import get_logger
 from msprobe_engine.rows import Rows
 from msprobe_integrations.torch.own_group import OwnGroup
+from msprobe_integrations.torch.step_exchange import CLOSED, Flight, StepExchange
 
 GATHER_LIMIT = 1 << 20
 """Bytes (all ranks together) up to which rows are gathered; above, they are all-reduced."""
 PATIENCE = 60.0
-"""Seconds that a frame waits for the rows of other ranks, and ranks for each other when an exchange is made."""
-LONGEST = 1800.0
-"""Seconds after which the transport gives up. A rank that writes a checkpoint for minutes is no fault."""
+"""Seconds that a frame waits for the rows of other ranks that take part."""
 LIMIT = 64
 """Steps that may wait for the other ranks; more mean that a rank has left."""
-SLOTS = 8
-"""Steps that one agreement is about."""
 
 _COUNTS = (_rows.COUNT, _rows.NANS, _rows.POS_INF, _rows.NEG_INF, _rows.ZEROS, _rows.DIGEST, _rows.BELOW)
 _SUMS = (_rows.SUM, _rows.SUMSQ, _rows.SUM3, _rows.SUM4)
 _FLAGS = (_rows.HAS_DIGEST, _rows.HAS_INTEGERS, _rows.WRITTEN, _rows.HAS_MOMENTS, _rows.HAS_BELOW, _rows.HAS_EPS)
 """Those that a merged row may have: checksums do not merge."""
-_NOTHING = np.iinfo(np.int64).min
 _FAR = 1 << 62
-Words = npt.NDArray[np.int64]
 _log = get_logger()
 
 
@@ -57,36 +45,34 @@ class MergeFailed(UsageError):
     """The ranks of a group could not put their rows together."""
 
 
-class RowExchange:
-    """Exchanges rows among the ranks of one process group.
-
-    Building it is a collective call of the group's ranks (it makes a gloo group of the same ranks; no training communicator is
-    used, no random number drawn).
+class RowExchange(StepExchange):
+    """Exchanges rows among the ranks of one process group. No training communicator is used, no random number drawn.
 
     Args:
         group: the training's process group; None is the default group.
         ranks: its global ranks, where there is no group of them.
+        purpose: as for `StepExchange`.
         gather_limit: see `GATHER_LIMIT`.
         patience: see `PATIENCE`.
 
     Raises:
-        RuntimeError: gloo is missing, or a rank of the group did not build its part within `patience`.
+        RuntimeError: gloo is missing, or this process may not open so many files.
     """
 
     def __init__(
-        self, group: Any = None, *, ranks: Sequence[int] = (), gather_limit: int = GATHER_LIMIT, patience: float = PATIENCE
+        self,
+        group: Any = None,
+        *,
+        ranks: Sequence[int] = (),
+        purpose: str = "rows",
+        gather_limit: int = GATHER_LIMIT,
+        patience: float = PATIENCE,
     ) -> None:
-        self.ranks = list(ranks or dist.get_process_group_ranks(group or dist.group.WORLD))
-        self.size = len(self.ranks)
-        self._limit = gather_limit
+        self._gather_limit = gather_limit
         self._patience = patience
-        self.failed: str = ""
-        self._queue: deque[RowMerge] = deque()
-        self._flight: _Agreement | _Rows | None = None
-        self._left: list[Any] = []
-        self._since = 0.0
         self._said = self.told = False
-        self._own = OwnGroup(self.ranks, patience, LONGEST)
+        self._missed: set[str] = set()
+        super().__init__(ranks or dist.get_process_group_ranks(group or dist.group.WORLD), purpose, LIMIT)
 
     def merge(self, step: int, names: Sequence[str], places: Sequence[int], extras: Sequence[MutableMapping[str, Any]] = ()) -> RowMerge:
         """An edit for `Pipeline.edit_rows`: the rows at `places` are replaced by their merge over the group.
@@ -99,67 +85,15 @@ class RowExchange:
         """
         return RowMerge(self, step, names, places, extras)
 
-    def close(self, under_way: list[Any] | None = None) -> None:
-        """Take the group apart; does not wait for ranks that do not answer.
-
-        Args:
-            under_way: the only references to exchanges of `begin` that have not ended; taken over.
-        """
+    def close(self, why: str = CLOSED) -> None:
+        """As `StepExchange.close`; that rows are not merged from now on is no news."""
         self.told = True
-        self.fail("closed")
-        left, self._left = self._left, []
-        if under_way:
-            left += under_way
-            under_way.clear()
-        self._own.close(left)
-
-    def begin(self, identity: int, rows: Rows) -> _Exchange:
-        """Start one exchange, of as many rows on every rank; returns at once."""
-        if (len(rows) + 1) * _rows.WORDS * 8 * self.size <= self._limit:
-            return _Gather(self._own, self.size, identity, rows)
-        return _Reduce(self._own, identity, rows)
-
-    def submit(self, merge: RowMerge) -> None:
-        """Take `merge` into the line; returns at once and never raises."""
-        if not self.failed:
-            self._queue.append(merge)
-            self.advance()
-            if len(self._queue) > LIMIT:
-                self.fail(f"ranks {self.ranks} did not all send their rows in {LIMIT} steps: is the probe off on one of them?")
-
-    def advance(self) -> None:
-        """Go on with what has arrived; never waits and never raises. Every rank sees the same results and so does the same exchanges in
-        the same order."""
-        try:
-            while not self.failed:
-                if self._flight is None:
-                    if not self._queue:
-                        return
-                    self._flight = _Agreement(self._own, list(islice(self._queue, SLOTS)))
-                    self._since = time.monotonic()
-                elif not self._flight.done():
-                    return
-                elif isinstance(self._flight, _Rows):
-                    self._flight.share()
-                    self._flight = None
-                else:
-                    self._flight = self._agreed(*self._flight.result())
-                    self._since = time.monotonic()
-        except Exception as error:
-            self.fail(str(error) or type(error).__name__)
+        super().close(why)
 
     @property
     def stalled(self) -> bool:
         """True when the other ranks have been silent for longer than `patience`."""
         return self._flight is not None and time.monotonic() > self._since + self._patience
-
-    def fail(self, why: str) -> None:
-        """Nothing is merged any more."""
-        self.failed = self.failed or why
-        self._queue.clear()
-        if self._flight is not None:
-            self._left.append(self._flight)
-            self._flight = None
 
     def say_apart(self, why: str) -> None:
         """Say once that rows of some steps are not merged."""
@@ -172,83 +106,51 @@ class RowExchange:
                 why,
             )
 
-    def _agreed(self, low: Words, high: Words) -> _Rows | None:
-        same = (low == high).all(1) & (low[:, 1] != _NOTHING)
-        count = len(same) if same.all() else int(np.argmin(same))
-        if count:
-            return _Rows(self, [self._queue.popleft() for _ in range(count)])
-        newest = int(high[0, 0])
-        if low[0, 0] == newest:
-            self._queue.popleft().apart = "the same step holds different things; monitor settings have to be the same on all ranks"
-        while self._queue and self._queue[0].number < newest:
-            self._queue.popleft().apart = "some ranks have no rows of this step; the probe has to be driven alike on all of them"
-        return None
+    def say_missing(self, who: str) -> None:
+        """Say, once for the same ranks, that rows are not merged because these take no part."""
+        if who not in self._missed:
+            self._missed.add(who)
+            _log.warning(
+                "ranks %s cannot merge their rows: %s. Statistics of sharded tensors are those of this rank's shard (marked scope: shard) "
+                "as long as that lasts; switch the probe on, with the same settings, on all ranks",
+                self.ranks,
+                who,
+            )
 
-
-class _Agreement:
-    """Which of the steps in the line do all ranks have? For each slot the smallest and the largest number of a step and its contents."""
-
-    def __init__(self, group: OwnGroup, merges: Sequence[RowMerge]) -> None:
-        words = np.full((SLOTS, 2), _NOTHING, np.int64)
-        for i, merge in enumerate(merges):
-            words[i] = merge.number, merge.identity
-        self._words = torch.from_numpy(np.stack([words, ~words]))
-        self._work = group.all_reduce(self._words, dist.ReduceOp.MIN)
-
-    def done(self) -> bool:
-        return bool(self._work.is_completed())
-
-    def result(self) -> tuple[Words, Words]:
-        """Smallest and largest of all ranks, each [SLOTS, (step, contents)]. Raises what the transport raised."""
-        self._work.wait()
-        words = self._words.numpy()
-        return words[0], ~words[1]
-
-
-class _Rows:
-    """Rows of steps that all ranks have, on their way."""
-
-    def __init__(self, exchange: RowExchange, merges: Sequence[RowMerge]) -> None:
-        self._merges = merges
-        identity = _identity([str(merge.identity) for merge in merges])
-        self._exchange = exchange.begin(identity, np.concatenate([merge.mine for merge in merges]))
-
-    def done(self) -> bool:
-        return self._exchange.done()
-
-    def share(self) -> None:
-        """Give every merge its rows. Raises what the transport raised."""
-        merged = self._exchange.finish()
-        at = 0
-        for merge in self._merges:
-            merge.merged = merged[at : at + len(merge.mine)]
-            at += len(merge.mine)
+    def _start(self, items: Sequence[RowMerge]) -> Flight:
+        assert self.group is not None
+        identity = _identity([str(merge.identity) for merge in items])
+        rows = np.concatenate([merge.mine for merge in items])
+        if (len(rows) + 1) * _rows.WORDS * 8 * len(self.ranks) <= self._gather_limit:
+            return _Gather(self.group, len(self.ranks), identity, rows, items)
+        return _Reduce(self.group, identity, rows, items)
 
 
 def _identity(texts: Sequence[str]) -> int:
     return int.from_bytes(hashlib.blake2b("\0".join(texts).encode("utf-8", "backslashreplace"), digest_size=7).digest(), "big")
 
 
-class _Exchange:
-    """One exchange under way."""
+class _Rows(Flight):
+    """Rows of steps that all ranks have, on their way."""
 
-    works: list[Any]
+    def __init__(self, merges: Sequence[RowMerge]) -> None:
+        self.items = merges
 
-    def done(self) -> bool:
-        return all(work.is_completed() for work in self.works)
-
-    def finish(self) -> Rows:
-        """Merged rows, once done. Raises what the transport raised."""
-        for work in self.works:
-            work.wait()
-        return self._result()
+    def _follow(self) -> None:
+        merged = self._result()
+        at = 0
+        for merge in self.items:
+            merge.merged = merged[at : at + len(merge.mine)]
+            at += len(merge.mine)
 
     def _result(self) -> Rows:
+        """Merged rows."""
         raise NotImplementedError
 
 
-class _Gather(_Exchange):
-    def __init__(self, group: OwnGroup, size: int, identity: int, rows: Rows) -> None:
+class _Gather(_Rows):
+    def __init__(self, group: OwnGroup, size: int, identity: int, rows: Rows, merges: Sequence[RowMerge]) -> None:
+        super().__init__(merges)
         mine = np.zeros((len(rows) + 1, _rows.WORDS), np.float64)
         mine[1:] = rows
         _rows.as_int64(mine)[0, 0] = identity
@@ -267,11 +169,12 @@ class _Gather(_Exchange):
         return merged
 
 
-class _Reduce(_Exchange):
+class _Reduce(_Rows):
     """COUNT..DIGEST and BELOW add up as int64 (the digest modulo 2**64, which is what int64 addition does), the sums as float64, the
     bounds are minima (of the negative, or the complement, for maxima), and a flag holds if it holds on all non-empty shards."""
 
-    def __init__(self, group: OwnGroup, identity: int, rows: Rows) -> None:
+    def __init__(self, group: OwnGroup, identity: int, rows: Rows, merges: Sequence[RowMerge]) -> None:
+        super().__init__(merges)
         ints = _rows.as_int64(rows)
         flags = np.where(ints[:, _rows.COUNT] == 0, sum(_FLAGS), ints[:, _rows.FLAGS])
         low = np.stack([ints[:, _rows.IMIN], ~ints[:, _rows.IMAX], *(flags & bit for bit in _FLAGS)], 1)
@@ -334,6 +237,8 @@ class RowMerge:
         """Those of all ranks, once they are there."""
         self.apart = ""
         """Why there will be none."""
+        self.missing = False
+        """It is because a rank takes no part."""
 
     def start(self, rows: Rows) -> None:
         """Send this rank's rows; returns at once and never raises."""
@@ -344,13 +249,13 @@ class RowMerge:
     def ready(self) -> bool:
         """True when the call will not wait."""
         exchange = self._exchange
-        exchange.advance()
         over = self.merged is not None or self.apart or exchange.failed
         return bool(over) or exchange.stalled or time.monotonic() > self._deadline
 
     def wait(self, seconds: float) -> None:
         """Wait until ready, at most so long; for the end of the run."""
         end = time.monotonic() + seconds
+        self._exchange.hurry()
         while not self.ready() and time.monotonic() < end:
             time.sleep(0.001)
 
@@ -366,7 +271,9 @@ class RowMerge:
             return
         for extra in self._extras:
             extra["scope"] = "shard"
-        if exchange.failed:
+        if self.missing:
+            exchange.say_missing(self.apart)
+        elif exchange.failed:
             quiet, exchange.told = exchange.told, True
             if not quiet:
                 raise MergeFailed(f"statistics of sharded tensors stay those of this rank's shard: {exchange.failed}")

@@ -7,13 +7,10 @@ training's.
 
 from __future__ import annotations
 
-import atexit
 import ctypes
-import hashlib
-import math
 import os
 import resource
-from collections.abc import Sequence
+import threading
 from datetime import timedelta
 from typing import Any
 
@@ -22,15 +19,15 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 _c10d: Any = distributed_c10d  # what is used is there under its name since torch 1.13, exported or not
+CONNECTING = 15.0
+"""Seconds that the ranks of a group, all of which have come, may take to connect."""
 _SPARED = 256
 """Files that a group leaves to the training; less where few may be open."""
-_made: dict[tuple[Any, tuple[int, ...]], int] = {}
-_missed: set[tuple[Any, tuple[int, ...]]] = set()
-"""Ranks that have waited in vain for each other: the probe is off on one of them, and they do so once."""
 _open: set[OwnGroup] = set()
 """A group that nobody closes lives on: its end would break off what is under way on the other ranks."""
 _closing: list[_Parts] = []
 """What groups were made of that have been closed while exchanges of theirs were under way."""
+_dismantling = threading.Lock()
 
 
 def is_own(backend: Any) -> bool:
@@ -38,16 +35,11 @@ def is_own(backend: Any) -> bool:
     return any(getattr(group, "_backend", None) is backend for group in list(_open))
 
 
-def _limit_of_training() -> float:
-    """Seconds that a collective of the default group may take; infinite where its backend does not say."""
-    group: Any = _c10d._get_default_group()
-    limits = []
-    for device in ("cpu", "cuda", "npu"):
-        try:
-            limits.append(group._get_backend(torch.device(device)).options._timeout.total_seconds())
-        except Exception:  # no backend for such a device, or one without options
-            continue
-    return min(limits, default=math.inf)
+def check_gloo(ranks: int) -> None:
+    """Raises RuntimeError where no group of so many ranks can be built: gloo is missing, or too many files are open."""
+    if not dist.is_gloo_available():
+        raise RuntimeError("this torch has no gloo: ranks cannot tell each other what they see")
+    _check_files(ranks)
 
 
 def _check_files(ranks: int) -> None:
@@ -67,42 +59,23 @@ def _check_files(ranks: int) -> None:
 
 
 class OwnGroup:
-    """Building it is a collective call of its ranks. Each kind of exchange returns its work at once.
+    """Connects its ranks, which takes until all of them do so too: in a thread of the probe's, once `Members` says that all have come.
 
     Args:
-        ranks: global ranks, the same list on all of them, this one among it.
-        patience: seconds that ranks wait for each other while it is built; no longer than a quarter of what the training's own
-            collectives may take, which would end it if they had to wait for a rank that waits here.
-        timeout: seconds until an exchange over it counts as failed; 0: as `patience`.
-
-    Attributes:
-        place: of this rank among `ranks`.
+        rendezvous: what the ranks find each other by.
+        place: of this rank among them.
+        size: how many they are.
+        timeout: seconds until an exchange over it counts as failed.
 
     Raises:
-        RuntimeError: gloo is missing, a rank did not come in time, or the process may not open so many files.
+        RuntimeError: a rank did not come.
     """
 
-    def __init__(self, ranks: Sequence[int], patience: float, timeout: float = 0.0) -> None:
-        if not dist.is_gloo_available():
-            raise RuntimeError("this torch has no gloo: ranks cannot tell each other what they see")
-        _check_files(len(ranks))
-        store: Any = _c10d._get_default_store()
-        patience = min(patience, _limit_of_training() / 4)
-        key = (store, tuple(ranks))
-        if key in _missed:
-            raise RuntimeError(f"not all of the ranks {list(ranks)} have come before: is the probe off on one of them?")
-        _take_apart()
-        number = _made[key] = _made.get(key, 0) + 1
-        name = hashlib.sha1(" ".join(map(str, ranks)).encode(), usedforsecurity=False).hexdigest()
-        self.place = list(ranks).index(dist.get_rank())
-        self._timeout = timedelta(seconds=timeout or patience)
-        mine = _c10d.PrefixStore(f"msprobe/group/{name}/{number}", store)
-        try:
-            backend = _c10d.ProcessGroupGloo(mine, self.place, len(ranks), timedelta(seconds=patience))
-        except Exception:
-            _missed.add(key)
-            raise
-        self._parts = _Parts(backend)
+    def __init__(self, rendezvous: Any, place: int, size: int, timeout: float) -> None:
+        take_apart()
+        self._timeout = timedelta(seconds=timeout)
+        backend = _c10d.ProcessGroupGloo(rendezvous, place, size, timedelta(seconds=CONNECTING))
+        self._parts = _Parts(backend, rendezvous)
         self._backend: Any = backend
         _open.add(self)
 
@@ -137,17 +110,19 @@ class OwnGroup:
         self._parts.kept += under_way or []
         if under_way:
             under_way.clear()
-        if self._parts not in _closing:
-            _closing.append(self._parts)
-        _take_apart()
+        with _dismantling:
+            if self._parts not in _closing:
+                _closing.append(self._parts)
+        take_apart()
 
 
 class _Parts:
     """What must not go before the exchanges have ended: gloo would wait for them in the destructor, and take the interpreter's lock again
     after that. In a thread that aborts the process ("terminate called without an active exception") when the interpreter is ending."""
 
-    def __init__(self, backend: Any) -> None:
+    def __init__(self, backend: Any, rendezvous: Any) -> None:
         self._process = os.getpid()
+        self._rendezvous = rendezvous  # gloo may ask it as long as it lives
         self._backend = backend
         self._works: list[Any] = []
         self.kept: list[Any] = []
@@ -167,17 +142,17 @@ class _Parts:
         return True
 
 
-def _take_apart() -> None:
-    _closing[:] = [parts for parts in _closing if not parts.apart()]
+def take_apart(*, last: bool = False) -> None:
+    """Let go of closed groups whose exchanges have ended.
 
-
-def _at_exit() -> None:
-    """What is under way still, because a rank does not answer, stays for the little rest of the process: its end is not waited for."""
-    for group in list(_open):
-        group.close()
-    _take_apart()
-    for parts in _closing:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(parts))
-
-
-atexit.register(_at_exit)  # before any probe has registered its end, so that this comes last
+    Args:
+        last: the process ends: what is under way still, because a rank does not answer, stays for the little rest of it.
+    """
+    if _dismantling.acquire(timeout=1.0):
+        try:
+            _closing[:] = [parts for parts in list(_closing) if not parts.apart()]
+        finally:
+            _dismantling.release()
+    if last:
+        for parts in [*_closing, *(group._parts for group in _open)]:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(parts))

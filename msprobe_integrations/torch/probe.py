@@ -171,5 +171,5 @@ class TorchRanks:
         return dist.get_process_group_ranks(group)
 
     def channel(self, ranks: Sequence[int], contents: Sequence[str]) -> Channel:
-        """Connect these ranks over a group of our own."""
+        """Connect these ranks over a group of our own, as soon as all have come."""
         return Channel(ranks, contents)

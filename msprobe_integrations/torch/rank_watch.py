@@ -5,11 +5,9 @@ Each rank puts its numbers into rows of its own and leaves those of the others e
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch.distributed as dist
@@ -21,19 +19,19 @@ from msprobe_engine.rules.base import Alert, Rule
 from msprobe_engine.rules.layout import LayoutCache
 from msprobe_engine.rules.outlier_rank import OutlierRankRule, RankNumbers, outlier_rule
 from msprobe_engine.rules.watching import Watch
-from msprobe_integrations.torch.merge import RowExchange, _Exchange
+from msprobe_integrations.torch.merge import RowExchange, RowMerge
 
 _log = get_logger()
 
 BLOCK = 64
 """Ranks that are compared with each other: neighbours. More would cost more and say no more."""
-LIMIT = 16
-"""Exchanges that may be under way; more mean that a rank has left."""
+LIMIT = 80
+"""Exchanges that may be under way, more than wait in the line of the exchange; more mean that a rank is silent."""
 LOCAL_NORM = "grad_norm_local"
 
 
 class RankWatch:
-    """A frame listener that exchanges the numbers of each frame. Building it is a collective call of the block's ranks.
+    """A frame listener that exchanges the numbers of each frame.
 
     Args:
         rule: gets the numbers of all ranks of the block.
@@ -41,7 +39,7 @@ class RankWatch:
         rank: this one.
 
     Raises:
-        RuntimeError: gloo is missing, or a rank did not come.
+        RuntimeError: gloo is missing, or this process may not open so many files.
     """
 
     def __init__(self, rule: OutlierRankRule, ranks: Sequence[int], rank: int) -> None:
@@ -49,8 +47,10 @@ class RankWatch:
         self._names = rule.args.scalars
         self._ranks = list(ranks)
         self._place = self._ranks.index(rank)
-        self._exchange = RowExchange(ranks=self._ranks)
-        self._pending: deque[tuple[int, _Exchange]] = deque()
+        self._exchange = RowExchange(ranks=self._ranks, purpose="outliers")
+        self._pending: deque[tuple[int, RowMerge]] = deque()
+        self._all = range(len(self._ranks) * len(self._names))
+        self._told: set[str] = set()
         self._gradients = Watch(LayoutCache(), _unreduced)
         self.failed = ""
 
@@ -62,24 +62,36 @@ class RankWatch:
             self._collect()
             if len(self._pending) >= LIMIT:
                 raise RuntimeError(f"ranks {self._ranks} did not all send their numbers in {LIMIT} steps: is the probe off on one of them?")
-            name = f"step {frame.step} {' '.join(self._names)}"
-            identity = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "big")
-            self._pending.append((frame.step, self._exchange.begin(identity, self._rows(frame))))
+            merge = self._exchange.merge(frame.step, self._names, self._all)
+            merge.start(self._rows(frame))
+            self._pending.append((frame.step, merge))
         except Exception as error:
             self.failed = str(error) or type(error).__name__
+            self._exchange.close("a fault has switched its rule outlier_rank off")
             _log.warning("rule outlier_rank: numbers of the ranks are not compared any more, training goes on: %s", self.failed)
 
     def close(self) -> None:
         """Take the group apart."""
         self.failed = self.failed or "closed"
-        left: list[Any] = list(self._pending)
         self._pending.clear()
-        self._exchange.close(left)
+        self._exchange.close()
 
     def _collect(self) -> None:
-        while self._pending and self._pending[0][1].done():
-            step, exchange = self._pending.popleft()
-            merged = exchange.finish()
+        if self._exchange.failed:
+            raise RuntimeError(self._exchange.failed)
+        while self._pending and ((merge := self._pending[0][1]).merged is not None or merge.apart):
+            step, merge = self._pending.popleft()
+            if merge.merged is None:
+                if merge.apart not in self._told:
+                    self._told.add(merge.apart)
+                    _log.warning(
+                        "rule outlier_rank: numbers of ranks %s are not compared in step %d and others like it: %s; said once",
+                        self._ranks,
+                        step,
+                        merge.apart,
+                    )
+                continue
+            merged = merge.merged
             sums = np.where(_rows.as_int64(merged)[:, _rows.NANS] > 0, np.nan, merged[:, _rows.SUM])
             sums = np.where(_rows.as_int64(merged)[:, _rows.POS_INF] > 0, np.inf, sums)
             self._rule.submit(RankNumbers(step, self._ranks, self._names, sums.reshape(len(self._ranks), len(self._names))))
@@ -109,7 +121,7 @@ def _unreduced(sample: Sample) -> str | None:
 
 
 def watch_ranks(rules: Sequence[Rule], watched: Sequence[int] = ()) -> RankWatch | None:
-    """The watch that the rules ask for; None when they do not, or there are fewer than three ranks to compare. A collective call.
+    """The watch that the rules ask for; None when they do not, or there are fewer than three ranks to compare.
 
     Args:
         watched: ranks that monitor, empty is all.

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import datetime
 import os
 import resource
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -15,32 +13,9 @@ import torch
 import torch.distributed as dist
 from forkpool import run_ranks
 
-from msprobe_integrations.torch.own_group import OwnGroup
+from msprobe_integrations.torch.own_group import check_gloo
 
 pytestmark = pytest.mark.framework
-
-
-def lonely(directory: str) -> tuple[bool, float]:
-    """Rank 0 alone has a probe that builds a group; the training's collectives may take 8 s."""
-    rank = dist.get_rank()
-    dist.destroy_process_group()
-    limit = datetime.timedelta(seconds=8)
-    dist.init_process_group("gloo", init_method=f"file://{Path(directory) / 'again'}", rank=rank, world_size=2, timeout=limit)
-    failed = False
-    if rank == 0:
-        try:
-            OwnGroup([0, 1], patience=60)
-        except RuntimeError:
-            failed = True
-    total = torch.ones(1)
-    dist.all_reduce(total)
-    return failed, float(total)
-
-
-def test_waiting_for_a_rank_without_probe_does_not_cost_the_training_its_time() -> None:
-    """A rank whose probe waits in vain is back before the other rank's collective gives up."""
-    with tempfile.TemporaryDirectory() as directory:
-        assert run_ranks(2, lonely, directory) == [(True, 2.0), (False, 2.0)]
 
 
 def crowded() -> tuple[str, float]:
@@ -49,7 +24,7 @@ def crowded() -> tuple[str, float]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 4, before[1]))
     said = ""
     try:
-        OwnGroup([0, 1], patience=60)
+        check_gloo(2)
     except RuntimeError as error:
         said = str(error)
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
@@ -69,13 +44,16 @@ def test_a_group_leaves_files_to_the_training() -> None:
 ENDING = """
 import os, sys, time
 import torch, torch.distributed as dist
+from msprobe_integrations.torch import step_exchange  # which takes groups apart when the process ends
+from msprobe_integrations.torch.group_members import Rendezvous
 from msprobe_integrations.torch.own_group import OwnGroup
 
 ended, answered = os.pipe(), os.pipe()
 child = os.fork()
 rank = 1 if child else 0
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=2)
-group, total = OwnGroup([0, 1], 60), torch.ones(2)
+store = dist.distributed_c10d._get_default_store()
+group, total = OwnGroup(Rendezvous(store, "test", lambda: False), rank, 2, 60), torch.ones(2)
 
 
 class Last:

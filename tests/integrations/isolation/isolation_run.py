@@ -18,8 +18,6 @@ import torch.distributed as dist
 from forkpool import run_ranks
 from plants import PACKAGES, Plant, apart, counted, ended, is_wrapper, loaded, planted
 
-from msprobe_integrations.torch import own_group
-
 Bits = tuple[bytes, ...]
 OF_GUARDS = ("msprobe_engine.guard", "msprobe_engine.log", "msprobe_engine.errors")
 """What says that something has failed: nothing is behind it."""
@@ -95,8 +93,6 @@ def outcome(job: Job, trial: Trial | None, seen: bool = True, error: BaseExcepti
     logging.getLogger("msprobe").addHandler(handler)
     printed = sys.stderr = io.StringIO()
     here = trial is not None and not (trial.one_rank and dist.is_initialized() and dist.get_rank() != dist.get_world_size() - 1)
-    make = own_group.OwnGroup.__init__
-    own_group.OwnGroup.__init__ = lambda self, ranks, patience, timeout=0.0: make(self, ranks, min(patience, 8.0), timeout)  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place, contextlib.ExitStack() as stack:
         raised = stack.enter_context(planted(trial.plant, error, trial.after)) if here and trial is not None else []
         bits = job.train(Path(place), seen)

@@ -1,0 +1,223 @@
+"""Ranks that disagree about the probe: it is on some of them only, comes late, leaves early, or is switched off by a fault.
+
+The rule: a rank that takes no part costs the others what cannot be merged or compared without it, and one message that names it. No step
+and no close of any rank waits for it, losses are those of a run without the probe, and rows say whether they are merged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import parameter_cases as pc
+import pytest
+import torch.distributed as dist
+from forkpool import run_ranks
+
+from msprobe_engine.errors import SettingsError
+from msprobe_engine.records import Frame
+from msprobe_engine.rules.base import Alert
+from msprobe_engine.settings.schema import (
+    CsvSettings,
+    IncidentSettings,
+    MonitorSettings,
+    ProbeSettings,
+    ReplicaCheckSettings,
+    SinkSettings,
+)
+from msprobe_integrations.common.parameter_watch import ParameterWatch
+from msprobe_integrations.torch.probe import TorchProbe
+
+pytestmark = pytest.mark.framework
+STEPS = 16
+ODD = 1
+"""The rank that differs."""
+BOUND = 5.0
+"""Seconds, of the slowest step and of a close. Each waited a minute for the rank that was missing; without it they take some 0.1 s."""
+
+
+class Plan(NamedTuple):
+    """What the odd rank does.
+
+    Attributes:
+        attach: step before which its probe is attached; -1: never.
+        close: step in which its probe is closed, after the backward pass; -1: at the end.
+        fault: step in which a fault switches its parameter monitor off; -1: none.
+        unreadable: its settings cannot be read.
+    """
+
+    attach: int = 0
+    close: int = -1
+    fault: int = -1
+    unreadable: bool = False
+
+    def merged(self) -> list[str]:
+        """Of every step: ``whole``, ``shard``, or ``?`` where it depends on when a rank hears of another."""
+        first = STEPS if self.attach < 0 else self.attach
+        last = min(step for step in (self.close, self.fault, STEPS) if step >= 0)
+        between = "?" if self.attach > 0 else "whole"
+        return ["shard"] * first + [between] * (last - first) + ["shard"] * (STEPS - max(first, last))
+
+
+PLANS = {
+    "healthy": Plan(),
+    "no probe": Plan(attach=-1),
+    "settings cannot be read": Plan(attach=-1, unreadable=True),
+    "attaches late": Plan(attach=3),
+    "closes in a step": Plan(close=5),
+    "fault": Plan(fault=3),
+}
+SAID = {
+    "no probe": "no probe takes part",
+    "settings cannot be read": "no probe takes part",
+    "attaches late": "have nothing of this step",
+    "closes in a step": "its probe was closed",
+    "fault": "a fault has switched its probe off",
+}
+"""In a message of the other ranks of its groups."""
+
+
+class Seen(NamedTuple):
+    """What came of one rank."""
+
+    slowest: float
+    close: float
+    scopes: list[str]
+    said: list[str]
+    bits: list[bytes]
+
+
+class _Sink:
+    name = "frames"
+
+    def __init__(self) -> None:
+        self.frames: list[Frame] = []
+
+    def write(self, frame: Frame, _alerts: Sequence[Alert]) -> None:
+        self.frames.append(frame)
+
+    def flush(self) -> None: ...
+    def close(self) -> None: ...
+
+
+def _settings(place: str) -> ProbeSettings:
+    return ProbeSettings(
+        output_dir=place,
+        monitor=MonitorSettings(gradients=True, parameters=True, replica_check=ReplicaCheckSettings(interval=1)),
+        sinks=SinkSettings(csv=CsvSettings(enabled=False)),
+        incident=IncidentSettings(enabled=False),
+    )
+
+
+def _new_probe(plan: Plan, place: str, sink: _Sink) -> TorchProbe | None:
+    if not plan.unreadable:
+        return TorchProbe(_settings(place), extra_sinks=[sink])
+    wrong = Path(place, "probe.yaml")
+    wrong.write_text("monitor: [")
+    with contextlib.suppress(SettingsError):
+        return TorchProbe.from_config(wrong)
+    return None
+
+
+def train(kind: str, plan: Plan | None) -> Seen:
+    """One rank's training; None: without the probe."""
+    rank = dist.get_rank()
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    mine = plan if rank == ODD and plan is not None else Plan()
+    model = pc.wrapped(kind, pc.net())
+    optimizer = pc.optimizer("adamw", [p for p in model.parameters() if p.requires_grad])
+    sink, probe, bits, slowest, close = _Sink(), None, [], 0.0, 0.0
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
+        for number in range(STEPS):
+            began = time.monotonic()
+            if (plan is not None and number == mine.attach) or (mine.unreadable and number == 0):
+                probe = _new_probe(mine, place, sink)
+                logging.getLogger("msprobe").addHandler(handler)
+                if probe is not None:
+                    probe.attach(model, optimizer)
+            if probe is not None:
+                probe.begin_step(number)
+            loss = model(pc.data(number)).square().mean()
+            loss.backward()
+            if probe is not None and number == mine.close:
+                close = _timed_close(probe)
+            with _broken_monitor(number == mine.fault):
+                optimizer.step()
+                if probe is not None:
+                    probe.end_step({"loss": loss})
+            optimizer.zero_grad()
+            bits.append(loss.detach().numpy().tobytes())
+            slowest = max(slowest, time.monotonic() - began)
+        if probe is not None and not probe.closed:
+            close = _timed_close(probe)
+    dist.barrier()
+    logging.getLogger("msprobe").removeHandler(handler)
+    bits += [pc.whole(p).tobytes() for p in model.parameters()]
+    return Seen(slowest, close, [_scope(frame) for frame in sink.frames], said, bits)
+
+
+def _timed_close(probe: TorchProbe) -> float:
+    began = time.monotonic()
+    probe.close()
+    return time.monotonic() - began
+
+
+@contextlib.contextmanager
+def _broken_monitor(broken: bool) -> Any:
+    end_step = ParameterWatch.end_step
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("planted")
+
+    if broken:
+        ParameterWatch.end_step = fail  # type: ignore[method-assign]
+    yield
+    ParameterWatch.end_step = end_step  # type: ignore[method-assign]
+
+
+def _scope(frame: Frame) -> str:
+    """Of the frame's updated parameters; "" without any."""
+    scopes = {str(s.extra.get("scope", "")) for s in frame.samples if s.family == "param_updated"}
+    return "/".join(sorted(scopes))
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize(("kind", "ranks"), [("ddp", 2), ("fsdp2", 2), ("hsdp", 4)])
+def test_ranks_that_disagree_about_the_probe(kind: str, ranks: int, plan: str) -> None:
+    """The rule above, for each way to disagree. With all ranks healthy everything is merged from the first step on, without a word."""
+    plain = run_ranks(ranks, train, kind, None, timeout=120)
+    seen = run_ranks(ranks, train, kind, PLANS[plan], timeout=120)
+    print(f"{kind}, {plan}: slowest step {max(s.slowest for s in seen):.2f} s, close {max(s.close for s in seen):.2f} s")
+    for rank in range(ranks):
+        assert seen[rank].bits == plain[rank].bits
+        assert seen[rank].slowest < BOUND
+        assert seen[rank].close < BOUND
+    partners = {"ddp": [], "fsdp2": [0], "hsdp": [0]}[kind]  # share shards with the odd rank
+    for rank in range(ranks):
+        if rank == ODD:
+            continue
+        expected = PLANS[plan].merged() if rank in partners else (["whole"] if kind != "ddp" else [""]) * STEPS
+        assert len(seen[rank].scopes) == STEPS
+        assert all(got == want or (want == "?" and got in ("whole", "shard")) for got, want in zip(seen[rank].scopes, expected)), (
+            rank,
+            seen[rank].scopes,
+        )
+        about = [text for text in seen[rank].said if SAID.get(plan, "\0") in text]
+        concerned = rank in partners or (kind == "ddp" or rank == ODD + 2)  # the other copy of its shard
+        if plan == "healthy":
+            assert not [text for text in seen[rank].said if "cannot merge" in text or "said once" in text or "not made" in text]
+        elif concerned:
+            kinds = ["merge" in text or "statistics of sharded" in text for text in about]
+            assert len(about) == len(set(kinds)) > 0, seen[rank].said  # one of rows, one of replicas
+            assert f"rank {ODD}:" in about[0] or plan == "attaches late"
+        else:
+            assert not about
+    if PLANS[plan].attach > 0 and partners:
+        assert seen[0].scopes[-1] == seen[ODD].scopes[-1] == "whole"
