@@ -21,7 +21,7 @@ RowsEdit = Callable[[_rows.Rows], None]
 have `start(rows)`, called once when the rows are on the host, `ready()`, asked at step boundaries until it says True, and
 `wait(seconds)`, called at the end of the run; then the frame waits for it and the training does not."""
 
-CLOSE_PATIENCE = 10.0
+CLOSE_PATIENCE = 4.0
 """Seconds that `Pipeline.close` waits for the next edit to come, unless `Pipeline.patience` says otherwise."""
 
 
