@@ -176,6 +176,7 @@ ROWS: dict[str, list[Panel]] = {
                 (f"topk(5, {_m('snapshot_age_seconds')})", "age rank {{rank}}"),
                 ('sum(msprobe_snapshots_missing{job=~"$job"})', "missing"),
                 ('sum(msprobe_snapshots_unreadable{job=~"$job"})', "unreadable"),
+                ('sum(msprobe_snapshot_samples_invalid{job=~"$job"})', "samples left out"),
             ],
             unit="s",
         ),
