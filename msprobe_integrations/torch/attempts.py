@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _log = get_logger()
 _PART = "attempts"
 _RANKS = 1 << 31
-MEETING = 5.0
+MEETING = 3.0
 """Seconds that the first step waits for the other ranks' first step; where not all come, none of them tries steps again."""
 PATIENCE = 1800.0
 """After so many seconds without an answer of every rank, steps run once from then on: torch's own limit for gloo."""

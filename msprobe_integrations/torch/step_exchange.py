@@ -295,7 +295,7 @@ class StepExchange:
                     self._part()
                     return
                 if error:
-                    raise RuntimeError(error)
+                    raise RuntimeError(f"one of the ranks {self.ranks} has ended or cannot be reached ({error.split('. ')[0]})")
 
     def _has_left(self, seconds: float) -> bool:
         """Has a member left? What it has sent before may be on its way still, so its answers are waited for a little."""

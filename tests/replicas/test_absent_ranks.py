@@ -7,8 +7,14 @@ and no close of any rank waits for it, losses are those of a run without the pro
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
+import os
+import signal
+import subprocess
+import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +25,7 @@ import pytest
 import torch.distributed as dist
 from forkpool import run_ranks
 
+from msprobe_engine import rows as R
 from msprobe_engine.errors import SettingsError
 from msprobe_engine.records import Frame
 from msprobe_engine.rules.base import Alert
@@ -28,9 +35,12 @@ from msprobe_engine.settings.schema import (
     MonitorSettings,
     ProbeSettings,
     ReplicaCheckSettings,
+    RuleSettings,
     SinkSettings,
 )
 from msprobe_integrations.common.parameter_watch import ParameterWatch
+from msprobe_integrations.torch.group_members import Members, Rendezvous
+from msprobe_integrations.torch.merge import RowExchange
 from msprobe_integrations.torch.probe import TorchProbe
 
 pytestmark = pytest.mark.framework
@@ -221,3 +231,89 @@ def test_ranks_that_disagree_about_the_probe(kind: str, ranks: int, plan: str) -
             assert not about
     if PLANS[plan].attach > 0 and partners:
         assert seen[0].scopes[-1] == seen[ODD].scopes[-1] == "whole"
+
+
+@pytest.mark.parametrize("way", ["SIGKILL", "SIGSTOP"])
+def test_a_rank_that_goes_without_a_word(tmp_path: Path, way: str) -> None:
+    """A rank that is killed or stands still says nothing: what waits for it is in the background, and ends with the process in time."""
+    program = Path(__file__).with_name("silent_rank.py")
+    began = time.monotonic()
+    with subprocess.Popen([sys.executable, program, way, tmp_path / "init"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said = json.loads(process.stdout.readline())
+        code = process.wait(60)
+        os.kill(said["child"], signal.SIGKILL)
+    assert code == 0
+    assert said["slowest"] < 1.0
+    assert said["close"] < BOUND
+    assert time.monotonic() - began < 60
+
+
+def _askers() -> tuple[int, int, float]:
+    """Questions to the store on the thread of the training and on others, and milliseconds until the group is there."""
+    asked: list[int] = []
+    add, wait = Members._add, Rendezvous.wait
+
+    def note(members: Members, *args: Any) -> int:
+        asked.append(threading.get_ident())
+        return add(members, *args)
+
+    def note_wait(store: Rendezvous, *args: Any) -> None:
+        asked.append(threading.get_ident())
+        wait(store, *args)
+
+    Members._add, Rendezvous.wait = note, note_wait  # type: ignore[method-assign]
+    began = time.monotonic()
+    exchange = RowExchange()
+    while exchange.group is None and time.monotonic() < began + 30:
+        time.sleep(0.0005)
+    took = time.monotonic() - began
+    for step in range(200):
+        edit = exchange.merge(step, ["a"], [0])
+        rows = R.empty(1)
+        edit.start(rows)
+        edit.wait(10)
+        assert edit.merged is not None
+    exchange.close()
+    return asked.count(threading.get_ident()), len(asked), 1000 * took
+
+
+def test_the_training_asks_nobody() -> None:
+    """The training's thread makes no round trip at all, and while ranks answer nobody makes one: the questions of a healthy start and end
+    are few, and do not grow with the steps."""
+    for of_training, of_all, took in run_ranks(2, _askers):
+        print(f"group there after {took:.1f} ms, {of_all} questions to the store")
+        assert of_training == 0
+        assert of_all < 60
+
+
+def _attempts_of_one() -> tuple[float, list[int]]:
+    """Rank 0 tries steps again, rank 1 has no probe: seconds of the slowest step, and attempts in all."""
+    slowest, attempts = 0.0, []
+    with tempfile.TemporaryDirectory() as place:
+        probe = None
+        if dist.get_rank() == 0:
+            rules = (RuleSettings(rule="nan_inf"),)
+            settings = ProbeSettings(output_dir=place, rules=rules, incident=IncidentSettings(enabled=True, capture_level=""))
+            probe = TorchProbe(settings)
+        model = pc.wrapped("ddp", pc.net())
+        if probe is not None:
+            probe.attach(model)
+        for step in range(4):
+            began = time.monotonic()
+            for attempt in probe.attempts(step) if probe is not None else [0]:
+                attempts.append(attempt)
+                model(pc.data(step)).square().mean().backward()
+            if probe is not None:
+                probe.end_step()
+            slowest = max(slowest, time.monotonic() - began)
+        if probe is not None:
+            probe.close()
+    return slowest, attempts
+
+
+def test_attempts_need_all_ranks() -> None:
+    """Where not all ranks try steps again none does: the first step finds out in a few seconds, later ones do not look."""
+    for slowest, attempts in run_ranks(2, _attempts_of_one):
+        assert slowest < BOUND
+        assert attempts == [0] * 4
