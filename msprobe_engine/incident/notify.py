@@ -13,6 +13,7 @@ Once it had to give up, it does not wait again until the thread has answered, so
 from __future__ import annotations
 
 import atexit
+import errno
 import json
 import logging
 import os
@@ -24,9 +25,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from msprobe_engine.core.io.input_files import read_input
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.io.output_files import write_file
-from msprobe_engine.core.io.regular_files import OddFileError, make_directories, read_regular
+from msprobe_engine.core.io.regular_files import OddFileError, make_directories
 
 _log = logging.getLogger("msprobe")
 PATIENCE_SECONDS = 0.05
@@ -234,8 +236,10 @@ class DirectoryNotifier(_ThreadedNotifier):
                 continue
             self._seen.add(name)
             try:
-                out.append(read_regular(self._directory / name, MAX_BYTES + 1))
-            except OddFileError as error:
+                out.append(read_input(self._directory / name, MAX_BYTES, follow=False))
+            except OSError as error:
+                if not isinstance(error, OddFileError) and error.errno != errno.EFBIG:
+                    raise
                 _log.warning("%s is no event of another rank: %s; it is left out", self._directory / name, error.strerror)
         return out
 

@@ -11,6 +11,7 @@ suffix to the key where it is taken already, so that nothing is overwritten. Wha
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -18,9 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.core.io.input_files import read_input
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.io.output_files import make_directory, replace_file
-from msprobe_engine.core.io.regular_files import explain, read_regular
+from msprobe_engine.core.io.regular_files import explain
 from msprobe_engine.errors import SinkError
 from msprobe_engine.log import get_logger
 from msprobe_engine.records import Frame, Sample
@@ -119,14 +121,14 @@ class AnomalySink:
     def _read(self) -> dict[str, Any]:
         """What an earlier part of the run left. A file that is none of ours is put aside, never deleted."""
         try:
-            data = read_regular(self.path, MAX_BYTES + 1)
+            found = parse_json(read_input(self.path, MAX_BYTES, follow=False))
         except FileNotFoundError:
             return {}
-        except OSError as error:
-            raise SinkError(f"anomaly sink: cannot read {self.path}: {explain(error)}") from error
-        try:
-            found = parse_json(data) if len(data) <= MAX_BYTES else None
         except ValueError:
+            found = None
+        except OSError as error:
+            if error.errno != errno.EFBIG:
+                raise SinkError(f"anomaly sink: cannot read {self.path}: {explain(error)}") from error
             found = None
         if isinstance(found, dict) and all(isinstance(record, dict) for record in found.values()):
             return found

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.core.io.input_files import read_input
+from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.io.output_files import replace_file
-from msprobe_engine.core.io.regular_files import read_regular
 from msprobe_engine.sinks.prometheus_metrics import Family, Labels
 from msprobe_engine.sinks.prometheus_names import METRICS, PREFIX
 
@@ -47,10 +48,7 @@ def read_snapshot(path: Path, rank: int) -> tuple[float, list[Family], int]:
         OSError: there is none, or it cannot be read.
         ValueError: it is not of the form that `write_snapshot` gives, or of another rank.
     """
-    data = read_regular(path, _MAX_BYTES + 1)
-    if len(data) > _MAX_BYTES:
-        raise ValueError(f"{path}: more than {_MAX_BYTES} bytes")
-    whole: Any = json.loads(data)
+    whole: Any = parse_json(read_input(path, _MAX_BYTES, follow=False))
     if not isinstance(whole, dict) or whole.get("rank") != rank or not isinstance(whole.get("families"), list):
         raise ValueError(f"{path}: not a snapshot of rank {rank}")
     families: dict[str, Family] = {}
@@ -82,10 +80,10 @@ def node_families(own: list[Family], directory: Path, others: range, now: float)
     for rank in others:
         try:
             written, families, left_out = read_snapshot(snapshot_path(directory, rank), rank)
-        except OSError:
+        except FileNotFoundError:
             missing += 1
             continue
-        except (ValueError, TypeError, OverflowError, RecursionError):
+        except (OSError, ValueError, TypeError, OverflowError, RecursionError):
             unreadable += 1
             continue
         invalid += left_out

@@ -27,8 +27,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from msprobe_engine.core.io.input_files import open_input, read_input
 from msprobe_engine.core.io.output_files import make_directory, write_file
-from msprobe_engine.core.io.regular_files import read_regular
 from msprobe_integrations.common.replica_channel import Difference, Done, Mask, Words, fingerprint
 
 DETAILED = 64
@@ -210,7 +210,8 @@ class DirectoryChannel:
         digests, known = np.empty((len(self.ranks), n), np.int64), np.empty((len(self.ranks), n), np.bool_)
         digests[0], known[0] = check.digests, check.known
         for i, path in enumerate(others, 1):
-            data = read_regular(path, 8 + 9 * n + 1)
+            with open_input(path, follow=False) as file:
+                data = file.read(8 + 9 * n + 1)
             if len(data) != 8 + 9 * n or int(np.frombuffer(data, np.int64, 1)[0]) != self._fingerprint:
                 self._fail(
                     f"ranks {self.ranks[0]} and {self.ranks[i]} do not hold copies of the same parameters; network, optimizer and monitor "
@@ -237,7 +238,7 @@ class DirectoryChannel:
 
     def _read_token(self) -> str:
         try:
-            text = read_regular(self._directory / _LEADER, 64).decode("ascii", "replace")
+            text = read_input(self._directory / _LEADER, 64, follow=False).decode("ascii", "replace")
         except OSError:
             return ""
         return text if _TOKEN.fullmatch(text) else ""

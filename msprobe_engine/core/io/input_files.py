@@ -7,39 +7,25 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 from typing import BinaryIO
 
-from msprobe_engine.core.io.regular_files import AnyPath, OddFileError
+from msprobe_engine.core.io.regular_files import AnyPath, open_regular
 
 
 def open_input(path: AnyPath, *, follow: bool = True) -> BinaryIO:
     """A regular file for reading; the caller closes it.
 
     Raises:
-        OddFileError: it is a pipe, a socket, a directory or a device (or, without `follow`, a link).
-        OSError: as the system says; also for a path with a zero byte.
+        OSError: as `open_regular`.
     """
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW))
-    except ValueError as error:
-        raise OSError(errno.EINVAL, str(error), path) from None
-    except OSError as error:
-        if error.errno in (errno.ENXIO, errno.ELOOP) and os.path.lexists(path):  # a socket, or a link
-            raise OddFileError(os.lstat(path).st_mode, path) from None
-        raise
-    mode = os.fstat(fd).st_mode
-    if not stat.S_ISREG(mode):
-        os.close(fd)
-        raise OddFileError(mode, path)
-    return os.fdopen(fd, "rb")
+    return os.fdopen(open_regular(path, follow=follow), "rb")
 
 
 def read_input(path: AnyPath, most: int, *, follow: bool = True) -> bytes:
     """The content of a regular file.
 
     Raises:
-        OSError: as `open_input`; ``EFBIG`` for a file of more than `most` bytes.
+        OSError: as `open_regular`; ``EFBIG`` for a file of more than `most` bytes.
     """
     with open_input(path, follow=follow) as file:
         data = file.read(most + 1)

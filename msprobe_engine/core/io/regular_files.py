@@ -18,7 +18,7 @@ AnyPath: TypeAlias = "str | bytes | os.PathLike[str]"
 
 FILE_MODE, DIRECTORY_MODE = 0o640, 0o750
 SAFELY = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
-"""Flags of every `os.open`."""
+"""Flags of every `os.open`; `open_regular` takes the one away that refuses links where its caller follows them."""
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFELY
 """Flags for a file that is not there yet. What `os.open` makes with them is a regular file, so nothing needs to be asked afterwards."""
 
@@ -42,26 +42,29 @@ class OddFileError(OSError):
         super().__init__(number, f"{kind} is where {needed} belongs: move it away", path)
 
 
-def open_regular(path: AnyPath, flags: int = os.O_RDONLY, *, mode: int = FILE_MODE, dir_fd: int | None = None) -> int:
+def open_regular(path: AnyPath, flags: int = os.O_RDONLY, *, mode: int = FILE_MODE, dir_fd: int | None = None, follow: bool = False) -> int:
     """A descriptor of a regular file.
 
     Args:
         flags: how to open it, besides `SAFELY`.
         mode: of a new file, less the umask.
         dir_fd: directory that a relative path starts from.
+        follow: take a link for what it leads to.
 
     Raises:
-        OddFileError: it is a link, a pipe, a socket, a directory or a device.
+        OddFileError: it is a pipe, a socket, a directory or a device (or, without `follow`, a link).
         FileExistsError: with ``O_EXCL``, whatever is there.
-        OSError: as the system says.
+        OSError: as the system says; also for a path with a zero byte.
     """
     try:
-        fd = os.open(path, flags | SAFELY, mode, dir_fd=dir_fd)
+        fd = os.open(path, flags | (SAFELY & ~os.O_NOFOLLOW if follow else SAFELY), mode, dir_fd=dir_fd)
     except FileExistsError:
         raise  # O_EXCL: whatever is there
+    except ValueError as error:
+        raise OSError(errno.EINVAL, str(error), path) from None
     except OSError:
         # ELOOP of a link, ENXIO of a pipe or socket, EISDIR, ...: what it is says more.
-        require_regular(path, dir_fd=dir_fd)
+        require_regular(path, dir_fd=dir_fd, follow=follow)
         raise
     try:
         found = os.fstat(fd).st_mode
@@ -73,24 +76,14 @@ def open_regular(path: AnyPath, flags: int = os.O_RDONLY, *, mode: int = FILE_MO
     return fd
 
 
-def read_regular(path: AnyPath, most: int) -> bytes:
-    """The content of a regular file, of which at most `most` bytes are read.
-
-    Raises:
-        OSError: as `open_regular`.
-    """
-    with os.fdopen(open_regular(path), "rb") as file:
-        return file.read(most)
-
-
-def require_regular(path: AnyPath, *, dir_fd: int | None = None) -> None:
+def require_regular(path: AnyPath, *, dir_fd: int | None = None, follow: bool = False) -> None:
     """Nothing, or a regular file, is at `path`.
 
     Raises:
         OddFileError: something else is.
     """
     try:
-        mode = os.stat(path, dir_fd=dir_fd, follow_symlinks=False).st_mode
+        mode = os.stat(path, dir_fd=dir_fd, follow_symlinks=follow).st_mode
     except (OSError, ValueError):
         return  # nothing is there, or whoever opens it hears the reason
     if not stat.S_ISREG(mode):

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from msprobe_engine.core.io.input_files import open_input, read_input
 from msprobe_engine.core.io.output_files import AppendFile, WholeFile, make_directory, replace_file, write_file, write_plain
-from msprobe_engine.core.io.regular_files import OddFileError, explain, make_directories, open_regular, read_regular
+from msprobe_engine.core.io.regular_files import OddFileError, explain, make_directories, open_regular
 from msprobe_engine.errors import SinkError
 
 ROOT = Path(__file__).parents[3]
@@ -26,7 +27,7 @@ ODD: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 WAYS: dict[str, Callable[[Path], object]] = {
     "read": lambda path: open_regular(path),
-    "read all": lambda path: read_regular(path, 10),
+    "read all": lambda path: read_input(path, 10, follow=False),
     "append": lambda path: open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND),
     "lock": lambda path: open_regular(path, os.O_RDWR | os.O_CREAT),
     "in place": lambda path: write_plain(path, [b"x"]),
@@ -59,6 +60,24 @@ def test_a_pipe_with_a_reader(tmp_path: Path) -> None:
     with pytest.raises(SinkError, match=r"cannot open .*/pipe: a named pipe \(FIFO\) is where"):
         AppendFile(tmp_path / "pipe")
     os.close(reader)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "directory", "link to a device"])
+def test_inputs_behind_a_link(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Links of users are followed, and what is behind them is looked at as well as what is named itself."""
+    monkeypatch.chdir(tmp_path)
+    ODD[kind][0](Path("odd"))
+    Path("link").symlink_to("odd")
+    for name in ("link", "odd"):
+        with pytest.raises(OddFileError, match="is where a regular file belongs: move it away"):
+            open_input(name)
+    Path("file").write_bytes(b"content")
+    Path("good").symlink_to("file")
+    assert read_input("good", 7) == b"content"
+    with pytest.raises(OSError, match="more than 6 bytes"):
+        read_input("good", 6)
+    with pytest.raises(OSError, match="null byte"):
+        open_input("a\0b")
 
 
 @pytest.mark.parametrize("place", ["odd", "odd/below", "odd/below/it"])
