@@ -10,6 +10,7 @@ Files, below a directory of their own per group::
 
     leader                       the token, 32 hexadecimal digits
     {token}.{step}.rank{R}       fingerprint of the contents, digests [n] int64, known [n] bool
+    {token}.left.rank{R}         why this rank takes part no longer
 """
 
 from __future__ import annotations
@@ -39,6 +40,10 @@ LIMIT = 16
 """Checks that may wait in line."""
 PAUSE = 0.05
 """Seconds between two looks at the directory while something is under way."""
+ABSENT_AT_END = 2.0
+"""Seconds that the end of the run waits for a rank that has never answered."""
+CLOSED = "its probe was closed"
+_LONGEST_REASON = 200
 _LEADER = "leader"
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 
@@ -90,6 +95,10 @@ class DirectoryChannel:
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._closed = False
+        self._why = CLOSED
+        self._left_out: dict[str, int] = {}
+        self._heard: set[int] = set()
+        self._absent_at = 0.0
         if self.leader:
             self._take_over()
         self._thread = threading.Thread(target=self._work, name="msprobe-replicas", daemon=True)
@@ -130,8 +139,23 @@ class DirectoryChannel:
             with self._lock:
                 self._results.popleft()
 
-    def close(self) -> None:
-        """Take it apart; does not wait for ranks that do not answer."""
+    def left_out(self) -> dict[str, int]:
+        """Checks that were not made since the last call because not all ranks had them, by the reason."""
+        with self._lock:
+            left, self._left_out = self._left_out, {}
+        return left
+
+    def hurry(self) -> None:
+        """The end of the run waits: ranks that have never answered are waited for a little only."""
+        self._absent_at = self._absent_at or time.monotonic() + ABSENT_AT_END
+
+    def close(self, why: str = CLOSED) -> None:
+        """Take it apart; does not wait for ranks that do not answer.
+
+        Args:
+            why: what the other ranks say of this one.
+        """
+        self._why = why
         self._closed = True
         self._fail("closed")
         self._wake.set()
@@ -162,6 +186,13 @@ class DirectoryChannel:
                     pass
             except Exception as error:
                 self._fail(f"{type(error).__name__}: {error}")
+        if self._token and not self.leader:
+            with contextlib.suppress(OSError):
+                if self._read_token() == self._token:
+                    write_file(self._left_file(self._rank), [self._why.encode()[:_LONGEST_REASON]])
+
+    def _left_file(self, rank: int) -> Path:
+        return self._directory / f"{self._token}.left.rank{rank}"
 
     def _advance(self) -> bool:
         """Go on with the oldest check (the leader) or with all (the others); True when the oldest is over."""
@@ -174,12 +205,22 @@ class DirectoryChannel:
             return False
         return self._lead(checks[0]) if self.leader else self._follow(checks)
 
-    def _over(self, check: _Check, differences: list[Difference]) -> bool:
+    def _why_missing(self, ranks: Sequence[int]) -> str:
+        """Why these ranks will not answer; empty when they may."""
+        for rank in ranks:
+            with contextlib.suppress(OSError):
+                why = read_input(self._left_file(rank), _LONGEST_REASON + 1, follow=False).decode("utf-8", "replace")
+                return f"rank {rank}: {why}"
+            if rank not in self._heard and self._absent_at and time.monotonic() > self._absent_at:
+                return f"rank {rank}: no probe takes part"
+        return ""
+
+    def _over(self, check: _Check, differences: list[Difference] | None) -> bool:
         with self._lock:
             if not self._waiting or self._waiting[0] is not check:
                 return False
             self._waiting.popleft()
-            if self.leader:
+            if self.leader and differences is not None:
                 self._results.append((check.done, differences))
         return True
 
@@ -190,6 +231,9 @@ class DirectoryChannel:
         if token != self._token:
             self._token = token
             self._written.clear()
+            if token:
+                with contextlib.suppress(OSError):
+                    self._left_file(self._rank).unlink()  # of a probe that this process had before
         if not token:
             return False
         for check in checks:
@@ -204,7 +248,17 @@ class DirectoryChannel:
 
     def _lead(self, check: _Check) -> bool:
         others = [self._directory / f"{self._token}.{check.step}.rank{rank}" for rank in self.ranks[1:]]
-        if not all(path.exists() for path in others):
+        missing = [rank for rank, path in zip(self.ranks[1:], others) if not path.exists()]
+        self._heard.update(set(self.ranks[1:]) - set(missing))
+        if missing:
+            why = self._why_missing(missing)
+            if why and self._over(check, None):
+                with self._lock:
+                    self._left_out[why] = self._left_out.get(why, 0) + 1
+                for path in others:
+                    with contextlib.suppress(OSError):
+                        path.unlink()
+                return True
             return False
         n = len(check.digests)
         digests, known = np.empty((len(self.ranks), n), np.int64), np.empty((len(self.ranks), n), np.bool_)

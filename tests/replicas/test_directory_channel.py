@@ -67,6 +67,34 @@ def test_a_rank_does_not_wait_for_one_that_has_closed(tmp_path: Path) -> None:
     follower.close()
 
 
+def test_a_rank_that_leaves_or_never_came_is_named(tmp_path: Path) -> None:
+    """The lowest rank does not wait for one that has closed, says which one it was, and compares again with a new one in its place; at
+    the end of the run one that never came is waited for a little only."""
+    leader, follower = pair(tmp_path / "replicas")
+    found: list[list[Difference]] = []
+    for channel in (leader, follower):
+        send(channel, 0, [1, 2, 3], found)
+    wait([leader, follower])
+    follower.close()
+    send(leader, 1, [1, 2, 3], found)
+    wait([leader])
+    assert leader.left_out() == {"rank 1: its probe was closed": 1}
+    again = DirectoryChannel(tmp_path / "replicas", 1, (0, 1), CONTENTS)
+    for channel in (leader, again):
+        send(channel, 2, [1, 2, 3], found)
+    wait([leader, again])
+    assert found == [[], []]
+    assert not leader.left_out()
+    alone = DirectoryChannel(tmp_path / "alone", 0, (0, 1), CONTENTS)
+    send(alone, 0, [1, 2, 3], found)
+    alone.hurry()
+    wait([alone])
+    assert alone.left_out() == {"rank 1: no probe takes part": 1}
+    for channel in (leader, again, alone):
+        assert not channel.failed
+        channel.close()
+
+
 def test_what_is_not_known_is_not_compared() -> None:
     """A rank that has no digest of a tensor makes no difference; two others that have different ones do."""
     digests = np.array([[1, 5, 0], [2, 5, 4], [1, 6, 4]])
