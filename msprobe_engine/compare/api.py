@@ -203,7 +203,7 @@ def _whole_steps(
     found: Comparison, tasks: list[Task], mappings: Mappings, step: int, problems: list[str]
 ) -> tuple[dict[int, Side], dict[int, Side]]:
     """All ranks of a step of both runs, but those that are empty."""
-    from msprobe_engine.diagnose.run import read_step
+    from msprobe_engine.diagnose.load import read_step
     from msprobe_engine.dump.layout import step_of
     from msprobe_engine.dump.reader import open_dump
 

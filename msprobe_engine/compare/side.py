@@ -27,6 +27,7 @@ from msprobe_engine.compare.record_rows import PARAMETERS_GRAD as PARAMETERS_GRA
 from msprobe_engine.compare.record_rows import RowReader, Value
 from msprobe_engine.core.io.damaged_files import guard_reading
 from msprobe_engine.dump import layout
+from msprobe_engine.dump.completeness import missing_records
 from msprobe_engine.dump.reader import collection_paused, parse_json, read_bytes
 from msprobe_engine.dump.stacks import stack_lines
 from msprobe_engine.dump.stream import open_records
@@ -235,11 +236,5 @@ def _say_damage(side: Side, reader: RowReader, repeated: int) -> None:
             )
         )
     repeated += len(side.ops) - len(set(side.ops))
-    if repeated:
-        side.say(
-            Sentence(
-                "{0}: {1} records stand more than once under one name; of those close together the last counts", side.path, f"{repeated:,}"
-            )
-        )
-    if not side.recovered and (side.path.parent / layout.MARKER).exists():
-        side.say(Sentence("{0}: the run ended before this step was whole, or still writes it; records may be missing", side.path))
+    for problem in missing_records(side.path, side.header, len(side.ops), recovered=side.recovered, repeated=repeated):
+        side.say(problem)

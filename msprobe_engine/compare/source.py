@@ -14,6 +14,7 @@ from typing import Any
 
 from msprobe_engine.compare import graph_source
 from msprobe_engine.dump import layout
+from msprobe_engine.dump.completeness import missing_ranks
 from msprobe_engine.dump.reader import DumpDirectory, open_dump, parse_json, read_bytes
 from msprobe_engine.errors import DumpFormatError, UsageError
 
@@ -264,6 +265,7 @@ def _add_steps(
     if steps - {a for a, _ in chosen}:
         found.lost.append(f"Steps {_listed(sorted(steps - {a for a, _ in chosen}))} were asked for and are not in both dumps.")
     for a, b in chosen:
+        found.lost += [sentence for dump, step in ((one, a), (two, b)) for sentence in missing_ranks(dump, step)]
         name = f"{folder}/step{a}" if mixed else f"step{a}" if len(one.steps) > 1 else folder
         for first, second in _ranks(found, one, two, a, b, ranks):
             _add_files(found, name, a, first, second)

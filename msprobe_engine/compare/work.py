@@ -107,12 +107,10 @@ def compare_task(task: Task, options: CompareOptions, output: str, stamp: str, k
     except DumpFormatError as error:
         found.problems.append(str(error))
         return found
-    for side in (target, golden):
-        if side.recovered:
-            found.problems.append(f"{side.path}: the process was killed before it wrote this file; read from its frame log")
-    empty = [str(side.path) for side in (target, golden) if not len(side)]
-    if empty:
-        found.problems += [f"{' and '.join(empty)}: no record in it; nothing to compare", *target.problems, *golden.problems]
+    if not (len(target) and len(golden)):
+        bare = [side.path for side in (target, golden) if side.ops and not len(side)]
+        found.problems += [f"{path}: no tensor and no argument in its records; nothing to compare" for path in bare]
+        found.problems += [*target.problems, *golden.problems]
         return found
     Mappings.of(options).apply(target, golden)
     aligned: Aligned | None = None

@@ -16,7 +16,8 @@ from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.diagnose import origin as origins
 from msprobe_engine.diagnose.findings import Diagnosis, Suspect, finite_json
-from msprobe_engine.diagnose.run import diagnose, read_step
+from msprobe_engine.diagnose.load import read_step
+from msprobe_engine.diagnose.run import diagnose
 from msprobe_engine.dump.reader import open_dump
 from msprobe_engine.errors import SinkError
 

@@ -9,12 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from msprobe_engine.compare.side import Side, side_of
+from msprobe_engine.compare.side import Side, read_side, side_of
 from msprobe_engine.core.io.damaged_files import guard_reading
 from msprobe_engine.diagnose import facts
 from msprobe_engine.diagnose.model import Trace
 from msprobe_engine.dump import framelog, layout
+from msprobe_engine.dump.completeness import missing_ranks, missing_records
 from msprobe_engine.dump.reader import DumpDirectory, parse_json, read_bytes, read_json
+from msprobe_engine.dump.stream import open_records
 from msprobe_engine.errors import DumpFormatError
 
 
@@ -28,6 +30,18 @@ def numbered(dump: DumpDirectory, step: int) -> Iterator[tuple[int, Path]]:
         yield rank, dump.path(step, key)
 
 
+def read_step(dump: DumpDirectory, step: int, problems: list[str]) -> dict[int, Side]:
+    """All ranks of a step that can be read; what cannot is said in `problems`. Directories without a rank get free numbers."""
+    sides: dict[int, Side] = {}
+    problems += missing_ranks(dump, step)
+    for rank, directory in numbered(dump, step):
+        try:
+            sides[rank] = read_side(directory / (layout.DUMP if not (directory / layout.DEBUG).exists() else layout.DEBUG))
+        except DumpFormatError as error:
+            problems.append(str(error))
+    return sides
+
+
 def load_step(dump: DumpDirectory, step: int, sides: dict[int, Side] | None = None) -> tuple[dict[int, Trace], list[str]]:
     """All ranks of one step, and what could not be read. Directories without a rank get the free numbers from 0.
 
@@ -35,7 +49,7 @@ def load_step(dump: DumpDirectory, step: int, sides: dict[int, Side] | None = No
         sides: takes up the ranks as columns too.
     """
     traces: dict[int, Trace] = {}
-    problems: list[str] = []
+    problems = missing_ranks(dump, step)
     for rank, path in numbered(dump, step):
         try:
             traces[rank] = load_rank(step, rank, path, problems, sides)
@@ -47,38 +61,38 @@ def load_step(dump: DumpDirectory, step: int, sides: dict[int, Side] | None = No
 def load_rank(step: int, rank: int, path: Path, problems: list[str], sides: dict[int, Side] | None = None) -> Trace:
     """The trace of one rank directory; of a killed process from its frame log.
 
-    The JSON is taken as it is, without the reader's typed objects: most calls are clean and are looked at once. A damaged stack.json or
-    construct.json is said in `problems`; the calls are looked at without it.
+    The JSON is taken as it is, without the reader's typed objects: most calls are clean and are looked at once. What is missing is said
+    in `problems`; so is a damaged stack.json or construct.json, without which the calls are looked at.
 
     Raises:
         DumpFormatError: a file is damaged, or there is nothing yet in the directory.
     """
-    marked = (path / layout.MARKER).exists()
-    file, log = path / layout.DUMP, path / layout.FRAME_LOG
-    if file.exists() and not (marked and log.exists()):
-        document = read_json(file)
-        stack, construct = (_optional(path / name, problems) for name in (layout.STACK, layout.CONSTRUCT))
-        complete = not marked
-    elif log.exists():
-        logged = framelog.decode(read_bytes(log), str(log))
-        document = parse_json(logged.dump_json(str(log)), log)
-        stack, construct = parse_json(logged.stack or b"{}", log), parse_json(logged.construct or b"{}", log)
-        complete = True
-    else:
+    file = path / layout.DUMP
+    if not file.exists() and not (path / layout.FRAME_LOG).exists():
         raise DumpFormatError(f"{path}: the step was never finished on this rank (killed?); nothing of it can be read")
-    if not isinstance(document, dict) or not isinstance(document.get("data"), dict):
-        raise DumpFormatError(f"{file}: no 'data' object; this is no dump file")
-    odd = [name for name, record in document["data"].items() if not isinstance(record, dict) and not name.endswith(".debug")]
+    data: dict[str, Any] = {}
+    repeated = 0
+    with open_records(file) as records:
+        for block in records:
+            repeated += len(block) + len(data)
+            data.update(block)
+            repeated -= len(data)
+    header, repeated = records.header, repeated + records.repeated
+    if records.recovered:
+        logged = framelog.decode(read_bytes(path / layout.FRAME_LOG), str(path / layout.FRAME_LOG))
+        stack, construct = (parse_json(text or b"{}", path / layout.FRAME_LOG) for text in (logged.stack, logged.construct))
+    else:
+        stack, construct = (_optional(path / name, problems) for name in (layout.STACK, layout.CONSTRUCT))
+    problems += missing_records(file, header, len(data), recovered=records.recovered, repeated=repeated)
+    odd = [name for name, record in data.items() if not isinstance(record, dict) and not name.endswith(".debug")]
     if odd:
         problems.append(f"{file}: {len(odd):,} records are no JSON objects and are left out, the first is {odd[0][:120]!r}")
-    if not document["data"]:
-        problems.append(f"{file}: no record in it")
-    complete = complete and document.get("complete", True) is not False
+    complete = header.get("complete", True) is not False and (records.recovered or not (path / layout.MARKER).exists())
     if sides is not None:
-        sides[rank] = side_of(file, document, recovered=not file.exists())
+        sides[rank] = side_of(file, header | {"data": data}, recovered=records.recovered)
     with guard_reading(path, "a dump"):
         made = facts.trace(
-            document["data"],
+            data,
             construct if isinstance(construct, dict) else {},
             stack if isinstance(stack, dict) else {},
             step=step, rank=rank, complete=complete, path=str(path),

@@ -11,6 +11,7 @@ from typing import Any
 from msprobe_engine.compare.side import Side
 from msprobe_engine.diagnose import first_bad, load, report, samples
 from msprobe_engine.diagnose.model import Trace
+from msprobe_engine.dump.completeness import missing_steps
 from msprobe_engine.dump.layout import RERUN
 from msprobe_engine.dump.reader import DumpDirectory, open_dump
 from msprobe_engine.errors import DumpFormatError, NothingCapturedError
@@ -57,16 +58,16 @@ def nan_analyze(source: str | Path, output: str | Path | None = None, seen: Seen
 def _nan_analyze(root: Path, output: str | Path | None, seen: Seen | None) -> Result:
     sampled = samples.load(root)
     again = _rerun(root)
+    result = Result([], "", [])
     try:
         dump = open_dump(root)
-        dumped = set(dump.steps)
+        dumped, result.problems = set(dump.steps), missing_steps(dump)
     except DumpFormatError:
         if not sampled and again is None:
             raise
         dump, dumped = None, set()
     reruns = set(again.steps) if again is not None else set()
     note = ""
-    result = Result([], "", [])
     texts: list[str] = []
     for step in sorted(dumped | set(sampled) | reruns):
         if again is not None and step in reruns and not result.findings:

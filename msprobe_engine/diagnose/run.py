@@ -13,7 +13,7 @@ from msprobe_engine.compare.alignment import crossed
 from msprobe_engine.compare.calibrate import Floats
 from msprobe_engine.compare.layout.together import together
 from msprobe_engine.compare.mapped import Mappings, lost
-from msprobe_engine.compare.side import Side, read_side
+from msprobe_engine.compare.side import Side
 from msprobe_engine.diagnose import (
     explain,
     findings,
@@ -32,7 +32,7 @@ from msprobe_engine.diagnose import (
 from msprobe_engine.diagnose.begun import Begun
 from msprobe_engine.diagnose.divergence import Divergence, diverge
 from msprobe_engine.diagnose.findings import Diagnosis
-from msprobe_engine.diagnose.load import numbered
+from msprobe_engine.diagnose.load import read_step
 from msprobe_engine.diagnose.monitored import diagnose_monitor, diagnose_two_monitors
 from msprobe_engine.diagnose.nonfinite_alone import SAME, SAME_BESIDE_NAN, note_later, only_here
 from msprobe_engine.diagnose.origin import ARGUMENT
@@ -41,8 +41,9 @@ from msprobe_engine.diagnose.shared import both_hold, not_compared, strangers
 from msprobe_engine.diagnose.updated import name_parameters
 from msprobe_engine.diagnose.updates import note_update
 from msprobe_engine.dump import layout
-from msprobe_engine.dump.reader import DumpDirectory, open_dump
-from msprobe_engine.errors import DumpFormatError, NothingCapturedError, UsageError
+from msprobe_engine.dump.completeness import missing_steps
+from msprobe_engine.dump.reader import open_dump
+from msprobe_engine.errors import NothingCapturedError, UsageError
 from msprobe_engine.progress import bar
 from msprobe_engine.sentences import Sentence, joined
 
@@ -136,6 +137,7 @@ def _pair(target: Path, golden: Path, calibration: Sequence[Path], mappings: Map
         return calibrate.of_ranks(right, [read_step(dump, there, problems) for dump in further if there in dump.steps])
 
     found = over_steps(steps, sides, f"{target} and {golden}", moved if further else None)
+    found.problems += missing_steps(first) + missing_steps(second)
     if steps[0] not in second.steps:
         found.evidence.append(f"Step {steps[0]} was compared with step {second.steps[0]} of the golden run: each has one step only.")
     more = bool(set(first.steps) - set(steps)) or (target / layout.RERUN).is_dir() or bool(samples.load(target))
@@ -288,17 +290,6 @@ class _Way:
             found.finding = findings.STRUCTURE  # with round-off between them, or in another framework, the calls are another way to them
         equal = SAME_BESIDE_NAN if self._hidden else SAME
         found.evidence.append(Sentence("The largest difference is {0}.", _amount(before, largest)) if largest else equal)
-
-
-def read_step(dump: DumpDirectory, step: int, problems: list[str]) -> dict[int, Side]:
-    """All ranks of a step that can be read; what cannot is said in `problems`. Directories without a rank get free numbers."""
-    sides: dict[int, Side] = {}
-    for rank, directory in numbered(dump, step):
-        try:
-            sides[rank] = read_side(directory / (layout.DUMP if not (directory / layout.DEBUG).exists() else layout.DEBUG))
-        except DumpFormatError as error:
-            problems.append(str(error))
-    return sides
 
 
 def _note_structure(found: Diagnosis, divergence: Divergence) -> None:

@@ -10,14 +10,15 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from msprobe_engine.compare.side import DEBUG, Side, read_side
+from msprobe_engine.compare.side import DEBUG, Side
 from msprobe_engine.diagnose import findings, measure
 from msprobe_engine.diagnose.findings import Diagnosis, Suspect
-from msprobe_engine.diagnose.load import numbered
+from msprobe_engine.diagnose.load import numbered, read_step
 from msprobe_engine.diagnose.origin import GROWTH
 from msprobe_engine.dump import layout
+from msprobe_engine.dump.completeness import missing_steps
 from msprobe_engine.dump.reader import DumpDirectory
-from msprobe_engine.errors import DumpFormatError, NothingCapturedError
+from msprobe_engine.errors import NothingCapturedError
 from msprobe_engine.sentences import Sentence
 
 _STATISTICS = ("Max", "Min", "Mean", "Norm")
@@ -130,14 +131,9 @@ def saved_alone(dump: DumpDirectory) -> Diagnosis | None:
     ranks = [path for step in dump.steps for _, path in numbered(dump, step)]
     if not ranks or any((path / layout.DUMP).exists() or not (path / layout.DEBUG).exists() for path in ranks):
         return None
-    found, values = Diagnosis(), 0
+    found, values = Diagnosis(problems=missing_steps(dump)), 0
     for step in dump.steps:
-        sides: dict[int, Side] = {}
-        for rank, path in numbered(dump, step):
-            try:
-                sides[rank] = read_side(path / layout.DEBUG)
-            except DumpFormatError as error:
-                found.problems.append(str(error))
+        sides = read_step(dump, step, found.problems)
         found.problems += [problem for side in sides.values() for problem in side.problems]
         values += sum(map(len, sides.values()))
         if nonfinite(found, step, sides):

@@ -62,7 +62,7 @@ def open_dump(root: Path | str) -> DumpDirectory:
         what = "is no directory and no dump.json" if path.exists() else f"there is no such file or directory{nearby(Path(root))}"
         raise DumpFormatError(f"{root}: {what}; give a dump.json, the directory of a rank or a step, or the root of a dump")
     found = _found(path)
-    if not found:
+    if not _holds_dump(found):
         children = sorted(_children(path))
         listing = ", ".join(p.name for p in children[:8]) or "nothing"
         raise DumpFormatError(
@@ -71,9 +71,9 @@ def open_dump(root: Path | str) -> DumpDirectory:
     return DumpDirectory(path, found)
 
 
-def _found(path: Path) -> dict[int | None, dict[str, Path]]:
-    """Step to ranks, by their names."""
-    found: dict[int | None, dict[str, Path]] = {}
+def _found(path: Path) -> dict[int | None, dict[str, Path | None]]:
+    """Step to ranks, by their names; None in place of a directory that holds no dump."""
+    found: dict[int | None, dict[str, Path | None]] = {}
     if _has_dump(path):
         step = layout.step_of(path.resolve().parent.name)
         found[step] = {path.resolve().name if not layout.is_rank_directory(path.name) else path.name: path}
@@ -87,12 +87,16 @@ def _found(path: Path) -> dict[int | None, dict[str, Path]]:
     return {step: ranks for step, ranks in found.items() if ranks}
 
 
+def _holds_dump(found: Mapping[int | None, Mapping[str, Path | None]]) -> bool:
+    return any(path is not None for ranks in found.values() for path in ranks.values())
+
+
 def _below(children: Sequence[Path]) -> str:
     """For the message of a directory without a dump: which of those in it, or output directories in it, have one."""
     found: list[str] = []
     for child in children[:_LOOKED_INTO]:
         with contextlib.suppress(DumpFormatError):  # one that must not be listed
-            found += [str(place) for place in (child, child / "dump") if place.is_dir() and _found(place)][:1]
+            found += [str(place) for place in (child, child / "dump") if place.is_dir() and _holds_dump(_found(place))][:1]
     if len(found) == 1:
         return f"; give {found[0]}"
     return f"; give one of them: {', '.join(found[:3])}" if found else ""
@@ -109,8 +113,8 @@ def _has_dump(path: Path) -> bool:
     return any((path / name).exists() for name in (layout.DUMP, layout.DEBUG, layout.FRAME_LOG, layout.MARKER))
 
 
-def _ranks(path: Path) -> dict[str, Path]:
-    return {p.name: p for p in _children(path) if layout.is_rank_directory(p.name) and _has_dump(p)}
+def _ranks(path: Path) -> dict[str, Path | None]:
+    return {p.name: p if _has_dump(p) else None for p in _children(path) if layout.is_rank_directory(p.name)}
 
 
 class DumpDirectory:
@@ -120,8 +124,11 @@ class DumpDirectory:
     ``rank{R}``: where the header of the renamed one still names the process, the other steps get their rank too.
     """
 
-    def __init__(self, root: Path, found: Mapping[int | None, Mapping[str, Path]]) -> None:
+    def __init__(self, root: Path, ranks_found: Mapping[int | None, Mapping[str, Path | None]]) -> None:
         self.root = root
+        self._empty = {step: sorted(name for name, path in ranks.items() if path is None) for step, ranks in ranks_found.items()}
+        found = {step: {name: path for name, path in ranks.items() if path is not None} for step, ranks in ranks_found.items()}
+        found = {step: ranks for step, ranks in found.items() if ranks}
         process_ranks = _process_ranks(found)
         self._found: dict[int | None, dict[Rank, Path]] = {}
         for step, ranks in found.items():
@@ -143,6 +150,15 @@ class DumpDirectory:
             UsageError: no such step.
         """
         return sorted(self._ranks(step), key=lambda r: (isinstance(r, str), r if isinstance(r, int) else 0, str(r)))
+
+    @property
+    def empty_steps(self) -> list[int]:
+        """Steps, ascending, of which no directory of a rank holds a dump; `steps` has them not."""
+        return sorted(step or 0 for step in self._empty if step not in self._found)
+
+    def empty_ranks(self, step: int) -> list[str]:
+        """Names of directories of ranks of a step that hold no dump."""
+        return self._empty[None] if step == 0 and None in self._empty else self._empty.get(step, [])
 
     def _ranks(self, step: int) -> dict[Rank, Path]:
         if step in self._found:

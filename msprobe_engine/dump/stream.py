@@ -87,15 +87,18 @@ def open_records(path: Path, block: int = BLOCK) -> Iterator[Records]:
 
 
 def _in_one_piece(data: bytes, path: Path, recovered: bool = False) -> Records:
-    repeated = 0
+    repeated = of_data = 0
 
     def made(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        nonlocal repeated
+        nonlocal repeated, of_data
         found = dict(items)
         repeated += len(items) - len(found)
+        of_data = sum(key == "data" for key, _ in items) if len(items) > len(found) else 0  # the object that ends last is the whole file
         return found
 
     document = parse_json(data, path, made)
+    if of_data > 1:
+        raise _two_data(path)
     if not isinstance(document, dict):
         raise DumpFormatError(f"{path}: holds a {type(document).__name__}; a JSON object is needed")
     records = document.pop("data", None)
@@ -104,6 +107,10 @@ def _in_one_piece(data: bytes, path: Path, recovered: bool = False) -> Records:
     made_of = Records(path, document, iter([records]), recovered)
     made_of.repeated = repeated
     return made_of
+
+
+def _two_data(path: Path) -> DumpFormatError:
+    return DumpFormatError(f"{path}: key 'data' stands there more than once; which records count cannot be told. Dump the step again")
 
 
 def _blocks(path: Path, records: Records, file: BinaryIO, rest: bytes, size: int) -> Iterator[dict[str, Any]]:
@@ -130,7 +137,9 @@ def _blocks(path: Path, records: Records, file: BinaryIO, rest: bytes, size: int
         )
     yield _block(last, path, line, records)
     later = parse_json(b"{" + tail.lstrip(b",")[:-1] + b"}", path)
-    records.header.update({key: value for key, value in later.items() if key != "data"})
+    if "data" in later:
+        raise _two_data(path)
+    records.header.update(later)
 
 
 def _block(text: bytes, path: Path, line: int, records: Records) -> dict[str, Any]:

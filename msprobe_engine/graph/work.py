@@ -116,8 +116,6 @@ def finish(part: Part, made: Graph | Comparison, options: GraphOptions) -> None:
 
 def _graph(part: Part, path: Any, step: int, rank: int, old: bool) -> Graph | None:
     side = read_side(path)
-    if side.recovered:
-        part.problems.append(f"{path}: the process was killed before it wrote this file; read from its frame log")
     made = build(side, step, rank, old)
     if len(made) == 1:
         part.problems += [f"{path}: no call in it; there is nothing to draw", *side.problems]

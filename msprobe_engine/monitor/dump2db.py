@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from msprobe_engine.dump.completeness import missing_ranks, missing_records, missing_steps
+from msprobe_engine.dump.layout import DUMP
 from msprobe_engine.dump.parsed import DumpedTensor, StepDump
 from msprobe_engine.dump.reader import DumpDirectory, open_dump
 from msprobe_engine.errors import DumpFormatError, UsageError
@@ -54,6 +56,8 @@ def dump2db(directory: Path, source: Path, options: Options) -> Imported:
 def _convert(dump: DumpDirectory, database: TrendDatabase, options: Options, done: Imported) -> None:
     known = database.imported()
     units = [(step, rank, name) for step in dump.steps for rank, name in ranks_of(dump, step)]
+    missing = [*missing_steps(dump), *(sentence for step in dump.steps for sentence in missing_ranks(dump, step))]
+    done.problems |= dict.fromkeys(missing, 1)
     start, longest, present = 0, 1, -1
     with bar("reading", len(units)) as advance:
         for step, rank, name in units:
@@ -66,10 +70,13 @@ def _convert(dump: DumpDirectory, database: TrendDatabase, options: Options, don
                 done.skipped += 1
             else:
                 try:
-                    micro = _add(dump.load(step, name), rank, begin, database, options, done, unit)
+                    loaded = dump.load(step, name)
+                    micro = _add(loaded, rank, begin, database, options, done, unit)
                 except (DumpFormatError, UsageError) as error:
                     done.problems[f"{unit}: {error}"] = 1
                     continue
+                missing = missing_records(loaded.directory / DUMP, loaded.header, len(loaded.entries), recovered=loaded.recovered)
+                done.problems |= dict.fromkeys(missing, 1)
                 longest = max(longest, micro)
             advance(unit)
 

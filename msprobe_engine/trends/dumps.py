@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from msprobe_engine.dump.completeness import missing_ranks, missing_records, missing_steps
+from msprobe_engine.dump.layout import DUMP
 from msprobe_engine.dump.parsed import DumpedTensor
 from msprobe_engine.dump.reader import DumpDirectory
 from msprobe_engine.errors import DumpFormatError, UsageError
@@ -42,7 +44,8 @@ class DumpSource:
         steps = [step for step in dump.steps if wanted.steps is None or step in wanted.steps]
         self._places = [(step, rank, name) for step in steps for rank, name in ranks_of(dump, step)]
         self.ranks = sorted({rank for _, rank, _ in self._places if wanted.ranks is None or rank in wanted.ranks})
-        self._problems: dict[str, int] = {}
+        missing = [*missing_steps(dump, wanted.steps or ()), *(sentence for step in steps for sentence in missing_ranks(dump, step))]
+        self._problems: dict[str, int] = dict.fromkeys(missing, 1)
         self._kept: dict[int, list[Part]] = {}
         self._room = KEPT_ROWS
         self._told: set[int] = set()
@@ -94,6 +97,8 @@ class DumpSource:
         except (DumpFormatError, UsageError) as error:
             self._problems[f"step {step} rank {rank}: {error}"] = 1
             return
+        missing = missing_records(dump.directory / DUMP, dump.header, len(dump.entries), recovered=dump.recovered)
+        self._problems |= dict.fromkeys(missing, 1)
         calls = calls_of(dump, self.unwrap)
         seen: dict[str, list[str]] = {}
         entries = [(entry, call) for entry in dump.entries.values() if (call := calls.get(entry.name)) is not None]

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from msprobe_engine.accuracy.results import bare_name
 from msprobe_engine.accuracy.settings import ALWAYS_BLOCKED, BLOCKED_THERE, PrecheckSettings
 from msprobe_engine.dump import layout
+from msprobe_engine.dump.completeness import missing_records
 from msprobe_engine.dump.reader import framework_of, open_dump
 from msprobe_engine.dump.stream import open_records
 from msprobe_engine.errors import DumpFormatError, UsageError
@@ -64,12 +65,14 @@ class DumpCalls:
         framework: ``pytorch``, ``mindspore``, ``mindtorch``.
         calls: in the order of the file.
         remarks: what of the file was not taken, one line each.
+        missing: sentences about records that the file cannot have (`dump.completeness`).
     """
 
     file: Path
     framework: str
     calls: tuple[Call, ...]
     remarks: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
 
 
 def find_dump(path: str | Path) -> Path:
@@ -100,9 +103,10 @@ def read_calls(path: str | Path) -> DumpCalls:
     file = find_dump(path)
     forward: dict[str, Mapping[str, Any]] = {}
     backward: dict[str, Mapping[str, Any]] = {}
-    modules, odd = 0, []
+    modules, odd, count = 0, [], 0
     with open_records(file) as records:
         for block in records:
+            count += len(block)
             for key, record in block.items():
                 name, _, direction = printable(utf8(key)).rpartition(".")  # as the result files have it
                 if key.startswith(tuple(f"{kind}." for kind in _MODULES[:2])):
@@ -112,7 +116,7 @@ def read_calls(path: str | Path) -> DumpCalls:
                 else:
                     (forward if direction == "forward" else backward)[name] = record
         header = dict(records.header)
-        recovered = records.recovered
+    missing = missing_records(file, header, count, recovered=records.recovered, repeated=records.repeated)
     further = {name: forward[first] for name in backward if name not in forward and (first := of_first_pass(name)) in forward}
     alone = len(backward.keys() - forward.keys() - further.keys())
     if not forward:
@@ -124,10 +128,8 @@ def read_calls(path: str | Path) -> DumpCalls:
         remarks.append(f"{len(odd)} records are no calls (the first: {odd[0][:120]})")
     if alone:
         remarks.append(f"{alone} backward records have no forward record; they cannot be checked")
-    if recovered:
-        remarks.append("the run was killed before it wrote dump.json; what its frame log holds is checked")
     calls = tuple(Call(name, record, backward.get(name)) for name, record in (*forward.items(), *further.items()))
-    return DumpCalls(file, framework_of(header, forward.values()), calls, tuple(remarks))
+    return DumpCalls(file, framework_of(header, forward.values()), calls, tuple(remarks), tuple(missing))
 
 
 def without_repeats(calls: Iterable[Call]) -> list[Call]:

@@ -44,6 +44,7 @@ class Outcome:
         repeats: calls that were left out because they repeat an earlier one.
         seconds: the check took.
         compat: of the options.
+        missing: sentences about what the dump cannot have.
     """
 
     result_path: Path
@@ -54,6 +55,7 @@ class Outcome:
     repeats: int
     seconds: float
     compat: bool
+    missing: Sequence[str] = ()
 
     @property
     def exit_code(self) -> int:
@@ -62,7 +64,7 @@ class Outcome:
             return 0
         if self.tally.errors:
             return 1
-        return 3 if self.tally.incomplete else 0
+        return 3 if self.tally.incomplete or self.missing else 0
 
     def text(self) -> str:
         """The summary for the console."""
@@ -97,6 +99,8 @@ def check_dump(
     calls = without_repeats(dump.calls) if options.filter_api else list(dump.calls)
     for remark in (*dump.remarks, *remarks_on_lists(calls, settings, options.compat is not None)):
         get_logger().warning("%s", printable(f"{dump.file}: {remark}"))
+    for sentence in dump.missing:
+        get_logger().warning("%s", printable(sentence))
     order = [call.name for call in calls]
     there = Path(out_path).exists()
     with _files(out_path, resume, options, settings, dump.framework) as files:
@@ -130,6 +134,7 @@ def check_dump(
         repeats=len(dump.calls) - len(calls),
         seconds=time.perf_counter() - began,
         compat=options.compat is not None,
+        missing=dump.missing,
     )
 
 

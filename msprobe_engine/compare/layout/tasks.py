@@ -16,7 +16,7 @@ from msprobe_engine.compare.match import Matching
 from msprobe_engine.compare.side import Side
 from msprobe_engine.compare.source import Sources, Task
 from msprobe_engine.diagnose import layouts, measure
-from msprobe_engine.diagnose.run import read_step
+from msprobe_engine.diagnose.load import read_step
 from msprobe_engine.dump import layout
 from msprobe_engine.dump.reader import open_dump
 from msprobe_engine.dump.stream import open_records

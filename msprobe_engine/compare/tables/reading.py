@@ -5,23 +5,26 @@ xlsx is Office Open XML (ECMA-376): sheets in ``xl/worksheets``, texts inline or
 
 from __future__ import annotations
 
-import csv
 import re
-import zipfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 from xml.etree import ElementTree
 
+from msprobe_engine.core.io.archives import DAMAGED_ARCHIVE, Limits, open_member, read_members
+from msprobe_engine.core.io.csv_text import read_rows
 from msprobe_engine.core.io.damaged_files import DAMAGED
+from msprobe_engine.core.io.input_files import open_input
 from msprobe_engine.errors import DumpFormatError
 from msprobe_engine.sinks.names import plain_name
 
 _MAIN = "{http://schemas.openxmlformats.org/spreadsheetml/2006/main}"
 _LETTERS = re.compile(r"[A-Z]{1,3}")
-_MOST_BYTES = 4 << 30
-"""Of one member of an xlsx; more is no table but an attack on the memory."""
+_LIMITS = Limits(member=4 << 30, total=64 << 30)
+_MOST_SHARED = 512 << 20
+"""Bytes of the texts that sheets share: they are kept in memory."""
+_MOST_COLUMNS = 16_384
+"""Of Excel; a row is in memory as a whole."""
 
 Row = list[str]
 
@@ -34,43 +37,40 @@ def read_table(path: Path) -> Iterator[Row]:
     """
     try:
         yield from _csv(path) if path.suffix == ".csv" else _xlsx(path)
-    except (OSError, EOFError, csv.Error, zipfile.BadZipFile, zlib.error, ElementTree.ParseError, RuntimeError, *DAMAGED) as error:
+    except (OSError, ElementTree.ParseError, *DAMAGED_ARCHIVE, *DAMAGED) as error:
         raise DumpFormatError(f"{path}: is no table that can be read ({error}); it was cut off or is of another program") from None
 
 
 def _csv(path: Path) -> Iterator[Row]:
-    with open(path, newline="", encoding="utf-8-sig") as file:
-        for row in csv.reader(file):
-            yield [plain_name(cell) for cell in row]
+    for row in read_rows(path):
+        yield [plain_name(cell) for cell in row]
 
 
 def _xlsx(path: Path) -> Iterator[Row]:
-    with zipfile.ZipFile(path) as archive:
-        names = archive.namelist()
-        shared = _shared(archive) if "xl/sharedStrings.xml" in names else []
-        sheets = sorted((n for n in names if re.fullmatch(r"xl/worksheets/sheet\d+\.xml", n)), key=lambda n: int(re.sub(r"\D", "", n)))
+    with open_input(path) as file:
+        members = read_members(file, _LIMITS)
+        shared: list[str] = []
+        if (texts := members.get("xl/sharedStrings.xml")) is not None:
+            if texts.file_size > _MOST_SHARED:
+                raise ValueError(f"its texts have {texts.file_size:,} bytes; {_MOST_SHARED:,} are the most")
+            with open_member(file, texts) as opened:
+                shared = _shared(opened)
+        sheets = [name for name in members if re.fullmatch(r"xl/worksheets/sheet\d{1,9}\.xml", name)]
         header: Row | None = None
-        for name in sheets:
-            with _member(archive, name) as file:
-                for row in _rows(file, shared):
+        for name in sorted(sheets, key=lambda name: int(re.sub(r"\D", "", name))):
+            with open_member(file, members[name]) as opened:
+                for row in _rows(opened, shared):
                     if header is None or row != header:
                         yield row
                     header = header or row
 
 
-def _member(archive: zipfile.ZipFile, name: str) -> IO[bytes]:
-    if archive.getinfo(name).file_size > _MOST_BYTES:
-        raise ValueError(f"{name} has {archive.getinfo(name).file_size:,} bytes")
-    return archive.open(name)
-
-
-def _shared(archive: zipfile.ZipFile) -> list[str]:
+def _shared(file: IO[bytes]) -> list[str]:
     texts: list[str] = []
-    with _member(archive, "xl/sharedStrings.xml") as file:
-        for _, element in ElementTree.iterparse(file):
-            if element.tag == f"{_MAIN}si":
-                texts.append(_inner(element))
-                element.clear()
+    for _, element in ElementTree.iterparse(file):
+        if element.tag == f"{_MAIN}si":
+            texts.append(_inner(element))
+            element.clear()
     return texts
 
 
@@ -85,6 +85,8 @@ def _rows(file: IO[bytes], shared: list[str]) -> Iterator[Row]:
         row: Row = []
         for cell in element.iter(f"{_MAIN}c"):
             at = _column(cell.get("r", ""), len(row))
+            if at >= _MOST_COLUMNS:
+                raise ValueError(f"a row has more than {_MOST_COLUMNS} columns")
             row += [""] * (at + 1 - len(row))
             kind, value = cell.get("t"), cell.find(f"{_MAIN}v")
             if kind == "inlineStr":

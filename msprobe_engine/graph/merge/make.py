@@ -62,8 +62,6 @@ def _sides(members: _Members, given: Layout | None, problems: list[str]) -> dict
         except DumpFormatError as error:
             problems.append(f"{error}. The whole is without it")
             continue
-        if side.recovered:
-            problems.append(f"{path}: the process was killed before it wrote this file; read from its frame log")
         found[rank] = side if given is None else places.placed(given, rank, side)
         problems += [problem for problem in side.problems if problem not in problems]
     if not found:

@@ -1,0 +1,67 @@
+"""What is missing of a step, as far as its files tell: the one place that all commands ask, so that none calls a part the whole.
+
+A dump of the existing tool has neither the key ``complete`` nor a mark; nothing is missing of it as far as it tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from msprobe_engine.dump import layout
+from msprobe_engine.dump.reader import DumpDirectory
+from msprobe_engine.sentences import Sentence
+
+_MOST = 8
+
+
+def missing_records(file: Path, header: Mapping[str, Any], count: int, *, recovered: bool = False, repeated: int = 0) -> list[str]:
+    """Sentences about one rank of one step; empty when nothing says that records are missing.
+
+    Args:
+        file: its dump.json or debug.json.
+        header: the keys of the file but its data.
+        count: of its records.
+        recovered: the records are those of the frame log.
+        repeated: records of which there are several under one name, so that only one of each was read.
+    """
+    found: list[str] = []
+    if recovered:
+        found.append(Sentence("{0}: the process was killed before it wrote this file; read from its frame log", file))
+    if header.get("complete", True) is False or (not recovered and (file.parent / layout.MARKER).exists()):
+        found.append(Sentence("{0}: the run ended before this step was whole, or still writes it; records may be missing", file))
+    if lost := header.get("lost"):
+        found.append(Sentence("{0}: the run could not keep everything: {1}", file, _counts(lost)))
+    if not count:
+        found.append(Sentence("{0}: no record in it", file))
+    if repeated:
+        template = "{0}: {1} records stand more than once under one name; of those close together the last counts"
+        found.append(Sentence(template, file, f"{repeated:,}"))
+    return found
+
+
+def missing_ranks(dump: DumpDirectory, step: int) -> list[str]:
+    """Sentences about the directories of ranks of a step that hold no dump."""
+    names = dump.empty_ranks(step)
+    if not names:
+        return []
+    more = f" and {len(names) - _MOST:,} more" if len(names) > _MOST else ""
+    template = "{0}, step {1}: no dump.json in {2}; were they killed before they wrote it, or is it a copy of a part?"
+    return [Sentence(template, dump.root, step, f"{', '.join(names[:_MOST])}{more}")]
+
+
+def missing_steps(dump: DumpDirectory, steps: Collection[int] = ()) -> list[str]:
+    """A sentence about the steps of which there are directories and no dump; of all steps, or of those that are asked for."""
+    empty = [step for step in dump.empty_steps if not steps or step in steps]
+    if not empty:
+        return []
+    more = f" and {len(empty) - _MOST:,} more" if len(empty) > _MOST else ""
+    return [Sentence("{0}: no dump.json in the directories of steps {1}", dump.root, f"{', '.join(map(str, empty[:_MOST]))}{more}")]
+
+
+def _counts(lost: Any) -> str:
+    if not isinstance(lost, Mapping):
+        return str(lost)[:80]
+    shown = [f"{str(reason)[:80]} {str(count)[:20]}" for reason, count in list(lost.items())[:_MOST]]
+    return ", ".join(shown) + (f" and {len(lost) - _MOST} more" if len(lost) > _MOST else "")
