@@ -13,6 +13,7 @@ from msprobe_engine.config_check.background import flush_all
 from msprobe_engine.core.io.claims import claim_directory
 from msprobe_engine.errors import MissingExtraError, SinkError, UsageError
 from msprobe_engine.log import one_line, warn_once
+from msprobe_integrations.common.run_config import usable_key
 
 if TYPE_CHECKING:
     from msprobe_engine.config_check.comparison import Comparison
@@ -43,6 +44,9 @@ class ConfigChecker:
         micro_steps: forward passes that are collected: a number n (the first n), a list of numbers from 0, or ``"all"``, as the
             existing tool does.
         evaluation: forward passes of evaluation count as well (the model is in eval mode, without gradients).
+        environment: names and patterns (``MY_*``) of variables whose values are collected beside those that are known to matter.
+        key_file: holds a key; values that are not collected are compared by digests then. None: ``MSPROBE_CONFIG_KEY`` or
+            ``MSPROBE_CONFIG_KEY_FILE`` of the environment, else no digests.
         statistics: False: digests of weights without the existing tool's statistics, which take four more passes over them.
 
     Raises:
@@ -61,10 +65,14 @@ class ConfigChecker:
         micro_steps: int | Sequence[int] | str = 1,
         evaluation: bool = False,
         statistics: bool = True,
+        environment: Sequence[str] = (),
+        key_file: str | Path | None = None,
     ) -> None:
         module = _module_of(fmk)
         checker = getattr(module, _FRAMEWORKS[fmk][2])
-        static = _static(shell_path)
+        if isinstance(environment, str):
+            raise UsageError(f"environment is {environment!r}; allowed: a list of names and patterns, also for one name")
+        static = _static(shell_path, environment, usable_key(key_file))
         self._checker: Any = None
         given = Path(output_zip_path)
         try:
@@ -75,6 +83,8 @@ class ConfigChecker:
                 micro_steps=micro_steps,
                 evaluation=evaluation,
                 statistics=statistics,
+                environment=environment,
+                key_file=key_file,
             )
         except (SinkError, OSError) as fault:
             module.undo_patches()
@@ -146,7 +156,7 @@ def _module_of(fmk: str) -> ModuleType:
     return importlib.import_module(module)
 
 
-def _static(shell_path: Sequence[str | Path] | None) -> dict[str, Any]:
+def _static(shell_path: Sequence[str | Path] | None, added: Sequence[str], key: bytes) -> dict[str, Any]:
     """Entries of what the scripts say."""
     if not shell_path:
         return {}
@@ -155,4 +165,4 @@ def _static(shell_path: Sequence[str | Path] | None) -> dict[str, Any]:
     from msprobe_engine.config_check.collect_pack import static_entries
     from msprobe_engine.config_check.static import collect_static
 
-    return static_entries(collect_static(list(shell_path)))
+    return static_entries(collect_static(list(shell_path)), added=added, key=key)

@@ -29,7 +29,8 @@ examples:
 exit codes:
   0  no difference that matters (harmless ones may be listed); collected
   1  differences
-  2  cannot: no pack, a file that cannot be read or written, wrong usage"""
+  2  cannot: no pack, a file that cannot be read or written, wrong usage
+  3  no difference in what can be compared, and a variable that may change the numbers cannot be (its value is masked)"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,6 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     do.add_argument("-sc", "--slime-compare", "--slime_compare", nargs=2, metavar=("LOG", "BENCH"), help="arguments in two logs of slime")
     do.add_argument("--script-args", metavar="WORDS", help="what the scripts of -d are called with, as one text: '4 8'")
+    do.add_argument(
+        "--env", nargs="+", default=[], metavar="NAME", help="collect the values of these variables too; patterns like 'MY_*' are allowed"
+    )
+    do.add_argument(
+        "--key-file", metavar="FILE", help="a key: values that are not collected are compared by digests (or MSPROBE_CONFIG_KEY[_FILE])"
+    )
     out = parser.add_argument_group("what comes out")
     out.add_argument(
         "-o", "--output", metavar="PATH", help=f"pack (default {PACK}), directory ({RESULT}), or JSON of checkpoints ({CHECKPOINT})"
@@ -101,6 +108,9 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError("--verify GOOD PACK compares two packs; -d collects what is there now: leave one of them out")
     if args.script_args is not None and not args.dump:
         raise UsageError("--script-args are arguments of the scripts behind -d; name a script there")
+    collects = args.dump is not None or (args.verify and len(args.verify) == 1)
+    if (args.env or args.key_file) and not collects:
+        raise UsageError("--env and --key-file say what is collected; they belong to -d and to --verify GOOD")
     if args.top < 0:
         raise UsageError(f"--top {args.top}: 0 or more is allowed")
 
@@ -119,8 +129,9 @@ def _outputs(args: argparse.Namespace) -> None:
 
 def _collect(args: argparse.Namespace) -> int:
     from msprobe_engine.config_check.collect_pack import collect
+    from msprobe_engine.config_check.environment import read_key
 
-    path, notes = collect(args.dump, args.output or PACK, _script_arguments(args))
+    path, notes = collect(args.dump, args.output or PACK, _script_arguments(args), added=args.env, key=read_key(args.key_file))
     print(f"Pack: {path}")
     _say("note", notes)
     return 0
@@ -138,11 +149,14 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace) -> int:
+    from msprobe_engine.config_check.environment import read_key
     from msprobe_engine.config_check.pack_kind import pack_of
     from msprobe_engine.config_check.verify import verify
 
     good, *pack = map(pack_of, args.verify)
-    return _report(args, verify(good, args.dump or (), pack[0] if pack else None, _script_arguments(args)), args.output)
+    key = b"" if pack else read_key(args.key_file)
+    found = verify(good, args.dump or (), pack[0] if pack else None, _script_arguments(args), added=args.env, key=key)
+    return _report(args, found, args.output)
 
 
 def _script_arguments(args: argparse.Namespace) -> list[str] | None:

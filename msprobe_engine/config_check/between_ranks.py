@@ -12,13 +12,15 @@ from msprobe_engine.config_check import plain
 from msprobe_engine.config_check.compare_env import of_job
 from msprobe_engine.config_check.compare_system import facts, judged
 from msprobe_engine.config_check.difference import DATASET, ENV, SETTINGS, SYSTEM, WEIGHTS, listed, short
-from msprobe_engine.config_check.env_rules import environment_rules
+from msprobe_engine.config_check.env_rules import OF_PROCESS, environment_rules
+from msprobe_engine.config_check.environment import Environment
 from msprobe_engine.config_check.pack import Pack, read_pack
 from msprobe_engine.config_check.pack_side import DYNAMIC_FILE, PackSide
 from msprobe_engine.config_check.severity import CHANGES, HARMLESS, MAY, SEVERITIES
 from msprobe_engine.config_check.terms import known_terms
 
 NOT_THERE = "not there"
+MOST_NAMES = 6
 MOST_RANKS = 2**20
 """A job of more is a number that somebody made up."""
 _PARTS = {"env": "environment", "hyperparameters": "settings", "system": "system"}
@@ -123,7 +125,9 @@ def between_ranks(pack: str | Path | Pack) -> Ranks:
         return out
     rules, terms = environment_rules(), known_terms()
     if side.pack.by_rank("env"):
-        variables = {rank: of_job(one) for rank, one in side.env(True).items()}
+        environments = side.env(True)
+        variables = {rank: of_job(one) for rank, one in environments.items()}
+        _values_not_shown(out, environments)
         _hold(out, ENV, variables, lambda name: (rules.of(name).severity, rules.of(name).why))
     else:
         out.notes.append("the environment was not collected rank by rank")
@@ -140,6 +144,17 @@ def between_ranks(pack: str | Path | Pack) -> Ranks:
     _weights(out, side)
     out.deviations.sort(key=lambda one: (SEVERITIES.index(one.severity), one.sheet, one.name))
     return out
+
+
+def _values_not_shown(out: Ranks, environments: Mapping[int, Environment]) -> None:
+    """What cannot be held against each other: values that are not in the pack and have no digest."""
+    names = sorted({name for one in environments.values() for name, hidden in one.withheld.items() if not hidden.digest} - OF_PROCESS)
+    if not names:
+        return
+    out.notes.append(f"{len(names)} variables of the environment are in the pack without their values and without digests; not compared")
+    matter = [name for name in names if environment_rules().of(name).severity != HARMLESS]
+    if matter:
+        out.missing.append(f"values that may change the numbers are masked in the pack: {', '.join(matter[:MOST_NAMES])}")
 
 
 def _missing(side: PackSide, ranks: tuple[int, ...]) -> list[str]:

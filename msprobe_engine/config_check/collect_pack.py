@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,15 +11,20 @@ from typing import Any
 from msprobe_engine.config_check import entries, environment, packages, system
 from msprobe_engine.config_check.found import StaticSettings
 from msprobe_engine.config_check.pack import PackWriter
-from msprobe_engine.config_check.secrets import cleaned
+from msprobe_engine.config_check.secret_names import secret_variable
+from msprobe_engine.config_check.secrets import cleaned, masked_value
 from msprobe_engine.config_check.shell.context import ONLY_A_RUN_KNOWS
 from msprobe_engine.config_check.static import collect_static
-from msprobe_engine.core.io.claims import claim_directory
-
-_MOST_NAMES = 10
 
 
-def collect(paths: Sequence[str | Path], output: str | Path, arguments: Sequence[str] | None = None) -> tuple[Path, list[str]]:
+def collect(
+    paths: Sequence[str | Path],
+    output: str | Path,
+    arguments: Sequence[str] | None = None,
+    *,
+    added: Sequence[str] = (),
+    key: bytes = b"",
+) -> tuple[Path, list[str]]:
     """Write a pack of this environment and of the settings in `paths`. Scripts are read as they would start here: with the variables of
     this environment, but those that look like secrets or are others in every shell.
 
@@ -26,6 +32,7 @@ def collect(paths: Sequence[str | Path], output: str | Path, arguments: Sequence
         paths: launch scripts and settings files, see `collect_static`; none: environment, packages and machine only.
         output: the pack, ends in ``.zip``.
         arguments: what the scripts would be called with; None: not known.
+        added, key: see `environment.collect`.
 
     Returns:
         where the pack is, and what should be known of it.
@@ -35,51 +42,48 @@ def collect(paths: Sequence[str | Path], output: str | Path, arguments: Sequence
         DumpFormatError: a given file cannot be read.
         SinkError: the pack cannot be written.
     """
-    about = environment.collect()
-    found = collect_static(paths, arguments=arguments, inherited=_inherited(about)) if paths else None
+    about = environment.collect(added=added, key=key)
+    found = collect_static(paths, arguments=arguments, inherited=_inherited()) if paths else None
     contents: dict[str, Any] = {}
     contents[entries.ENV] = about.values
+    contents[entries.of_rank("withheld", 0)] = about.entry()
     contents[entries.PIP] = packages.text()
     contents[entries.of_rank("system", 0)] = system.collect()
-    notes = []
-    if about.left_out:
-        notes.append(f"left out of the environment, because their names say that they are secrets: {_listed(about.left_out)}")
-    if about.hidden:
-        notes.append(f"masked in the environment, because their values look like secrets: {_listed(about.hidden)}")
+    notes = about.notes()
     if found is not None:
-        contents |= static_entries(found)
+        contents |= static_entries(found, added=added, key=key)
         notes += found.notes
         if not found.values:
             notes.append(f"no settings were found in {', '.join(map(str, paths))}")
-    given = Path(output)
-    claim = claim_directory(given.parent, None, by_process=True) if given.suffix == ".zip" else None
-    try:
-        writer = PackWriter(given if claim is None else claim.path / given.name)
-        writer.add(contents)
-    finally:
-        if claim is not None:
-            claim.release()
+    writer = PackWriter(output)
+    writer.add(contents)
     return writer.path, notes
 
 
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+def _inherited() -> dict[str, str]:
+    """Variables that scripts may use: a value gets into a pack only as part of a setting, under the masker."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ONLY_A_RUN_KNOWS
+        and not name.startswith("BASH_FUNC_")
+        and len(value) <= environment.LONGEST
+        and not secret_variable(name)
+        and masked_value(name, value) == value
+    }
 
 
-def _inherited(about: environment.Environment) -> dict[str, str]:
-    hidden = {*about.hidden, *ONLY_A_RUN_KNOWS}
-    return {name: value for name, value in about.values.items() if name not in hidden and len(value) <= environment.LONGEST}
-
-
-def static_entries(found: StaticSettings) -> dict[str, Any]:
-    """The entries of settings that were read from files: the existing tool's, and ours with file and line of each."""
+def static_entries(found: StaticSettings, *, added: Sequence[str] = (), key: bytes = b"") -> dict[str, Any]:
+    """The entries of settings that were read from files: the existing tool's, and ours with file and line of each. Of the variables that
+    scripts set the same is written as of those of a process."""
     values = {name: {**asdict(one), "value": cleaned(name, one.value)} for name, one in found.values.items()}
     for name, places in found.conflicts.items():
         values[name]["several"] = [cleaned(name, one.value) for one in places]
+    variables = environment.collect(found.env, added=added, key=key)
     ours = {
         "values": values,
-        "env": {name: cleaned(name, value) for name, value in found.env.items()},
+        "env": variables.values,
+        "withheld": variables.entry(),
         "launches": [
             {"launcher": one.launcher, "program": one.program, "file": one.file, "line": one.line, "condition": one.condition}
             for one in found.launches

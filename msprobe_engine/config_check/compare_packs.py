@@ -65,6 +65,7 @@ class _Work:
             if self._compared(name, found):
                 self.found = found
                 found[name] = checkers[name]()
+                self.out.notes += found[name].notes
         self.out.sheets = {name: found[name] for name in d.CHECKERS if name in found}
         self._later_weights()
         self._ranks()
@@ -73,6 +74,9 @@ class _Work:
             self.out.notes.append(
                 f"neither pack has {' and '.join(_CONTENT[name] for name in neither)}; ConfigChecker in the program collects them"
             )
+        if self.out.unknown:
+            names = ", ".join(self.out.unknown)
+            self.out.problems.append(f"variables of the environment that may change the numbers cannot be compared, see the note: {names}")
         for who, side in (("bench", self.bench), ("cmp", self.cmp)):
             self.out.problems += [f"{who}: {problem}" for problem in side.problems]
             self.out.sides[who] = {"path": os.fspath(side.pack.path), "ours": side.pack.ours, **_described(side)}

@@ -63,8 +63,18 @@ class Comparison:
 
     @property
     def exit_code(self) -> int:
-        """0: no difference that matters, 1: differences."""
-        return 0 if self.equal else 1
+        """0: no difference that matters, 1: differences, 3: none in what can be compared, and something that matters cannot be."""
+        return 1 if not self.equal else 3 if self.unknown else 0
+
+    @property
+    def unknown(self) -> list[str]:
+        """What may change the numbers and cannot be compared."""
+        return [name for sheet in self.sheets.values() for name in sheet.unknown]
+
+    @property
+    def not_shown(self) -> int:
+        """How many values cannot be compared because the packs do not hold them, also those that are harmless."""
+        return sum(sheet.not_shown for sheet in self.sheets.values())
 
     def counts(self) -> dict[str, int]:
         """How many differences there are of each severity."""
@@ -79,7 +89,7 @@ class Comparison:
         """JSON-ready."""
         return {
             "format": FORMAT,
-            "equal": self.equal,
+            "equal": self.equal and not self.unknown,
             "verdict": self.verdict,
             "bench": self.bench,
             "cmp": self.cmp,
@@ -90,6 +100,8 @@ class Comparison:
             "harmless": [one.as_json() for one in self.harmless],
             "derived": {name: {"bench": a, "cmp": b, "equal": equal} for name, (a, b, equal) in self.derived.items()},
             "not_compared": self.not_compared,
+            "unknown": self.unknown,
+            "not_shown": self.not_shown,
             "notes": self.notes,
             "problems": self.problems,
             "sides": self.sides,

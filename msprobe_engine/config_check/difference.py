@@ -128,12 +128,18 @@ class Sheet:
         rows: cells by the columns of `COLUMNS`, and those of `ADDED` where they say something.
         differences: as few as say it all; the same weight at many steps is one.
         compared: how many things were compared.
+        unknown: names of what may change the numbers and cannot be compared.
+        not_shown: how many values in all cannot be compared, because the packs do not hold them.
+        notes: what should be known beside the differences.
     """
 
     name: str
     rows: list[dict[str, Any]] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
     compared: int = 0
+    unknown: tuple[str, ...] = ()
+    not_shown: int = 0
+    notes: list[str] = field(default_factory=list)
 
     @property
     def verdict(self) -> str:

@@ -16,13 +16,13 @@ META = "msprobe/meta.json"
 STATIC_SETTINGS = "msprobe/static.json"
 """Settings read from scripts, with file and line of each; of the command line."""
 
-_RANKED = re.compile(r"msprobe/(ranks|env|system|hyperparameters|random)/rank([0-9]{1,9})\.json")
+_RANKED = re.compile(r"msprobe/(ranks|env|withheld|system|hyperparameters|random)/rank([0-9]{1,9})\.json")
 _STEPPED = re.compile(r"msprobe/(weights|dataset)/step([0-9]{1,18})/rank([0-9]{1,9})\.json")
 _EXISTING = re.compile(r"(weights|dataset)/step([0-9]{1,18})/rank([0-9]{1,9})/(?:weight|dataset)\.json|random/rank([0-9]{1,9})\.json")
 
 
 def of_rank(part: str, rank: int) -> str:
-    """Entry of one rank: ``ranks`` (who wrote), ``env``, ``system``, ``hyperparameters`` or ``random``."""
+    """Entry of one rank: ``ranks`` (who wrote), ``env``, ``withheld`` (of ``env``), ``system``, ``hyperparameters`` or ``random``."""
     return f"msprobe/{part}/rank{rank}.json"
 
 

@@ -65,6 +65,10 @@ class EnvironmentRules:
             rule = self._found[name] = next((one for one in fits if name in one.exact), fits[0])
         return rule
 
+    def is_known(self, name: str) -> bool:
+        """Does a row but the last, which takes everything, name the variable?"""
+        return self.of(name) is not self.rules[-1]
+
 
 def same_value(rule: Rule, a: str | None, b: str | None) -> bool:
     """Do two values of a variable mean the same? None: not set, which is one of the defaults."""

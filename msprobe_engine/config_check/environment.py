@@ -1,47 +1,179 @@
-"""Variables of the environment as they may be written: without secrets, and without what differs in every shell and says nothing."""
+"""Variables of the environment as they may be written.
+
+Values are collected of families that are known to matter to a training (the rows of ``env_rules.yaml`` but its last), and of names that the
+user adds. Of everything else the name is recorded, and where the user has set a key, a keyed digest, so that two packs made with the same
+key can be compared: without the key nobody can tell a value by trying, with it two values are the same or they are not.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
 
-from msprobe_engine.config_check.secrets import HIDDEN, masked, secret_variable
-from msprobe_engine.core.processes import OWNER
+from msprobe_engine.config_check.env_rules import environment_rules
+from msprobe_engine.config_check.secret_names import secret_variable
+from msprobe_engine.config_check.secrets import HIDDEN, masked_value
+from msprobe_engine.errors import UsageError
 
 LONGEST = 32768
 """Characters of one value; longer ones are cut, with a note of their length."""
-_NOISE = frozenset((OWNER, "_", "LS_COLORS", "LESSOPEN", "LESSCLOSE", "PS1", "PS2", "PROMPT_COMMAND", "TERMCAP"))
+KEY, KEY_FILE = "MSPROBE_CONFIG_KEY", "MSPROBE_CONFIG_KEY_FILE"
+SHORTEST_KEY, LONGEST_KEY = 16, 4096
+"""Characters; what is shorter could be found by trying."""
+_NOISE = frozenset(("_", "LS_COLORS", "LESSOPEN", "LESSCLOSE", "PS1", "PS2", "PROMPT_COMMAND", "TERMCAP", KEY))
+
+NOT_KNOWN = "no library of the training is known to read it"
+BY_NAME = "its name says that it is a secret"
+BY_VALUE = "its value looks like a secret"
+REASONS = (NOT_KNOWN, BY_NAME, BY_VALUE)
 
 
-class Environment(NamedTuple):
-    """What is collected.
+@dataclass(frozen=True)
+class Withheld:
+    """A variable whose value is not written, or not all of it.
 
     Attributes:
-        left_out: names of variables that are not in `values` because their name says that they are secrets.
-        hidden: names of variables that had a secret somewhere in their value, which is masked.
+        why: one of `REASONS`.
+        digest: of the value, by the key; empty: there is no key.
     """
 
-    values: dict[str, str]
-    left_out: tuple[str, ...]
-    hidden: tuple[str, ...]
+    why: str
+    digest: str = ""
 
 
-def collect(environ: Mapping[str, str] | None = None) -> Environment:
-    """The environment of this process (or `environ`), sorted by name."""
+@dataclass(frozen=True)
+class Environment:
+    """Variables of one process.
+
+    Attributes:
+        values: what may be written.
+        withheld: by name, what may not; of a name in `values` a part of the value is masked.
+        key: which key the digests are by, one way; empty: there is none.
+    """
+
+    values: Mapping[str, str] = field(default_factory=dict)
+    withheld: Mapping[str, Withheld] = field(default_factory=dict)
+    key: str = ""
+
+    def names(self, why: str) -> list[str]:
+        """Names that are withheld for a reason."""
+        return [name for name, one in self.withheld.items() if one.why == why]
+
+    def entry(self) -> dict[str, Any]:
+        """`withheld` as a pack has it."""
+        return {"key_id": self.key, "variables": {name: {"why": one.why, "digest": one.digest} for name, one in self.withheld.items()}}
+
+    def notes(self, most: int = 10) -> list[str]:
+        """What is not written, by name and with the reason, for people; `most` names each."""
+        said = []
+        for why in REASONS:
+            names = self.names(why)
+            if names:
+                shown = ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+                what = "masked" if why == BY_VALUE else "recorded by name only"
+                kept = f", with a digest by your key ({self.key})" if self.key else ""
+                plural = "s" if len(names) > 1 else ""
+                said.append(
+                    f"{len(names)} variable{plural} of the environment {what}{kept}, because {_of_several(why, len(names))} ({shown})"
+                )
+        if self.names(NOT_KNOWN):
+            said.append("--env NAME (config_check.environment in a probe's settings) collects the value of a variable of your own")
+        return said
+
+
+def _of_several(why: str, count: int) -> str:
+    if count == 1:
+        return why
+    several = {NOT_KNOWN: "no library of the training is known to read them", BY_NAME: "their names say that they are secrets"}
+    return several.get(why, "their values look like secrets")
+
+
+def collect(environ: Mapping[str, str] | None = None, *, added: Sequence[str] = (), key: bytes = b"") -> Environment:
+    """The environment of this process (or `environ`), sorted by name.
+
+    Args:
+        added: names and patterns (``MY_*``) whose values are collected, too.
+        key: see `read_key`; empty: values that are not collected cannot be compared.
+    """
+    rules = environment_rules()
     values: dict[str, str] = {}
-    left_out: list[str] = []
-    hidden: list[str] = []
+    withheld: dict[str, Withheld] = {}
     for name, value in sorted((os.environ if environ is None else environ).items()):
-        if secret_variable(name):
-            left_out.append(name)
-            continue
         if name in _NOISE or name.startswith("BASH_FUNC_"):  # functions of a shell, not settings
             continue
-        shown = masked(value)
-        if shown != value:
-            hidden.append(name)
-            if HIDDEN in shown:
-                shown = HIDDEN
-        values[name] = shown if len(shown) <= LONGEST else f"{shown[:LONGEST]}... ({len(shown)} characters)"
-    return Environment(values, tuple(left_out), tuple(hidden))
+        if secret_variable(name):
+            withheld[name] = Withheld(BY_NAME, digest(key, name, value))
+        elif not rules.is_known(name) and not any(fnmatchcase(name, pattern) for pattern in added):
+            withheld[name] = Withheld(NOT_KNOWN, digest(key, name, value))
+        else:
+            shown = masked_value(name, value)
+            if shown != value:
+                withheld[name] = Withheld(BY_VALUE, digest(key, name, value))
+            values[name] = shown if len(shown) <= LONGEST else f"{shown[:LONGEST]}... ({len(shown)} characters)"
+    return Environment(values, withheld, key_id(key))
+
+
+def of_entries(values: Mapping[str, Any], withheld: Mapping[str, Any], session_key: bytes) -> Environment:
+    """The environment as a pack has it. A pack that does not say what it withheld (the existing tool's, those of earlier versions) may hold
+    anything: its values are treated as this process' are, by `session_key`, so that two such packs can be compared and nothing is shown."""
+    texts = {name: value for name, value in values.items() if isinstance(value, str)}
+    variables = withheld.get("variables")
+    if not isinstance(variables, Mapping):
+        return collect({name: value for name, value in texts.items() if value != HIDDEN}, key=session_key)
+    found = {
+        str(name): Withheld(str(one.get("why", "")), str(one.get("digest", "")))
+        for name, one in variables.items()
+        if isinstance(one, Mapping)
+    }
+    shown = {name: masked_value(name, value) for name, value in texts.items() if not secret_variable(name)}
+    return Environment(shown, found, str(withheld.get("key_id", "")))
+
+
+def digest(key: bytes, name: str, value: str) -> str:
+    """HMAC-SHA256 of name and value, 128 bits of it; empty without a key."""
+    if not key:
+        return ""
+    return _hmac(key, "msprobe variable", name, value)[:32]
+
+
+def key_id(key: bytes) -> str:
+    """Tells keys apart, and nothing of a key itself; empty without one."""
+    return _hmac(key, "msprobe key")[:16] if key else ""
+
+
+def _hmac(key: bytes, *texts: str) -> str:
+    return hmac.new(key, "\0".join(texts).encode("utf-8", "surrogateescape"), hashlib.sha256).hexdigest()
+
+
+def read_key(file: str | Path | None = None, environ: Mapping[str, str] | None = None) -> bytes:
+    """The user's key: of `file`, else of the variable `KEY`, else of the file that the variable `KEY_FILE` names; empty: there is none.
+
+    Raises:
+        UsageError: the file cannot be read, or the key is too short or too long.
+    """
+    variables = os.environ if environ is None else environ
+    text, where = variables.get(KEY, "").strip(), f"the variable {KEY}"
+    file = file or ("" if text else variables.get(KEY_FILE, ""))
+    if file:
+        where = f"the key file {file}"
+        try:
+            fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            with open(fd, "rb") as opened:
+                text = opened.read(LONGEST_KEY + 2).decode("utf-8", "surrogateescape").strip()
+        except OSError as error:
+            raise UsageError(
+                f"{where} cannot be read: {error.strerror or error}; values of other variables would not be compared"
+            ) from error
+    if not text and not file:
+        return b""
+    if not SHORTEST_KEY <= len(text) <= LONGEST_KEY:
+        raise UsageError(
+            f"{where} holds {len(text)} characters; {SHORTEST_KEY} to {LONGEST_KEY} are allowed: 'openssl rand -hex 32' makes a key"
+        )
+    return text.encode("utf-8", "surrogateescape")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine.config_check import entries, job, pack_file
-from msprobe_engine.config_check.secrets import masked_tree
+from msprobe_engine.config_check.secrets import cleaned, masked_shapes, masked_tree
 from msprobe_engine.core.io.damaged_files import guard_reading
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.io.output_files import make_directory, write_file
@@ -33,6 +33,8 @@ MOST_ENTRY_BYTES = 2**30
 MOST_PACKED = 1100
 """An entry that unpacks to more than so many times its size, and to more than a few MB, was made to fill a memory: deflate ends at 1032."""
 _OF_TENSORS = ("weights/", "dataset/", "msprobe/weights/", "msprobe/dataset/")
+_OF_DIGESTS = ("random/", "msprobe/random/", "msprobe/ranks/", "msprobe/withheld/", entries.META)
+"""Entries of which texts that look generated are digests and names of processes."""
 _OWN = ("env", "pip", "hyperparameters/", "dataset/", "weights/", "random/", "msprobe/")
 
 
@@ -86,7 +88,7 @@ class PackWriter:
         Raises:
             SinkError: the pack cannot be written, or would be larger than `MOST_BYTES`; what was in it is as before.
         """
-        made = {name: encode(content if name.startswith(_OF_TENSORS) else masked_tree(content)) for name, content in contents.items()}
+        made = {name: encode(_masked(name, content)) for name, content in contents.items()}
         for name, content in made.items():
             if len(content) > MOST_ENTRY_BYTES:
                 raise SinkError(f"entry {one_line(name)} has {len(content)} bytes; a pack takes entries of {MOST_ENTRY_BYTES} at most")
@@ -179,6 +181,15 @@ class PackWriter:
             f"pack {shared}",
             f"config check: {one_line(str(shared))} is on a file system without locks ({refused}); this node writes {self.path.name}",
         )
+
+
+def _masked(name: str, content: Any) -> Any:
+    """An entry's content as it may be written, whatever who adds it has done before."""
+    if name.startswith(_OF_TENSORS):
+        return content
+    if isinstance(content, str) or name.startswith(_OF_DIGESTS):
+        return masked_shapes(content) if name == entries.PIP else masked_tree(content)
+    return cleaned("", content)
 
 
 def of_node(path: Path, host: str) -> Path:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from msprobe_engine.config_check import entries
 from msprobe_engine.config_check.by_rank import NO_RANK
 from msprobe_engine.config_check.compare_tensors import Place, Tensors, flat_tags
+from msprobe_engine.config_check.environment import Environment, of_entries
 from msprobe_engine.config_check.pack import Pack
 from msprobe_engine.config_check.plain import Several
 from msprobe_engine.config_check.secrets import cleaned
@@ -21,6 +23,10 @@ MOST_LEVELS = 100
 OF_RANK = ("rank", "local_rank", "node_rank", "device", "pid", "hostname")
 """Last parts of the names of settings that every rank has its own of."""
 DYNAMIC_FILE = entries.DYNAMIC.rpartition("/")[2]
+
+
+_SESSION_KEY = secrets.token_bytes(32)
+"""Of this process: digests of values in packs that hold all variables, see `of_entries`."""
 
 
 class PackSide:
@@ -52,14 +58,24 @@ class PackSide:
             return bool(self.pack.by_rank("system"))
         return bool(self.pack.existing(part) or self.pack.by_step(part))
 
-    def env(self, by_rank: bool) -> dict[int, Mapping[str, str]]:
+    def env(self, by_rank: bool) -> dict[int, Environment]:
         """Variables by rank, or one for all; of the command line with those that its scripts set."""
-        ranks = self.pack.by_rank("env")
+        ranks, withheld = self.pack.by_rank("env"), self.pack.by_rank("withheld")
         if by_rank and ranks:
-            return {rank: _texts(self._mapping(name)) for rank, name in ranks.items()}
+            return {
+                rank: of_entries(self._mapping(name), self._mapping(withheld.get(rank, "")), _SESSION_KEY) for rank, name in ranks.items()
+            }
         one = self._mapping(entries.ENV) if entries.ENV in self.pack else self._mapping(next(iter(ranks.values()), ""))
-        scripts = self.static.get("env")
-        return {NO_RANK: _texts({**one, **(scripts if isinstance(scripts, dict) else {})})}
+        all_ranks = of_entries(one, self._mapping(next(iter(withheld.values()), "")), _SESSION_KEY)
+        set_by_scripts = self.static.get("env")
+        if not isinstance(set_by_scripts, dict):
+            return {NO_RANK: all_ranks}
+        hidden = self.static.get("withheld")
+        scripts = of_entries(set_by_scripts, hidden if isinstance(hidden, dict) else {}, _SESSION_KEY)
+        names = {*scripts.values, *scripts.withheld}
+        before = {name: value for name, value in all_ranks.values.items() if name not in names}
+        others = {name: hidden for name, hidden in all_ranks.withheld.items() if name not in names}
+        return {NO_RANK: Environment({**before, **scripts.values}, {**others, **scripts.withheld}, all_ranks.key)}
 
     def packages(self) -> dict[str, list[str]]:
         """Name to versions."""
@@ -183,10 +199,6 @@ def _is_deep(value: Any) -> bool:
 
 def _tensors_of(entry: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {name: one for name, one in entry.items() if isinstance(one, dict)}
-
-
-def _texts(variables: Mapping[str, Any]) -> dict[str, str]:
-    return {name: value for name, value in variables.items() if isinstance(value, str)}
 
 
 def _resolved(entry: Mapping[str, Any]) -> list[Setting]:

@@ -26,6 +26,11 @@ def headline(found: Comparison, lines: Mapping[str, int] | None = None) -> str:
     """
     counts = found.counts()
     harmless = f"{counts[HARMLESS]} harmless" if counts[HARMLESS] else "none"
+    if found.equal and found.unknown:
+        names = ", ".join(found.unknown[:MOST_HARMLESS]) + (", ..." if len(found.unknown) > MOST_HARMLESS else "")
+        return f"Cannot tell: {len(found.unknown)} of what may change the numbers cannot be compared ({names}); no difference in the rest."
+    if found.equal and found.not_shown:
+        return f"No difference that matters ({harmless}; {found.not_shown} not comparable)."
     if found.equal:
         return f"No difference that matters ({harmless})." if counts[HARMLESS] else "No difference."
     told = {severity: _in_lines(counts[severity], (lines or {}).get(severity, counts[severity])) for severity in (CHANGES, MAY)}

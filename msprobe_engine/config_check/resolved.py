@@ -8,7 +8,8 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from msprobe_engine.config_check.secrets import HIDDEN, cleaned, secret_setting
+from msprobe_engine.config_check.secret_names import secret_setting
+from msprobe_engine.config_check.secrets import HIDDEN, cleaned
 
 DEFAULT, FLAG, FILE, ENVIRONMENT, CODE = "default", "flag", "file", "environment", "code"
 ORIGINS = (DEFAULT, FLAG, FILE, ENVIRONMENT, CODE)

@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from msprobe_engine.config_check import tree_files
+from msprobe_engine.config_check.environment import BY_NAME, BY_VALUE
 from msprobe_engine.config_check.found import Found, Launch, StaticSettings
 from msprobe_engine.config_check.launchers import DISTRIBUTED, STARTING_RANKS, Parsed, parse
 from msprobe_engine.config_check.named_files import NamedFiles, directories, tree_settings
 from msprobe_engine.config_check.python_args import read_python
 from msprobe_engine.config_check.sbatch import read_sbatch
-from msprobe_engine.config_check.secrets import cleaned, masked, secret_setting, secret_variable
+from msprobe_engine.config_check.secret_names import secret_setting, secret_variable
+from msprobe_engine.config_check.secrets import cleaned, masked, masked_arguments, masked_value
 from msprobe_engine.config_check.shell.context import Context, Started, short
 from msprobe_engine.config_check.shell.evaluate import read_script
 from msprobe_engine.config_check.shell.values import Place, State, Text, shown, unknown_of
@@ -79,7 +81,7 @@ class _Collector:
     def __init__(self, environment: Mapping[str, str] | None, arguments: Sequence[str] | None, inherited: Mapping[str, str] | None) -> None:
         self._environment, self._arguments, self._inherited = environment, arguments, inherited
         self._out = StaticSettings()
-        self._secrets: set[str] = set()
+        self._secrets: dict[str, set[str]] = {BY_NAME: set(), BY_VALUE: set()}
         self._variables_seen: dict[str, list[str]] = {}
 
     def add(self, path: Path, kind: str) -> None:
@@ -102,10 +104,9 @@ class _Collector:
     def result(self) -> StaticSettings:
         """All that was found, without secrets and with each note once."""
         out = self._out
-        if self._secrets:
-            out.notes.append(
-                f"{len(self._secrets)} values are left out, because they look like secrets: {', '.join(sorted(self._secrets))}"
-            )
+        for why, names in self._secrets.items():
+            if names:
+                out.notes.append(f"{len(names)} values are left out or masked; of each: {why} ({', '.join(sorted(names))})")
         for key, places in list(out.conflicts.items())[:_MAX_CONFLICTS]:
             seen = [f"{'not given' if one.value is None else repr(one.value)} ({one.file}, line {one.line})" for one in places]
             more = f" and {len(seen) - 5} more" if len(seen) > 5 else ""
@@ -127,9 +128,10 @@ class _Collector:
         """Take values over; a key that is there with another value becomes a conflict, and the first counts."""
         out = self._out
         for key, one in found.items():
-            if secret_setting(key, one.value):
-                self._secrets.add(key)
-            one = _replaced(one, _bounded(cleaned(key, one.value)))
+            shown_value = cleaned(key, one.value)
+            if shown_value != one.value:
+                self._secrets[BY_NAME if secret_setting(key, one.value) else BY_VALUE].add(key)
+            one = _replaced(one, _bounded(shown_value))
             before = out.values.setdefault(key, one)
             if before is not one and (before.value, type(before.value)) != (one.value, type(one.value)):
                 self._conflict(key, one)
@@ -191,8 +193,8 @@ class _Collector:
         """Take one command over; the keys that it gives."""
         started = one.started
         argv = tuple(shown(word) for word in started.argv)
-        env = {name: masked(shown(text)) for name, text in started.env.items() if not secret_variable(name)}
-        hidden = self._hidden(argv)
+        env = {name: masked_value(name, shown(text)) for name, text in started.env.items() if not secret_variable(name)}
+        hidden = tuple(masked_arguments(argv))
         condition = masked(started.condition)
         self._out.launches.append(Launch(one.launcher, masked(one.program), hidden, env, started.at.file, started.at.line, condition))
         if started.condition:
@@ -211,28 +213,17 @@ class _Collector:
         self._out.notes += named.notes
         return set(together)
 
-    def _hidden(self, argv: Sequence[str]) -> tuple[str, ...]:
-        """The words of a command without secrets: values of options that hold them, and what has the shape of one."""
-        out: list[str] = []
-        for word in argv:
-            name, equals, value = word.lstrip("-").partition("=")
-            if equals and secret_setting(name, value):
-                out.append(f"{word.partition('=')[0]}={cleaned(name, value)}")
-            elif out and out[-1].startswith("-") and "=" not in out[-1]:
-                out.append(str(cleaned(out[-1].lstrip("-"), word)))
-            else:
-                out.append(masked(word))
-        return tuple(out)
-
     def _variables(self, env: Mapping[str, Text]) -> None:
         """Variables that the script sets for a command; where several commands get other values, all of them."""
         for name, text in env.items():
             if secret_variable(name):
-                self._secrets.add(name)
+                self._secrets[BY_NAME].add(name)
                 continue
             at = text[0].at if text else Place("", 0)
             unknown = unknown_of(text)
-            value = str(_bounded(masked(shown(text))))
+            value = str(_bounded(masked_value(name, shown(text))))
+            if value != str(_bounded(shown(text))):
+                self._secrets[BY_VALUE].add(name)
             values = self._variables_seen.setdefault(name, [])
             if value not in values:
                 values.append(value)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine.config_check import git_state
-from msprobe_engine.config_check.secrets import cleaned, masked, secret_setting
+from msprobe_engine.config_check.secrets import masked_arguments
 
 _NVIDIA = Path("/proc/driver/nvidia/version")
 _ASCEND = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
@@ -34,24 +34,10 @@ def program() -> dict[str, Any]:
     """The script, its arguments (secrets masked) and the repository it is in."""
     script = sys.argv[0] if sys.argv else ""
     place = os.path.dirname(os.path.abspath(script)) if script and os.path.exists(script) else os.getcwd()
-    found: dict[str, Any] = {"script": script, "arguments": clean_arguments(sys.argv[1:]), "directory": os.getcwd()}
+    found: dict[str, Any] = {"script": script, "arguments": masked_arguments(sys.argv[1:]), "directory": os.getcwd()}
     git = git_state.state(place)
     if git:
         found["git"] = git
-    return found
-
-
-def clean_arguments(arguments: list[str]) -> list[str]:
-    """A command line without secrets: ``--hub_token X`` and ``--hub_token=X`` lose their X."""
-    found: list[str] = []
-    name = ""
-    for argument in arguments:
-        if argument.startswith("-"):
-            name, equals, value = argument.lstrip("-").partition("=")
-            found.append(f"{argument.partition('=')[0]}={cleaned(name, value)}" if equals else masked(argument))
-            continue
-        found.append(str(cleaned(name, argument)) if name and secret_setting(name, argument) else masked(argument))
-        name = ""
     return found
 
 

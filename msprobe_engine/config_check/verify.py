@@ -18,7 +18,13 @@ STARTED = (d.ENV, d.PIP, d.SETTINGS, d.SYSTEM)
 
 
 def verify(
-    good: str | Path, paths: Sequence[str | Path] = (), pack: str | Path | None = None, arguments: Sequence[str] | None = None
+    good: str | Path,
+    paths: Sequence[str | Path] = (),
+    pack: str | Path | None = None,
+    arguments: Sequence[str] | None = None,
+    *,
+    added: Sequence[str] = (),
+    key: bytes = b"",
 ) -> Comparison:
     """Compare a good pack with another one, or with this environment and these scripts as they are now.
 
@@ -30,6 +36,7 @@ def verify(
         paths: launch scripts and settings files; used when there is no `pack`.
         pack: a pack to be verified.
         arguments: what the scripts would be called with; None: not known.
+        added, key: see `environment.collect`.
 
     Raises:
         DumpFormatError: a path is no pack, or a script cannot be read.
@@ -38,7 +45,7 @@ def verify(
     if pack is not None:
         return compare_packs(first, read_pack(pack))
     with tempfile.TemporaryDirectory(prefix="msprobe_verify_") as place:
-        now, notes = collect(paths, Path(place) / "now.zip", arguments)
+        now, notes = collect(paths, Path(place) / "now.zip", arguments, added=added, key=key)
         found = compare_packs(first, read_pack(now), only=STARTED)
         found.cmp = "now"
         found.sides["cmp"] = {**found.sides.get("cmp", {}), "path": "this environment, now"}

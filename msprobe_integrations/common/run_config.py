@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from msprobe_engine.config_check import entries
 from msprobe_engine.config_check.background import BackgroundWriter
+from msprobe_engine.config_check.environment import Environment, collect, read_key
 from msprobe_engine.config_check.pack import PackWriter
+from msprobe_engine.errors import UsageError
+from msprobe_engine.log import debug, one_line, warn_once
 from msprobe_engine.output_claims import writes_files
 from msprobe_engine.settings.schema import ProbeSettings
 
@@ -52,6 +55,9 @@ class RunConfig:
         finally:  # settings are worth having without weights; one turn at the pack for all
             self._background.submit(lambda: {**rest(), **made})
 
+    def _environment(self) -> Environment:
+        return collected_environment(self._settings.environment, self._settings.key_file)
+
     def _writer(self, path: Path) -> PackWriter:
         """A writer for this rank. Raises `SinkError`: the pack cannot be begun."""
         raise NotImplementedError
@@ -68,3 +74,20 @@ class RunConfig:
         """Finish the pack, within `left` seconds."""
         if self._background is not None:
             self._background.close(min(left, LONGEST))
+
+
+def usable_key(key_file: str | Path | None) -> bytes:
+    """The user's key. One that cannot be read costs the digests, which is said, and not the training."""
+    try:
+        return read_key(key_file)
+    except UsageError as error:
+        warn_once(f"config check {error}", f"config check: {one_line(str(error))}; no digests of them are in the pack")
+        return b""
+
+
+def collected_environment(added: Sequence[str], key_file: str | Path | None) -> Environment:
+    """Variables of this process as they may be written."""
+    found = collect(added=added, key=usable_key(key_file))
+    for note in found.notes():
+        debug(f"config check: {one_line(note)}")
+    return found

@@ -19,6 +19,7 @@ from msprobe_engine.errors import ProbeError, UsageError
 from msprobe_engine.guard import is_of_training
 from msprobe_engine.log import error, info, one_line, warning
 from msprobe_engine.replaced import Replaced
+from msprobe_integrations.common.run_config import collected_environment
 from msprobe_integrations.mindspore import config_tensors, hooks
 from msprobe_integrations.mindspore.config_start import Start, ranks
 from msprobe_integrations.mindspore.environment import api_module
@@ -86,6 +87,8 @@ class MindSporeConfigChecker:
         micro_steps: int | Sequence[int] | str = 1,
         evaluation: bool = False,
         statistics: bool = True,
+        environment: Sequence[str] = (),
+        key_file: str | Path | None = None,
     ) -> None:
         self._cells = cells_of(model)
         self._micro_steps = MicroSteps(micro_steps)
@@ -95,7 +98,9 @@ class MindSporeConfigChecker:
         self._background = BackgroundWriter(self._writer)
         self._step, self._first = 0, True
         self._handle: Any = None
-        self._writer.add({**Start(self.rank, self._cells).entries(), **(static if self.rank == 0 else {})})
+        self._writer.add(
+            {**Start(self.rank, collected_environment(environment, key_file), self._cells).entries(), **(static if self.rank == 0 else {})}
+        )
         if self.rank == 0:
             info(f"config check: the pack is {one_line(str(self._writer.path))}")
         if not self._cells or self._micro_steps.last(-1):

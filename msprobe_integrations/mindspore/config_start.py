@@ -7,7 +7,8 @@ from typing import Any
 
 import mindspore
 
-from msprobe_engine.config_check import entries, environment, job, packages, system
+from msprobe_engine.config_check import entries, job, packages, system
+from msprobe_engine.config_check.environment import Environment
 from msprobe_engine.config_check.resolved import CODE, Resolved, entry, existing, told
 from msprobe_integrations.mindspore.job import initialized
 from msprobe_integrations.mindspore.memory import array_at
@@ -26,21 +27,22 @@ class Start:
 
     Args:
         rank: of this process.
+        environment: as it may be written.
         cells, optimizers: of the training, as far as they are there.
     """
 
-    def __init__(self, rank: int, cells: Sequence[Any], optimizers: Sequence[Any] = ()) -> None:
+    def __init__(self, rank: int, environment: Environment, cells: Sequence[Any], optimizers: Sequence[Any] = ()) -> None:
         self.rank = rank
         self._settings = settings_of(cells, optimizers)
-        self._environment = environment.collect()
+        self._environment = environment
         self._flags = _context()
 
     def entries(self) -> dict[str, Any]:
         """For the pack: of every rank its own; of rank 0 those of the existing tool as well."""
         about = self._environment
         facts = {**system.collect(), "versions": {"mindspore": mindspore.__version__}, "flags": self._flags}
-        facts["environment"] = {"left_out": len(about.left_out), "masked": list(about.hidden)}
         made: dict[str, Any] = {entries.of_rank("env", self.rank): about.values, entries.of_rank("system", self.rank): facts}
+        made[entries.of_rank("withheld", self.rank)] = about.entry()
         made[entries.of_rank("hyperparameters", self.rank)] = entry(self._settings)
         if self.rank == 0:
             made |= {entries.ENV: about.values, entries.PIP: packages.text(), entries.DYNAMIC: existing(self._settings)}

@@ -22,7 +22,7 @@ class RunConfig(run_config.RunConfig):
     def _start(self, rank: int, models: list[Any], optimizers: Any, frame: FrameType | None) -> Callable[[], dict[str, Any]]:
         del frame  # no Trainer of another package drives MindSpore
         several = list(optimizers) if isinstance(optimizers, (list, tuple)) else [] if optimizers is None else [optimizers]
-        return config_start.Start(rank, models, several).entries
+        return config_start.Start(rank, self._environment(), models, several).entries
 
     def _weights(self, models: list[Any]) -> dict[str, Any]:
         return config_tensors.weights(models, statistics=False)[1]

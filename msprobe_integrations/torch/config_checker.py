@@ -16,6 +16,7 @@ from msprobe_engine.config_check.micro_steps import MicroSteps
 from msprobe_engine.errors import ProbeError, UsageError
 from msprobe_engine.log import error, info, one_line, warn_once, warning
 from msprobe_integrations.common import at_exit, exits
+from msprobe_integrations.common.run_config import collected_environment
 from msprobe_integrations.common.targets import Named
 from msprobe_integrations.torch import config_start
 from msprobe_integrations.torch.config_random import TorchRandomCalls, states
@@ -59,6 +60,8 @@ class TorchConfigChecker:
         micro_steps: int | Sequence[int] | str = 1,
         evaluation: bool = False,
         statistics: bool = True,
+        environment: Sequence[str] = (),
+        key_file: str | Path | None = None,
     ) -> None:
         self._models = models_of(model)
         self._micro_steps = MicroSteps(micro_steps)
@@ -69,7 +72,8 @@ class TorchConfigChecker:
         self._step = 0
         self._first = True
         self._tensors = TensorCollector()
-        start = config_start.Start(self.rank, self._models, frame=sys._getframe(1))
+        self._environment = collected_environment(environment, key_file)
+        start = config_start.Start(self.rank, self._environment, self._models, frame=sys._getframe(1))
         _note_states("constructed")
         self._names = set(start.settings)
         self._writer.add({**start.entries(), **(static if self.rank == 0 else {})})
@@ -157,7 +161,7 @@ class TorchConfigChecker:
             made[entries.random(self.rank)] = calls.record.existing()
         calls.stop()
         frame = sys._getframe(1)
-        start = config_start.Start(self.rank, self._models, frame=frame)
+        start = config_start.Start(self.rank, self._environment, self._models, frame=frame)
         if set(start.settings) - self._names:
             made.update(start.of_settings())
         return made

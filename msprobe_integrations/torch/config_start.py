@@ -9,7 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from msprobe_engine.config_check import entries, environment, job, packages, resolved, system
+from msprobe_engine.config_check import entries, job, packages, resolved, system
+from msprobe_engine.config_check.environment import Environment
 from msprobe_engine.config_check.pack import PackWriter
 from msprobe_engine.log import debug
 from msprobe_integrations.torch import config_sources, config_system
@@ -56,23 +57,26 @@ class Start:
 
     Args:
         rank: of this process.
+        environment: as it may be written.
         models, optimizers: of the training, as far as they are there.
         frame: where the calls in progress begin, for finding Trainers and engines.
     """
 
-    def __init__(self, rank: int, models: list[Any], optimizers: Any = None, frame: FrameType | None = None) -> None:
+    def __init__(
+        self, rank: int, environment: Environment, models: list[Any], optimizers: Any = None, frame: FrameType | None = None
+    ) -> None:
         self.rank = rank
         with torch.no_grad():
             self.settings = config_sources.collect(config_sources.Reach.of(models, optimizers, frame))
-        self._environment = environment.collect()
+        self._environment = environment
         self._system = config_system.collect()
 
     def entries(self, *, packages_too: bool = True) -> dict[str, Any]:
         """For the pack: of every rank its own; of rank 0 those of the existing tool as well."""
         about = {**system.collect(), **self._system}
-        about["environment"] = {"left_out": len(self._environment.left_out), "masked": list(self._environment.hidden)}
         found: dict[str, Any] = {
             entries.of_rank("env", self.rank): self._environment.values,
+            entries.of_rank("withheld", self.rank): self._environment.entry(),
             entries.of_rank("system", self.rank): about,
             **self.of_settings(),
         }

@@ -23,7 +23,7 @@ class RunConfig(run_config.RunConfig):
         return config_start.pack_writer(path, "training step", keep_previous=True)
 
     def _start(self, rank: int, models: list[Any], optimizers: Any, frame: FrameType | None) -> Callable[[], dict[str, Any]]:
-        return config_start.Start(rank, models, optimizers, frame).entries
+        return config_start.Start(rank, self._environment(), models, optimizers, frame).entries
 
     def _weights(self, models: list[Any]) -> dict[str, Any]:
         return TensorCollector().weights(models, statistics=False).digests

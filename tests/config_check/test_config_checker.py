@@ -48,7 +48,7 @@ def test_the_pack_has_all_entries_of_the_existing_tool_and_ours(trained: tuple[P
     assert set(pack.names) == {
         "env", "pip", "hyperparameters/hyperparameters_dynamic.json", "dataset/step0/rank0/dataset.json", "weights/step0/rank0/weight.json",
         "random/rank0.json", "msprobe/meta.json",
-        *(f"msprobe/{part}/rank0.json" for part in ("ranks", "env", "system", "hyperparameters", "random")),
+        *(f"msprobe/{part}/rank0.json" for part in ("ranks", "env", "withheld", "system", "hyperparameters", "random")),
         "msprobe/weights/step0/rank0.json", "msprobe/dataset/step0/rank0.json",
     }  # fmt: skip
     assert pack.json("env")["NCCL_ALGO"] == "Ring"

@@ -116,7 +116,7 @@ def test_a_pack_that_cannot_be_written_is_said_and_the_training_goes_on(tmp_path
 
 def _rank(output: str) -> list[str]:
     rank = torch.distributed.get_rank()
-    os.environ["ONLY_HERE"] = str(rank)
+    os.environ["NCCL_ONLY_HERE"] = str(rank)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
@@ -146,7 +146,7 @@ def test_all_ranks_write_one_pack_with_what_is_theirs() -> None:
             assert pack.ranks == [0, 1]
             assert pack.meta["world_size"] == 2
             assert list(pack.by_step(entry)) == [(0, 0), (0, 1)]
-            assert pack.json(entries.of_rank("env", 1))["ONLY_HERE"] == "1"
+            assert pack.json(entries.of_rank("env", 1))["NCCL_ONLY_HERE"] == "1"
             for rank in range(2):
                 found = settings_of(pack, rank)
                 assert found["fsdp.mp_policy.param_dtype"]["value"] == "torch.bfloat16"

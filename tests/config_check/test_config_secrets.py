@@ -10,10 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine.config_check import environment, system
+from msprobe_engine.config_check import entries, environment
+from msprobe_engine.config_check.by_rank import NO_RANK
+from msprobe_engine.config_check.compare_env import compare_env
+from msprobe_engine.config_check.compare_packs import compare_packs
 from msprobe_engine.config_check.pack import PackWriter, read_pack
+from msprobe_engine.config_check.report_text import headline
 from msprobe_engine.config_check.resolved import Resolved, entry
-from msprobe_engine.config_check.secrets import HIDDEN, cleaned, masked, secret_setting, secret_variable
+from msprobe_engine.config_check.secret_names import secret_setting, secret_variable
+from msprobe_engine.config_check.secrets import HIDDEN, cleaned, masked, masked_arguments
+from msprobe_engine.errors import UsageError
 
 _B64 = base64.urlsafe_b64encode(b"x" * 30).decode().rstrip("=")
 SHAPES = {
@@ -107,30 +113,99 @@ def test_names_of_settings(name: str, value: object, secret: bool) -> None:
     assert secret_setting(name, value) is secret
 
 
-def test_the_environment_keeps_what_decides_numbers_and_counts_what_is_left_out() -> None:
-    """Names of secrets are not written either; values with one inside are masked; functions of the shell are left out."""
-    found = environment.collect(
-        {
-            "NCCL_ALGO": "Ring",
-            "HF_TOKEN": "x",
-            "HTTPS_PROXY": "http://u:p@proxy:3128",
-            "EXTRA": "--key1 " + SHAPES["github"],
-            "BASH_FUNC_x%%": "() { y; }",
-            "LONG": "x" * 100_000,
-        }
-    )
-    assert len(found.left_out) == 1
-    assert set(found.values) == {"NCCL_ALGO", "HTTPS_PROXY", "EXTRA", "LONG"}
-    assert found.values["HTTPS_PROXY"] == "http://***@proxy:3128"
-    assert found.values["EXTRA"] == HIDDEN
-    assert len(found.values["LONG"]) < 40_000
-    assert found.hidden == ("EXTRA", "HTTPS_PROXY")
+VARIABLES = {
+    "NCCL_ALGO": "Ring",
+    "HF_TOKEN": "x",
+    "NCCL_OOB_URL": "http://u:p@proxy:3128",
+    "XLA_FLAGS": "--key1 " + SHAPES["github"],
+    "MY_RECIPE": "7b",
+    "BASH_FUNC_x%%": "() { y; }",
+    "TORCH_LONG": "x" * 100_000,
+}
+GOOD_KEY, OTHER_KEY = b"0123456789abcdef", b"fedcba9876543210"
+
+
+def test_values_are_collected_of_families_that_matter_and_names_of_the_rest() -> None:
+    """Values inside of which a secret stands are masked; each name that is withheld has its reason; functions of the shell are left out."""
+    found = environment.collect(VARIABLES)
+    assert set(found.values) == {"NCCL_ALGO", "NCCL_OOB_URL", "XLA_FLAGS", "TORCH_LONG"}
+    assert found.values["NCCL_OOB_URL"] == "http://***@proxy:3128"
+    assert found.values["XLA_FLAGS"] == f"--key1 {HIDDEN}"
+    assert len(found.values["TORCH_LONG"]) < 40_000
+    assert {why: found.names(why) for why in environment.REASONS} == {
+        environment.NOT_KNOWN: ["MY_RECIPE"], environment.BY_NAME: ["HF_TOKEN"], environment.BY_VALUE: ["NCCL_OOB_URL", "XLA_FLAGS"],
+    }  # fmt: skip
+    assert not any(one.digest for one in found.withheld.values())
+    assert all(any(name in note for note in found.notes()) for name in found.withheld)
+
+
+def test_names_that_the_user_adds_are_collected_but_for_secrets() -> None:
+    """Patterns are allowed; a name that says it is a secret stays out whatever the pattern, and values pass the masker."""
+    found = environment.collect({**VARIABLES, "MY_URL": "http://u:p@h/"}, added=["MY_*", "HF_TOKEN"])
+    assert found.values["MY_RECIPE"] == "7b"
+    assert found.values["MY_URL"] == "http://***@h/"
+    assert found.names(environment.BY_NAME) == ["HF_TOKEN"]
+
+
+def _compared(a: dict[str, str], b: dict[str, str], keys: tuple[bytes, bytes]) -> tuple[list[str], int, list[str]]:
+    sheet = compare_env({NO_RANK: environment.collect(a, key=keys[0])}, {NO_RANK: environment.collect(b, key=keys[1])})
+    return [one.name for one in sheet.differences], sheet.not_shown, sheet.notes
+
+
+def test_values_that_are_not_shown_are_compared_by_digests_of_one_key() -> None:
+    """The same and others with one key; with none, one, or two keys they are not comparable: never the same, and one note for all."""
+    a, b = {"NCCL_ALGO": "Ring", "FOO": "1", "BAR": "1", "BAZ": ""}, {"NCCL_ALGO": "Ring", "FOO": "1", "BAR": "2", "BAZ": ""}
+    assert _compared(a, b, (GOOD_KEY, GOOD_KEY)) == (["BAR"], 0, [])
+    for keys in ((b"", b""), (GOOD_KEY, b""), (GOOD_KEY, OTHER_KEY)):
+        names, not_shown, notes = _compared(a, b, keys)
+        assert (names, not_shown, len(notes)) == ([], 3, 1)
+        assert "3 variables" in notes[0]
+        assert "cannot be compared" in notes[0]
+
+
+def test_digests_say_nothing_without_the_key() -> None:
+    """Equal values of two names, and equal values under two keys, have nothing in common; the key is nowhere."""
+    one, other = (environment.collect({"A": "secret", "B": "secret"}, key=key) for key in (GOOD_KEY, OTHER_KEY))
+    digests = [each.digest for found in (one, other) for each in found.withheld.values()]
+    assert len(set(digests)) == 4
+    assert one.key != other.key
+    assert GOOD_KEY.decode() not in json.dumps(one.entry())
+
+
+def test_keys_come_from_a_file_or_the_environment_and_short_ones_are_refused(tmp_path: Path) -> None:
+    """The given file, else the variable, else the file that a variable names; the variables of the key are never collected."""
+    file = tmp_path / "key"
+    file.write_text("f" * 32 + "\n")
+    assert environment.read_key(file, {environment.KEY: "e" * 32}) == b"f" * 32
+    assert environment.read_key(None, {environment.KEY: "e" * 32}) == b"e" * 32
+    assert environment.read_key(None, {environment.KEY_FILE: str(file)}) == b"f" * 32
+    assert environment.read_key(None, {}) == b""
+    file.write_text("short")
+    for source, variables in ((file, {}), (None, {environment.KEY: "short"}), (tmp_path / "none", {}), (tmp_path, {})):
+        with pytest.raises(UsageError, match=r"characters|cannot be read"):
+            environment.read_key(source, variables)
+    found = environment.collect({environment.KEY: "e" * 32, "A": "b"}, key=b"e" * 32)
+    assert environment.KEY not in {*found.values, *found.withheld}
+
+
+def test_a_masked_variable_that_matters_is_no_all_clear(tmp_path: Path) -> None:
+    """Whatever else is equal: a value that may change the numbers and cannot be compared makes 3, and unrelated ones leave 0."""
+    packs = {}
+    for name, variables in {"plain": {"NCCL_ALGO": "Ring", "MY": "1"}, "masked": {"XLA_FLAGS": "--password abc"}}.items():
+        packs[name] = tmp_path / f"{name}.zip"
+        about = environment.collect(variables)
+        PackWriter(packs[name]).add({"env": about.values, entries.of_rank("withheld", 0): about.entry()})
+    plain, masked_one = (compare_packs(packs[name], packs[name]) for name in ("plain", "masked"))
+    assert (plain.exit_code, plain.not_shown) == (0, 1)
+    assert headline(plain) == "No difference that matters (none; 1 not comparable)."
+    assert (masked_one.exit_code, masked_one.unknown) == (3, ["XLA_FLAGS"])
+    assert headline(masked_one).startswith("Cannot tell")
 
 
 def test_command_lines_lose_the_values_of_secret_options() -> None:
     """With a space and with an equals sign; numbers of tokens stay."""
     line = ["--hub_token", "abc", "--api-key=def", "--max-tokens", "4096", "--lr", "1e-3", "--url", "https://u:p@h/"]
-    assert system.clean_arguments(line) == [
+    assert masked_arguments(line) == [
         "--hub_token", HIDDEN, f"--api-key={HIDDEN}", "--max-tokens", "4096", "--lr", "1e-3", "--url", "https://***@h/",
     ]  # fmt: skip
 

@@ -323,6 +323,7 @@ def test_secrets_of_scripts_are_left_out(tmp_path: Path) -> None:
     assert plain(found)["num_key_value_heads"] == "8"
     assert "HF_TOKEN" not in found.env
     assert any("HF_TOKEN" in note and "hub_token" in note for note in found.notes)
+    assert any("PROXY" in note and "value looks like a secret" in note for note in found.notes)
 
 
 def test_a_script_without_a_launch_says_what_is_in_it(tmp_path: Path) -> None:
